@@ -1,1 +1,3 @@
-//! Under construction.
+//! A software RDMA device: libibverbs in Rust, between the processes of one host.
+
+pub mod engine;

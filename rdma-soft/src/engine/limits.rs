@@ -1,0 +1,24 @@
+//! What the engine can hold: `ibv_query_device` reports these.
+
+/// Entries of a gather or scatter list.
+pub const MAX_SGE: usize = 16;
+/// Depth of a send or receive queue.
+pub const MAX_QP_WR: u32 = 1 << 15;
+/// Bytes of inline data in a request.
+pub const MAX_INLINE: u32 = 1024;
+/// Depth of a completion queue.
+pub const MAX_CQE: u32 = 1 << 22;
+/// Bytes of a message.
+pub const MAX_MESSAGE: u32 = 1 << 30;
+/// Reads and atomics in flight on a queue pair, in each role.
+pub const MAX_RD_ATOMIC: u8 = 16;
+/// Regions of one engine.
+pub const MAX_MR: u32 = 1 << 20;
+/// Completion queues of one engine.
+pub const MAX_CQ: u32 = 1 << 16;
+/// Protection domains of one engine.
+pub const MAX_PD: u32 = 1 << 16;
+/// Queue pairs under one slot.
+pub const QPS_PER_SLOT: u32 = 1 << 12;
+/// The most bytes, about, that one call copies before it lets others run.
+pub const COPY_BUDGET: usize = 1 << 20;

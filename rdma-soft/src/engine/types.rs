@@ -1,0 +1,317 @@
+//! Names and values that cross the engine's boundary.
+
+use core::fmt;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wr_opcode};
+
+use super::memory::Source;
+
+/// A point in time: nanoseconds from an origin that the caller chooses, never going back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// The moment `nanos` nanoseconds later; saturates.
+    #[must_use]
+    pub const fn after(self, nanos: u64) -> Self {
+        Self(self.0.saturating_add(nanos))
+    }
+}
+
+/// An error number as verbs reports it (`EINVAL`, `ENOMEM` ...).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// Invalid argument, or a call that this state does not allow.
+    pub const INVAL: Self = Self(libc::EINVAL);
+    /// A queue or a table is full.
+    pub const NOMEM: Self = Self(libc::ENOMEM);
+    /// Something still uses the object.
+    pub const BUSY: Self = Self(libc::EBUSY);
+    /// The device does not do this.
+    pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    /// The completion queue is in error.
+    pub const IO: Self = Self(libc::EIO);
+}
+
+/// The number by which a process is found: the upper 12 bits of its queue pair numbers. 1..=4094.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u16);
+
+impl Slot {
+    /// The slot in a queue pair number.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
+    pub const fn of_qpn(qpn: u32) -> Self {
+        Self(((qpn >> 12) & 0xfff) as u16)
+    }
+}
+
+/// A link to another process, or the loopback: a small number that the driver chooses (dense, from 0, reusable after
+/// [`handle_link_down`](super::Engine::handle_link_down)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u32);
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub(crate) u32);
+    };
+}
+id! {
+    /// A protection domain of this engine.
+    PdId
+}
+id! {
+    /// A completion queue of this engine.
+    CqId
+}
+id! {
+    /// A queue pair of this engine.
+    QpId
+}
+
+/// The keys of a registered region. `lkey == rkey`, as on most devices; the rkey works only with a remote right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrKeys {
+    /// For scatter/gather entries.
+    pub lkey: u32,
+    /// For remote access.
+    pub rkey: u32,
+}
+
+/// A shared file behind a region, so that peers may map it.
+#[derive(Clone)]
+pub struct Backing {
+    /// The file.
+    pub file: Arc<dyn AsFd + Send + Sync>,
+    /// Where in the file the region begins.
+    pub offset: u64,
+}
+
+impl fmt::Debug for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backing").field("fd", &self.file.as_fd()).field("offset", &self.offset).finish()
+    }
+}
+
+/// What is registered.
+#[derive(Clone, Debug)]
+pub struct Registration {
+    /// First byte.
+    pub addr: *mut u8,
+    /// How many.
+    pub len: usize,
+    /// The address that requests will use for the first byte.
+    pub iova: u64,
+    /// `IBV_ACCESS_*`.
+    pub access: u32,
+    /// The shared file that it lies in, if it does.
+    pub backing: Option<Backing>,
+}
+
+/// A peer's wish for one of our regions, checked: send it the file, the offset and the length.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// Who asked.
+    pub link: LinkId,
+    /// For which key.
+    pub rkey: u32,
+    /// The file and where the region begins in it.
+    pub backing: Backing,
+    /// The region's length.
+    pub len: usize,
+}
+
+/// The states of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// As created.
+    Reset,
+    /// Receives may be posted.
+    Init,
+    /// Ready to receive.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// The send queue drains: no new request starts.
+    Sqd,
+    /// The send queue is in error (never entered by reliable connections).
+    Sqe,
+    /// Everything is flushed.
+    Err,
+}
+
+impl QpState {
+    /// From the verbs value, if it names a state.
+    #[must_use]
+    pub const fn from_raw(raw: ibv_qp_state) -> Option<Self> {
+        // Compared by number: the constants are associated ones of a newtype.
+        Some(match raw.0 {
+            0 => Self::Reset,
+            1 => Self::Init,
+            2 => Self::Rtr,
+            3 => Self::Rts,
+            4 => Self::Sqd,
+            5 => Self::Sqe,
+            6 => Self::Err,
+            _ => return None,
+        })
+    }
+
+    /// The verbs value.
+    #[must_use]
+    pub const fn raw(self) -> ibv_qp_state {
+        match self {
+            Self::Reset => ibv_qp_state::IBV_QPS_RESET,
+            Self::Init => ibv_qp_state::IBV_QPS_INIT,
+            Self::Rtr => ibv_qp_state::IBV_QPS_RTR,
+            Self::Rts => ibv_qp_state::IBV_QPS_RTS,
+            Self::Sqd => ibv_qp_state::IBV_QPS_SQD,
+            Self::Sqe => ibv_qp_state::IBV_QPS_SQE,
+            Self::Err => ibv_qp_state::IBV_QPS_ERR,
+        }
+    }
+}
+
+/// What a queue pair is created with. The depths are enforced as given.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInit {
+    /// Its protection domain.
+    pub pd: PdId,
+    /// Where send completions go.
+    pub send_cq: CqId,
+    /// Where receive completions go.
+    pub recv_cq: CqId,
+    /// Depth of the send queue.
+    pub max_send_wr: u32,
+    /// Depth of the receive queue.
+    pub max_recv_wr: u32,
+    /// Entries of a send request's gather list.
+    pub max_send_sge: u32,
+    /// Entries of a receive's scatter list.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data in one request.
+    pub max_inline_data: u32,
+    /// Every send request is signaled.
+    pub sq_sig_all: bool,
+    /// Comes back in this queue pair's events.
+    pub token: u64,
+}
+
+/// A change to a queue pair: what is `None` stays. Masks and transitions were checked by the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModifyQp {
+    /// The new state.
+    pub state: Option<QpState>,
+    /// `qp_access_flags`.
+    pub access: Option<u32>,
+    /// `dest_qp_num`; its slot says which process.
+    pub dest_qpn: Option<u32>,
+    /// `rq_psn`.
+    pub rq_psn: Option<u32>,
+    /// `sq_psn`.
+    pub sq_psn: Option<u32>,
+    /// `max_rd_atomic`: reads and atomics in flight as requester.
+    pub max_rd_atomic: Option<u8>,
+    /// `max_dest_rd_atomic`: reads and atomics in flight as responder.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// `min_rnr_timer`, in its 5-bit encoding.
+    pub min_rnr_timer: Option<u8>,
+    /// `timeout`, in its 5-bit encoding.
+    pub timeout: Option<u8>,
+    /// `retry_cnt`.
+    pub retry_cnt: Option<u8>,
+    /// `rnr_retry`; 7 is for ever.
+    pub rnr_retry: Option<u8>,
+    /// `en_sqd_async_notify`.
+    pub sqd_notify: Option<bool>,
+}
+
+/// What only the engine knows of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpStatus {
+    /// Its state now.
+    pub state: QpState,
+    /// `sq_draining`: in SQD, with requests still outstanding.
+    pub sq_draining: bool,
+    /// The number of the next request.
+    pub sq_psn: u32,
+    /// The number of the request expected next.
+    pub rq_psn: u32,
+}
+
+/// The data of a send request.
+#[derive(Clone, Copy, Debug)]
+pub enum SendData<'a> {
+    /// Registered memory; read (or, by reads and atomics, written) later.
+    List(&'a [ibv_sge]),
+    /// Copied now (`IBV_SEND_INLINE`).
+    Inline(&'a [Source<'a>]),
+}
+
+/// A send request (`ibv_send_wr`, or what the `ibv_wr_*` calls collect).
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// The operation.
+    pub opcode: ibv_wr_opcode,
+    /// `IBV_SEND_*`; whether data is inline is said by `data`.
+    pub flags: u32,
+    /// Immediate data, as the caller holds it (network order).
+    pub imm: u32,
+    /// Target of one-sided operations.
+    pub remote_addr: u64,
+    /// Key of one-sided operations.
+    pub rkey: u32,
+    /// Compare operand, or what is added.
+    pub compare_add: u64,
+    /// Swap operand.
+    pub swap: u64,
+    /// Payload, or the sink of a read or an atomic.
+    pub data: SendData<'a>,
+}
+
+/// What an asynchronous event is about; carries the token given at creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// A queue pair.
+    Qp(QpId, u64),
+    /// A completion queue.
+    Cq(CqId, u64),
+}
+
+/// What the engine has to tell its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An armed completion queue got a completion: one event for its channel.
+    Completion {
+        /// Which one.
+        cq: CqId,
+        /// Its token.
+        token: u64,
+    },
+    /// An asynchronous event.
+    Async {
+        /// `IBV_EVENT_*`.
+        event_type: ibv_event_type,
+        /// What it is about.
+        element: Element,
+    },
+}
+
+/// How [`poll_transmit`](super::Engine::poll_transmit) ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transmit {
+    /// Nothing is left for this link.
+    Idle,
+    /// `try_push` said no: call again when there is room.
+    Blocked,
+    /// The copying budget of one call is spent: let others run, and call again.
+    More,
+}
