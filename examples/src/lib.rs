@@ -1,1 +1,16 @@
-//! Under construction.
+//! What the programs of this package share: spawning local ranks, meeting over TCP, a small collectives library over
+//! RDMA writes, and the tables that perftest and nccl-tests have made familiar.
+//!
+//! Everything here is safe code over the public API of [`rdma`]: if a program on RDMA needed `unsafe`, this package
+//! would not compile.
+#![forbid(unsafe_code)]
+
+pub mod bootstrap;
+pub mod cli;
+pub mod failure;
+pub mod launcher;
+pub mod progress;
+pub mod statistics;
+pub mod table;
+
+pub use failure::{Failure, run};

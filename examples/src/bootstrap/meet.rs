@@ -1,0 +1,171 @@
+//! The first exchange of a connection: who are you, and do we agree?
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::frame::{Frame, Head, Hello, VERSION, read_head, write_head};
+use crate::Failure;
+
+/// How long a connection may take to say who it is.
+const HELLO_TIME: Duration = Duration::from_secs(2);
+
+/// Rank 0: waits until every other rank has come.
+pub(super) fn gather(
+    listener: &TcpListener,
+    own: &Hello,
+    timeout: Duration,
+) -> Result<Vec<(usize, TcpStream)>, Failure> {
+    let deadline = Instant::now() + timeout;
+    let mut ranks: Vec<Option<TcpStream>> = (0..own.world).map(|_| None).collect();
+    listener.set_nonblocking(true)?;
+    while ranks[1..].iter().any(Option::is_none) {
+        match listener.accept() {
+            Ok((mut stream, from)) => match greet(&mut stream, own, &ranks) {
+                Ok(rank) => ranks[rank] = Some(stream),
+                Err(Rejected::Stranger(what)) => {
+                    drop(writeln!(io::stderr(), "{}: ignored a connection from {from}: {what}", own.program));
+                }
+                Err(Rejected::Rank(why)) => {
+                    refuse(&mut stream, &why);
+                    for other in ranks.iter_mut().flatten() {
+                        refuse(other, &why);
+                    }
+                    return Err(Failure::new(why));
+                }
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Failure::from(error).context("cannot accept a rank's connection")),
+        }
+        if Instant::now() >= deadline {
+            let missing: Vec<String> =
+                (1..ranks.len()).filter(|&r| ranks[r].is_none()).map(|r| r.to_string()).collect();
+            return Err(Failure::new(format!(
+                "{} of {} ranks did not come within {} s (missing: {}); start them with the same --world and --root",
+                missing.len(),
+                own.world,
+                timeout.as_secs(),
+                missing.join(", ")
+            )));
+        }
+    }
+    let mut streams = Vec::new();
+    for (rank, stream) in ranks.into_iter().enumerate() {
+        if let Some(mut stream) = stream {
+            write_head(&mut stream)?;
+            Frame::Welcome.write(&mut stream)?;
+            streams.push((rank, stream));
+        }
+    }
+    Ok(streams)
+}
+
+/// Why a connection does not become a rank.
+enum Rejected {
+    /// It is none of ours: go on waiting.
+    Stranger(String),
+    /// It is one of ours and does not fit: the job cannot start.
+    Rank(String),
+}
+
+fn greet(stream: &mut TcpStream, own: &Hello, ranks: &[Option<TcpStream>]) -> Result<usize, Rejected> {
+    let stranger = |error: io::Error| Rejected::Stranger(error.to_string());
+    stream.set_nonblocking(false).map_err(stranger)?;
+    stream.set_nodelay(true).map_err(stranger)?;
+    stream.set_read_timeout(Some(HELLO_TIME)).map_err(stranger)?;
+    stream.set_write_timeout(Some(HELLO_TIME)).map_err(stranger)?;
+    match read_head(stream).map_err(|_| Rejected::Stranger("it said nothing".to_owned()))? {
+        Head::Ours => {}
+        Head::Foreign => return Err(Rejected::Stranger("it does not speak our protocol".to_owned())),
+        Head::OtherVersion(other) => {
+            return Err(Rejected::Rank(format!(
+                "a rank speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere"
+            )));
+        }
+    }
+    let peer = Hello::read(stream).map_err(stranger)?;
+    if peer.job != own.job {
+        refuse(stream, "this rank belongs to another job");
+        return Err(Rejected::Stranger("it belongs to another job".to_owned()));
+    }
+    let rank = peer.rank as usize;
+    let problem = if peer.program != own.program {
+        Some(format!("rank 0 runs {} and another rank {}; run the same program everywhere", own.program, peer.program))
+    } else if peer.world != own.world {
+        Some(format!("rank 0 expects {} ranks and rank {rank} {}; give all the same --world", own.world, peer.world))
+    } else if peer.settings != own.settings {
+        Some(format!(
+            "rank 0 has the settings {:?} and rank {rank} {:?}; give all the same options",
+            own.settings, peer.settings
+        ))
+    } else if rank >= ranks.len() {
+        Some(format!("there is no rank {rank} among {}; ranks count from 0", own.world))
+    } else if rank == 0 || ranks[rank].is_some() {
+        Some(format!("there are two of rank {rank}; give each its own --rank"))
+    } else {
+        None
+    };
+    problem.map_or(Ok(rank), |why| Err(Rejected::Rank(why)))
+}
+
+fn refuse(stream: &mut TcpStream, why: &str) {
+    // It may have gone already, and then has nothing to hear.
+    drop(write_head(stream).and_then(|()| Frame::Refuse(why.to_owned()).write(stream)));
+}
+
+/// The other ranks: finds rank 0, which may start later, and waits until it has found everybody.
+pub(super) fn join(address: &str, own: &Hello, timeout: Duration) -> Result<TcpStream, Failure> {
+    let mut stream = connect(address, timeout)?;
+    // Rank 0 may have started waiting when we did, and answers when the last rank has come.
+    stream.set_read_timeout(Some(timeout + HELLO_TIME))?;
+    stream.set_write_timeout(Some(HELLO_TIME))?;
+    stream.set_nodelay(true)?;
+    let lost = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            Failure::new(format!("rank 0 at {address} does not answer; do all ranks run?"))
+        }
+        _ => Failure::new(format!("rank 0 at {address} closed the connection before the job began; its message says why")),
+    };
+    write_head(&mut stream).and_then(|()| own.write(&mut stream)).map_err(lost)?;
+    match read_head(&mut stream).map_err(lost)? {
+        Head::Ours => {}
+        Head::Foreign => {
+            return Err(Failure::new(format!("what listens at {address} is not rank 0 of {}", own.program)));
+        }
+        Head::OtherVersion(other) => {
+            return Err(Failure::new(format!(
+                "rank 0 speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere"
+            )));
+        }
+    }
+    match Frame::read(&mut stream).map_err(lost)? {
+        Frame::Welcome => Ok(stream),
+        Frame::Refuse(why) => Err(Failure::new(format!("rank 0 refused: {why}"))),
+        _ => Err(Failure::new(format!("what listens at {address} is not rank 0 of {}", own.program))),
+    }
+}
+
+fn connect(address: &str, timeout: Duration) -> Result<TcpStream, Failure> {
+    let deadline = Instant::now() + timeout;
+    let resolved: Vec<SocketAddr> = address
+        .to_socket_addrs()
+        .map_err(|error| Failure::new(format!("cannot resolve {address}: {error}; give host:port")))?
+        .collect();
+    loop {
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for target in &resolved {
+            match TcpStream::connect_timeout(target, Duration::from_secs(1)) {
+                // A loopback connect to a free ephemeral port can meet itself.
+                Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => return Ok(stream),
+                Ok(_) => {}
+                Err(error) => last = error,
+            }
+        }
+        if Instant::now() >= deadline {
+            let seconds = timeout.as_secs();
+            return Err(Failure::new(format!("cannot reach rank 0 at {address} within {seconds} s: {last}; is it running?")));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

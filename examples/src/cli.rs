@@ -1,0 +1,156 @@
+//! Arguments: sizes with suffixes, range checks, and one line of complaint where clap would print a page.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::Failure;
+
+/// A number of bytes: `64`, `64K`, `1M`, `2G` (powers of 1024; `KiB` and `KB` are the same).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub usize);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, suffix) = text.split_at(digits);
+        let shift = match suffix.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kb" | "kib" => 10,
+            "m" | "mb" | "mib" => 20,
+            "g" | "gb" | "gib" => 30,
+            _ => return Err("a size is a number with K, M or G after it, such as 64K".to_owned()),
+        };
+        let number: usize = number.parse().map_err(|_| "a size is a number such as 4096, 64K or 1M".to_owned())?;
+        number
+            .checked_mul(1 << shift)
+            .filter(|&bytes| bytes <= 1 << 40)
+            .map(Self)
+            .ok_or_else(|| "no machine has so much memory; the largest size is 1024G".to_owned())
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, suffix) in [(30, "G"), (20, "M"), (10, "K")] {
+            if self.0 >> shift > 0 && self.0.trailing_zeros() >= shift {
+                return write!(f, "{}{suffix}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Parses the command line; `--help` and `--version` print and end the program.
+///
+/// # Errors
+/// One line for arguments that do not parse; nothing but the exit for help.
+pub fn parse<A: Parser>() -> Result<Option<A>, Failure> {
+    match A::try_parse() {
+        Ok(args) => Ok(Some(args)),
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            error.print()?;
+            Ok(None)
+        }
+        Err(error) => {
+            let text = error.to_string();
+            // Clap says what is wrong in the paragraph before its usage and tips.
+            let first = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+            let first = first.strip_prefix("error: ").unwrap_or(&first).to_owned();
+            Err(Failure::usage(format!("{first} (--help shows all options)")))
+        }
+    }
+}
+
+/// The sizes from `min` to `max`, each `factor` times the one before, each rounded down to whole elements.
+///
+/// # Errors
+/// Where the three make no sense together.
+pub fn size_steps(min: Size, max: Size, factor: usize, element: usize) -> Result<Vec<usize>, Failure> {
+    if min > max {
+        return Err(Failure::usage(format!("--min {min} is larger than --max {max}; swap them")));
+    }
+    if factor < 2 {
+        return Err(Failure::usage(format!("--factor {factor} would never reach --max; give 2 or more")));
+    }
+    if min.0 < element {
+        return Err(Failure::usage(format!("--min {min} is less than one element; give {element} or more")));
+    }
+    let mut sizes = Vec::new();
+    let mut size = min.0;
+    while size <= max.0 {
+        let whole = size - size % element;
+        if sizes.last() != Some(&whole) {
+            sizes.push(whole);
+        }
+        size = size.saturating_mul(factor);
+    }
+    Ok(sizes)
+}
+
+/// Checks that `bytes` of memory are there to be had, before the kernel has to end somebody.
+///
+/// # Errors
+/// Where they are not, says how much there is.
+pub fn check_memory(bytes: u128, what: &str) -> Result<(), Failure> {
+    // No /proc means that we cannot tell; then the allocation itself will.
+    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return Ok(()) };
+    let Some(available) = available_memory(&text) else { return Ok(()) };
+    if bytes > u128::from(available) {
+        let gib = |n: f64| n / f64::from(1 << 30);
+        return Err(Failure::new(format!(
+            "no memory: {what} need {:.1} GiB and {:.1} GiB are available; give a smaller --max or fewer ranks",
+            gib(bytes as f64),
+            gib(available as f64)
+        )));
+    }
+    Ok(())
+}
+
+fn available_memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_with_suffixes() {
+        for (text, bytes) in [("0", 0), ("8", 8), ("64K", 65536), ("1m", 1 << 20), ("2GiB", 2 << 30), ("3KB", 3072)] {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+        for text in ["", "K", "-1", "1.5M", "8X", "99999999999G", "99999999999999999999999"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_print_shortest() {
+        for text in ["0", "8", "1025", "64K", "1M", "3G"] {
+            assert_eq!(text.parse::<Size>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn steps_cover_the_range() {
+        assert_eq!(size_steps(Size(8), Size(64), 2, 4).unwrap(), [8, 16, 32, 64]);
+        assert_eq!(size_steps(Size(9), Size(9), 2, 4).unwrap(), [8]);
+        assert_eq!(size_steps(Size(4), Size(100), 4, 4).unwrap(), [4, 16, 64]);
+        for (min, max, factor) in [(64, 8, 2), (8, 64, 1), (8, 64, 0), (0, 64, 2)] {
+            assert!(size_steps(Size(min), Size(max), factor, 4).is_err());
+        }
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        assert_eq!(available_memory("MemTotal: 10 kB\nMemAvailable:   7 kB\n"), Some(7168));
+        assert_eq!(available_memory("nothing"), None);
+        assert!(check_memory(1 << 80, "4 ranks").is_err());
+    }
+}

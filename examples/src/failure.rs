@@ -1,0 +1,129 @@
+//! How a program ends: one line that says what went wrong and what to do, and an exit status.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Exit status of a program that failed.
+pub const EXIT_FAILURE: u8 = 1;
+/// Exit status for arguments that make no sense.
+pub const EXIT_USAGE: u8 = 2;
+/// Exit status of a rank that ended because another one did; the launcher does not report it.
+pub const EXIT_PEER: u8 = 3;
+
+/// Why a program cannot go on.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    kind: Kind,
+    text: String,
+}
+
+/// What a [`Failure`] means for the exit status and for who reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Something did not work here.
+    Failed,
+    /// The arguments make no sense.
+    Usage,
+    /// Another rank failed, and has said so.
+    Peer,
+    /// Nobody reads our output any more (`all_reduce | head`): end quietly.
+    BrokenPipe,
+}
+
+impl Failure {
+    /// Something that did not work: `text` says what, and what to do about it.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { kind: Kind::Failed, text: text.into() }
+    }
+
+    /// Arguments that make no sense.
+    pub fn usage(text: impl Into<String>) -> Self {
+        Self { kind: Kind::Usage, text: text.into() }
+    }
+
+    /// The end of another rank, which ends this one too.
+    pub fn peer(text: impl Into<String>) -> Self {
+        Self { kind: Kind::Peer, text: text.into() }
+    }
+
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The same failure, preceded by what was being done.
+    #[must_use]
+    pub fn context(mut self, what: impl fmt::Display) -> Self {
+        self.text = format!("{what}: {}", self.text);
+        self
+    }
+
+    /// The exit status that says this.
+    #[must_use]
+    pub fn exit_status(&self) -> u8 {
+        match self.kind {
+            Kind::Failed => EXIT_FAILURE,
+            Kind::Usage => EXIT_USAGE,
+            Kind::Peer => EXIT_PEER,
+            Kind::BrokenPipe => 0,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // One line, whatever the parts were.
+        for (i, line) in self.text.lines().map(str::trim).filter(|l| !l.is_empty()).enumerate() {
+            if i > 0 {
+                f.write_str(" ")?;
+            }
+            f.write_str(line)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let kind = if error.kind() == io::ErrorKind::BrokenPipe { Kind::BrokenPipe } else { Kind::Failed };
+        Self { kind, text: error.to_string() }
+    }
+}
+
+/// Runs a program's body and turns its result into an exit status and, where it failed, one line on standard error.
+pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    let Err(failure) = body() else { return ExitCode::SUCCESS };
+    let quiet = match failure.kind() {
+        Kind::BrokenPipe => true,
+        // The launcher tells who died; without one, each rank has to.
+        Kind::Peer => crate::launcher::is_launched(),
+        Kind::Failed | Kind::Usage => false,
+    };
+    if !quiet {
+        // Standard error may be closed as well, and then there is nobody left to tell.
+        drop(writeln!(io::stderr(), "{program}: {failure}"));
+    }
+    ExitCode::from(failure.exit_status())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_prints_as_one_line() {
+        let failure = Failure::new("no such\n  device\n\n").context("soft7");
+        assert_eq!(failure.to_string(), "soft7: no such device");
+    }
+
+    #[test]
+    fn broken_pipe_is_quiet_success() {
+        let failure = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(failure.exit_status(), 0);
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::NotFound)).exit_status(), EXIT_FAILURE);
+    }
+}

@@ -1,0 +1,235 @@
+//! Local ranks: the program executes itself once per rank and waits for all of them.
+//!
+//! The launcher is the only process that sees how a rank ended, so it is the one that says so. When a rank dies it ends
+//! the others; when the launcher itself dies (control-C, `kill`) the kernel ends the ranks.
+
+use std::env;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::signal::Signal;
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+
+use crate::failure::{EXIT_FAILURE, EXIT_PEER, EXIT_USAGE};
+use crate::{Failure, bootstrap};
+
+/// Carries a rank's place from the launcher: rank, world, port, job, launcher's process id.
+const ENVIRONMENT: &str = "RDMA_EXAMPLES_LAUNCH";
+
+/// How long ranks may take to end by themselves after one of them died.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A rank's place in its job, and where the ranks of the job meet.
+#[derive(Debug)]
+pub struct Place {
+    /// This process, from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub world: usize,
+    /// Where rank 0 listens.
+    pub root: Root,
+    /// Tells one job from another at the same address.
+    pub job: u64,
+}
+
+/// Where the ranks of a job meet.
+#[derive(Debug)]
+pub enum Root {
+    /// This is rank 0, and this is its socket.
+    Listener(TcpListener),
+    /// Rank 0 listens there.
+    Address(String),
+}
+
+/// Whether a launcher of this package started this process.
+#[must_use]
+pub fn is_launched() -> bool {
+    env::var_os(ENVIRONMENT).is_some()
+}
+
+/// The place that a launcher gave to this process; `None` where it was started by somebody else.
+///
+/// # Errors
+/// Where the environment is not what a launcher leaves there.
+pub fn launched_place() -> Result<Option<Place>, Failure> {
+    let Ok(text) = env::var(ENVIRONMENT) else { return Ok(None) };
+    let broken = || Failure::new(format!("{ENVIRONMENT} is for the launcher's own use; unset it"));
+    let fields: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>().map_err(|_| broken())?;
+    let [rank, world, port, job, launcher] = fields[..] else { return Err(broken()) };
+    let number = |n: u64| usize::try_from(n).map_err(|_| broken());
+
+    // From here on this process ends with its launcher. It may have ended before this call: then it is not our parent.
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
+    if u64::try_from(nix::unistd::getppid().as_raw()) != Ok(launcher) {
+        return Err(Failure::peer("the launcher has ended"));
+    }
+    let root = if rank == 0 {
+        let socket: OwnedFd = std::io::stdin().as_fd().try_clone_to_owned()?;
+        Root::Listener(TcpListener::from(socket))
+    } else {
+        Root::Address(format!("{}:{port}", Ipv4Addr::LOCALHOST))
+    };
+    Ok(Some(Place { rank: number(rank)?, world: number(world)?, root, job }))
+}
+
+/// How the ranks of a job ended, where none died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All did what they were to do.
+    Success,
+    /// One failed, has said why, and ended with this status.
+    Reported(u8),
+}
+
+/// A rank that is running, and what to call it.
+struct Rank {
+    child: Child,
+    name: String,
+}
+
+/// Runs `world` copies of this program with the same arguments, one per rank, and waits until all have ended.
+///
+/// `name` says what to call a rank in a message.
+///
+/// # Errors
+/// One line that tells how a rank died, or why one could not be started.
+pub fn launch(world: usize, name: impl Fn(usize) -> String) -> Result<Outcome, Failure> {
+    let listener = bootstrap::listen(&format!("{}:0", Ipv4Addr::LOCALHOST))?;
+    let port = listener.local_addr()?.port();
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.subsec_nanos());
+    let job = u64::from(std::process::id()) << 32 | u64::from(clock);
+    let mut ranks = Vec::with_capacity(world);
+    for rank in 0..world {
+        let stdin = if rank == 0 { Stdio::from(OwnedFd::from(listener.try_clone()?)) } else { Stdio::null() };
+        // The link names this very file, even where a new build has replaced it.
+        let spawned = Command::new("/proc/self/exe")
+            .arg0(env::args_os().next().unwrap_or_else(|| "rank".into()))
+            .args(env::args_os().skip(1))
+            .env(ENVIRONMENT, format!("{rank} {world} {port} {job} {}", std::process::id()))
+            .stdin(stdin)
+            .spawn();
+        match spawned {
+            Ok(child) => ranks.push(Rank { child, name: name(rank) }),
+            Err(error) => {
+                end_all(&mut ranks);
+                return Err(Failure::new(format!("cannot start {}: {error}; try fewer ranks", name(rank))));
+            }
+        }
+    }
+    drop(listener);
+    supervise(ranks)
+}
+
+fn supervise(mut ranks: Vec<Rank>) -> Result<Outcome, Failure> {
+    let mut outcome = Ok(Outcome::Success);
+    let mut deadline: Option<Instant> = None;
+    while !ranks.is_empty() {
+        wait_for_any(deadline);
+        let mut ended = Vec::new();
+        ranks.retain_mut(|rank| match rank.child.try_wait() {
+            Ok(None) => true,
+            Ok(Some(status)) => {
+                ended.push((rank.name.clone(), rank.child.id(), status));
+                false
+            }
+            Err(_) => false,
+        });
+        for (name, pid, status) in ended.into_iter().filter(|(_, _, status)| !status.success()) {
+            // The first that died is why; the others end because of it.
+            if matches!(outcome, Ok(Outcome::Success | Outcome::Reported(EXIT_PEER))) {
+                outcome = judge(&name, pid, status);
+            }
+            deadline.get_or_insert_with(|| Instant::now() + GRACE);
+        }
+        if deadline.is_some_and(|at| Instant::now() >= at) {
+            end_all(&mut ranks);
+        }
+    }
+    outcome
+}
+
+/// Blocks until a child may have ended; with a deadline it only pauses.
+fn wait_for_any(deadline: Option<Instant>) {
+    if deadline.is_some() {
+        std::thread::sleep(Duration::from_millis(10));
+    } else if waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).is_err() {
+        // Interrupted, or no child: the caller looks at each anyway.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn judge(name: &str, pid: u32, status: ExitStatus) -> Result<Outcome, Failure> {
+    match (status.code().and_then(|code| u8::try_from(code).ok()), status.signal()) {
+        (Some(code @ (EXIT_FAILURE | EXIT_USAGE | EXIT_PEER)), _) => Ok(Outcome::Reported(code)),
+        (_, Some(signal)) => {
+            let known = Signal::try_from(signal).map_or("unknown", Signal::as_str);
+            let hint = if signal == Signal::SIGKILL as i32 { " (out of memory, perhaps)" } else { "" };
+            Err(Failure::new(format!(
+                "{name} (process {pid}) was killed by signal {signal}, {known}{hint}; the other ranks were ended"
+            )))
+        }
+        _ => Err(Failure::new(format!("{name} (process {pid}) died with {status}; the other ranks were ended"))),
+    }
+}
+
+fn end_all(ranks: &mut Vec<Rank>) {
+    for rank in ranks.iter_mut() {
+        // Fails only where it has ended by itself.
+        drop(rank.child.kill());
+    }
+    for mut rank in ranks.drain(..) {
+        drop(rank.child.wait());
+    }
+}
+
+/// The rank and world size that mpirun, Slurm or torchrun gave to this process, and torchrun's root.
+#[must_use]
+pub fn place_from_environment() -> Option<(usize, usize, Option<String>)> {
+    place_from(|name| env::var(name).ok())
+}
+
+fn place_from(variable: impl Fn(&str) -> Option<String>) -> Option<(usize, usize, Option<String>)> {
+    let number = |name: &str| variable(name)?.parse::<usize>().ok();
+    let names = [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("RANK", "WORLD_SIZE"),
+    ];
+    let (rank, world) = names.iter().find_map(|(rank, world)| Some((number(rank)?, number(world)?)))?;
+    let root = variable("MASTER_ADDR").map(|host| {
+        let port = variable("MASTER_PORT").unwrap_or_else(|| bootstrap::DEFAULT_PORT.to_string());
+        format!("{host}:{port}")
+    });
+    Some((rank, world, root))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(set: &[(&str, &str)]) -> Option<(usize, usize, Option<String>)> {
+        place_from(|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn environments_of_other_launchers_are_read() {
+        assert_eq!(found(&[]), None);
+        assert_eq!(found(&[("SLURM_PROCID", "3")]), None);
+        assert_eq!(found(&[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "8")]), Some((3, 8, None)));
+        let torch = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node7"), ("MASTER_PORT", "99")];
+        assert_eq!(found(&torch), Some((1, 2, Some("node7:99".to_owned()))));
+    }
+
+    #[test]
+    fn ends_are_told_apart() {
+        let killed = judge("rank 1", 7, ExitStatus::from_raw(9)).unwrap_err().to_string();
+        assert!(killed.contains("rank 1 (process 7) was killed by signal 9, SIGKILL"), "{killed}");
+        let panicked = judge("rank 1", 7, ExitStatus::from_raw(101 << 8)).unwrap_err().to_string();
+        assert!(panicked.contains("101"), "{panicked}");
+        assert_eq!(judge("rank 1", 7, ExitStatus::from_raw(3 << 8)).unwrap(), Outcome::Reported(EXIT_PEER));
+    }
+}

@@ -1,0 +1,310 @@
+//! The tables of nccl-tests and perftest, column for column, so that scripts that read those read these.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::statistics::Summary;
+
+/// One collective, measured out of place or in place.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CollectiveTime {
+    /// Mean time of one operation, in microseconds.
+    pub time: f64,
+    /// Size over time, GB/s (1e9).
+    pub alg_bw: f64,
+    /// `alg_bw` times the collective's factor: comparable with the hardware's speed for any number of ranks.
+    pub bus_bw: f64,
+    /// Elements with a wrong value; `None` where nothing was checked.
+    pub nwrong: Option<u64>,
+}
+
+impl CollectiveTime {
+    /// From a mean time in seconds, for an all-reduce of `bytes` among `world` ranks.
+    #[must_use]
+    pub fn all_reduce(seconds: f64, bytes: usize, world: usize, nwrong: Option<u64>) -> Self {
+        let alg_bw = if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 };
+        let factor = 2.0 * (world as f64 - 1.0) / world as f64;
+        Self { time: seconds * 1e6, alg_bw, bus_bw: alg_bw * factor, nwrong }
+    }
+}
+
+/// A row of nccl-tests' table.
+#[derive(Clone, Debug, Serialize)]
+pub struct CollectiveRow {
+    /// Bytes per rank.
+    pub size: usize,
+    /// Elements per rank.
+    pub count: usize,
+    /// Element type, nccl-tests' name for it.
+    #[serde(rename = "type")]
+    pub dtype: &'static str,
+    /// Reduction.
+    pub redop: &'static str,
+    /// Root, or -1 where there is none.
+    pub root: i32,
+    /// Result in another buffer than the input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out_of_place: Option<CollectiveTime>,
+    /// Result in the input's buffer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_place: Option<CollectiveTime>,
+}
+
+/// Fits a number into `width` columns as nccl-tests does: two decimals, one, none, and then an exponent.
+#[must_use]
+pub fn fit(value: f64, width: usize) -> String {
+    for decimals in [2, 1, 0] {
+        let text = format!("{value:.decimals$}");
+        if text.len() <= width {
+            return text;
+        }
+    }
+    format!("{value:.0e}")
+}
+
+/// Prints nccl-tests' column heads.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn collective_head(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "#")?;
+    let (name, units) = (["time", "algbw", "busbw", "#wrong"], ["(us)", "(GB/s)", "(GB/s)", ""]);
+    let row = |out: &mut dyn Write, left: [&str; 5], right: [&str; 4]| -> io::Result<()> {
+        write!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", left[0], left[1], left[2], left[3], left[4])?;
+        for _ in 0..2 {
+            write!(out, "  {:>7}  {:>6}  {:>6}  {:>6}", right[0], right[1], right[2], right[3])?;
+        }
+        writeln!(out)
+    };
+    writeln!(out, "# {:>50}  {:^31}  {:^31}", "", "out-of-place", "in-place")?;
+    row(out, ["size", "count", "type", "redop", "root"], name)?;
+    row(out, ["(B)", "(elements)", "", "", ""], units)
+}
+
+/// Prints one row of nccl-tests' table.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn collective_row(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()> {
+    let CollectiveRow { size, count, dtype, redop, root, .. } = row;
+    write!(out, "{size:>12}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
+    for side in [&row.out_of_place, &row.in_place] {
+        let Some(t) = side else {
+            write!(out, "  {:>7}  {:>6}  {:>6}  {:>6}", "-", "-", "-", "-")?;
+            continue;
+        };
+        let wrong = t.nwrong.map_or_else(|| "N/A".to_owned(), |n| n.to_string());
+        let (time, alg, bus) = (fit(t.time, 7), fit(t.alg_bw, 6), fit(t.bus_bw, 6));
+        write!(out, "  {time:>7}  {alg:>6}  {bus:>6}  {wrong:>6}")?;
+    }
+    writeln!(out)?;
+    out.flush()
+}
+
+/// Prints nccl-tests' closing lines; the average is over all columns of all rows.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn collective_foot(out: &mut dyn Write, rows: &[CollectiveRow]) -> io::Result<()> {
+    let columns = || rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
+    let wrong: u64 = columns().filter_map(|t| t.nwrong).sum();
+    let n = columns().count().max(1) as f64;
+    let average = columns().map(|t| t.bus_bw).sum::<f64>() / n;
+    let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+    writeln!(out, "# Out of bounds values : {wrong} {verdict}")?;
+    writeln!(out, "# Avg bus bandwidth    : {} ", significant(average))?;
+    writeln!(out, "#")
+}
+
+/// Six significant digits, as C's `%g` would print a bandwidth.
+fn significant(value: f64) -> String {
+    let digits = if value > 0.0 { value.log10().floor() } else { 0.0 };
+    let decimals = (5.0 - digits).clamp(0.0, 9.0);
+    let text = format!("{value:.*}", decimals as usize);
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// Width of perftest's rulers.
+pub const RULER: &str =
+    "---------------------------------------------------------------------------------------";
+
+/// A row of perftest's latency table, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are perftest's own, and its table's heads")]
+pub struct LatencyRow {
+    #[serde(rename = "MsgSize")]
+    pub size: usize,
+    #[serde(rename = "n_iterations")]
+    pub iterations: usize,
+    pub t_min: f64,
+    pub t_max: f64,
+    pub t_typical: f64,
+    pub t_avg: f64,
+    pub t_stdev: f64,
+    pub percentile_99: f64,
+    #[serde(rename = "percentile_99.9")]
+    pub percentile_999: f64,
+}
+
+impl LatencyRow {
+    /// A row from a summary in microseconds.
+    #[must_use]
+    pub fn new(size: usize, iterations: usize, s: Summary) -> Self {
+        Self {
+            size,
+            iterations,
+            t_min: s.min,
+            t_max: s.max,
+            t_typical: s.median,
+            t_avg: s.mean,
+            t_stdev: s.stdev,
+            percentile_99: s.p99,
+            percentile_999: s.p999,
+        }
+    }
+}
+
+/// Prints the heads of perftest's latency table.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn latency_head(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(
+        out,
+        " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+         99% percentile[usec]   99.9% percentile[usec] "
+    )
+}
+
+/// Prints one row of perftest's latency table.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn latency_row(out: &mut dyn Write, r: &LatencyRow) -> io::Result<()> {
+    writeln!(
+        out,
+        " {:<7} {:<10}     {:<7.2}        {:<7.2}      {:<7.2}  \t       {:<7.2}     \t{:<7.2}\t\t{:<7.2} \t\t{:<7.2}",
+        r.size, r.iterations, r.t_min, r.t_max, r.t_typical, r.t_avg, r.t_stdev, r.percentile_99, r.percentile_999
+    )?;
+    out.flush()
+}
+
+/// A row of perftest's bandwidth table; MiB (2^20) per second, millions of messages per second.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are perftest's own, and its table's heads")]
+pub struct BandwidthRow {
+    #[serde(rename = "MsgSize")]
+    pub size: usize,
+    #[serde(rename = "n_iterations")]
+    pub iterations: usize,
+    #[serde(rename = "BW_peak")]
+    pub peak: f64,
+    #[serde(rename = "BW_average")]
+    pub average: f64,
+    #[serde(rename = "MsgRate")]
+    pub rate: f64,
+}
+
+impl BandwidthRow {
+    /// A row from the time that `iterations` messages took, and from the best rate seen, in messages per second.
+    #[must_use]
+    pub fn new(size: usize, iterations: usize, seconds: f64, peak_rate: f64) -> Self {
+        let rate = if seconds > 0.0 { iterations as f64 / seconds } else { 0.0 };
+        let mib = size as f64 / f64::from(1 << 20);
+        Self { size, iterations, peak: peak_rate.max(rate) * mib, average: rate * mib, rate: rate / 1e6 }
+    }
+}
+
+/// Prints the heads of perftest's bandwidth table.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn bandwidth_head(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]")
+}
+
+/// Prints one row of perftest's bandwidth table.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn bandwidth_row(out: &mut dyn Write, r: &BandwidthRow) -> io::Result<()> {
+    let BandwidthRow { size, iterations, peak, average, rate } = r;
+    writeln!(out, " {size:<7}    {iterations:<10}       {peak:<7.2}            {average:<7.2}\t\t     {rate:<7.6}")?;
+    out.flush()
+}
+
+/// Prints a two-column line of perftest's settings.
+///
+/// # Errors
+/// What writing to `out` gives.
+pub fn settings_row(out: &mut dyn Write, left: (&str, &str), right: (&str, &str)) -> io::Result<()> {
+    writeln!(out, " {:<15} : {:<15} {:<15} : {}", left.0, left.1, right.0, right.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(print: impl Fn(&mut dyn Write) -> io::Result<()>) -> String {
+        let mut out = Vec::new();
+        print(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn numbers_fit_as_nccl_tests_prints_them() {
+        assert_eq!(fit(1.234, 6), "1.23");
+        assert_eq!(fit(1234.56, 6), "1234.6");
+        assert_eq!(fit(123_456.7, 6), "123457");
+        assert_eq!(fit(12_345_678.0, 6), "1e7");
+    }
+
+    #[test]
+    fn rows_and_heads_align() {
+        let time = CollectiveTime::all_reduce(10e-6, 1 << 20, 4, Some(0));
+        assert!((time.alg_bw - 104.8576).abs() < 1e-6);
+        assert!((time.bus_bw - 157.2864).abs() < 1e-6);
+        let row = CollectiveRow {
+            size: 1 << 20,
+            count: 1 << 18,
+            dtype: "float",
+            redop: "sum",
+            root: -1,
+            out_of_place: Some(time),
+            in_place: Some(CollectiveTime { nwrong: None, ..time }),
+        };
+        let head = text(collective_head);
+        let row = text(|out| collective_row(out, &row));
+        assert_eq!(head.lines().nth(2).unwrap().len(), row.trim_end_matches('\n').len());
+        let fields: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(
+            fields,
+            ["1048576", "262144", "float", "sum", "-1", "10.00", "104.86", "157.29", "0", "10.00", "104.86", "157.29", "N/A"]
+        );
+    }
+
+    #[test]
+    fn footer_says_what_was_wrong() {
+        let time = CollectiveTime::all_reduce(1e-6, 1000, 2, Some(3));
+        let row = CollectiveRow {
+            size: 1000,
+            count: 250,
+            dtype: "float",
+            redop: "sum",
+            root: -1,
+            out_of_place: Some(time),
+            in_place: None,
+        };
+        let foot = text(|out| collective_foot(out, std::slice::from_ref(&row)));
+        assert!(foot.contains("# Out of bounds values : 3 FAILED"), "{foot}");
+        assert!(foot.contains("# Avg bus bandwidth    : 1 "), "{foot}");
+    }
+
+    #[test]
+    fn bandwidth_is_in_mebibytes() {
+        let row = BandwidthRow::new(1 << 20, 100, 0.5, 0.0);
+        assert_eq!((row.average, row.peak, row.rate), (200.0, 200.0, 0.0002));
+        assert!(text(|out| bandwidth_row(out, &row)).starts_with(" 1048576    100 "));
+    }
+}
