@@ -7,6 +7,7 @@
 
 pub mod bootstrap;
 pub mod cli;
+pub mod collectives;
 pub mod failure;
 pub mod launcher;
 pub mod progress;

@@ -23,9 +23,7 @@ impl Progress {
     /// Says what is being done, `done` steps of `total` being over.
     pub fn step(&mut self, what: &str, done: usize, total: usize) {
         let now = Instant::now();
-        if !self.visible
-            || now - self.started < Duration::from_secs(1)
-            || now - self.last < Duration::from_millis(100)
+        if !self.visible || now - self.started < Duration::from_secs(1) || now - self.last < Duration::from_millis(100)
         {
             return;
         }

@@ -126,8 +126,7 @@ fn significant(value: f64) -> String {
 }
 
 /// Width of perftest's rulers.
-pub const RULER: &str =
-    "---------------------------------------------------------------------------------------";
+pub const RULER: &str = "---------------------------------------------------------------------------------------";
 
 /// A row of perftest's latency table, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -280,7 +279,10 @@ mod tests {
         let fields: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(
             fields,
-            ["1048576", "262144", "float", "sum", "-1", "10.00", "104.86", "157.29", "0", "10.00", "104.86", "157.29", "N/A"]
+            [
+                "1048576", "262144", "float", "sum", "-1", "10.00", "104.86", "157.29", "0", "10.00", "104.86",
+                "157.29", "N/A"
+            ]
         );
     }
 

@@ -125,7 +125,9 @@ pub(super) fn join(address: &str, own: &Hello, timeout: Duration) -> Result<TcpS
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             Failure::new(format!("rank 0 at {address} does not answer; do all ranks run?"))
         }
-        _ => Failure::new(format!("rank 0 at {address} closed the connection before the job began; its message says why")),
+        _ => Failure::new(format!(
+            "rank 0 at {address} closed the connection before the job began; its message says why"
+        )),
     };
     write_head(&mut stream).and_then(|()| own.write(&mut stream)).map_err(lost)?;
     match read_head(&mut stream).map_err(lost)? {
@@ -164,7 +166,9 @@ fn connect(address: &str, timeout: Duration) -> Result<TcpStream, Failure> {
         }
         if Instant::now() >= deadline {
             let seconds = timeout.as_secs();
-            return Err(Failure::new(format!("cannot reach rank 0 at {address} within {seconds} s: {last}; is it running?")));
+            return Err(Failure::new(format!(
+                "cannot reach rank 0 at {address} within {seconds} s: {last}; is it running?"
+            )));
         }
         std::thread::sleep(Duration::from_millis(50));
     }

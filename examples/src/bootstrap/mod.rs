@@ -217,9 +217,7 @@ impl Group {
         match all.iter().position(|text| !text.is_empty()) {
             None => result,
             Some(first) if first == self.rank => result,
-            Some(first) => {
-                Err(Failure::peer(format!("rank {first}: {}", String::from_utf8_lossy(&all[first]))))
-            }
+            Some(first) => Err(Failure::peer(format!("rank {first}: {}", String::from_utf8_lossy(&all[first])))),
         }
     }
 

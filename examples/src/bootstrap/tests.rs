@@ -24,9 +24,7 @@ fn ranks<T: Send + 'static>(world: usize, body: impl Fn(Group) -> T + Clone + Se
         .map(|rank| {
             let root = listener.take().map_or_else(|| Root::Address(address.clone()), Root::Listener);
             let body = body.clone();
-            thread::spawn(move || {
-                body(Group::meet(Place { rank, world, root, job: 5 }, &terms("same")).unwrap())
-            })
+            thread::spawn(move || body(Group::meet(Place { rank, world, root, job: 5 }, &terms("same")).unwrap()))
         })
         .collect();
     threads.into_iter().map(|t| t.join().unwrap()).collect()

@@ -1,0 +1,217 @@
+//! Who sends what when in a ring all-reduce: pure arithmetic.
+//!
+//! The elements are cut into *blocks*, and each block into one *segment* per rank. A block takes `2 (N - 1)` steps: in
+//! the first `N - 1` a rank adds its own part to the segment that comes from its left neighbour and passes the sum on;
+//! in the others the finished segments go round. A rank sends at step `t` what it received at step `t - 1`.
+//!
+//! Blocks overlap like the stages of a pipeline: block `b` is at step `t` in *tick* `b + t * lead`. Every rank sends
+//! its messages in the order of ticks, and of steps within a tick, so that both ends of a connection can tell which
+//! message is the next from its number alone.
+
+use std::ops::Range;
+
+/// Cuts of this many elements keep segments on cache lines of their own.
+const ALIGNMENT: usize = 16;
+
+/// A message of the schedule: one segment of one block, at one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Which block.
+    pub block: usize,
+    /// Which of its steps.
+    pub step: usize,
+}
+
+/// What to do with a message that has come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Add the own part, pass the sum on to the right neighbour's scratch memory.
+    Reduce,
+    /// Add the own part: the sum is complete. Keep it as result and pass it on as result.
+    Finish,
+    /// It is a result: pass it on.
+    Forward,
+    /// It is a result, and the right neighbour has it.
+    Keep,
+}
+
+/// One rank's all-reduce of `count` elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    rank: usize,
+    world: usize,
+    count: usize,
+    /// Elements of a segment, except for the last ones.
+    segment: usize,
+    blocks: usize,
+    lead: usize,
+}
+
+impl Schedule {
+    /// A schedule whose segments have at most `chunk` elements; `lead` is how many ticks lie between a block's steps.
+    #[must_use]
+    pub fn new(rank: usize, world: usize, count: usize, chunk: usize, lead: usize) -> Self {
+        let even = count.div_ceil(world);
+        let blocks = even.div_ceil(chunk.max(ALIGNMENT)).max(1);
+        let segment = even.div_ceil(blocks).next_multiple_of(ALIGNMENT);
+        // Rounding up the segments may have left nothing for the last blocks.
+        let blocks = count.div_ceil(segment * world).max(1);
+        Self { rank, world, count, segment, blocks, lead: lead.max(1) }
+    }
+
+    /// Steps that a block takes.
+    #[must_use]
+    pub fn steps(&self) -> usize {
+        2 * (self.world - 1)
+    }
+
+    /// Messages of this all-reduce that go into the right neighbour's scratch memory at step `step` or not at all.
+    #[must_use]
+    pub fn uses_scratch(&self, step: usize) -> bool {
+        step < self.world - 1
+    }
+
+    /// The elements that a rank sends in this message.
+    #[must_use]
+    pub fn sent(&self, message: Message) -> Range<usize> {
+        self.elements(message.block, self.rank + 2 * self.world - message.step)
+    }
+
+    /// The elements that a rank receives in this message.
+    #[must_use]
+    pub fn received(&self, message: Message) -> Range<usize> {
+        self.elements(message.block, self.rank + 2 * self.world - message.step - 1)
+    }
+
+    fn elements(&self, block: usize, segment: usize) -> Range<usize> {
+        let start = (block * self.world + segment % self.world) * self.segment;
+        start.min(self.count)..(start + self.segment).min(self.count)
+    }
+
+    /// What to do with a message from the left neighbour.
+    #[must_use]
+    pub fn action(&self, step: usize) -> Action {
+        match self.world {
+            n if step + 2 < n => Action::Reduce,
+            n if step + 2 == n => Action::Finish,
+            n if step + 3 < 2 * n => Action::Forward,
+            _ => Action::Keep,
+        }
+    }
+
+    /// The number of ticks until the last message is sent.
+    #[must_use]
+    pub fn ticks(&self) -> usize {
+        self.blocks + (self.steps() - 1) * self.lead
+    }
+
+    /// The messages that a rank sends in a tick, in their order.
+    pub fn messages(&self, tick: usize) -> impl Iterator<Item = Message> + use<> {
+        let (blocks, lead, steps) = (self.blocks, self.lead, self.steps());
+        (0..steps)
+            .filter_map(move |step| Some(Message { block: tick.checked_sub(step * lead)?, step }))
+            .filter(move |message| message.block < blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plays the schedule of all ranks with vectors in place of memory, and at most `slots` unread scratch messages.
+    fn play(world: usize, count: usize, chunk: usize, lead: usize) {
+        let plans: Vec<Schedule> = (0..world).map(|r| Schedule::new(r, world, count, chunk, lead)).collect();
+        let input = |rank: usize, i: usize| (i * 31 + rank * 7) as u64 % 1000;
+        let mut out = vec![vec![u64::MAX; count]; world];
+        // Messages on their way from each rank's left neighbour, and those it has taken but not passed on.
+        let mut wires: Vec<std::collections::VecDeque<(Message, Vec<u64>)>> = vec![Default::default(); world];
+        let order = |plan: &Schedule| (0..plan.ticks()).flat_map(|t| plan.messages(t)).collect::<Vec<_>>();
+        let mut orders: Vec<Vec<Message>> = plans.iter().map(|p| order(p).into_iter().rev().collect()).collect();
+        let slots = (lead + 1) * (world - 1);
+        let mut received = vec![Vec::new(); world];
+        loop {
+            let mut moved = false;
+            for rank in 0..world {
+                let plan = &plans[rank];
+                let Some(&next) = orders[rank].last() else { continue };
+                let right = (rank + 1) % world;
+                let unread = wires[right].iter().filter(|(m, _)| plan.uses_scratch(m.step)).count();
+                if plan.uses_scratch(next.step) && unread >= slots {
+                    continue;
+                }
+                let data = if next.step == 0 {
+                    plan.sent(next).map(|i| input(rank, i)).collect()
+                } else {
+                    // Its own order says which message it waits for: the one that this one passes on.
+                    let Some((message, mut data)) = wires[rank].pop_front() else { continue };
+                    received[rank].push(message);
+                    assert_eq!(message, Message { step: next.step - 1, ..next }, "world {world}");
+                    let place = plan.received(message);
+                    assert_eq!(place, plan.sent(next));
+                    match plan.action(message.step) {
+                        Action::Reduce => place.zip(&mut data).for_each(|(i, d)| *d += input(rank, i)),
+                        Action::Finish => {
+                            place.clone().zip(&mut data).for_each(|(i, d)| *d += input(rank, i));
+                            out[rank][place].copy_from_slice(&data);
+                        }
+                        Action::Forward => out[rank][place].copy_from_slice(&data),
+                        Action::Keep => panic!("nothing passes on what is kept"),
+                    }
+                    data
+                };
+                orders[rank].pop();
+                wires[right].push_back((next, data));
+                moved = true;
+            }
+            // What is only kept is taken out whenever it is the next.
+            for rank in 0..world {
+                while let Some((m, _)) = wires[rank].front() {
+                    if plans[rank].action(m.step) != Action::Keep {
+                        break;
+                    }
+                    let Some((m, data)) = wires[rank].pop_front() else { break };
+                    received[rank].push(m);
+                    out[rank][plans[rank].received(m)].copy_from_slice(&data);
+                    moved = true;
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        assert!(orders.iter().all(Vec::is_empty), "stuck: world {world} count {count} chunk {chunk} lead {lead}");
+        for rank in 0..world {
+            let sent = order(&plans[(rank + world - 1) % world]);
+            assert_eq!(received[rank], sent, "messages arrive in the order of the left neighbour's schedule");
+            for (i, value) in out[rank].iter().enumerate() {
+                assert_eq!(*value, (0..world).map(|r| input(r, i)).sum::<u64>(), "rank {rank} element {i}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_rank_ends_with_the_sum() {
+        for world in 2..=7 {
+            for count in [1, 2, 15, 16, 17, 100, 1000, 4099] {
+                for chunk in [1, 16, 50, 4096] {
+                    for lead in [1, 2, 3] {
+                        play(world, count, chunk, lead);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn segments_cover_the_elements_once() {
+        for (world, count, chunk) in [(2, 1000, 64), (3, 7, 64), (4, 1 << 20, 4096), (5, 12345, 100)] {
+            let plan = Schedule::new(0, world, count, chunk, 1);
+            let mut covered: Vec<usize> = (0..plan.blocks)
+                .flat_map(|block| (0..world).map(move |segment| (block, segment)))
+                .flat_map(|(block, segment)| plan.elements(block, segment))
+                .collect();
+            covered.sort_unstable();
+            assert!(covered.into_iter().eq(0..count));
+        }
+    }
+}
