@@ -17,8 +17,7 @@ function_table! {
     ///     0
     /// }
     ///
-    /// let mut table = Ibverbs::UNSUPPORTED;
-    /// table.ibv_dealloc_pd = dealloc_pd;
+    /// static TABLE: Ibverbs = Ibverbs { ibv_dealloc_pd: dealloc_pd, ..Ibverbs::UNSUPPORTED };
     /// ```
     pub struct Ibverbs;
 
