@@ -1,0 +1,51 @@
+//! A 64-byte message between two polling processes, beside a cache line's way and TCP: half a round trip.
+//!
+//! `cargo bench -p rdma-benches --bench latency -- [rounds=N]`
+
+use std::error::Error;
+use std::time::Duration;
+
+use rdma_benches::contender::{CacheLine, TcpSpin};
+use rdma_benches::mode;
+use rdma_benches::pair::{self, Contenders, Outcome, Plan};
+use rdma_benches::stats::{Spread, paired_ratio};
+use rdma_benches::table::{self, Table};
+
+/// Bytes in a message.
+const SIZE: usize = 64;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let rounds = match mode::option("rounds") {
+        Some(rounds) => rounds.parse()?,
+        None => 15,
+    };
+    let plan = Plan::new(mode::is_smoke(), rounds, Duration::from_micros(500));
+    let outcomes = pair::compare(&plan, |role, channel| {
+        let contenders: Contenders =
+            vec![Box::new(CacheLine::connect(role, channel)?), Box::new(TcpSpin::connect(role, channel, SIZE)?)];
+        Ok(contenders)
+    })?;
+    report(&outcomes);
+    Ok(())
+}
+
+fn report(outcomes: &[Outcome]) {
+    // Half of a round trip, in microseconds.
+    let one_way = |outcome: &Outcome| Spread::of(&outcome.rounds).map(|spread| spread.map(|ns| ns / 2.0 / 1000.0));
+    let heads = ["contender", "min, us", "median, us", "max, us", "x cache line", "TCP / this", "disturbed rounds"];
+    let mut table = Table::new(format!("Latency of {SIZE} B between two cores, one way"), &heads);
+    let (line, tcp) = (&outcomes[0], &outcomes[1]);
+    for outcome in outcomes {
+        let spread = one_way(outcome);
+        table.row([
+            outcome.name.clone(),
+            spread.map_or_else(String::new, |s| table::number(s.min)),
+            spread.map_or_else(String::new, |s| table::number(s.median)),
+            spread.map_or_else(String::new, |s| table::number(s.max)),
+            table::spread(paired_ratio(&outcome.rounds, &line.rounds)),
+            table::spread(paired_ratio(&tcp.rounds, &outcome.rounds)),
+            format!("{} of {}", outcome.disturbed, outcome.rounds.len()),
+        ]);
+    }
+    println!("{table}");
+}

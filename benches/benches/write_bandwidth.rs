@@ -1,0 +1,54 @@
+//! RDMA writes into another process, beside `process_vm_writev` and `memcpy` to shared pages.
+//!
+//! `cargo bench -p rdma-benches --bench write_bandwidth -- [rounds=N]`
+
+use std::error::Error;
+use std::time::Duration;
+
+use rdma_benches::contender::{CrossProcessWrite, Memcpy, Target};
+use rdma_benches::mode;
+use rdma_benches::pair::{self, Contenders, Outcome, Plan};
+use rdma_benches::stats::{Spread, paired_ratio};
+use rdma_benches::table::{self, Table};
+
+const SIZES: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let rounds = match mode::option("rounds") {
+        Some(rounds) => rounds.parse()?,
+        None => 11,
+    };
+    let plan = Plan::new(mode::is_smoke(), rounds, Duration::from_millis(2));
+    let outcomes = pair::compare(&plan, |role, channel| {
+        let mut contenders: Contenders = Vec::new();
+        for size in SIZES {
+            let target = Target::connect(role, channel, size)?;
+            contenders.push(Box::new(CrossProcessWrite::new(target.clone(), size)));
+            contenders.push(Box::new(Memcpy::new(target, size)));
+        }
+        Ok(contenders)
+    })?;
+    for (size, outcomes) in SIZES.iter().zip(outcomes.chunks(outcomes.len() / SIZES.len())) {
+        report(*size, outcomes);
+    }
+    Ok(())
+}
+
+fn report(size: usize, outcomes: &[Outcome]) {
+    let bytes = u32::try_from(size).map_or(0.0, f64::from);
+    let heads =
+        ["contender", "GB/s, median (min-max)", "us, median (min-max)", "x process_vm_writev", "disturbed rounds"];
+    let mut table = Table::new(format!("Writes of {} into another process", table::bytes(size)), &heads);
+    let kernel = &outcomes[0];
+    for outcome in outcomes {
+        let time = Spread::of(&outcome.rounds);
+        table.row([
+            outcome.name.clone(),
+            table::spread(time.map(|time| time.map(|ns| bytes / ns))),
+            table::spread(time.map(|time| time.map(|ns| ns / 1000.0))),
+            table::spread(paired_ratio(&kernel.rounds, &outcome.rounds)),
+            format!("{} of {}", outcome.disturbed, outcome.rounds.len()),
+        ]);
+    }
+    println!("{table}");
+}

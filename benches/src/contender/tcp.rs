@@ -1,0 +1,83 @@
+//! TCP over the loopback interface, both ends spinning on non-blocking sockets: the fastest that TCP gets.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::pair::{Channel, Contender, Role};
+
+/// A connection with `TCP_NODELAY` over which messages of one size go back and forth.
+#[derive(Debug)]
+pub struct TcpSpin {
+    stream: TcpStream,
+    message: Vec<u8>,
+}
+
+impl TcpSpin {
+    /// Connects the two ends.
+    ///
+    /// # Errors
+    ///
+    /// What the sockets report.
+    pub fn connect(role: Role, channel: &mut Channel, size: usize) -> io::Result<Self> {
+        let stream = match role {
+            Role::Leader => {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+                channel.send(&listener.local_addr()?.to_string())?;
+                listener.accept()?.0
+            }
+            Role::Follower => TcpStream::connect(channel.receive()?)?,
+        };
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, message: vec![0x5a; size] })
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let mut rest = &self.message[..];
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(n) => rest = &rest[n..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        let mut got = 0;
+        while got < self.message.len() {
+            match self.stream.read(&mut self.message[got..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => got += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Contender for TcpSpin {
+    fn name(&self) -> String {
+        format!("TCP loopback, spinning, {} B", self.message.len())
+    }
+
+    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
+        let start = Instant::now();
+        for _ in 0..iterations {
+            self.write()?;
+            self.read()?;
+        }
+        Ok(start.elapsed())
+    }
+
+    fn follow(&mut self, iterations: u64) -> io::Result<()> {
+        for _ in 0..iterations {
+            self.read()?;
+            self.write()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,16 @@
+//! How a benchmark was started.
+
+/// Whether to run everything once and briefly, only to show that it works.
+///
+/// Cargo passes `--bench` for `cargo bench`, and nothing (or `--test`) when it runs a benchmark as a test.
+#[must_use]
+pub fn is_smoke() -> bool {
+    let has = |flag: &str| std::env::args().any(|argument| argument == flag);
+    has("--test") || !has("--bench")
+}
+
+/// The value of `name=value` among the arguments.
+#[must_use]
+pub fn option(name: &str) -> Option<String> {
+    std::env::args().find_map(|argument| Some(argument.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+}

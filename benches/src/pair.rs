@@ -1,0 +1,287 @@
+//! Two processes that play a comparison together: the leader measures, the follower answers.
+//!
+//! The leader spawns its own executable again as the follower; both build the same list of contenders, connected through
+//! a [`Channel`], and then the leader tells the follower which one runs next and for how many iterations. Every round runs
+//! every contender once, so that a change of the machine's state hits all of them.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::{affinity, quiet, stats};
+
+/// The first argument of a process that is a follower; the second is its core.
+const FOLLOW: &str = "--follow";
+
+/// Which end of the comparison this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Measures, on the first core.
+    Leader,
+    /// Answers, on the second.
+    Follower,
+}
+
+/// Lines of text between the two processes.
+#[derive(Debug)]
+pub struct Channel {
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+}
+
+impl Channel {
+    fn new(stream: UnixStream) -> io::Result<Self> {
+        Ok(Self { writer: stream.try_clone()?, reader: BufReader::new(stream) })
+    }
+
+    /// Sends one line.
+    ///
+    /// # Errors
+    ///
+    /// What the socket reports.
+    pub fn send(&mut self, line: &str) -> io::Result<()> {
+        self.writer.write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// Receives one line.
+    ///
+    /// # Errors
+    ///
+    /// What the socket reports; `UnexpectedEof` when the other process is gone.
+    pub fn receive(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        match self.reader.read_line(&mut line)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(line.trim_end().to_owned()),
+        }
+    }
+
+    /// Sends bytes and receives those of the other side: what both ends do to connect.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::send`] and [`Self::receive`]; `InvalidData` when what came is not hexadecimal.
+    pub fn exchange(&mut self, bytes: &[u8]) -> io::Result<Vec<u8>> {
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.send(&text)?;
+        let answer = self.receive()?;
+        answer
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok()))
+            .collect::<Option<_>>()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not hexadecimal: {answer:?}")))
+    }
+}
+
+/// One way to do what is compared. Both processes hold one of each.
+pub trait Contender {
+    /// Its name in the table.
+    fn name(&self) -> String;
+
+    /// The leader's side of `iterations`; returns how long they took.
+    ///
+    /// # Errors
+    ///
+    /// Whatever stops the comparison.
+    fn lead(&mut self, iterations: u64) -> io::Result<Duration>;
+
+    /// The follower's side; nothing where the follower has no part.
+    ///
+    /// # Errors
+    ///
+    /// Whatever stops the comparison.
+    fn follow(&mut self, iterations: u64) -> io::Result<()> {
+        let _ = iterations;
+        Ok(())
+    }
+}
+
+/// What both processes compare.
+pub type Contenders = Vec<Box<dyn Contender>>;
+
+/// How long a comparison runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Rounds, each of which runs every contender once.
+    pub rounds: usize,
+    /// Timed blocks of a contender within a round; the round's value is their median.
+    pub blocks: usize,
+    /// How long a block should take.
+    pub block: Duration,
+    /// How long to wait for a quiet machine before each round.
+    pub patience: Duration,
+}
+
+impl Plan {
+    /// The plan for a real run, or with `smoke` the shortest that runs everything once.
+    #[must_use]
+    pub fn new(smoke: bool, rounds: usize, block: Duration) -> Self {
+        if smoke {
+            Self { rounds: 1, blocks: 1, block: Duration::ZERO, patience: Duration::ZERO }
+        } else {
+            Self { rounds, blocks: 9, block, patience: Duration::from_secs(2) }
+        }
+    }
+}
+
+/// What one contender did.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The contender's name.
+    pub name: String,
+    /// Nanoseconds per iteration, a value per round: index `i` is the same round for every contender.
+    pub rounds: Vec<f64>,
+    /// Rounds in which the scheduler took a core away from one of the ends.
+    pub disturbed: usize,
+}
+
+/// Runs `build`'s contenders between two pinned processes. In the leader this returns the outcomes; in the follower it
+/// does not return.
+///
+/// # Errors
+///
+/// What the set-up or a contender reports. A follower prints what stopped it, and the leader then ends too.
+pub fn compare(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<Vec<Outcome>> {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(FOLLOW) {
+        let core = arguments.next().and_then(|core| core.parse().ok()).unwrap_or(0);
+        if let Err(error) = follow(core, build) {
+            eprintln!("follower: {error}");
+            std::process::exit(1);
+        }
+        std::process::exit(0);
+    }
+    lead(plan, build)
+}
+
+fn follow(core: usize, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<()> {
+    affinity::pin(core)?;
+    // A follower that spins must not outlive its leader.
+    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let socket: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
+    let mut channel = Channel::new(UnixStream::from(socket))?;
+    let mut contenders = build(Role::Follower, &mut channel)?;
+    loop {
+        let Ok(line) = channel.receive() else { return Ok(()) };
+        let mut words = line.split(' ').map(str::parse::<u64>);
+        let (Some(Ok(index)), Some(Ok(iterations)), Some(Ok(blocks))) = (words.next(), words.next(), words.next())
+        else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a command: {line:?}")));
+        };
+        let contender = usize::try_from(index).ok().and_then(|index| contenders.get_mut(index));
+        let contender = contender.ok_or_else(|| io::Error::other(format!("no contender {index}")))?;
+        let before = quiet::preemptions()?;
+        for _ in 0..blocks {
+            contender.follow(iterations)?;
+        }
+        channel.send(&(quiet::preemptions()? - before).to_string())?;
+    }
+}
+
+fn lead(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<Vec<Outcome>> {
+    let (here, there) = affinity::two_cores()?;
+    let all = affinity::cores()?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args([FOLLOW, &there.to_string()])
+        .args(std::env::args().skip(1))
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .spawn()?;
+    // A leader that spins for an answer would spin for ever if the follower died.
+    let finished = Arc::new(AtomicBool::new(false));
+    let watched = Arc::clone(&finished);
+    let watcher = std::thread::spawn(move || {
+        let status = child.wait();
+        if !watched.load(Ordering::Acquire) {
+            eprintln!("the follower ended early: {status:?}");
+            std::process::exit(1);
+        }
+    });
+    affinity::pin(here)?;
+    let mut channel = Channel::new(ours)?;
+    let mut contenders = build(Role::Leader, &mut channel)?;
+    let outcomes = play(plan, &mut channel, &mut contenders);
+    finished.store(true, Ordering::Release);
+    drop(contenders);
+    drop(channel);
+    if watcher.join().is_err() {
+        return Err(io::Error::other("the thread that watched the follower panicked"));
+    }
+    affinity::set(&all)?;
+    outcomes
+}
+
+fn play(plan: &Plan, channel: &mut Channel, contenders: &mut [Box<dyn Contender>]) -> io::Result<Vec<Outcome>> {
+    let mut turns = Vec::with_capacity(contenders.len());
+    for (index, contender) in contenders.iter_mut().enumerate() {
+        turns.push(calibrate(plan.block, channel, index, contender.as_mut())?);
+    }
+    let mut outcomes: Vec<Outcome> = contenders
+        .iter()
+        .map(|contender| Outcome { name: contender.name(), rounds: Vec::with_capacity(plan.rounds), disturbed: 0 })
+        .collect();
+    for _ in 0..plan.rounds {
+        quiet::wait(plan.patience);
+        for (index, contender) in contenders.iter_mut().enumerate() {
+            let turn = Turn { index, iterations: turns[index], blocks: plan.blocks };
+            let (value, preempted) = turn.run(channel, contender.as_mut())?;
+            outcomes[index].rounds.push(value);
+            outcomes[index].disturbed += usize::from(preempted);
+        }
+    }
+    Ok(outcomes)
+}
+
+/// How many iterations fill a block.
+fn calibrate(block: Duration, channel: &mut Channel, index: usize, contender: &mut dyn Contender) -> io::Result<u64> {
+    let mut iterations = 1;
+    loop {
+        let start = Instant::now();
+        let (took, _) = Turn { index, iterations, blocks: 1 }.run(channel, contender)?;
+        if start.elapsed() >= block / 2 || iterations >= 1 << 24 {
+            return Ok(whole(block.as_secs_f64() * 1e9 / took.max(0.1)).clamp(1, iterations));
+        }
+        iterations *= 2;
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the cast saturates, and the fraction is meant to go")]
+#[expect(clippy::cast_sign_loss, reason = "the cast saturates: negative becomes zero")]
+fn whole(value: f64) -> u64 {
+    value as u64
+}
+
+/// One contender's blocks within a round.
+struct Turn {
+    index: usize,
+    iterations: u64,
+    blocks: usize,
+}
+
+impl Turn {
+    /// Runs them; returns the median block's nanoseconds per iteration, and whether a core was taken away meanwhile.
+    fn run(&self, channel: &mut Channel, contender: &mut dyn Contender) -> io::Result<(f64, bool)> {
+        channel.send(&format!("{} {} {}", self.index, self.iterations, self.blocks))?;
+        let before = quiet::preemptions()?;
+        let mut blocks = Vec::with_capacity(self.blocks);
+        for _ in 0..self.blocks {
+            blocks.push(per_iteration(contender.lead(self.iterations)?, self.iterations));
+        }
+        let here = quiet::preemptions()? - before;
+        let there: u64 = channel.receive()?.parse().map_err(io::Error::other)?;
+        Ok((stats::median(&blocks), here + there > 0))
+    }
+}
+
+/// Nanoseconds per iteration.
+#[must_use]
+pub fn per_iteration(took: Duration, iterations: u64) -> f64 {
+    let iterations = u32::try_from(iterations).unwrap_or(u32::MAX);
+    took.as_secs_f64() * 1e9 / f64::from(iterations.max(1))
+}

@@ -1,0 +1,65 @@
+//! Keeping other processes out of a measurement: waiting for a quiet moment, and knowing when one was not.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Below what share of busy time the machine counts as quiet.
+const QUIET: f64 = 0.10;
+
+/// Waits until the cores have been idle for a moment, at most `bound`.
+pub fn wait(bound: Duration) {
+    let start = Instant::now();
+    loop {
+        let Some(before) = busy_and_total() else { return };
+        std::thread::sleep(Duration::from_millis(50));
+        let Some(after) = busy_and_total() else { return };
+        let (busy, total) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        if (total > 0 && share(busy, total) < QUIET) || start.elapsed() >= bound {
+            return;
+        }
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    let permille = part.saturating_mul(1000) / whole.max(1);
+    f64::from(u32::try_from(permille).unwrap_or(u32::MAX)) / 1000.0
+}
+
+/// Ticks that all cores spent busy, and in all, since the machine started.
+fn busy_and_total() -> Option<(u64, u64)> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let fields: Vec<u64> =
+        stat.lines().next()?.split_whitespace().skip(1).take(8).filter_map(|f| f.parse().ok()).collect();
+    let total: u64 = fields.iter().sum();
+    // The fourth and fifth fields are idle and waiting for storage.
+    let idle = fields.get(3)? + fields.get(4)?;
+    Some((total - idle, total))
+}
+
+/// How often the scheduler took the core away from this process so far. A measurement during which this grew was
+/// disturbed.
+///
+/// # Errors
+///
+/// What `getrusage` reports.
+pub fn preemptions() -> io::Result<u64> {
+    // SAFETY: `rusage` is plain data, for which all zeros is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a writable `rusage`, and `RUSAGE_SELF` is a valid target.
+    let rc = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    if rc != 0 { Err(io::Error::last_os_error()) } else { Ok(u64::try_from(usage.ru_nivcsw).unwrap_or(0)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_is_bounded() {
+        let start = Instant::now();
+        wait(Duration::ZERO);
+        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(busy_and_total().is_some());
+        preemptions().unwrap();
+    }
+}
