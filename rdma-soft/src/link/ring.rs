@@ -1,0 +1,261 @@
+//! A single-producer single-consumer ring of frames in memory that two processes share.
+//!
+//! `tail` (written by the producer) and `head` (written by the consumer) count bytes since the ring was made and never
+//! wrap in practice (2^64 bytes). A frame is one prefix word, `H` header words and a payload, padded to [`ALIGN`]; it is
+//! contiguous: where it would wrap, a padding frame fills the rest of the ring. Nothing that the other side writes is
+//! trusted: each counter and each prefix is read once, checked against this side's own counters, and anything that cannot
+//! be is [`Corrupt`], after which the ring is not used any more.
+
+use super::words::Word;
+
+/// Frames begin at multiples of this: a cache line, so that the two sides never write to one line.
+pub(crate) const ALIGN: u64 = 64;
+
+/// The smallest capacity of a ring, in bytes.
+pub(crate) const MIN_CAPACITY: u64 = 256;
+
+/// High half of a prefix word: a frame, or padding to the end of the ring. The low half is the payload's length.
+const KIND_FRAME: u64 = 0x5246 << 32;
+const KIND_PADDING: u64 = 0x5250 << 32;
+const KIND_MASK: u64 = !0xffff_ffff;
+
+/// What the other side wrote cannot be: it is broken or hostile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Corrupt;
+
+impl core::fmt::Display for Corrupt {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the peer wrote an impossible value into a ring")
+    }
+}
+
+impl core::error::Error for Corrupt {}
+
+/// The shared memory of one ring.
+pub(crate) trait Region {
+    /// Its atomic words.
+    type Word: Word;
+    /// Bytes ever produced.
+    fn tail(&self) -> &Self::Word;
+    /// Bytes ever consumed.
+    fn head(&self) -> &Self::Word;
+    /// Not zero while the producer waits for room.
+    fn waits(&self) -> &Self::Word;
+    /// Size in bytes: a power of two, at least [`MIN_CAPACITY`]. Never changes.
+    fn capacity(&self) -> u64;
+    /// Copies words out, from byte offset `at`, a multiple of 8.
+    fn read(&self, at: u64, words: &mut [u64]);
+    /// Copies words in, at byte offset `at`, a multiple of 8.
+    fn write(&self, at: u64, words: &[u64]);
+}
+
+/// Where a payload lies in the ring: it belongs to this side until the ring's `publish` (producer) or `release`
+/// (consumer).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Byte offset in the ring.
+    pub(crate) at: u64,
+    /// Length in bytes; `at + len` is within the ring.
+    pub(crate) len: u32,
+}
+
+/// Bytes that a frame takes. Cannot overflow.
+fn frame_len<const H: usize>(payload: u32) -> u64 {
+    (8 * (1 + H as u64) + u64::from(payload)).next_multiple_of(ALIGN)
+}
+
+/// The side that writes.
+#[derive(Debug)]
+pub(crate) struct Producer<R, const H: usize> {
+    region: R,
+    /// Written so far, published up to `published`.
+    tail: u64,
+    published: u64,
+    /// The consumer's head when last looked at.
+    head: u64,
+}
+
+impl<R: Region, const H: usize> Producer<R, H> {
+    /// Begins on a ring that nobody has used.
+    pub(crate) fn new(region: R) -> Self {
+        debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
+        Self { region, tail: 0, published: 0, head: 0 }
+    }
+
+    /// The memory below.
+    pub(crate) fn region(&self) -> &R {
+        &self.region
+    }
+
+    /// The longest payload that a frame may have: a frame takes at most half of the ring, so that it fits into an empty
+    /// one wherever that stands.
+    pub(crate) fn max_payload(&self) -> u32 {
+        u32::try_from(self.region.capacity() / 2 - 8 * (1 + H as u64)).unwrap_or(u32::MAX)
+    }
+
+    /// Appends a frame if there is room, and says where its payload has to be written before the next `publish`.
+    pub(crate) fn push(&mut self, header: &[u64; H], payload: u32) -> Result<Option<Span>, Corrupt> {
+        let capacity = self.region.capacity();
+        let len = frame_len::<H>(payload);
+        debug_assert!(payload <= self.max_payload());
+        let mut offset = self.tail & (capacity - 1);
+        let padding = if len > capacity - offset { capacity - offset } else { 0 };
+        if !self.has_room(padding + len)? {
+            return Ok(None);
+        }
+        if padding != 0 {
+            self.region.write(offset, &[KIND_PADDING]);
+            self.tail += padding;
+            offset = 0;
+        }
+        self.region.write(offset, &[KIND_FRAME | u64::from(payload)]);
+        self.region.write(offset + 8, header);
+        self.tail += len;
+        Ok(Some(Span { at: offset + 8 * (1 + H as u64), len: payload }))
+    }
+
+    /// Bytes written and not yet published.
+    pub(crate) fn unpublished(&self) -> u64 {
+        self.tail - self.published
+    }
+
+    /// Makes all frames visible to the consumer. The caller looks at the consumer's `asleep` flag next.
+    /// False when there was nothing new.
+    pub(crate) fn publish(&mut self) -> bool {
+        if self.tail == self.published {
+            return false;
+        }
+        self.published = self.tail;
+        self.region.tail().store_ordered(self.tail);
+        true
+    }
+
+    /// Asks the consumer to wake this side once it has consumed something. True when it already has, so that trying again
+    /// is worth it.
+    pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
+        let before = self.head;
+        self.region.waits().store_ordered(1);
+        self.look(self.region.head().load_ordered())?;
+        Ok(self.head != before)
+    }
+
+    /// Whether the consumer has consumed anything since this side last looked: what a side that goes to sleep while it
+    /// waits for room checks last.
+    pub(crate) fn room_was_made(&self) -> bool {
+        self.region.head().load_ordered() != self.head
+    }
+
+    fn has_room(&mut self, len: u64) -> Result<bool, Corrupt> {
+        let capacity = self.region.capacity();
+        if capacity - (self.tail - self.head) >= len {
+            return Ok(true);
+        }
+        self.look(self.region.head().load())?;
+        Ok(capacity - (self.tail - self.head) >= len)
+    }
+
+    /// Takes over the consumer's head: it can only grow, up to what was published, frame by frame.
+    fn look(&mut self, head: u64) -> Result<(), Corrupt> {
+        if head < self.head || head > self.published || head % ALIGN != 0 {
+            return Err(Corrupt);
+        }
+        self.head = head;
+        Ok(())
+    }
+}
+
+/// The side that reads.
+#[derive(Debug)]
+pub(crate) struct Consumer<R, const H: usize> {
+    region: R,
+    /// Consumed so far, published up to `published`.
+    head: u64,
+    published: u64,
+    /// The producer's tail when last looked at.
+    tail: u64,
+    /// Length of the frame that `next` returned last.
+    current: u64,
+}
+
+impl<R: Region, const H: usize> Consumer<R, H> {
+    /// Begins on a ring that nobody has used.
+    pub(crate) fn new(region: R) -> Self {
+        debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
+        Self { region, head: 0, published: 0, tail: 0, current: 0 }
+    }
+
+    /// The memory below.
+    pub(crate) fn region(&self) -> &R {
+        &self.region
+    }
+
+    /// Whether there may be something to read: one load of a word that stays in this core's cache while there is not.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail && self.region.tail().load() == self.tail
+    }
+
+    /// `is_empty` as the last check of a side that has just said it goes to sleep.
+    pub(crate) fn is_empty_ordered(&self) -> bool {
+        self.head == self.tail && self.region.tail().load_ordered() == self.tail
+    }
+
+    /// The next frame: its header, copied, and where its payload lies until `release`.
+    pub(crate) fn next(&mut self) -> Result<Option<([u64; H], Span)>, Corrupt> {
+        let capacity = self.region.capacity();
+        self.head += core::mem::take(&mut self.current);
+        loop {
+            if self.head == self.tail {
+                let tail = self.region.tail().load();
+                if tail == self.tail {
+                    return Ok(None);
+                }
+                if tail < self.head || tail - self.head > capacity || tail % ALIGN != 0 {
+                    return Err(Corrupt);
+                }
+                self.tail = tail;
+            }
+            let available = self.tail - self.head;
+            let offset = self.head & (capacity - 1);
+            let mut prefix = [0];
+            self.region.read(offset, &mut prefix);
+            match prefix[0] & KIND_MASK {
+                KIND_PADDING if capacity - offset <= available => self.head += capacity - offset,
+                KIND_FRAME => {
+                    #[expect(clippy::cast_possible_truncation, reason = "the low half of the prefix is the length")]
+                    let payload = prefix[0] as u32;
+                    let len = frame_len::<H>(payload);
+                    if len > available || len > capacity - offset {
+                        return Err(Corrupt);
+                    }
+                    let mut header = [0; H];
+                    self.region.read(offset + 8, &mut header);
+                    self.current = len;
+                    return Ok(Some((header, Span { at: offset + 8 * (1 + H as u64), len: payload })));
+                }
+                _ => return Err(Corrupt),
+            }
+        }
+    }
+
+    /// Bytes consumed and not yet given back to the producer.
+    pub(crate) fn unreleased(&self) -> u64 {
+        self.head + self.current - self.published
+    }
+
+    /// Gives everything that was read back to the producer. True when the producer waits for room: the caller looks at its
+    /// `asleep` flag next.
+    pub(crate) fn release(&mut self) -> bool {
+        self.head += core::mem::take(&mut self.current);
+        if self.head == self.published {
+            return false;
+        }
+        self.published = self.head;
+        self.region.head().store_ordered(self.head);
+        self.region.waits().load_ordered() != 0 && self.region.waits().swap_ordered(0) != 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "ring_tests.rs"]
+mod tests;
