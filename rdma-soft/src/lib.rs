@@ -1,3 +1,5 @@
 //! A software RDMA device: libibverbs in Rust, between the processes of one host.
 
 pub mod engine;
+mod link;
+mod node;

@@ -1,0 +1,217 @@
+//! One end of a link, as the node drives it: two rings, two flags, and what ties it to its peer.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rdma_mem::Mapping;
+
+use super::doorbell;
+use super::memory::{Ends, Flag, Ring};
+use super::ring::{Consumer, Corrupt, Producer, Region};
+use crate::engine::{Gather, HEADER_WORDS, Header, LinkId, Outbound, Slot, Source, Target};
+
+/// While more than this is written and unpublished, the consumer is let in, so that both sides copy at once.
+const PUBLISH_EVERY: u64 = 64 << 10;
+
+/// The process at the other end.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// Its process id, as the kernel gave it to us.
+    pub(crate) pid: i32,
+    /// The slots that it says it has.
+    pub(crate) slots: Vec<Slot>,
+    /// The socket of the handshake: carries grants, and hangs up when the peer dies.
+    pub(crate) socket: OwnedFd,
+    /// Readable when the peer has died.
+    pub(crate) pidfd: OwnedFd,
+    /// Wakes its agent.
+    pub(crate) bell: OwnedFd,
+    /// Where it publishes its regions and queue pairs.
+    pub(crate) directory: Arc<Mapping>,
+}
+
+/// Why a link still has something to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backlog {
+    /// It has not.
+    None,
+    /// The ring is full.
+    Blocked,
+    /// The copying budget of one turn was spent.
+    More,
+}
+
+/// One end of a link.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// How the engine calls it.
+    pub(crate) id: LinkId,
+    /// What is left to send.
+    pub(crate) backlog: Backlog,
+    /// The other process; none for the loopback.
+    pub(crate) peer: Option<Peer>,
+    out: Producer<Ring, HEADER_WORDS>,
+    inbound: Consumer<Ring, HEADER_WORDS>,
+    asleep: Flag,
+    peer_asleep: Flag,
+    /// The peer wrote what cannot be.
+    corrupt: bool,
+}
+
+impl Link {
+    /// An end of a link over fresh memory.
+    pub(crate) fn new(id: LinkId, ends: Ends, peer: Option<Peer>) -> Self {
+        Self {
+            id,
+            backlog: Backlog::None,
+            peer,
+            out: Producer::new(ends.out),
+            inbound: Consumer::new(ends.inbound),
+            asleep: ends.asleep,
+            peer_asleep: ends.peer_asleep,
+            corrupt: false,
+        }
+    }
+
+    /// Whether nothing has come in.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.inbound.is_empty()
+    }
+
+    /// Whether it makes sense to transmit again.
+    #[inline]
+    pub(crate) fn may_continue(&self) -> bool {
+        match self.backlog {
+            Backlog::None => false,
+            Backlog::More => true,
+            Backlog::Blocked => self.out.room_was_made(),
+        }
+    }
+
+    /// Hands inbound frames to `handle` until there is none or `budget` bytes were handled. True when frames are left.
+    pub(crate) fn drain(
+        &mut self,
+        budget: &mut usize,
+        mut handle: impl FnMut(LinkId, &Header, Source<'_>),
+    ) -> Result<bool, Corrupt> {
+        let capacity = self.inbound.region().capacity();
+        let more = loop {
+            if *budget == 0 {
+                break !self.inbound.is_empty();
+            }
+            let Some((header, span)) = self.inbound.next()? else { break false };
+            let ptr = self.inbound.region().payload(span);
+            // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped during the call; only
+            // atomic accesses and the peer process touch them.
+            let payload = unsafe { Source::from_raw(ptr, span.len as usize) };
+            handle(self.id, &Header(header), payload);
+            *budget = budget.saturating_sub(64 + span.len as usize);
+            if self.inbound.unreleased() > capacity / 4 {
+                self.release();
+            }
+        };
+        self.release();
+        Ok(more)
+    }
+
+    /// Makes what was sent visible, and wakes the peer if it sleeps.
+    pub(crate) fn flush(&mut self) {
+        if self.out.publish() {
+            self.ring_if_asleep();
+        }
+    }
+
+    /// After a transmission that found no room: whether to try again at once. Otherwise the peer will wake us.
+    pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
+        if self.corrupt { Err(Corrupt) } else { self.out.wait_for_room() }
+    }
+
+    /// Whether the peer was caught writing nonsense.
+    pub(crate) fn check(&self) -> Result<(), Corrupt> {
+        if self.corrupt { Err(Corrupt) } else { Ok(()) }
+    }
+
+    /// Says to the peer that we go to sleep. True if there is work after all.
+    pub(crate) fn arm(&self) -> bool {
+        doorbell::arm(self.asleep.word());
+        !self.inbound.is_empty_ordered()
+            || match self.backlog {
+                Backlog::None => false,
+                Backlog::More => true,
+                Backlog::Blocked => self.out.room_was_made(),
+            }
+    }
+
+    /// Says to the peer that we are awake.
+    pub(crate) fn disarm(&self) {
+        doorbell::disarm(self.asleep.word());
+    }
+
+    fn release(&mut self) {
+        if self.inbound.release() {
+            self.ring_if_asleep();
+        }
+    }
+
+    fn ring_if_asleep(&self) {
+        if let Some(peer) = &self.peer {
+            if doorbell::must_ring(self.peer_asleep.word()) {
+                ring(&peer.bell);
+            }
+        }
+    }
+}
+
+impl Outbound for Link {
+    fn max_payload(&self) -> usize {
+        // A quarter of the ring, so that the two sides overlap; pieces of 64 KiB are as fast as larger ones.
+        (self.out.max_payload() as usize / 2).min(64 << 10)
+    }
+
+    fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool {
+        let Ok(len) = u32::try_from(payload.len()) else { return false };
+        if self.corrupt || len > self.out.max_payload() {
+            return false;
+        }
+        match self.out.push(&header.0, len) {
+            Ok(Some(span)) => {
+                let ptr = self.out.region().payload(span);
+                // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped; they are ours until
+                // they are published, and only atomic accesses touch them.
+                let target = unsafe { Target::from_raw(ptr, span.len as usize) };
+                let copied = payload.copy_to(target);
+                debug_assert!(copied, "a gather list longer than its own length");
+                if self.out.unpublished() >= PUBLISH_EVERY {
+                    self.flush();
+                }
+                true
+            }
+            Ok(None) => false,
+            Err(Corrupt) => {
+                self.corrupt = true;
+                false
+            }
+        }
+    }
+}
+
+/// Wakes who sleeps on an eventfd. A full counter wakes as well, so errors do not matter.
+pub(crate) fn ring(bell: &OwnedFd) {
+    let one = 1_u64.to_ne_bytes();
+    // SAFETY: write reads 8 bytes of a live array.
+    let _ = unsafe { libc::write(bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+/// A new doorbell.
+pub(crate) fn new_bell() -> io::Result<OwnedFd> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: eventfd has no conditions.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: eventfd just returned it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,278 @@
+//! The shared memory of one link: two rings, one each way, and the `asleep` flag of each side.
+//!
+//! ```text
+//! 0              CONTROL             CONTROL + capacity       CONTROL + 2 capacity
+//! | words         | frames of ring 0  | frames of ring 1       |
+//! ```
+//!
+//! Every word has two cache lines of its own, so that neither neighbours nor the adjacent-line prefetcher make the two
+//! sides fight for it.
+//!
+//! # Safety
+//!
+//! 1. [`Memory`] maps `CONTROL + 2 * capacity` bytes, page aligned, readable and writable, as long as it lives. The
+//!    [`Ring`]s and [`Flag`]s hold the `Arc` of the memory that they point into.
+//! 2. All access is atomic: control words through `AtomicU64`, header words as relaxed `AtomicU64`, payloads through
+//!    `rdma_mem` by whoever gets a pointer. The peer may write anything at any time; that is no race, for it is another process.
+//! 3. Every offset is checked against the capacity, which is this side's own number, before it is used.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rdma_mem::{Mapping, SharedMemory};
+
+use super::ring::{MIN_CAPACITY, Region, Span};
+
+/// Bytes before the first ring's frames.
+const CONTROL: usize = 4096;
+/// Bytes that each control word has for itself.
+const WORD_STRIDE: usize = 128;
+/// The largest ring that this side maps for a peer.
+pub(crate) const MAX_CAPACITY: usize = 64 << 20;
+
+const TAIL: usize = 0;
+const HEAD: usize = 1;
+const WAITS: usize = 2;
+const RING_WORDS: usize = 3;
+const ASLEEP: usize = 2 * RING_WORDS;
+
+/// Which end of a link this process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// It made the memory.
+    Opener,
+    /// It was given the memory.
+    Acceptor,
+}
+
+#[derive(Debug)]
+enum Pages {
+    Own(SharedMemory),
+    Peers(Mapping),
+}
+
+/// The memory of one link.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pages: Pages,
+    capacity: usize,
+}
+
+/// What one side uses of a link's memory.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    /// Where this side writes.
+    pub(crate) out: Ring,
+    /// Where this side reads.
+    pub(crate) inbound: Ring,
+    /// Set while this side sleeps.
+    pub(crate) asleep: Flag,
+    /// Set while the peer sleeps.
+    pub(crate) peer_asleep: Flag,
+}
+
+/// Whether a peer's ring capacity is one that this side can work with.
+pub(crate) fn capacity_is_valid(capacity: usize) -> bool {
+    capacity.is_power_of_two() && capacity as u64 >= MIN_CAPACITY && capacity <= MAX_CAPACITY
+}
+
+impl Memory {
+    /// Makes the memory of a link with two rings of `capacity` bytes.
+    pub(crate) fn create(capacity: usize) -> io::Result<Arc<Self>> {
+        if !capacity_is_valid(capacity) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a ring's capacity is a power of two, 256 to 64 Mi",
+            ));
+        }
+        let pages = SharedMemory::new(CONTROL + 2 * capacity)?;
+        // SAFETY: advice about memory that `pages` owns; a child that lacks it is kept out of the rings by the node.
+        let advised = unsafe { libc::madvise(pages.as_ptr().cast(), pages.len(), libc::MADV_DONTFORK) };
+        if advised != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Arc::new(Self { pages: Pages::Own(pages), capacity }))
+    }
+
+    /// Maps the memory that the opener of a link sent.
+    pub(crate) fn open(fd: BorrowedFd<'_>, capacity: usize) -> io::Result<Arc<Self>> {
+        if !capacity_is_valid(capacity) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's ring has an impossible size"));
+        }
+        let pages = Mapping::map(fd, CONTROL + 2 * capacity)?;
+        Ok(Arc::new(Self { pages: Pages::Peers(pages), capacity }))
+    }
+
+    /// The file to send to the peer; none on the side that was given it.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.pages {
+            Pages::Own(pages) => pages.fd(),
+            Pages::Peers(_) => None,
+        }
+    }
+
+    /// Bytes of each ring.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// This side's view.
+    pub(crate) fn ends(self: &Arc<Self>, side: Side) -> Ends {
+        let (mine, theirs) = match side {
+            Side::Opener => (0, 1),
+            Side::Acceptor => (1, 0),
+        };
+        Ends {
+            out: self.ring(mine),
+            inbound: self.ring(theirs),
+            asleep: self.flag(ASLEEP + mine),
+            peer_asleep: self.flag(ASLEEP + theirs),
+        }
+    }
+
+    /// Both ends of ring 0: what a process sends to itself.
+    pub(crate) fn loopback(self: &Arc<Self>) -> Ends {
+        Ends { out: self.ring(0), inbound: self.ring(0), asleep: self.flag(ASLEEP), peer_asleep: self.flag(ASLEEP + 1) }
+    }
+
+    fn base(&self) -> NonNull<u8> {
+        let base = match &self.pages {
+            Pages::Own(pages) => pages.as_ptr(),
+            Pages::Peers(pages) => pages.as_ptr(),
+        };
+        NonNull::new(base).unwrap_or(NonNull::dangling())
+    }
+
+    fn word(&self, index: usize) -> NonNull<AtomicU64> {
+        debug_assert!(index * WORD_STRIDE < CONTROL);
+        // SAFETY: `add` stays within the control page (1).
+        unsafe { self.base().add(index * WORD_STRIDE) }.cast()
+    }
+
+    fn flag(self: &Arc<Self>, index: usize) -> Flag {
+        Flag { word: self.word(index), _memory: Arc::clone(self) }
+    }
+
+    fn ring(self: &Arc<Self>, index: usize) -> Ring {
+        Ring {
+            tail: self.word(RING_WORDS * index + TAIL),
+            head: self.word(RING_WORDS * index + HEAD),
+            waits: self.word(RING_WORDS * index + WAITS),
+            // SAFETY: ring 0 begins at CONTROL, ring 1 `capacity` further: both within the mapping (1).
+            frames: unsafe { self.base().add(CONTROL + index * self.capacity) },
+            capacity: self.capacity,
+            _memory: Arc::clone(self),
+        }
+    }
+}
+
+/// One shared flag.
+#[derive(Debug)]
+pub(crate) struct Flag {
+    word: NonNull<AtomicU64>,
+    _memory: Arc<Memory>,
+}
+
+// SAFETY: a pointer to an atomic in memory that the value keeps mapped (1, 2).
+unsafe impl Send for Flag {}
+
+impl Flag {
+    /// The word.
+    #[inline]
+    pub(crate) fn word(&self) -> &AtomicU64 {
+        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: the word lies in the mapping that
+        // `self` keeps (1), at a multiple of WORD_STRIDE from its page-aligned base; an atomic may be shared (2).
+        unsafe { self.word.as_ref() }
+    }
+}
+
+/// The memory of one ring.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    tail: NonNull<AtomicU64>,
+    head: NonNull<AtomicU64>,
+    waits: NonNull<AtomicU64>,
+    frames: NonNull<u8>,
+    capacity: usize,
+    _memory: Arc<Memory>,
+}
+
+// SAFETY: pointers into memory that the value keeps mapped, all access atomic (1, 2).
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// The first byte of a payload; `span.len` bytes there are readable and writable while the ring lives.
+    ///
+    /// # Panics
+    ///
+    /// If the span is not within the ring: the ring's protocol never makes such a one.
+    #[inline]
+    pub(crate) fn payload(&self, span: Span) -> *mut u8 {
+        let at = self.checked(span.at, span.len as usize);
+        // SAFETY: `at` is within the ring's frames (checked), which are in the mapping (1).
+        unsafe { self.frames.add(at) }.as_ptr()
+    }
+
+    /// The word at byte offset `at`, a multiple of 8 within the ring.
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at % 8 == 0 && at < self.capacity);
+        // SAFETY: both callers have checked that the word is within the ring's frames, which are in the mapping (1).
+        let word = unsafe { self.frames.add(at) };
+        // SAFETY: valid for the life of the ring (1), aligned as `at` is, and only accessed atomically (2).
+        unsafe { word.cast::<AtomicU64>().as_ref() }
+    }
+
+    #[inline]
+    fn checked(&self, at: u64, len: usize) -> usize {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        assert!(at <= self.capacity && len <= self.capacity - at, "a span outside of its ring");
+        at
+    }
+}
+
+impl Region for Ring {
+    type Word = AtomicU64;
+
+    #[inline]
+    fn tail(&self) -> &AtomicU64 {
+        // SAFETY: an aligned control word in the mapping that `self` keeps (1), atomic (2).
+        unsafe { self.tail.as_ref() }
+    }
+
+    #[inline]
+    fn head(&self) -> &AtomicU64 {
+        // SAFETY: as in `tail`.
+        unsafe { self.head.as_ref() }
+    }
+
+    #[inline]
+    fn waits(&self) -> &AtomicU64 {
+        // SAFETY: as in `tail`.
+        unsafe { self.waits.as_ref() }
+    }
+
+    #[inline]
+    fn capacity(&self) -> u64 {
+        self.capacity as u64
+    }
+
+    #[inline]
+    fn read(&self, at: u64, words: &mut [u64]) {
+        let at = self.checked(at, size_of_val(words));
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = self.word(at + 8 * i).load(Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn write(&self, at: u64, words: &[u64]) {
+        let at = self.checked(at, size_of_val(words));
+        for (i, word) in words.iter().enumerate() {
+            self.word(at + 8 * i).store(*word, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Links between processes: how frames get from one engine to another.
+//!
+//! A link is a duplex pair of [`ring`]s in one sealed memory file, with a [`doorbell`] at each end. It is set up over the
+//! abstract Unix socket that names the peer's [`slot`], by a [`handshake`] in which each side proves to the other that the
+//! kernel lets it trace it: who can do that could read and write all our memory anyway.
+
+pub(crate) mod doorbell;
+pub(crate) mod duplex;
+pub(crate) mod memory;
+pub(crate) mod ring;
+pub(crate) mod words;

@@ -1,0 +1,238 @@
+use core::cell::RefCell;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const H: usize = 3;
+
+/// A ring's memory without a second process, where a test can write what a hostile one would.
+struct Plain {
+    tail: AtomicU64,
+    head: AtomicU64,
+    waits: AtomicU64,
+    words: RefCell<Vec<u64>>,
+}
+
+impl Plain {
+    fn new(capacity: usize) -> Rc<Self> {
+        Rc::new(Self {
+            tail: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            words: RefCell::new(vec![0; capacity / 8]),
+        })
+    }
+}
+
+impl Region for Rc<Plain> {
+    type Word = AtomicU64;
+
+    fn tail(&self) -> &AtomicU64 {
+        &self.tail
+    }
+
+    fn head(&self) -> &AtomicU64 {
+        &self.head
+    }
+
+    fn waits(&self) -> &AtomicU64 {
+        &self.waits
+    }
+
+    fn capacity(&self) -> u64 {
+        self.words.borrow().len() as u64 * 8
+    }
+
+    fn read(&self, at: u64, words: &mut [u64]) {
+        let at = usize::try_from(at / 8).unwrap();
+        words.copy_from_slice(&self.words.borrow()[at..at + words.len()]);
+    }
+
+    fn write(&self, at: u64, words: &[u64]) {
+        let at = usize::try_from(at / 8).unwrap();
+        self.words.borrow_mut()[at..at + words.len()].copy_from_slice(words);
+    }
+}
+
+fn ring(capacity: usize) -> (Rc<Plain>, Producer<Rc<Plain>, H>, Consumer<Rc<Plain>, H>) {
+    let memory = Plain::new(capacity);
+    (Rc::clone(&memory), Producer::new(Rc::clone(&memory)), Consumer::new(memory))
+}
+
+/// Fills a payload with its own header, word by word.
+fn fill(memory: &Rc<Plain>, span: Span, value: u64) {
+    for i in 0..u64::from(span.len) / 8 {
+        memory.write(span.at + 8 * i, &[value.wrapping_add(i)]);
+    }
+}
+
+fn check_payload(memory: &Rc<Plain>, span: Span, value: u64) {
+    for i in 0..u64::from(span.len) / 8 {
+        let mut word = [0];
+        memory.read(span.at + 8 * i, &mut word);
+        assert_eq!(word[0], value.wrapping_add(i));
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push(u32),
+    Publish,
+    Take(u8),
+    Release,
+    Wait,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0_u32..100_000).prop_map(Step::Push),
+        2 => Just(Step::Publish),
+        3 => (1_u8..6).prop_map(Step::Take),
+        2 => Just(Step::Release),
+        1 => Just(Step::Wait),
+    ]
+}
+
+proptest! {
+    /// The ring is a queue: what was pushed and published comes out once, whole and in order.
+    #[test]
+    fn a_ring_is_a_queue(log_capacity in 8_u32..14, steps in prop::collection::vec(step(), 1..400)) {
+        let (memory, mut out, mut inbound) = ring(1 << log_capacity);
+        let max = out.max_payload();
+        let mut written = VecDeque::new();
+        let mut visible = VecDeque::new();
+        let mut waiting = false;
+        let mut next = 1_u64;
+        for step in steps {
+            match step {
+                Step::Push(len) => {
+                    let len = len % (max + 1);
+                    let idle = written.is_empty() && visible.is_empty() && inbound.unreleased() == 0;
+                    if let Some(span) = out.push(&[next, !next, u64::from(len)], len).unwrap() {
+                        prop_assert_eq!(span.len, len);
+                        prop_assert!(span.at + u64::from(len) <= 1 << log_capacity);
+                        fill(&memory, span, next << 20);
+                        written.push_back((next, len));
+                        next += 1;
+                    } else {
+                        prop_assert!(!idle, "an empty ring takes the largest frame");
+                    }
+                }
+                Step::Publish => {
+                    prop_assert_eq!(out.publish(), !written.is_empty());
+                    visible.append(&mut written);
+                }
+                Step::Take(count) => for _ in 0..count {
+                    let frame = inbound.next().unwrap();
+                    let expected = visible.pop_front();
+                    prop_assert_eq!(frame.map(|(header, span)| (header[0], span.len)), expected);
+                    let Some((header, span)) = frame else { break };
+                    prop_assert_eq!(header[1], !header[0]);
+                    check_payload(&memory, span, header[0] << 20);
+                },
+                Step::Release => {
+                    let some = inbound.unreleased() != 0;
+                    prop_assert_eq!(inbound.release(), waiting && some);
+                    waiting &= !some;
+                }
+                Step::Wait => {
+                    waiting = true;
+                    out.wait_for_room().unwrap();
+                }
+            }
+        }
+    }
+
+    /// Whatever the producer's side writes, the consumer stays within the ring and says so or goes on.
+    #[test]
+    fn a_hostile_producer_gets_nowhere(
+        capacity in (8_u32..12).prop_map(|log| 1_usize << log),
+        garbage in prop::collection::vec(any::<u64>(), 1 << 9),
+        tails in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..200).prop_map(|n| n * 64)], 1..20),
+    ) {
+        let (memory, _, mut inbound) = ring(capacity);
+        let kinds = [KIND_FRAME, KIND_PADDING, 0];
+        for (i, value) in garbage.iter().enumerate().take(capacity / 8) {
+            let value = match i % 8 {
+                0 => kinds[usize::try_from(value % 3).unwrap()] | (value >> 20) % (2 * capacity as u64),
+                _ => *value,
+            };
+            memory.write(8 * i as u64, &[value]);
+        }
+        'tails: for tail in tails {
+            memory.tail.store(tail, Ordering::Relaxed);
+            loop {
+                match inbound.next() {
+                    Ok(Some((_, span))) => prop_assert!(span.at + u64::from(span.len) <= capacity as u64),
+                    Ok(None) => break,
+                    Err(Corrupt) => break 'tails,
+                }
+            }
+            inbound.release();
+        }
+    }
+
+    /// Whatever the consumer's side writes, the producer never writes over what is not consumed by its own reckoning.
+    #[test]
+    fn a_hostile_consumer_gets_nowhere(
+        heads in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(|n| n * 64)], 1..40),
+        lens in prop::collection::vec(0_u32..480, 40),
+    ) {
+        let (memory, mut out, _) = ring(1024);
+        for (head, len) in heads.into_iter().zip(lens) {
+            memory.head.store(head, Ordering::Relaxed);
+            match out.push(&[0; H], len) {
+                Ok(Some(span)) => prop_assert!(span.at + u64::from(span.len) <= 1024),
+                Ok(None) => {}
+                Err(Corrupt) => break,
+            }
+            out.publish();
+            prop_assert!(out.tail - out.head <= 1024);
+        }
+    }
+}
+
+#[test]
+fn a_tail_beyond_the_capacity_is_corrupt() {
+    let (memory, _, mut inbound) = ring(256);
+    memory.tail.store(256 + 64, Ordering::Relaxed);
+    assert_eq!(inbound.next(), Err(Corrupt));
+}
+
+#[test]
+fn a_tail_that_goes_back_is_corrupt() {
+    let (memory, mut out, mut inbound) = ring(1024);
+    out.push(&[1; H], 0).unwrap().unwrap();
+    out.push(&[2; H], 0).unwrap().unwrap();
+    out.publish();
+    while inbound.next().unwrap().is_some() {}
+    memory.tail.store(64, Ordering::Relaxed);
+    assert_eq!(inbound.next(), Err(Corrupt));
+}
+
+#[test]
+fn a_length_beyond_what_is_there_is_corrupt() {
+    let (memory, mut out, mut inbound) = ring(1024);
+    out.push(&[1; H], 8).unwrap().unwrap();
+    out.publish();
+    memory.write(0, &[KIND_FRAME | 200]);
+    assert_eq!(inbound.next(), Err(Corrupt));
+    let (memory, mut out, mut inbound) = ring(1024);
+    out.push(&[1; H], 8).unwrap().unwrap();
+    out.publish();
+    memory.write(0, &[KIND_FRAME | 0xffff_ffff]);
+    assert_eq!(inbound.next(), Err(Corrupt));
+}
+
+#[test]
+fn a_head_beyond_the_tail_is_corrupt() {
+    let (memory, mut out, _) = ring(256);
+    out.push(&[1; H], 0).unwrap().unwrap();
+    out.publish();
+    memory.head.store(128, Ordering::Relaxed);
+    assert_eq!(out.wait_for_room(), Err(Corrupt));
+}

@@ -1,0 +1,160 @@
+//! The process's one software device: the engine, the links to other processes, and the agent thread.
+//!
+//! All of the engine's state is under one lock, and whoever holds it does what there is to do: a thread that posts or polls
+//! moves frames itself; the agent thread does so while nobody else is awake, and everything that needs the operating
+//! system. Nothing spins but the application, and no hold of the lock copies more than about a megabyte.
+
+mod clock;
+mod fork;
+mod state;
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rdma_mem::SharedMemory;
+use rdma_sys::ibv_wc;
+
+use self::fork::ForkGuard;
+use self::state::{Agent, State};
+use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Slot};
+use crate::link::duplex;
+
+/// Bytes of each ring, unless the environment says otherwise.
+const RING_CAPACITY: usize = 1 << 20;
+
+/// This process's software device.
+#[derive(Debug)]
+pub(crate) struct Node {
+    guard: ForkGuard,
+    state: Mutex<State>,
+    /// What peers may map: regions and queue pairs.
+    directory: Arc<SharedMemory>,
+    /// What the agent sleeps on.
+    bell: OwnedFd,
+    timer: OwnedFd,
+}
+
+impl Node {
+    /// The node of this process, started by the first call.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` in a forked child of the process that started it; when it cannot be started, the reason's number (the log
+    /// says more).
+    #[inline]
+    pub(crate) fn get() -> Result<&'static Self, Errno> {
+        static NODE: OnceLock<Node> = OnceLock::new();
+        static STARTING: Mutex<()> = Mutex::new(());
+        if let Some(node) = NODE.get() {
+            return if node.guard.is_owner() { Ok(node) } else { Err(Errno(libc::ENODEV)) };
+        }
+        let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(node) = NODE.get() {
+            return Ok(node);
+        }
+        match Self::start() {
+            Ok(node) => Ok(NODE.get_or_init(|| node)),
+            Err(error) => {
+                tracing::error!(%error, "the software RDMA device cannot start");
+                Err(Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+            }
+        }
+    }
+
+    fn start() -> io::Result<Self> {
+        let guard = ForkGuard::new()?;
+        let bell = duplex::new_bell()?;
+        let timer = new_timer()?;
+        let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
+        // SAFETY: the directory is DIRECTORY_LEN bytes of page-aligned shared memory that lives as long as the owner;
+        // nobody else in this process touches it.
+        let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
+        let slot = Slot(1);
+        let engine = Engine::new(EngineConfig { slot, seed: random()?, directory: Some(area) });
+        let state = State::new(engine, slot, timer.try_clone()?, bell.try_clone()?, ring_capacity());
+        Ok(Self { guard, state: Mutex::new(state), directory, bell, timer })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says where the engine's events go; it is called under the node's lock.
+    pub(crate) fn set_sink(&self, sink: fn(Event)) {
+        self.lock().set_sink(sink);
+    }
+
+    /// Calls the engine, and does what the call has made necessary.
+    #[inline]
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut state = self.lock();
+        let result = call(&mut state.engine);
+        state.after_call();
+        result
+    }
+
+    /// Like [`with`](Self::with), after everything that has come in so far was handled: what changes a queue pair's state must
+    /// not be overtaken by it.
+    pub(crate) fn with_drained<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut state = self.lock();
+        state.drain_fully();
+        let result = call(&mut state.engine);
+        state.after_call();
+        result
+    }
+
+    /// Polls a completion queue, and makes progress if it is empty.
+    ///
+    /// # Errors
+    ///
+    /// The engine's.
+    #[inline]
+    pub(crate) fn poll_cq(&self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
+        self.lock().poll_cq(cq, out)
+    }
+
+    /// Says that the application is about to wait for an event instead of polling: the agent takes over at once.
+    pub(crate) fn settle(&self) {
+        let mut state = self.lock();
+        state.polls_at_settle = state.polls;
+        state.progress();
+        if state.agent == Agent::Ticking {
+            state.wake_agent();
+        }
+    }
+
+    /// Takes one more slot, for when all queue pair numbers are used up.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` when the host's slots are all taken.
+    pub(crate) fn add_slot(&self) -> Result<(), Errno> {
+        Err(Errno(libc::EMFILE))
+    }
+}
+
+fn new_timer() -> io::Result<OwnedFd> {
+    // SAFETY: timerfd_create has no conditions.
+    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: timerfd_create just returned it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: getrandom writes at most 8 bytes into a live array.
+    if unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } != 8 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// `RDMA_SOFT_RING` (bytes) is for tests.
+fn ring_capacity() -> usize {
+    let wish = std::env::var("RDMA_SOFT_RING").ok().and_then(|wish| wish.parse().ok());
+    wish.filter(|&wish| crate::link::memory::capacity_is_valid(wish) && wish >= 4096).unwrap_or(RING_CAPACITY)
+}

@@ -1,0 +1,342 @@
+//! What the node's lock protects: the engine, its links, and what is left for the agent to do.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rdma_sys::ibv_wc;
+
+use super::clock;
+use crate::engine::limits::COPY_BUDGET;
+use crate::engine::{CqId, Engine, Errno, Event, Grant, LinkId, Slot, Time, Transmit};
+use crate::link::duplex::{self, Backlog, Link, Peer};
+use crate::link::memory::{Ends, Memory};
+use crate::link::ring::Corrupt;
+
+/// While nobody else looks at the timers, an application that polls does, every so many empty polls: reading the clock
+/// takes as long as all the rest of an empty poll.
+const POLLS_PER_CLOCK: u64 = 32;
+
+/// What the agent thread is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Agent {
+    /// About to look at everything.
+    Awake,
+    /// The application polls: looks again in a millisecond, is not rung by peers.
+    Ticking,
+    /// Until it is rung, or the alarm goes off.
+    Asleep,
+}
+
+/// The node's state.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The engine.
+    pub(crate) engine: Engine,
+    /// By number.
+    links: Vec<Option<Link>>,
+    /// How often a completion queue was polled.
+    pub(crate) polls: u64,
+    /// `polls` when the application last said that it would sleep.
+    pub(crate) polls_at_settle: u64,
+    /// What the agent does.
+    pub(crate) agent: Agent,
+    /// Slots that the agent has to connect to.
+    pub(crate) dials: Vec<Slot>,
+    /// Regions that the agent has to send.
+    pub(crate) grants: Vec<Grant>,
+    slots: Vec<Slot>,
+    sink: Option<fn(Event)>,
+    /// When the agent's timer goes off.
+    alarm: Time,
+    timer: OwnedFd,
+    bell: OwnedFd,
+    ring_capacity: usize,
+}
+
+impl State {
+    /// A state without links. `timer` and `bell` are what the agent sleeps on.
+    pub(crate) fn new(engine: Engine, slot: Slot, timer: OwnedFd, bell: OwnedFd, ring_capacity: usize) -> Self {
+        Self {
+            engine,
+            links: Vec::new(),
+            polls: 0,
+            polls_at_settle: 0,
+            agent: Agent::Awake,
+            dials: Vec::new(),
+            grants: Vec::new(),
+            slots: vec![slot],
+            sink: None,
+            alarm: Time(u64::MAX),
+            timer,
+            bell,
+            ring_capacity,
+        }
+    }
+
+    /// Says where events go.
+    pub(crate) fn set_sink(&mut self, sink: fn(Event)) {
+        self.sink = Some(sink);
+    }
+
+    /// The process's slots.
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Adds a slot of this process.
+    pub(crate) fn add_slot(&mut self, slot: Slot) {
+        self.slots.push(slot);
+        self.engine.add_slot(slot);
+    }
+
+    /// A link, if it is still there.
+    pub(crate) fn link(&self, id: LinkId) -> Option<&Link> {
+        self.links.get(id.0 as usize)?.as_ref()
+    }
+
+    /// All links.
+    pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter().flatten()
+    }
+
+    /// Takes in a link; the engine is not told.
+    pub(crate) fn add_link(&mut self, ends: Ends, peer: Option<Peer>) -> LinkId {
+        let free = self.links.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.links.push(None);
+            self.links.len() - 1
+        });
+        let id = LinkId(u32::try_from(index).unwrap_or(u32::MAX));
+        self.links[index] = Some(Link::new(id, ends, peer));
+        id
+    }
+
+    /// Ends a link: everything that waits for it fails.
+    pub(crate) fn remove_link(&mut self, id: LinkId, why: &str) {
+        let Some(link) = self.links.get_mut(id.0 as usize).and_then(Option::take) else { return };
+        let peer = link.peer.as_ref().map_or(0, |peer| peer.pid);
+        tracing::debug!(link = id.0, peer, why, "link down");
+        self.engine.handle_link_down(id);
+    }
+
+    /// Polls a completion queue, and if it is empty makes progress and polls again.
+    #[inline]
+    pub(crate) fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
+        self.polls = self.polls.wrapping_add(1);
+        let taken = self.engine.poll_cq(cq, out)?;
+        if taken != 0 {
+            return Ok(taken);
+        }
+        self.progress();
+        self.engine.poll_cq(cq, out)
+    }
+
+    /// Takes in what has come and sends what there is: at most about a megabyte of copying. True if more is left to do.
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut budget = COPY_BUDGET;
+        let mut more = self.drain(&mut budget);
+        more |= self.transmit(&mut budget);
+        self.finish(more);
+        more
+    }
+
+    /// What follows a call of the application into the engine: the same without looking for what has come in.
+    pub(crate) fn after_call(&mut self) {
+        let mut budget = COPY_BUDGET;
+        let more = self.transmit(&mut budget);
+        self.finish(more);
+    }
+
+    /// Takes in everything that has come in so far.
+    pub(crate) fn drain_fully(&mut self) {
+        let mut budget = usize::MAX;
+        self.drain(&mut budget);
+    }
+
+    fn drain(&mut self, budget: &mut usize) -> bool {
+        let mut more = false;
+        for index in 0..self.links.len() {
+            let Some(link) = &mut self.links[index] else { continue };
+            if link.is_quiet() {
+                continue;
+            }
+            let engine = &mut self.engine;
+            match link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload)) {
+                Ok(left) => more |= left,
+                Err(Corrupt) => self.remove_corrupt(index),
+            }
+        }
+        more
+    }
+
+    fn remove_corrupt(&mut self, index: usize) {
+        let Some(link) = &self.links[index] else { return };
+        let pid = link.peer.as_ref().map_or(0, |peer| peer.pid);
+        tracing::warn!(pid, "process {pid} wrote an impossible value into its link; the link is closed");
+        self.remove_link(link.id, "corrupt");
+    }
+
+    /// Sends for the links that have something new, and for those that could not send everything before. What goes to
+    /// this process itself is taken in at once.
+    fn transmit(&mut self, budget: &mut usize) -> bool {
+        let mut more = false;
+        for index in 0..self.links.len() {
+            if self.links[index].as_ref().is_some_and(Link::may_continue) {
+                more |= self.transmit_on(index, budget);
+            }
+        }
+        while let Some(id) = self.engine.poll_active_link() {
+            more |= self.transmit_on(id.0 as usize, budget);
+        }
+        more
+    }
+
+    fn transmit_on(&mut self, index: usize, budget: &mut usize) -> bool {
+        loop {
+            let Some(Some(link)) = self.links.get_mut(index) else { return false };
+            if *budget == 0 {
+                link.backlog = Backlog::More;
+                return true;
+            }
+            let result = self.engine.poll_transmit(link.id, link);
+            link.flush();
+            match result {
+                Transmit::Idle => link.backlog = Backlog::None,
+                Transmit::Blocked => link.backlog = Backlog::Blocked,
+                Transmit::More => {
+                    link.backlog = Backlog::More;
+                    *budget = 0;
+                }
+            }
+            let is_loopback = link.peer.is_none();
+            let again = match (result, is_loopback) {
+                (_, true) => {
+                    let engine = &mut self.engine;
+                    // Only this process writes there.
+                    let quiet = link.is_quiet();
+                    let left = link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload));
+                    debug_assert!(left.is_ok(), "the loopback is corrupt");
+                    result == Transmit::Blocked && !quiet
+                }
+                (Transmit::Blocked, false) => match link.wait_for_room() {
+                    Ok(again) => again,
+                    Err(Corrupt) => {
+                        self.remove_corrupt(index);
+                        return false;
+                    }
+                },
+                _ => false,
+            };
+            if !again {
+                return self.links[index]
+                    .as_ref()
+                    .is_some_and(|link| link.backlog == Backlog::More || (is_loopback && !link.is_quiet()));
+            }
+        }
+    }
+
+    /// The rest of a turn: events, timers, and work for the agent. `more`: somebody has to take another turn.
+    fn finish(&mut self, more: bool) {
+        self.timers();
+        while let Some(event) = self.engine.poll_event() {
+            if let Some(sink) = self.sink {
+                sink(event);
+            }
+        }
+        let mut for_agent = more;
+        while let Some(slot) = self.engine.poll_connect() {
+            if self.slots.contains(&slot) {
+                self.connect_loopback(slot);
+                for_agent = true;
+            } else {
+                self.dials.push(slot);
+            }
+        }
+        while let Some(grant) = self.engine.poll_grant() {
+            self.grants.push(grant);
+        }
+        for_agent &= self.agent != Agent::Ticking;
+        if for_agent || !self.dials.is_empty() || !self.grants.is_empty() {
+            self.wake_agent();
+        }
+    }
+
+    fn timers(&mut self) {
+        let Some(at) = self.engine.poll_timeout() else { return };
+        if self.agent == Agent::Ticking {
+            if self.polls % POLLS_PER_CLOCK != 0 {
+                return;
+            }
+        } else if at != Time(0) && self.alarm <= at {
+            // The agent will be there in time.
+            return;
+        }
+        self.run_timers();
+    }
+
+    /// Starts and fires timers, and sets the agent's alarm.
+    pub(crate) fn run_timers(&mut self) {
+        let now = clock::now();
+        self.engine.handle_timeout(now);
+        let mut budget = COPY_BUDGET;
+        while let Some(id) = self.engine.poll_active_link() {
+            self.transmit_on(id.0 as usize, &mut budget);
+        }
+        match self.engine.poll_timeout() {
+            Some(at) if at < self.alarm || self.alarm <= now => self.set_alarm(at.max(now.after(1))),
+            None if self.alarm <= now => self.alarm = Time(u64::MAX),
+            _ => {}
+        }
+    }
+
+    fn set_alarm(&mut self, at: Time) {
+        self.alarm = at;
+        let value = libc::timespec {
+            tv_sec: i64::try_from(at.0 / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(at.0 % 1_000_000_000).unwrap_or(0),
+        };
+        let spec = libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+        // SAFETY: timerfd_settime reads one itimerspec from a live one, and writes nothing.
+        let result = unsafe {
+            libc::timerfd_settime(
+                self.timer.as_raw_fd(),
+                libc::TFD_TIMER_ABSTIME,
+                &raw const spec,
+                core::ptr::null_mut(),
+            )
+        };
+        debug_assert_eq!(result, 0);
+    }
+
+    /// Gets the agent to take a turn.
+    pub(crate) fn wake_agent(&mut self) {
+        if self.agent != Agent::Awake {
+            self.agent = Agent::Awake;
+            duplex::ring(&self.bell);
+        }
+    }
+
+    /// Tells all peers that this process sleeps. True if there is work after all.
+    pub(crate) fn arm(&self) -> bool {
+        self.links().fold(false, |work, link| link.arm() | work)
+    }
+
+    /// Tells all peers that this process is awake.
+    pub(crate) fn disarm(&self) {
+        self.links().for_each(Link::disarm);
+    }
+
+    fn connect_loopback(&mut self, slot: Slot) {
+        let existing = self.links().find(|link| link.peer.is_none()).map(|link| link.id);
+        let id = existing.map_or_else(
+            || Memory::create(self.ring_capacity).map(|memory| self.add_link(memory.loopback(), None)),
+            Ok,
+        );
+        match id {
+            Ok(id) => self.engine.handle_link_up(slot, id, None),
+            Err(error) => {
+                tracing::warn!(%error, "no memory for the ring of this process to itself");
+                self.engine.handle_unreachable(slot);
+            }
+        }
+    }
+}
