@@ -9,6 +9,7 @@ pub mod callgrind;
 pub mod contender;
 pub mod mode;
 pub mod mpi;
+pub mod null;
 pub mod pair;
 pub mod quiet;
 pub mod shared;
