@@ -6,9 +6,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use rdma_sys::{
-    ibv_context, ibv_cq, ibv_qp, ibv_send_flags, ibv_send_wr, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
-};
+use rdma_sys::{ibv_context, ibv_cq, ibv_qp, ibv_send_flags, ibv_send_wr, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
 /// Signaled requests that may wait to be polled.
 const DEPTH: usize = 256;
@@ -81,7 +79,7 @@ unsafe fn report(wc: *mut ibv_wc, id: u64) {
         status: ibv_wc_status::IBV_WC_SUCCESS,
         opcode: ibv_wc_opcode::IBV_WC_SEND,
         qp_num: QP_NUM.load(Ordering::Relaxed),
-        wc_flags: ibv_wc_flags(0).0,
+        wc_flags: 0,
         ..Default::default()
     };
     // SAFETY: the caller's promise.

@@ -1,0 +1,42 @@
+//! Small parts alone: the copies that everything which touches exposed memory goes through.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+
+const SIZES: [usize; 6] = [8, 64, 256, 4 << 10, 64 << 10, 1 << 20];
+
+fn copies(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("copy");
+    group.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
+    for size in SIZES {
+        let source = vec![0x5a_u8; size];
+        let mut sink = vec![0_u8; size];
+        group.throughput(Throughput::Bytes(size as u64));
+        group.bench_function(BenchmarkId::new("memcpy", size), |bencher| {
+            bencher.iter(|| black_box(&mut sink[..]).copy_from_slice(black_box(&source)));
+        });
+        group.bench_function(BenchmarkId::new("rdma_mem::copy", size), |bencher| {
+            bencher.iter(|| {
+                let (sink, source, len) = black_box((sink.as_mut_ptr(), source.as_ptr(), size));
+                // SAFETY: both vectors hold `len` bytes, are different memory, and nobody else touches them.
+                unsafe { rdma_mem::copy(sink, source, len) };
+            });
+        });
+        group.bench_function(BenchmarkId::new("rdma_mem::copy_ordered", size), |bencher| {
+            bencher.iter(|| {
+                let (sink, source, len) = black_box((sink.as_mut_ptr(), source.as_ptr(), size));
+                // SAFETY: as above.
+                unsafe { rdma_mem::copy_ordered(sink, source, len) };
+            });
+        });
+    }
+    group.finish();
+}
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    copies(&mut criterion);
+    criterion.final_summary();
+}
