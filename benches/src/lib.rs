@@ -12,6 +12,7 @@ pub mod mpi;
 pub mod null;
 pub mod pair;
 pub mod quiet;
+pub mod raw_sequence;
 pub mod shared;
 pub mod stats;
 pub mod table;

@@ -85,3 +85,37 @@ unsafe fn report(wc: *mut ibv_wc, id: u64) {
     // SAFETY: the caller's promise.
     unsafe { ptr::write(wc, completion) };
 }
+
+#[cfg(test)]
+mod tests {
+    use rdma_sys::{ibv_poll_cq, ibv_post_send};
+
+    use super::*;
+
+    #[test]
+    fn what_was_posted_signaled_is_reported_once() {
+        // SAFETY: these structures are plain data, for which all zeros is a value.
+        let mut context: ibv_context = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let mut cq: ibv_cq = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is a local that nothing else uses.
+        unsafe { install(&raw mut context) };
+        (qp.qp_num, qp.context, cq.context) = (7, &raw mut context, &raw mut context);
+
+        let mut second =
+            ibv_send_wr { wr_id: 2, send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0, ..Default::default() };
+        let mut first = ibv_send_wr { wr_id: 1, next: &raw mut second, ..Default::default() };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is as whole as the functions of this module need, and the chain of two ends in NULL.
+        assert_eq!(unsafe { ibv_post_send(&raw mut qp, &raw mut first, &raw mut bad) }, 0);
+
+        let mut wc = [ibv_wc::default(); 4];
+        // SAFETY: as above for the queue; there is room for four completions.
+        assert_eq!(unsafe { ibv_poll_cq(&raw mut cq, 4, wc.as_mut_ptr()) }, 1);
+        assert_eq!((wc[0].wr_id, wc[0].qp_num, wc[0].status), (2, 7, ibv_wc_status::IBV_WC_SUCCESS));
+        // SAFETY: as above.
+        assert_eq!(unsafe { ibv_poll_cq(&raw mut cq, 4, wc.as_mut_ptr()) }, 0);
+    }
+}

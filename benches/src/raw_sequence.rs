@@ -1,0 +1,129 @@
+//! What a C program does for one operation: fill in a request, post it, poll until its completion is there.
+//!
+//! Invariants:
+//! 1. `qp`, `cq` and `mr` are live objects of one context, kept alive by whoever made the sequence for as long as it exists.
+//! 2. `source` is the memory of `mr`: `LEN` bytes, untouched by anything else while a request is in flight.
+
+use std::io;
+use std::ptr;
+
+use rdma_sys::{
+    Ibverbs, ibv_access_flags, ibv_cq, ibv_mr, ibv_pd, ibv_poll_cq, ibv_post_send, ibv_qp, ibv_send_flags, ibv_send_wr,
+    ibv_sge, ibv_wc, ibv_wc_status, ibv_wr_opcode,
+};
+
+/// Bytes in a message.
+const LEN: u32 = 64;
+
+/// Where a one-sided write goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Remote {
+    /// The address at the target.
+    pub address: u64,
+    /// The key for it.
+    pub rkey: u32,
+}
+
+/// One signaled request at a time, on a queue that nothing else posts to or polls.
+#[derive(Debug)]
+pub struct RawSequence {
+    table: &'static Ibverbs,
+    qp: *mut ibv_qp,
+    cq: *mut ibv_cq,
+    mr: *mut ibv_mr,
+    source: Box<[u8; LEN as usize]>,
+    remote: Option<Remote>,
+    next_id: u64,
+}
+
+impl RawSequence {
+    /// Sends of 64 bytes through `qp`, or with `remote` writes.
+    ///
+    /// # Safety
+    ///
+    /// `pd`, `qp` and `cq` are live objects that `table` made; they stay alive until the sequence is dropped. `cq` is where
+    /// `qp` reports sends. Nothing else uses these queues while [`Self::run`] runs.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be registered.
+    pub unsafe fn new(
+        table: &'static Ibverbs,
+        pd: *mut ibv_pd,
+        qp: *mut ibv_qp,
+        cq: *mut ibv_cq,
+        remote: Option<Remote>,
+    ) -> io::Result<Self> {
+        let mut source = Box::new([0x5a; LEN as usize]);
+        let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        // SAFETY: `pd` is live (the caller); the range is the box's, which the sequence keeps until it deregisters.
+        let mr = unsafe { table.ibv_reg_mr(pd, source.as_mut_ptr().cast(), source.len(), access) };
+        if mr.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { table, qp, cq, mr, source, remote, next_id: 0 })
+    }
+
+    /// Posts and polls `iterations` times.
+    ///
+    /// # Errors
+    ///
+    /// When a post is refused or an operation fails.
+    #[inline(never)]
+    pub fn run(&mut self, iterations: u64) -> io::Result<()> {
+        for _ in 0..iterations {
+            self.post()?;
+            self.poll()?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn post(&mut self) -> io::Result<()> {
+        // SAFETY: (1).
+        let lkey = unsafe { (*self.mr).lkey };
+        let mut sge = ibv_sge { addr: self.source.as_ptr().addr() as u64, length: LEN, lkey };
+        let mut wr = ibv_send_wr {
+            wr_id: self.next_id,
+            sg_list: &raw mut sge,
+            num_sge: 1,
+            opcode: ibv_wr_opcode::IBV_WR_SEND,
+            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
+            ..Default::default()
+        };
+        if let Some(remote) = self.remote {
+            wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+            wr.wr.rdma.remote_addr = remote.address;
+            wr.wr.rdma.rkey = remote.rkey;
+        }
+        self.next_id += 1;
+        let mut bad = ptr::null_mut();
+        // SAFETY: `qp` is live (1); `wr` is a chain of one request whose list holds one element, both alive during the call;
+        // the element lies in `mr` (2) and stays untouched until the completion is polled: `run` polls before it posts again.
+        match unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) } {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> io::Result<()> {
+        let mut wc = ibv_wc::default();
+        loop {
+            // SAFETY: `cq` is live (1), and there is room for one completion.
+            match unsafe { ibv_poll_cq(self.cq, 1, &raw mut wc) } {
+                0 => {}
+                1 if wc.status == ibv_wc_status::IBV_WC_SUCCESS && wc.wr_id == self.next_id - 1 => return Ok(()),
+                1 => return Err(io::Error::other(format!("request {} completed with {:?}", wc.wr_id, wc.status))),
+                other => return Err(io::Error::from_raw_os_error(-other)),
+            }
+        }
+    }
+}
+
+impl Drop for RawSequence {
+    fn drop(&mut self) {
+        // SAFETY: (1); nothing is in flight: `run` returns after the last completion, or the queue pair is dead.
+        unsafe { (self.table.ibv_dereg_mr)(self.mr) };
+    }
+}
