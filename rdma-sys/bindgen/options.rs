@@ -76,9 +76,8 @@ pub(crate) fn types(include: Option<&str>) -> bindgen::Builder {
         .blocklist_type(INSIDE_LIBC)
         // The kernel's numbers of its drivers, which verbs.h includes with other things.
         .blocklist_type("rdma_driver_id")
-        .raw_line(
-            "use libc::{pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec};",
-        )
+        .raw_line("use libc::{pthread_cond_t, pthread_mutex_t, timespec};")
+        .raw_line("use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};")
 }
 
 /// Declarations of the exported functions. `ibv_static_providers` takes a variable number of arguments and only

@@ -1,9 +1,8 @@
-// Types and constants of libibverbs and librdmacm, from the headers of rdma-core 65.0-1.1 (Debian).
+// Types and constants of libibverbs and librdmacm, from the headers of rdma-core 65.0-1.1.
 // Made by `cargo xtask bindings`; do not edit.
 
-use libc::{
-    pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec,
-};
+use libc::{pthread_cond_t, pthread_mutex_t, timespec};
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
 pub const IBV_ACCESS_OPTIONAL_FIRST: u32 = 1048576;
 pub const IBV_DEVICE_RAW_SCATTER_FCS: u64 = 17179869184;

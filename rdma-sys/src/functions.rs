@@ -1,4 +1,4 @@
-// Exported functions of libibverbs and librdmacm, from the headers of rdma-core 65.0-1.1 (Debian).
+// Exported functions of libibverbs and librdmacm, from the headers of rdma-core 65.0-1.1.
 // Made by `cargo xtask bindings`; do not edit.
 
 use super::bindings::*;

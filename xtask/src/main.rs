@@ -1,17 +1,40 @@
-//! Developer commands.
-#[cfg(feature = "bindings")]
-mod bindings {
-    pub(crate) mod generate;
+//! Developer commands: `cargo xtask COMMAND`.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+mod bindings;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Developer commands of this workspace")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
 }
-fn main() {
-    #[cfg(feature = "bindings")]
-    {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let a: Vec<String> = std::env::args().collect();
-        let g =
-            bindings::generate::generate(root, a.get(1).map(|a| std::path::Path::new(a.as_str())), "65.0-1.1 (Debian)")
-                .unwrap();
-        std::fs::write(root.join("rdma-sys/src/bindings.rs"), g.types).unwrap();
-        std::fs::write(root.join("rdma-sys/src/functions.rs"), g.functions).unwrap();
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make rdma-sys' bindings from rdma-core's headers, or check them.
+    Bindings(bindings::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Bindings(options) => bindings::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+/// The workspace's folder.
+fn root() -> PathBuf {
+    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.pop();
+    root
 }

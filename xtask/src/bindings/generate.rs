@@ -1,6 +1,6 @@
-//! Runs bindgen over the headers and lays out its two files.
+//! Runs bindgen over the headers.
 
-use std::{fmt::Write as _, path::Path};
+use std::path::Path;
 
 #[path = "../../../rdma-sys/bindgen/options.rs"]
 mod options;
@@ -14,7 +14,7 @@ pub(crate) struct Generated {
     pub(crate) functions: String,
 }
 
-/// Generates both files from the headers in `include` (`None`: the system's), which are those of `version`.
+/// Generates both from the headers in `include` (`None`: the system's), which are those of `version`.
 pub(crate) fn generate(root: &Path, include: Option<&Path>, version: &str) -> Result<Generated, String> {
     let include = match include {
         Some(path) => Some(path.to_str().ok_or_else(|| format!("{}: not UTF-8", path.display()))?),
@@ -36,9 +36,15 @@ pub(crate) fn generate(root: &Path, include: Option<&Path>, version: &str) -> Re
     })
 }
 
-fn header(what: &str, version: &str) -> String {
-    let mut text = String::new();
-    let _ = writeln!(text, "// {what} of libibverbs and librdmacm, from the headers of rdma-core {version}.");
-    let _ = writeln!(text, "// Made by `cargo xtask bindings`; do not edit.\n");
-    text
+/// The first lines of a generated file.
+pub(crate) fn header(what: &str, version: &str) -> String {
+    format!(
+        "// {what} of libibverbs and librdmacm, from the headers of rdma-core {version}.\n\
+         // Made by `cargo xtask bindings`; do not edit.\n\n"
+    )
+}
+
+/// The version that `header` wrote into a file.
+pub(crate) fn version_of(text: &str) -> Option<&str> {
+    text.lines().next()?.split_once("of rdma-core ")?.1.strip_suffix('.')
 }

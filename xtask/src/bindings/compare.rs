@@ -1,0 +1,100 @@
+//! Compares the committed bindings with those of older headers: everything that the older ones define must be there,
+//! unchanged. Structs may have grown.
+
+use super::{
+    items::{Items, Record},
+    layout::is_opaque,
+};
+
+/// How many things agree.
+#[derive(Debug, Default)]
+pub(crate) struct Agreement {
+    pub(crate) constants: usize,
+    pub(crate) types: usize,
+    pub(crate) functions: usize,
+    /// Structs that have more fields in the newer bindings, as `struct.field`.
+    pub(crate) grown: Vec<String>,
+}
+
+/// What agrees, or every disagreement.
+pub(crate) fn compare(older: &Items, newer: &Items) -> Result<Agreement, Vec<String>> {
+    let mut agreement = Agreement::default();
+    let mut faults = Vec::new();
+    for constant in &older.constants {
+        match newer.constants.iter().find(|other| (&other.name, &other.of) == (&constant.name, &constant.of)) {
+            Some(other) if other.value == constant.value => agreement.constants += 1,
+            // A mask of all flags that exist grows with them.
+            Some(other) if is_all_flags(&constant.value, &other.value) => {
+                agreement.grown.push(constant.name.clone());
+            }
+            Some(other) => faults.push(format!("{} is {} here, {} there", constant.name, other.value, constant.value)),
+            None => faults.push(format!("constant {} is missing", constant.name)),
+        }
+    }
+    for record in &older.records {
+        match newer.record(&record.name) {
+            Some(other) => {
+                let before = faults.len();
+                compare_record(record, other, &mut agreement, &mut faults);
+                agreement.types += usize::from(faults.len() == before);
+            }
+            None => faults.push(format!("type {} is missing", record.name)),
+        }
+    }
+    let pairs = [(&older.enums, &newer.enums), (&older.aliases, &newer.aliases)];
+    for (old, new) in pairs.iter().flat_map(|(old, new)| old.iter().map(move |item| (item, *new))) {
+        match new.iter().find(|(name, _)| *name == old.0) {
+            Some((_, ty)) if *ty == old.1 => agreement.types += 1,
+            Some((name, ty)) => faults.push(format!("type {name} is {ty} here, {} there", old.1)),
+            None => faults.push(format!("type {} is missing", old.0)),
+        }
+    }
+    for (name, signature) in &older.functions {
+        match newer.functions.iter().find(|(other, _)| other == name) {
+            Some((_, other)) if types_of(other) == types_of(signature) => agreement.functions += 1,
+            Some((_, other)) => faults.push(format!("function {name} is ({other} here, ({signature} there")),
+            None => faults.push(format!("function {name} is missing")),
+        }
+    }
+    if faults.is_empty() { Ok(agreement) } else { Err(faults) }
+}
+
+/// Fields may be added, at either end or in what was padding, but none may change, vanish or move past another.
+fn compare_record(older: &Record, newer: &Record, agreement: &mut Agreement, faults: &mut Vec<String>) {
+    // An opaque type that got contents.
+    let opaque = older.fields.iter().any(|(name, _)| is_opaque(name));
+    if older.is_union != newer.is_union {
+        faults.push(format!("{} is a union in one only", older.name));
+    }
+    let mut old = older.fields.iter().filter(|_| !opaque).peekable();
+    for (name, ty) in &newer.fields {
+        if let Some((_, old_ty)) = old.next_if(|(old_name, _)| old_name == name) {
+            if types_of(ty) != types_of(old_ty) {
+                faults.push(format!("{}.{name} is {ty} here, {old_ty} there", older.name));
+            }
+        } else if !is_opaque(name) {
+            agreement.grown.push(format!("{}.{name}", older.name));
+        }
+    }
+    faults.extend(old.map(|(name, _)| format!("{}.{name} is missing", older.name)));
+}
+
+/// A function's type without the names of its parameters, which mean nothing to the ABI.
+fn types_of(signature: &str) -> String {
+    let mut words = Vec::new();
+    for word in signature.split(' ') {
+        match word.strip_suffix(':') {
+            // `(name:` opens the list.
+            Some(name) => words.extend(name.rfind('(').map(|at| &name[..=at])),
+            None => words.push(word),
+        }
+    }
+    words.join(" ")
+}
+
+fn is_all_flags(old: &str, new: &str) -> bool {
+    match (old.parse::<u64>(), new.parse::<u64>()) {
+        (Ok(old), Ok(new)) => (old + 1).is_power_of_two() && (new + 1).is_power_of_two() && old > 15 && new > old,
+        _ => false,
+    }
+}
