@@ -1,0 +1,241 @@
+//! Why there is no RDMA hardware to use, and what to do about it.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+
+use rdma_sys::{Ibverbs, LoadError};
+
+use crate::device::Device;
+
+/// One reason why hardware cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finding {
+    /// The system's libibverbs cannot be loaded.
+    NoLibrary(LoadError),
+    /// The kernel has no RDMA subsystem: no /sys/class/infiniband.
+    NoSubsystem,
+    /// The kernel knows no RDMA device.
+    NoDevice,
+    /// The kernel has devices, but there is no /dev/infiniband/uverbs* to reach them.
+    NoDeviceFile {
+        /// The kernel's devices.
+        devices: Vec<String>,
+    },
+    /// A device file cannot be opened.
+    NoPermission {
+        /// The file.
+        path: PathBuf,
+    },
+    /// libibverbs has no provider for the kernel's devices.
+    NoProvider {
+        /// The kernel's devices.
+        devices: Vec<String>,
+    },
+    /// The limit of locked memory is too low to register much.
+    LowMemlock {
+        /// The limit in bytes.
+        limit: u64,
+    },
+}
+
+impl Finding {
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::NoLibrary(_) => "install libibverbs (rdma-core), or set RDMA_IBVERBS_PATH to it",
+            Self::NoSubsystem => "load the RDMA modules (modprobe ib_uverbs) on a kernel that has them",
+            Self::NoDevice => {
+                "load the NIC's RDMA driver (mlx5_ib, irdma ...), or add a software one: rdma link add rxe0 type rxe netdev eth0"
+            }
+            Self::NoDeviceFile { .. } => "modprobe ib_uverbs; in a container, pass --device=/dev/infiniband",
+            Self::NoPermission { .. } => {
+                "give this user read and write access to the file (rdma-core's udev rules make it 0666)"
+            }
+            Self::NoProvider { .. } => "install the provider library (package ibverbs-providers)",
+            Self::LowMemlock { .. } => "raise it: ulimit -l unlimited, or LimitMEMLOCK=infinity in the service",
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLibrary(error) => error.fmt(f),
+            Self::NoSubsystem => f.write_str("the kernel has no RDMA subsystem loaded (no /sys/class/infiniband)"),
+            Self::NoDevice => f.write_str("the kernel knows no RDMA device (/sys/class/infiniband is empty)"),
+            Self::NoDeviceFile { devices } => {
+                write!(f, "the kernel has {}, but there is no /dev/infiniband/uverbs*", devices.join(", "))
+            }
+            Self::NoPermission { path } => write!(f, "no permission to open {}", path.display()),
+            Self::NoProvider { devices } => {
+                write!(f, "the kernel has {}, but libibverbs has no provider for it", devices.join(", "))
+            }
+            Self::LowMemlock { limit } => {
+                write!(f, "the limit of locked memory is {} KiB: little memory can be registered", limit / 1024)
+            }
+        }
+    }
+}
+
+/// Why there is no RDMA hardware to use.
+///
+/// # Examples
+///
+/// ```
+/// match rdma::HardwareAbsence::diagnose() {
+///     Some(absence) => println!("no hardware: {absence}"),
+///     None => println!("there is hardware"),
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HardwareAbsence {
+    findings: Vec<Finding>,
+}
+
+/// Less than this is not enough for most programs' buffers.
+const ENOUGH_MEMLOCK: u64 = 16 << 20;
+
+impl HardwareAbsence {
+    /// Looks for reasons; none if there is hardware and nothing is in the way.
+    #[must_use]
+    pub fn diagnose() -> Option<Self> {
+        let mut findings = Vec::new();
+        let listed = match Ibverbs::system() {
+            Ok(_) => Device::hardware().map(|devices| devices.len()).unwrap_or(0),
+            Err(error) => {
+                findings.push(Finding::NoLibrary(error));
+                0
+            }
+        };
+        look(Path::new("/sys/class/infiniband"), Path::new("/dev/infiniband"), listed, &mut findings);
+        if !findings.is_empty() || listed > 0 {
+            if let Some(limit) = memlock_limit().filter(|&limit| limit < ENOUGH_MEMLOCK) {
+                findings.push(Finding::LowMemlock { limit });
+            }
+        }
+        (!findings.is_empty()).then_some(Self { findings })
+    }
+
+    /// The reasons, the first thing to mend first.
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+}
+
+/// What the file system tells, given how many devices libibverbs listed.
+fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) {
+    let names = |path: &Path| -> Option<Vec<String>> {
+        let mut names: Vec<_> =
+            fs::read_dir(path).ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        Some(names)
+    };
+    let Some(devices) = names(sys) else {
+        if listed == 0 {
+            findings.push(Finding::NoSubsystem);
+        }
+        return;
+    };
+    if devices.is_empty() {
+        if listed == 0 {
+            findings.push(Finding::NoDevice);
+        }
+        return;
+    }
+    let files: Vec<_> = names(dev).unwrap_or_default().into_iter().filter(|name| name.starts_with("uverbs")).collect();
+    if files.is_empty() {
+        findings.push(Finding::NoDeviceFile { devices });
+        return;
+    }
+    for file in files {
+        let path = dev.join(file);
+        let opened = OpenOptions::new().read(true).write(true).open(&path);
+        if opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied) {
+            findings.push(Finding::NoPermission { path });
+        }
+    }
+    if listed == 0 && findings.is_empty() {
+        findings.push(Finding::NoProvider { devices });
+    }
+}
+
+/// The soft limit of locked memory; none if there is none, or if it does not bind this process.
+fn memlock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit wants room for one rlimit.
+    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
+        return None;
+    }
+    // CAP_IPC_LOCK (14) lifts the limit.
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?.trim();
+    let capable = u64::from_str_radix(effective, 16).is_ok_and(|mask| mask & (1 << 14) != 0);
+    (!capable && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+impl fmt::Display for HardwareAbsence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, finding) in self.findings.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "; " };
+            write!(f, "{separator}{finding}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str, files: &[&str]) -> Self {
+            let root = std::env::temp_dir().join(format!("rdma-absence-{}-{name}", std::process::id()));
+            for file in files {
+                let path = root.join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "").unwrap();
+            }
+            fs::create_dir_all(&root).unwrap();
+            Self(root)
+        }
+
+        fn look(&self, listed: usize) -> Vec<Finding> {
+            let mut findings = Vec::new();
+            look(&self.0.join("sys"), &self.0.join("dev"), listed, &mut findings);
+            findings
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _removed = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn each_missing_thing_is_found() {
+        assert_eq!(Tree::new("empty", &[]).look(0), [Finding::NoSubsystem]);
+        let tree = Tree::new("no-device", &["sys/x"]);
+        fs::remove_file(tree.0.join("sys/x")).unwrap();
+        assert_eq!(tree.look(0), [Finding::NoDevice]);
+        let devices = vec![String::from("mlx5_0")];
+        let tree = Tree::new("no-file", &["sys/mlx5_0"]);
+        assert_eq!(tree.look(0), [Finding::NoDeviceFile { devices: devices.clone() }]);
+        let tree = Tree::new("no-provider", &["sys/mlx5_0", "dev/uverbs0"]);
+        assert_eq!(tree.look(0), [Finding::NoProvider { devices }]);
+        assert_eq!(tree.look(1), []);
+    }
+
+    #[test]
+    fn the_text_has_a_remedy() {
+        let absence = HardwareAbsence { findings: vec![Finding::NoSubsystem, Finding::LowMemlock { limit: 65536 }] };
+        assert!(absence.to_string().contains("64 KiB"), "{absence}");
+        assert!(absence.findings().iter().all(|finding| !finding.remedy().is_empty()));
+    }
+}

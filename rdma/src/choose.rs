@@ -1,0 +1,354 @@
+//! Choosing a device and a port: by name, from the environment, or the best there is.
+//!
+//! "Any" means active hardware first, in the library's order, and the software device only when there is none. What was taken
+//! and why is in the result ([`Choice`]) and reported through `tracing`; the software device is never a silent substitute.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::absence::HardwareAbsence;
+use crate::context::Context;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Operation};
+use crate::types::PortState;
+
+/// Which device to use.
+///
+/// As text: `any`, `hardware`, a name like `mlx5_0` or `soft0`, or a name and a port like `mlx5_0:2`.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::DeviceSelector;
+/// let selector: DeviceSelector = "mlx5_0:2".parse()?;
+/// assert_eq!(selector, DeviceSelector::Named { name: "mlx5_0".into(), port: Some(2) });
+/// assert_eq!("any".parse(), Ok(DeviceSelector::Any));
+/// # Ok::<(), rdma::ParseSelectorError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub enum DeviceSelector {
+    /// Hardware with an active port if there is any, else the software device.
+    #[default]
+    Any,
+    /// Hardware with an active port: for jobs that span hosts, which the software device does not.
+    Hardware,
+    /// This device.
+    Named {
+        /// Its name.
+        name: String,
+        /// Its port; the first active one if not said.
+        port: Option<u8>,
+    },
+}
+
+/// A text that selects no device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseSelectorError(String);
+
+impl fmt::Display for ParseSelectorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}` is no device: write `any`, `hardware`, a name like mlx5_0, or a name and a port like mlx5_0:1",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for ParseSelectorError {}
+
+impl FromStr for DeviceSelector {
+    type Err = ParseSelectorError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseSelectorError(text.into());
+        let (name, port) = match text.split_once(':') {
+            Some((name, port)) => (name, Some(port.parse().ok().filter(|&port| port != 0).ok_or_else(error)?)),
+            None => (text, None),
+        };
+        match (name, port) {
+            ("any", None) => Ok(Self::Any),
+            ("hardware", None) => Ok(Self::Hardware),
+            ("" | "any" | "hardware", _) => Err(error()),
+            _ if name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) => Err(error()),
+            _ => Ok(Self::Named { name: name.into(), port }),
+        }
+    }
+}
+
+impl fmt::Display for DeviceSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Hardware => f.write_str("hardware"),
+            Self::Named { name, port: None } => f.write_str(name),
+            Self::Named { name, port: Some(port) } => write!(f, "{name}:{port}"),
+        }
+    }
+}
+
+impl DeviceSelector {
+    /// The environment variable that [`from_env`](Self::from_env) reads.
+    pub const VARIABLE: &'static str = "RDMA_DEVICE";
+
+    /// What `RDMA_DEVICE` says; [`Any`](Self::Any) if it is not set or empty.
+    ///
+    /// # Errors
+    ///
+    /// It is set to something that selects no device.
+    pub fn from_env() -> Result<Self, OpenError> {
+        match std::env::var(Self::VARIABLE) {
+            Ok(text) if !text.is_empty() => text.parse().map_err(OpenError::Environment),
+            Err(std::env::VarError::NotUnicode(text)) => {
+                Err(OpenError::Environment(ParseSelectorError(text.to_string_lossy().into_owned())))
+            }
+            _ => Ok(Self::Any),
+        }
+    }
+}
+
+/// An open device with an active port.
+#[derive(Debug)]
+pub struct Opened {
+    /// The device.
+    pub context: Context,
+    /// The port to use.
+    pub port: u8,
+    /// What was taken and why.
+    pub choice: Choice,
+}
+
+/// What [`open`] took, and why; one line as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    device: String,
+    port: u8,
+    software: bool,
+    reason: String,
+}
+
+impl Choice {
+    /// The device's name.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u8 {
+        self.port
+    }
+
+    /// Whether it is the software device of this crate.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.software
+    }
+
+    /// Why this one.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.software { " (software device)" } else { "" };
+        write!(f, "{} port {}{kind}: {}", self.device, self.port, self.reason)
+    }
+}
+
+/// Why no device could be opened; one line as text, with what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// `RDMA_DEVICE` selects no device.
+    Environment(ParseSelectorError),
+    /// There is no device of this name.
+    Unknown {
+        /// The name.
+        name: String,
+        /// The devices that there are.
+        known: Vec<String>,
+    },
+    /// The device has no such port.
+    NoPort {
+        /// The device.
+        name: String,
+        /// The port asked for.
+        port: u8,
+        /// How many it has.
+        count: u8,
+    },
+    /// The port, or every port of the device, is not active.
+    PortDown {
+        /// The device.
+        name: String,
+        /// The port, if one was asked for.
+        port: Option<u8>,
+    },
+    /// There is no usable hardware, and nothing else may be used.
+    NoHardware {
+        /// Why.
+        reason: String,
+    },
+    /// The device cannot be opened or queried.
+    Device {
+        /// The device.
+        name: String,
+        /// Why.
+        error: Error,
+    },
+    /// The devices cannot be listed.
+    List(Error),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Environment(error) => write!(f, "{}: {error}", DeviceSelector::VARIABLE),
+            Self::Unknown { name, known } if known.is_empty() => {
+                write!(f, "no device `{name}`: there are none (`devinfo --why` says why)")
+            }
+            Self::Unknown { name, known } => write!(f, "no device `{name}`: there is {}", known.join(", ")),
+            Self::NoPort { name, port, count } => {
+                write!(f, "{name} has no port {port}: its ports are numbered 1 to {count}")
+            }
+            Self::PortDown { name, port: Some(port) } => {
+                write!(f, "port {port} of {name} is not active: choose another, or bring the link up")
+            }
+            Self::PortDown { name, port: None } => {
+                write!(f, "{name} has no active port: choose another device, or bring the link up")
+            }
+            Self::NoHardware { reason } => {
+                write!(f, "no usable RDMA hardware: {reason}; on one host, soft0 can be used instead")
+            }
+            Self::Device { name, error } => write!(f, "{name}: {error}"),
+            Self::List(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<OpenError> for std::io::Error {
+    fn from(error: OpenError) -> Self {
+        let kind = match &error {
+            OpenError::Environment(_) => std::io::ErrorKind::InvalidInput,
+            OpenError::Device { error, .. } | OpenError::List(error) => return Self::from(*error),
+            OpenError::PortDown { .. } => std::io::ErrorKind::NotConnected,
+            _ => std::io::ErrorKind::NotFound,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// Opens the device that is selected, and finds an active port.
+///
+/// # Errors
+///
+/// One line that says what is missing and what to do.
+pub fn open(selector: &DeviceSelector) -> Result<Opened, OpenError> {
+    let hardware = Device::hardware().unwrap_or_default();
+    let software = || Device::software().map_err(OpenError::List);
+    let opened = match selector {
+        DeviceSelector::Named { name, port } => {
+            let devices = hardware.into_iter().chain(software()?).collect();
+            named(devices, name, *port)
+        }
+        DeviceSelector::Hardware => best(&hardware).map_err(|reason| OpenError::NoHardware { reason }),
+        DeviceSelector::Any => match best(&hardware) {
+            Ok(opened) => Ok(opened),
+            Err(reason) => fall_back(software()?, reason),
+        },
+    }?;
+    tracing::info!(
+        device = opened.choice.device,
+        port = opened.port,
+        software = opened.choice.software,
+        "{}",
+        opened.choice
+    );
+    Ok(opened)
+}
+
+fn named(devices: Vec<Device>, name: &str, port: Option<u8>) -> Result<Opened, OpenError> {
+    let Some(device) = devices.iter().find(|device| device.name() == name) else {
+        let known = devices.iter().map(Device::name).collect();
+        return Err(OpenError::Unknown { name: name.into(), known });
+    };
+    let failed = |error| OpenError::Device { name: name.into(), error };
+    let context = device.open().map_err(failed)?;
+    let chosen = match port {
+        None => context.first_active_port().map_err(failed)?,
+        Some(port) if port > context.port_count() => {
+            return Err(OpenError::NoPort { name: name.into(), port, count: context.port_count() });
+        }
+        Some(port) => Some(port).filter(|_| is_active(&context, port)),
+    };
+    let port = chosen.ok_or(OpenError::PortDown { name: name.into(), port })?;
+    Ok(opened(context, port, "selected by name".into()))
+}
+
+/// The first hardware device with an active port, or why there is none.
+fn best(devices: &[Device]) -> Result<Opened, String> {
+    let mut reasons = Vec::new();
+    for device in devices {
+        match device.open().and_then(|context| Ok((context.first_active_port()?, context))) {
+            Ok((Some(port), context)) => {
+                let reason = "the first hardware device with an active port".into();
+                return Ok(opened(context, port, reason));
+            }
+            Ok((None, _)) => reasons.push(format!("{} has no active port", device.name())),
+            Err(error) => reasons.push(format!("{}: {error}", device.name())),
+        }
+    }
+    if reasons.is_empty() {
+        reasons
+            .push(HardwareAbsence::diagnose().map_or_else(|| "none is listed".into(), |absence| absence.to_string()));
+    }
+    Err(reasons.join("; "))
+}
+
+fn fall_back(software: Vec<Device>, reason: String) -> Result<Opened, OpenError> {
+    let Some(device) = software.first() else { return Err(OpenError::NoHardware { reason }) };
+    let failed = |error| OpenError::Device { name: device.name(), error };
+    let context = device.open().map_err(failed)?;
+    let down = Error::new(Operation::QueryPort, ErrorKind::PortDown);
+    let port = context.first_active_port().and_then(|port| port.ok_or(down)).map_err(failed)?;
+    Ok(opened(context, port, format!("no usable RDMA hardware: {reason}")))
+}
+
+fn is_active(context: &Context, port: u8) -> bool {
+    context.port_attr(port).is_ok_and(|attr| attr.state() == PortState::ACTIVE)
+}
+
+fn opened(context: Context, port: u8, reason: String) -> Opened {
+    let choice = Choice { device: context.name(), port, software: context.is_software(), reason };
+    Opened { context, port, choice }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_read_back_as_written() {
+        for text in ["any", "hardware", "mlx5_0", "mlx5_0:2", "soft0", "rxe_eth0:1"] {
+            assert_eq!(text.parse::<DeviceSelector>().unwrap().to_string(), text);
+        }
+        for text in ["", ":1", "mlx5_0:", "mlx5_0:0", "mlx5_0:300", "mlx5_0:x", "any:1", "a b", "../x", "a:1:2"] {
+            assert!(text.parse::<DeviceSelector>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_device_is_named_with_those_there_are() {
+        let selector = DeviceSelector::Named { name: "nonesuch7".into(), port: None };
+        let text = open(&selector).unwrap_err().to_string();
+        assert!(text.contains("no device `nonesuch7`"), "{text}");
+        assert!(!text.contains('\n'), "{text}");
+    }
+}

@@ -1,0 +1,192 @@
+//! Completion channels: sleeping until there are completions.
+//!
+//! # Safety
+//!
+//! 1. A [`ChannelInner`] owns a channel that its context's table created; it is destroyed once, after its completion queues,
+//!    which hold an `Arc` of it.
+//! 2. The pointer that an event brings is used only to acknowledge the event, at once: until then the library keeps the queue.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_sys::ibv_comp_channel;
+
+use super::CqId;
+use crate::context::{Context, ContextInner, set_nonblocking};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::wait::{self, Deadline};
+
+/// A source of events for any number of completion queues.
+///
+/// The descriptor ([`AsFd`]) is readable while events wait, and non-blocking: it fits epoll and async runtimes.
+/// An event is acknowledged before it is returned and names its queue by [`CqId`]; it may name a queue that was destroyed
+/// meanwhile.
+#[doc(alias = "ibv_comp_channel")]
+#[derive(Clone)]
+pub struct CompletionChannel {
+    pub(crate) inner: Arc<ChannelInner>,
+}
+
+/// The channel itself (1).
+pub(crate) struct ChannelInner {
+    pub(crate) raw: *mut ibv_comp_channel,
+    pub(crate) context: Arc<ContextInner>,
+    destroyed: bool,
+}
+
+// SAFETY: libibverbs' functions may be called on one channel from any thread.
+unsafe impl Send for ChannelInner {}
+// SAFETY: as above.
+unsafe impl Sync for ChannelInner {}
+
+impl ChannelInner {
+    fn destroy(&mut self) -> Result<()> {
+        self.context.check(Operation::DestroyChannel)?;
+        // SAFETY: created by this table, not destroyed before (`destroyed`), no queue uses it (1), no forked child.
+        let result = unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) };
+        Error::check(Operation::DestroyChannel, result)?;
+        self.destroyed = true;
+        Ok(())
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is alive (1) and this field does not change.
+        let fd = unsafe { (*self.raw).fd };
+        // SAFETY: open as long as the channel, which `self` keeps (1).
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// The next event, acknowledged, if there is one.
+    pub(crate) fn try_wait(&self) -> Result<Option<CqId>> {
+        self.context.check(Operation::GetCqEvent)?;
+        let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: ibv_get_cq_event wants a channel (1) and room for two pointers; the descriptor is non-blocking.
+        let result = unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
+        if result != 0 {
+            let error = Error::last(Operation::GetCqEvent);
+            return match error.kind() {
+                ErrorKind::WouldBlock => Ok(None),
+                _ if error.errno() == Some(libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: the queue of the event just taken, which its destroy waits for until here (2).
+        unsafe { (self.context.table.ibv_ack_cq_events)(cq, 1) };
+        Ok(Some(CqId(name.addr() as u64)))
+    }
+
+    /// The next event, acknowledged; none at the deadline.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
+        let deadline = Deadline::after(timeout);
+        loop {
+            if let Some(id) = self.try_wait()? {
+                return Ok(Some(id));
+            }
+            let ready = wait::readable(self.fd(), deadline)
+                .map_err(|error| Error::from_errno(Operation::GetCqEvent, error.raw_os_error().unwrap_or(0)))?;
+            if !ready {
+                return self.try_wait();
+            }
+        }
+    }
+}
+
+impl Drop for ChannelInner {
+    #[allow(clippy::mem_forget, reason = "a channel that the device still has needs the device")]
+    fn drop(&mut self) {
+        if self.destroyed || self.context.is_forked() {
+            return;
+        }
+        if let Err(error) = self.destroy() {
+            tracing::warn!(%error, "a completion channel could not be destroyed; it and its device are leaked");
+            std::mem::forget(Arc::clone(&self.context));
+        }
+    }
+}
+
+impl Context {
+    /// Creates a completion channel.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, for example no more file descriptors.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
+        self.inner.check(Operation::CreateChannel)?;
+        // SAFETY: ibv_create_comp_channel wants an open context, which `self` keeps open.
+        let raw = unsafe { (self.inner.table.ibv_create_comp_channel)(self.inner.raw) };
+        if raw.is_null() {
+            return Err(Error::last(Operation::CreateChannel));
+        }
+        let inner = ChannelInner { raw, context: Arc::clone(&self.inner), destroyed: false };
+        set_nonblocking(inner.fd().as_raw_fd())
+            .map_err(|error| Error::from_errno(Operation::CreateChannel, error.raw_os_error().unwrap_or(0)))?;
+        Ok(CompletionChannel { inner: Arc::new(inner) })
+    }
+}
+
+impl CompletionChannel {
+    /// Waits for the next event and says which queue has completions; none after the timeout.
+    ///
+    /// Without a timeout it waits for ever. A queue raises one event for each
+    /// [`request_notify`](super::CompletionQueue::request_notify).
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` when the device is gone; what the provider reports.
+    #[doc(alias = "ibv_get_cq_event")]
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
+        self.inner.wait(timeout)
+    }
+
+    /// Takes an event if there is one.
+    ///
+    /// With edge-triggered epoll, call it until there is none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait`](Self::wait).
+    pub fn try_wait(&self) -> Result<Option<CqId>> {
+        self.inner.try_wait()
+    }
+
+    /// Destroys the channel.
+    ///
+    /// # Errors
+    ///
+    /// `InUse`, with the handle, while a clone or a completion queue of it lives.
+    pub fn close(self) -> Result<(), Failed<Self>> {
+        match Arc::try_unwrap(self.inner) {
+            Ok(mut inner) => inner.destroy().map_err(|error| Failed::new(error, Self { inner: Arc::new(inner) })),
+            Err(inner) => Err(Failed::new(Error::new(Operation::DestroyChannel, ErrorKind::InUse), Self { inner })),
+        }
+    }
+
+    /// The C object. It is valid while this handle lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_comp_channel {
+        self.inner.raw
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd()
+    }
+}
+
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> i32 {
+        self.inner.fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for CompletionChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionChannel").field("fd", &self.as_raw_fd()).finish_non_exhaustive()
+    }
+}

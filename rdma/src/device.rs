@@ -1,0 +1,194 @@
+//! RDMA devices of this machine: what can be opened.
+//!
+//! [`Device::list`] gives the hardware that the system's libibverbs knows, then the software device `soft0`, marked by
+//! [`Device::is_software`]. The environment variable `RDMA_SOFT=off` leaves the latter out.
+//!
+//! # Safety
+//!
+//! 1. A [`DeviceList`] owns the array that `ibv_get_device_list` of its table returned, and frees it once, when the last
+//!    [`Device`] of it is gone. All devices in the array are valid until then.
+//! 2. Functions of a table are only called with objects that the same table made.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::{Ibverbs, ibv_device};
+
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::fork;
+use crate::types::{Guid, NodeType, TransportType};
+
+/// What `ibv_get_device_list` returned (1).
+struct DeviceList {
+    table: &'static Ibverbs,
+    array: NonNull<*mut ibv_device>,
+    software: bool,
+    fork: u32,
+}
+
+// SAFETY: the array is never written, and the functions of libibverbs that take devices may be called from any thread.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        if self.fork == fork::generation() {
+            // SAFETY: the array came from this table's ibv_get_device_list and is freed only here (1).
+            unsafe { (self.table.ibv_free_device_list)(self.array.as_ptr()) };
+        }
+    }
+}
+
+/// An RDMA device that can be opened.
+///
+/// Cheap to clone; keeps what the library knows about it alive, but does not open it.
+///
+/// # Examples
+///
+/// ```
+/// for device in rdma::Device::list()? {
+///     println!("{} {}{}", device.name(), device.guid(), if device.is_software() { " (software)" } else { "" });
+/// }
+/// # Ok::<(), rdma::Error>(())
+/// ```
+#[doc(alias = "ibv_device")]
+#[derive(Clone)]
+pub struct Device {
+    list: Arc<DeviceList>,
+    raw: NonNull<ibv_device>,
+}
+
+// SAFETY: a device is read-only data of the library, kept alive by the list (1).
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// All devices: hardware first, then the software device.
+    ///
+    /// No hardware is not an error: [`HardwareAbsence`](crate::HardwareAbsence) says why there is none.
+    ///
+    /// # Errors
+    ///
+    /// The software device could not be set up.
+    #[doc(alias = "ibv_get_device_list")]
+    pub fn list() -> Result<Vec<Self>> {
+        let mut devices = Self::hardware().unwrap_or_else(|error| {
+            tracing::debug!(%error, "no hardware devices");
+            Vec::new()
+        });
+        devices.extend(Self::software()?);
+        Ok(devices)
+    }
+
+    /// The devices of the system's libibverbs.
+    pub(crate) fn hardware() -> Result<Vec<Self>> {
+        let table = Ibverbs::system().map_err(|_| Error::new(Operation::LoadLibrary, ErrorKind::NotSupported))?;
+        Self::list_of(table, false)
+    }
+
+    /// The software device, if it is in the build and not switched off.
+    #[cfg(feature = "soft")]
+    pub(crate) fn software() -> Result<Vec<Self>> {
+        if std::env::var_os("RDMA_SOFT").is_some_and(|value| value == "off") {
+            return Ok(Vec::new());
+        }
+        Self::list_of(rdma_soft::ibverbs(), true)
+    }
+
+    /// The software device: not in this build.
+    #[cfg(not(feature = "soft"))]
+    #[allow(clippy::unnecessary_wraps, reason = "as with the software device")]
+    pub(crate) fn software() -> Result<Vec<Self>> {
+        Ok(Vec::new())
+    }
+
+    /// The devices that one library, or one implementation in Rust, has.
+    pub(crate) fn list_of(table: &'static Ibverbs, software: bool) -> Result<Vec<Self>> {
+        fork::watch();
+        let mut count = 0;
+        // SAFETY: ibv_get_device_list wants a place for the count, or NULL.
+        let array = unsafe { (table.ibv_get_device_list)(&raw mut count) };
+        let Some(array) = NonNull::new(array) else { return Err(Error::last(Operation::ListDevices)) };
+        let list = Arc::new(DeviceList { table, array, software, fork: fork::generation() });
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the library returned an array of `count` devices (and a NULL), which the list keeps (1).
+        let raw = unsafe { std::slice::from_raw_parts(array.as_ptr(), count) };
+        Ok(raw.iter().filter_map(|&raw| NonNull::new(raw)).map(|raw| Self { list: Arc::clone(&list), raw }).collect())
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    ///
+    /// `PermissionDenied` without access to its file in /dev/infiniband; `NoDevice` if it is gone; what the provider says.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context> {
+        Context::open(self)
+    }
+
+    /// The name that the kernel, or the software device, gave it: `mlx5_0`, `rxe0`, `soft0`.
+    #[must_use]
+    #[doc(alias = "ibv_get_device_name")]
+    pub fn name(&self) -> String {
+        // SAFETY: ibv_get_device_name wants a device of the same table (1, 2).
+        let name = unsafe { (self.list.table.ibv_get_device_name)(self.raw.as_ptr()) };
+        if name.is_null() {
+            return String::new();
+        }
+        // SAFETY: the returned string is NUL-terminated and part of the device, which `self` keeps alive (1).
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+
+    /// The device's globally unique name.
+    #[must_use]
+    #[doc(alias = "ibv_get_device_guid")]
+    pub fn guid(&self) -> Guid {
+        // SAFETY: ibv_get_device_guid wants a device of the same table (1, 2).
+        Guid::from_be(unsafe { (self.list.table.ibv_get_device_guid)(self.raw.as_ptr()) })
+    }
+
+    /// What kind of node it is.
+    #[must_use]
+    pub fn node_type(&self) -> NodeType {
+        // SAFETY: the device is valid (1) and this field does not change.
+        NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
+    }
+
+    /// The transport protocol that it speaks.
+    #[must_use]
+    pub fn transport(&self) -> TransportType {
+        // SAFETY: the device is valid (1) and this field does not change.
+        TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
+    }
+
+    /// Whether it is the software device of this crate.
+    ///
+    /// The kernel's software devices (rxe, siw) are devices like any other.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.list.software
+    }
+
+    /// The C object. It is valid as long as this value, or a clone, lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_device {
+        self.raw.as_ptr()
+    }
+
+    /// The functions that this device belongs to.
+    #[must_use]
+    pub fn table(&self) -> &'static Ibverbs {
+        self.list.table
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name()).field("software", &self.is_software()).finish()
+    }
+}

@@ -1,0 +1,400 @@
+//! The one error of this crate: small, `Copy`, and made without allocation.
+//!
+//! It says which verb failed ([`Operation`]), in what way ([`ErrorKind`]), and with which `errno` if the operating system or
+//! the provider gave one. A failed *completion* is no error of a call: it is data, [`WcError`](crate::WcError).
+
+use std::fmt;
+use std::io;
+use std::num::NonZeroI32;
+
+use crate::qp::{QpAttrMask, QpState};
+
+macro_rules! operations {
+    ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
+        /// What was being done when an [`Error`] came up.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Operation { $($(#[$meta])* #[doc = concat!("`", $verb, "`")] $name,)* }
+
+        impl Operation {
+            /// The name of the verb, or words where it is none.
+            #[must_use]
+            pub fn verb(self) -> &'static str {
+                match self { $(Self::$name => $verb,)* }
+            }
+        }
+    };
+}
+
+operations! {
+    LoadLibrary = "load the library",
+    ListDevices = "ibv_get_device_list",
+    OpenDevice = "ibv_open_device",
+    CloseDevice = "ibv_close_device",
+    QueryDevice = "ibv_query_device",
+    QueryPort = "ibv_query_port",
+    QueryGid = "ibv_query_gid",
+    QueryPkey = "ibv_query_pkey",
+    AllocPd = "ibv_alloc_pd",
+    DeallocPd = "ibv_dealloc_pd",
+    RegisterMr = "ibv_reg_mr",
+    DeregisterMr = "ibv_dereg_mr",
+    Allocate = "allocate memory",
+    Access = "access memory",
+    CreateChannel = "ibv_create_comp_channel",
+    DestroyChannel = "ibv_destroy_comp_channel",
+    GetCqEvent = "ibv_get_cq_event",
+    CreateCq = "ibv_create_cq",
+    DestroyCq = "ibv_destroy_cq",
+    PollCq = "ibv_poll_cq",
+    RequestNotify = "ibv_req_notify_cq",
+    GetAsyncEvent = "ibv_get_async_event",
+    CreateQp = "ibv_create_qp",
+    ModifyQp = "ibv_modify_qp",
+    QueryQp = "ibv_query_qp",
+    DestroyQp = "ibv_destroy_qp",
+    PostSend = "ibv_post_send",
+    PostRecv = "ibv_post_recv",
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.verb())
+    }
+}
+
+/// In what way an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The queue has no room for the request until completions have been polled.
+    QueueFull,
+    /// A length does not fit: of a message, an inline payload, a region.
+    TooLong,
+    /// More segments than the queue was created for.
+    TooManySegments,
+    /// A range does not lie in its region or buffer.
+    OutOfBounds,
+    /// Something still uses the object.
+    InUse,
+    /// The handle was made by the parent of this forked process.
+    Forked,
+    /// The device, its provider or this build cannot do it.
+    NotSupported,
+    /// An argument is not allowed; the provider did not say which.
+    InvalidInput,
+    /// It did not finish in the time given.
+    Timeout,
+    /// The process has no right to do it.
+    PermissionDenied,
+    /// No memory, or the device's or the memlock limit is reached.
+    OutOfMemory,
+    /// The device is gone, or there is none.
+    NoDevice,
+    /// There is no such port, GID or P_Key.
+    NotFound,
+    /// The port is not active.
+    PortDown,
+    /// It would have to wait.
+    WouldBlock,
+    /// A queue pair's requests could overrun the completion queue: it must be deeper.
+    CompletionQueueTooSmall {
+        /// Entries that the queue pair needs.
+        needed: u32,
+        /// Entries that are not yet reserved.
+        free: u32,
+    },
+    /// No completion queue was given for one of the two queues.
+    NoCompletionQueue,
+    /// The attributes do not fit the transition of the queue pair's state.
+    InvalidTransition {
+        /// The state that the queue pair was in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+        /// Attributes that the transition needs and that were not given.
+        missing: QpAttrMask,
+        /// Attributes that the transition does not allow and that were given.
+        not_allowed: QpAttrMask,
+    },
+    /// The two ends cannot work together: the link layers differ, or one has no GID.
+    Incompatible,
+    /// Another error of the operating system or the provider: see [`Error::errno`].
+    Os,
+    /// The provider broke the interface's rules, or failed without saying why.
+    Unknown,
+}
+
+/// Why an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Error {
+    operation: Operation,
+    kind: ErrorKind,
+    errno: Option<NonZeroI32>,
+}
+
+/// The result of most operations of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error that this crate found by itself.
+    #[must_use]
+    pub const fn new(operation: Operation, kind: ErrorKind) -> Self {
+        Self { operation, kind, errno: None }
+    }
+
+    /// An error that was reported as an `errno`, positive or negative.
+    #[must_use]
+    pub fn from_errno(operation: Operation, errno: i32) -> Self {
+        let errno = errno.checked_abs().unwrap_or(0);
+        let kind = match errno {
+            0 => ErrorKind::Unknown,
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => ErrorKind::NotSupported,
+            libc::EPERM | libc::EACCES => ErrorKind::PermissionDenied,
+            libc::ENOMEM => ErrorKind::OutOfMemory,
+            libc::EINVAL => ErrorKind::InvalidInput,
+            libc::EAGAIN => ErrorKind::WouldBlock,
+            libc::EBUSY => ErrorKind::InUse,
+            libc::ENODEV | libc::ENXIO => ErrorKind::NoDevice,
+            libc::ETIMEDOUT => ErrorKind::Timeout,
+            libc::ENOENT => ErrorKind::NotFound,
+            _ => ErrorKind::Os,
+        };
+        Self { operation, kind, errno: NonZeroI32::new(errno) }
+    }
+
+    /// The calling thread's `errno`: for functions that return NULL or -1.
+    pub(crate) fn last(operation: Operation) -> Self {
+        Self::from_errno(operation, io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// Decodes functions that return 0 or a (positive or negative) `errno`; -1 means `errno` itself.
+    pub(crate) fn check(operation: Operation, result: i32) -> Result<()> {
+        match result {
+            0 => Ok(()),
+            // EPERM is 1 and some providers return -1 with errno set; a stale errno is better than a wrong EPERM.
+            -1 => Err(Self::last(operation)),
+            errno => Err(Self::from_errno(operation, errno)),
+        }
+    }
+
+    /// The same failure, with a more precise kind.
+    #[must_use]
+    pub(crate) const fn with_kind(self, kind: ErrorKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// What was being done.
+    #[must_use]
+    pub const fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// In what way it failed.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The operating system's error number, if it came from there.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        self.errno.map(NonZeroI32::get)
+    }
+
+    /// What to do about it, where there is something to say.
+    fn remedy(&self) -> Option<&'static str> {
+        Some(match (self.operation, self.kind) {
+            (Operation::RegisterMr, ErrorKind::OutOfMemory) => {
+                "raise the memlock limit (`ulimit -l unlimited`) or register less"
+            }
+            (Operation::RegisterMr, ErrorKind::Os) if self.errno() == Some(libc::EFAULT) => {
+                "the memory is not mapped, or not writable"
+            }
+            (Operation::ModifyQp, ErrorKind::Timeout) => {
+                "the peer's address could not be resolved: check the GID index and the route to the peer's GID"
+            }
+            (Operation::ModifyQp, ErrorKind::InvalidInput) => {
+                "the set of attributes is right, so a value is not: check port, P_Key and GID index, MTU and address"
+            }
+            (Operation::CreateCq | Operation::CreateQp, ErrorKind::InvalidInput) => {
+                "ask for less: compare with the device's limits (max_cqe, max_qp_wr, max_sge, inline data)"
+            }
+            (Operation::CreateCq | Operation::CreateQp | Operation::AllocPd, ErrorKind::OutOfMemory) => {
+                "the device's or the memlock limit is reached: ask for less, or raise `ulimit -l`"
+            }
+            (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
+            (_, ErrorKind::QueueFull) => "poll completions before posting more",
+            (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
+            (_, ErrorKind::PermissionDenied) => "check the rights on /dev/infiniband",
+            (_, ErrorKind::PortDown) => "choose an active port, or bring the link up",
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self {
+            Self::QueueFull => "the queue is full",
+            Self::TooLong => "too long",
+            Self::TooManySegments => "too many segments",
+            Self::OutOfBounds => "out of bounds",
+            Self::InUse => "still in use",
+            Self::Forked => "the handle belongs to the parent process",
+            Self::NotSupported => "not supported",
+            Self::InvalidInput => "invalid argument",
+            Self::Timeout => "timed out",
+            Self::PermissionDenied => "permission denied",
+            Self::OutOfMemory => "out of memory or device resources",
+            Self::NoDevice => "no such device, or it is gone",
+            Self::NotFound => "there is no such port, GID or P_Key",
+            Self::PortDown => "the port is not active",
+            Self::WouldBlock => "would block",
+            Self::CompletionQueueTooSmall { needed, free } => {
+                return write!(f, "the completion queue has {free} free entries, and {needed} are needed");
+            }
+            Self::NoCompletionQueue => "a queue pair needs a completion queue for sends and one for receives",
+            Self::InvalidTransition { from, to, missing, not_allowed } => {
+                write!(f, "from {from} to {to}")?;
+                if missing.is_empty() && not_allowed.is_empty() {
+                    f.write_str(": there is no such transition")?;
+                }
+                if !missing.is_empty() {
+                    write!(f, ": missing {missing}")?;
+                }
+                if !not_allowed.is_empty() {
+                    write!(f, ": not allowed {not_allowed}")?;
+                }
+                return Ok(());
+            }
+            Self::Incompatible => "the two ends cannot be connected: one has a GID and the other has not",
+            Self::Os => "operating system error",
+            Self::Unknown => "the provider failed without saying why",
+        })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.operation)?;
+        match (self.kind, self.errno) {
+            (ErrorKind::Os, Some(errno)) => write!(f, "{}", io::Error::from_raw_os_error(errno.get()))?,
+            (kind, Some(errno)) => write!(f, "{kind} (os error {errno})")?,
+            (kind, None) => write!(f, "{kind}")?,
+        }
+        match self.remedy() {
+            Some(remedy) => write!(f, "; {remedy}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind {
+            ErrorKind::QueueFull | ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
+            ErrorKind::NotSupported | ErrorKind::Forked => io::ErrorKind::Unsupported,
+            ErrorKind::Timeout => io::ErrorKind::TimedOut,
+            ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
+            ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
+            ErrorKind::NoDevice | ErrorKind::NotFound => io::ErrorKind::NotFound,
+            ErrorKind::PortDown => io::ErrorKind::NotConnected,
+            ErrorKind::InUse => io::ErrorKind::AddrInUse,
+            ErrorKind::Os => error.errno().map_or(io::ErrorKind::Other, |errno| Self::from_raw_os_error(errno).kind()),
+            ErrorKind::Unknown => io::ErrorKind::Other,
+            _ => io::ErrorKind::InvalidInput,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// A step that consumes an object failed; the object comes back as it was.
+///
+/// Converts into [`Error`] with `?` where the object is not wanted back.
+pub struct Failed<T> {
+    /// Why it failed.
+    pub error: Error,
+    /// The object that the step was called on.
+    pub object: T,
+}
+
+impl<T> Failed<T> {
+    pub(crate) fn new(error: Error, object: T) -> Self {
+        Self { error, object }
+    }
+}
+
+impl<T> fmt::Debug for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for Failed<T> {}
+
+impl<T> From<Failed<T>> for Error {
+    fn from(failed: Failed<T>) -> Self {
+        failed.error
+    }
+}
+
+impl<T> From<Failed<T>> for io::Error {
+    fn from(failed: Failed<T>) -> Self {
+        failed.error.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_small_and_copy() {
+        fn copy<T: Copy + Send + Sync + 'static>() {}
+        copy::<Error>();
+        assert!(size_of::<Error>() <= 32, "{}", size_of::<Error>());
+    }
+
+    #[test]
+    fn both_signs_of_errno_mean_the_same() {
+        let positive = Error::check(Operation::ModifyQp, libc::EOPNOTSUPP).unwrap_err();
+        let negative = Error::check(Operation::ModifyQp, -libc::EOPNOTSUPP).unwrap_err();
+        assert_eq!(positive, negative);
+        assert_eq!(positive.kind(), ErrorKind::NotSupported);
+        assert_eq!(positive.errno(), Some(libc::EOPNOTSUPP));
+        assert_eq!(Error::from_errno(Operation::ModifyQp, i32::MIN).kind(), ErrorKind::Unknown);
+    }
+
+    #[test]
+    fn the_text_says_what_failed_why_and_what_to_do() {
+        let text = Error::from_errno(Operation::RegisterMr, libc::ENOMEM).to_string();
+        assert!(text.starts_with("ibv_reg_mr: "), "{text}");
+        assert!(text.contains("ulimit -l"), "{text}");
+        let kind = ErrorKind::InvalidTransition {
+            from: QpState::RESET,
+            to: QpState::INIT,
+            missing: QpAttrMask::PORT | QpAttrMask::PKEY_INDEX,
+            not_allowed: QpAttrMask::empty(),
+        };
+        let text = Error::new(Operation::ModifyQp, kind).to_string();
+        assert_eq!(text, "ibv_modify_qp: from RESET to INIT: missing PKEY_INDEX | PORT");
+    }
+
+    #[test]
+    fn io_errors_keep_kind_and_text() {
+        let error = Error::from_errno(Operation::PollCq, libc::EACCES);
+        let io: io::Error = error.into();
+        assert_eq!(io.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(io.to_string(), error.to_string());
+        assert_eq!(io.downcast::<Error>().unwrap(), error);
+    }
+}

@@ -1,0 +1,43 @@
+//! Telling a forked child from the process that opened a device.
+//!
+//! Device memory, doorbells and the kernel's objects belong to the process that made them. A child inherits our values but
+//! must not use them: calls fail with [`ErrorKind::Forked`], drops leak. Each handle stores the [`generation`] in which it was
+//! made; a handler run by `fork` in the child moves it on, so that the check is one load and one comparison.
+//!
+//! A child made by a bare `clone` system call is not seen, and has no business calling into a library at all.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+static HANDLER: Once = Once::new();
+
+/// Which process of a chain of forks this is. Constant for the life of a process.
+#[inline]
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Makes sure that children will see another [`generation`]; called before the first handle is made.
+pub(crate) fn watch() {
+    extern "C" fn in_child() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+    HANDLER.call_once(|| {
+        // SAFETY: pthread_atfork wants functions that may run in the child of a multithreaded process: this one only adds
+        // to an atomic. It is never unloaded before the process ends, as part of the program or of a library that
+        // glibc unregisters handlers for.
+        let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if result != 0 {
+            tracing::warn!(errno = result, "forked children will not be told apart from this process");
+        }
+    });
+}
+
+/// An error if `made_in` is not this process's generation.
+#[inline]
+pub(crate) fn check(made_in: u32, operation: Operation) -> Result<()> {
+    if made_in == generation() { Ok(()) } else { Err(Error::new(operation, ErrorKind::Forked)) }
+}

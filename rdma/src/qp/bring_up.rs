@@ -1,0 +1,398 @@
+//! Bringing a queue pair up: each step is a type, so what is not ready cannot be used.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+
+use super::attr::{Path, QpAttr, QpState, Route};
+use super::endpoint::Endpoint;
+use super::{QueuePair, Rc, Transport};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::types::{AckTimeout, AtomicCapability, LinkLayer, Mtu, PortState, RemoteAccess, RnrTimer};
+
+/// How many reads and atomics are in service at a time, unless the device can do less: what fills a pipe.
+const READ_DEPTH: u32 = 16;
+
+/// How to bind a queue pair to a port. What is not set is chosen from what the device reports.
+#[derive(Debug, Clone, Copy, Default)]
+#[must_use]
+pub struct InitOptions {
+    port: Option<u8>,
+    gid_index: Option<u8>,
+    pkey_index: u16,
+    remote_access: Option<RemoteAccess>,
+    psn: Option<u32>,
+}
+
+impl InitOptions {
+    /// Everything chosen: the first active port, its [best GID](Context::best_gid), P_Key 0, all remote operations that
+    /// the device has, a random packet number.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The port.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// Our GID's index.
+    pub fn gid_index(mut self, index: u8) -> Self {
+        self.gid_index = Some(index);
+        self
+    }
+
+    /// The partition key's index.
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.pkey_index = index;
+        self
+    }
+
+    /// What the peer may do through this queue pair, to regions that allow it too.
+    pub fn remote_access(mut self, access: RemoteAccess) -> Self {
+        self.remote_access = Some(access);
+        self
+    }
+
+    /// The number of the first packet sent; the low 24 bits count.
+    pub fn psn(mut self, psn: u32) -> Self {
+        self.psn = Some(psn & 0xff_ffff);
+        self
+    }
+}
+
+/// How to connect to a peer. What is not set has the value that most programs use.
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub struct ConnectOptions {
+    mtu: Option<Mtu>,
+    ack_timeout: AckTimeout,
+    retry_count: u8,
+    rnr_retry: u8,
+    min_rnr_timer: RnrTimer,
+    initiator_depth: Option<u8>,
+    service_level: u8,
+    traffic_class: u8,
+    hop_limit: u8,
+    flow_label: u32,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            mtu: None,
+            ack_timeout: AckTimeout::DEFAULT,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: RnrTimer::DEFAULT,
+            initiator_depth: None,
+            service_level: 0,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+        }
+    }
+}
+
+impl ConnectOptions {
+    /// The smaller of both ends' active MTUs, 67 ms timeout, 7 retries, any number of retries while the peer has no receive
+    /// posted.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A smaller MTU than both ends have. One that is larger has no effect.
+    pub fn mtu(mut self, mtu: Mtu) -> Self {
+        self.mtu = Some(mtu);
+        self
+    }
+
+    /// How long to wait for an answer before trying again.
+    pub fn ack_timeout(mut self, timeout: AckTimeout) -> Self {
+        self.ack_timeout = timeout;
+        self
+    }
+
+    /// How often to try again without an answer: 0 to 7.
+    pub fn retry_count(mut self, count: u8) -> Self {
+        self.retry_count = count;
+        self
+    }
+
+    /// How often to try again while the peer has no receive posted: 0 to 6, or 7 for ever.
+    pub fn rnr_retry(mut self, count: u8) -> Self {
+        self.rnr_retry = count;
+        self
+    }
+
+    /// How long the peer shall wait before it tries again, when we have no receive posted.
+    pub fn min_rnr_timer(mut self, timer: RnrTimer) -> Self {
+        self.min_rnr_timer = timer;
+        self
+    }
+
+    /// How many reads and atomics to have outstanding, at most what the peer serves.
+    pub fn initiator_depth(mut self, depth: u8) -> Self {
+        self.initiator_depth = Some(depth);
+        self
+    }
+
+    /// The service level: 0 to 15.
+    pub fn service_level(mut self, level: u8) -> Self {
+        self.service_level = level;
+        self
+    }
+
+    /// The traffic class, on RoCE v2 the IP header's.
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.traffic_class = class;
+        self
+    }
+
+    /// How many routers may be crossed.
+    pub fn hop_limit(mut self, limit: u8) -> Self {
+        self.hop_limit = limit;
+        self
+    }
+
+    /// The flow label: 20 bits.
+    pub fn flow_label(mut self, label: u32) -> Self {
+        self.flow_label = label & 0xf_ffff;
+        self
+    }
+}
+
+/// A new queue pair, in the RESET state: bind it to a port next.
+pub struct PreparedQueuePair<T: Transport> {
+    qp: QueuePair<T>,
+}
+
+/// A queue pair bound to a port, in the INIT state: receives can be posted, and the peer needs its [`Endpoint`].
+pub struct InitializedQueuePair<T: Transport> {
+    pub(crate) qp: QueuePair<T>,
+    local: Local,
+}
+
+/// Our own end.
+#[derive(Debug, Clone, Copy)]
+struct Local {
+    port: u8,
+    gid_index: u8,
+    link_layer: LinkLayer,
+    endpoint: Endpoint,
+}
+
+impl<T: Transport> PreparedQueuePair<T> {
+    pub(crate) fn new(qp: QueuePair<T>) -> Self {
+        Self { qp }
+    }
+
+    /// Its number: 24 bits.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.qp.qpn()
+    }
+
+    /// Leaves the typed steps: the queue pair as it is, to be brought up by [`QueuePair::modify`].
+    ///
+    /// Posting to it before it is ready is an error of the provider.
+    #[must_use]
+    pub fn into_manual(self) -> QueuePair<T> {
+        self.qp
+    }
+
+    /// The C object. It is valid while this handle lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
+        self.qp.as_raw()
+    }
+}
+
+impl PreparedQueuePair<Rc> {
+    /// Binds the queue pair to a port.
+    ///
+    /// # Errors
+    ///
+    /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that does not exist, `NotSupported` on
+    /// iWARP, where only the connection manager can connect.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(self, options: &InitOptions) -> Result<InitializedQueuePair<Rc>, Failed<Self>> {
+        match initialize(&self.qp, options) {
+            Ok(local) => Ok(InitializedQueuePair { qp: self.qp, local }),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+}
+
+fn initialize(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
+    let context = qp.context();
+    if context.inner.is_iwarp() {
+        return Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported));
+    }
+    let down = Error::new(Operation::ModifyQp, ErrorKind::PortDown);
+    let port = match options.port {
+        Some(port) => port,
+        None => context.first_active_port()?.ok_or(down)?,
+    };
+    let port_attr = context.port_attr(port)?;
+    if port_attr.state() != PortState::ACTIVE {
+        return Err(down);
+    }
+    let link_layer = port_attr.link_layer();
+    let (gid_index, gid) = match options.gid_index {
+        Some(index) => (index, Some(context.gid(port, index.into())?).filter(|gid| !gid.is_zero())),
+        None => match context.best_gid(port)? {
+            Some(entry) => (u8::try_from(entry.index).unwrap_or(0), Some(entry.gid)),
+            None => (0, None),
+        },
+    };
+    if gid.is_none() && link_layer == LinkLayer::ETHERNET {
+        return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
+    }
+    let access = options.remote_access.unwrap_or_else(|| all_access(&context));
+    qp.control.modify(&QpAttr::to(QpState::INIT).port(port).pkey_index(options.pkey_index).access(access))?;
+    let depth = context.device_attr().max_qp_rd_atom().min(READ_DEPTH);
+    let endpoint = Endpoint {
+        qpn: qp.qpn(),
+        psn: options.psn.unwrap_or_else(random_psn),
+        gid,
+        lid: port_attr.lid(),
+        mtu: port_attr.active_mtu(),
+        responder_resources: u8::try_from(depth).unwrap_or(u8::MAX),
+    };
+    Ok(Local { port, gid_index, link_layer, endpoint })
+}
+
+fn all_access(context: &Context) -> RemoteAccess {
+    match context.device_attr().atomic_capability() {
+        AtomicCapability::NONE => RemoteAccess::READ | RemoteAccess::WRITE,
+        _ => RemoteAccess::all(),
+    }
+}
+
+/// A number that a packet of an earlier connection is unlikely to have.
+fn random_psn() -> u32 {
+    let random = RandomState::new().build_hasher().finish();
+    u32::try_from(random & 0xff_ffff).unwrap_or(0)
+}
+
+impl<T: Transport> InitializedQueuePair<T> {
+    /// Its number: 24 bits.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.qp.qpn()
+    }
+
+    /// What the peer must know to connect.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.local.endpoint
+    }
+
+    /// The port that was chosen.
+    #[must_use]
+    pub fn port(&self) -> u8 {
+        self.local.port
+    }
+
+    /// Leaves the typed steps, as [`PreparedQueuePair::into_manual`] does.
+    #[must_use]
+    pub fn into_manual(self) -> QueuePair<T> {
+        self.qp
+    }
+
+    /// The C object. It is valid while this handle lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
+        self.qp.as_raw()
+    }
+}
+
+impl InitializedQueuePair<Rc> {
+    /// Connects to the peer: through RTR to RTS.
+    ///
+    /// The peer does the same with our [`endpoint`](Self::endpoint); the order does not matter, but what is sent before the peer
+    /// has connected is tried again as often as `retry_count` says.
+    ///
+    /// # Errors
+    ///
+    /// With the queue pair: `Incompatible` when there is no common kind of address, `Timeout` when the peer's address
+    /// cannot be resolved. The queue pair may then be ready to receive only; go back with [`reset`](Self::reset).
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<Rc>, Failed<Self>> {
+        match connect(&self.qp, &self.local, remote, options) {
+            Ok(()) => Ok(self.qp),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
+    /// Takes the queue pair back to where [`QpBuilder::build`](super::QpBuilder::build) left it. Buffers in flight are freed.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, with the queue pair.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn reset(self) -> Result<PreparedQueuePair<Rc>, Failed<Self>> {
+        let local = self.local;
+        self.qp.reset().map_err(|failed| Failed::new(failed.error, Self { qp: failed.object, local }))
+    }
+}
+
+fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
+    let path = path(local, remote, options)?;
+    let mtu = [Some(remote.mtu), options.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
+    qp.control.modify(
+        &QpAttr::to(QpState::RTR)
+            .path(path)
+            .path_mtu(mtu)
+            .dest_qpn(remote.qpn)
+            .rq_psn(remote.psn)
+            .max_dest_rd_atomic(local.endpoint.responder_resources)
+            .min_rnr_timer(options.min_rnr_timer),
+    )?;
+    let device = qp.control.context.device_attr.max_qp_init_rd_atom();
+    let depth = u8::try_from(device).unwrap_or(u8::MAX).min(remote.responder_resources);
+    qp.control.modify(
+        &QpAttr::to(QpState::RTS)
+            .timeout(options.ack_timeout)
+            .retry_count(options.retry_count)
+            .rnr_retry(options.rnr_retry)
+            .sq_psn(local.endpoint.psn)
+            .max_rd_atomic(options.initiator_depth.map_or(depth, |wanted| wanted.min(depth))),
+    )
+}
+
+/// By GID on Ethernet and between subnets, by LID within one.
+fn path(local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<Path> {
+    let route = remote.gid.filter(|_| local.endpoint.gid.is_some()).map(|gid| Route {
+        gid,
+        source_index: local.gid_index,
+        hop_limit: options.hop_limit,
+        traffic_class: options.traffic_class,
+        flow_label: options.flow_label,
+    });
+    let by_lid = local.link_layer != LinkLayer::ETHERNET && local.endpoint.lid.0 != 0 && remote.lid.0 != 0;
+    let same_subnet = match (local.endpoint.gid, remote.gid) {
+        (Some(ours), Some(theirs)) => ours.to_bytes()[..8] == theirs.to_bytes()[..8],
+        _ => true,
+    };
+    let route = if by_lid && same_subnet { None } else { route };
+    if route.is_none() && !by_lid {
+        return Err(Error::new(Operation::ModifyQp, ErrorKind::Incompatible));
+    }
+    Ok(Path { port: local.port, lid: remote.lid, route, service_level: options.service_level })
+}
+
+impl<T: Transport> fmt::Debug for PreparedQueuePair<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedQueuePair").field("qp", &self.qp).finish()
+    }
+}
+
+impl<T: Transport> fmt::Debug for InitializedQueuePair<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InitializedQueuePair").field("qp", &self.qp).field("local", &self.local).finish()
+    }
+}

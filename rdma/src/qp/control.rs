@@ -1,0 +1,232 @@
+//! The control half of a queue pair: create, modify, query, destroy. Numbers cite the invariants of [`super`].
+
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type};
+
+use super::attr::{QpAttr, QpState};
+use super::transition;
+use crate::context::{Context, ContextInner};
+use crate::cq::CqInner;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::pd::PdInner;
+use crate::types::Mtu;
+
+/// The queue pair itself (1).
+pub(crate) struct QpInner {
+    pub(crate) raw: *mut ibv_qp,
+    pub(crate) context: Arc<ContextInner>,
+    pub(crate) pd: Arc<PdInner>,
+    pub(crate) send_cq: Arc<CqInner>,
+    pub(crate) recv_cq: Arc<CqInner>,
+    pub(crate) qpn: u32,
+    /// What the provider really gave.
+    pub(crate) cap: ibv_qp_cap,
+    /// Destroyed, or leaked.
+    done: bool,
+}
+
+// SAFETY: libibverbs' functions may be called on one queue pair from any thread.
+unsafe impl Send for QpInner {}
+// SAFETY: as above.
+unsafe impl Sync for QpInner {}
+
+impl QpInner {
+    /// Creates a queue pair in the RESET state.
+    pub(crate) fn create(
+        pd: &Arc<PdInner>,
+        send_cq: &Arc<CqInner>,
+        recv_cq: &Arc<CqInner>,
+        kind: ibv_qp_type,
+        cap: ibv_qp_cap,
+        signal_all: bool,
+    ) -> Result<Self> {
+        let context = &pd.context;
+        context.check(Operation::CreateQp)?;
+        if !Arc::ptr_eq(&send_cq.context, context) || !Arc::ptr_eq(&recv_cq.context, context) {
+            // The provider would not notice that they are another device's.
+            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+        }
+        let mut init = ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: send_cq.raw,
+            recv_cq: recv_cq.raw,
+            srq: ptr::null_mut(),
+            cap,
+            qp_type: kind,
+            sq_sig_all: signal_all.into(),
+        };
+        // SAFETY: ibv_create_qp wants a domain and completion queues of one open context, all kept by the new value (1), and
+        // attributes that live during the call.
+        let raw = unsafe { (context.table.ibv_create_qp)(pd.raw, &raw mut init) };
+        if raw.is_null() {
+            return Err(Error::last(Operation::CreateQp));
+        }
+        // SAFETY: a new queue pair; its number does not change.
+        let qpn = unsafe { (*raw).qp_num };
+        Ok(Self {
+            raw,
+            context: Arc::clone(context),
+            pd: Arc::clone(pd),
+            send_cq: Arc::clone(send_cq),
+            recv_cq: Arc::clone(recv_cq),
+            qpn,
+            cap: init.cap,
+            done: false,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn check(&self, operation: Operation) -> Result<()> {
+        self.context.check(operation)
+    }
+
+    pub(crate) fn context(&self) -> Context {
+        Context { inner: Arc::clone(&self.context) }
+    }
+
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.done
+    }
+
+    pub(crate) fn modify(&self, attr: &QpAttr) -> Result<()> {
+        self.check(Operation::ModifyQp)?;
+        let mut raw = *attr.as_raw();
+        let mask =
+            i32::try_from(attr.mask().bits()).map_err(|_| Error::new(Operation::ModifyQp, ErrorKind::InvalidInput))?;
+        // SAFETY: ibv_modify_qp wants a queue pair (1) and attributes that live during the call; no forked child (3).
+        let result = unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut raw, mask) };
+        Error::check(Operation::ModifyQp, result).map_err(|error| {
+            if error.kind() != ErrorKind::InvalidInput {
+                return error;
+            }
+            // The change did not happen, so the state is still the one that it started from.
+            let from = self.state().unwrap_or(QpState::UNKNOWN);
+            transition::explain(from, attr.target(), attr.mask()).map_or(error, |kind| error.with_kind(kind))
+        })
+    }
+
+    pub(crate) fn state(&self) -> Result<QpState> {
+        Ok(self.query_raw(ibv_qp_attr_mask::IBV_QP_STATE.0)?.state())
+    }
+
+    pub(crate) fn query(&self) -> Result<QpInfo> {
+        // Everything that reliable connections have; path migration and rate limits are not universal.
+        let mask = super::QpAttrMask::all()
+            - super::QpAttrMask::QKEY
+            - super::QpAttrMask::RATE_LIMIT
+            - super::QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+        self.query_raw(mask.bits())
+    }
+
+    fn query_raw(&self, mask: u32) -> Result<QpInfo> {
+        self.check(Operation::QueryQp)?;
+        let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::QueryQp, ErrorKind::InvalidInput))?;
+        let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+        // SAFETY: ibv_query_qp wants a queue pair (1) and room for the answers; no forked child (3).
+        let result = unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
+        Error::check(Operation::QueryQp, result)?;
+        Ok(QpInfo { attr, cap: init.cap })
+    }
+
+    /// Destroys the queue pair. On failure it is as it was.
+    pub(crate) fn destroy(&mut self) -> Result<()> {
+        self.check(Operation::DestroyQp)?;
+        // SAFETY: created by this table, not destroyed before (`done`); its events are acknowledged as they are taken, so this
+        // does not wait; no forked child (3).
+        let result = unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
+        Error::check(Operation::DestroyQp, result)?;
+        self.done = true;
+        Ok(())
+    }
+
+    /// Gives up: the device keeps the queue pair, so its parents must stay (2).
+    #[allow(clippy::mem_forget, reason = "a queue pair that the device still has needs its parents")]
+    pub(crate) fn leak(&mut self) {
+        if !self.done {
+            self.done = true;
+            std::mem::forget(Arc::clone(&self.pd));
+            std::mem::forget(Arc::clone(&self.send_cq));
+            std::mem::forget(Arc::clone(&self.recv_cq));
+        }
+    }
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        if self.context.is_forked() {
+            self.leak();
+        } else if let Err(error) = self.destroy() {
+            tracing::warn!(%error, qpn = self.qpn, "a queue pair could not be destroyed; it and what it uses are leaked");
+            self.leak();
+        }
+    }
+}
+
+/// The attributes of a queue pair at one moment.
+#[doc(alias = "ibv_query_qp")]
+#[derive(Clone, Copy)]
+pub struct QpInfo {
+    attr: ibv_qp_attr,
+    cap: ibv_qp_cap,
+}
+
+impl QpInfo {
+    /// The state.
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        let ibv_qp_state(raw) = self.attr.qp_state;
+        QpState::from_raw(raw)
+    }
+
+    /// The path's MTU.
+    #[must_use]
+    pub fn path_mtu(&self) -> Mtu {
+        Mtu::from_raw(self.attr.path_mtu.0)
+    }
+
+    /// The peer's queue pair number.
+    #[must_use]
+    pub fn dest_qpn(&self) -> u32 {
+        self.attr.dest_qp_num
+    }
+
+    /// Requests that the send queue holds.
+    #[must_use]
+    pub fn max_send_wr(&self) -> u32 {
+        self.cap.max_send_wr
+    }
+
+    /// Requests that the receive queue holds.
+    #[must_use]
+    pub fn max_recv_wr(&self) -> u32 {
+        self.cap.max_recv_wr
+    }
+
+    /// Bytes that a send can carry inline.
+    #[must_use]
+    pub fn max_inline_data(&self) -> u32 {
+        self.cap.max_inline_data
+    }
+
+    /// The C structure.
+    #[must_use]
+    pub fn as_raw(&self) -> &ibv_qp_attr {
+        &self.attr
+    }
+}
+
+impl fmt::Debug for QpInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QpInfo")
+            .field("state", &self.state())
+            .field("path_mtu", &self.path_mtu())
+            .field("dest_qpn", &self.dest_qpn())
+            .finish_non_exhaustive()
+    }
+}

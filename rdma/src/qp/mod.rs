@@ -1,0 +1,208 @@
+//! Queue pairs: one end of a connection.
+//!
+//! ```text
+//! builder ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── connect ──> QueuePair
+//!                      (RESET)                       (INIT: post receives)              (RTS: send too)
+//!                              <───────────────────────── reset ────────────────────────────
+//! ```
+//!
+//! # Safety
+//!
+//! 1. A [`QpInner`] owns a queue pair that its context's table created; it is destroyed once. It keeps its domain and
+//!    completion queues.
+//! 2. Buffers in flight are released only after the destroy or the reset succeeded, or by their completions. If a destroy fails,
+//!    the rings and parents are leaked.
+//! 3. Nothing is called in a forked child.
+
+mod attr;
+mod bring_up;
+mod builder;
+mod control;
+mod endpoint;
+pub(crate) mod recv;
+pub(crate) mod ring;
+pub(crate) mod send;
+mod transition;
+
+use std::fmt;
+use std::marker::PhantomData;
+
+pub use attr::{Path, QpAttr, QpAttrMask, QpState, Route};
+pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQueuePair};
+pub use builder::QpBuilder;
+pub use control::QpInfo;
+pub(crate) use control::QpInner;
+pub use endpoint::{Endpoint, EndpointError};
+
+use crate::context::Context;
+use crate::error::{Error, Failed, Operation, Result};
+use crate::pd::ProtectionDomain;
+use recv::RecvQueue;
+use send::SendQueue;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A transport: what a queue pair can do is part of its type.
+pub trait Transport: sealed::Sealed + Send + Sync + 'static {
+    /// The C interface's number for it.
+    const TYPE: rdma_sys::ibv_qp_type;
+}
+
+/// Reliable connected: messages, RDMA and atomics, in order, to one peer.
+#[derive(Debug, Clone, Copy)]
+pub enum Rc {}
+
+impl sealed::Sealed for Rc {}
+impl Transport for Rc {
+    const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_RC;
+}
+
+/// A queue pair that is ready to send and receive.
+///
+/// Posting takes `&mut`; polling is the completion queue's business. Dropping it destroys it: what is in flight is
+/// abandoned, and its buffers are freed once the device has let go of them.
+#[doc(alias = "ibv_qp")]
+pub struct QueuePair<T: Transport> {
+    pub(crate) control: QpInner,
+    pub(crate) send: SendQueue,
+    pub(crate) recv: RecvQueue,
+    pub(crate) transport: PhantomData<T>,
+}
+
+impl QueuePair<Rc> {
+    /// Starts a reliable connected queue pair in a domain.
+    #[must_use]
+    pub fn builder(pd: &ProtectionDomain) -> QpBuilder<Rc> {
+        QpBuilder::new(pd)
+    }
+}
+
+impl<T: Transport> QueuePair<T> {
+    /// Its number: 24 bits.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.control.qpn
+    }
+
+    /// The open device.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        self.control.context()
+    }
+
+    /// Its state, as the device sees it.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    pub fn state(&self) -> Result<QpState> {
+        self.control.state()
+    }
+
+    /// All its attributes, as the device sees them.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QpInfo> {
+        self.control.query()
+    }
+
+    /// Changes attributes, the state included: the manual way, for what the typed steps do not offer.
+    ///
+    /// A change to RESET gives back the buffers of everything in flight.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidTransition` names attributes that are missing or not allowed; `InvalidInput` means that they are the right
+    /// ones, and a value is wrong.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
+        self.control.modify(attr)?;
+        if attr.target() == Some(QpState::RESET) {
+            // The device has let go of everything (2).
+            self.send.reclaim();
+            self.recv.reclaim();
+        }
+        Ok(())
+    }
+
+    /// Moves the queue pair to the error state: everything in flight completes as flushed.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    pub fn set_error(&self) -> Result<()> {
+        self.control.modify(&QpAttr::to(QpState::ERR))
+    }
+
+    /// Takes the queue pair back to where [`QpBuilder::build`] left it. Buffers in flight are freed.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, with the queue pair.
+    pub fn reset(mut self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
+        match self.modify(&QpAttr::to(QpState::RESET)) {
+            Ok(()) => Ok(PreparedQueuePair::new(self)),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
+    /// Destroys the queue pair and frees what was in flight.
+    ///
+    /// Dropping it does the same; this says whether it worked.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, with the queue pair, which still works.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn close(mut self) -> Result<(), Failed<Self>> {
+        match self.destroy() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
+    fn destroy(&mut self) -> Result<()> {
+        self.control.destroy()?;
+        // The device has let go of everything (2).
+        self.send.release_all();
+        self.recv.release_all();
+        Ok(())
+    }
+
+    /// The C object. It is valid while this handle lives.
+    ///
+    /// What is posted or changed behind this handle's back is not accounted for by it.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
+        self.control.raw
+    }
+}
+
+impl<T: Transport> Drop for QueuePair<T> {
+    fn drop(&mut self) {
+        if self.control.is_destroyed() {
+            return;
+        }
+        let forked = self.control.check(Operation::DestroyQp).is_err();
+        let result: Result<(), Error> = if forked { Ok(()) } else { self.destroy() };
+        if let Err(error) = &result {
+            tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");
+        }
+        if forked || result.is_err() {
+            self.send.leak();
+            self.recv.leak();
+            self.control.leak();
+        }
+    }
+}
+
+impl<T: Transport> fmt::Debug for QueuePair<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair").field("qpn", &format_args!("{:#08x}", self.qpn())).finish_non_exhaustive()
+    }
+}
