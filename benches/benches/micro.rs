@@ -1,9 +1,10 @@
-//! Small parts alone: the copies that everything which touches exposed memory goes through.
+//! Small parts alone: the copies that everything which touches exposed memory goes through, and the loop that adds.
 
 use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
+use rdma_examples::collectives::element::Element;
 
 const SIZES: [usize; 6] = [8, 64, 256, 4 << 10, 64 << 10, 1 << 20];
 
@@ -35,8 +36,31 @@ fn copies(criterion: &mut Criterion) {
     group.finish();
 }
 
+fn sums(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("sum_f32");
+    group.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
+    for size in [1 << 10, 64 << 10, 1 << 20] {
+        let more = vec![1.0_f32; size / 4];
+        let mut sums = vec![0.0_f32; size / 4];
+        group.throughput(Throughput::Bytes(size as u64));
+        group.bench_function(BenchmarkId::new("accumulate", size), |bencher| {
+            bencher.iter(|| f32::accumulate(black_box(&mut sums), black_box(&more)));
+        });
+        // One element at a time, which is what the loop would cost if it did not become vector instructions.
+        group.bench_function(BenchmarkId::new("one by one", size), |bencher| {
+            bencher.iter(|| {
+                for (sum, more) in black_box(&mut sums).iter_mut().zip(black_box(&more)) {
+                    *sum = black_box(*sum + more);
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     copies(&mut criterion);
+    sums(&mut criterion);
     criterion.final_summary();
 }
