@@ -3,10 +3,6 @@
 pub mod engine;
 mod link;
 mod node;
+mod verbs;
 
-/// Stands in until `verbs` lands.
-#[must_use]
-pub fn ibverbs() -> &'static rdma_sys::Ibverbs {
-    static TABLE: rdma_sys::Ibverbs = rdma_sys::Ibverbs::UNSUPPORTED;
-    &TABLE
-}
+pub use verbs::{ibverbs, is_soft};

@@ -1,0 +1,326 @@
+//! What the device and its port say of themselves.
+
+use std::ffi::{c_char, c_int};
+use std::mem::offset_of;
+use std::ptr;
+
+use rdma_sys::{
+    _compat_ibv_port_attr, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, ibv_atomic_cap, ibv_context,
+    ibv_device_attr, ibv_device_attr_ex, ibv_device_cap_flags, ibv_gid, ibv_gid_entry, ibv_mtu, ibv_pci_atomic_op_size,
+    ibv_port_attr, ibv_port_cap_flags, ibv_port_state, ibv_query_device_ex_input,
+};
+
+use super::Errno;
+use super::context::{self, ContextState};
+use super::device::LinkLayer;
+use super::errno::{minus_one, status};
+use super::qp_state::Limits;
+use crate::engine::limits;
+
+/// The device has one port.
+const PORT: u8 = 1;
+/// The one partition key: full membership of the default partition.
+const PKEY: u16 = 0xffff;
+/// Not zero, so that programs that look at nothing else find a usable address.
+const LID: u16 = 1;
+const MTU: ibv_mtu = ibv_mtu::IBV_MTU_4096;
+
+/// A count as the `int` that attributes are made of.
+fn int(count: u32) -> c_int {
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+fn device_attr(context: &ContextState) -> ibv_device_attr {
+    let mut fw_ver: [c_char; 64] = [0; 64];
+    for (to, &from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").as_bytes()) {
+        *to = from as c_char;
+    }
+    let guid = context.guid().to_be();
+    let sge = int(u32::try_from(limits::MAX_SGE).unwrap_or(u32::MAX));
+    let rd_atomic = c_int::from(limits::MAX_RD_ATOMIC);
+    ibv_device_attr {
+        fw_ver,
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX >> 1,
+        page_size_cap: 0xffff_f000,
+        // Not a vendor's number: no registry has it.
+        vendor_id: 0x00ff_ffff,
+        vendor_part_id: 0,
+        hw_ver: 1,
+        // Slots come as they are needed.
+        max_qp: int(limits::QPS_PER_SLOT.saturating_mul(16)),
+        max_qp_wr: int(limits::MAX_QP_WR),
+        device_cap_flags: ibv_device_cap_flags::IBV_DEVICE_SYS_IMAGE_GUID.0
+            | ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN.0
+            | ibv_device_cap_flags::IBV_DEVICE_CURR_QP_STATE_MOD.0,
+        max_sge: sge,
+        max_sge_rd: sge,
+        max_cq: int(limits::MAX_CQ),
+        max_cqe: int(limits::MAX_CQE),
+        max_mr: int(limits::MAX_MR),
+        max_pd: int(limits::MAX_PD),
+        max_qp_rd_atom: rd_atomic,
+        max_res_rd_atom: rd_atomic.saturating_mul(int(limits::QPS_PER_SLOT)),
+        max_qp_init_rd_atom: rd_atomic,
+        atomic_cap: ibv_atomic_cap::IBV_ATOMIC_GLOB,
+        max_pkeys: 1,
+        local_ca_ack_delay: 15,
+        phys_port_cnt: PORT,
+        ..Default::default()
+    }
+}
+
+fn device_attr_ex(context: &ContextState) -> ibv_device_attr_ex {
+    let mut attr = ibv_device_attr_ex {
+        orig_attr: device_attr(context),
+        device_cap_flags_ex: 0,
+        phys_port_cnt_ex: u32::from(PORT),
+        ..Default::default()
+    };
+    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    let [fetch_add, compare_swap] = [(); 2]
+        .map(|()| u16::try_from(ibv_pci_atomic_op_size::IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0).unwrap_or(0));
+    attr.pci_atomic_caps.fetch_add = fetch_add;
+    attr.pci_atomic_caps.compare_swap = compare_swap;
+    attr
+}
+
+fn port_attr(context: &ContextState) -> ibv_port_attr {
+    let (link_layer, flags) = match context.link_layer() {
+        LinkLayer::Ethernet => (IBV_LINK_LAYER_ETHERNET, ibv_port_cap_flags::IBV_PORT_IP_BASED_GIDS.0),
+        LinkLayer::InfiniBand => (IBV_LINK_LAYER_INFINIBAND, 0),
+    };
+    ibv_port_attr {
+        state: ibv_port_state::IBV_PORT_ACTIVE,
+        max_mtu: MTU,
+        active_mtu: MTU,
+        gid_tbl_len: int(u32::try_from(context.gids().len()).unwrap_or(u32::MAX)),
+        port_cap_flags: flags | ibv_port_cap_flags::IBV_PORT_CM_SUP.0,
+        max_msg_sz: limits::MAX_MESSAGE,
+        pkey_tbl_len: 1,
+        lid: LID,
+        sm_lid: if context.link_layer() == LinkLayer::InfiniBand { LID } else { 0 },
+        max_vl_num: 1,
+        subnet_timeout: 18,
+        // 4x at 25 Gbit/s a lane: 100 Gbit/s, the order of a memory copy.
+        active_width: 2,
+        active_speed: 32,
+        phys_state: 5,
+        link_layer: u8::try_from(link_layer).unwrap_or(0),
+        ..Default::default()
+    }
+}
+
+/// What `modify_qp` checks values against.
+pub(crate) fn qp_limits(context: &ContextState) -> Limits {
+    Limits {
+        ports: PORT,
+        pkeys: 1,
+        gids: context.gids().len(),
+        max_mtu: MTU.0,
+        max_rd_atomic: limits::MAX_RD_ATOMIC,
+        max_dest_rd_atomic: limits::MAX_RD_ATOMIC,
+        global_only: context.link_layer() == LinkLayer::Ethernet,
+    }
+}
+
+/// Copies as much of `value` as the caller's structure has room for, and zeroes what the caller has beyond it: its headers may
+/// be older or newer than ours.
+///
+/// # Safety
+///
+/// `to` is valid for writes of `len` bytes.
+unsafe fn copy_out<T: Copy>(value: &T, to: *mut T, len: usize) {
+    let ours = len.min(size_of::<T>());
+    // SAFETY: `ours` bytes are in bounds of both: of `value` by the line above, of `to` by the caller's promise. `value` is
+    // ours, so they do not overlap.
+    unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast::<u8>(), ours) };
+    let rest = to.cast::<u8>().wrapping_add(ours);
+    // SAFETY: the rest of the caller's `len` bytes.
+    unsafe { ptr::write_bytes(rest, 0, len - ours) };
+}
+
+/// `ibv_query_device`.
+pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: C's promise about the context.
+    status(unsafe { context::get(context) }.map(|context| {
+        // SAFETY: C's promise: valid for writes.
+        unsafe { attr.write(device_attr(context)) };
+    }))
+}
+
+/// The context's `query_device_ex`.
+pub(super) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    // SAFETY: C's promise about the context.
+    status(unsafe { context::get(context) }.and_then(|context| {
+        // SAFETY: C's promise: null, or valid for reads.
+        if !input.is_null() && unsafe { (*input).comp_mask } != 0 {
+            return Err(Errno::INVAL);
+        }
+        if attr_size < size_of::<ibv_device_attr>() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: C's promise: `attr` has `attr_size` bytes.
+        unsafe { copy_out(&device_attr_ex(context), attr, attr_size) };
+        Ok(())
+    }))
+}
+
+fn check_port(port: u32) -> Result<(), Errno> {
+    if port == u32::from(PORT) { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+/// The context's `query_port`.
+pub(super) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    len: usize,
+) -> c_int {
+    // SAFETY: C's promise about the context.
+    status(unsafe { context::get(context) }.and_then(|context| {
+        check_port(u32::from(port))?;
+        // SAFETY: C's promise: `attr` has `len` bytes.
+        unsafe { copy_out(&port_attr(context), attr, len) };
+        Ok(())
+    }))
+}
+
+/// `ibv_query_port`, the symbol: its callers' structure ends where `flags` came later.
+pub(super) unsafe extern "C" fn query_port_compat(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    const LEN: usize = offset_of!(ibv_port_attr, flags);
+    // SAFETY: C's promise: the older structure has these bytes (and one more, reserved).
+    unsafe { query_port(context, port, attr.cast(), LEN) }
+}
+
+/// `ibv_query_port_speed`, in units of 100 Mbit/s.
+pub(super) unsafe extern "C" fn query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+    // SAFETY: C's promise about the context.
+    status(unsafe { context::get(context) }.and_then(|_| {
+        check_port(port)?;
+        // SAFETY: C's promise: valid for writes.
+        unsafe { speed.write(1000) };
+        Ok(())
+    }))
+}
+
+fn gid_entry(context: &ContextState, index: usize) -> Option<ibv_gid_entry> {
+    let entry = context.gids().get(index)?;
+    Some(ibv_gid_entry {
+        gid: entry.gid,
+        gid_index: u32::try_from(index).ok()?,
+        port_num: u32::from(PORT),
+        gid_type: entry.gid_type.0,
+        ndev_ifindex: entry.interface,
+    })
+}
+
+/// `ibv_query_gid`.
+pub(super) unsafe extern "C" fn query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    // SAFETY: C's promise about the context.
+    minus_one(unsafe { context::get(context) }.and_then(|context| {
+        check_port(u32::from(port))?;
+        let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
+        let entry = context.gids().get(index).ok_or(Errno::INVAL)?;
+        // SAFETY: C's promise: valid for writes.
+        unsafe { gid.write(entry.gid) };
+        Ok(())
+    }))
+}
+
+/// `_ibv_query_gid_ex`.
+pub(super) unsafe extern "C" fn query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    entry_size: usize,
+) -> c_int {
+    // SAFETY: C's promise about the context.
+    status(unsafe { context::get(context) }.and_then(|context| {
+        check_port(port)?;
+        if flags != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
+        let found = gid_entry(context, index).ok_or(Errno::INVAL)?;
+        // SAFETY: C's promise: `entry` has `entry_size` bytes.
+        unsafe { copy_out(&found, entry, entry_size) };
+        Ok(())
+    }))
+}
+
+/// `_ibv_query_gid_table`: how many entries, or a negative error number.
+pub(super) unsafe extern "C" fn query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    // SAFETY: C's promise about the context.
+    let filled = unsafe { context::get(context) }.and_then(|context| {
+        if flags != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let mut count = 0_usize;
+        while let Some(entry) = gid_entry(context, count) {
+            if count == max_entries {
+                return Err(Errno::INVAL);
+            }
+            let to = entries.wrapping_byte_add(count.wrapping_mul(entry_size));
+            // SAFETY: C's promise: room for `max_entries` entries of `entry_size` bytes each.
+            unsafe { copy_out(&entry, to, entry_size) };
+            count += 1;
+        }
+        Ok(count)
+    });
+    match filled {
+        Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
+        Err(errno) => isize::try_from(-errno.0).unwrap_or(-1),
+    }
+}
+
+/// `ibv_query_pkey`.
+pub(super) unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int {
+    // SAFETY: C's promise about the context.
+    minus_one(unsafe { context::get(context) }.and_then(|_| {
+        check_port(u32::from(port))?;
+        if index != 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: C's promise: valid for writes.
+        unsafe { pkey.write(PKEY.to_be()) };
+        Ok(())
+    }))
+}
+
+/// `ibv_get_pkey_index`: the key in network order; its upper bit is membership, and not compared.
+pub(super) unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int {
+    const NUMBER: u16 = 0x7fff;
+    // SAFETY: C's promise about the context.
+    minus_one(unsafe { context::get(context) }.and_then(|_| {
+        check_port(u32::from(port))?;
+        if u16::from_be(pkey) & NUMBER == PKEY & NUMBER { Ok(()) } else { Err(Errno::INVAL) }
+    }))
+}
+
+#[cfg(test)]
+#[path = "attr_tests.rs"]
+mod tests;

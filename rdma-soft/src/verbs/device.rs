@@ -1,0 +1,194 @@
+//! The device itself, before it is opened: `ibv_device`, its list, its names.
+
+use std::env;
+use std::ffi::{c_char, c_int};
+use std::fs;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use rdma_sys::{ibv_device, ibv_node_type, ibv_transport_type};
+
+use super::object::{Object, Public};
+use super::{Errno, errno};
+
+/// The device's name.
+const NAME: &str = "soft0";
+
+/// What lies on the link, as consumers see it. Addresses differ; nothing else does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkLayer {
+    Ethernet,
+    InfiniBand,
+}
+
+impl LinkLayer {
+    /// `RDMA_SOFT_LINK_LAYER`: `infiniband`, or `ethernet` as it is without.
+    fn from_env() -> Self {
+        match env::var("RDMA_SOFT_LINK_LAYER") {
+            Ok(value) if value.eq_ignore_ascii_case("infiniband") => Self::InfiniBand,
+            Ok(value) if !value.eq_ignore_ascii_case("ethernet") => {
+                tracing::warn!(value, "RDMA_SOFT_LINK_LAYER is neither infiniband nor ethernet: taking ethernet");
+                Self::Ethernet
+            }
+            _ => Self::Ethernet,
+        }
+    }
+}
+
+/// An `ibv_device`, and zeroes behind it: libmlx5 and libefa ask "is it mine?" by reading a pointer that their own devices
+/// have there.
+#[repr(C)]
+pub(crate) struct PaddedDevice {
+    device: ibv_device,
+    zeroes: [u64; 16],
+}
+
+/// What is known of the device without opening it.
+#[derive(Debug)]
+pub(crate) struct DeviceState {
+    pub(crate) guid: u64,
+    pub(crate) link_layer: LinkLayer,
+}
+
+impl Public for PaddedDevice {
+    const MARK: u64 = 0x0064_6576_6963_6531;
+    type Private = DeviceState;
+}
+
+/// The one device, made on first use and never freed.
+fn device() -> *mut PaddedDevice {
+    static DEVICE: OnceLock<AtomicPtr<PaddedDevice>> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        let mut device = ibv_device {
+            node_type: ibv_node_type::IBV_NODE_CA,
+            transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
+            ..Default::default()
+        };
+        put(&mut device.name, NAME);
+        put(&mut device.dev_name, NAME);
+        put(&mut device.dev_path, "/sys/class/infiniband_verbs/soft0");
+        put(&mut device.ibdev_path, "/sys/class/infiniband/soft0");
+        let state = DeviceState { guid: guid(), link_layer: LinkLayer::from_env() };
+        AtomicPtr::new(Object::create(PaddedDevice { device, zeroes: [0; 16] }, state))
+    });
+    device.load(Ordering::Relaxed)
+}
+
+/// Writes a C string; `field` is zeroed and longer than `text`.
+fn put(field: &mut [c_char], text: &str) {
+    for (to, &from) in field.iter_mut().zip(text.as_bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// A number for this host that does not change while it runs, locally administered, as an EUI-64 is.
+fn guid() -> u64 {
+    let host = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
+    let name = host.iter().find_map(|path| fs::read(path).ok().filter(|name| !name.is_empty())).unwrap_or_default();
+    // FNV-1a.
+    let hash = name
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    (hash & 0x00ff_ffff_ffff_ffff) | 0x0200_0000_0000_0000
+}
+
+/// Whether the program wants the device: not with `RDMA_SOFT=off`.
+fn is_wanted() -> bool {
+    !env::var("RDMA_SOFT").is_ok_and(|value| value.eq_ignore_ascii_case("off"))
+}
+
+/// Whether a device is the software device.
+///
+/// Reads nothing behind the pointer, so any pointer will do.
+#[must_use]
+pub fn is_soft(ibv_device: *const ibv_device) -> bool {
+    ptr::addr_eq(ibv_device, device())
+}
+
+/// The device behind a pointer from C, which may be any pointer.
+pub(crate) fn get(ibv_device: *mut ibv_device) -> Result<&'static DeviceState, Errno> {
+    if !is_soft(ibv_device) {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the device's own pointer; the device is never freed.
+    let object = unsafe { Object::get(device()) }?;
+    Ok(object.private())
+}
+
+/// `ibv_get_device_list`.
+pub(super) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    let found = is_wanted();
+    if !num_devices.is_null() {
+        // SAFETY: C's promise: null, or valid for writes.
+        unsafe { num_devices.write(c_int::from(found)) };
+    }
+    let first = if found { device().cast() } else { ptr::null_mut() };
+    Box::into_raw(Box::new([first, ptr::null_mut::<ibv_device>()])).cast()
+}
+
+/// `ibv_free_device_list`.
+pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    if !list.is_null() {
+        // SAFETY: C's promise: it came from `get_device_list`, and is not used any more. There it was such a box.
+        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
+    }
+}
+
+/// `ibv_get_device_name`.
+pub(super) extern "C" fn get_device_name(ibv_device: *mut ibv_device) -> *const c_char {
+    const NAME_C: &std::ffi::CStr = c"soft0";
+    errno::pointer(get(ibv_device).map(|_| NAME_C.as_ptr().cast_mut())).cast_const()
+}
+
+/// `ibv_get_device_guid`.
+pub(super) extern "C" fn get_device_guid(ibv_device: *mut ibv_device) -> u64 {
+    get(ibv_device).map_or(0, |device| device.guid.to_be())
+}
+
+/// `ibv_get_device_index`: the kernel has no index for it.
+pub(super) extern "C" fn get_device_index(_: *mut ibv_device) -> c_int {
+    -1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    #[test]
+    fn the_list_has_the_device_once() {
+        let mut count = 0;
+        // SAFETY: `count` is valid for writes.
+        let list = unsafe { get_device_list(&raw mut count) };
+        // SAFETY: the list has two entries.
+        let (first, second) = unsafe { *list.cast::<(*mut ibv_device, *mut ibv_device)>() };
+        assert_eq!(count, 1);
+        assert!(is_soft(first));
+        assert!(second.is_null());
+        // SAFETY: a C string that is never freed.
+        assert_eq!(unsafe { CStr::from_ptr(get_device_name(first)) }, c"soft0");
+        // SAFETY: the device is alive and nobody writes to it.
+        let public = unsafe { &*first };
+        assert_eq!(public.node_type, ibv_node_type::IBV_NODE_CA);
+        assert!(public._ops._dummy1.is_none() && public._ops._dummy2.is_none());
+        // SAFETY: as above; the name is zero-terminated.
+        assert_eq!(unsafe { CStr::from_ptr(public.dev_name.as_ptr()) }, c"soft0");
+        assert_ne!(get_device_guid(first), 0);
+        // SAFETY: a list that was just made.
+        unsafe { free_device_list(list) };
+    }
+
+    #[test]
+    fn other_pointers_are_not_the_device() {
+        assert!(!is_soft(ptr::null()));
+        assert!(get_device_name(ptr::null_mut()).is_null());
+        assert_eq!(get_device_guid(ptr::dangling_mut()), 0);
+    }
+
+    #[test]
+    fn zeroes_lie_behind_the_public_device() {
+        assert_eq!(size_of::<ibv_device>(), 664);
+        assert!(size_of::<PaddedDevice>() >= 664 + 64);
+    }
+}

@@ -1,0 +1,71 @@
+//! A lock that one call takes and another gives back: `start_poll` and `end_poll`, `wr_start` and `wr_complete`.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// What is between the calls, and whether someone is between them.
+#[derive(Debug, Default)]
+pub(crate) struct Gate<T> {
+    inner: Mutex<Inner<T>>,
+    left: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inner<T> {
+    entered: bool,
+    value: T,
+}
+
+impl<T> Gate<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { inner: Mutex::new(Inner { entered: false, value }), left: Condvar::new() }
+    }
+
+    /// Waits until nobody is inside, and is inside from then on.
+    pub(crate) fn enter(&self) {
+        let mut inner =
+            self.left.wait_while(self.lock(), |inner| inner.entered).unwrap_or_else(PoisonError::into_inner);
+        inner.entered = true;
+    }
+
+    /// Lets the next one in. Who was not inside changes nothing.
+    pub(crate) fn leave(&self) {
+        let mut inner = self.lock();
+        inner.entered = false;
+        drop(inner);
+        self.left.notify_one();
+    }
+
+    /// Looks at the value; meant for who is inside.
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        work(&mut self.lock().value)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn one_at_a_time() {
+        let gate = Gate::new(0_u32);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        gate.enter();
+                        let before = gate.with(|value| *value);
+                        thread::yield_now();
+                        gate.with(|value| *value = before + 1);
+                        gate.leave();
+                    }
+                });
+            }
+        });
+        assert_eq!(gate.with(|value| *value), 2000);
+    }
+}

@@ -1,0 +1,128 @@
+//! The port's addresses: a GID table made of the host's IPv4 addresses, or of one link-local GID on an InfiniBand link.
+
+use std::net::Ipv4Addr;
+use std::ptr;
+
+use rdma_sys::{ibv_gid, ibv_gid_type};
+
+use super::device::LinkLayer;
+
+impl std::fmt::Debug for GidEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // SAFETY: every bit pattern is a GID.
+        let raw = unsafe { self.gid.raw };
+        write!(f, "{} on {}", std::net::Ipv6Addr::from(raw), self.interface)
+    }
+}
+
+/// The table's length is reported in an `int` and indexed by a `u8` in address vectors.
+const MAX_ENTRIES: usize = 256;
+
+/// One entry of the GID table.
+#[derive(Clone, Copy)]
+pub(crate) struct GidEntry {
+    pub(crate) gid: ibv_gid,
+    pub(crate) gid_type: ibv_gid_type,
+    /// The interface that has the address; 0 if none.
+    pub(crate) interface: u32,
+}
+
+/// Makes the table. Addresses that other hosts can reach come first and loopback last, so that "the first" is a good choice.
+pub(crate) fn table(link_layer: LinkLayer, guid: u64) -> Vec<GidEntry> {
+    match link_layer {
+        LinkLayer::InfiniBand => {
+            vec![GidEntry { gid: link_local(guid), gid_type: ibv_gid_type::IBV_GID_TYPE_IB, interface: 0 }]
+        }
+        LinkLayer::Ethernet => {
+            let mut addresses = host_addresses();
+            if !addresses.iter().any(|(address, _)| address.is_loopback()) {
+                // A network namespace whose loopback is down: the device works all the same.
+                addresses.push((Ipv4Addr::LOCALHOST, 0));
+            }
+            addresses.sort_by_key(|(address, interface)| (address.is_loopback(), address.is_link_local(), *interface));
+            addresses.dedup_by_key(|(address, _)| *address);
+            addresses.truncate(MAX_ENTRIES);
+            let entry = |(address, interface): (Ipv4Addr, u32)| GidEntry {
+                gid: mapped(address),
+                gid_type: ibv_gid_type::IBV_GID_TYPE_ROCE_V2,
+                interface,
+            };
+            addresses.into_iter().map(entry).collect()
+        }
+    }
+}
+
+/// `::ffff:a.b.c.d`.
+fn mapped(address: Ipv4Addr) -> ibv_gid {
+    ibv_gid { raw: address.to_ipv6_mapped().octets() }
+}
+
+/// `fe80::` and the GUID.
+fn link_local(guid: u64) -> ibv_gid {
+    let mut raw = [0; 16];
+    raw[..2].copy_from_slice(&[0xfe, 0x80]);
+    raw[8..].copy_from_slice(&guid.to_be_bytes());
+    ibv_gid { raw }
+}
+
+/// The IPv4 addresses of all interfaces that are up, with the index of each interface.
+fn host_addresses() -> Vec<(Ipv4Addr, u32)> {
+    let mut list = ptr::null_mut();
+    // SAFETY: `list` is valid for writes.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Vec::new();
+    }
+    let mut addresses = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: a non-null link of the list that `getifaddrs` made and that is not freed yet.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        let is_up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
+        if !is_up || entry.ifa_addr.is_null() {
+            continue;
+        }
+        // SAFETY: a non-null address of the list starts with its family.
+        let family = unsafe { (*entry.ifa_addr).sa_family };
+        if i32::from(family) != libc::AF_INET {
+            continue;
+        }
+        // SAFETY: an AF_INET address is a `sockaddr_in`; `read_unaligned` asks for no alignment.
+        let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+        // SAFETY: the list's interface names are C strings.
+        let interface = unsafe { libc::if_nametoindex(entry.ifa_name) };
+        addresses.push((Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)), interface));
+    }
+    // SAFETY: made by `getifaddrs`, freed once, not used below.
+    unsafe { libc::freeifaddrs(list) };
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(entry: &GidEntry) -> [u8; 16] {
+        // SAFETY: every bit pattern is a GID.
+        unsafe { entry.gid.raw }
+    }
+
+    #[test]
+    fn an_ethernet_port_has_the_hosts_addresses_with_loopback_last() {
+        let table = table(LinkLayer::Ethernet, 1);
+        let last = raw(table.last().unwrap());
+        assert_eq!(last, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1]);
+        for entry in &table {
+            assert_eq!(raw(entry)[..12], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+            assert_eq!(entry.gid_type, ibv_gid_type::IBV_GID_TYPE_ROCE_V2);
+        }
+    }
+
+    #[test]
+    fn an_infiniband_port_has_its_guid() {
+        let table = table(LinkLayer::InfiniBand, 0x0212_3456_789a_bcde);
+        assert_eq!(table.len(), 1);
+        let expected = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde];
+        assert_eq!(raw(&table[0]), expected);
+    }
+}

@@ -1,0 +1,149 @@
+//! Objects that C holds pointers to: a public part, laid out as `verbs.h` says, with what the device keeps in front of it.
+//!
+//! A pointer that C hands in is checked as far as that is cheap: null, misaligned, of another kind, closed with its context, or
+//! freed and not yet reused pointers are refused with `EINVAL`. This is a diagnosis, not a guarantee: a pointer that was never
+//! an object's is undefined behaviour here as it is in libibverbs. Invariants:
+//!
+//! 1. Every object is a leaked `Box<Object<T>>`; C sees the address of its public part, with the provenance of the whole box.
+//! 2. The mark is `T::MARK` from [`Object::create`] to [`Object::free`] or [`Object::abandon`], and never afterwards.
+//! 3. The public part is only ever touched through raw pointers, since C code may read and write it at any time.
+
+use std::cell::UnsafeCell;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Errno;
+
+/// The mark of an object that is no more.
+const DEAD: u64 = 0x6465_6164_dead_dead;
+
+/// The public part of a kind of objects.
+pub(crate) trait Public: Sized {
+    /// Marks live objects of this kind.
+    const MARK: u64;
+    /// What the device keeps about each of them.
+    type Private: Sync;
+}
+
+/// An object, seen from the inside.
+#[repr(C)]
+pub(crate) struct Object<T: Public> {
+    private: T::Private,
+    mark: AtomicU64,
+    public: UnsafeCell<T>,
+}
+
+impl<T: Public> Object<T> {
+    /// Makes an object and returns the pointer that C shall have.
+    pub(crate) fn create(public: T, private: T::Private) -> *mut T {
+        let object = Box::new(Self { private, mark: AtomicU64::new(T::MARK), public: UnsafeCell::new(public) });
+        let object = Box::into_raw(object);
+        // SAFETY: the box is alive, so its field is in bounds; no reference is made.
+        unsafe { UnsafeCell::raw_get(&raw const (*object).public) }
+    }
+
+    /// Finds the object behind a pointer from C.
+    ///
+    /// # Safety
+    ///
+    /// `public` is null, or came from [`Object::create`] for the same `T` and is not freed while `'a` lasts. (C's promise: the
+    /// caller of a verb hands in an object of that verb's kind, and does not destroy it at the same time.)
+    pub(crate) unsafe fn get<'a>(public: *mut T) -> Result<&'a Self, Errno> {
+        if public.is_null() || !public.is_aligned() {
+            return Err(Errno::INVAL);
+        }
+        let object = Self::around(public);
+        // SAFETY: by the caller's promise and invariant 1 the object is a live box, all of it within the pointer's provenance;
+        // its private part is `Sync`, its mark atomic and its public part in an `UnsafeCell`, so a shared reference is right
+        // whatever other threads, or C, do to it.
+        let object = unsafe { &*object };
+        if object.mark.load(Ordering::Relaxed) == T::MARK { Ok(object) } else { Err(Errno::INVAL) }
+    }
+
+    /// Ends an object and its memory. Of two calls the second is refused, if the memory is not in use again.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Object::get`], and nobody uses the object, or a reference to it, from now on.
+    pub(crate) unsafe fn free(public: *mut T) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::get(public) }?.unmark()?;
+        // SAFETY: invariant 1, and this is the only free: invariant 2, with the exchange above.
+        let object = unsafe { Box::from_raw(Self::around(public)) };
+        drop(object);
+        Ok(())
+    }
+
+    /// Ends an object but leaves its memory: for the children of a context that is closed under them, whose pointers C may still
+    /// hold. They are refused from now on.
+    pub(crate) fn abandon(&self) {
+        // Of two that end an object, one does.
+        let _unmarked = self.unmark();
+    }
+
+    pub(crate) fn private(&self) -> &T::Private {
+        &self.private
+    }
+
+    fn unmark(&self) -> Result<(), Errno> {
+        let unmarked = self.mark.compare_exchange(T::MARK, DEAD, Ordering::AcqRel, Ordering::Relaxed);
+        unmarked.map(drop).map_err(|_| Errno::INVAL)
+    }
+
+    fn around(public: *mut T) -> *mut Self {
+        public.wrapping_byte_sub(offset_of!(Self, public)).cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr;
+    use std::sync::Arc;
+
+    struct Apple(u32);
+    struct Pear(#[allow(dead_code, reason = "layout")] u32);
+
+    impl Public for Apple {
+        const MARK: u64 = 1;
+        type Private = Arc<u8>;
+    }
+
+    impl Public for Pear {
+        const MARK: u64 = 2;
+        type Private = Arc<u8>;
+    }
+
+    #[test]
+    fn an_object_lives_from_create_to_free() {
+        let kept = Arc::new(5);
+        let apple = Object::create(Apple(7), Arc::clone(&kept));
+        // SAFETY: just created.
+        let object = unsafe { Object::get(apple) }.unwrap();
+        assert_eq!(**object.private(), 5);
+        // SAFETY: the object is alive and nobody writes to it.
+        assert_eq!(unsafe { (*apple).0 }, 7);
+        // SAFETY: no reference is used any more.
+        unsafe { Object::free(apple) }.unwrap();
+        assert_eq!(Arc::strong_count(&kept), 1);
+    }
+
+    #[test]
+    fn wrong_pointers_are_refused() {
+        // SAFETY: null is allowed.
+        assert!(unsafe { Object::<Apple>::get(ptr::null_mut()) }.is_err());
+        let pear = Object::create(Pear(0), Arc::default());
+        // SAFETY: not an apple, but of the same layout, and alive.
+        assert!(unsafe { Object::<Apple>::get(pear.cast()) }.is_err());
+        // SAFETY: misaligned pointers are not read.
+        assert!(unsafe { Object::<Apple>::get(pear.cast::<Apple>().wrapping_byte_add(1)) }.is_err());
+        // SAFETY: a live pear.
+        unsafe { Object::get(pear) }.unwrap().abandon();
+        // SAFETY: abandoned, so its memory is still there.
+        assert!(unsafe { Object::get(pear) }.is_err());
+        // SAFETY: the same.
+        assert!(unsafe { Object::free(pear) }.is_err());
+        // SAFETY: the memory of an abandoned object is a leaked box; the test takes it back.
+        drop(unsafe { Box::from_raw(Object::<Pear>::around(pear)) });
+    }
+}

@@ -1,0 +1,398 @@
+//! `ibv_qp`: queue pairs, from creation to destruction.
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_sys::{
+    ibv_cq, ibv_mig_state, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state,
+    ibv_qp_type, ibv_query_qp_data_in_order_caps, ibv_query_qp_data_in_order_flags, ibv_wr_opcode,
+};
+
+use super::context::{Child, ContextState};
+use super::errno::{pointer, status};
+use super::events::QpEntry;
+use super::object::{Object, Public};
+use super::qp_ex::{self, Builder};
+use super::qp_state::{self, Attributes, Refusal, Transport};
+use super::{Errno, attr, cq, pd};
+use crate::engine::{ModifyQp, QpId, QpInit, QpState, limits};
+use crate::node::Node;
+
+/// What the device keeps about a queue pair.
+#[derive(Debug)]
+pub(crate) struct QpShared {
+    id: QpId,
+    entry: Arc<QpEntry>,
+    context: Arc<ContextState>,
+    cap: ibv_qp_cap,
+    sq_sig_all: bool,
+    transport: Transport,
+    /// What `query_qp` shows, but for what only the engine knows.
+    shown: Mutex<Shown>,
+    /// For the extended interface, of queue pairs that were created for it.
+    builder: Option<Builder>,
+}
+
+struct Shown(ibv_qp_attr);
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "to {:#x}", self.0.dest_qp_num)
+    }
+}
+
+impl QpShared {
+    pub(crate) fn id(&self) -> QpId {
+        self.id
+    }
+
+    pub(crate) fn entry(&self) -> &Arc<QpEntry> {
+        &self.entry
+    }
+
+    pub(crate) fn builder(&self) -> Option<&Builder> {
+        self.builder.as_ref()
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Every queue pair is an extended one: the plain structure is the beginning of the extended.
+impl Public for ibv_qp_ex {
+    const MARK: u64 = 0x0071_705f_7170_5f71;
+    type Private = QpShared;
+}
+
+/// Finds the queue pair behind a pointer from C.
+///
+/// # Safety
+///
+/// As for [`Object::get`].
+#[inline]
+pub(crate) unsafe fn get<'a>(qp: *mut ibv_qp) -> Result<&'a QpShared, Errno> {
+    // SAFETY: the caller's promise; a queue pair of ours is an extended one.
+    unsafe { Object::get(qp.cast::<ibv_qp_ex>()) }.map(Object::private)
+}
+
+/// Checks the depths, and rounds up what is too small to be of use.
+fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
+    let max_sge = u32::try_from(limits::MAX_SGE).unwrap_or(u32::MAX);
+    let fits = asked.max_send_wr <= limits::MAX_QP_WR
+        && asked.max_recv_wr <= limits::MAX_QP_WR
+        && asked.max_send_sge <= max_sge
+        && asked.max_recv_sge <= max_sge
+        && asked.max_inline_data <= limits::MAX_INLINE;
+    if !fits {
+        return Err(Errno::INVAL);
+    }
+    Ok(ibv_qp_cap { max_send_sge: asked.max_send_sge.max(1), max_recv_sge: asked.max_recv_sge.max(1), ..*asked })
+}
+
+/// Creates a queue pair. `asked.cap` becomes what it got. `extended`: with a builder for the `ibv_wr_*` calls.
+///
+/// # Safety
+///
+/// C's promises about the domain and the objects that `asked` names.
+pub(crate) unsafe fn create(
+    ibv_pd: *mut ibv_pd,
+    asked: &mut ibv_qp_init_attr,
+    extended: bool,
+) -> Result<*mut ibv_qp_ex, Errno> {
+    // SAFETY: the caller's promise.
+    let pd = unsafe { pd::get(ibv_pd) }?;
+    let node = Node::get()?;
+    match asked.qp_type {
+        ibv_qp_type::IBV_QPT_RC => {}
+        // Types that others have and this device has not.
+        ibv_qp_type::IBV_QPT_UC
+        | ibv_qp_type::IBV_QPT_UD
+        | ibv_qp_type::IBV_QPT_RAW_PACKET
+        | ibv_qp_type::IBV_QPT_XRC_SEND
+        | ibv_qp_type::IBV_QPT_XRC_RECV
+        | ibv_qp_type::IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
+        _ => return Err(Errno::INVAL),
+    }
+    if !asked.srq.is_null() {
+        return Err(Errno::OPNOTSUPP);
+    }
+    // SAFETY: the caller's promise.
+    let send_cq = unsafe { cq::get(asked.send_cq) }?;
+    // SAFETY: the caller's promise.
+    let recv_cq = unsafe { cq::get(asked.recv_cq) }?;
+    if !send_cq.is_of(&pd.context) || !recv_cq.is_of(&pd.context) {
+        return Err(Errno::INVAL);
+    }
+    let transport = Transport::of(asked.qp_type).ok_or(Errno::INVAL)?;
+    let cap = check_cap(&asked.cap)?;
+    let sq_sig_all = asked.sq_sig_all != 0;
+    let entry = QpEntry::new(Arc::clone(pd.context.events()));
+    let init = QpInit {
+        pd: pd.id,
+        send_cq: send_cq.id(),
+        recv_cq: recv_cq.id(),
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+        sq_sig_all,
+        token: entry.token(),
+    };
+    let (id, number) = match node.with(|engine| engine.create_qp(&init)) {
+        // All numbers of the process's slots are taken: one more slot, one more try.
+        Err(Errno::NOMEM) => {
+            node.add_slot()?;
+            node.with(|engine| engine.create_qp(&init))?
+        }
+        made => made?,
+    };
+    // SAFETY: a live domain.
+    let context = unsafe { (*ibv_pd).context };
+    let mut public = qp_ex::slots();
+    public.qp_base = ibv_qp {
+        context,
+        qp_context: asked.qp_context,
+        pd: ibv_pd,
+        send_cq: asked.send_cq,
+        recv_cq: asked.recv_cq,
+        srq: asked.srq,
+        handle: id.0,
+        qp_num: number,
+        state: ibv_qp_state::IBV_QPS_RESET,
+        qp_type: asked.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    let shared = QpShared {
+        id,
+        entry: Arc::clone(&entry),
+        context: Arc::clone(&pd.context),
+        cap,
+        sq_sig_all,
+        transport,
+        shown: Mutex::new(Shown(ibv_qp_attr::default())),
+        builder: extended.then(|| Builder::new(&cap)),
+    };
+    let qp = Object::create(public, shared);
+    entry.announce(qp.cast());
+    pd.context.adopt(Child::Qp(qp));
+    asked.cap = cap;
+    Ok(qp)
+}
+
+/// `ibv_create_qp`.
+pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: C's promise: valid for reads and writes, and nobody else's during the call.
+    let asked = unsafe { &mut *init };
+    // SAFETY: C's promises about the objects.
+    pointer(unsafe { create(pd, asked, false) }).cast()
+}
+
+/// `ibv_destroy_qp`: waits, as libibverbs does, until every asynchronous event that was read is acknowledged.
+pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: C's promise about the queue pair.
+    status(unsafe { get(qp) }.and_then(|shared| {
+        Node::get()?.with_drained(|engine| engine.destroy_qp(shared.id))?;
+        shared.entry.close();
+        shared.entry.settle();
+        shared.context.disown(qp);
+        // SAFETY: C's promise: nobody uses a queue pair that is being freed; `shared` is not used below.
+        unsafe { Object::free(qp.cast::<ibv_qp_ex>()) }
+    }))
+}
+
+/// Ends a queue pair whose context is closed.
+///
+/// # Safety
+///
+/// As for [`Object::get`].
+pub(super) unsafe fn abandon(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    if let (Ok(object), Ok(node)) = (unsafe { Object::get(qp) }, Node::get()) {
+        let shared = object.private();
+        // One that the engine does not know is gone already.
+        let _destroyed = node.with_drained(|engine| engine.destroy_qp(shared.id));
+        shared.entry.close();
+        object.abandon();
+    }
+}
+
+/// What the engine has to know of a change.
+fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
+    type A = Attributes;
+    const PSN: u32 = 0x00ff_ffff;
+    ModifyQp {
+        state: mask.contains(A::STATE).then(|| QpState::from_raw(attr.qp_state)).flatten(),
+        access: mask.contains(A::ACCESS_FLAGS).then_some(attr.qp_access_flags),
+        dest_qpn: mask.contains(A::DEST_QPN).then_some(attr.dest_qp_num),
+        rq_psn: mask.contains(A::RQ_PSN).then_some(attr.rq_psn & PSN),
+        sq_psn: mask.contains(A::SQ_PSN).then_some(attr.sq_psn & PSN),
+        max_rd_atomic: mask.contains(A::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
+        max_dest_rd_atomic: mask.contains(A::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
+        min_rnr_timer: mask.contains(A::MIN_RNR_TIMER).then_some(attr.min_rnr_timer),
+        timeout: mask.contains(A::TIMEOUT).then_some(attr.timeout),
+        retry_cnt: mask.contains(A::RETRY_CNT).then_some(attr.retry_cnt),
+        rnr_retry: mask.contains(A::RNR_RETRY).then_some(attr.rnr_retry),
+        sqd_notify: mask.contains(A::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0),
+    }
+}
+
+/// Why a change was not made.
+enum Failure {
+    Refused(ibv_qp_state, Refusal),
+    Engine(Errno),
+}
+
+/// `ibv_modify_qp`.
+pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: C's promise about the queue pair.
+    status(unsafe { get(qp) }.and_then(|shared| {
+        let node = Node::get()?;
+        let mask = Attributes::from_bits(mask);
+        // SAFETY: C's promise: valid for reads, and nobody writes to it.
+        let asked = unsafe { &*attr };
+        let limits = attr::qp_limits(&shared.context);
+        // Two changes at a time would show a mixture.
+        let mut shown = shared.shown();
+        let changed = node.with_drained(|engine| {
+            let actual = engine.query_qp(shared.id).map_err(Failure::Engine)?.state.raw();
+            let next = qp_state::check_transition(shared.transport, actual, asked, mask)
+                .and_then(|next| qp_state::check_values(asked, mask, &limits).map(|()| next))
+                .map_err(|refusal| Failure::Refused(actual, refusal))?;
+            engine.modify_qp(shared.id, &change(asked, mask)).map_err(Failure::Engine)?;
+            Ok(next)
+        });
+        let next = match changed {
+            Ok(next) => next,
+            Err(Failure::Refused(actual, refusal)) => {
+                tracing::debug!(?actual, ?mask, ?refusal, "soft0: modify_qp is refused");
+                return Err(refusal.into());
+            }
+            Err(Failure::Engine(errno)) => return Err(errno),
+        };
+        if next == ibv_qp_state::IBV_QPS_RESET {
+            shown.0 = ibv_qp_attr::default();
+        }
+        qp_state::merge(&mut shown.0, asked, mask);
+        // SAFETY: the live object's own field, which C only reads.
+        unsafe { (*qp).state = next };
+        Ok(())
+    }))
+}
+
+/// `ibv_query_qp`. The mask is a hint that no device needs: everything is filled.
+pub(super) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: C's promise about the queue pair.
+    status(unsafe { get(qp) }.and_then(|shared| {
+        let found = Node::get()?.with_drained(|engine| engine.query_qp(shared.id))?;
+        let mut now = shared.shown().0;
+        now.qp_state = found.state.raw();
+        now.cur_qp_state = now.qp_state;
+        now.sq_draining = u8::from(found.sq_draining);
+        now.sq_psn = found.sq_psn;
+        now.rq_psn = found.rq_psn;
+        now.path_mig_state = ibv_mig_state::IBV_MIG_MIGRATED;
+        now.cap = shared.cap;
+        // SAFETY: C's promise: valid for writes.
+        unsafe { attr.write(now) };
+        // SAFETY: the live object's own field, which C only reads.
+        unsafe { (*qp).state = now.qp_state };
+        // SAFETY: C's promise: a live queue pair; its fields but the state do not change.
+        let public = unsafe { PublicPart::of(qp) };
+        let made = ibv_qp_init_attr {
+            qp_context: public.qp_context,
+            send_cq: public.send_cq,
+            recv_cq: public.recv_cq,
+            cap: shared.cap,
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: c_int::from(shared.sq_sig_all),
+            ..Default::default()
+        };
+        // SAFETY: C's promise: valid for writes.
+        unsafe { init.write(made) };
+        Ok(())
+    }))
+}
+
+/// The public fields that `query_qp` gives back.
+struct PublicPart {
+    qp_context: *mut std::ffi::c_void,
+    send_cq: *mut ibv_cq,
+    recv_cq: *mut ibv_cq,
+}
+
+impl PublicPart {
+    /// # Safety
+    ///
+    /// `qp` is a live queue pair of this device.
+    unsafe fn of(qp: *mut ibv_qp) -> Self {
+        // SAFETY: the caller's promise.
+        let qp_context = unsafe { (*qp).qp_context };
+        // SAFETY: the caller's promise.
+        let send_cq = unsafe { (*qp).send_cq };
+        // SAFETY: the caller's promise.
+        let recv_cq = unsafe { (*qp).recv_cq };
+        Self { qp_context, send_cq, recv_cq }
+    }
+}
+
+/// `ibv_query_qp_data_in_order`: a write's last aligned 8 bytes are stored last, and visible only after all the others, so who
+/// polls on the end of a message sees all of it.
+pub(super) unsafe extern "C" fn query_qp_data_in_order(qp: *mut ibv_qp, op: ibv_wr_opcode, flags: u32) -> c_int {
+    type Caps = ibv_query_qp_data_in_order_caps;
+    const RETURN_CAPS: u32 = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
+    // SAFETY: C's promise about the queue pair.
+    if unsafe { get(qp) }.is_err() {
+        return 0;
+    }
+    let in_order = matches!(op, ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+    if flags & RETURN_CAPS == 0 {
+        return c_int::from(in_order);
+    }
+    let caps = if in_order { Caps::IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG.0 } else { 0 };
+    c_int::try_from(caps).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depths() {
+        let cap = |send, recv, sge, inline| ibv_qp_cap {
+            max_send_wr: send,
+            max_recv_wr: recv,
+            max_send_sge: sge,
+            max_recv_sge: sge,
+            max_inline_data: inline,
+        };
+        assert_eq!(check_cap(&cap(16, 0, 0, 64)), Ok(cap(16, 0, 1, 64)));
+        assert_eq!(check_cap(&cap(limits::MAX_QP_WR + 1, 0, 1, 0)), Err(Errno::INVAL));
+        assert_eq!(check_cap(&cap(1, limits::MAX_QP_WR + 1, 1, 0)), Err(Errno::INVAL));
+        assert_eq!(check_cap(&cap(1, 1, 17, 0)), Err(Errno::INVAL));
+        assert_eq!(check_cap(&cap(1, 1, 1, limits::MAX_INLINE + 1)), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn the_engine_hears_what_the_mask_names() {
+        let asked = ibv_qp_attr {
+            qp_state: ibv_qp_state::IBV_QPS_RTS,
+            timeout: 14,
+            retry_cnt: 7,
+            sq_psn: 0x0100_0005,
+            ..Default::default()
+        };
+        let heard = change(&asked, Attributes::STATE | Attributes::TIMEOUT | Attributes::SQ_PSN);
+        let expected =
+            ModifyQp { state: Some(QpState::Rts), timeout: Some(14), sq_psn: Some(5), ..ModifyQp::default() };
+        assert_eq!(heard, expected);
+    }
+}

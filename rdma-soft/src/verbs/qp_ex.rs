@@ -1,0 +1,435 @@
+//! `ibv_qp_ex`: the `ibv_wr_*` calls, which collect requests between `wr_start` and `wr_complete` and post them at once.
+//!
+//! The slots have no size check in `verbs.h`, so every one is filled; one that the device lacks makes `wr_complete` fail, as any
+//! mistake in between does. Nothing is posted before `wr_complete`, and then everything or nothing.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::slice;
+
+use rdma_sys::{
+    ibv_ah, ibv_context, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_create_send_ops_flags,
+    ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_send_flags, ibv_sge, ibv_wr_opcode,
+};
+
+use super::errno::{pointer, status};
+use super::gate::Gate;
+use super::{Errno, qp};
+use crate::engine::limits::MAX_SGE;
+use crate::engine::{SendData, SendRequest, Source};
+use crate::node::Node;
+
+/// What is being built.
+#[derive(Debug)]
+pub(crate) struct Builder(Gate<Batch>);
+
+#[derive(Debug)]
+struct Batch {
+    /// At most `max_wr`, so that collecting does not allocate.
+    requests: Vec<Pending>,
+    entries: Vec<ibv_sge>,
+    inline: Vec<u8>,
+    /// The first mistake.
+    error: Option<Errno>,
+    max_wr: usize,
+    max_sge: usize,
+    max_inline: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    wr_id: u64,
+    opcode: ibv_wr_opcode,
+    flags: c_uint,
+    operands: Operands,
+    data: Data,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Operands {
+    imm: u32,
+    rkey: u32,
+    remote_addr: u64,
+    compare_add: u64,
+    swap: u64,
+}
+
+/// Where in the batch a request's data is.
+#[derive(Clone, Copy, Debug)]
+enum Data {
+    List { start: usize, count: usize },
+    Inline { start: usize, len: usize },
+}
+
+impl Builder {
+    pub(crate) fn new(cap: &ibv_qp_cap) -> Self {
+        let max_wr = cap.max_send_wr as usize;
+        Self(Gate::new(Batch {
+            requests: Vec::with_capacity(max_wr),
+            entries: Vec::with_capacity(max_wr),
+            inline: Vec::new(),
+            error: None,
+            max_wr,
+            max_sge: cap.max_send_sge as usize,
+            max_inline: cap.max_inline_data as usize,
+        }))
+    }
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.requests.clear();
+        self.entries.clear();
+        self.inline.clear();
+        self.error = None;
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.error.get_or_insert(errno);
+    }
+
+    fn push(&mut self, wr_id: u64, flags: c_uint, opcode: ibv_wr_opcode, operands: Operands) {
+        if self.requests.len() == self.max_wr {
+            return self.fail(Errno::NOMEM);
+        }
+        let data = Data::List { start: self.entries.len(), count: 0 };
+        self.requests.push(Pending { wr_id, opcode, flags, operands, data });
+    }
+
+    /// Gives the newest request its list.
+    fn set_list(&mut self, list: &[ibv_sge]) {
+        if list.len() > self.max_sge {
+            return self.fail(Errno::INVAL);
+        }
+        let start = self.entries.len();
+        let Some(request) = self.requests.last_mut() else { return self.fail(Errno::INVAL) };
+        request.data = Data::List { start, count: list.len() };
+        self.entries.extend_from_slice(list);
+    }
+
+    /// Gives the newest request one more piece of inline data. `first`: it has none so far.
+    fn add_inline(&mut self, piece: &[u8], first: bool) {
+        let at = self.inline.len();
+        let Some(request) = self.requests.last_mut() else { return self.fail(Errno::INVAL) };
+        let (start, before) = match request.data {
+            Data::Inline { start, len } if !first => (start, len),
+            _ => (at, 0),
+        };
+        let len = before.saturating_add(piece.len());
+        if len > self.max_inline {
+            return self.fail(Errno::INVAL);
+        }
+        request.data = Data::Inline { start, len };
+        self.inline.extend_from_slice(piece);
+    }
+
+    /// Posts everything.
+    fn post(&self, shared: &qp::QpShared) -> Result<(), Errno> {
+        if let Some(errno) = self.error {
+            return Err(errno);
+        }
+        Node::get()?.with(|engine| {
+            for request in &self.requests {
+                let piece;
+                let data = match request.data {
+                    Data::List { start, count } => SendData::List(&self.entries[start..start + count]),
+                    Data::Inline { start, len } => {
+                        piece = [Source::of(&self.inline[start..start + len])];
+                        SendData::Inline(&piece)
+                    }
+                };
+                let Operands { imm, rkey, remote_addr, compare_add, swap } = request.operands;
+                let Pending { wr_id, opcode, flags, .. } = *request;
+                let request = SendRequest { wr_id, opcode, flags, imm, remote_addr, rkey, compare_add, swap, data };
+                engine.post_send(shared.id(), &request)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The context's `create_qp_ex`.
+pub(super) unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: C's promises about the structure and the objects that it names.
+    pointer(unsafe { create(attr) }).cast()
+}
+
+/// # Safety
+///
+/// C's promises about the structure, as far as its mask says that it is filled, and the objects that it names.
+unsafe fn create(attr: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp_ex, Errno> {
+    type Mask = ibv_qp_init_attr_mask;
+    type Ops = ibv_qp_create_send_ops_flags;
+    const KNOWN: u32 =
+        Mask::IBV_QP_INIT_ATTR_PD.0 | Mask::IBV_QP_INIT_ATTR_CREATE_FLAGS.0 | Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
+    const OPS: u32 = Ops::IBV_QP_EX_WITH_RDMA_WRITE.0
+        | Ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0
+        | Ops::IBV_QP_EX_WITH_SEND.0
+        | Ops::IBV_QP_EX_WITH_SEND_WITH_IMM.0
+        | Ops::IBV_QP_EX_WITH_RDMA_READ.0
+        | Ops::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0
+        | Ops::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0;
+    // SAFETY: the caller's promise: the mask is always there. The fields behind it are read under their bits only, because older
+    // headers have shorter structures.
+    let mask = unsafe { (*attr).comp_mask };
+    if mask & !KNOWN != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if mask & Mask::IBV_QP_INIT_ATTR_PD.0 == 0 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the mask's bit.
+    if mask & Mask::IBV_QP_INIT_ATTR_CREATE_FLAGS.0 != 0 && unsafe { (*attr).create_flags } != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let extended = mask & Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0 != 0;
+    // SAFETY: the mask's bit.
+    if extended && unsafe { (*attr).send_ops_flags } & !u64::from(OPS) != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    // SAFETY: the mask's bit.
+    let pd = unsafe { (*attr).pd };
+    // SAFETY: the extended structure begins with the fields of the plain one, in its order (the layout is checked below), and
+    // with the fields up to `sq_sig_all` every version of it has them.
+    let asked = unsafe { &mut *attr.cast::<ibv_qp_init_attr>() };
+    // SAFETY: the caller's promise.
+    unsafe { qp::create(pd, asked, extended) }
+}
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(ibv_qp_init_attr_ex, cap) == offset_of!(ibv_qp_init_attr, cap));
+    assert!(offset_of!(ibv_qp_init_attr_ex, sq_sig_all) == offset_of!(ibv_qp_init_attr, sq_sig_all));
+    assert!(offset_of!(ibv_qp_init_attr_ex, comp_mask) <= size_of::<ibv_qp_init_attr>());
+};
+
+/// `ibv_qp_to_qp_ex`: null for a queue pair that was not created for the extended interface.
+pub(super) unsafe extern "C" fn qp_to_qp_ex(ibv_qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: C's promise about the queue pair.
+    match unsafe { qp::get(ibv_qp) } {
+        Ok(shared) if shared.builder().is_some() => ibv_qp.cast(),
+        _ => ptr::null_mut(),
+    }
+}
+
+/// An extended queue pair with its slots filled and everything else zero.
+pub(crate) fn slots() -> ibv_qp_ex {
+    ibv_qp_ex {
+        wr_atomic_cmp_swp: Some(wr_atomic_cmp_swp),
+        wr_atomic_fetch_add: Some(wr_atomic_fetch_add),
+        wr_bind_mw: Some(no_bind_mw),
+        wr_local_inv: Some(no_inv),
+        wr_rdma_read: Some(wr_rdma_read),
+        wr_rdma_write: Some(wr_rdma_write),
+        wr_rdma_write_imm: Some(wr_rdma_write_imm),
+        wr_send: Some(wr_send),
+        wr_send_imm: Some(wr_send_imm),
+        wr_send_inv: Some(no_inv),
+        wr_send_tso: Some(no_send_tso),
+        wr_set_ud_addr: Some(no_ud_addr),
+        wr_set_xrc_srqn: Some(no_inv),
+        wr_set_inline_data: Some(wr_set_inline_data),
+        wr_set_inline_data_list: Some(wr_set_inline_data_list),
+        wr_set_sge: Some(wr_set_sge),
+        wr_set_sge_list: Some(wr_set_sge_list),
+        wr_start: Some(wr_start),
+        wr_complete: Some(wr_complete),
+        wr_abort: Some(wr_abort),
+        wr_atomic_write: Some(no_atomic_write),
+        wr_flush: Some(no_flush),
+        ..Default::default()
+    }
+}
+
+/// The builder of a queue pair that has one.
+///
+/// # Safety
+///
+/// C's promise about the queue pair.
+unsafe fn builder<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Builder> {
+    // SAFETY: the caller's promise.
+    unsafe { qp::get(qp.cast()) }.ok()?.builder()
+}
+
+/// # Safety
+///
+/// C's promise about the queue pair.
+unsafe fn with_batch(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut Batch)) {
+    // SAFETY: the caller's promise.
+    if let Some(builder) = unsafe { builder(qp) } {
+        builder.0.with(work);
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: C's promise about the queue pair.
+    if let Some(builder) = unsafe { builder(qp) } {
+        builder.0.enter();
+        builder.0.with(Batch::clear);
+    }
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: C's promise about the queue pair.
+    status(unsafe { qp::get(qp.cast()) }.and_then(|shared| {
+        let builder = shared.builder().ok_or(Errno::OPNOTSUPP)?;
+        let posted = builder.0.with(|batch| batch.post(shared));
+        builder.0.leave();
+        posted
+    }))
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: C's promise about the queue pair.
+    if let Some(builder) = unsafe { builder(qp) } {
+        builder.0.leave();
+    }
+}
+
+/// Begins a request with the id and the flags that C has put into the public part.
+///
+/// # Safety
+///
+/// C's promise about the queue pair.
+unsafe fn request(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, operands: Operands) {
+    // Whether data is inline is said by how it is set.
+    const INLINE: c_uint = ibv_send_flags::IBV_SEND_INLINE.0;
+    // SAFETY: the caller's promise; C writes these fields from the thread that builds, if at all.
+    let wr_id = unsafe { (*qp).wr_id };
+    // SAFETY: as above.
+    let flags = unsafe { (*qp).wr_flags };
+    // SAFETY: the caller's promise.
+    unsafe { with_batch(qp, |batch| batch.push(wr_id, flags & !INLINE, opcode, operands)) };
+}
+
+unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { request(qp, ibv_wr_opcode::IBV_WR_SEND, Operands::default()) };
+}
+
+unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, imm: u32) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { request(qp, ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, Operands { imm, ..Operands::default() }) };
+}
+
+unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    let operands = Operands { rkey, remote_addr, ..Operands::default() };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { request(qp, ibv_wr_opcode::IBV_WR_RDMA_WRITE, operands) };
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm: u32) {
+    let operands = Operands { imm, rkey, remote_addr, ..Operands::default() };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { request(qp, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, operands) };
+}
+
+unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    let operands = Operands { rkey, remote_addr, ..Operands::default() };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { request(qp, ibv_wr_opcode::IBV_WR_RDMA_READ, operands) };
+}
+
+unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64) {
+    let operands = Operands { rkey, remote_addr, compare_add: compare, swap, ..Operands::default() };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { request(qp, ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, operands) };
+}
+
+unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
+    let operands = Operands { rkey, remote_addr, compare_add: add, ..Operands::default() };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { request(qp, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, operands) };
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { with_batch(qp, |batch| batch.set_list(&[ibv_sge { addr, length, lkey }])) };
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    let list = if count == 0 || count > MAX_SGE {
+        &[]
+    } else {
+        // SAFETY: C's promise: valid for reads of `count` entries.
+        unsafe { slice::from_raw_parts(list, count) }
+    };
+    let work = |batch: &mut Batch| if count > MAX_SGE { batch.fail(Errno::INVAL) } else { batch.set_list(list) };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { with_batch(qp, work) };
+}
+
+/// Inline data, as bytes.
+///
+/// # Safety
+///
+/// `addr` is valid for reads of `len` bytes for `'a`, and nobody writes to them meanwhile; or `len` is 0.
+unsafe fn bytes<'a>(addr: *const c_void, len: usize) -> &'a [u8] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts(addr.cast(), len) }
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, len: usize) {
+    // SAFETY: C's promise about inline data.
+    let piece = unsafe { bytes(addr, len) };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { with_batch(qp, |batch| batch.add_inline(piece, true)) };
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
+    let work = |batch: &mut Batch| {
+        batch.add_inline(&[], true);
+        for index in 0..count {
+            // SAFETY: C's promise: valid for reads of `count` entries.
+            let entry = unsafe { &*list.wrapping_add(index) };
+            // SAFETY: C's promise about inline data.
+            let piece = unsafe { bytes(entry.addr, entry.length) };
+            batch.add_inline(piece, false);
+        }
+    };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { with_batch(qp, work) };
+}
+
+/// What this device does not do.
+///
+/// # Safety
+///
+/// C's promise about the queue pair.
+unsafe fn refuse(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    unsafe { with_batch(qp, |batch| batch.fail(Errno::OPNOTSUPP)) };
+}
+
+unsafe extern "C" fn no_bind_mw(qp: *mut ibv_qp_ex, _: *mut ibv_mw, _: u32, _: *const ibv_mw_bind_info) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { refuse(qp) };
+}
+
+unsafe extern "C" fn no_inv(qp: *mut ibv_qp_ex, _: u32) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { refuse(qp) };
+}
+
+unsafe extern "C" fn no_send_tso(qp: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { refuse(qp) };
+}
+
+unsafe extern "C" fn no_ud_addr(qp: *mut ibv_qp_ex, _: *mut ibv_ah, _: u32, _: u32) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { refuse(qp) };
+}
+
+unsafe extern "C" fn no_atomic_write(qp: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { refuse(qp) };
+}
+
+unsafe extern "C" fn no_flush(qp: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8, _: u8) {
+    // SAFETY: C's promise about the queue pair.
+    unsafe { refuse(qp) };
+}

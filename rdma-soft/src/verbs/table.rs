@@ -1,0 +1,84 @@
+//! The device as a libibverbs: its functions in the table that `rdma-sys` defines.
+
+use rdma_sys::{Ibverbs, ibv_fork_status};
+use std::ffi::c_int;
+
+use super::{async_event, attr, channel, context, cq, device, mr, pd, qp, qp_ex, strings};
+
+/// The software device's libibverbs.
+///
+/// It is complete: what the device does not have fails with `EOPNOTSUPP`, in each function's own convention.
+///
+/// ```
+/// let verbs = rdma_soft::ibverbs();
+/// let mut count = 0;
+/// // SAFETY: `count` is valid for writes.
+/// let list = unsafe { (verbs.ibv_get_device_list)(&raw mut count) };
+/// assert_eq!(count, 1);
+/// // SAFETY: the list is not used below.
+/// unsafe { (verbs.ibv_free_device_list)(list) };
+/// ```
+#[must_use]
+pub fn ibverbs() -> &'static Ibverbs {
+    static TABLE: Ibverbs = Ibverbs {
+        ibv_get_device_list: device::get_device_list,
+        ibv_free_device_list: device::free_device_list,
+        ibv_get_device_name: device::get_device_name,
+        ibv_get_device_index: device::get_device_index,
+        ibv_get_device_guid: device::get_device_guid,
+        ibv_open_device: context::open_device,
+        ibv_close_device: context::close_device,
+        ibv_get_async_event: async_event::get_async_event,
+        ibv_ack_async_event: async_event::ack_async_event,
+        ibv_query_device: attr::query_device,
+        ibv_query_port: attr::query_port_compat,
+        ibv_query_port_speed: attr::query_port_speed,
+        ibv_query_gid: attr::query_gid,
+        _ibv_query_gid_ex: attr::query_gid_ex,
+        _ibv_query_gid_table: attr::query_gid_table,
+        ibv_query_pkey: attr::query_pkey,
+        ibv_get_pkey_index: attr::get_pkey_index,
+        ibv_alloc_pd: pd::alloc_pd,
+        ibv_dealloc_pd: pd::dealloc_pd,
+        ibv_reg_mr: mr::reg_mr,
+        ibv_reg_mr_iova: mr::reg_mr_iova,
+        ibv_reg_mr_iova2: mr::reg_mr_iova2,
+        ibv_dereg_mr: mr::dereg_mr,
+        ibv_create_comp_channel: channel::create_comp_channel,
+        ibv_destroy_comp_channel: channel::destroy_comp_channel,
+        ibv_create_cq: cq::create_cq,
+        ibv_resize_cq: cq::resize_cq,
+        ibv_destroy_cq: cq::destroy_cq,
+        ibv_get_cq_event: channel::get_cq_event,
+        ibv_ack_cq_events: channel::ack_cq_events,
+        ibv_create_qp: qp::create_qp,
+        ibv_qp_to_qp_ex: qp_ex::qp_to_qp_ex,
+        ibv_modify_qp: qp::modify_qp,
+        ibv_query_qp: qp::query_qp,
+        ibv_query_qp_data_in_order: qp::query_qp_data_in_order,
+        ibv_destroy_qp: qp::destroy_qp,
+        ibv_fork_init: fork_init,
+        ibv_is_fork_initialized: is_fork_initialized,
+        ibv_wc_status_str: strings::wc_status_str,
+        ibv_event_type_str: strings::event_type_str,
+        ibv_node_type_str: strings::node_type_str,
+        ibv_port_state_str: strings::port_state_str,
+        ibv_wr_opcode_str: strings::wr_opcode_str,
+        ibv_rate_to_mult: strings::rate_to_mult,
+        mult_to_ibv_rate: strings::mult_to_rate,
+        ibv_rate_to_mbps: strings::rate_to_mbps,
+        mbps_to_ibv_rate: strings::mbps_to_rate,
+        ..Ibverbs::UNSUPPORTED
+    };
+    &TABLE
+}
+
+/// `ibv_fork_init`: no page is pinned, so there is nothing that a fork could tear apart.
+extern "C" fn fork_init() -> c_int {
+    0
+}
+
+/// `ibv_is_fork_initialized`.
+extern "C" fn is_fork_initialized() -> ibv_fork_status {
+    ibv_fork_status::IBV_FORK_UNNEEDED
+}
