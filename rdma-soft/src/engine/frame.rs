@@ -1,4 +1,18 @@
 //! What two engines say to each other: fixed headers of six words, and a payload.
+//!
+//! ```text
+//! word 0   kind 8 | flags 8 | epoch 16 | number 24 | code 8      (low bits first)
+//! word 1   receiver's queue pair number 32 | sender's 32
+//! word 2   address                         or the atomic's result
+//! word 3   key 32 | length of the whole message 32
+//! word 4   offset of this payload 32 | immediate 32      or the compare operand, or what is added
+//! word 5   the swap operand                or, with ACK: number 24 that is acknowledged | 0 8 | epoch 16
+//! ```
+//!
+//! What a header says is hostile until it was checked: [`Frame::decode`] checks what can be checked without knowing the
+//! queue pair.
+
+use super::limits::MAX_MESSAGE;
 
 /// Words of a header.
 pub const HEADER_WORDS: usize = 6;
@@ -8,3 +22,261 @@ pub const HEADER_WORDS: usize = 6;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header(pub [u64; HEADER_WORDS]);
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    // Requests.
+    Send = 1,
+    Write = 2,
+    /// A write with immediate whose data the requester has written itself.
+    WriteDone = 3,
+    Read = 4,
+    CompareSwap = 5,
+    FetchAdd = 6,
+    // Answers.
+    Ack = 16,
+    Nak = 17,
+    RnrNak = 18,
+    /// Where a real device says nothing.
+    Dropped = 19,
+    ReadData = 20,
+    AtomicData = 21,
+    // Between engines.
+    /// The sender would like to map the region of the key.
+    Want = 32,
+}
+
+impl Kind {
+    const fn from_bits(bits: u8) -> Option<Self> {
+        Some(match bits {
+            1 => Self::Send,
+            2 => Self::Write,
+            3 => Self::WriteDone,
+            4 => Self::Read,
+            5 => Self::CompareSwap,
+            6 => Self::FetchAdd,
+            16 => Self::Ack,
+            17 => Self::Nak,
+            18 => Self::RnrNak,
+            19 => Self::Dropped,
+            20 => Self::ReadData,
+            21 => Self::AtomicData,
+            32 => Self::Want,
+            _ => return None,
+        })
+    }
+
+    /// Whether it is a requester's frame.
+    pub(super) const fn is_request(self) -> bool {
+        (self as u8) < 16
+    }
+}
+
+/// The immediate is valid.
+pub(super) const IMM: u8 = 1;
+/// The receive completion is solicited.
+pub(super) const SOLICITED: u8 = 2;
+/// Word 5 acknowledges requests of the other direction.
+pub(super) const ACK: u8 = 4;
+const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK;
+
+/// Why a request was refused, in a NAK's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Refusal {
+    InvalidRequest = 1,
+    Access = 2,
+    Operation = 3,
+}
+
+impl Refusal {
+    pub(super) const fn from_bits(bits: u8) -> Option<Self> {
+        Some(match bits {
+            1 => Self::InvalidRequest,
+            2 => Self::Access,
+            3 => Self::Operation,
+            _ => return None,
+        })
+    }
+}
+
+/// A header, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) kind: Kind,
+    pub(super) flags: u8,
+    /// The requester's incarnation (upper byte) and attempt (lower).
+    pub(super) epoch: u16,
+    /// The message's number: 24 bits.
+    pub(super) number: u32,
+    pub(super) code: u8,
+    pub(super) to: u32,
+    pub(super) from: u32,
+    pub(super) addr: u64,
+    pub(super) key: u32,
+    pub(super) total: u32,
+    pub(super) a: u64,
+    pub(super) b: u64,
+}
+
+impl Frame {
+    /// A frame with nothing but the fields that each has.
+    pub(super) const fn new(kind: Kind, to: u32, from: u32, number: u32, epoch: u16) -> Self {
+        Self { kind, flags: 0, epoch, number, code: 0, to, from, addr: 0, key: 0, total: 0, a: 0, b: 0 }
+    }
+
+    /// Where this payload begins in the message.
+    #[allow(clippy::cast_possible_truncation, reason = "the lower half")]
+    pub(super) const fn offset(&self) -> u32 {
+        self.a as u32
+    }
+
+    /// The immediate.
+    #[allow(clippy::cast_possible_truncation, reason = "the upper half")]
+    pub(super) const fn imm(&self) -> u32 {
+        (self.a >> 32) as u32
+    }
+
+    /// Sets offset and immediate.
+    pub(super) const fn set_offset(&mut self, offset: u32, imm: u32) {
+        self.a = offset as u64 | (imm as u64) << 32;
+    }
+
+    /// The number and epoch that word 5 acknowledges.
+    #[allow(clippy::cast_possible_truncation, reason = "fields of the word")]
+    pub(super) const fn carried_ack(&self) -> Option<(u32, u16)> {
+        if self.flags & ACK == 0 || matches!(self.kind, Kind::CompareSwap | Kind::FetchAdd) {
+            return None;
+        }
+        Some((self.b as u32 & NUMBER_MASK, (self.b >> 32) as u16))
+    }
+
+    /// Acknowledges in word 5.
+    pub(super) const fn carry_ack(&mut self, number: u32, epoch: u16) {
+        self.flags |= ACK;
+        self.b = number as u64 | (epoch as u64) << 32;
+    }
+
+    /// The header.
+    pub(super) const fn encode(&self) -> Header {
+        Header([
+            self.kind as u64
+                | (self.flags as u64) << 8
+                | (self.epoch as u64) << 16
+                | (self.number as u64) << 32
+                | (self.code as u64) << 56,
+            self.to as u64 | (self.from as u64) << 32,
+            self.addr,
+            self.key as u64 | (self.total as u64) << 32,
+            self.a,
+            self.b,
+        ])
+    }
+
+    /// Takes a header apart; `None` if no engine of ours sends such a frame.
+    #[allow(clippy::cast_possible_truncation, reason = "fields of words")]
+    pub(super) fn decode(header: &Header, payload: usize) -> Option<Self> {
+        let [w0, w1, addr, w3, a, b] = header.0;
+        let frame = Self {
+            kind: Kind::from_bits(w0 as u8)?,
+            flags: (w0 >> 8) as u8,
+            epoch: (w0 >> 16) as u16,
+            number: (w0 >> 32) as u32 & NUMBER_MASK,
+            code: (w0 >> 56) as u8,
+            to: w1 as u32,
+            from: (w1 >> 32) as u32,
+            addr,
+            key: w3 as u32,
+            total: (w3 >> 32) as u32,
+            a,
+            b,
+        };
+        if frame.flags & !KNOWN_FLAGS != 0 || frame.total > MAX_MESSAGE {
+            return None;
+        }
+        match frame.kind {
+            Kind::Send | Kind::Write | Kind::ReadData => {
+                // Each payload lies in its message, and says something unless the message is empty.
+                let end = u64::from(frame.offset()) + payload as u64;
+                if end > u64::from(frame.total) || (payload == 0 && frame.total != 0) {
+                    return None;
+                }
+            }
+            Kind::WriteDone if frame.flags & IMM == 0 => return None,
+            _ if payload != 0 => return None,
+            _ => {}
+        }
+        Some(frame)
+    }
+}
+
+/// Message numbers are 24 bits and wrap, as packet numbers do.
+pub(super) const NUMBER_MASK: u32 = 0x00ff_ffff;
+
+/// The number after.
+pub(super) const fn after(number: u32) -> u32 {
+    number.wrapping_add(1) & NUMBER_MASK
+}
+
+/// The number before.
+pub(super) const fn before(number: u32) -> u32 {
+    number.wrapping_sub(1) & NUMBER_MASK
+}
+
+/// How far `to` is ahead of `from`.
+pub(super) const fn distance(from: u32, to: u32) -> u32 {
+    to.wrapping_sub(from) & NUMBER_MASK
+}
+
+/// Whether `number` comes before `limit` (both within half the range of each other).
+pub(super) const fn precedes(number: u32, limit: u32) -> bool {
+    let ahead = distance(number, limit);
+    ahead != 0 && ahead < (1 << 23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_survives_its_header() {
+        let mut frame = Frame::new(Kind::Write, 0x12_3456, 0xab_cdef, 0xff_fffe, 0x1234);
+        (frame.addr, frame.key, frame.total, frame.code) = (u64::MAX - 3, 0xdead_beef, 1 << 30, 200);
+        frame.set_offset(77, 0x8000_0001);
+        frame.carry_ack(0x77_7777, 0xffff);
+        frame.flags |= IMM | SOLICITED;
+        let back = Frame::decode(&frame.encode(), 1000).unwrap();
+        assert_eq!(back, frame);
+        assert_eq!((back.offset(), back.imm()), (77, 0x8000_0001));
+        assert_eq!(back.carried_ack(), Some((0x77_7777, 0xffff)));
+    }
+
+    #[test]
+    fn impossible_frames_are_refused() {
+        assert_eq!(Frame::decode(&Header([0; 6]), 0), None);
+        assert_eq!(Frame::decode(&Header([u64::MAX; 6]), 0), None);
+        let mut frame = Frame::new(Kind::Send, 1, 2, 3, 4);
+        frame.total = 8;
+        assert!(Frame::decode(&frame.encode(), 8).is_some());
+        assert_eq!(Frame::decode(&frame.encode(), 9), None, "longer than the message");
+        assert_eq!(Frame::decode(&frame.encode(), 0), None, "an empty piece of a message that is not empty");
+        frame.set_offset(u32::MAX, 0);
+        assert_eq!(Frame::decode(&frame.encode(), 1), None, "offset beyond the end");
+        frame.total = MAX_MESSAGE + 1;
+        frame.set_offset(0, 0);
+        assert_eq!(Frame::decode(&frame.encode(), 1), None, "too long");
+        let ack = Frame::new(Kind::Ack, 1, 2, 3, 4);
+        assert_eq!(Frame::decode(&ack.encode(), 1), None, "an answer with a payload");
+    }
+
+    #[test]
+    fn numbers_wrap() {
+        assert_eq!(after(NUMBER_MASK), 0);
+        assert_eq!(before(0), NUMBER_MASK);
+        assert!(precedes(NUMBER_MASK, 0));
+        assert!(!precedes(0, NUMBER_MASK));
+        assert!(!precedes(5, 5));
+    }
+}

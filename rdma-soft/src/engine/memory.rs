@@ -8,13 +8,23 @@
 //! 2. A `Region` is readable, and writable if its access flags say so, from `register` to `deregister`: the caller of
 //!    `register` promises it. Spans of a region borrow it, so none outlives it.
 //! 3. An [`Area`] is readable and writable as long as its owner, which it holds, lives.
+//! 4. A part of a span lies in the span: `part` checks it, and the lengths of copies are the shorter of the two ends'.
 
 use core::fmt;
 use core::marker::PhantomData;
+use core::sync::atomic::Ordering;
 use std::any::Any;
 use std::sync::Arc;
 
+use rdma_mem::word;
+use rdma_sys::ibv_access_flags;
+
 use super::limits::MAX_SGE;
+
+/// Rights that make the device write to a region.
+const WRITES: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 
 /// Bytes that may be read for `'a`, and may change meanwhile.
 #[derive(Clone, Copy)]
@@ -70,6 +80,24 @@ impl<'a> Source<'a> {
     pub const fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
+
+    /// `len` of the bytes, from `offset` on; `None` if there are not as many.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+        (offset <= self.len && len <= self.len - offset).then(|| Self {
+            ptr: self.ptr.wrapping_add(offset),
+            len,
+            lives: PhantomData,
+        })
+    }
+
+    /// Copies to the start of `bytes`, as many as fit.
+    pub fn copy_to_slice(&self, bytes: &mut [u8]) {
+        let len = self.len.min(bytes.len());
+        // SAFETY: of `copy`: the source is readable for `len` bytes (1), `bytes` is an exclusive reference, so the ranges
+        // do not overlap and nobody else accesses it; nobody writes the source but as 1 allows.
+        unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.ptr, len) }
+    }
 }
 
 impl<'a> Target<'a> {
@@ -82,6 +110,12 @@ impl<'a> Target<'a> {
     #[must_use]
     pub const unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len, lives: PhantomData }
+    }
+
+    /// The bytes of a slice.
+    #[must_use]
+    pub const fn of(bytes: &'a mut [u8]) -> Self {
+        Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), lives: PhantomData }
     }
 
     /// How many bytes.
@@ -101,6 +135,70 @@ impl<'a> Target<'a> {
     pub const fn as_ptr(&self) -> *mut u8 {
         self.ptr
     }
+
+    /// `len` of the bytes, from `offset` on; `None` if there are not as many.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+        (offset <= self.len && len <= self.len - offset).then(|| Self {
+            ptr: self.ptr.wrapping_add(offset),
+            len,
+            lives: PhantomData,
+        })
+    }
+
+    /// Copies `source` here, as much as fits; the last bytes become visible last.
+    pub fn write(&self, source: Source<'_>) {
+        let len = self.len.min(source.len);
+        if source.ptr.addr().abs_diff(self.ptr.addr()) < len {
+            self.write_overlapping(source, len);
+            return;
+        }
+        // SAFETY: of `copy_ordered`: both ranges are valid for `len` bytes (1, 4), they do not overlap (just checked; the
+        // same memory mapped twice is not one range), and others access them only as 1 allows.
+        unsafe { rdma_mem::copy_ordered(self.ptr, source.ptr, len) }
+    }
+
+    /// A message onto itself: what the bytes become is nobody's business, but that they are copied soundly is.
+    #[cold]
+    fn write_overlapping(&self, source: Source<'_>, len: usize) {
+        let mut block = [0_u8; 256];
+        let mut at = 0;
+        while at < len {
+            let n = block.len().min(len - at);
+            // SAFETY: `at + n <= len`, so the source's bytes are valid (1, 4); `block` is a local.
+            unsafe { rdma_mem::copy(block.as_mut_ptr(), source.ptr.wrapping_add(at), n) };
+            // SAFETY: as above, for the target.
+            unsafe { rdma_mem::copy_ordered(self.ptr.wrapping_add(at), block.as_ptr(), n) };
+            at += n;
+        }
+    }
+
+    /// The 8 bytes here as an atomic word: what it was, after `change`. `None` if they are not 8 aligned ones.
+    #[must_use]
+    pub(super) fn atomic(&self, change: Atomic) -> Option<u64> {
+        let address = self.ptr.cast::<u64>();
+        if self.len != 8 || !address.is_aligned() {
+            return None;
+        }
+        Some(match change {
+            // SAFETY: aligned and valid for 8 bytes (just checked; 1), accessed by others only as 1 allows.
+            Atomic::Add(value) => unsafe { word::fetch_add_u64(address, value, Ordering::AcqRel) },
+            Atomic::CompareSwap { compare, swap } => {
+                // SAFETY: as above.
+                let found = unsafe { word::compare_exchange_u64(address, compare, swap, Ordering::AcqRel) };
+                found.unwrap_or_else(|found| found)
+            }
+        })
+    }
+}
+
+/// What an atomic does to its word.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Atomic {
+    /// Fetch and add.
+    Add(u64),
+    /// Compare and swap.
+    CompareSwap { compare: u64, swap: u64 },
 }
 
 /// What a frame's payload is made of: up to `MAX_SGE` pieces, in order.
@@ -111,6 +209,28 @@ pub struct Gather<'a> {
 }
 
 impl<'a> Gather<'a> {
+    /// No payload.
+    pub const EMPTY: Self = Self { parts: [Source::EMPTY; MAX_SGE], count: 0, len: 0 };
+
+    /// One piece.
+    #[must_use]
+    pub const fn one(source: Source<'a>) -> Self {
+        let mut this = Self::EMPTY;
+        this.parts[0] = source;
+        this.count = 1;
+        this.len = source.len;
+        this
+    }
+
+    /// Appends a piece; false if there is no room for it.
+    pub(super) fn push(&mut self, source: Source<'a>) -> bool {
+        let Some(part) = self.parts.get_mut(self.count) else { return false };
+        *part = source;
+        self.count += 1;
+        self.len += source.len;
+        true
+    }
+
     /// How many bytes in all.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -132,8 +252,78 @@ impl<'a> Gather<'a> {
     /// Copies everything to the start of `target`; false, and nothing is copied, if it does not fit.
     #[must_use]
     pub fn copy_to(&self, target: Target<'_>) -> bool {
-        let _ = target;
-        todo!("skeleton")
+        if self.len > target.len {
+            return false;
+        }
+        let mut at = 0;
+        for part in self.parts() {
+            if let Some(to) = target.part(at, part.len) {
+                to.write(*part);
+            }
+            at += part.len;
+        }
+        true
+    }
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub(super) struct Region {
+    ptr: *mut u8,
+    len: usize,
+    iova: u64,
+    access: u32,
+}
+
+// SAFETY: an address and a length; the memory is accessed as 1 and 2 say, from whatever thread.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// The memory of a registration.
+    ///
+    /// # Safety
+    ///
+    /// Invariant 2 holds until the value is dropped; `len` is at most `isize::MAX`.
+    pub(super) const unsafe fn new(ptr: *mut u8, len: usize, iova: u64, access: u32) -> Self {
+        Self { ptr, len, iova, access }
+    }
+
+    /// Its rights.
+    pub(super) const fn access(&self) -> u32 {
+        self.access
+    }
+
+    /// Where it begins for requests.
+    pub(super) const fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// Its length.
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where it begins in this process.
+    pub(super) fn addr(&self) -> usize {
+        self.ptr.addr()
+    }
+
+    /// Where `len` bytes at `addr` begin in the region, if they lie in it.
+    fn offset(&self, addr: u64, len: usize) -> Option<usize> {
+        let offset = usize::try_from(addr.checked_sub(self.iova)?).ok()?;
+        (offset <= self.len && len <= self.len - offset).then_some(offset)
+    }
+
+    /// The bytes at `addr`, if they lie in the region.
+    pub(super) fn source(&self, addr: u64, len: usize) -> Option<Source<'_>> {
+        let offset = self.offset(addr, len)?;
+        Some(Source { ptr: self.ptr.wrapping_add(offset), len, lives: PhantomData })
+    }
+
+    /// The bytes at `addr` to be written, if they lie in the region and it may be written.
+    pub(super) fn target(&self, addr: u64, len: usize) -> Option<Target<'_>> {
+        let offset = self.offset(addr, len)?;
+        (self.access & WRITES != 0).then(|| Target { ptr: self.ptr.wrapping_add(offset), len, lives: PhantomData })
     }
 }
 
@@ -142,7 +332,7 @@ impl<'a> Gather<'a> {
 pub struct Area {
     ptr: *mut u8,
     len: usize,
-    owner: Arc<dyn Any + Send + Sync>,
+    _owner: Arc<dyn Any + Send + Sync>,
 }
 
 // SAFETY: an area is an address and its owner; all access to the bytes is by atomics (invariants 1 and 3), and the owner is
@@ -154,11 +344,11 @@ impl Area {
     ///
     /// # Safety
     ///
-    /// `len` bytes at `ptr` (page aligned) stay mapped, readable and writable, as long as `owner` lives; nobody in this
-    /// process accesses them but by atomic accesses. `len` is at most `isize::MAX`.
+    /// `len` bytes at `ptr` stay mapped, readable and writable, as long as `owner` lives; nobody in this process accesses
+    /// them but by atomic accesses. `len` is at most `isize::MAX`.
     #[must_use]
     pub unsafe fn new(ptr: *mut u8, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { ptr, len, owner }
+        Self { ptr, len, _owner: owner }
     }
 
     /// How many bytes.
@@ -171,6 +361,36 @@ impl Area {
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// `len` bytes from `offset` on.
+    pub(super) fn target(&self, offset: usize, len: usize) -> Option<Target<'_>> {
+        Target { ptr: self.ptr, len: self.len, lives: PhantomData }.part(offset, len)
+    }
+
+    /// `len` bytes from `offset` on.
+    pub(super) fn source(&self, offset: usize, len: usize) -> Option<Source<'_>> {
+        Source { ptr: self.ptr, len: self.len, lives: PhantomData }.part(offset, len)
+    }
+
+    /// The address of the word at `offset`, if an aligned one lies there.
+    fn word(&self, offset: usize) -> Option<*mut u64> {
+        let word = self.target(offset, 8)?.ptr.cast::<u64>();
+        word.is_aligned().then_some(word)
+    }
+
+    /// The word at `offset`, by an acquire load; 0 if there is none.
+    pub(super) fn load(&self, offset: usize) -> u64 {
+        // SAFETY: `word` gives aligned words of the area only (3, 4), which is accessed by atomics only.
+        self.word(offset).map_or(0, |word| unsafe { word::load_u64(word, Ordering::Acquire) })
+    }
+
+    /// Stores the word at `offset`, with release; nothing happens if there is none.
+    pub(super) fn store(&self, offset: usize, value: u64) {
+        if let Some(word) = self.word(offset) {
+            // SAFETY: as in `load`, and areas are writable.
+            unsafe { word::store_u64(word, value, Ordering::Release) }
+        }
     }
 }
 

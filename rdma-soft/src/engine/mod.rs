@@ -6,18 +6,43 @@
 //! [`poll_event`](Engine::poll_event), [`poll_connect`](Engine::poll_connect), [`poll_grant`](Engine::poll_grant) and
 //! [`poll_timeout`](Engine::poll_timeout).
 
+mod cq;
+mod directory;
+mod events;
 mod frame;
 pub mod limits;
 mod memory;
+mod mr;
+mod peers;
+mod qp;
+mod queue;
+mod requester;
+mod responder;
+mod shared;
+mod table;
+#[cfg(test)]
+mod tests;
+mod timer;
 mod types;
 
-use rdma_sys::{ibv_sge, ibv_wc};
+use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc};
+
+use cq::CqTable;
+use directory::Directory;
+use events::Events;
+use frame::{Frame, Kind};
+use memory::Region;
+use mr::{MrTable, PdTable};
+use peers::{Peers, Work};
+use shared::Shared;
+use table::QpTable;
+use timer::Timers;
 
 pub use frame::{HEADER_WORDS, Header};
 pub use memory::{Area, Gather, Source, Target};
 pub use types::{
-    Backing, CqId, Element, Errno, Event, Grant, LinkId, ModifyQp, MrKeys, PdId, QpId, QpInit, QpState, QpStatus,
-    Registration, SendData, SendRequest, Slot, Time, Transmit,
+    CqId, Element, Errno, Event, Grant, LinkId, ModifyQp, MrKeys, PdId, QpId, QpInit, QpState, QpStatus, Registration,
+    SendData, SendRequest, Slot, Time, Transmit,
 };
 
 /// Bytes of the memory in which an engine publishes its regions and queue pairs to its peers.
@@ -45,38 +70,56 @@ pub trait Outbound {
 /// The engine.
 #[derive(Debug)]
 pub struct Engine {
-    config: EngineConfig,
+    qps: QpTable,
+    shared: Shared,
 }
 
-#[allow(
-    unused_variables,
-    clippy::missing_errors_doc,
-    clippy::missing_panics_doc,
-    reason = "skeleton of signatures, about to be filled"
-)]
 impl Engine {
     /// An engine with nothing in it.
     #[must_use]
     pub fn new(config: EngineConfig) -> Self {
-        Self { config }
+        Self {
+            qps: QpTable::new(config.slot, config.seed),
+            shared: Shared {
+                pds: PdTable::default(),
+                mrs: MrTable::new(config.seed),
+                cqs: CqTable::default(),
+                events: Events::default(),
+                peers: Peers::new(),
+                timers: Timers::default(),
+                directory: Directory::new(config.directory),
+            },
+        }
     }
 
     /// Adds a slot, when `create_qp` said `ENOMEM` because all queue pair numbers are taken.
     pub fn add_slot(&mut self, slot: Slot) {
-        todo!("skeleton")
+        self.qps.add_slot(slot);
     }
 
     /// A new protection domain.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`: there are too many.
     pub fn alloc_pd(&mut self) -> Result<PdId, Errno> {
-        todo!("skeleton")
+        self.shared.pds.alloc()
     }
 
-    /// Ends a protection domain; `EBUSY` while something is in it.
+    /// Ends a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: something is in it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Errno> {
-        todo!("skeleton")
+        self.shared.pds.dealloc(pd)
     }
 
     /// Registers memory.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such domain, or the range wraps around. `ENOMEM`: too many regions.
     ///
     /// # Safety
     ///
@@ -84,132 +127,325 @@ impl Engine {
     /// LOCAL_WRITE, REMOTE_WRITE or REMOTE_ATOMIC; nobody in this process accesses it but by atomic accesses, or while no
     /// work request or peer may do so.
     pub unsafe fn register(&mut self, pd: PdId, what: &Registration) -> Result<MrKeys, Errno> {
-        todo!("skeleton")
+        let end = what.iova.checked_add(what.len as u64);
+        if end.is_none() || what.addr.addr().checked_add(what.len).is_none() || isize::try_from(what.len).is_err() {
+            return Err(Errno::INVAL);
+        }
+        self.shared.pds.enter(pd)?;
+        // SAFETY: the caller promises what a region needs until `deregister`, which drops it.
+        let region = unsafe { Region::new(what.addr, what.len, what.iova, what.access) };
+        let shared = &mut self.shared;
+        let keys = shared.mrs.insert(pd, region, what.backing.clone(), &shared.directory);
+        if keys.is_err() {
+            shared.pds.leave(pd);
+        }
+        keys
     }
 
     /// Ends a registration; the engine does not touch the memory again.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such key.
     pub fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
-        todo!("skeleton")
+        let pd = self.shared.mrs.remove(lkey, &self.shared.directory)?;
+        self.shared.pds.leave(pd);
+        Ok(())
     }
 
     /// A new completion queue of exactly `depth` entries. `token` comes back in its events.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: a depth of 0 or beyond [`limits::MAX_CQE`]. `ENOMEM`.
     pub fn create_cq(&mut self, depth: u32, token: u64) -> Result<CqId, Errno> {
-        todo!("skeleton")
+        self.shared.cqs.create(depth, token)
     }
 
-    /// Ends a completion queue; `EBUSY` while a queue pair uses it. Its unpolled events are dropped.
+    /// Ends a completion queue. Its unpolled events are dropped.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: a queue pair uses it.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), Errno> {
-        todo!("skeleton")
+        self.shared.cqs.destroy(cq)?;
+        self.shared.events.forget_cq(cq);
+        Ok(())
     }
 
-    /// Changes a completion queue's depth; `EINVAL` if more entries than that wait in it.
+    /// Changes a completion queue's depth.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: an impossible depth, or more completions than that wait. `ENOMEM`.
     pub fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), Errno> {
-        todo!("skeleton")
+        self.shared.cqs.resize(cq, depth)
     }
 
-    /// Takes completions: how many. `EIO` if the queue overran.
+    /// Takes completions: how many.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`: the queue overran, and what it held before is taken.
     pub fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
-        todo!("skeleton")
+        self.shared.cqs.poll(cq, out)
     }
 
     /// Asks for one event at the next completion (or the next solicited or failed one).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue.
     pub fn arm_cq(&mut self, cq: CqId, solicited_only: bool) -> Result<(), Errno> {
-        todo!("skeleton")
+        self.shared.cqs.arm(cq, solicited_only)
     }
 
-    /// A new queue pair, in RESET, and its number. `ENOMEM` if no number is free.
+    /// A new queue pair, in RESET, and its number.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: beyond the [`limits`], or no such domain or completion queue. `ENOMEM`: no memory, or no number is free.
     pub fn create_qp(&mut self, init: &QpInit) -> Result<(QpId, u32), Errno> {
-        todo!("skeleton")
+        let shared = &mut self.shared;
+        let max_sge = init.max_send_sge.max(init.max_recv_sge) as usize;
+        let max_wr = init.max_send_wr.max(init.max_recv_wr);
+        if max_sge > limits::MAX_SGE || max_wr > limits::MAX_QP_WR || init.max_inline_data > limits::MAX_INLINE {
+            return Err(Errno::INVAL);
+        }
+        shared.pds.enter(init.pd)?;
+        if let Err(error) = shared.cqs.enter(init.send_cq) {
+            shared.pds.leave(init.pd);
+            return Err(error);
+        }
+        let created = shared.cqs.enter(init.recv_cq).and_then(|()| {
+            let created = self.qps.create(init);
+            if created.is_err() {
+                shared.cqs.leave(init.recv_cq);
+            }
+            created
+        });
+        if created.is_err() {
+            shared.cqs.leave(init.send_cq);
+            shared.pds.leave(init.pd);
+        }
+        shared.peers.reserve(self.qps.len());
+        created
     }
 
     /// Ends a queue pair; its completions leave the completion queues, its unpolled events are dropped.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue pair.
     pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), Errno> {
-        todo!("skeleton")
+        let shared = &mut self.shared;
+        let it = self.qps.get_mut(qp)?;
+        it.reset(shared);
+        shared.cqs.leave(it.send_cq);
+        shared.cqs.leave(it.recv_cq);
+        shared.pds.leave(it.pd);
+        shared.events.forget_qp(qp);
+        self.qps.remove(qp);
+        Ok(())
     }
 
     /// Applies a change that the caller has checked against the mask table. Drain the links first.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue pair.
     pub fn modify_qp(&mut self, qp: QpId, change: &ModifyQp) -> Result<(), Errno> {
-        todo!("skeleton")
+        self.qps.get_mut(qp)?.modify(change, &mut self.shared);
+        self.settle();
+        Ok(())
     }
 
     /// What only the engine knows.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue pair.
     pub fn query_qp(&self, qp: QpId) -> Result<QpStatus, Errno> {
-        todo!("skeleton")
+        Ok(self.qps.get(qp)?.status())
     }
 
-    /// Posts a send request. `ENOMEM`: the queue is full. `EINVAL`: wrong state, or a request that the queue pair cannot
-    /// hold.
+    /// Posts a send request.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`: the queue is full. `EINVAL`: wrong state, or a request that the queue pair cannot hold.
     pub fn post_send(&mut self, qp: QpId, request: &SendRequest<'_>) -> Result<(), Errno> {
-        todo!("skeleton")
+        let posted = self.qps.get_mut(qp)?.post_send(request, &mut self.shared);
+        self.settle();
+        posted
     }
 
     /// Posts a receive.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_send`](Self::post_send).
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, list: &[ibv_sge]) -> Result<(), Errno> {
-        todo!("skeleton")
+        let posted = self.qps.get_mut(qp)?.post_recv(wr_id, list, &mut self.shared);
+        self.settle();
+        posted
     }
 
     /// The next event for the process.
     pub fn poll_event(&mut self) -> Option<Event> {
-        todo!("skeleton")
+        self.shared.events.pop()
     }
 
     /// A link to the process with `slot` is up (call it once for each slot of that process). Our own slot: the loopback,
     /// which gives every frame back to [`handle_frame`](Self::handle_frame) under the same id. `directory`: the peer's,
     /// mapped.
     pub fn handle_link_up(&mut self, slot: Slot, link: LinkId, directory: Option<Area>) {
-        todo!("skeleton")
+        let shared = &mut self.shared;
+        shared.peers.up(slot, link, directory);
+        shared.peers.reserve(self.qps.len());
+        for qp in self.qps.iter_mut().filter(|qp| qp.peer() == slot) {
+            qp.schedule_requests(shared);
+        }
     }
 
     /// The peer at the other end has died, or is no longer to be trusted.
     pub fn handle_link_down(&mut self, link: LinkId) {
-        todo!("skeleton")
+        let shared = &mut self.shared;
+        let slots = shared.peers.down(link);
+        for qp in self.qps.iter_mut() {
+            qp.handle_answer_link_down(link);
+            if slots.contains(&qp.peer()) {
+                qp.handle_peer_death(shared);
+            }
+        }
+        self.settle();
     }
 
     /// No process has that slot, or it refuses us.
     pub fn handle_unreachable(&mut self, slot: Slot) {
-        todo!("skeleton")
+        let shared = &mut self.shared;
+        shared.peers.unreachable(slot);
+        for qp in self.qps.iter_mut().filter(|qp| qp.peer() == slot && qp.may_transmit()) {
+            qp.wait_for_hearing(shared);
+        }
     }
 
     /// A slot to which a link is wanted: answer with `handle_link_up` or `handle_unreachable`. Our own: the loopback.
     pub fn poll_connect(&mut self) -> Option<Slot> {
-        todo!("skeleton")
+        self.shared.peers.pop_connect()
     }
 
     /// A frame has come in. `header` is a private copy; `payload` may lie in the ring.
     pub fn handle_frame(&mut self, link: LinkId, header: &Header, payload: Source<'_>) {
-        todo!("skeleton")
+        let Some(frame) = Frame::decode(header, payload.len()) else { return };
+        let shared = &mut self.shared;
+        if frame.kind == Kind::Want {
+            return;
+        }
+        let sender = Slot::of_qpn(frame.from);
+        if !shared.peers.serves(link, sender) {
+            // Nobody speaks for another process.
+            return;
+        }
+        let Some(qp) = self.qps.by_number(frame.to) else {
+            let begins = !matches!(frame.kind, Kind::Send | Kind::Write) || frame.offset() == 0;
+            if frame.kind.is_request() && begins {
+                shared.peers.push_stray(link, &responder::dropped(&frame));
+            }
+            return;
+        };
+        if frame.kind.is_request() {
+            qp.handle_request(link, &frame, payload, shared);
+        } else if frame.from == qp.attr.dest_qpn && shared.peers.link_of(sender) == Some(link) {
+            qp.handle_answer(&frame, payload, shared);
+        }
+        self.settle();
     }
 
     /// A link that has got something to send since it was last returned here (acknowledgements included: so ask after the
     /// drain of a link, not after each frame). A link whose transmission ended `Blocked` or `More` is the driver's to
     /// remember.
     pub fn poll_active_link(&mut self) -> Option<LinkId> {
-        todo!("skeleton")
+        self.shared.peers.pop_active()
     }
 
     /// Sends what there is for a link; copies at most about `limits::COPY_BUDGET` bytes.
     pub fn poll_transmit(&mut self, link: LinkId, out: &mut impl Outbound) -> Transmit {
-        todo!("skeleton")
+        let mut budget = limits::COPY_BUDGET;
+        let ended = self.transmit(link, out, &mut budget);
+        self.settle();
+        ended
+    }
+
+    fn transmit(&mut self, link: LinkId, out: &mut impl Outbound, budget: &mut usize) -> Transmit {
+        let shared = &mut self.shared;
+        loop {
+            let Some(state) = shared.peers.get(link) else { return Transmit::Idle };
+            if let Some(stray) = state.strays.front() {
+                if !out.try_push(stray, &Gather::EMPTY) {
+                    return Transmit::Blocked;
+                }
+                state.strays.pop_front();
+                continue;
+            }
+            let Some(work) = state.work.pop_front() else { return Transmit::Idle };
+            let Ok(qp) = self.qps.get_mut(QpId(work.qp())) else { continue };
+            let ended = match work {
+                Work::Requests(_) => qp.transmit(shared, out, budget),
+                Work::Answers(_) => qp.answer(shared, out, budget),
+            };
+            let listed = match work {
+                Work::Requests(_) => &mut qp.req.listed,
+                Work::Answers(_) => &mut qp.resp.listed,
+            };
+            *listed = ended != Transmit::Idle;
+            let Some(state) = shared.peers.get(link) else { return Transmit::Idle };
+            if ended != Transmit::Idle {
+                // To the end of the line: a long message does not keep the others from the link.
+                state.work.push_back(work);
+                return ended;
+            }
+        }
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout). A timer that was just started reads as `Time(0)`, that is
     /// "now": so only who has timers needs a clock.
+    #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        todo!("skeleton")
+        self.shared.timers.next()
     }
 
     /// Starts new timers and fires those that are due.
     pub fn handle_timeout(&mut self, now: Time) {
-        todo!("skeleton")
+        self.shared.timers.advance(now);
+        while let Some((owner, generation)) = self.shared.timers.pop_due(now) {
+            if let Ok(qp) = self.qps.get_mut(QpId(owner)) {
+                qp.handle_timer(generation, &mut self.shared);
+            }
+        }
+        self.settle();
     }
 
     /// A region for which a peer asked.
     pub fn poll_grant(&mut self) -> Option<Grant> {
-        todo!("skeleton")
+        None
     }
 
     /// The peer of `link` granted us its region: the file is mapped at `area`, the region's bytes exactly.
     pub fn handle_mapping(&mut self, link: LinkId, rkey: u32, area: Area) {
-        todo!("skeleton")
+        let _ = (link, rkey, area);
+    }
+
+    /// A completion queue that overran takes its queue pairs with it.
+    fn settle(&mut self) {
+        while let Some(cq) = self.shared.cqs.take_overrun() {
+            for qp in self.qps.iter_mut().filter(|qp| qp.send_cq == cq || qp.recv_cq == cq) {
+                if qp.state != QpState::Reset && qp.state != QpState::Err {
+                    qp.event(&mut self.shared, ibv_event_type::IBV_EVENT_QP_FATAL);
+                    qp.abandon_answers(&mut self.shared);
+                    qp.fail(None, &mut self.shared);
+                }
+            }
+        }
     }
 }

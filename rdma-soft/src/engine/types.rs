@@ -1,9 +1,8 @@
 //! Names and values that cross the engine's boundary.
 
-use core::fmt;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use rdma_mem::Backing;
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wr_opcode};
 
 use super::memory::Source;
@@ -84,21 +83,6 @@ pub struct MrKeys {
     pub rkey: u32,
 }
 
-/// A shared file behind a region, so that peers may map it.
-#[derive(Clone)]
-pub struct Backing {
-    /// The file.
-    pub file: Arc<dyn AsFd + Send + Sync>,
-    /// Where in the file the region begins.
-    pub offset: u64,
-}
-
-impl fmt::Debug for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backing").field("fd", &self.file.as_fd()).field("offset", &self.offset).finish()
-    }
-}
-
 /// What is registered.
 #[derive(Clone, Debug)]
 pub struct Registration {
@@ -110,8 +94,8 @@ pub struct Registration {
     pub iova: u64,
     /// `IBV_ACCESS_*`.
     pub access: u32,
-    /// The shared file that it lies in, if it does.
-    pub backing: Option<Backing>,
+    /// The shared memory that it lies in, if it does (`rdma_mem::shared::find`).
+    pub backing: Option<Arc<Backing>>,
 }
 
 /// A peer's wish for one of our regions, checked: send it the file, the offset and the length.
@@ -121,8 +105,10 @@ pub struct Grant {
     pub link: LinkId,
     /// For which key.
     pub rkey: u32,
-    /// The file and where the region begins in it.
-    pub backing: Backing,
+    /// The file.
+    pub backing: Arc<Backing>,
+    /// Where in the file the region begins.
+    pub offset: u64,
     /// The region's length.
     pub len: usize,
 }

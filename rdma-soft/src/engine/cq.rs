@@ -1,0 +1,201 @@
+//! Completion queues.
+
+use core::fmt;
+
+use rdma_sys::{ibv_event_type, ibv_wc, ibv_wc_flags, ibv_wc_status};
+
+use super::events::Events;
+use super::limits::{MAX_CQ, MAX_CQE};
+use super::types::{CqId, Element, Errno, Event};
+
+/// What the application waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+/// A completion queue.
+pub(super) struct Cq {
+    ring: Box<[ibv_wc]>,
+    limit: u32,
+    head: u64,
+    tail: u64,
+    armed: Armed,
+    failed: bool,
+    users: u32,
+    token: u64,
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq").field("waiting", &self.waiting()).field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+impl Cq {
+    const fn waiting(&self) -> u64 {
+        self.tail - self.head
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "masked to the ring's size")]
+    const fn index(&self, position: u64) -> usize {
+        position as usize & (self.ring.len() - 1)
+    }
+}
+
+fn make_ring(depth: u32) -> Result<Box<[ibv_wc]>, Errno> {
+    if depth == 0 || depth > MAX_CQE {
+        return Err(Errno::INVAL);
+    }
+    let len = depth.next_power_of_two() as usize;
+    let mut ring = Vec::new();
+    ring.try_reserve_exact(len).map_err(|_| Errno::NOMEM)?;
+    ring.resize(len, ibv_wc::default());
+    Ok(ring.into_boxed_slice())
+}
+
+/// All completion queues of an engine.
+#[derive(Debug, Default)]
+pub(super) struct CqTable {
+    slots: Vec<Option<Cq>>,
+    /// Queues that overran: their queue pairs are still to be told.
+    overrun: Vec<CqId>,
+}
+
+impl CqTable {
+    pub(super) fn create(&mut self, depth: u32, token: u64) -> Result<CqId, Errno> {
+        let ring = make_ring(depth)?;
+        let index = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        let id = u32::try_from(index).ok().filter(|id| *id < MAX_CQ).ok_or(Errno::NOMEM)?;
+        if index == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[index] =
+            Some(Cq { ring, limit: depth, head: 0, tail: 0, armed: Armed::No, failed: false, users: 0, token });
+        Ok(CqId(id))
+    }
+
+    fn get(&mut self, id: CqId) -> Result<&mut Cq, Errno> {
+        self.slots.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(Errno::INVAL)
+    }
+
+    pub(super) fn destroy(&mut self, id: CqId) -> Result<(), Errno> {
+        if self.get(id)?.users != 0 {
+            return Err(Errno::BUSY);
+        }
+        self.slots[id.0 as usize] = None;
+        self.overrun.retain(|cq| *cq != id);
+        Ok(())
+    }
+
+    pub(super) fn resize(&mut self, id: CqId, depth: u32) -> Result<(), Errno> {
+        let mut ring = make_ring(depth)?;
+        let cq = self.get(id)?;
+        if cq.waiting() > u64::from(depth) {
+            return Err(Errno::INVAL);
+        }
+        for (to, position) in ring.iter_mut().zip(cq.head..cq.tail) {
+            *to = cq.ring[cq.index(position)];
+        }
+        cq.tail -= cq.head;
+        cq.head = 0;
+        cq.ring = ring;
+        cq.limit = depth;
+        Ok(())
+    }
+
+    /// A queue pair uses the queue.
+    pub(super) fn enter(&mut self, id: CqId) -> Result<(), Errno> {
+        self.get(id)?.users += 1;
+        Ok(())
+    }
+
+    /// It no longer does.
+    pub(super) fn leave(&mut self, id: CqId) {
+        if let Ok(cq) = self.get(id) {
+            cq.users = cq.users.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn poll(&mut self, id: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
+        let cq = self.get(id)?;
+        let mut count = 0;
+        for (to, position) in out.iter_mut().zip(cq.head..cq.tail) {
+            *to = cq.ring[cq.index(position)];
+            count += 1;
+        }
+        cq.head += count as u64;
+        if count == 0 && cq.failed { Err(Errno::IO) } else { Ok(count) }
+    }
+
+    pub(super) fn arm(&mut self, id: CqId, solicited_only: bool) -> Result<(), Errno> {
+        let cq = self.get(id)?;
+        // A wider request is not narrowed by a later one.
+        if !solicited_only {
+            cq.armed = Armed::Any;
+        } else if cq.armed == Armed::No {
+            cq.armed = Armed::Solicited;
+        }
+        Ok(())
+    }
+
+    /// Adds a completion. A full queue is in error from then on, as on a device.
+    pub(super) fn push(&mut self, id: CqId, wc: &ibv_wc, solicited: bool, events: &mut Events) {
+        let Ok(cq) = self.get(id) else { return };
+        if cq.failed {
+            return;
+        }
+        if cq.waiting() >= u64::from(cq.limit) {
+            cq.failed = true;
+            let element = Element::Cq(id, cq.token);
+            events.push(Event::Async { event_type: ibv_event_type::IBV_EVENT_CQ_ERR, element });
+            self.overrun.push(id);
+            return;
+        }
+        let index = cq.index(cq.tail);
+        cq.ring[index] = *wc;
+        cq.tail += 1;
+        let wanted = match cq.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => solicited || wc.status != ibv_wc_status::IBV_WC_SUCCESS,
+        };
+        if wanted {
+            cq.armed = Armed::No;
+            events.push(Event::Completion { cq: id, token: cq.token });
+        }
+    }
+
+    /// Removes the completions of a queue pair.
+    pub(super) fn purge(&mut self, id: CqId, qpn: u32) {
+        let Ok(cq) = self.get(id) else { return };
+        let mut kept = cq.head;
+        for position in cq.head..cq.tail {
+            let wc = cq.ring[cq.index(position)];
+            if wc.qp_num != qpn {
+                let to = cq.index(kept);
+                cq.ring[to] = wc;
+                kept += 1;
+            }
+        }
+        cq.tail = kept;
+    }
+
+    /// A queue that overran and whose queue pairs are to be told.
+    pub(super) fn take_overrun(&mut self) -> Option<CqId> {
+        self.overrun.pop()
+    }
+}
+
+/// A completion with the fields that every one has.
+pub(super) fn completion(wr_id: u64, status: ibv_wc_status, qpn: u32) -> ibv_wc {
+    ibv_wc { wr_id, status, qp_num: qpn, ..ibv_wc::default() }
+}
+
+/// Puts an immediate into a completion.
+pub(super) fn set_imm(wc: &mut ibv_wc, imm: u32) {
+    wc.wc_flags |= ibv_wc_flags::IBV_WC_WITH_IMM.0;
+    wc.__bindgen_anon_1.imm_data = imm;
+}

@@ -1,0 +1,216 @@
+//! Protection domains and registered regions, and how scatter/gather lists find their bytes.
+//!
+//! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: a key that was given back
+//! does not name the next region at that index.
+
+use std::sync::Arc;
+
+use rdma_mem::Backing;
+use rdma_sys::ibv_sge;
+
+use super::directory::Directory;
+use super::limits::{MAX_MR, MAX_PD};
+use super::memory::{Gather, Region, Source, Target};
+use super::types::{Errno, MrKeys, PdId};
+
+const TAG_BITS: u32 = 12;
+
+/// A registered region and its names.
+#[derive(Debug)]
+pub(super) struct Mr {
+    key: u32,
+    pub(super) pd: PdId,
+    pub(super) region: Region,
+    pub(super) backing: Option<Arc<Backing>>,
+}
+
+/// All regions of an engine.
+#[derive(Debug)]
+pub(super) struct MrTable {
+    slots: Vec<Option<Mr>>,
+    free: Vec<u32>,
+    random: u64,
+}
+
+impl MrTable {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), random: seed | 1 }
+    }
+
+    /// The next of a sequence that repeats for a seed (xorshift64*).
+    fn next_tag(&mut self) -> u32 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        #[allow(clippy::cast_possible_truncation, reason = "the upper 12 bits")]
+        let tag = (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> (64 - TAG_BITS)) as u32;
+        // Key 0 names nothing.
+        tag.max(1)
+    }
+
+    pub(super) fn insert(
+        &mut self,
+        pd: PdId,
+        region: Region,
+        backing: Option<Arc<Backing>>,
+        directory: &Directory,
+    ) -> Result<MrKeys, Errno> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                let index = u32::try_from(self.slots.len()).ok().filter(|index| *index < MAX_MR).ok_or(Errno::NOMEM)?;
+                self.slots.push(None);
+                index
+            }
+        };
+        let key = index << TAG_BITS | self.next_tag();
+        directory.publish_region(index, key, pd, &region, backing.is_some());
+        self.slots[index as usize] = Some(Mr { key, pd, region, backing });
+        Ok(MrKeys { lkey: key, rkey: key })
+    }
+
+    /// Takes a region out; its domain.
+    pub(super) fn remove(&mut self, key: u32, directory: &Directory) -> Result<PdId, Errno> {
+        self.find(key).ok_or(Errno::INVAL)?;
+        let index = key >> TAG_BITS;
+        directory.withdraw_region(index);
+        let mr = self.slots[index as usize].take().ok_or(Errno::INVAL)?;
+        self.free.push(index);
+        Ok(mr.pd)
+    }
+
+    /// The region of a key.
+    pub(super) fn find(&self, key: u32) -> Option<&Mr> {
+        self.slots.get((key >> TAG_BITS) as usize)?.as_ref().filter(|mr| mr.key == key)
+    }
+
+    /// The region that a queue pair of `pd` may use under `key` with all of `rights`.
+    pub(super) fn usable(&self, key: u32, pd: PdId, rights: u32) -> Option<&Mr> {
+        self.find(key).filter(|mr| mr.pd == pd && mr.region.access() & rights == rights)
+    }
+
+    /// Whether every entry of a list names memory of ours with these rights.
+    pub(super) fn check(&self, pd: PdId, list: &[ibv_sge], rights: u32) -> bool {
+        list.iter().all(|sge| {
+            sge.length == 0
+                || self
+                    .usable(sge.lkey, pd, rights)
+                    .is_some_and(|mr| mr.region.source(sge.addr, sge.length as usize).is_some())
+        })
+    }
+
+    /// `len` bytes of a list, from `skip` on.
+    pub(super) fn gather(&self, pd: PdId, list: &[ibv_sge], skip: u32, len: usize) -> Option<Gather<'_>> {
+        let mut gather = Gather::EMPTY;
+        let (mut skip, mut left) = (skip as usize, len);
+        for sge in list {
+            let whole = sge.length as usize;
+            if skip >= whole {
+                skip -= whole;
+                continue;
+            }
+            if left == 0 {
+                break;
+            }
+            let take = (whole - skip).min(left);
+            let bytes = self.usable(sge.lkey, pd, 0)?.region.source(sge.addr.checked_add(skip as u64)?, take)?;
+            if !gather.push(bytes) {
+                return None;
+            }
+            left -= take;
+            skip = 0;
+        }
+        (left == 0).then_some(gather)
+    }
+
+    /// Writes to a list, from `skip` on; false, with some of it perhaps written, if the list does not hold it or is no
+    /// longer ours to write.
+    #[must_use]
+    pub(super) fn scatter(&self, pd: PdId, list: &[ibv_sge], skip: u32, payload: Source<'_>) -> bool {
+        let (mut skip, mut done) = (skip as usize, 0);
+        for sge in list {
+            if done == payload.len() {
+                break;
+            }
+            let whole = sge.length as usize;
+            if skip >= whole {
+                skip -= whole;
+                continue;
+            }
+            let take = (whole - skip).min(payload.len() - done);
+            let Some(target) = self.local_target(pd, sge, skip, take) else { return false };
+            let Some(part) = payload.part(done, take) else { return false };
+            target.write(part);
+            done += take;
+            skip = 0;
+        }
+        done == payload.len()
+    }
+
+    fn local_target(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Target<'_>> {
+        let mr = self.usable(sge.lkey, pd, LOCAL_WRITE)?;
+        mr.region.target(sge.addr.checked_add(skip as u64)?, len)
+    }
+
+    /// The bytes that a remote request with `key` may write.
+    pub(super) fn remote_target(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Target<'_>> {
+        self.usable(key, pd, rights)?.region.target(addr, len)
+    }
+
+    /// The bytes that a remote request with `key` may read.
+    pub(super) fn remote_source(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Source<'_>> {
+        self.usable(key, pd, rights)?.region.source(addr, len)
+    }
+}
+
+/// What a list needs that is written to.
+pub(super) const LOCAL_WRITE: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+/// What a write's key needs.
+pub(super) const REMOTE_WRITE: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+/// What a read's key needs.
+pub(super) const REMOTE_READ: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+/// What an atomic's key needs.
+pub(super) const REMOTE_ATOMIC: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+
+/// The protection domains: how many objects are in each.
+#[derive(Debug, Default)]
+pub(super) struct PdTable {
+    users: Vec<Option<u32>>,
+}
+
+impl PdTable {
+    pub(super) fn alloc(&mut self) -> Result<PdId, Errno> {
+        let index = self.users.iter().position(Option::is_none).unwrap_or(self.users.len());
+        let id = u32::try_from(index).ok().filter(|id| *id < MAX_PD).ok_or(Errno::NOMEM)?;
+        if index == self.users.len() {
+            self.users.push(None);
+        }
+        self.users[index] = Some(0);
+        Ok(PdId(id))
+    }
+
+    pub(super) fn dealloc(&mut self, pd: PdId) -> Result<(), Errno> {
+        match self.users.get_mut(pd.0 as usize) {
+            Some(slot @ Some(0)) => {
+                *slot = None;
+                Ok(())
+            }
+            Some(Some(_)) => Err(Errno::BUSY),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Something was put into a domain.
+    pub(super) fn enter(&mut self, pd: PdId) -> Result<(), Errno> {
+        let users = self.users.get_mut(pd.0 as usize).and_then(Option::as_mut).ok_or(Errno::INVAL)?;
+        *users += 1;
+        Ok(())
+    }
+
+    /// Something was taken out.
+    pub(super) fn leave(&mut self, pd: PdId) {
+        if let Some(Some(users)) = self.users.get_mut(pd.0 as usize) {
+            *users = users.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Links and the processes behind them: what each link has to carry, and which slots are wanted.
+
+use std::collections::VecDeque;
+
+use super::frame::{Frame, Header, Kind};
+use super::memory::Area;
+use super::types::{LinkId, Slot};
+
+/// What a queue pair has for a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Requests(u32),
+    Answers(u32),
+}
+
+impl Work {
+    pub(super) const fn qp(self) -> u32 {
+        match self {
+            Self::Requests(qp) | Self::Answers(qp) => qp,
+        }
+    }
+}
+
+/// Frames of no queue pair that wait for room. A peer that makes more of them than this harms only itself.
+const MAX_STRAYS: usize = 1 << 14;
+
+/// A link to another process.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    up: bool,
+    slots: Vec<Slot>,
+    pub(super) directory: Option<Area>,
+    pub(super) work: VecDeque<Work>,
+    /// Answers that no queue pair keeps.
+    pub(super) strays: VecDeque<Header>,
+    listed: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct SlotState {
+    link: Option<LinkId>,
+    asked: bool,
+}
+
+/// All links and slots.
+#[derive(Debug)]
+pub(super) struct Peers {
+    links: Vec<Link>,
+    slots: Vec<SlotState>,
+    active: VecDeque<LinkId>,
+    connect: VecDeque<Slot>,
+}
+
+impl Peers {
+    pub(super) fn new() -> Self {
+        Self {
+            links: Vec::new(),
+            slots: vec![SlotState::default(); 1 << 12],
+            active: VecDeque::new(),
+            connect: VecDeque::new(),
+        }
+    }
+
+    fn slot(&mut self, slot: Slot) -> &mut SlotState {
+        &mut self.slots[usize::from(slot.0 & 0xfff)]
+    }
+
+    /// The link on which requests to a slot go.
+    pub(super) fn link_of(&self, slot: Slot) -> Option<LinkId> {
+        self.slots[usize::from(slot.0 & 0xfff)].link
+    }
+
+    pub(super) fn get(&mut self, link: LinkId) -> Option<&mut Link> {
+        self.links.get_mut(link.0 as usize).filter(|link| link.up)
+    }
+
+    /// Whether a process with this slot is behind the link.
+    pub(super) fn serves(&self, link: LinkId, slot: Slot) -> bool {
+        self.links.get(link.0 as usize).is_some_and(|link| link.up && link.slots.contains(&slot))
+    }
+
+    pub(super) fn up(&mut self, slot: Slot, id: LinkId, directory: Option<Area>) {
+        let index = id.0 as usize;
+        if self.links.len() <= index {
+            self.links.resize_with(index + 1, Link::default);
+        }
+        let link = &mut self.links[index];
+        link.up = true;
+        if !link.slots.contains(&slot) {
+            link.slots.push(slot);
+        }
+        if directory.is_some() {
+            link.directory = directory;
+        }
+        let state = self.slot(slot);
+        state.link.get_or_insert(id);
+        state.asked = false;
+    }
+
+    /// Takes a link down; the slots to which it carried requests.
+    pub(super) fn down(&mut self, id: LinkId) -> Vec<Slot> {
+        let Some(link) = self.get(id) else { return Vec::new() };
+        let mut slots = core::mem::take(link).slots;
+        slots.retain(|slot| self.link_of(*slot) == Some(id));
+        self.active.retain(|active| *active != id);
+        for slot in &slots {
+            // Another link to the same process may be there still.
+            let other = self.links.iter().position(|link| link.up && link.slots.contains(slot));
+            self.slot(*slot).link = other.and_then(|index| u32::try_from(index).ok()).map(LinkId);
+        }
+        slots
+    }
+
+    pub(super) fn unreachable(&mut self, slot: Slot) {
+        self.slot(slot).asked = false;
+    }
+
+    /// Asks the driver for a link.
+    pub(super) fn want(&mut self, slot: Slot) {
+        let state = self.slot(slot);
+        if state.link.is_none() && !state.asked {
+            state.asked = true;
+            self.connect.push_back(slot);
+        }
+    }
+
+    pub(super) fn pop_connect(&mut self) -> Option<Slot> {
+        self.connect.pop_front()
+    }
+
+    pub(super) fn pop_active(&mut self) -> Option<LinkId> {
+        let id = self.active.pop_front()?;
+        if let Some(link) = self.get(id) {
+            link.listed = false;
+        }
+        Some(id)
+    }
+
+    fn activate(&mut self, id: LinkId) {
+        if let Some(link) = self.get(id) {
+            if !link.listed {
+                link.listed = true;
+                self.active.push_back(id);
+            }
+        }
+    }
+
+    /// Gives a link work; false if it is down.
+    pub(super) fn push_work(&mut self, id: LinkId, work: Work) -> bool {
+        let Some(link) = self.get(id) else { return false };
+        link.work.push_back(work);
+        self.activate(id);
+        true
+    }
+
+    /// Room for the work of that many queue pairs on every link, so that the data path need not allocate.
+    pub(super) fn reserve(&mut self, queue_pairs: usize) {
+        for link in self.links.iter_mut().filter(|link| link.up) {
+            link.work.reserve((2 * queue_pairs).saturating_sub(link.work.len()));
+        }
+    }
+
+    /// Forgets what a queue pair has to answer.
+    pub(super) fn forget_answers(&mut self, qp: u32) {
+        for link in &mut self.links {
+            link.work.retain(|work| *work != Work::Answers(qp));
+        }
+    }
+
+    /// Forgets a queue pair.
+    pub(super) fn forget(&mut self, qp: u32) {
+        for link in &mut self.links {
+            link.work.retain(|work| work.qp() != qp);
+        }
+    }
+
+    /// Sends a frame that no queue pair keeps. Of repeated refusals to one requester the first says it all.
+    pub(super) fn push_stray(&mut self, id: LinkId, frame: &Frame) {
+        let Some(link) = self.get(id) else { return };
+        let header = frame.encode();
+        if frame.kind == Kind::Dropped {
+            let same = |stray: &Header| {
+                Frame::decode(stray, 0).is_some_and(|other| {
+                    (other.kind, other.to, other.from, other.epoch)
+                        == (Kind::Dropped, frame.to, frame.from, frame.epoch)
+                })
+            };
+            // Refusals come in runs: a look at the last few is enough to keep the list short.
+            if link.strays.iter().rev().take(8).any(same) {
+                return;
+            }
+        }
+        if link.strays.len() < MAX_STRAYS {
+            link.strays.push_back(header);
+            self.activate(id);
+        }
+    }
+}

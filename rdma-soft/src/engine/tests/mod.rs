@@ -1,0 +1,5 @@
+//! Tests of the engine: two engines over a fake link, with a fake clock.
+
+mod world;
+
+mod transfers;

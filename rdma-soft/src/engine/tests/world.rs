@@ -1,0 +1,434 @@
+//! Two engines, the links between them, and a clock that jumps.
+
+use std::collections::VecDeque;
+
+use rdma_sys::*;
+
+use super::super::*;
+
+/// Memory for registration. Freed when dropped: keep it longer than the engine.
+pub(super) struct Memory {
+    ptr: *mut u64,
+    words: usize,
+}
+
+impl Memory {
+    pub(super) fn new(len: usize) -> Self {
+        let words = len.div_ceil(8).max(1);
+        let ptr = Box::into_raw(vec![0_u64; words].into_boxed_slice()).cast::<u64>();
+        Self { ptr, words }
+    }
+
+    pub(super) fn ptr(&self) -> *mut u8 {
+        self.ptr.cast()
+    }
+
+    pub(super) fn addr(&self) -> u64 {
+        self.ptr.addr() as u64
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.words * 8
+    }
+
+    pub(super) fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len());
+        // SAFETY: in range (just checked), ours alone, and the engine runs in this thread.
+        unsafe { rdma_mem::copy(self.ptr().wrapping_add(at), bytes.as_ptr(), bytes.len()) }
+    }
+
+    pub(super) fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len());
+        let mut bytes = vec![0; len];
+        // SAFETY: in range (just checked), ours alone, and the engine runs in this thread.
+        unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.ptr().wrapping_add(at), len) }
+        bytes
+    }
+
+    pub(super) fn word(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(self.read(at, 8).try_into().unwrap())
+    }
+
+    pub(super) fn fill(&self, seed: usize) {
+        let bytes: Vec<u8> = (0..self.len()).map(|i| pattern(seed, i)).collect();
+        self.write(0, &bytes);
+    }
+}
+
+pub(super) fn pattern(seed: usize, at: usize) -> u8 {
+    (seed.wrapping_mul(31).wrapping_add(at.wrapping_mul(7)).wrapping_add(at >> 8) & 0xff) as u8
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let slice = core::ptr::slice_from_raw_parts_mut(self.ptr, self.words);
+        // SAFETY: from `Box::into_raw` in `new`, once.
+        drop(unsafe { Box::from_raw(slice) });
+    }
+}
+
+/// One direction of a link.
+#[derive(Default)]
+pub(super) struct Wire {
+    frames: VecDeque<(Header, Vec<u8>)>,
+    room: usize,
+    max_payload: usize,
+}
+
+impl Outbound for Wire {
+    fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool {
+        assert!(payload.len() <= self.max_payload);
+        if self.frames.len() >= self.room {
+            return false;
+        }
+        let mut bytes = vec![0; payload.len()];
+        assert!(payload.copy_to(Target::of(&mut bytes)));
+        self.frames.push_back((*header, bytes));
+        true
+    }
+}
+
+const LOOPBACK: LinkId = LinkId(0);
+const LINK: LinkId = LinkId(1);
+
+/// An engine with one of each object.
+pub(super) struct Node {
+    pub(super) engine: Engine,
+    pub(super) slot: Slot,
+    pub(super) pd: PdId,
+    pub(super) cq: CqId,
+    pub(super) alive: bool,
+    loopback: Wire,
+    /// To the other node.
+    out: Wire,
+    pending: Vec<LinkId>,
+}
+
+pub(super) struct World {
+    pub(super) nodes: [Node; 2],
+    pub(super) now: Time,
+    /// How many frames a node takes at a time.
+    pub(super) batch: usize,
+    linked: bool,
+}
+
+pub(super) fn init(node: &Node) -> QpInit {
+    QpInit {
+        pd: node.pd,
+        send_cq: node.cq,
+        recv_cq: node.cq,
+        max_send_wr: 16,
+        max_recv_wr: 16,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline_data: 64,
+        sq_sig_all: false,
+        token: 77,
+    }
+}
+
+/// All rights.
+pub(super) const ALL: u32 = 15;
+
+impl World {
+    pub(super) fn new() -> Self {
+        Self::with_wires(64, 4096)
+    }
+
+    pub(super) fn with_wires(room: usize, max_payload: usize) -> Self {
+        let wire = || Wire { frames: VecDeque::new(), room, max_payload };
+        let node = |slot| {
+            let mut engine = Engine::new(EngineConfig {
+                slot: Slot(slot),
+                seed: 0x1234_5678_9abc ^ u64::from(slot),
+                directory: None,
+            });
+            let pd = engine.alloc_pd().unwrap();
+            let cq = engine.create_cq(256, 99).unwrap();
+            let (loopback, out) = (wire(), wire());
+            Node { engine, slot: Slot(slot), pd, cq, alive: true, loopback, out, pending: Vec::new() }
+        };
+        Self { nodes: [node(5), node(4094)], now: Time(1_000_000), batch: usize::MAX, linked: false }
+    }
+
+    /// One turn of a node's driver; whether something moved.
+    pub(super) fn step(&mut self, at: usize) -> bool {
+        if !self.nodes[at].alive {
+            return false;
+        }
+        let mut moved = false;
+        while let Some(slot) = self.nodes[at].engine.poll_connect() {
+            moved = true;
+            let other = 1 - at;
+            if slot == self.nodes[at].slot {
+                self.nodes[at].engine.handle_link_up(slot, LOOPBACK, None);
+            } else if slot == self.nodes[other].slot && self.nodes[other].alive {
+                self.linked = true;
+                let (here, there) = (self.nodes[at].slot, self.nodes[other].slot);
+                self.nodes[at].engine.handle_link_up(there, LINK, None);
+                self.nodes[other].engine.handle_link_up(here, LINK, None);
+            } else {
+                self.nodes[at].engine.handle_unreachable(slot);
+            }
+        }
+        for _ in 0..self.batch {
+            let Some((header, payload)) = self.nodes[1 - at].out.frames.pop_front() else { break };
+            self.nodes[at].engine.handle_frame(LINK, &header, Source::of(&payload));
+            moved = true;
+        }
+        for _ in 0..self.batch {
+            let Some((header, payload)) = self.nodes[at].loopback.frames.pop_front() else { break };
+            self.nodes[at].engine.handle_frame(LOOPBACK, &header, Source::of(&payload));
+            moved = true;
+        }
+        moved |= self.transmit(at);
+        if self.nodes[at].engine.poll_timeout().is_some_and(|due| due <= self.now) {
+            self.nodes[at].engine.handle_timeout(self.now);
+            moved = true;
+        }
+        moved
+    }
+
+    fn transmit(&mut self, at: usize) -> bool {
+        let node = &mut self.nodes[at];
+        while let Some(link) = node.engine.poll_active_link() {
+            if !node.pending.contains(&link) {
+                node.pending.push(link);
+            }
+        }
+        let before = node.out.frames.len() + node.loopback.frames.len();
+        for link in core::mem::take(&mut node.pending) {
+            let wire = if link == LOOPBACK { &mut node.loopback } else { &mut node.out };
+            if node.engine.poll_transmit(link, wire) != Transmit::Idle {
+                node.pending.push(link);
+            }
+        }
+        before != node.out.frames.len() + node.loopback.frames.len()
+    }
+
+    /// Runs both without letting time pass.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            let moved = [self.step(0), self.step(1)];
+            if moved == [false, false] {
+                return;
+            }
+        }
+        panic!("the engines never come to rest");
+    }
+
+    /// Runs both for a while.
+    pub(super) fn run_for(&mut self, nanos: u64) {
+        let end = self.now.after(nanos);
+        loop {
+            self.settle();
+            let due = self.nodes.iter().filter(|n| n.alive).filter_map(|n| n.engine.poll_timeout()).min();
+            match due {
+                Some(due) if due <= end => self.now = self.now.max(due),
+                _ => break,
+            }
+        }
+        self.now = end;
+        self.settle();
+    }
+
+    /// The process of a node dies: frames that it has written may still be read.
+    pub(super) fn kill(&mut self, at: usize, lose_frames: bool) {
+        self.nodes[at].alive = false;
+        let other = 1 - at;
+        if !lose_frames {
+            while let Some((header, payload)) = self.nodes[at].out.frames.pop_front() {
+                self.nodes[other].engine.handle_frame(LINK, &header, Source::of(&payload));
+            }
+        }
+        self.nodes[at].out.frames.clear();
+        if core::mem::take(&mut self.linked) {
+            self.nodes[other].engine.handle_link_down(LINK);
+            self.nodes[other].pending.retain(|link| *link != LINK);
+            self.nodes[other].out.frames.clear();
+        }
+    }
+
+    pub(super) fn register(&mut self, at: usize, memory: &Memory, access: u32) -> u32 {
+        let node = &mut self.nodes[at];
+        let what = Registration { addr: memory.ptr(), len: memory.len(), iova: memory.addr(), access, backing: None };
+        // SAFETY: tests keep the memory longer than the world, and touch it between the engine's calls only.
+        unsafe { node.engine.register(node.pd, &what) }.unwrap().lkey
+    }
+
+    /// A queue pair for each of two ends, connected, in RTS.
+    pub(super) fn connect(&mut self, ends: [usize; 2]) -> [End; 2] {
+        self.connect_with(ends, |_, _| {}, |_, _| {})
+    }
+
+    pub(super) fn connect_with(
+        &mut self,
+        ends: [usize; 2],
+        mut tune: impl FnMut(usize, &mut QpInit),
+        mut attrs: impl FnMut(usize, &mut ModifyQp),
+    ) -> [End; 2] {
+        let mut end = |at: usize, index: usize| {
+            let mut init = init(&self.nodes[at]);
+            tune(index, &mut init);
+            let (qp, qpn) = self.nodes[at].engine.create_qp(&init).unwrap();
+            End { at, qp, qpn }
+        };
+        let pair = [end(ends[0], 0), end(ends[1], 1)];
+        for index in 0..2 {
+            self.bring_up(pair[index], pair[1 - index].qpn, |change| attrs(index, change));
+        }
+        self.settle();
+        pair
+    }
+
+    /// RESET to RTS.
+    pub(super) fn bring_up(&mut self, end: End, dest_qpn: u32, attrs: impl FnOnce(&mut ModifyQp)) {
+        let mut change = ModifyQp {
+            access: Some(ALL),
+            dest_qpn: Some(dest_qpn),
+            rq_psn: Some(0xff_fffe),
+            sq_psn: Some(0xff_fffe),
+            max_rd_atomic: Some(4),
+            max_dest_rd_atomic: Some(4),
+            min_rnr_timer: Some(12),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            ..ModifyQp::default()
+        };
+        attrs(&mut change);
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            change.state = Some(state);
+            self.modify(end, &change);
+        }
+    }
+
+    pub(super) fn modify(&mut self, end: End, change: &ModifyQp) {
+        self.nodes[end.at].engine.modify_qp(end.qp, change).unwrap();
+    }
+
+    pub(super) fn set_state(&mut self, end: End, state: QpState) {
+        self.modify(end, &ModifyQp { state: Some(state), ..ModifyQp::default() });
+    }
+
+    pub(super) fn state(&self, end: End) -> QpState {
+        self.nodes[end.at].engine.query_qp(end.qp).unwrap().state
+    }
+
+    pub(super) fn send(&mut self, end: End, request: &SendRequest<'_>) -> Result<(), Errno> {
+        self.nodes[end.at].engine.post_send(end.qp, request)
+    }
+
+    pub(super) fn recv(&mut self, end: End, wr_id: u64, list: &[ibv_sge]) -> Result<(), Errno> {
+        self.nodes[end.at].engine.post_recv(end.qp, wr_id, list)
+    }
+
+    /// All completions of a node's queue.
+    pub(super) fn poll(&mut self, at: usize) -> Vec<Wc> {
+        let node = &mut self.nodes[at];
+        let mut all = Vec::new();
+        let mut out = [ibv_wc::default(); 3];
+        while let Ok(count @ 1..) = node.engine.poll_cq(node.cq, &mut out) {
+            all.extend(out[..count].iter().map(Wc::new));
+        }
+        all
+    }
+
+    pub(super) fn statuses(&mut self, at: usize) -> Vec<(u64, u32)> {
+        self.poll(at).iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+
+    /// The types of the asynchronous events of a node.
+    pub(super) fn events(&mut self, at: usize) -> Vec<u32> {
+        let mut all = Vec::new();
+        while let Some(event) = self.nodes[at].engine.poll_event() {
+            if let Event::Async { event_type, .. } = event {
+                all.push(event_type.0);
+            }
+        }
+        all
+    }
+
+    pub(super) fn completion_events(&mut self, at: usize) -> usize {
+        let mut count = 0;
+        while let Some(event) = self.nodes[at].engine.poll_event() {
+            count += usize::from(matches!(event, Event::Completion { token: 99, .. }));
+        }
+        count
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub(super) at: usize,
+    pub(super) qp: QpId,
+    pub(super) qpn: u32,
+}
+
+/// A completion that can be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wc {
+    pub(super) wr_id: u64,
+    pub(super) status: u32,
+    pub(super) opcode: u32,
+    pub(super) byte_len: u32,
+    pub(super) imm: Option<u32>,
+    pub(super) qpn: u32,
+}
+
+impl Wc {
+    fn new(wc: &ibv_wc) -> Self {
+        let has_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+        // SAFETY: both fields of the union are 32-bit integers.
+        let imm = unsafe { wc.__bindgen_anon_1.imm_data };
+        Self {
+            wr_id: wc.wr_id,
+            status: wc.status.0,
+            opcode: wc.opcode.0,
+            byte_len: wc.byte_len,
+            imm: has_imm.then_some(imm),
+            qpn: wc.qp_num,
+        }
+    }
+}
+
+pub(super) fn sge(memory: &Memory, lkey: u32, at: usize, len: usize) -> ibv_sge {
+    ibv_sge { addr: memory.addr() + at as u64, length: u32::try_from(len).unwrap(), lkey }
+}
+
+pub(super) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+pub(super) const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
+pub(super) const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
+
+/// A signaled request.
+pub(super) fn request<'a>(opcode: ibv_wr_opcode, wr_id: u64, list: &'a [ibv_sge]) -> SendRequest<'a> {
+    SendRequest {
+        wr_id,
+        opcode,
+        flags: SIGNALED,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        data: SendData::List(list),
+    }
+}
+
+pub(super) fn remote<'a>(mut request: SendRequest<'a>, memory: &Memory, at: usize, rkey: u32) -> SendRequest<'a> {
+    request.remote_addr = memory.addr() + at as u64;
+    request.rkey = rkey;
+    request
+}
+
+pub(super) const SEND: ibv_wr_opcode = ibv_wr_opcode::IBV_WR_SEND;
+pub(super) const SEND_IMM: ibv_wr_opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
+pub(super) const WRITE: ibv_wr_opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+pub(super) const WRITE_IMM: ibv_wr_opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+pub(super) const READ: ibv_wr_opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+pub(super) const SWAP: ibv_wr_opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
+pub(super) const ADD: ibv_wr_opcode = ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;

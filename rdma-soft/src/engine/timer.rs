@@ -1,0 +1,115 @@
+//! One timer for each queue pair, and the two tables of the specification.
+
+use super::types::Time;
+
+/// Waiting times in units of 10 us, by their 5-bit encoding (vol. 1, 9.7.5.2.8).
+const RNR_TENS_OF_MICROS: [u32; 32] = [
+    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072,
+    4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
+];
+
+/// How long a requester waits after an RNR NAK with this code, in nanoseconds.
+pub(super) fn rnr_nanos(code: u8) -> u64 {
+    u64::from(RNR_TENS_OF_MICROS[usize::from(code & 31)]) * 10_000
+}
+
+/// How long a requester waits for an answer, in nanoseconds: 4.096 us * 2^code.
+///
+/// 0 means "for ever" to a device, which can lose packets without knowing it. We know when a request was dropped; so nothing
+/// is gained by hanging, and 0 waits as long as the customary 14 does.
+pub(super) const fn ack_nanos(code: u8) -> u64 {
+    let code = match code & 31 {
+        0 => 14,
+        code => code,
+    };
+    4096 << code
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Timer {
+    owner: u32,
+    generation: u32,
+    delay: u64,
+    due: Option<Time>,
+}
+
+/// The timers. Few queue pairs wait at a time, so this is a list.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    list: Vec<Timer>,
+    fresh: bool,
+    earliest: Option<Time>,
+}
+
+impl Timers {
+    /// Starts a timer at the next [`advance`](Self::advance). An owner that cancels or restarts moves its generation on.
+    pub(super) fn start(&mut self, owner: u32, generation: u32, delay: u64) {
+        self.list.retain(|timer| timer.owner != owner);
+        self.list.push(Timer { owner, generation, delay, due: None });
+        self.fresh = true;
+    }
+
+    /// Forgets an owner's timer.
+    pub(super) fn cancel(&mut self, owner: u32) {
+        if !self.list.is_empty() {
+            self.list.retain(|timer| timer.owner != owner);
+            if self.list.is_empty() {
+                *self = Self { list: core::mem::take(&mut self.list), ..Self::default() };
+            }
+        }
+    }
+
+    /// The next moment at which something is to be done.
+    pub(super) const fn next(&self) -> Option<Time> {
+        if self.fresh { Some(Time(0)) } else { self.earliest }
+    }
+
+    /// Sets new timers off.
+    pub(super) fn advance(&mut self, now: Time) {
+        self.fresh = false;
+        for timer in &mut self.list {
+            timer.due.get_or_insert(now.after(timer.delay));
+        }
+        self.earliest = self.list.iter().filter_map(|timer| timer.due).min();
+    }
+
+    /// Takes a timer that is due: owner and generation.
+    pub(super) fn pop_due(&mut self, now: Time) -> Option<(u32, u32)> {
+        let at = self.list.iter().position(|timer| timer.due.is_some_and(|due| due <= now))?;
+        let timer = self.list.swap_remove(at);
+        self.earliest = self.list.iter().filter_map(|timer| timer.due).min();
+        Some((timer.owner, timer.generation))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_are_the_specifications() {
+        assert_eq!(rnr_nanos(0), 655_360_000);
+        assert_eq!(rnr_nanos(1), 10_000);
+        assert_eq!(rnr_nanos(12), 640_000);
+        assert_eq!(rnr_nanos(31), 491_520_000);
+        assert_eq!(ack_nanos(14), 67_108_864);
+        assert_eq!(ack_nanos(0), ack_nanos(14));
+        assert_eq!(ack_nanos(31), 4096 << 31);
+    }
+
+    #[test]
+    fn a_timer_runs_from_the_first_time_it_is_told() {
+        let mut timers = Timers::default();
+        assert_eq!(timers.next(), None);
+        timers.start(7, 1, 100);
+        assert_eq!(timers.next(), Some(Time(0)));
+        timers.advance(Time(1000));
+        assert_eq!(timers.next(), Some(Time(1100)));
+        assert_eq!(timers.pop_due(Time(1099)), None);
+        assert_eq!(timers.pop_due(Time(1100)), Some((7, 1)));
+        assert_eq!(timers.next(), None);
+        timers.start(7, 2, 100);
+        timers.cancel(7);
+        assert_eq!(timers.next(), None);
+    }
+}
