@@ -280,6 +280,15 @@ impl Engine {
         posted
     }
 
+    /// How many more send requests the queue has room for.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue pair, or a state in which it takes none.
+    pub fn send_room(&self, qp: QpId) -> Result<u32, Errno> {
+        self.qps.get(qp)?.send_room()
+    }
+
     /// Posts a receive.
     ///
     /// # Errors

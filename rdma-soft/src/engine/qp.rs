@@ -179,12 +179,20 @@ impl Qp {
         shared.cqs.push(self.recv_cq, &wc, false, &mut shared.events);
     }
 
+    const fn takes_sends(&self) -> bool {
+        !matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr)
+    }
+
+    pub(super) const fn send_room(&self) -> Result<u32, Errno> {
+        if self.takes_sends() { Ok(self.sq.room()) } else { Err(Errno::INVAL) }
+    }
+
     pub(super) fn post_send(&mut self, request: &SendRequest<'_>, shared: &mut Shared) -> Result<(), Errno> {
-        if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+        if !self.takes_sends() {
             return Err(Errno::INVAL);
         }
         let (op, with_imm) = Op::from_verbs(request.opcode).ok_or(Errno::INVAL)?;
-        if self.sq.is_full() {
+        if self.sq.room() == 0 {
             return Err(Errno::NOMEM);
         }
         let wqe = wqe_of(request, op, with_imm, self.sig_all);

@@ -174,8 +174,10 @@ impl SendQueue {
         position as usize & (self.wqes.len() - 1)
     }
 
-    pub(super) const fn is_full(&self) -> bool {
-        self.tail - self.head >= self.limit as u64
+    /// How many more requests may be posted.
+    #[allow(clippy::cast_possible_truncation, reason = "never more than the limit are in the ring")]
+    pub(super) const fn room(&self) -> u32 {
+        self.limit - (self.tail - self.head) as u32
     }
 
     pub(super) const fn is_empty(&self) -> bool {
