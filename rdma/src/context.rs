@@ -328,3 +328,6 @@ pub(crate) fn set_nonblocking(fd: i32) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,10 +21,12 @@ pub(crate) fn generation() -> u32 {
 }
 
 /// Makes sure that children will see another [`generation`]; called before the first handle is made.
+#[cfg_attr(miri, allow(dead_code, unused_variables, reason = "Miri has no fork"))]
 pub(crate) fn watch() {
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
     }
+    #[cfg(not(miri))]
     HANDLER.call_once(|| {
         // SAFETY: pthread_atfork wants functions that may run in the child of a multithreaded process: this one only adds
         // to an atomic. It is never unloaded before the process ends, as part of the program or of a library that

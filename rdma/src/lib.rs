@@ -51,6 +51,8 @@ mod fork;
 mod gid;
 mod pd;
 mod qp;
+#[cfg(test)]
+mod testing;
 mod types;
 mod wait;
 

@@ -87,7 +87,6 @@ impl ProtectionDomain {
     }
 
     /// Starts a reliable connected queue pair: the same as [`QueuePair::builder`](crate::QueuePair::builder).
-    #[must_use]
     pub fn queue_pair(&self) -> QpBuilder<Rc> {
         QpBuilder::new(self)
     }

@@ -253,3 +253,6 @@ impl fmt::Debug for CompletionQueue {
         f.debug_struct("CompletionQueue").field("id", &self.inner.id.0).field("depth", &self.inner.depth).finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

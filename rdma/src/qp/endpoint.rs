@@ -124,8 +124,8 @@ mod tests {
 
     fn endpoint() -> Endpoint {
         Endpoint {
-            qpn: 0x0102_03,
-            psn: 0x0a0b_0c,
+            qpn: 0x01_0203,
+            psn: 0x0a_0b0c,
             gid: Some(Gid::from_bytes([9; 16])),
             lid: Lid(0x0506),
             mtu: Mtu::MTU_4096,

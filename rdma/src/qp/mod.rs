@@ -73,7 +73,6 @@ pub struct QueuePair<T: Transport> {
 
 impl QueuePair<Rc> {
     /// Starts a reliable connected queue pair in a domain.
-    #[must_use]
     pub fn builder(pd: &ProtectionDomain) -> QpBuilder<Rc> {
         QpBuilder::new(pd)
     }
@@ -109,6 +108,24 @@ impl<T: Transport> QueuePair<T> {
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         self.control.query()
+    }
+
+    /// Whether the peer's writes arrive in order, byte by byte, so that who sees the last byte of a message sees all of it.
+    ///
+    /// The specification promises that only for completions. `false` if the device does not say.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child.
+    #[doc(alias = "ibv_query_qp_data_in_order")]
+    pub fn writes_in_order(&self) -> Result<bool> {
+        self.control.check(Operation::QueryQp)?;
+        let table = self.control.context.table;
+        let write = rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        // SAFETY: ibv_query_qp_data_in_order wants a queue pair (1); no forked child (3).
+        let answer = unsafe { (table.ibv_query_qp_data_in_order)(self.control.raw, write, 0) };
+        // Without flags the answer is 0 or 1.
+        Ok(answer == 1)
     }
 
     /// Changes attributes, the state included: the manual way, for what the typed steps do not offer.
@@ -206,3 +223,6 @@ impl<T: Transport> fmt::Debug for QueuePair<T> {
         f.debug_struct("QueuePair").field("qpn", &format_args!("{:#08x}", self.qpn())).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! Contexts, ports, GIDs, domains and events, over the test provider.
+
+use std::time::Duration;
+
+use rdma_sys::{ibv_async_event, ibv_event_type};
+
+use super::*;
+use crate::async_event::{AsyncEvent, AsyncEventKind, EventSource};
+use crate::testing;
+use crate::types::{LinkLayer, Mtu};
+
+#[test]
+fn what_the_device_reports_is_what_is_shown() {
+    let context = testing::context();
+    assert_eq!(context.name(), "fake0");
+    assert_eq!(context.device().guid().to_string(), "0102:0304:0506:0708");
+    assert!(!context.is_software());
+    assert_eq!(context.port_count(), 2);
+    assert_eq!(context.device_attr().max_qp_wr(), 1024);
+    assert_eq!(context.pkey(2, 0).unwrap(), 0xffff);
+    let port = context.port_attr(2).unwrap();
+    assert_eq!((port.active_mtu(), port.link_layer()), (Mtu::MTU_1024, LinkLayer::ETHERNET));
+}
+
+#[test]
+fn ports_that_do_not_exist_are_not_asked_for() {
+    let context = testing::context();
+    for port in [0, 3, 255] {
+        assert_eq!(context.port_attr(port).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(context.gid_table(port).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    assert_eq!(context.gid(2, 4).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(context.pkey(2, 1).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn no_port_number_is_assumed() {
+    // Port 1 is down, and that is nobody's problem.
+    assert_eq!(testing::context().first_active_port().unwrap(), Some(2));
+}
+
+#[test]
+fn the_gid_table_works_with_old_libraries_too() {
+    let context = testing::context();
+    let table = context.gid_table(2).unwrap();
+    assert_eq!(table.len(), 3);
+    assert_eq!(context.best_gid(2).unwrap().unwrap().index, 2);
+    testing::fail("query_gid_table", libc::EOPNOTSUPP);
+    let old = context.gid_table(2).unwrap();
+    assert_eq!(old.len(), 3);
+    assert!(old.iter().zip(&table).all(|(old, new)| old.gid == new.gid && old.index == new.index));
+}
+
+#[test]
+fn opening_reports_the_errno() {
+    let device = testing::device();
+    testing::fail("open_device", libc::EACCES);
+    let error = device.open().unwrap_err();
+    assert_eq!((error.operation(), error.kind()), (Operation::OpenDevice, ErrorKind::PermissionDenied));
+    testing::fail("query_device", libc::EIO);
+    assert_eq!(device.open().unwrap_err().operation(), Operation::QueryDevice);
+    assert_eq!(testing::live("context"), 0);
+}
+
+#[test]
+fn children_keep_their_parents_open() {
+    let device = testing::device();
+    let context = device.open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    drop((device, context));
+    assert_eq!(testing::live("context"), 1);
+    drop(pd);
+    for kind in ["pd", "context", "device"] {
+        assert_eq!(testing::live(kind), 0, "{kind}");
+    }
+}
+
+#[test]
+fn close_says_what_is_in_use_and_gives_the_handle_back() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let failed = context.close().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    let context = failed.object;
+    testing::fail("dealloc_pd", libc::EBUSY);
+    let pd = pd.close().unwrap_err().object;
+    pd.close().unwrap();
+    context.close().unwrap();
+    assert_eq!(testing::live("context"), 0);
+}
+
+#[test]
+fn a_domain_that_cannot_be_freed_keeps_its_device_open() {
+    let pd = testing::context().alloc_pd().unwrap();
+    testing::fail("dealloc_pd", libc::EBUSY);
+    drop(pd);
+    assert_eq!((testing::live("pd"), testing::live("context")), (1, 1));
+    assert!(!testing::calls().contains(&"close_device"));
+}
+
+#[test]
+fn events_are_acknowledged_before_they_are_returned() {
+    let context = testing::context();
+    assert_eq!(context.next_async_event(Some(Duration::from_millis(1))).unwrap(), None);
+    let mut raw = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_PORT_ERR, ..ibv_async_event::default() };
+    raw.element.port_num = 2;
+    testing::raise(context.as_raw(), raw);
+    let event = context.next_async_event(None).unwrap().unwrap();
+    assert_eq!(event, AsyncEvent { kind: AsyncEventKind::PORT_ERR, source: EventSource::Port(2) });
+    assert_eq!(testing::calls().last(), Some(&"ack_async_event"));
+    let unknown = ibv_async_event { event_type: ibv_event_type(4711), ..ibv_async_event::default() };
+    testing::raise(context.as_raw(), unknown);
+    let event = context.try_next_async_event().unwrap().unwrap();
+    assert_eq!((event.kind.as_raw(), event.source), (4711, EventSource::Other));
+    assert_eq!(context.try_next_async_event().unwrap(), None);
+}
+
+#[test]
+fn events_name_queue_pairs_by_number() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64).unwrap();
+    let qp = pd.queue_pair().cq(&cq).build().unwrap();
+    let mut raw = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_QP_ACCESS_ERR, ..ibv_async_event::default() };
+    raw.element.qp = qp.as_raw();
+    testing::raise(context.as_raw(), raw);
+    raw.event_type = ibv_event_type::IBV_EVENT_CQ_ERR;
+    raw.element.cq = cq.as_raw();
+    testing::raise(context.as_raw(), raw);
+    let sources: Vec<_> =
+        std::iter::from_fn(|| context.try_next_async_event().unwrap()).map(|event| event.source).collect();
+    assert_eq!(sources, [EventSource::QueuePair(qp.qpn()), EventSource::CompletionQueue(cq.id())]);
+}
+
+#[test]
+#[cfg(not(miri))]
+fn handles_are_inert_in_a_forked_child() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16).unwrap();
+    // SAFETY: the child makes no call but those under test, which do nothing there, and _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let inert = context.port_attr(2).is_err_and(|error| error.kind() == ErrorKind::Forked)
+            && context.alloc_pd().is_err_and(|error| error.kind() == ErrorKind::Forked)
+            && cq.request_notify(false).is_err_and(|error| error.kind() == ErrorKind::Forked);
+        drop((cq, pd, context));
+        let destroyed = testing::calls().iter().any(|call| ["dealloc_pd", "destroy_cq", "close_device"].contains(call));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if inert && !destroyed { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child; `status` is live.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert!(context.port_attr(2).is_ok());
+}
+
+#[test]
+fn handles_go_to_any_thread() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<Device>();
+    shared::<Context>();
+    shared::<crate::ProtectionDomain>();
+    shared::<crate::CompletionQueue>();
+    shared::<crate::CompletionChannel>();
+    fn sent<T: Send + 'static>() {}
+    sent::<crate::QueuePair<crate::Rc>>();
+    sent::<crate::InitializedQueuePair<crate::Rc>>();
+}

@@ -1,0 +1,81 @@
+//! Completion queues and channels, over the test provider.
+
+use std::time::{Duration, Instant};
+
+use rdma_sys::ibv_wc;
+
+use super::*;
+use crate::testing;
+
+#[test]
+fn a_queue_keeps_its_channel_and_device() {
+    let context = testing::context();
+    let channel = context.create_completion_channel().unwrap();
+    let cq = context.cq_builder(16).channel(&channel).build().unwrap();
+    assert_eq!(channel.close().unwrap_err().error.kind(), ErrorKind::InUse);
+    drop(context);
+    assert_eq!((testing::live("channel"), testing::live("context")), (1, 1));
+    cq.close().unwrap();
+    assert_eq!((testing::live("cq"), testing::live("channel"), testing::live("context")), (0, 0, 0));
+}
+
+#[test]
+fn an_event_names_the_queue_and_is_already_acknowledged() {
+    let context = testing::context();
+    let channel = context.create_completion_channel().unwrap();
+    let first = context.cq_builder(16).channel(&channel).build().unwrap();
+    let second = context.cq_builder(16).channel(&channel).build().unwrap();
+    assert_ne!(first.id(), second.id());
+    for cq in [&second, &first] {
+        cq.request_notify(false).unwrap();
+        testing::complete(cq.as_raw(), ibv_wc::default());
+        testing::complete(cq.as_raw(), ibv_wc::default());
+    }
+    assert_eq!(channel.wait(None).unwrap(), Some(second.id()));
+    assert_eq!(testing::calls().last(), Some(&"ack_cq_events"));
+    assert_eq!(channel.try_wait().unwrap(), Some(first.id()));
+    assert_eq!(channel.try_wait().unwrap(), None);
+}
+
+#[test]
+fn waiting_ends_at_the_deadline() {
+    let channel = testing::context().create_completion_channel().unwrap();
+    let start = Instant::now();
+    assert_eq!(channel.wait(Some(Duration::from_millis(20))).unwrap(), None);
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    assert_eq!(channel.wait(Some(Duration::ZERO)).unwrap(), None);
+}
+
+#[test]
+fn a_broken_channel_is_an_error_and_an_interruption_is_not() {
+    let channel = testing::context().create_completion_channel().unwrap();
+    testing::fail("get_cq_event", libc::EINTR);
+    assert_eq!(channel.wait(Some(Duration::ZERO)).unwrap(), None);
+    testing::fail("get_cq_event", libc::EIO);
+    let error = channel.wait(None).unwrap_err();
+    assert_eq!((error.operation(), error.errno()), (Operation::GetCqEvent, Some(libc::EIO)));
+}
+
+#[test]
+fn sizes_and_channels_that_make_no_sense_do_not_reach_the_provider() {
+    let context = testing::context();
+    let other = testing::context().create_completion_channel().unwrap();
+    assert_eq!(context.create_cq(0).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(context.create_cq(u32::MAX).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(context.cq_builder(8).vector(u32::MAX).build().unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(context.cq_builder(8).channel(&other).build().unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert!(!testing::calls().contains(&"create_cq"));
+}
+
+#[test]
+fn a_queue_that_cannot_be_destroyed_keeps_what_it_uses() {
+    let context = testing::context();
+    let channel = context.create_completion_channel().unwrap();
+    let cq = context.cq_builder(16).channel(&channel).build().unwrap();
+    drop((context, channel));
+    testing::fail("destroy_cq", libc::EBUSY);
+    let cq = cq.close().unwrap_err().object;
+    testing::fail("destroy_cq", libc::EBUSY);
+    drop(cq);
+    assert_eq!((testing::live("cq"), testing::live("channel"), testing::live("context")), (1, 1, 1));
+}

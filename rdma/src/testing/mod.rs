@@ -1,0 +1,89 @@
+//! A provider for unit tests: objects in memory, failures on demand, completions made by the test.
+//!
+//! Each test thread has a world of its own: which calls shall fail, which were made, how many objects live. Nothing is
+//! transferred; a test looks at what was posted ([`posted`]) and makes the completions ([`complete`]).
+//!
+//! # Safety
+//!
+//! 1. Every object is a `Box` whose first field is the C structure, so a pointer to the one is a pointer to the other; it is made by
+//!    the create function and freed by the destroy function of this table, which are called as libibverbs wants it.
+//! 2. Data that changes after creation is behind a `Mutex`.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+mod data_path;
+mod table;
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+
+#[allow(unused_imports, reason = "each test uses a part")]
+pub(crate) use data_path::{BadWr, Posted, complete, fail_post, posted, raise};
+
+use crate::context::Context;
+use crate::device::Device;
+
+/// What one test's provider does and has done.
+#[derive(Default)]
+pub(super) struct World {
+    faults: HashMap<&'static str, VecDeque<i32>>,
+    calls: Vec<&'static str>,
+    live: HashMap<&'static str, isize>,
+    post_fault: Option<(usize, i32, BadWr)>,
+}
+
+thread_local! {
+    static WORLD: RefCell<World> = RefCell::default();
+}
+
+fn world<R>(f: impl FnOnce(&mut World) -> R) -> R {
+    WORLD.with_borrow_mut(f)
+}
+
+/// A device of two ports: the first is down, the second is active, on Ethernet, with three GIDs.
+pub(crate) fn device() -> Device {
+    Device::list_of(&table::TABLE, false).unwrap().remove(0)
+}
+
+/// That device, open.
+pub(crate) fn context() -> Context {
+    device().open().unwrap()
+}
+
+/// Makes the next call of an operation fail. Failures of one operation queue up.
+pub(crate) fn fail(operation: &'static str, errno: i32) {
+    world(|world| world.faults.entry(operation).or_default().push_back(errno));
+}
+
+/// The calls made so far.
+pub(crate) fn calls() -> Vec<&'static str> {
+    world(|world| world.calls.clone())
+}
+
+/// How many objects of a kind live.
+pub(crate) fn live(kind: &'static str) -> isize {
+    world(|world| world.live.get(kind).copied().unwrap_or(0))
+}
+
+/// Records a call; the errno with which it shall fail, or 0.
+fn called(operation: &'static str) -> i32 {
+    world(|world| {
+        world.calls.push(operation);
+        world.faults.get_mut(operation).and_then(VecDeque::pop_front).unwrap_or(0)
+    })
+}
+
+fn born(kind: &'static str) {
+    world(|world| *world.live.entry(kind).or_default() += 1);
+}
+
+fn died(kind: &'static str) {
+    world(|world| *world.live.entry(kind).or_default() -= 1);
+}
+
+fn set_errno(errno: i32) {
+    // SAFETY: the address of this thread's errno.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: valid and this thread's own.
+    unsafe { *place = errno };
+}
