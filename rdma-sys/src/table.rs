@@ -156,3 +156,57 @@ macro_rules! function_table {
         }
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Ibverbs, RdmaCm, bindings::*};
+    use std::{ffi::CStr, ptr::null_mut};
+
+    fn errno() -> i32 {
+        std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+    }
+
+    #[test]
+    fn what_is_missing_fails_in_its_own_convention() {
+        let Ibverbs { ibv_alloc_pd, ibv_dealloc_pd, ibv_query_gid, _ibv_query_gid_table, ibv_unimport_pd, .. } =
+            Ibverbs::UNSUPPORTED;
+        super::set_errno(0);
+        // SAFETY: the functions that stand in look at no argument.
+        assert_eq!((unsafe { ibv_alloc_pd(null_mut()) }, errno()), (null_mut(), libc::EOPNOTSUPP));
+        super::set_errno(0);
+        // SAFETY: as above.
+        assert_eq!((unsafe { ibv_dealloc_pd(null_mut()) }, errno()), (libc::EOPNOTSUPP, 0));
+        // SAFETY: as above.
+        assert_eq!((unsafe { ibv_query_gid(null_mut(), 1, 0, null_mut()) }, errno()), (-1, libc::EOPNOTSUPP));
+        super::set_errno(0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { _ibv_query_gid_table(null_mut(), null_mut(), 0, 0, 0) }, -(libc::EOPNOTSUPP as isize));
+        // SAFETY: as above.
+        unsafe { ibv_unimport_pd(null_mut()) };
+        assert_eq!(errno(), 0);
+        // SAFETY: as above.
+        assert_eq!((unsafe { (RdmaCm::UNSUPPORTED.rdma_listen)(null_mut(), 1) }, errno()), (-1, libc::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn a_text_function_that_is_missing_answers_a_text() {
+        // SAFETY: the function that stands in looks at no argument.
+        let text = unsafe { (Ibverbs::UNSUPPORTED.ibv_wc_status_str)(ibv_wc_status::IBV_WC_SUCCESS) };
+        // SAFETY: it returned a constant.
+        assert_eq!(unsafe { CStr::from_ptr(text) }, c"unknown");
+    }
+
+    /// `ibv_static_providers` aside, which has no entry.
+    #[test]
+    #[cfg(not(feature = "bindgen"))]
+    fn the_tables_have_every_function_of_the_headers() {
+        let declared: Vec<&str> = include_str!("functions.rs")
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("pub fn ")?.split('(').next())
+            .collect();
+        let (mut entries, mut expected) = ([Ibverbs::NAMES, RdmaCm::NAMES].concat(), declared);
+        entries.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(entries, expected);
+    }
+}

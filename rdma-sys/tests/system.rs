@@ -1,0 +1,101 @@
+//! The system's libraries, where there are any: loading, the environment, missing symbols.
+
+#![allow(missing_docs, reason = "a test")]
+
+use std::{ffi::CStr, process::Command};
+
+use rdma_sys::{Ibverbs, LoadError, RdmaCm, ibv_wc_status};
+
+#[path = "support/mod.rs"]
+mod support;
+
+/// Runs one test of this file, which is ignored otherwise, in a process of its own with a changed environment.
+fn child(test: &str, variable: &str, value: &str) {
+    let program = std::env::current_exe().expect("a running program has a file");
+    let output = Command::new(program)
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(variable, value)
+        .output()
+        .expect("it can run again");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn success() -> Result<String, LoadError> {
+    let verbs = Ibverbs::system()?;
+    // SAFETY: takes a number.
+    let text = unsafe { (verbs.ibv_wc_status_str)(ibv_wc_status::IBV_WC_SUCCESS) };
+    // SAFETY: it returns a constant.
+    Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+#[test]
+fn the_systems_library_answers_or_its_absence_is_an_error() {
+    match success() {
+        Ok(text) => assert_eq!(text, "success"),
+        Err(error) => {
+            support::say(&format!("SKIPPED system: {error}"));
+            assert!(error.to_string().contains("tried libibverbs.so.1: "), "{error}");
+        }
+    }
+    if let (Ok(one), Ok(two)) = (Ibverbs::system(), Ibverbs::system()) {
+        assert!(std::ptr::eq(one, two));
+    }
+    if let Err(error) = RdmaCm::system() {
+        assert!(error.to_string().contains("tried librdmacm.so.1: "), "{error}");
+    }
+}
+
+#[cfg(not(feature = "linked"))]
+mod loaded {
+    use std::ptr::null_mut;
+
+    use super::*;
+
+    #[test]
+    fn the_environment_names_the_library() {
+        child("loaded::from_a_path_that_does_not_exist", "RDMA_IBVERBS_PATH", "/nonexistent/verbs.so");
+        child("loaded::librdmacm_from_a_path_that_does_not_exist", "RDMA_RDMACM_PATH", "/nonexistent/cm.so");
+    }
+
+    #[test]
+    #[ignore = "for a process of its own"]
+    fn from_a_path_that_does_not_exist() {
+        let error = Ibverbs::system().unwrap_err();
+        assert_eq!(error.attempts()[0].path.to_str(), Some("/nonexistent/verbs.so"));
+        // A later call tries again.
+        assert_eq!(Ibverbs::system().unwrap_err(), error);
+    }
+
+    #[test]
+    #[ignore = "for a process of its own"]
+    fn librdmacm_from_a_path_that_does_not_exist() {
+        let error = RdmaCm::system().unwrap_err();
+        assert_eq!((error.library(), error.variable()), ("librdmacm", "RDMA_RDMACM_PATH"));
+        assert_eq!(error.attempts()[0].path.to_str(), Some("/nonexistent/cm.so"));
+    }
+
+    /// A library with one function.
+    #[test]
+    fn a_symbol_that_the_library_lacks_is_unsupported() {
+        let Some(compiler) = support::Compiler::find("system") else { return };
+        let path = compiler.output("one.so");
+        let source = "int ibv_fork_init(void) { return 42; }\n";
+        let output = compiler.run("one", source, &["-shared", "-fPIC", "-o", &path]).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        child("loaded::with_one_function", "RDMA_IBVERBS_PATH", &path);
+    }
+
+    #[test]
+    #[ignore = "for a process of its own"]
+    fn with_one_function() {
+        let verbs = Ibverbs::system().unwrap();
+        // SAFETY: takes nothing.
+        assert_eq!(unsafe { (verbs.ibv_fork_init)() }, 42);
+        // SAFETY: the function that stands in looks at no argument.
+        assert_eq!(unsafe { (verbs.ibv_dealloc_pd)(null_mut()) }, libc::EOPNOTSUPP);
+        // SAFETY: as above.
+        assert!(unsafe { (verbs.ibv_open_device)(null_mut()) }.is_null());
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
+}

@@ -1,0 +1,41 @@
+//! The inline functions of `verbs.h` in Rust against the same functions in C: same objects, same arguments, same
+//! answers, same `errno`, same calls to the operations behind them.
+
+#![cfg(not(feature = "bindgen"))]
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "arguments are compared as words")]
+
+use std::collections::BTreeSet;
+
+mod library;
+mod regular;
+mod special;
+#[path = "../support/mod.rs"]
+mod support;
+mod world;
+
+use library::Twins;
+
+/// How many inline functions the headers have from which the bindings were made (rdma-core 65).
+const INLINE: usize = 98;
+
+#[test]
+fn every_inline_function_of_the_header_has_a_twin_that_does_the_same() {
+    let compared: BTreeSet<&str> =
+        regular::cases().map(|(name, _)| *name).chain(special::CASES.iter().map(|(name, _)| *name)).collect();
+    assert_eq!(compared.len(), INLINE, "every twin is compared");
+
+    let Some(twins) = Twins::build("twins") else { return };
+    for name in &twins.names {
+        assert!(compared.contains(name.as_str()), "{name} of the header has no twin here");
+    }
+    let mut lacking = Vec::new();
+    for (name, compare) in regular::cases().chain(special::CASES) {
+        if !compare(&twins) {
+            lacking.push(name);
+        }
+    }
+    support::say(&format!("twins: {} compared; this header lacks {lacking:?}", compared.len() - lacking.len()));
+    assert_eq!(twins.names.len() + lacking.len(), INLINE);
+    assert!(!twins.newest || lacking.is_empty());
+}
