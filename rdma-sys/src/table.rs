@@ -69,6 +69,20 @@ macro_rules! convention {
     };
 }
 
+/// A function as the headers declare it; they may be too old for it if they are the system's.
+macro_rules! declared {
+    ($name:ident) => {
+        $crate::functions::$name
+    };
+    ($name:ident $since:literal) => {{
+        #[cfg(feature = "bindgen")]
+        let declared = Self::UNSUPPORTED.$name;
+        #[cfg(not(feature = "bindgen"))]
+        let declared = $crate::functions::$name;
+        declared
+    }};
+}
+
 /// A function bound at link time, or looked up in the running program if it is newer than the oldest library that
 /// feature `linked` links with (rdma-core 44).
 #[cfg(feature = "linked")]
@@ -145,7 +159,7 @@ macro_rules! function_table {
             /// never instantiated: that would make the linker look for the symbols.
             #[allow(dead_code, clippy::extra_unused_type_parameters, reason = "checked, never called")]
             fn check_signatures<T>() -> Self {
-                Self { $($name: $crate::functions::$name,)* }
+                Self { $($name: declared!($name $($since)?),)* }
             }
         }
 

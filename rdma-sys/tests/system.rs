@@ -2,24 +2,13 @@
 
 #![allow(missing_docs, reason = "a test")]
 
-use std::{ffi::CStr, process::Command};
+use std::ffi::CStr;
 
 use rdma_sys::{Ibverbs, LoadError, RdmaCm, ibv_wc_status};
 
 #[path = "support/mod.rs"]
+#[cfg_attr(feature = "linked", allow(dead_code, reason = "a library that is bound cannot be missing"))]
 mod support;
-
-/// Runs one test of this file, which is ignored otherwise, in a process of its own with a changed environment.
-fn child(test: &str, variable: &str, value: &str) {
-    let program = std::env::current_exe().expect("a running program has a file");
-    let output = Command::new(program)
-        .args(["--exact", test, "--ignored", "--nocapture"])
-        .env(variable, value)
-        .output()
-        .expect("it can run again");
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
 
 fn success() -> Result<String, LoadError> {
     let verbs = Ibverbs::system()?;
@@ -48,9 +37,21 @@ fn the_systems_library_answers_or_its_absence_is_an_error() {
 
 #[cfg(not(feature = "linked"))]
 mod loaded {
-    use std::ptr::null_mut;
+    use std::{process::Command, ptr::null_mut};
 
     use super::*;
+
+    /// Runs one test of this file, which is ignored otherwise, in a process of its own with a changed environment.
+    fn child(test: &str, variable: &str, value: &str) {
+        let program = std::env::current_exe().expect("a running program has a file");
+        let output = Command::new(program)
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env(variable, value)
+            .output()
+            .expect("it can run again");
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    }
 
     #[test]
     fn the_environment_names_the_library() {
