@@ -129,6 +129,9 @@ impl Batch {
             return Err(errno);
         }
         Node::get()?.with(|engine| {
+            if (engine.send_room(shared.id())? as usize) < self.requests.len() {
+                return Err(Errno::NOMEM);
+            }
             for request in &self.requests {
                 let piece;
                 let data = match request.data {

@@ -187,9 +187,8 @@ impl Side {
             let base = memory.as_mut_ptr().cast();
             (Memory::Private(memory), base)
         };
-        let access = c_int::try_from(config.access).unwrap();
         // SAFETY: a live domain; the memory is freed after the region, and never touched but through `rdma_mem`.
-        let mr = unsafe { verbs().ibv_reg_mr(pd, base.cast(), config.memory, access) };
+        let mr = unsafe { verbs().ibv_reg_mr(pd, base.cast(), config.memory, config.access) };
         assert!(!mr.is_null(), "{}", io::Error::last_os_error());
         let mut side = Self { context, pd, channel, cq, qp: ptr::null_mut(), mr, base, memory, config };
         side.qp = side.make_qp();

@@ -99,11 +99,7 @@ impl Drop for Puppet {
 fn parse_endpoint(text: &str) -> Endpoint {
     let mut words = text.split(' ').map(|word| word.parse::<u64>().unwrap());
     let mut next = || words.next().unwrap();
-    Endpoint {
-        qpn: u32::try_from(next()).unwrap(),
-        addr: next(),
-        rkey: u32::try_from(next()).unwrap(),
-    }
+    Endpoint { qpn: u32::try_from(next()).unwrap(), addr: next(), rkey: u32::try_from(next()).unwrap() }
 }
 
 /// In the second process: plays the puppet and never returns. In the first: does nothing.
@@ -152,7 +148,9 @@ fn obey(side: &Side, command: &str, rest: &str) {
             let wc = side.wait();
             reply(&format!("{} {} {}", wc.wr_id, wc.status.0, wc.byte_len));
         }
-        ("peek", &[offset, len]) => reply(&side.peek(offset, len).iter().map(|b| format!("{b:02x}")).collect::<String>()),
+        ("peek", &[offset, len]) => {
+            reply(&side.peek(offset, len).iter().map(|b| format!("{b:02x}")).collect::<String>())
+        }
         ("word", &[offset]) => reply(&side.word(offset).to_string()),
         ("error", &[]) => reply(&side.set_state(ibv_qp_state::IBV_QPS_ERR).to_string()),
         ("state", &[]) => reply(&side.state().0.to_string()),
