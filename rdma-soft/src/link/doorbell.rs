@@ -12,7 +12,8 @@ use super::words::Word;
 /// Says that this side goes to sleep. Afterwards it has to look at all its sources of work once more.
 #[inline]
 pub(crate) fn arm<W: Word>(asleep: &W) {
-    asleep.store_ordered(1);
+    // Not a store: the waker may be taking the flag away, and loom does not know which of a store and a swap was last.
+    asleep.swap_ordered(1);
 }
 
 /// Says that this side is awake, and need not be rung.

@@ -73,13 +73,15 @@ pub(crate) struct Producer<R, const H: usize> {
     published: u64,
     /// The consumer's head when last looked at.
     head: u64,
+    /// `waits` is set.
+    waiting: bool,
 }
 
 impl<R: Region, const H: usize> Producer<R, H> {
     /// Begins on a ring that nobody has used.
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
-        Self { region, tail: 0, published: 0, head: 0 }
+        Self { region, tail: 0, published: 0, head: 0, waiting: false }
     }
 
     /// The memory below.
@@ -102,6 +104,10 @@ impl<R: Region, const H: usize> Producer<R, H> {
         let padding = if len > capacity - offset { capacity - offset } else { 0 };
         if !self.has_room(padding + len)? {
             return Ok(None);
+        }
+        if self.waiting {
+            self.waiting = false;
+            self.region.waits().store(0);
         }
         if padding != 0 {
             self.region.write(offset, &[KIND_PADDING]);
@@ -134,6 +140,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     /// is worth it.
     pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
         let before = self.head;
+        self.waiting = true;
         self.region.waits().store_ordered(1);
         self.look(self.region.head().load_ordered())?;
         Ok(self.head != before)
@@ -252,7 +259,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         }
         self.published = self.head;
         self.region.head().store_ordered(self.head);
-        self.region.waits().load_ordered() != 0 && self.region.waits().swap_ordered(0) != 0
+        // Only the producer takes `waits` back: from here it might be a later wish than the one that this head fulfils.
+        self.region.waits().load_ordered() != 0
     }
 }
 
