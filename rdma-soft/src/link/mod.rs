@@ -6,6 +6,10 @@
 
 pub(crate) mod doorbell;
 pub(crate) mod duplex;
+pub(crate) mod handshake;
 pub(crate) mod memory;
+pub(crate) mod packet;
 pub(crate) mod ring;
+pub(crate) mod slot;
+pub(crate) mod trust;
 pub(crate) mod words;
