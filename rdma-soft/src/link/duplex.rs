@@ -47,6 +47,8 @@ pub(crate) enum Backlog {
 pub(crate) struct Link {
     /// How the engine calls it.
     pub(crate) id: LinkId,
+    /// Tells it from earlier links of the same number.
+    pub(crate) generation: u32,
     /// What is left to send.
     pub(crate) backlog: Backlog,
     /// The other process; none for the loopback.
@@ -61,9 +63,10 @@ pub(crate) struct Link {
 
 impl Link {
     /// An end of a link over fresh memory.
-    pub(crate) fn new(id: LinkId, ends: Ends, peer: Option<Peer>) -> Self {
+    pub(crate) fn new(id: LinkId, generation: u32, ends: Ends, peer: Option<Peer>) -> Self {
         Self {
             id,
+            generation,
             backlog: Backlog::None,
             peer,
             out: Producer::new(ends.out),
@@ -126,11 +129,6 @@ impl Link {
     /// After a transmission that found no room: whether to try again at once. Otherwise the peer will wake us.
     pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
         if self.corrupt { Err(Corrupt) } else { self.out.wait_for_room() }
-    }
-
-    /// Whether the peer was caught writing nonsense.
-    pub(crate) fn check(&self) -> Result<(), Corrupt> {
-        if self.corrupt { Err(Corrupt) } else { Ok(()) }
     }
 
     /// Says to the peer that we go to sleep. True if there is work after all.

@@ -4,21 +4,26 @@
 //! moves frames itself; the agent thread does so while nobody else is awake, and everything that needs the operating
 //! system. Nothing spins but the application, and no hold of the lock copies more than about a megabyte.
 
+mod agent;
 mod clock;
+mod epoll;
 mod fork;
+mod peers;
 mod state;
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
+use self::epoll::{Epoll, Source};
 use self::fork::ForkGuard;
-use self::state::{Agent, State};
-use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Slot};
-use crate::link::duplex;
+use self::state::State;
+use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event};
+use crate::link::slot::{self, Listener};
+use crate::link::{duplex, memory};
 
 /// Bytes of each ring, unless the environment says otherwise.
 const RING_CAPACITY: usize = 1 << 20;
@@ -33,6 +38,9 @@ pub(crate) struct Node {
     /// What the agent sleeps on.
     bell: OwnedFd,
     timer: OwnedFd,
+    epoll: Epoll,
+    /// The slots of this process. Nobody takes the state's lock while holding this one.
+    listeners: Mutex<Vec<Listener>>,
 }
 
 impl Node {
@@ -44,7 +52,7 @@ impl Node {
     /// says more).
     #[inline]
     pub(crate) fn get() -> Result<&'static Self, Errno> {
-        static NODE: OnceLock<Node> = OnceLock::new();
+        static NODE: OnceLock<&'static Node> = OnceLock::new();
         static STARTING: Mutex<()> = Mutex::new(());
         if let Some(node) = NODE.get() {
             return if node.guard.is_owner() { Ok(node) } else { Err(Errno(libc::ENODEV)) };
@@ -53,7 +61,12 @@ impl Node {
         if let Some(node) = NODE.get() {
             return Ok(node);
         }
-        match Self::start() {
+        // Never freed: the agent uses it as long as the process lives.
+        let started = Self::new().and_then(|node| {
+            let node = Box::leak(Box::new(node));
+            agent::start(node).map(|()| &*node)
+        });
+        match started {
             Ok(node) => Ok(NODE.get_or_init(|| node)),
             Err(error) => {
                 tracing::error!(%error, "the software RDMA device cannot start");
@@ -62,7 +75,7 @@ impl Node {
         }
     }
 
-    fn start() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         let guard = ForkGuard::new()?;
         let bell = duplex::new_bell()?;
         let timer = new_timer()?;
@@ -70,10 +83,22 @@ impl Node {
         // SAFETY: the directory is DIRECTORY_LEN bytes of page-aligned shared memory that lives as long as the owner;
         // nobody else in this process touches it.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
-        let slot = Slot(1);
-        let engine = Engine::new(EngineConfig { slot, seed: random()?, directory: Some(area) });
-        let state = State::new(engine, slot, timer.try_clone()?, bell.try_clone()?, ring_capacity());
-        Ok(Self { guard, state: Mutex::new(state), directory, bell, timer })
+        let epoll = Epoll::new()?;
+        epoll.add(bell.as_fd(), Source::Bell, 0)?;
+        epoll.add(timer.as_fd(), Source::Timer, 0)?;
+        let seed = random()?;
+        let listener = claim(&epoll, 0)?;
+        let slot = listener.slot;
+        tracing::debug!(slot = slot.0, "software RDMA device starts");
+        let engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
+        let wakers = state::Wakers { timer: timer.try_clone()?, bell: bell.try_clone()?, epoll: epoll.try_clone()? };
+        let state = State::new(engine, slot, wakers, ring_capacity());
+        let listeners = Mutex::new(vec![listener]);
+        Ok(Self { guard, state: Mutex::new(state), directory, bell, timer, epoll, listeners })
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,12 +141,7 @@ impl Node {
 
     /// Says that the application is about to wait for an event instead of polling: the agent takes over at once.
     pub(crate) fn settle(&self) {
-        let mut state = self.lock();
-        state.polls_at_settle = state.polls;
-        state.progress();
-        if state.agent == Agent::Ticking {
-            state.wake_agent();
-        }
+        self.lock().settle();
     }
 
     /// Takes one more slot, for when all queue pair numbers are used up.
@@ -130,8 +150,28 @@ impl Node {
     ///
     /// `EMFILE` when the host's slots are all taken.
     pub(crate) fn add_slot(&self) -> Result<(), Errno> {
-        Err(Errno(libc::EMFILE))
+        let slot = {
+            let mut listeners = self.listeners();
+            let index = u32::try_from(listeners.len()).unwrap_or(u32::MAX);
+            let claimed = claim(&self.epoll, index);
+            let listener = claimed.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+            let slot = listener.slot;
+            listeners.push(listener);
+            slot
+        };
+        self.lock().add_slot(slot);
+        Ok(())
     }
+}
+
+/// Takes a slot and has the agent listen there. Where the search starts depends on the process, so that a dead one's slot is
+/// not soon somebody else's.
+fn claim(epoll: &Epoll, index: u32) -> io::Result<Listener> {
+    let start = u16::try_from(std::process::id() % 4096).unwrap_or(0);
+    let listener = slot::claim(&slot::ALL, start)?;
+    agent::close_in_child(listener.socket.as_raw_fd());
+    epoll.add(listener.socket.as_fd(), Source::Listener(index), libc::EPOLLONESHOT)?;
+    Ok(listener)
 }
 
 fn new_timer() -> io::Result<OwnedFd> {
@@ -156,5 +196,5 @@ fn random() -> io::Result<u64> {
 /// `RDMA_SOFT_RING` (bytes) is for tests.
 fn ring_capacity() -> usize {
     let wish = std::env::var("RDMA_SOFT_RING").ok().and_then(|wish| wish.parse().ok());
-    wish.filter(|&wish| crate::link::memory::capacity_is_valid(wish) && wish >= 4096).unwrap_or(RING_CAPACITY)
+    wish.filter(|&wish| memory::capacity_is_valid(wish) && wish >= 4096).unwrap_or(RING_CAPACITY)
 }

@@ -1,14 +1,15 @@
 //! What the node's lock protects: the engine, its links, and what is left for the agent to do.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rdma_sys::ibv_wc;
 
 use super::clock;
+use super::epoll::Epoll;
 use crate::engine::limits::COPY_BUDGET;
 use crate::engine::{CqId, Engine, Errno, Event, Grant, LinkId, Slot, Time, Transmit};
 use crate::link::duplex::{self, Backlog, Link, Peer};
-use crate::link::memory::{Ends, Memory};
+use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
 use crate::link::ring::Corrupt;
 
 /// While nobody else looks at the timers, an application that polls does, every so many empty polls: reading the clock
@@ -47,14 +48,22 @@ pub(crate) struct State {
     sink: Option<fn(Event)>,
     /// When the agent's timer goes off.
     alarm: Time,
-    timer: OwnedFd,
-    bell: OwnedFd,
+    wakers: Wakers,
     ring_capacity: usize,
+    generation: u32,
+}
+
+/// What the agent sleeps on.
+#[derive(Debug)]
+pub(super) struct Wakers {
+    pub(super) timer: OwnedFd,
+    pub(super) bell: OwnedFd,
+    pub(super) epoll: Epoll,
 }
 
 impl State {
-    /// A state without links. `timer` and `bell` are what the agent sleeps on.
-    pub(crate) fn new(engine: Engine, slot: Slot, timer: OwnedFd, bell: OwnedFd, ring_capacity: usize) -> Self {
+    /// A state without links.
+    pub(super) fn new(engine: Engine, slot: Slot, wakers: Wakers, ring_capacity: usize) -> Self {
         Self {
             engine,
             links: Vec::new(),
@@ -66,9 +75,9 @@ impl State {
             slots: vec![slot],
             sink: None,
             alarm: Time(u64::MAX),
-            timer,
-            bell,
+            wakers,
             ring_capacity,
+            generation: 0,
         }
     }
 
@@ -93,6 +102,16 @@ impl State {
         self.links.get(id.0 as usize)?.as_ref()
     }
 
+    /// The link with this number, if it is still the same.
+    pub(crate) fn link_of_generation(&self, id: LinkId, generation: u32) -> Option<&Link> {
+        self.link(id).filter(|link| link.generation == generation)
+    }
+
+    /// Bytes of the rings that this process makes.
+    pub(crate) fn ring_capacity(&self) -> usize {
+        self.ring_capacity
+    }
+
     /// All links.
     pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter().flatten()
@@ -106,15 +125,19 @@ impl State {
             self.links.len() - 1
         });
         let id = LinkId(u32::try_from(index).unwrap_or(u32::MAX));
-        self.links[index] = Some(Link::new(id, ends, peer));
+        self.generation = self.generation.wrapping_add(1);
+        self.links[index] = Some(Link::new(id, self.generation, ends, peer));
         id
     }
 
     /// Ends a link: everything that waits for it fails.
     pub(crate) fn remove_link(&mut self, id: LinkId, why: &str) {
         let Some(link) = self.links.get_mut(id.0 as usize).and_then(Option::take) else { return };
-        let peer = link.peer.as_ref().map_or(0, |peer| peer.pid);
-        tracing::debug!(link = id.0, peer, why, "link down");
+        if let Some(peer) = &link.peer {
+            tracing::debug!(pid = peer.pid, why, "link down");
+            self.wakers.epoll.remove(peer.socket.as_fd());
+            self.wakers.epoll.remove(peer.pidfd.as_fd());
+        }
         self.engine.handle_link_down(id);
     }
 
@@ -146,26 +169,60 @@ impl State {
         self.finish(more);
     }
 
+    /// The application is about to wait instead of polling: from now on peers ring. If the agent was not asleep, it finds out
+    /// at its next tick.
+    pub(crate) fn settle(&mut self) {
+        self.polls_at_settle = self.polls;
+        self.progress();
+        if self.agent == Agent::Ticking {
+            // What does not fit into a few turns is the agent's.
+            let quiet = (0..4).any(|_| {
+                let work = self.arm();
+                if work {
+                    self.progress();
+                }
+                !work
+            });
+            self.agent = Agent::Asleep;
+            if !quiet {
+                self.wake_agent();
+            } else if self.engine.poll_timeout().is_some() {
+                self.run_timers();
+            }
+        }
+    }
+
     /// Takes in everything that has come in so far.
     pub(crate) fn drain_fully(&mut self) {
-        let mut budget = usize::MAX;
-        self.drain(&mut budget);
+        for index in 0..self.links.len() {
+            // Enough for a full ring; what a busy peer adds meanwhile can wait.
+            let mut budget = 2 * MAX_CAPACITY;
+            self.drain_link(index, &mut budget);
+        }
     }
 
     fn drain(&mut self, budget: &mut usize) -> bool {
         let mut more = false;
         for index in 0..self.links.len() {
-            let Some(link) = &mut self.links[index] else { continue };
-            if link.is_quiet() {
-                continue;
-            }
-            let engine = &mut self.engine;
-            match link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload)) {
-                Ok(left) => more |= left,
-                Err(Corrupt) => self.remove_corrupt(index),
-            }
+            more |= self.drain_link(index, budget);
         }
         more
+    }
+
+    #[inline]
+    fn drain_link(&mut self, index: usize, budget: &mut usize) -> bool {
+        let Some(link) = &mut self.links[index] else { return false };
+        if link.is_quiet() {
+            return false;
+        }
+        let engine = &mut self.engine;
+        match link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload)) {
+            Ok(more) => more,
+            Err(Corrupt) => {
+                self.remove_corrupt(index);
+                false
+            }
+        }
     }
 
     fn remove_corrupt(&mut self, index: usize) {
@@ -298,7 +355,7 @@ impl State {
         // SAFETY: timerfd_settime reads one itimerspec from a live one, and writes nothing.
         let result = unsafe {
             libc::timerfd_settime(
-                self.timer.as_raw_fd(),
+                self.wakers.timer.as_raw_fd(),
                 libc::TFD_TIMER_ABSTIME,
                 &raw const spec,
                 core::ptr::null_mut(),
@@ -311,7 +368,7 @@ impl State {
     pub(crate) fn wake_agent(&mut self) {
         if self.agent != Agent::Awake {
             self.agent = Agent::Awake;
-            duplex::ring(&self.bell);
+            duplex::ring(&self.wakers.bell);
         }
     }
 

@@ -1,0 +1,138 @@
+//! Getting to know other processes: each handshake blocks, so it has a short-lived thread of its own.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::{Node, agent, epoll};
+use crate::engine::{Area, DIRECTORY_LEN, Slot};
+use crate::link::handshake::{self, Established, Local, Refusal};
+use crate::link::slot;
+
+/// The longest that either side waits for the other in one step.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// So many peers may be in the middle of connecting to us; the others wait in the kernel's queue.
+const MAX_HANDSHAKES: usize = 16;
+
+static HANDSHAKES: AtomicUsize = AtomicUsize::new(0);
+
+/// Connects to the process with a slot, and tells the engine how it went.
+pub(super) fn dial(node: &'static Node, slot: Slot) {
+    let started = spawn("rdma-soft-dial", move || {
+        let result = slot::connect(slot, PATIENCE)
+            .map_err(Refusal::from)
+            .and_then(|socket| handshake::open(socket, &node.local()));
+        let result = result.and_then(|up| if up.peer.slots.contains(&slot) { Ok(up) } else { Err(Refusal::Nobody) });
+        if let Err(refusal) = result.and_then(|up| Ok(add(node, up)?)) {
+            match &refusal {
+                Refusal::Nobody => tracing::debug!(slot = slot.0, "{refusal}"),
+                _ => tracing::warn!(slot = slot.0, "no link to process number {}: {refusal}", slot.0),
+            }
+            let mut state = node.lock();
+            state.engine.handle_unreachable(slot);
+            state.after_call();
+        }
+    });
+    if let Err(error) = started {
+        tracing::warn!(%error, "no thread to connect to a peer");
+        let mut state = node.lock();
+        state.engine.handle_unreachable(slot);
+        state.after_call();
+    }
+}
+
+/// Takes in the peers that wait at one of our slots.
+pub(super) fn accept(node: &'static Node, index: u32) {
+    while HANDSHAKES.load(Ordering::Relaxed) < MAX_HANDSHAKES {
+        let accepted = {
+            let listeners = node.listeners();
+            let Some(listener) = listeners.get(index as usize) else { return };
+            slot::accept(listener, PATIENCE)
+        };
+        let socket = match accepted {
+            Ok(socket) => socket,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    tracing::warn!(%error, "a peer cannot be let in");
+                }
+                break;
+            }
+        };
+        HANDSHAKES.fetch_add(1, Ordering::Relaxed);
+        let started = spawn("rdma-soft-accept", move || {
+            greet(node, socket);
+            HANDSHAKES.fetch_sub(1, Ordering::Relaxed);
+            // There may be peers who found the house full.
+            rearm_all(node);
+        });
+        if let Err(error) = started {
+            HANDSHAKES.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(%error, "no thread to let a peer in");
+            break;
+        }
+    }
+    if HANDSHAKES.load(Ordering::Relaxed) < MAX_HANDSHAKES {
+        rearm_all(node);
+    }
+}
+
+fn greet(node: &'static Node, socket: OwnedFd) {
+    let result = handshake::accept(socket, &node.local()).and_then(|up| Ok(add(node, up)?));
+    match result {
+        Ok(()) => {}
+        // Somebody looked whether we are there.
+        Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+        Err(refusal) => tracing::warn!("a process was not let in: {refusal}"),
+    }
+}
+
+fn rearm_all(node: &Node) {
+    for (index, listener) in (0..).zip(node.listeners().iter()) {
+        let result = node.epoll.rearm(listener.socket.as_fd(), epoll::Source::Listener(index), libc::EPOLLONESHOT);
+        debug_assert!(result.is_ok(), "a listener that is not watched");
+    }
+}
+
+/// Takes a new link into use.
+fn add(node: &Node, up: Established) -> io::Result<()> {
+    let Established { ends, peer } = up;
+    tracing::debug!(pid = peer.pid, slots = ?peer.slots, "link up");
+    let slots = peer.slots.clone();
+    let directory = Arc::clone(&peer.directory);
+    let mut state = node.lock();
+    let id = state.add_link(ends, Some(peer));
+    if let Some(link) = state.link(id) {
+        if let Err(error) = agent::watch(node, link) {
+            state.remove_link(id, "it cannot be watched");
+            return Err(error);
+        }
+    }
+    for slot in slots {
+        // SAFETY: the mapping is DIRECTORY_LEN bytes, page aligned, readable and writable as long as its owner lives;
+        // only the engine touches it.
+        let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
+        state.engine.handle_link_up(slot, id, Some(area));
+    }
+    state.progress();
+    // The peer does not know yet whether to ring.
+    state.wake_agent();
+    Ok(())
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.into()).stack_size(agent::STACK).spawn(body).map(drop)
+}
+
+impl Node {
+    /// What this process brings into a handshake.
+    fn local(&self) -> Local<'_> {
+        let (slots, capacity) = {
+            let state = self.lock();
+            (state.slots().to_vec(), state.ring_capacity())
+        };
+        Local { slots, bell: self.bell.as_fd(), directory: &self.directory, capacity }
+    }
+}
