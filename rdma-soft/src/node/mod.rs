@@ -10,6 +10,8 @@ mod epoll;
 mod fork;
 mod peers;
 mod state;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
