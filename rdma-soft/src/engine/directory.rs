@@ -1,20 +1,123 @@
 //! What an engine publishes to its peers, so that they may do one-sided operations by themselves.
+//!
+//! ```text
+//! 0                     a card (one word) for each queue pair under the first slot
+//! CARDS * 8             an entry (four words) for each region: what it is, iova, length, 0
+//! ```
+//!
+//! A peer checks card and entry before each operation. Cards and entries are withdrawn before a state change or a
+//! deregistration returns; a peer that has just checked may still finish what it was doing, in memory that is shared with it.
 
+use super::limits::QPS_PER_SLOT;
 use super::memory::{Area, Region};
 use super::types::PdId;
 
-/// An engine's own directory, or none.
+/// Bytes of a directory.
+pub const DIRECTORY_LEN: usize = 1 << 20;
+
+const CARDS: usize = QPS_PER_SLOT as usize;
+const ENTRY: usize = 32;
+/// How many regions can be published; the rest is reached through links.
+pub(super) const ENTRIES: usize = (DIRECTORY_LEN - CARDS * 8) / ENTRY;
+
+/// What a requester must know of its responder: one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Card(u64);
+
+impl Card {
+    /// Of a queue pair that executes requests of `peer`.
+    pub(super) const fn new(peer: u32, pd: PdId, access: u32) -> Self {
+        Self(1 << 63 | (peer as u64) << 32 | (access as u64 & 15) << 24 | pd.0 as u64 & 0xffff)
+    }
+
+    /// The domain, if requests of `peer` with `right` are executed.
+    #[allow(clippy::cast_possible_truncation, reason = "fields of the word")]
+    pub(super) const fn admits(self, peer: u32, right: u32) -> Option<PdId> {
+        let same = self.0 >> 63 == 1 && (self.0 >> 32) as u32 & 0x00ff_ffff == peer;
+        if same && (self.0 >> 24) as u32 & 15 & right == right { Some(PdId(self.0 as u32 & 0xffff)) } else { None }
+    }
+}
+
+/// What a peer says about a region: hostile until proved, and good for nothing but this peer's own memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) iova: u64,
+    pub(super) len: u64,
+}
+
+/// Key, domain and rights in a word; the low bit says that it may be mapped.
+const fn entry_word(key: u32, pd: PdId, access: u32) -> u64 {
+    (key as u64) << 32 | (pd.0 as u64 & 0xffff) << 8 | (access as u64 & 15) << 1 | 1
+}
+
+/// A peer's directory, as we see it.
+#[derive(Debug)]
+pub(super) struct PeerDirectory<'a>(pub(super) &'a Area);
+
+impl PeerDirectory<'_> {
+    /// The card of a queue pair.
+    pub(super) fn card(&self, qpn: u32) -> Card {
+        Card(self.0.load((qpn % QPS_PER_SLOT) as usize * 8))
+    }
+
+    /// The entry of a region that may be mapped, if it is in the domain and has the right.
+    pub(super) fn entry(&self, key: u32, pd: PdId, right: u32) -> Option<Entry> {
+        let at = CARDS * 8 + index_of(key)? * ENTRY;
+        let what = self.0.load(at);
+        let entry = Entry { iova: self.0.load(at + 8), len: self.0.load(at + 16) };
+        // Acquire loads: that the first word is the same again says that the others belong to it.
+        let access = what as u32 >> 1 & 15;
+        let valid = what == entry_word(key, pd, access) && access & right == right && self.0.load(at) == what;
+        valid.then_some(entry)
+    }
+}
+
+/// Where a key's region stands in a directory.
+pub(super) fn index_of(key: u32) -> Option<usize> {
+    Some((key >> 12) as usize).filter(|index| *index < ENTRIES)
+}
+
+/// An engine's own directory. The cards are kept in private memory too, for requesters of the same process.
 #[derive(Debug)]
 pub(super) struct Directory {
     area: Option<Area>,
+    cards: Vec<Card>,
 }
 
 impl Directory {
     pub(super) const fn new(area: Option<Area>) -> Self {
-        Self { area }
+        Self { area, cards: Vec::new() }
     }
-    pub(super) fn publish_region(&self, _index: u32, _key: u32, _pd: PdId, _region: &Region, _shared: bool) {
-        let _ = &self.area;
+
+    /// Shows or (`None`) withdraws a queue pair.
+    pub(super) fn set_card(&mut self, index: u32, card: Option<Card>) {
+        let (index, card) = (index as usize, card.unwrap_or(Card(0)));
+        if self.cards.len() <= index {
+            self.cards.resize(index + 1, Card(0));
+        }
+        self.cards[index] = card;
+        if let Some(area) = self.area.as_ref().filter(|_| index < CARDS) {
+            area.store(index * 8, card.0);
+        }
     }
-    pub(super) fn withdraw_region(&self, _index: u32) {}
+
+    /// The card of a queue pair of this process.
+    pub(super) fn card(&self, index: u32) -> Option<Card> {
+        self.cards.get(index as usize).copied()
+    }
+
+    pub(super) fn publish_region(&self, key: u32, pd: PdId, region: &Region) {
+        if let (Some(area), Some(index)) = (&self.area, index_of(key)) {
+            let at = CARDS * 8 + index * ENTRY;
+            area.store(at + 8, region.iova());
+            area.store(at + 16, region.len() as u64);
+            area.store(at, entry_word(key, pd, region.access()));
+        }
+    }
+
+    pub(super) fn withdraw_region(&self, key: u32) {
+        if let (Some(area), Some(index)) = (&self.area, index_of(key)) {
+            area.store(CARDS * 8 + index * ENTRY, 0);
+        }
+    }
 }

@@ -7,6 +7,7 @@
 //! [`poll_timeout`](Engine::poll_timeout).
 
 mod cq;
+mod direct;
 mod directory;
 mod events;
 mod frame;
@@ -25,6 +26,8 @@ mod tests;
 mod timer;
 mod types;
 
+use std::collections::VecDeque;
+
 use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc};
 
 use cq::CqTable;
@@ -38,15 +41,13 @@ use shared::Shared;
 use table::QpTable;
 use timer::Timers;
 
+pub use directory::DIRECTORY_LEN;
 pub use frame::{HEADER_WORDS, Header};
 pub use memory::{Area, Gather, Source, Target};
 pub use types::{
     CqId, Element, Errno, Event, Grant, LinkId, ModifyQp, MrKeys, PdId, QpId, QpInit, QpState, QpStatus, Registration,
     SendData, SendRequest, Slot, Time, Transmit,
 };
-
-/// Bytes of the memory in which an engine publishes its regions and queue pairs to its peers.
-pub const DIRECTORY_LEN: usize = 1 << 20;
 
 /// What an engine is made with.
 #[derive(Debug)]
@@ -79,7 +80,7 @@ impl Engine {
     #[must_use]
     pub fn new(config: EngineConfig) -> Self {
         Self {
-            qps: QpTable::new(config.slot, config.seed),
+            qps: QpTable::new(config.seed),
             shared: Shared {
                 pds: PdTable::default(),
                 mrs: MrTable::new(config.seed),
@@ -88,13 +89,18 @@ impl Engine {
                 peers: Peers::new(),
                 timers: Timers::default(),
                 directory: Directory::new(config.directory),
+                slots: vec![config.slot],
+                grants: VecDeque::new(),
             },
         }
     }
 
     /// Adds a slot, when `create_qp` said `ENOMEM` because all queue pair numbers are taken.
     pub fn add_slot(&mut self, slot: Slot) {
-        self.qps.add_slot(slot);
+        if !self.shared.slots.contains(&slot) {
+            self.shared.slots.push(slot);
+            self.qps.add_slot();
+        }
     }
 
     /// A new protection domain.
@@ -218,7 +224,7 @@ impl Engine {
             return Err(error);
         }
         let created = shared.cqs.enter(init.recv_cq).and_then(|()| {
-            let created = self.qps.create(init);
+            let created = self.qps.create(init, &shared.slots);
             if created.is_err() {
                 shared.cqs.leave(init.recv_cq);
             }
@@ -348,15 +354,15 @@ impl Engine {
     pub fn handle_frame(&mut self, link: LinkId, header: &Header, payload: Source<'_>) {
         let Some(frame) = Frame::decode(header, payload.len()) else { return };
         let shared = &mut self.shared;
-        if frame.kind == Kind::Want {
-            return;
-        }
         let sender = Slot::of_qpn(frame.from);
         if !shared.peers.serves(link, sender) {
             // Nobody speaks for another process.
             return;
         }
-        let Some(qp) = self.qps.by_number(frame.to) else {
+        if frame.kind == Kind::Want {
+            return shared.grant(link, frame.key);
+        }
+        let Some(qp) = shared.own_index(frame.to).and_then(|index| self.qps.get_mut(QpId(index)).ok()) else {
             let begins = !matches!(frame.kind, Kind::Send | Kind::Write) || frame.offset() == 0;
             if frame.kind.is_request() && begins {
                 shared.peers.push_stray(link, &responder::dropped(&frame));
@@ -437,12 +443,12 @@ impl Engine {
 
     /// A region for which a peer asked.
     pub fn poll_grant(&mut self) -> Option<Grant> {
-        None
+        self.shared.grants.pop_front()
     }
 
     /// The peer of `link` granted us its region: the file is mapped at `area`, the region's bytes exactly.
     pub fn handle_mapping(&mut self, link: LinkId, rkey: u32, area: Area) {
-        let _ = (link, rkey, area);
+        self.shared.peers.mapping_granted(link, rkey, area);
     }
 
     /// A completion queue that overran takes its queue pairs with it.

@@ -11,9 +11,12 @@ use rdma_sys::ibv_sge;
 use super::directory::Directory;
 use super::limits::{MAX_MR, MAX_PD};
 use super::memory::{Gather, Region, Source, Target};
+use super::queue::Op;
 use super::types::{Errno, MrKeys, PdId};
 
 const TAG_BITS: u32 = 12;
+/// The largest page of a shared file.
+const PAGE: usize = 1 << 16;
 
 /// A registered region and its names.
 #[derive(Debug)]
@@ -64,7 +67,13 @@ impl MrTable {
             }
         };
         let key = index << TAG_BITS | self.next_tag();
-        directory.publish_region(index, key, pd, &region, backing.is_some());
+        // A peer that maps a file sees all of it: so only whole files.
+        let backing = backing.filter(|backing| {
+            region.addr() == backing.base() && region.len() <= backing.len() && backing.len() - region.len() < PAGE
+        });
+        if backing.is_some() && region.access() & (REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC) != 0 {
+            directory.publish_region(key, pd, &region);
+        }
         self.slots[index as usize] = Some(Mr { key, pd, region, backing });
         Ok(MrKeys { lkey: key, rkey: key })
     }
@@ -73,7 +82,7 @@ impl MrTable {
     pub(super) fn remove(&mut self, key: u32, directory: &Directory) -> Result<PdId, Errno> {
         self.find(key).ok_or(Errno::INVAL)?;
         let index = key >> TAG_BITS;
-        directory.withdraw_region(index);
+        directory.withdraw_region(key);
         let mr = self.slots[index as usize].take().ok_or(Errno::INVAL)?;
         self.free.push(index);
         Ok(mr.pd)
@@ -160,6 +169,16 @@ impl MrTable {
     /// The bytes that a remote request with `key` may read.
     pub(super) fn remote_source(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Source<'_>> {
         self.usable(key, pd, rights)?.region.source(addr, len)
+    }
+}
+
+/// What a request of a kind needs of queue pair and region.
+pub(super) const fn right_of(op: Op) -> u32 {
+    match op {
+        Op::Send => 0,
+        Op::Write => REMOTE_WRITE,
+        Op::Read => REMOTE_READ,
+        Op::CompareSwap | Op::FetchAdd => REMOTE_ATOMIC,
     }
 }
 

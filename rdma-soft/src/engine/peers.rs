@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::directory::{DIRECTORY_LEN, PeerDirectory, index_of};
 use super::frame::{Frame, Header, Kind};
 use super::memory::Area;
 use super::types::{LinkId, Slot};
@@ -21,6 +22,13 @@ impl Work {
     }
 }
 
+/// A peer's region.
+#[derive(Clone, Debug, Default)]
+struct Mapped {
+    key: u32,
+    area: Option<Area>,
+}
+
 /// Frames of no queue pair that wait for room. A peer that makes more of them than this harms only itself.
 const MAX_STRAYS: usize = 1 << 14;
 
@@ -29,7 +37,9 @@ const MAX_STRAYS: usize = 1 << 14;
 pub(super) struct Link {
     up: bool,
     slots: Vec<Slot>,
-    pub(super) directory: Option<Area>,
+    directory: Option<Area>,
+    /// The peer's regions that we have mapped or asked for, by the index in their keys.
+    mapped: Vec<Mapped>,
     pub(super) work: VecDeque<Work>,
     /// Answers that no queue pair keeps.
     pub(super) strays: VecDeque<Header>,
@@ -171,6 +181,42 @@ impl Peers {
     pub(super) fn forget(&mut self, qp: u32) {
         for link in &mut self.links {
             link.work.retain(|work| work.qp() != qp);
+        }
+    }
+
+    /// The peer's directory, if it has shown us one for this slot.
+    pub(super) fn directory(&self, id: LinkId, slot: Slot) -> Option<PeerDirectory<'_>> {
+        let link = self.links.get(id.0 as usize)?;
+        let directory = link.directory.as_ref().filter(|area| area.len() >= DIRECTORY_LEN)?;
+        // It has cards for the first slot only.
+        (link.slots.first() == Some(&slot)).then_some(PeerDirectory(directory))
+    }
+
+    /// The memory of a peer's region, if we have mapped it.
+    pub(super) fn mapping(&self, id: LinkId, key: u32) -> Option<&Area> {
+        let mapped = self.links.get(id.0 as usize)?.mapped.get(index_of(key)?)?;
+        mapped.area.as_ref().filter(|_| mapped.key == key)
+    }
+
+    /// Asks the peer for a region, once.
+    pub(super) fn want_mapping(&mut self, id: LinkId, key: u32, to: u32, from: u32) {
+        let (Some(link), Some(index)) = (self.get(id), index_of(key)) else { return };
+        if link.mapped.len() <= index {
+            link.mapped.resize(index + 1, Mapped::default());
+        }
+        if link.mapped[index].key != key {
+            link.mapped[index] = Mapped { key, area: None };
+            let mut want = Frame::new(Kind::Want, to, from, 0, 0);
+            want.key = key;
+            self.push_stray(id, &want);
+        }
+    }
+
+    /// The peer granted us a region that we asked for.
+    pub(super) fn mapping_granted(&mut self, id: LinkId, key: u32, area: Area) {
+        let (Some(link), Some(index)) = (self.get(id), index_of(key)) else { return };
+        if let Some(mapped) = link.mapped.get_mut(index).filter(|mapped| mapped.key == key) {
+            mapped.area = Some(area);
         }
     }
 

@@ -5,7 +5,9 @@ use core::mem;
 use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
 use super::cq::completion;
+use super::directory::Card;
 use super::frame::NUMBER_MASK;
+use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
 use super::peers::Work;
 use super::queue::{Op, RecvQueue, SendQueue, wqe_of};
 use super::requester::Requester;
@@ -104,6 +106,21 @@ impl Qp {
             Some(state) if state != self.state => self.enter(state, shared),
             _ => {}
         }
+        self.publish(shared);
+    }
+
+    /// Tells requesters that may reach us by themselves what they may do.
+    fn publish(&self, shared: &mut Shared) {
+        // Who has set nothing aside for reads takes none, by whatever way.
+        let barred = if self.attr.max_dest_rd_atomic == 0 { REMOTE_READ | REMOTE_ATOMIC } else { 0 };
+        let access = self.attr.access & !barred;
+        let card = self.hears().then(|| Card::new(self.attr.dest_qpn, self.pd, access));
+        shared.directory.set_card(self.id.0, card);
+    }
+
+    /// Whether requests are executed.
+    pub(super) const fn hears(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
     fn enter(&mut self, state: QpState, shared: &mut Shared) {
@@ -142,6 +159,7 @@ impl Qp {
         shared.cqs.purge(self.send_cq, self.qpn);
         shared.cqs.purge(self.recv_cq, self.qpn);
         self.state = QpState::Reset;
+        self.publish(shared);
         self.attr = Attributes::default();
         (self.sq.head, self.sq.next, self.sq.tail) = (0, 0, 0);
         (self.rq.head, self.rq.tail) = (0, 0);
@@ -155,6 +173,7 @@ impl Qp {
             return;
         }
         self.state = QpState::Err;
+        self.publish(shared);
         shared.timers.cancel(self.id.0);
         self.req.stop();
         let mut status = status;
@@ -220,6 +239,7 @@ impl Qp {
             wc.opcode = op.completion();
             shared.cqs.push(self.send_cq, &wc, false, &mut shared.events);
         } else {
+            self.transmit_directly(shared);
             self.schedule_requests(shared);
         }
         Ok(())

@@ -10,8 +10,9 @@ use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use super::Outbound;
 use super::cq::completion;
+use super::direct::Direct;
 use super::frame::{self, Frame, Kind, Refusal, after, distance, precedes};
-use super::limits::MAX_MESSAGE;
+use super::limits::{COPY_BUDGET, MAX_MESSAGE};
 use super::memory::{Gather, Source};
 use super::mr::LOCAL_WRITE;
 use super::qp::{Attributes, Qp};
@@ -129,6 +130,8 @@ enum Begin {
     Hold,
     /// It was done without the link.
     Skip,
+    /// It is being done without the link.
+    More,
 }
 
 impl Qp {
@@ -150,7 +153,8 @@ impl Qp {
     }
 
     pub(super) fn begin_draining(&mut self, shared: &mut Shared) {
-        self.req.drain_limit = self.sq.next + u64::from(self.req.offset > 0);
+        let begun = self.req.offset > 0 || (self.sq.next < self.sq.tail && self.sq.at(self.sq.next).progress > 0);
+        self.req.drain_limit = self.sq.next + u64::from(begun);
         self.req.drained = false;
         self.report_drained(shared);
     }
@@ -173,10 +177,11 @@ impl Qp {
                     self.sq.next += 1;
                     continue;
                 }
-                match self.begin_request(shared) {
+                match self.begin_request(shared, budget) {
                     Begin::Go => {}
                     Begin::Hold => return Transmit::Idle,
                     Begin::Skip => continue,
+                    Begin::More => return Transmit::More,
                 }
             }
             if *budget == 0 {
@@ -193,7 +198,7 @@ impl Qp {
         Transmit::Idle
     }
 
-    fn begin_request(&mut self, shared: &mut Shared) -> Begin {
+    fn begin_request(&mut self, shared: &mut Shared, budget: &mut usize) -> Begin {
         let wqe = *self.sq.at(self.sq.next);
         if wqe.fence && self.req.fetching > 0 {
             return Begin::Hold;
@@ -205,7 +210,32 @@ impl Qp {
         if wqe.op.fetches() && self.req.fetching >= self.attr.max_rd_atomic {
             return Begin::Hold;
         }
-        Begin::Go
+        match self.try_direct(&wqe, shared, budget) {
+            Direct::No => Begin::Go,
+            Direct::Partly => Begin::More,
+            Direct::Done if wqe.with_imm => {
+                self.sq.at_mut(self.sq.next).written = true;
+                Begin::Go
+            }
+            Direct::Done => {
+                self.sq.at_mut(self.sq.next).done = true;
+                self.sq.next += 1;
+                self.complete(shared);
+                Begin::Skip
+            }
+        }
+    }
+
+    /// Does what was just posted at once, if nothing is ahead of it and the target is within reach.
+    pub(super) fn transmit_directly(&mut self, shared: &mut Shared) {
+        if self.req.listed || self.sq.next + 1 != self.sq.tail || !self.may_transmit() {
+            return;
+        }
+        let wqe = self.sq.at(self.sq.next);
+        if wqe.op != Op::Send && !wqe.with_imm && self.req.offset == 0 {
+            let mut budget = COPY_BUDGET;
+            let _ = self.begin_request(shared, &mut budget);
+        }
     }
 
     /// What is wrong with a request by itself.

@@ -82,7 +82,6 @@ const INVALID: Outcome = Outcome::Refused(Refusal::InvalidRequest, Some(ibv_even
 impl Qp {
     /// A request has come in on a link that its sender's process is behind.
     pub(super) fn handle_request(&mut self, link: LinkId, frame: &Frame, payload: Source<'_>, shared: &mut Shared) {
-        let hears = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         if frame.from != self.attr.dest_qpn || matches!(self.state, QpState::Reset | QpState::Init) {
             // Not connected, or to somebody else: nothing of ours changes.
             shared.peers.push_stray(link, &dropped(frame));
@@ -91,7 +90,7 @@ impl Qp {
         if self.resp.deaf_to == Some(frame.epoch) {
             return;
         }
-        if !hears || !self.is_next(frame) {
+        if !self.hears() || !self.is_next(frame) {
             self.resp.deaf_to = Some(frame.epoch);
             self.resp.inbound = None;
             shared.peers.push_stray(link, &dropped(frame));

@@ -15,7 +15,6 @@ struct Entry {
 /// All queue pairs. The index of one is its slot's ordinal * 4096 + the lower part of its number.
 #[derive(Debug)]
 pub(super) struct QpTable {
-    slots: Vec<Slot>,
     entries: Vec<Entry>,
     /// Where to look for a free number: a number that was given back is used again as late as possible.
     cursor: usize,
@@ -24,26 +23,22 @@ pub(super) struct QpTable {
 }
 
 impl QpTable {
-    pub(super) fn new(slot: Slot, seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         #[allow(clippy::cast_possible_truncation, reason = "any bits will do")]
         let mut this = Self {
-            slots: Vec::new(),
             entries: Vec::new(),
             cursor: seed as usize % QPS_PER_SLOT as usize,
             count: 0,
             first_incarnation: (seed >> 32) as u8,
         };
-        this.add_slot(slot);
+        this.add_slot();
         this
     }
 
-    pub(super) fn add_slot(&mut self, slot: Slot) {
-        if !self.slots.contains(&slot) {
-            self.slots.push(slot);
-            let incarnation = self.first_incarnation;
-            let len = self.slots.len() * QPS_PER_SLOT as usize;
-            self.entries.resize_with(len, || Entry { qp: None, incarnation });
-        }
+    pub(super) fn add_slot(&mut self) {
+        let incarnation = self.first_incarnation;
+        let len = self.entries.len() + QPS_PER_SLOT as usize;
+        self.entries.resize_with(len, || Entry { qp: None, incarnation });
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -51,14 +46,14 @@ impl QpTable {
     }
 
     /// Finds a free number.
-    pub(super) fn create(&mut self, init: &QpInit) -> Result<(QpId, u32), Errno> {
+    pub(super) fn create(&mut self, init: &QpInit, slots: &[Slot]) -> Result<(QpId, u32), Errno> {
         let len = self.entries.len();
         let index = (0..len)
             .map(|step| (self.cursor + step) % len)
             .find(|index| self.entries[*index].qp.is_none())
             .ok_or(Errno::NOMEM)?;
         let id = QpId(u32::try_from(index).map_err(|_| Errno::NOMEM)?);
-        let slot = self.slots[index / QPS_PER_SLOT as usize];
+        let slot = slots[index / QPS_PER_SLOT as usize];
         let qpn = u32::from(slot.0) << 12 | (id.0 % QPS_PER_SLOT);
         let entry = &mut self.entries[index];
         entry.qp = Some(Box::new(Qp::new(id, qpn, init, entry.incarnation)?));
@@ -82,16 +77,6 @@ impl QpTable {
                 self.count -= 1;
             }
         }
-    }
-
-    /// The queue pair with a number.
-    pub(super) fn by_number(&mut self, qpn: u32) -> Option<&mut Qp> {
-        if qpn >> 24 != 0 {
-            return None;
-        }
-        let slot = Slot::of_qpn(qpn);
-        let ordinal = self.slots.iter().position(|own| *own == slot)?;
-        self.entries[ordinal * QPS_PER_SLOT as usize + (qpn % QPS_PER_SLOT) as usize].qp.as_deref_mut()
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {

@@ -2,4 +2,6 @@
 
 mod world;
 
+mod errors;
+mod progress;
 mod transfers;
