@@ -15,13 +15,13 @@
 //! 3. **No more than 1.** The compiler must take an `asm!` without `nomem` for a reader and writer of all memory that it
 //!    could reach, so it neither caches bytes across the block nor drops the copy.
 //! 4. **Order.** A copy orders nothing by itself. glibc ends its non-temporal path with `sfence`, so on x86_64 a store
-//!    after [`copy`] is seen after it; [`copy_ordered`] adds the release fence that the memory model wants.
+//!    after [`copy`] is seen after it; [`copy_ordered`] stores its last word with release order, as the memory model wants.
 //! 5. **The called `memcpy`** is the C library's, reached with the C calling convention: the stack is aligned (no
 //!    `nostack`), every register that C may change is clobbered (`clobber_abi`), and it neither unwinds nor keeps pointers.
 //!
 //! Under Miri, on other processors, and with feature `portable` (for thread sanitizer), 1 is done literally.
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 #[cfg(not(any(miri, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64")))))]
 mod machine;
@@ -71,13 +71,12 @@ pub unsafe fn copy_ordered(dst: *mut u8, src: *const u8, len: usize) {
         unsafe { imp::copy(dst, src, body) };
         // SAFETY: `body + 8 == len`, so the 8 bytes are the end of the source range.
         let value = unsafe { imp::load_u64(src.wrapping_add(body)) };
-        // Orders the body's stores (also those inside the assembly, by 3 and 4 of the module) before the store below.
-        fence(Ordering::Release);
         let last = dst.wrapping_add(body);
         // SAFETY: aligned: `dst + len` is a multiple of 8, because the tail is 8 bytes; valid, and only raced with by
         // atomic accesses, by the caller's promise.
         let word = unsafe { AtomicU64::from_ptr(last.cast()) };
-        word.store(value, Ordering::Relaxed);
+        // Release orders the body's stores, also those inside the assembly, before this one (3, 4).
+        word.store(value, Ordering::Release);
         return;
     }
     let tail = tail.min(len);
