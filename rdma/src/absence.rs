@@ -41,6 +41,16 @@ pub enum Finding {
 }
 
 impl Finding {
+    /// A few words, for a line that says more than this.
+    fn summary(&self) -> String {
+        match self {
+            Self::NoLibrary(error) => format!("no {}", error.library()),
+            Self::NoSubsystem => "no RDMA in the kernel".into(),
+            Self::NoDevice => "no RDMA device in the kernel".into(),
+            other => other.to_string(),
+        }
+    }
+
     /// What to do about it.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
@@ -117,6 +127,12 @@ impl HardwareAbsence {
             }
         }
         (!findings.is_empty()).then_some(Self { findings })
+    }
+
+    /// The reasons in a few words; the text of this value says them in full.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.findings.iter().map(Finding::summary).collect::<Vec<_>>().join(", ")
     }
 
     /// The reasons, the first thing to mend first.

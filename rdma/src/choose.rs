@@ -306,8 +306,7 @@ fn best(devices: &[Device]) -> Result<Opened, String> {
         }
     }
     if reasons.is_empty() {
-        reasons
-            .push(HardwareAbsence::diagnose().map_or_else(|| "none is listed".into(), |absence| absence.to_string()));
+        reasons.push(HardwareAbsence::diagnose().map_or_else(|| "none is listed".into(), |absence| absence.summary()));
     }
     Err(reasons.join("; "))
 }
@@ -333,6 +332,7 @@ fn opened(context: Context, port: u8, reason: String) -> Opened {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     #[test]
     fn selectors_read_back_as_written() {
@@ -342,6 +342,37 @@ mod tests {
         for text in ["", ":1", "mlx5_0:", "mlx5_0:0", "mlx5_0:300", "mlx5_0:x", "any:1", "a b", "../x", "a:1:2"] {
             assert!(text.parse::<DeviceSelector>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn the_first_active_port_of_the_first_device_is_taken() {
+        let opened = best(&[testing::device()]).unwrap();
+        assert_eq!(opened.port, 2);
+        assert_eq!(opened.choice.to_string(), "fake0 port 2: the first hardware device with an active port");
+    }
+
+    #[test]
+    fn what_is_wrong_with_each_device_is_said() {
+        let device = testing::device();
+        testing::fail("open_device", libc::EACCES);
+        let reason = best(std::slice::from_ref(&device)).unwrap_err();
+        assert!(reason.starts_with("fake0: ibv_open_device: permission denied"), "{reason}");
+        let error = fall_back(Vec::new(), reason).unwrap_err();
+        assert!(error.to_string().starts_with("no usable RDMA hardware: fake0: "), "{error}");
+    }
+
+    #[test]
+    fn a_named_port_must_exist_and_be_active() {
+        let name = |port| named(vec![testing::device()], "fake0", port);
+        assert_eq!(name(None).unwrap().port, 2);
+        assert_eq!(name(Some(2)).unwrap().choice.port(), 2);
+        assert_eq!(name(Some(1)).unwrap_err(), OpenError::PortDown { name: "fake0".into(), port: Some(1) });
+        assert_eq!(name(Some(3)).unwrap_err(), OpenError::NoPort { name: "fake0".into(), port: 3, count: 2 });
+        let known = vec![String::from("fake0")];
+        assert_eq!(
+            named(vec![testing::device()], "x", None).unwrap_err(),
+            OpenError::Unknown { name: "x".into(), known }
+        );
     }
 
     #[test]

@@ -123,6 +123,23 @@ impl Context {
         if raw.is_null() {
             return Err(Error::last(Operation::OpenDevice));
         }
+        // SAFETY: just opened from this device, and nobody else knows it.
+        unsafe { Self::from_raw(device, raw) }
+    }
+
+    /// Takes over a context that was opened elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// The device cannot be queried; the context is then closed.
+    ///
+    /// # Safety
+    ///
+    /// 1. `raw` was opened, from `device` or the same device of another list, by the functions of the device's
+    ///    [`table`](Device::table), and is not closed by anybody else.
+    /// 2. Its asynchronous events are not taken by anybody else.
+    pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
+        let table = device.table();
         let mut inner = ContextInner {
             raw,
             table,

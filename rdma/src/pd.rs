@@ -80,6 +80,16 @@ impl Context {
 }
 
 impl ProtectionDomain {
+    /// Takes over a domain that was allocated elsewhere.
+    ///
+    /// # Safety
+    ///
+    /// `raw` was allocated in this context, and is not freed by anybody else.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: *mut ibv_pd) -> Self {
+        Self { inner: Arc::new(PdInner { raw, context: Arc::clone(&context.inner), freed: false }) }
+    }
+
     /// The open device.
     #[must_use]
     pub fn context(&self) -> Context {

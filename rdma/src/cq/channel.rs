@@ -121,14 +121,29 @@ impl Context {
         if raw.is_null() {
             return Err(Error::last(Operation::CreateChannel));
         }
-        let inner = ChannelInner { raw, context: Arc::clone(&self.inner), destroyed: false };
-        set_nonblocking(inner.fd().as_raw_fd())
-            .map_err(|error| Error::from_errno(Operation::CreateChannel, error.raw_os_error().unwrap_or(0)))?;
-        Ok(CompletionChannel { inner: Arc::new(inner) })
+        // SAFETY: just created in this context, and nobody else knows it.
+        unsafe { CompletionChannel::from_raw(self, raw) }
     }
 }
 
 impl CompletionChannel {
+    /// Takes over a channel that was created elsewhere, and makes it non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// Its descriptor cannot be made non-blocking; the channel is then destroyed.
+    ///
+    /// # Safety
+    ///
+    /// `raw` was created in this context, and is not destroyed by anybody else. Events of completion queues that were not made by
+    /// this crate are acknowledged when they are taken, and named by the address of their context.
+    pub unsafe fn from_raw(context: &Context, raw: *mut ibv_comp_channel) -> Result<Self> {
+        let inner = ChannelInner { raw, context: Arc::clone(&context.inner), destroyed: false };
+        set_nonblocking(inner.fd().as_raw_fd())
+            .map_err(|error| Error::from_errno(Operation::CreateChannel, error.raw_os_error().unwrap_or(0)))?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
     /// Waits for the next event and says which queue has completions; none after the timeout.
     ///
     /// Without a timeout it waits for ever. A queue raises one event for each
