@@ -8,9 +8,10 @@
 //! | C | Here |
 //! |---|---|
 //! | macro `ibv_reg_mr`, which asks `__builtin_constant_p` | the method decides by the flags' value |
-//! | macros `ibv_reg_mr_iova`, `ibv_query_port`, `ibv_get_device_list` | methods of these names |
+//! | macros `ibv_reg_mr_iova`, `ibv_query_port`, `ibv_get_device_list` (static linking) | methods of these names |
 //! | `ibv_static_providers`, for static linking | nothing: providers are loaded by libibverbs |
 //! | macro `verbs_get_ctx_op` | a macro of this module, not exported |
+//! | macros `vext_field_avail`, `RDMA_UAPI_PTR` | nothing: plain Rust does it |
 //! | a call through a NULL operation outside the data path crashes | it fails with `EOPNOTSUPP` |
 //!
 //! # Safety

@@ -98,3 +98,76 @@ fn is_all_flags(old: &str, new: &str) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "
+        pub const A: u32 = 1;
+        #[repr(C)]
+        pub struct s {
+            pub a: u32,
+            pub call: ::core::option::Option<
+                unsafe extern \"C\" fn(context: *mut s, len: usize) -> ::core::ffi::c_int,
+            >,
+        }
+        impl e {
+            pub const ONE: e =
+                e(1);
+        }
+        pub struct e(pub ::core::ffi::c_uint);
+        unsafe extern \"C\" {
+            pub fn f(
+                x: *mut s,
+                y: u32,
+            ) -> ::core::ffi::c_int;
+            pub fn g();
+        }
+    ";
+
+    /// What is said of `OLD` and its copy in which `from` stands as `to`.
+    fn against(from: &str, to: &str) -> Result<Agreement, Vec<String>> {
+        assert!(OLD.contains(from));
+        compare(&Items::parse(OLD).unwrap(), &Items::parse(&OLD.replace(from, to)).unwrap())
+    }
+
+    #[test]
+    fn the_same_agrees() {
+        let Agreement { constants, types, functions, grown } = against("A", "A").unwrap();
+        assert_eq!((constants, types, functions, grown.len()), (2, 2, 2, 0));
+    }
+
+    #[test]
+    fn growth_and_names_of_parameters_agree() {
+        assert_eq!(against("pub a: u32,", "pub a: u32, pub b: u64,").unwrap().grown, ["s.b"]);
+        assert!(against("y: u32", "z: u32").is_ok());
+        assert!(against("len: usize", "length: usize").is_ok());
+    }
+
+    #[test]
+    fn every_other_change_is_a_fault() {
+        for (from, to) in [
+            ("A: u32 = 1", "A: u32 = 2"),
+            ("A: u32", "B: u32"),
+            ("e(1)", "e(2)"),
+            ("pub a: u32,", ""),
+            ("pub a: u32,", "pub a: u64,"),
+            ("len: usize", "len: u32"),
+            ("(pub ::core::ffi::c_uint)", "(pub ::core::ffi::c_int)"),
+            ("y: u32", "y: u64"),
+            ("pub fn g();", ""),
+            ("pub struct s", "pub union s"),
+        ] {
+            assert!(against(from, to).is_err(), "{from} -> {to}");
+        }
+        // A field that moves past another.
+        let moved = OLD.replace("pub a: u32,", "").replace("            >,\n", "            >,\n pub a: u32,\n");
+        assert!(compare(&Items::parse(OLD).unwrap(), &Items::parse(&moved).unwrap()).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error() {
+        assert!(Items::parse("pub trait T {}").is_err());
+    }
+}
