@@ -7,7 +7,7 @@
 //! may do anything that *some* Rust code could have done there; the compiler does not look inside. We say what that code
 //! is:
 //!
-//! 1. **Meaning.** [`copy`] means: for each byte, in some order, perhaps more than once, one relaxed atomic load from the
+//! 1. **Meaning.** [`copy()`] means: for each byte, in some order, perhaps more than once, one relaxed atomic load from the
 //!    source and one relaxed atomic store to the destination. Racing stores leave in each byte what one of them stored.
 //! 2. **Refinement.** The instructions used are ordinary loads and stores of the processor (vector ones, `rep movs` and
 //!    non-temporal ones in `memcpy` included). On x86_64 and aarch64 those are relaxed atomic for every byte they touch, and
@@ -15,7 +15,7 @@
 //! 3. **No more than 1.** The compiler must take an `asm!` without `nomem` for a reader and writer of all memory that it
 //!    could reach, so it neither caches bytes across the block nor drops the copy.
 //! 4. **Order.** A copy orders nothing by itself. glibc ends its non-temporal path with `sfence`, so on x86_64 a store
-//!    after [`copy`] is seen after it; [`copy_ordered`] stores its last word with release order, as the memory model wants.
+//!    after [`copy()`] is seen after it; [`copy_ordered`] stores its last word with release order, as the memory model wants.
 //! 5. **The called `memcpy`** is the C library's, reached with the C calling convention: the stack is aligned (no
 //!    `nostack`), every register that C may change is clobbered (`clobber_abi`), and it neither unwinds nor keeps pointers.
 //!
@@ -49,7 +49,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { imp::copy(dst, src, len) }
 }
 
-/// Copies like [`copy`], and makes the last bytes visible last.
+/// Copies like [`copy()`], and makes the last bytes visible last.
 ///
 /// Who sees the last aligned 8 bytes of the destination changed (by an acquire load) sees all bytes before them: what a
 /// peer that spins on the last word of a message relies on. Those 8 bytes are stored in one store. If the destination does
@@ -57,7 +57,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
 ///
 /// # Safety
 ///
-/// As for [`copy`].
+/// As for [`copy()`].
 #[inline]
 pub unsafe fn copy_ordered(dst: *mut u8, src: *const u8, len: usize) {
     if len == 0 {
@@ -91,7 +91,7 @@ pub unsafe fn copy_ordered(dst: *mut u8, src: *const u8, len: usize) {
 ///
 /// # Safety
 ///
-/// As for [`copy`].
+/// As for [`copy()`].
 unsafe fn store_pieces(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     while at < len {

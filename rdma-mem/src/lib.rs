@@ -3,7 +3,7 @@
 //! A buffer that a peer may read or write over RDMA changes under our feet: plain loads, `memcpy` and `&[u8]` over it
 //! are data races. This crate is the one place where such memory is accessed:
 //!
-//! * [`copy`] and [`copy_ordered`] move bytes as if each were a relaxed atomic access, at `memcpy` speed;
+//! * [`copy()`] and [`copy_ordered`] move bytes as if each were a relaxed atomic access, at `memcpy` speed;
 //! * [`word`] has aligned atomic words on raw memory;
 //! * [`SharedMemory`] is memory that other processes may map, and [`Mapping`] is such a process's view of it;
 //! * [`shared::find`] tells whether a range of addresses lies in a [`SharedMemory`] of this process.

@@ -233,7 +233,7 @@ impl Drop for SharedMemory {
 
 /// A peer's [`SharedMemory`], mapped here.
 ///
-/// The peer and everyone else it shared with may change any byte at any time: use [`crate::copy`] and [`crate::word`].
+/// The peer and everyone else it shared with may change any byte at any time: use [`crate::copy()`] and [`crate::word`].
 /// A forked child does not get the mapping.
 #[derive(Debug)]
 pub struct Mapping {

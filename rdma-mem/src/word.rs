@@ -10,7 +10,7 @@
 //!    processes and by devices may.
 //!
 //! A copy of this crate and a word may meet at one address: the accesses then differ in size, about which Rust's memory
-//! model is silent, and which the assembly of [`copy`](crate::copy) keeps out of its sight; on the supported processors
+//! model is silent, and which the assembly of [`copy`](crate::copy()) keeps out of its sight; on the supported processors
 //! each aligned word is read and written whole.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

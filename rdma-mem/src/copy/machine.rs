@@ -10,7 +10,7 @@ const SHORT: usize = 64;
 
 /// # Safety
 ///
-/// As for [`crate::copy`].
+/// As for [`crate::copy()`].
 #[inline]
 pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     if len > SHORT {
@@ -54,7 +54,7 @@ unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
 
 /// # Safety
 ///
-/// As for [`crate::copy`], and `len <= 64`.
+/// As for [`crate::copy()`], and `len <= 64`.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
@@ -136,7 +136,7 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
 
 /// # Safety
 ///
-/// As for [`crate::copy`], and `len <= 64`.
+/// As for [`crate::copy()`], and `len <= 64`.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {

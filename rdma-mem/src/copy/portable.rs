@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// # Safety
 ///
-/// As for [`crate::copy`].
+/// As for [`crate::copy()`].
 pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     while at < len {
@@ -29,7 +29,7 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
 
 /// # Safety
 ///
-/// `src` is valid for reads of 8 bytes; as for [`crate::copy`] otherwise.
+/// `src` is valid for reads of 8 bytes; as for [`crate::copy()`] otherwise.
 #[cfg_attr(
     not(any(miri, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64")))),
     allow(dead_code, reason = "tests compare the copies only")
