@@ -1,14 +1,148 @@
-//! Under construction.
-#![allow(dead_code, reason = "under construction")]
-use super::ring::Ring;
-use crate::cq::CqInner;
+//! Posting to a receive queue. The invariants are those of [`send`](super::send).
+
+use std::fmt;
+use std::ptr;
 use std::sync::Arc;
-pub(crate) struct RecvQueue(Arc<CqInner>);
+
+use rdma_sys::{ibv_qp, ibv_recv_wr};
+
+use super::gather::{Local, Owned, SgeList, Writable};
+use super::op::Opcode;
+use super::post::PostError;
+use super::ring::{Attached, Claimed, Staged, Vacant};
+use super::scratch::Scratch;
+use super::send::{post_error, set_error};
+use crate::context::ContextInner;
+use crate::error::{Error, ErrorKind, Operation as Verb};
+use crate::pd::PdInner;
+
+/// The receive half of a queue pair.
+///
+/// Posting needs `&mut`; completions are polled from the completion queue, on any thread.
+pub struct RecvQueue {
+    raw: *mut ibv_qp,
+    attached: Attached,
+    scratch: Scratch<ibv_recv_wr>,
+    domain: *const PdInner,
+    context: Arc<ContextInner>,
+}
+
+// SAFETY: as for SendQueue.
+unsafe impl Send for RecvQueue {}
+// SAFETY: as for SendQueue.
+unsafe impl Sync for RecvQueue {}
+
 impl RecvQueue {
-    pub(crate) fn new(_qp: *mut rdma_sys::ibv_qp, cq: Arc<CqInner>, _ring: Ring, _max_sge: u32) -> Self {
-        Self(cq)
+    /// The half of a queue pair that was just created (S1).
+    pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<PdInner>, max_sge: u32) -> Self {
+        Self {
+            raw,
+            attached,
+            scratch: Scratch::new(1, max_sge.max(1) as usize),
+            domain: Arc::as_ptr(pd),
+            context: Arc::clone(&pd.context),
+        }
     }
-    pub(crate) fn reclaim(&mut self) {}
-    pub(crate) fn release_all(&mut self) {}
-    pub(crate) fn leak(&mut self) {}
+
+    /// Requests that it holds.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.attached.producer.depth()
+    }
+
+    /// Posts memory for one message: a [`Buffer`](crate::Buffer), an [`ExposedSlice`](crate::ExposedSlice), an array, tuple or
+    /// vector of them, or `()` for messages without data. It comes back with the completion, which carries `token`.
+    ///
+    /// # Errors
+    ///
+    /// With the memory, if the device did not take it: `QueueFull`, `TooManySegments`, `TooLong`, `InvalidInput` (memory of
+    /// another protection domain), or what the provider reports. Without it, if the device may have taken it although it
+    /// reported an error: it stays in flight and the queue pair goes to the error state.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L>> {
+        // SAFETY: `local` is forgotten below once the request is posted, and the slot's copies are if it is not.
+        let staged = self.stage(&local, token, |slot| unsafe {
+            let mut count = 0;
+            local.park(slot, &mut count);
+            count
+        });
+        let vacant = match staged {
+            Ok(vacant) => vacant,
+            Err(kind) => return Err(PostError::new(Error::new(Verb::PostRecv, kind), Some(local))),
+        };
+        let staged = vacant.staged();
+        // SAFETY: `stage` described the slot, with as many segments as were written.
+        unsafe { vacant.park() };
+        match self.submit(staged) {
+            Ok(()) => {
+                local.surrender();
+                Ok(())
+            }
+            Err((error, true)) => Err(PostError::new(error, Some(local))),
+            Err((error, false)) => {
+                // The slot has the memory now, or whoever polls it.
+                local.surrender();
+                Err(PostError::new(error, None))
+            }
+        }
+    }
+
+    /// Fills in the request and the slot at the head. `park` writes the segments and says how many.
+    #[inline]
+    pub(super) fn stage<L: Local>(
+        &mut self, local: &L, token: u64, park: impl FnOnce(&mut Vacant<'_>) -> usize,
+    ) -> Result<Vacant<'_>, ErrorKind> {
+        if self.context.is_forked() {
+            return Err(ErrorKind::Forked);
+        }
+        let Some((wr, sges, sg_list)) = self.scratch.request(0) else { return Err(ErrorKind::QueueFull) };
+        let mut list = SgeList::new(sges, self.domain);
+        local.describe(&mut list)?;
+        let (segments, _) = list.finish();
+        let Some(mut slot) = self.attached.producer.vacant(0) else { return Err(ErrorKind::QueueFull) };
+        slot.describe(token, Opcode::Recv, 0, false);
+        let count = park(&mut slot);
+        slot.set_count(count);
+        wr.wr_id = slot.wr_id();
+        wr.next = ptr::null_mut();
+        wr.sg_list = sg_list;
+        // At most max_sge, which came from a C int.
+        wr.num_sge = segments as i32;
+        Ok(slot)
+    }
+
+    /// Posts the request that was staged and parked. On failure it says whether the memory is the caller's again.
+    #[inline]
+    pub(super) fn submit(&mut self, staged: Staged) -> Result<(), (Error, bool)> {
+        self.attached.producer.advance(1, 0);
+        let mut bad = ptr::null_mut();
+        // SAFETY: ibv_post_recv wants a queue pair, which lives (S1), in this process (`stage` checked), and a request whose list
+        // and memory are valid: S2; both live as long as `self`.
+        let result = unsafe { rdma_sys::ibv_post_recv(self.raw, self.scratch.first(), &raw mut bad) };
+        if result == 0 { Ok(()) } else { Err(self.refused(result, bad, staged)) }
+    }
+
+    #[cold]
+    fn refused(&mut self, result: i32, bad: *mut ibv_recv_wr, staged: Staged) -> (Error, bool) {
+        let error = post_error(Verb::PostRecv, result);
+        if !ptr::eq(bad, self.scratch.first()) {
+            set_error(&self.context, self.raw);
+            return (error, false);
+        }
+        // S3: the device did not take it. If it was completed all the same, whoever polled it has the memory.
+        let claimed = self.attached.producer.take_back(staged);
+        (error, claimed.map(Claimed::forget_segments).is_some())
+    }
+
+    /// Releases everything in flight. The device has let go of it: the queue pair was reset or destroyed.
+    pub(crate) fn reclaim(&mut self) {
+        self.attached.producer.reclaim();
+    }
+}
+
+impl fmt::Debug for RecvQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecvQueue").field("depth", &self.depth()).finish_non_exhaustive()
+    }
 }

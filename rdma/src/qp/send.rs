@@ -1,20 +1,240 @@
-//! Under construction.
-#![allow(dead_code, reason = "under construction")]
-use super::ring::Ring;
-use crate::cq::CqInner;
+//! Posting to a send queue.
+//!
+//! # Invariants
+//!
+//! * **S1.** A queue half belongs to a queue pair that lives at least as long: the queue pair destroys itself before it
+//!   releases its halves, and they cannot be taken out of it.
+//! * **S2.** What the device was told of (addresses in a posted request) is parked in the ring, lent by a scope, or was copied
+//!   while the request was posted.
+//! * **S3.** A request's memory is given back without a completion only if the device cannot have taken the request: it
+//!   comes at or after a `bad_wr` that lies in the chain that was posted.
+
+use std::fmt;
+use std::ptr;
 use std::sync::Arc;
+
+use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_send_wr};
+
+use super::gather::{Local, Owned, SgeList};
+use super::op::{Operation, SIGNALED, Work};
+use super::post::{Batch, PostError};
+use super::ring::{Attached, Staged, Vacant};
+use super::scratch::Scratch;
+use crate::context::ContextInner;
+use crate::error::{Error, ErrorKind, Operation as Verb, Result};
+use crate::pd::PdInner;
+
+/// Requests that a batch holds at most.
+const MAX_BATCH: u32 = 64;
+
+/// What a send queue was created for.
+#[derive(Clone, Copy)]
 pub(crate) struct SendLimits {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
+    /// The device signals every request.
     pub(crate) signal_all: bool,
+    /// Read sinks need remote write access.
     pub(crate) is_iwarp: bool,
 }
-pub(crate) struct SendQueue(Arc<CqInner>);
+
+/// The send half of a queue pair.
+///
+/// Posting needs `&mut`; completions are polled from the completion queue, on any thread.
+pub struct SendQueue {
+    raw: *mut ibv_qp,
+    pub(super) attached: Attached,
+    pub(super) scratch: Scratch<ibv_send_wr>,
+    limits: SendLimits,
+    domain: *const PdInner,
+    context: Arc<ContextInner>,
+}
+
+// SAFETY: providers lock their queues (single-threaded modes are refused when a device is opened); the domain is only
+// compared.
+unsafe impl Send for SendQueue {}
+// SAFETY: as above; `&SendQueue` posts nothing.
+unsafe impl Sync for SendQueue {}
+
 impl SendQueue {
-    pub(crate) fn new(_qp: *mut rdma_sys::ibv_qp, cq: Arc<CqInner>, _ring: Ring, _limits: SendLimits) -> Self {
-        Self(cq)
+    /// The half of a queue pair that was just created (S1).
+    pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<PdInner>, limits: SendLimits) -> Self {
+        let limits = SendLimits { max_sge: limits.max_sge.max(1), ..limits };
+        let batch = attached.producer.depth().min(MAX_BATCH) as usize;
+        Self {
+            raw,
+            attached,
+            scratch: Scratch::new(batch, limits.max_sge as usize),
+            limits,
+            domain: Arc::as_ptr(pd),
+            context: Arc::clone(&pd.context),
+        }
     }
-    pub(crate) fn reclaim(&mut self) {}
-    pub(crate) fn release_all(&mut self) {}
-    pub(crate) fn leak(&mut self) {}
+
+    /// Requests that it holds.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.attached.producer.depth()
+    }
+
+    /// Bytes that a request can carry inline.
+    #[must_use]
+    pub fn max_inline_data(&self) -> u32 {
+        self.limits.max_inline
+    }
+
+    /// Posts a request. Its memory comes back with its completion.
+    ///
+    /// # Errors
+    ///
+    /// With the request, if the device did not take it: `QueueFull` until completions are polled; `OutOfBounds` where the
+    /// remote slice is too short; `TooManySegments`, `TooLong`, `InvalidInput` (memory of another protection domain, or no
+    /// single 8 bytes for an atomic operation), `NotSupported` (a read into a [`Buffer`](crate::Buffer) on iWARP); or what the
+    /// provider reports. Without the request, if the device may have taken it although it reported an error: its memory stays
+    /// in flight and the queue pair goes to the error state.
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post<O: Operation, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
+        let run = self.attached.producer.run();
+        // SAFETY: `work` is forgotten below once the request is posted, and the slot's copies are if it is not.
+        let staged = self.stage(0, run, &work, |slot| unsafe {
+            let mut count = 0;
+            work.local.park(slot, &mut count);
+            count
+        });
+        let (vacant, signaled) = match staged {
+            Ok(staged) => staged,
+            Err(kind) => return Err(PostError::new(Error::new(Verb::PostSend, kind), Some(work))),
+        };
+        let staged = vacant.staged();
+        // SAFETY: `stage` described the slot, with as many segments as were written.
+        unsafe { vacant.park() };
+        self.attached.producer.advance(1, if signaled { 0 } else { run + 1 });
+        match self.submit() {
+            Ok(()) => {
+                work.local.surrender();
+                Ok(())
+            }
+            Err((error, bad)) => {
+                if self.take_back_one(bad, staged, run) {
+                    return Err(PostError::new(error, Some(work)));
+                }
+                // The slot has the memory now, or whoever polls it.
+                work.local.surrender();
+                Err(PostError::new(error, None))
+            }
+        }
+    }
+
+    /// Starts a batch: requests that are posted together, with one doorbell.
+    pub fn batch(&mut self) -> Batch<'_, '_> {
+        Batch::new(self)
+    }
+
+    /// Fills in request `at` of the chain, in the slot `at` places after the head, where `run` unsignaled ones come before.
+    /// `park` writes the segments and says how many. Nothing is handed over: it may be done over again.
+    #[inline]
+    pub(super) fn stage<O: Operation, L: Local>(
+        &mut self, at: usize, run: u32, work: &Work<O, L>, park: impl FnOnce(&mut Vacant<'_>) -> usize,
+    ) -> Result<(Vacant<'_>, bool), ErrorKind> {
+        if self.context.is_forked() {
+            return Err(ErrorKind::Forked);
+        }
+        let Some((wr, sges, sg_list)) = self.scratch.request(at) else { return Err(ErrorKind::QueueFull) };
+        let mut list = SgeList::new(sges, self.domain);
+        work.local.describe(&mut list)?;
+        let (segments, len) = list.finish();
+        work.operation.fill(wr, len, segments)?;
+        if work.flags & super::op::INLINE != 0 && len > u64::from(self.limits.max_inline) {
+            return Err(ErrorKind::TooLong);
+        }
+        if O::IS_READ && self.limits.is_iwarp && !work.local.is_open_to_writes() {
+            return Err(ErrorKind::NotSupported);
+        }
+        let producer = &mut self.attached.producer;
+        let asked = work.flags & SIGNALED != 0 || self.limits.signal_all;
+        let forced = !asked && producer.must_signal(run);
+        // `at` is less than MAX_BATCH.
+        let Some(mut slot) = producer.vacant(at as u32) else { return Err(ErrorKind::QueueFull) };
+        slot.describe(work.token, O::OPCODE, run, forced);
+        let count = park(&mut slot);
+        slot.set_count(count);
+        wr.wr_id = slot.wr_id();
+        wr.next = ptr::null_mut();
+        wr.sg_list = sg_list;
+        // At most max_sge, which came from a C int.
+        wr.num_sge = segments as i32;
+        wr.send_flags = if forced { work.flags | SIGNALED } else { work.flags };
+        Ok((slot, asked || forced))
+    }
+
+    /// Posts the chain that starts with the first of `wrs`.
+    #[inline]
+    pub(super) fn submit(&mut self) -> Result<(), (Error, *mut ibv_send_wr)> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: ibv_post_send wants a queue pair, which lives (S1), in this process (`stage` checked), and a chain of requests whose
+        // lists and memory are valid: S2; both live as long as `self`.
+        let result = unsafe { rdma_sys::ibv_post_send(self.raw, self.scratch.first(), &raw mut bad) };
+        if result == 0 { Ok(()) } else { Err((post_error(Verb::PostSend, result), bad)) }
+    }
+
+    /// After a failed post of one request: whether its memory is the caller's again. If not, the queue pair goes to ERR.
+    #[cold]
+    pub(super) fn take_back_one(&mut self, bad: *mut ibv_send_wr, staged: Staged, run: u32) -> bool {
+        if !ptr::eq(bad, self.scratch.first()) {
+            self.fail();
+            return false;
+        }
+        // S3: the device did not take it. The slot stays behind as a hole in the run.
+        self.attached.producer.set_run(run + 1);
+        match self.attached.producer.take_back(staged) {
+            Some(claimed) => {
+                claimed.forget_segments();
+                true
+            }
+            // Completed although it was not taken: a provider that contradicts itself. Whoever polled it has the memory.
+            None => false,
+        }
+    }
+
+    /// Moves the queue pair to ERR, where everything in flight is flushed: what happened to a post cannot be known.
+    #[cold]
+    pub(super) fn fail(&self) {
+        set_error(&self.context, self.raw);
+    }
+
+    pub(super) fn context(&self) -> &Arc<ContextInner> {
+        &self.context
+    }
+
+    /// Releases everything in flight. The device has let go of it: the queue pair was reset or destroyed.
+    pub(crate) fn reclaim(&mut self) {
+        self.attached.producer.reclaim();
+    }
+}
+
+/// What a post that failed says.
+#[cold]
+pub(super) fn post_error(verb: Verb, result: i32) -> Error {
+    match Error::check(verb, result) {
+        Err(error) if error.errno() == Some(libc::ENOMEM) => error.with_kind(ErrorKind::QueueFull),
+        Err(error) => error,
+        Ok(()) => Error::new(verb, ErrorKind::Unknown),
+    }
+}
+
+/// Moves a queue pair to ERR, without regard for its state.
+#[cold]
+pub(super) fn set_error(context: &ContextInner, raw: *mut ibv_qp) {
+    let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+    let mask = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
+    // SAFETY: ibv_modify_qp wants a queue pair, which lives (S1) and is of this table, and attributes.
+    let result = unsafe { (context.table.ibv_modify_qp)(raw, &raw mut attr, mask) };
+    tracing::error!(result, "a post failed without saying where; the queue pair was moved to the error state");
+}
+
+impl fmt::Debug for SendQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendQueue").field("depth", &self.depth()).finish_non_exhaustive()
+    }
 }

@@ -1,11 +1,303 @@
-//! Under construction.
-pub(crate) struct RingTable;
-pub(crate) struct Ring;
-impl RingTable {
-    pub(crate) fn new(_depth: u32) -> Self {
-        Self
+//! The ring of what a send or receive queue has in flight.
+//!
+//! Each queue owns one ring. A slot holds what one posted request parked (its segments, its token) until its completion
+//! gives it back. The `wr_id` of a request names its slot and the use of it, so the poller finds the slot without a lock or a
+//! table of requests, and a completion that names no current use releases nothing.
+//!
+//! # Invariants
+//!
+//! * **R1.** A slot's contents are touched only by whom its [`State`] names: the producer while it is free, the claimer while
+//!   it is claimed, nobody while it is parked.
+//! * **R2.** A ring has one producer at a time: the holder of its [`Producer`], through `&mut`.
+//! * **R3.** While a slot is parked or claimed, its `count` first segments (or its scope) are initialised. Whoever claims it
+//!   takes each out once, and only then frees the slot.
+//! * **R4.** A ring lives as long as its table, which lives as long as its completion queue. Producers, pollers and claims
+//!   keep that completion queue alive.
+//! * **R5.** A pair (slot, lap) is used once: the producer never goes back, not even after a failed post, and a ring that is
+//!   handed to another queue pair goes on with the next lap.
+
+mod producer;
+mod state;
+mod table;
+
+use std::cell::UnsafeCell;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub(crate) use producer::{Producer, Staged, Vacant};
+use state::{Lap, State};
+pub(crate) use table::{Attached, RingTable};
+
+use crate::mr::Segment;
+use crate::qp::op::Opcode;
+use crate::qp::scope::Shared;
+
+/// Slots that a ring has at most: `wr_id` has 16 bits for them.
+pub(crate) const MAX_SLOTS: u32 = 1 << 16;
+
+/// What a slot parks first: a segment of its own, or the scope that lent the memory.
+union First {
+    segment: ManuallyDrop<Segment>,
+    scope: ManuallyDrop<Arc<Shared>>,
+}
+
+struct Entry {
+    token: u64,
+    /// How many slots directly before this one hold unsignaled requests (or failed ones) that this one's completion releases.
+    run: u32,
+    /// Segments parked. Zero when `scoped`.
+    count: u16,
+    opcode: Opcode,
+    scoped: bool,
+    /// The ring signaled it of its own accord.
+    forced: bool,
+    first: MaybeUninit<First>,
+}
+
+/// One line of cache: posting and polling a request of one segment touches nothing else of the ring.
+#[repr(align(64))]
+struct Slot {
+    entry: UnsafeCell<Entry>,
+    state: State,
+}
+
+/// Where the segments after a slot's first lie.
+type Extra = UnsafeCell<MaybeUninit<Segment>>;
+
+pub(crate) struct Ring {
+    slots: Box<[Slot]>,
+    /// `extra_each` per slot.
+    extra: Box<[Extra]>,
+    extra_each: usize,
+    /// Slots that the present queue uses: its depth. Set before the first slot is parked.
+    wrap: AtomicU32,
+    /// The lap after the last that was used, for the next queue that gets this ring.
+    resume: AtomicU32,
+}
+
+// SAFETY: what is shared is the state words, which are atomic, and the contents, which R1 gives to one thread at a time. The
+// contents (segments, scopes) are Send.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    fn new(slots: u32, segments_each: u32) -> Self {
+        let extra_each = segments_each.saturating_sub(1) as usize;
+        let slot = || Slot {
+            entry: UnsafeCell::new(Entry {
+                token: 0,
+                run: 0,
+                count: 0,
+                opcode: Opcode::Recv,
+                scoped: false,
+                forced: false,
+                first: MaybeUninit::uninit(),
+            }),
+            state: State::new(),
+        };
+        Self {
+            slots: (0..slots).map(|_| slot()).collect(),
+            extra: (0..slots as usize * extra_each).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
+            extra_each,
+            wrap: AtomicU32::new(slots),
+            resume: AtomicU32::new(0),
+        }
     }
-    pub(crate) fn attach(&self, _requests: u32, _segments: u32) -> crate::Result<Ring> {
-        Ok(Ring)
+
+    /// Whether a queue of this size can use the ring, now that no producer does.
+    fn fits(&self, slots: u32, segments_each: u32) -> bool {
+        self.slots.len() >= slots as usize
+            && self.extra_each + 1 >= segments_each as usize
+            // A poller may still hold a slot, or have been forgotten with one.
+            && self.slots.iter().all(|slot| slot.state.is_free())
+    }
+
+    /// Where segment `at` of slot `index` lies. Touching it is subject to R1.
+    #[inline]
+    fn segment(&self, index: u32, at: usize) -> *mut Segment {
+        if at == 0 {
+            let entry = self.slots[index as usize].entry.get();
+            // SAFETY: only an address inside the entry is computed, nothing is read; the entry is in bounds.
+            let first = unsafe { &raw mut (*entry).first };
+            first.cast::<Segment>()
+        } else {
+            self.extra[index as usize * self.extra_each + at - 1].get().cast::<Segment>()
+        }
+    }
+
+    /// Claims one use of one slot. `wr_id` as from [`Producer`]; anything else is refused.
+    #[inline]
+    fn claim(&self, index: u32, parked_word: u32) -> Option<Claimed> {
+        let slot = self.slots.get(index as usize)?;
+        if !slot.state.claim(parked_word) {
+            return None;
+        }
+        let entry = slot.entry.get();
+        // SAFETY: R1: we are the claimer. The entry is initialised from the ring's creation on.
+        let entry = unsafe { &*entry };
+        Some(Claimed {
+            ring: NonNull::from(self),
+            index,
+            lap: Lap::of_word(parked_word),
+            token: entry.token,
+            run: entry.run,
+            count: entry.count,
+            taken: 0,
+            opcode: entry.opcode,
+            scoped: entry.scoped,
+            forced: entry.forced,
+        })
+    }
+}
+
+/// A claimed slot: what a request parked, on its way back. Dropping it drops what was not taken, and frees the slot.
+pub(crate) struct Claimed {
+    ring: NonNull<Ring>,
+    index: u32,
+    lap: Lap,
+    pub(crate) token: u64,
+    /// Unsignaled requests before this one that may still be parked.
+    run: u32,
+    count: u16,
+    taken: u16,
+    pub(crate) opcode: Opcode,
+    pub(crate) scoped: bool,
+    pub(crate) forced: bool,
+}
+
+// SAFETY: a claim is exclusive access to one slot of a ring that is Sync, and its contents are Send. R4 is for whoever holds it.
+unsafe impl Send for Claimed {}
+// SAFETY: nothing is reachable through `&Claimed` but copies of plain fields.
+unsafe impl Sync for Claimed {}
+
+impl Claimed {
+    #[inline]
+    fn ring(&self) -> &Ring {
+        // SAFETY: R4.
+        unsafe { self.ring.as_ref() }
+    }
+
+    /// Segments that have not been taken yet.
+    #[inline]
+    pub(crate) fn remaining(&self) -> usize {
+        usize::from(self.count - self.taken)
+    }
+
+    /// The next segment, to look at.
+    #[inline]
+    pub(crate) fn peek(&self) -> Option<&Segment> {
+        if self.taken == self.count {
+            return None;
+        }
+        let segment = self.ring().segment(self.index, usize::from(self.taken));
+        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised. The borrow of `self` keeps
+        // `take` away from it.
+        Some(unsafe { &*segment })
+    }
+
+    /// The next segment.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Segment> {
+        if self.taken == self.count {
+            return None;
+        }
+        let segment = self.ring().segment(self.index, usize::from(self.taken));
+        self.taken += 1;
+        // SAFETY: as in `peek`; `taken` has moved on, so that it is moved out once.
+        Some(unsafe { segment.read() })
+    }
+
+    /// Claims the oldest unsignaled request that this one's completion releases and that is still parked.
+    #[inline]
+    pub(crate) fn next_unsignaled(&mut self) -> Option<Self> {
+        while self.run > 0 {
+            let back = self.run;
+            self.run -= 1;
+            // A run is shorter than the ring, so the way back passes its start once at most.
+            let (index, lap) = match self.index.checked_sub(back) {
+                Some(index) => (index, self.lap),
+                None => match (self.index + self.ring().wrap.load(Ordering::Relaxed)).checked_sub(back) {
+                    Some(index) => (index, self.lap.previous()),
+                    None => continue,
+                },
+            };
+            let claimed = self.ring().claim(index, lap.parked_word());
+            if let Some(mut claimed) = claimed {
+                // Its own run is part of ours.
+                claimed.run = 0;
+                return Some(claimed);
+            }
+        }
+        None
+    }
+
+    /// Whether it is one segment at most, with nothing before it.
+    #[inline]
+    pub(crate) fn is_simple(&self) -> bool {
+        self.count <= 1 && self.run == 0 && !self.scoped
+    }
+
+    /// Undoes the claim. Nothing was taken yet.
+    pub(crate) fn put_back(self) {
+        debug_assert_eq!(self.taken, 0);
+        let this = ManuallyDrop::new(self);
+        this.ring().slots[this.index as usize].state.park(this.lap);
+    }
+
+    /// Whether nothing is left to hand out, so that the slot may be freed at once.
+    #[inline]
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.taken == self.count && self.run == 0 && !self.scoped
+    }
+
+    /// The scope that this request belongs to.
+    fn take_scope(&mut self) -> Option<Arc<Shared>> {
+        if !std::mem::take(&mut self.scoped) {
+            return None;
+        }
+        let first = self.ring().segment(self.index, 0).cast::<ManuallyDrop<Arc<Shared>>>();
+        // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised scope; `scoped` was cleared, so
+        // that it is moved out once.
+        Some(ManuallyDrop::into_inner(unsafe { first.read() }))
+    }
+
+    /// Frees the slot without dropping the segments: the caller of a failed post still has them.
+    pub(crate) fn forget_segments(mut self) {
+        self.taken = self.count;
+    }
+
+    /// Tells the scope, if the request belongs to one, how it ended.
+    pub(crate) fn finish_scoped(mut self, status: u32, vendor_error: u32) {
+        if let Some(scope) = self.take_scope() {
+            scope.finished(status, vendor_error);
+        }
+    }
+}
+
+impl Drop for Claimed {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_exhausted() {
+            self.drop_rest();
+        }
+        self.ring().slots[self.index as usize].state.release();
+    }
+}
+
+impl Claimed {
+    #[cold]
+    fn drop_rest(&mut self) {
+        while let Some(earlier) = self.next_unsignaled() {
+            drop(earlier);
+        }
+        while let Some(segment) = self.take() {
+            drop(segment);
+        }
+        if let Some(scope) = self.take_scope() {
+            scope.finished(Shared::RELEASED, 0);
+        }
     }
 }

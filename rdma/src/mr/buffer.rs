@@ -1,0 +1,262 @@
+//! Exclusive, owned pieces of local regions.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
+use std::slice;
+use std::sync::Arc;
+
+use super::memory::{Gpu, Host, Memory, Placement};
+use super::{GiveUp, Kind, LentSlice, LentSliceMut, Region, Segment};
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// An exclusive piece of registered memory.
+///
+/// No peer has any right to it, and no other buffer overlaps it. Host buffers deref to bytes. Posting a buffer moves it into
+/// the queue; its completion gives it back, so nobody can touch it while the device does. Cutting buffers up and joining
+/// them is free of copies, like `BytesMut`. The region is deregistered, and its memory freed, with its last buffer.
+///
+/// # Examples
+///
+/// ```
+/// # let opened = rdma::open(&rdma::DeviceSelector::Any)?;
+/// # let pd = opened.context.alloc_pd()?;
+/// let mut buffer = pd.allocate(4096)?;
+/// let mut header = buffer.split_to(64);
+/// header[..5].copy_from_slice(b"hello");
+/// assert_eq!((header.len(), buffer.len()), (64, 4032));
+/// header.unsplit(buffer).expect("they were one");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Buffer<M: Placement = Host> {
+    segment: Segment,
+    placement: PhantomData<M>,
+}
+
+impl<M: Placement> Buffer<M> {
+    /// # Safety
+    ///
+    /// The segment is of a local region of `M`'s kind, and overlaps no other segment (M4).
+    #[inline]
+    unsafe fn from_segment(segment: Segment) -> Self {
+        Self { segment, placement: PhantomData }
+    }
+
+    /// The whole of a local region of `M`'s kind that has no segments yet.
+    pub(super) fn whole(region: Arc<Region>) -> Self {
+        debug_assert_eq!(region.kind == Kind::LocalHost, M::IS_HOST);
+        // SAFETY: the only segment of its region, which is of `M`'s kind.
+        unsafe { Self::from_segment(Segment::whole(region)) }
+    }
+
+    #[inline]
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// The number of bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.segment.len
+    }
+
+    /// Whether there are none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.segment.len == 0
+    }
+
+    /// The address of the first byte, as the device knows it.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.segment.iova()
+    }
+
+    /// The region's local key, for requests made by hand.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.segment.lkey()
+    }
+
+    /// Cuts off and returns the first `at` bytes; all of them if there are fewer.
+    #[must_use = "what was cut off is given up otherwise"]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        let at = at.min(self.len());
+        let front = Segment { region: self.segment.region.clone(), pointer: self.segment.pointer, len: at };
+        // SAFETY: `at` is at most the length, so the result is in the region or one past its end (M3).
+        self.segment.pointer = unsafe { self.segment.pointer.add(at) };
+        self.segment.len -= at;
+        // SAFETY: the same region, and `self` no longer has these bytes (M4).
+        unsafe { Self::from_segment(front) }
+    }
+
+    /// Cuts off and returns what lies behind the first `at` bytes.
+    #[must_use = "what was cut off is given up otherwise"]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let front = self.split_to(at);
+        std::mem::replace(self, front)
+    }
+
+    /// Gives up what lies behind the first `len` bytes. The memory is free again with the region's last buffer.
+    pub fn truncate(&mut self, len: usize) {
+        self.segment.len = self.segment.len.min(len);
+    }
+
+    /// Joins two buffers again: `other` must lie directly behind this one, in the same region.
+    ///
+    /// # Errors
+    ///
+    /// The other buffer, if it does not.
+    pub fn unsplit(&mut self, other: Self) -> Result<(), Self> {
+        let adjacent = self.segment.pointer.as_ptr().wrapping_add(self.segment.len) == other.segment.pointer.as_ptr();
+        if !adjacent || !Arc::ptr_eq(&self.segment.region, &other.segment.region) {
+            return Err(other);
+        }
+        self.segment.len += other.segment.len;
+        Ok(())
+    }
+
+    /// Ends the region and gives its memory back, if this buffer is all that is left of it.
+    ///
+    /// # Errors
+    ///
+    /// The buffer, if it does not span its region or other buffers of the region exist. If the device refuses to deregister,
+    /// the memory is leaked.
+    pub fn into_memory(self) -> Result<Memory<M>, IntoMemoryError<M>> {
+        let in_use = Error::new(Operation::DeregisterMr, ErrorKind::InUse);
+        let region = &self.segment.region;
+        if self.segment.pointer != region.address || self.segment.len != region.len {
+            return Err(IntoMemoryError { error: in_use, buffer: Some(self) });
+        }
+        match Region::give_up(self.segment.region) {
+            // SAFETY: deregistered; the region's kind was `M`'s.
+            Ok(raw) => Ok(unsafe { Memory::from_raw(raw) }),
+            Err(GiveUp::Failed(error)) => Err(IntoMemoryError { error, buffer: None }),
+            // Spanning the region and not being its only segment means that the others are empty.
+            Err(GiveUp::Shared(region)) => Err(IntoMemoryError { error: in_use, buffer: Some(Self::whole(region)) }),
+        }
+    }
+}
+
+impl Buffer<Host> {
+    /// Lends bytes to the device for the time of a [scope](crate::QueuePair::scope).
+    ///
+    /// # Panics
+    ///
+    /// If the range does not lie in the buffer, like indexing a slice.
+    #[must_use]
+    #[track_caller]
+    pub fn lend(&self, range: impl RangeBounds<usize>) -> LentSlice<'_> {
+        LentSlice::new(self, resolve(range, self.len()).expect("the range lies in the buffer"))
+    }
+
+    /// Lends bytes to the device, for it to write, for the time of a [scope](crate::QueuePair::scope).
+    ///
+    /// # Panics
+    ///
+    /// If the range does not lie in the buffer, like indexing a slice.
+    #[must_use]
+    #[track_caller]
+    pub fn lend_mut(&mut self, range: impl RangeBounds<usize>) -> LentSliceMut<'_> {
+        let range = resolve(range, self.len()).expect("the range lies in the buffer");
+        LentSliceMut::new(self, range)
+    }
+
+    /// The segment as a buffer, if it is one of host memory.
+    #[inline]
+    pub(crate) fn try_from_segment(segment: Segment) -> Result<Self, Segment> {
+        match segment.kind() {
+            // SAFETY: the kind says so; segments of local regions come from buffers, and hold their place (M4).
+            Kind::LocalHost => Ok(unsafe { Self::from_segment(segment) }),
+            _ => Err(segment),
+        }
+    }
+}
+
+impl Buffer<Gpu> {
+    /// The segment as a buffer, if it is one of GPU memory.
+    pub(crate) fn try_from_segment(segment: Segment) -> Result<Self, Segment> {
+        match segment.kind() {
+            // SAFETY: as for host memory.
+            Kind::LocalGpu => Ok(unsafe { Self::from_segment(segment) }),
+            _ => Err(segment),
+        }
+    }
+}
+
+/// The range in figures, if it lies in `0..len`.
+pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Option<Range<usize>> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.checked_add(1)?,
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => end.checked_add(1)?,
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    (start <= end && end <= len).then_some(start..end)
+}
+
+impl Deref for Buffer<Host> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: M3 and M1: valid for reads of `len` bytes; M6: initialised; M4: nobody writes while we hold it and it is
+        // borrowed. A region is one allocation or mapping, so at most isize::MAX bytes.
+        unsafe { slice::from_raw_parts(self.segment.pointer.as_ptr(), self.segment.len) }
+    }
+}
+
+impl DerefMut for Buffer<Host> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(self.segment.pointer.as_ptr(), self.segment.len) }
+    }
+}
+
+impl AsRef<[u8]> for Buffer<Host> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for Buffer<Host> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl<M: Placement> fmt::Debug for Buffer<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("address", &self.segment.pointer).field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// Why a buffer's memory could not be taken back.
+#[derive(Debug)]
+pub struct IntoMemoryError<M: Placement = Host> {
+    /// Why.
+    pub error: Error,
+    /// The buffer; none if its memory had to be leaked.
+    pub buffer: Option<Buffer<M>>,
+}
+
+impl<M: Placement> fmt::Display for IntoMemoryError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M: Placement> std::error::Error for IntoMemoryError<M> {}
+
+impl<M: Placement> From<IntoMemoryError<M>> for Error {
+    fn from(error: IntoMemoryError<M>) -> Self {
+        error.error
+    }
+}

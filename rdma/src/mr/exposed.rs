@@ -1,0 +1,356 @@
+//! Regions that peers may read or write.
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::buffer::resolve;
+use super::memory::{Host, Memory, MemoryOwner, RawMemory};
+use super::remote::RemoteSlice;
+use super::{GiveUp, Kind, Region, Segment};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::pd::ProtectionDomain;
+use crate::types::RemoteAccess;
+
+impl ProtectionDomain {
+    /// Allocates zeroed memory that peers may access, and registers it. It lies in shared memory of its own, so that a peer on
+    /// this host can reach it without our help.
+    ///
+    /// # Errors
+    ///
+    /// No rights or no bytes asked for, no memory, or the memlock limit is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate_exposed(&self, len: usize, access: RemoteAccess) -> Result<ExposedRegion> {
+        if len == 0 {
+            return Err(Error::new(Operation::Allocate, ErrorKind::InvalidInput));
+        }
+        #[cfg(not(miri))]
+        let memory = rdma_mem::SharedMemory::new(len)
+            .map_err(|error| Error::from_errno(Operation::Allocate, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        #[cfg(miri)] // which has no memfd
+        let memory = super::memory::Pages::new(len)?;
+        self.register_exposed(memory, access)
+    }
+
+    /// Registers memory with its owner, and lets peers access it. The owner comes back by
+    /// [`revoke`](ExposedRegion::revoke); if registration fails it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// No rights asked for, or what the device reports.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_exposed<O>(&self, owner: O, access: RemoteAccess) -> Result<ExposedRegion>
+    where
+        O: MemoryOwner<Placement = Host>,
+    {
+        if access.is_empty() {
+            return Err(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput));
+        }
+        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::Exposed, access);
+        region.map(|region| ExposedRegion { region }).map_err(|(error, _)| error)
+    }
+}
+
+/// Memory that peers may access while we use it.
+///
+/// There are no references into it: what is there may change at any time. Bytes are copied in and out, and aligned words are
+/// loaded and stored atomically. What is copied out of a range that a peer writes meanwhile may be a mixture of old and new.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::RemoteAccess;
+/// # let opened = rdma::open(&rdma::DeviceSelector::Any)?;
+/// # let pd = opened.context.alloc_pd()?;
+/// let region = pd.allocate_exposed(4096, RemoteAccess::READ | RemoteAccess::WRITE)?;
+/// region.copy_in(0, b"hello")?;
+/// let key_for_the_peer = region.remote(0..5)?.to_bytes();
+/// // ...and when the peer is to have no access any more:
+/// let memory = region.revoke()?;
+/// assert_eq!(&memory[..5], b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ExposedRegion {
+    region: Arc<Region>,
+}
+
+/// A counted range of an [`ExposedRegion`]: the local end of a request, or a place to copy from and to.
+pub struct ExposedSlice {
+    segment: Segment,
+}
+
+impl Clone for ExposedSlice {
+    fn clone(&self) -> Self {
+        let Segment { region, pointer, len } = &self.segment;
+        Self { segment: Segment { region: region.clone(), pointer: *pointer, len: *len } }
+    }
+}
+
+macro_rules! access {
+    ($whole:expr) => {
+        /// The number of bytes.
+        #[must_use]
+        pub fn len(&self) -> usize {
+            $whole(self).1
+        }
+
+        /// Whether there are none.
+        #[must_use]
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+
+        /// Copies bytes in at `offset`.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`.
+        pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+            let to = self.place(offset, bytes.len())?;
+            // SAFETY: `place` checked that the bytes lie in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed;
+            // they do not overlap, as there are no references into an exposed region (M5).
+            unsafe { rdma_mem::copy(to, bytes.as_ptr(), bytes.len()) };
+            Ok(())
+        }
+
+        /// Copies bytes out from `offset`.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`.
+        pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+            let from = self.place(offset, bytes.len())?;
+            // SAFETY: as in `copy_in`.
+            unsafe { rdma_mem::copy(bytes.as_mut_ptr(), from, bytes.len()) };
+            Ok(())
+        }
+
+        /// Sets `len` bytes from `offset` to `value`.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`.
+        pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<()> {
+            self.place(offset, len)?;
+            let pattern = [value; 4096];
+            let mut done = 0;
+            while done < len {
+                let step = (len - done).min(pattern.len());
+                self.copy_in(offset + done, &pattern[..step])?;
+                done += step;
+            }
+            Ok(())
+        }
+
+        /// Loads the 8 bytes at `offset`, at once. `Ordering` as for atomics: with `Acquire`, what a peer wrote before a
+        /// completion or flag that is seen is seen too.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a load cannot have the ordering.
+        pub fn load_u64(&self, offset: usize, order: Ordering) -> Result<u64> {
+            if matches!(order, Ordering::Release | Ordering::AcqRel) {
+                return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
+            }
+            let word = self.word(offset)?;
+            // SAFETY: `word` checked bounds (M1, M3) and alignment; all access to the region is atomic (M5).
+            Ok(unsafe { rdma_mem::load_u64(word, order) })
+        }
+
+        /// Stores 8 bytes at `offset`, at once.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a store cannot have the ordering.
+        pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) -> Result<()> {
+            if matches!(order, Ordering::Acquire | Ordering::AcqRel) {
+                return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
+            }
+            let word = self.word(offset)?;
+            // SAFETY: as in `load_u64`.
+            unsafe { rdma_mem::store_u64(word, value, order) };
+            Ok(())
+        }
+
+        /// Adds to the 8 bytes at `offset` and returns what they were, in one step with regard to the device's atomics.
+        ///
+        /// # Errors
+        ///
+        /// `NotSupported` where the device's atomics are not atomic with the processor's; else as for
+        /// [`load_u64`](Self::load_u64).
+        pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
+            let word = self.atomic_word(offset)?;
+            // SAFETY: as in `load_u64`; the device's atomics are global.
+            Ok(unsafe { rdma_mem::fetch_add_u64(word, value, Ordering::AcqRel) })
+        }
+
+        /// Replaces the 8 bytes at `offset` by `new` if they are `current`, in one step with regard to the device's atomics.
+        /// Returns what they were, as an error if they were something else.
+        ///
+        /// # Errors
+        ///
+        /// As for [`fetch_add_u64`](Self::fetch_add_u64).
+        pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<Result<u64, u64>> {
+            let word = self.atomic_word(offset)?;
+            // SAFETY: as in `fetch_add_u64`.
+            Ok(unsafe { rdma_mem::compare_exchange_u64(word, current, new, Ordering::AcqRel) })
+        }
+
+        /// A counted part, which keeps the region from being revoked.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`.
+        pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice> {
+            let range = resolve(range, self.len()).ok_or(Error::new(Operation::Access, ErrorKind::OutOfBounds))?;
+            // SAFETY: the range was checked, so the result lies in the region or one past its end (M3).
+            let pointer = unsafe { $whole(self).0.add(range.start) };
+            Ok(ExposedSlice { segment: Segment { region: self.region().clone(), pointer, len: range.len() } })
+        }
+
+        /// A part, for a peer to access: send it there.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`.
+        pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<RemoteSlice> {
+            let slice = self.slice(range)?;
+            Ok(RemoteSlice::new(slice.segment.iova(), slice.segment.len as u64, slice.segment.region.rkey))
+        }
+
+        /// What peers may do.
+        #[must_use]
+        pub fn access(&self) -> RemoteAccess {
+            self.region().access
+        }
+
+        /// The region's local key, for requests made by hand.
+        #[must_use]
+        pub fn lkey(&self) -> u32 {
+            self.region().lkey
+        }
+
+        /// The address of `len` bytes at `offset`, if they lie in here.
+        #[inline]
+        fn place(&self, offset: usize, len: usize) -> Result<*mut u8> {
+            let (pointer, whole) = $whole(self);
+            if offset > whole || len > whole - offset {
+                return Err(Error::new(Operation::Access, ErrorKind::OutOfBounds));
+            }
+            // SAFETY: at most the length, so the result lies in the region or one past its end (M1, M3).
+            Ok(unsafe { pointer.as_ptr().add(offset) })
+        }
+
+        #[inline]
+        fn word(&self, offset: usize) -> Result<*mut u64> {
+            let word = self.place(offset, size_of::<u64>())?.cast::<u64>();
+            if !word.is_aligned() {
+                return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
+            }
+            Ok(word)
+        }
+
+        fn atomic_word(&self, offset: usize) -> Result<*mut u64> {
+            if !self.region().pd.context.atomics_global() {
+                return Err(Error::new(Operation::Access, ErrorKind::NotSupported));
+            }
+            self.word(offset)
+        }
+    };
+}
+
+impl ExposedRegion {
+    access!(|this: &Self| (this.region.address, this.region.len));
+
+    #[inline]
+    fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Ends all access by peers and gives the memory back.
+    ///
+    /// # Errors
+    ///
+    /// The region, while slices of it exist, in requests that are in flight included: `InUse`. If the device refuses to
+    /// deregister, or there is no memory to move the contents to, the memory is leaked.
+    pub fn revoke(self) -> Result<Memory, RevokeError> {
+        match Region::give_up(self.region) {
+            Ok(mut raw) => match raw.make_private() {
+                // SAFETY: deregistered and private now; exposed regions are host memory.
+                Ok(()) => Ok(unsafe { Memory::from_raw(raw) }),
+                Err(error) => {
+                    // Peers may still write to it, so nobody may ever take it for private memory.
+                    std::mem::forget(raw);
+                    let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
+                    Err(RevokeError { error: Error::from_errno(Operation::DeregisterMr, errno), region: None })
+                }
+            },
+            Err(GiveUp::Failed(error)) => Err(RevokeError { error, region: None }),
+            Err(GiveUp::Shared(region)) => {
+                let error = Error::new(Operation::DeregisterMr, ErrorKind::InUse);
+                Err(RevokeError { error, region: Some(Self { region }) })
+            }
+        }
+    }
+}
+
+impl ExposedSlice {
+    access!(|this: &Self| (this.segment.pointer, this.segment.len));
+
+    #[inline]
+    fn region(&self) -> &Arc<Region> {
+        &self.segment.region
+    }
+
+    #[inline]
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// The segment as a slice, if it is of an exposed region.
+    pub(crate) fn try_from_segment(segment: Segment) -> Result<Self, Segment> {
+        match segment.kind() {
+            Kind::Exposed => Ok(Self { segment }),
+            _ => Err(segment),
+        }
+    }
+}
+
+impl fmt::Debug for ExposedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Region { address, len, access, .. } = &*self.region;
+        let mut f = f.debug_struct("ExposedRegion");
+        f.field("address", address).field("len", len).field("access", access).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ExposedSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Segment { pointer, len, .. } = &self.segment;
+        f.debug_struct("ExposedSlice").field("address", pointer).field("len", len).finish_non_exhaustive()
+    }
+}
+
+/// Why a region could not be revoked.
+#[derive(Debug)]
+pub struct RevokeError {
+    /// Why.
+    pub error: Error,
+    /// The region, if it is as it was; none if its memory had to be leaked.
+    pub region: Option<ExposedRegion>,
+}
+
+impl fmt::Display for RevokeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for RevokeError {}
+
+impl From<RevokeError> for Error {
+    fn from(error: RevokeError) -> Self {
+        error.error
+    }
+}

@@ -1,0 +1,118 @@
+//! Making local regions, and lending parts of them to scopes.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use super::buffer::Buffer;
+use super::memory::{Host, MemoryOwner, Pages, Placement, RawMemory};
+use super::{Kind, Region};
+use crate::error::Result;
+use crate::pd::{PdInner, ProtectionDomain};
+use crate::types::RemoteAccess;
+
+impl ProtectionDomain {
+    /// Allocates zeroed, page-aligned memory and registers it, for the local device only: one buffer of `len` bytes, to be
+    /// cut up as needed. One region for many buffers is much cheaper than a region each.
+    ///
+    /// # Errors
+    ///
+    /// No memory, no bytes asked for, or the memlock limit is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate(&self, len: usize) -> Result<Buffer> {
+        self.register(Pages::new(len)?)
+    }
+
+    /// Registers memory with its owner, for the local device only.
+    ///
+    /// [`Buffer::into_memory`] gives the owner back. If registration fails the owner is dropped.
+    ///
+    /// # Errors
+    ///
+    /// What the device reports: most often that the memlock limit is too low.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>> {
+        let kind = if O::Placement::IS_HOST { Kind::LocalHost } else { Kind::LocalGpu };
+        let region = Region::new(&self.inner, RawMemory::new(owner), kind, RemoteAccess::empty());
+        // The kind was made from the placement.
+        region.map(Buffer::whole).map_err(|(error, _)| error)
+    }
+}
+
+/// A view of a [`Buffer`]'s bytes for the device to read, while a [scope](crate::QueuePair::scope) lasts.
+#[derive(Clone, Copy)]
+pub struct LentSlice<'a> {
+    pub(crate) lent: Lent,
+    buffer: PhantomData<&'a [u8]>,
+}
+
+/// A view of a [`Buffer`]'s bytes for the device to write, while a [scope](crate::QueuePair::scope) lasts.
+pub struct LentSliceMut<'a> {
+    pub(crate) lent: Lent,
+    buffer: PhantomData<&'a mut [u8]>,
+}
+
+/// What a request needs to know of lent bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Lent {
+    pub(crate) pointer: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) lkey: u32,
+    pub(crate) domain: *const PdInner,
+}
+
+// SAFETY: a LentSlice is a `&[u8]` in all but form; the domain is only compared.
+unsafe impl Send for LentSlice<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for LentSlice<'_> {}
+// SAFETY: a LentSliceMut is a `&mut [u8]` in all but form.
+unsafe impl Send for LentSliceMut<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for LentSliceMut<'_> {}
+
+impl Lent {
+    fn new(buffer: &Buffer<Host>, range: Range<usize>) -> Self {
+        let segment = buffer.segment();
+        // SAFETY: the range was checked against the buffer's length, so the result lies in the region (M3).
+        let pointer = unsafe { segment.pointer.add(range.start) };
+        Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain() }
+    }
+}
+
+impl<'a> LentSlice<'a> {
+    /// `range` lies in the buffer.
+    pub(super) fn new(buffer: &'a Buffer<Host>, range: Range<usize>) -> Self {
+        Self { lent: Lent::new(buffer, range), buffer: PhantomData }
+    }
+}
+
+impl<'a> LentSliceMut<'a> {
+    /// `range` lies in the buffer.
+    pub(super) fn new(buffer: &'a mut Buffer<Host>, range: Range<usize>) -> Self {
+        Self { lent: Lent::new(buffer, range), buffer: PhantomData }
+    }
+
+    /// Cuts it in two at `at`, or at its end.
+    #[must_use]
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        let at = at.min(self.lent.len);
+        // SAFETY: at most the length, so the result lies in the region or one past its end (M3).
+        let pointer = unsafe { self.lent.pointer.add(at) };
+        let back = Lent { pointer, len: self.lent.len - at, ..self.lent };
+        let front = Lent { len: at, ..self.lent };
+        (Self { lent: front, buffer: PhantomData }, Self { lent: back, buffer: PhantomData })
+    }
+}
+
+impl fmt::Debug for LentSlice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LentSlice").field("len", &self.lent.len).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LentSliceMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LentSliceMut").field("len", &self.lent.len).finish_non_exhaustive()
+    }
+}

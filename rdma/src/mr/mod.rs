@@ -1,0 +1,235 @@
+//! Memory regions: memory that a device may read and write.
+//!
+//! A region owns its memory, whatever its owner is ([`MemoryOwner`]). *Local* regions carry no remote right; they are cut
+//! into [`Buffer`]s, each exclusive, and posting moves a buffer in. *Exposed* regions ([`ExposedRegion`]) carry remote
+//! rights; nobody gets a reference into them, only copies and atomic words.
+//!
+//! # Invariants
+//!
+//! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until the region is dropped: its
+//!   owner promised it (the contract of [`MemoryOwner`]) and was taken apart, so that nothing else touches it.
+//! * **M2.** The region is registered from before it exists until its drop. Its drop deregisters before the owner gets the
+//!   memory back; if that fails, owner and parents leak. In a forked child it leaks too.
+//! * **M3.** A [`Segment`] lies within its region and keeps it alive.
+//! * **M4.** Segments of a local region never overlap, so whoever holds one has exclusive access to its bytes, unless the
+//!   device has: then the segment is parked in a ring and nobody holds it. Scopes lend parts of a buffer to the device for
+//!   as long as they borrow it.
+//! * **M5.** Bytes of an exposed region are touched only through `rdma_mem`, whose accesses count as atomic: peers, the
+//!   device and other threads of ours may write at any time.
+//! * **M6.** Host memory is initialised: its owner promises it. GPU memory is never dereferenced by the processor.
+
+mod buffer;
+mod exposed;
+mod local;
+mod memory;
+mod remote;
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::{ibv_access_flags, ibv_mr};
+
+pub use buffer::{Buffer, IntoMemoryError};
+pub use exposed::{ExposedRegion, ExposedSlice, RevokeError};
+pub(crate) use local::Lent;
+pub use local::{LentSlice, LentSliceMut};
+pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
+use memory::RawMemory;
+pub use remote::{RemoteSlice, RemoteSliceError};
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::pd::PdInner;
+use crate::types::RemoteAccess;
+
+/// What a region is for, and with that, who may hold references into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    LocalHost,
+    LocalGpu,
+    Exposed,
+}
+
+/// A registered region.
+pub(crate) struct Region {
+    address: NonNull<u8>,
+    len: usize,
+    lkey: u32,
+    rkey: u32,
+    kind: Kind,
+    access: RemoteAccess,
+    raw: NonNull<ibv_mr>,
+    /// Taken in drop, or when the region is given up.
+    memory: ManuallyDrop<RawMemory>,
+    pd: Arc<PdInner>,
+}
+
+// SAFETY: the memory belongs to the region (M1) and may be used from any thread, as its owner is Send; ibv_dereg_mr may be
+// called from any thread.
+unsafe impl Send for Region {}
+// SAFETY: `&Region` gives plain fields only; access to the memory is what M4 and M5 are about.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Registers memory. On failure the memory comes back.
+    fn new(pd: &Arc<PdInner>, memory: RawMemory, kind: Kind, access: RemoteAccess) -> Result<Arc<Self>, (Error, RawMemory)> {
+        let context = &pd.context;
+        if let Err(error) = context.check(Operation::RegisterMr) {
+            return Err((error, memory));
+        }
+        if memory.len() == 0 {
+            return Err((Error::new(Operation::RegisterMr, ErrorKind::InvalidInput), memory));
+        }
+        // Only the rights: other bits of ibv_access_flags change what the keys mean.
+        let access = access & RemoteAccess::all();
+        let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | access.bits();
+        let (address, len) = (memory.address(), memory.len());
+        let raw = match memory.dma_buf() {
+            Some((fd, offset)) => {
+                let flags = flags.cast_signed();
+                // SAFETY: the pd is alive (held) and of this table; the descriptor is open while `memory` lives, which is
+                // until after deregistration (M1, M2).
+                unsafe {
+                    (context.table.ibv_reg_dmabuf_mr)(
+                        pd.raw,
+                        offset,
+                        len,
+                        address.as_ptr().addr() as u64,
+                        fd,
+                        flags,
+                    )
+                }
+            }
+            None => {
+                // SAFETY: the pd is alive (held) and of this table; the memory is valid until after deregistration (M1, M2).
+                unsafe { register(context.table, pd.raw, address.as_ptr(), len, flags) }
+            }
+        };
+        let Some(raw) = NonNull::new(raw) else { return Err((Error::last(Operation::RegisterMr), memory)) };
+        // The device reaches the memory by its number.
+        address.as_ptr().expose_provenance();
+        // SAFETY: a region that was just registered; its keys do not change.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        let memory = ManuallyDrop::new(memory);
+        Ok(Arc::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd: pd.clone() }))
+    }
+
+    /// Deregisters. Called once, before the memory is given back.
+    fn deregister(&mut self) -> Result<()> {
+        let context = &self.pd.context;
+        context.check(Operation::DeregisterMr)?;
+        // SAFETY: registered by this table, deregistered once: by drop, or by `give_up`, which forgets what is left.
+        Error::check(Operation::DeregisterMr, unsafe { (context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
+    }
+
+    /// Deregisters, and hands the memory out if nobody else holds the region.
+    fn give_up(this: Arc<Self>) -> Result<RawMemory, GiveUp> {
+        let mut this = ManuallyDrop::new(Arc::try_unwrap(this).map_err(GiveUp::Shared)?);
+        match this.deregister() {
+            Ok(()) => {
+                // SAFETY: `this` is never dropped nor used again, so both fields are taken once. M2: deregistered.
+                let (memory, pd) = unsafe { (ManuallyDrop::take(&mut this.memory), (&raw const this.pd).read()) };
+                drop(pd);
+                Ok(memory)
+            }
+            // `this` is not dropped: memory and parents leak (M2).
+            Err(error) => {
+                tracing::error!(%error, "a memory region could not be deregistered and is leaked");
+                Err(GiveUp::Failed(error))
+            }
+        }
+    }
+
+}
+
+/// Why a region could not be given up.
+enum GiveUp {
+    Shared(Arc<Region>),
+    Failed(Error),
+}
+
+/// # Safety
+///
+/// As `ibv_reg_mr`: `pd` is a live domain of `table`, and the memory stays valid until the region is deregistered.
+unsafe fn register(
+    table: &rdma_sys::Ibverbs, pd: *mut rdma_sys::ibv_pd, address: *mut u8, len: usize, flags: u32,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    unsafe { table.ibv_reg_mr(pd, address.cast(), len, flags) }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        match self.deregister() {
+            // SAFETY: taken here or nowhere: `give_up` does not drop the region. M2: deregistered.
+            Ok(()) => drop(unsafe { ManuallyDrop::take(&mut self.memory) }),
+            Err(error) => {
+                if error.kind() != ErrorKind::Forked {
+                    tracing::error!(%error, len = self.len, "a memory region could not be deregistered and is leaked");
+                }
+                // M2: the device may still use the memory and the domain: the domain leaks with it.
+                std::mem::forget(self.pd.clone());
+            }
+        }
+    }
+}
+
+/// A part of a region (M3), exclusive or not according to the region's kind (M4, M5).
+pub(crate) struct Segment {
+    pub(crate) region: Arc<Region>,
+    pub(crate) pointer: NonNull<u8>,
+    pub(crate) len: usize,
+}
+
+// SAFETY: a segment of a local region is exclusive access to its bytes, like a Box; one of an exposed region gives only
+// atomic accesses (M4, M5). Its region is Send and Sync.
+unsafe impl Send for Segment {}
+// SAFETY: `&Segment` of a local region gives shared references, like `&Box<[u8]>`; of an exposed one as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// The whole region. Only for a region that has no other segment, or is exposed (M4).
+    fn whole(region: Arc<Region>) -> Self {
+        let (pointer, len) = (region.address, region.len);
+        Self { region, pointer, len }
+    }
+
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        self.region.kind
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        self.region.lkey
+    }
+
+    /// The address as the device knows it.
+    #[inline]
+    pub(crate) fn iova(&self) -> u64 {
+        self.pointer.as_ptr().addr() as u64
+    }
+
+    /// Its 8 bytes as a number, if it is 8 bytes of host memory.
+    pub(crate) fn word(&self) -> Option<u64> {
+        let mut bytes = [0; size_of::<u64>()];
+        if self.len != bytes.len() || self.kind() == Kind::LocalGpu {
+            return None;
+        }
+        // SAFETY: M1 and M3: valid for 8 bytes; of a local region nobody else has them (M4), and otherwise M5.
+        unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.pointer.as_ptr(), bytes.len()) };
+        Some(u64::from_ne_bytes(bytes))
+    }
+
+    #[inline]
+    pub(crate) fn domain(&self) -> *const PdInner {
+        Arc::as_ptr(&self.region.pd)
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("address", &self.pointer).field("len", &self.len).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,147 @@
+//! What a peer may touch of ours, and we of a peer's.
+
+use std::fmt;
+use std::ops::RangeBounds;
+
+use super::buffer::resolve;
+
+/// A range of a peer's memory with the key that opens it.
+///
+/// It is plain data: [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) carry it over any channel. Nothing that
+/// is done with a wrong one is unsafe here: the peer's device checks key, bounds and rights and refuses.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::RemoteSlice;
+///
+/// let whole = RemoteSlice::new(0x1000, 64, 7);
+/// let part = whole.slice(8..16)?;
+/// assert_eq!((part.address(), part.len()), (0x1008, 8));
+/// assert!(whole.slice(60..65).is_err());
+/// assert_eq!(RemoteSlice::from_bytes(&whole.to_bytes()), whole);
+/// # Ok::<(), rdma::RemoteSliceError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteSlice {
+    address: u64,
+    len: u64,
+    rkey: u32,
+}
+
+impl RemoteSlice {
+    /// Bytes of the wire format.
+    pub const WIRE_LEN: usize = 20;
+
+    /// A slice by its parts, as another program may have sent them.
+    #[must_use]
+    pub const fn new(address: u64, len: u64, rkey: u32) -> Self {
+        Self { address, len, rkey }
+    }
+
+    /// The wire format: address, length and key, each in network byte order.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::WIRE_LEN] {
+        let mut bytes = [0; Self::WIRE_LEN];
+        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.len.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes
+    }
+
+    /// The slice that [`to_bytes`](Self::to_bytes) made the bytes of.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::WIRE_LEN]) -> Self {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_be_bytes(word)
+        };
+        let rkey = u32::from_be_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
+        Self { address: word(0), len: word(8), rkey }
+    }
+
+    /// The address of the first byte in the peer's numbering.
+    #[inline]
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The number of bytes.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The remote key.
+    #[inline]
+    #[must_use]
+    pub const fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// A part of the slice.
+    ///
+    /// # Errors
+    ///
+    /// If the range does not lie in the slice.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self, RemoteSliceError> {
+        let error = RemoteSliceError { len: self.len };
+        let len = usize::try_from(self.len).map_err(|_| error)?;
+        let range = resolve(range, len).ok_or(error)?;
+        let address = self.address.checked_add(range.start as u64).ok_or(error)?;
+        Ok(Self { address, len: range.len() as u64, rkey: self.rkey })
+    }
+}
+
+/// A range does not lie in its [`RemoteSlice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSliceError {
+    len: u64,
+}
+
+impl fmt::Display for RemoteSliceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the range does not lie in the remote slice of {} bytes", self.len)
+    }
+}
+
+impl std::error::Error for RemoteSliceError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wire_format_is_fixed() {
+        let slice = RemoteSlice::new(0x0102_0304_0506_0708, 0x1112_1314_1516_1718, 0x2122_2324);
+        let wire = [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x21, 0x22, 0x23, 0x24];
+        assert_eq!(slice.to_bytes(), wire);
+        assert_eq!(RemoteSlice::from_bytes(&wire), slice);
+    }
+
+    #[test]
+    fn parts_stay_inside() {
+        let slice = RemoteSlice::new(100, 10, 1);
+        assert_eq!(slice.slice(..).unwrap(), slice);
+        assert_eq!(slice.slice(10..).unwrap(), RemoteSlice::new(110, 0, 1));
+        assert!(slice.slice(..=10).is_err());
+        assert!(slice.slice(..=usize::MAX).is_err());
+        #[allow(clippy::reversed_empty_ranges, reason = "that is what is tested")]
+        let reversed = slice.slice(5..4);
+        assert!(reversed.is_err());
+        assert!(slice.slice(..10).unwrap().slice(3..).unwrap().slice(8..).is_err());
+        // A peer's nonsense: a slice that runs past the end of the address space.
+        let nonsense = RemoteSlice::new(u64::MAX - 1, 100, 1);
+        assert!(nonsense.slice(5..6).is_err());
+    }
+}

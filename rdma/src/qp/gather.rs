@@ -1,0 +1,313 @@
+//! The local memory of a request: what may stand there, how the device is told of it, and how it is parked.
+
+use rdma_sys::ibv_sge;
+
+use super::ring::Vacant;
+use crate::error::ErrorKind;
+use crate::mr::{Buffer, ExposedSlice, Lent, LentSlice, LentSliceMut, Placement, Segment};
+use crate::pd::PdInner;
+use crate::types::RemoteAccess;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Local memory of a request: pieces that are gathered from, or scattered to, in order.
+pub trait Local: sealed::Sealed {
+    #[doc(hidden)]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind>;
+
+    /// Whether all of it may be the sink of a read on iWARP.
+    #[doc(hidden)]
+    fn is_open_to_writes(&self) -> bool {
+        false
+    }
+}
+
+/// [`Local`] memory that a request takes with it, and that its completion gives back.
+pub trait Owned: Local + Sized {
+    /// Copies the segments into the slot, bit by bit.
+    ///
+    /// # Safety
+    ///
+    /// The copies are not used unless `surrender` is called, or the original is forgotten.
+    #[doc(hidden)]
+    unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize);
+
+    /// Forgets the segments, whose copies are in use now.
+    #[doc(hidden)]
+    fn surrender(self);
+}
+
+/// [`Local`] memory that the device may write.
+pub trait Writable: Local {}
+
+/// [`Local`] memory that the processor may read at once, while a request is posted.
+pub trait HostBytes: Local {}
+
+/// Bytes of the caller, copied when the request is posted.
+#[derive(Debug, Clone, Copy)]
+pub struct Inline<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Inline<'a> {
+    pub(super) const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+}
+
+/// A request's scatter/gather list, while it is written.
+#[derive(Debug)]
+pub struct SgeList<'a> {
+    list: &'a mut [ibv_sge],
+    count: usize,
+    pieces: usize,
+    total: u64,
+    domain: *const PdInner,
+}
+
+impl<'a> SgeList<'a> {
+    #[inline]
+    pub(super) fn new(list: &'a mut [ibv_sge], domain: *const PdInner) -> Self {
+        Self { list, count: 0, pieces: 0, total: 0, domain }
+    }
+
+    /// How many elements, and bytes in all.
+    #[inline]
+    pub(super) fn finish(self) -> (usize, u64) {
+        (self.count, self.total)
+    }
+
+    #[inline]
+    fn push(&mut self, addr: u64, len: usize, lkey: u32) -> Result<(), ErrorKind> {
+        // Empty pieces count too: they are parked with the others.
+        self.pieces += 1;
+        if self.pieces > self.list.len() {
+            return Err(ErrorKind::TooManySegments);
+        }
+        // Some devices take an empty element for one of 2^31 bytes.
+        if len == 0 {
+            return Ok(());
+        }
+        let Some(sge) = self.list.get_mut(self.count) else { return Err(ErrorKind::TooManySegments) };
+        let Ok(length) = u32::try_from(len) else { return Err(ErrorKind::TooLong) };
+        *sge = ibv_sge { addr, length, lkey };
+        self.count += 1;
+        self.total += u64::from(length);
+        Ok(())
+    }
+
+    #[inline]
+    fn push_segment(&mut self, segment: &Segment) -> Result<(), ErrorKind> {
+        if segment.domain() != self.domain {
+            return Err(ErrorKind::InvalidInput);
+        }
+        self.push(segment.iova(), segment.len, segment.lkey())
+    }
+
+    fn push_lent(&mut self, lent: &Lent) -> Result<(), ErrorKind> {
+        if lent.domain != self.domain {
+            return Err(ErrorKind::InvalidInput);
+        }
+        self.push(lent.pointer.as_ptr().addr() as u64, lent.len, lent.lkey)
+    }
+}
+
+/// Parks one segment.
+///
+/// # Safety
+///
+/// As [`Owned::park`]; the slot has room for it.
+#[inline]
+unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize) {
+    let place = slot.segment(*at);
+    *at += 1;
+    // SAFETY: the place is one of a free slot's (the Vacant says so), valid and aligned; what lay there was moved out or is
+    // leaked. The copy is not used twice: the caller's promise.
+    unsafe { place.copy_from_nonoverlapping(segment, 1) };
+}
+
+impl<M: Placement> sealed::Sealed for Buffer<M> {}
+impl<M: Placement> Writable for Buffer<M> {}
+impl HostBytes for Buffer {}
+
+impl<M: Placement> Local for Buffer<M> {
+    #[inline]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+        list.push_segment(self.segment())
+    }
+}
+
+impl<M: Placement> Owned for Buffer<M> {
+    #[inline]
+    unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
+        // SAFETY: the caller's promise.
+        unsafe { park_segment(self.segment(), slot, at) };
+    }
+
+    #[inline]
+    #[allow(clippy::mem_forget, reason = "its copy is in the slot")]
+    fn surrender(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl sealed::Sealed for ExposedSlice {}
+impl Writable for ExposedSlice {}
+
+impl Local for ExposedSlice {
+    #[inline]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+        list.push_segment(self.segment())
+    }
+
+    fn is_open_to_writes(&self) -> bool {
+        self.access().contains(RemoteAccess::WRITE)
+    }
+}
+
+impl Owned for ExposedSlice {
+    #[inline]
+    unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
+        // SAFETY: the caller's promise.
+        unsafe { park_segment(self.segment(), slot, at) };
+    }
+
+    #[inline]
+    #[allow(clippy::mem_forget, reason = "its copy is in the slot")]
+    fn surrender(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl sealed::Sealed for Inline<'_> {}
+
+impl Local for Inline<'_> {
+    #[inline]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+        list.push(self.bytes.as_ptr().expose_provenance() as u64, self.bytes.len(), 0)
+    }
+}
+
+impl Owned for Inline<'_> {
+    #[inline]
+    unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
+
+    #[inline]
+    fn surrender(self) {}
+}
+
+impl sealed::Sealed for () {}
+impl Writable for () {}
+impl HostBytes for () {}
+
+impl Local for () {
+    #[inline]
+    fn describe(&self, _: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+        Ok(())
+    }
+
+    fn is_open_to_writes(&self) -> bool {
+        true
+    }
+}
+
+impl Owned for () {
+    #[inline]
+    unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
+
+    #[inline]
+    fn surrender(self) {}
+}
+
+impl sealed::Sealed for LentSlice<'_> {}
+impl HostBytes for LentSlice<'_> {}
+
+impl Local for LentSlice<'_> {
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+        list.push_lent(&self.lent)
+    }
+}
+
+impl sealed::Sealed for LentSliceMut<'_> {}
+impl HostBytes for LentSliceMut<'_> {}
+impl Writable for LentSliceMut<'_> {}
+
+impl Local for LentSliceMut<'_> {
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+        list.push_lent(&self.lent)
+    }
+}
+
+macro_rules! lists {
+    ($([$($generics:tt)*] $list:ty;)*) => { $(
+        impl<L: sealed::Sealed, $($generics)*> sealed::Sealed for $list {}
+        impl<L: Writable, $($generics)*> Writable for $list {}
+        impl<L: HostBytes, $($generics)*> HostBytes for $list {}
+
+        impl<L: Local, $($generics)*> Local for $list {
+            #[inline]
+            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+                self.iter().try_for_each(|piece| piece.describe(list))
+            }
+
+            fn is_open_to_writes(&self) -> bool {
+                self.iter().all(L::is_open_to_writes)
+            }
+        }
+
+        impl<L: Owned, $($generics)*> Owned for $list {
+            #[inline]
+            unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
+                // SAFETY: the caller's promise.
+                self.iter().for_each(|piece| unsafe { piece.park(slot, at) });
+            }
+
+            #[inline]
+            fn surrender(self) {
+                self.into_iter().for_each(L::surrender);
+            }
+        }
+    )* };
+}
+
+lists! {
+    [const N: usize] [L; N];
+    [] Vec<L>;
+}
+
+macro_rules! tuples {
+    ($(($($name:ident $index:tt),*))*) => { $(
+        impl<$($name: sealed::Sealed),*> sealed::Sealed for ($($name,)*) {}
+        impl<$($name: Writable),*> Writable for ($($name,)*) {}
+        impl<$($name: HostBytes),*> HostBytes for ($($name,)*) {}
+
+        impl<$($name: Local),*> Local for ($($name,)*) {
+            #[inline]
+            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+                $(self.$index.describe(list)?;)*
+                Ok(())
+            }
+
+            fn is_open_to_writes(&self) -> bool {
+                $(self.$index.is_open_to_writes())&&*
+            }
+        }
+
+        impl<$($name: Owned),*> Owned for ($($name,)*) {
+            #[inline]
+            unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
+                // SAFETY: the caller's promise.
+                $(unsafe { self.$index.park(slot, at) };)*
+            }
+
+            #[inline]
+            fn surrender(self) {
+                $(self.$index.surrender();)*
+            }
+        }
+    )* };
+}
+
+tuples! { (A 0, B 1) (A 0, B 1, C 2) }

@@ -1,0 +1,249 @@
+//! The end of a ring that posts.
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Claimed, Entry, Lap, Ring};
+use crate::mr::Segment;
+use crate::qp::op::Opcode;
+use crate::qp::scope::Shared;
+
+/// The one producer of a ring: it fills slots in order, and knows which requests have to be signaled.
+pub(crate) struct Producer {
+    ring: NonNull<Ring>,
+    /// The queue's index in its completion queue's table, where `wr_id` has it.
+    queue_bits: u64,
+    depth: u32,
+    head: u32,
+    lap: Lap,
+    /// Slots before the head that hold unsignaled requests which no signaled one follows yet.
+    run: u32,
+}
+
+// SAFETY: a producer is exclusive access to the free slots of a ring that is Sync (R2); R4 is for whoever holds it.
+unsafe impl Send for Producer {}
+// SAFETY: `&Producer` gives nothing but copies of plain fields.
+unsafe impl Sync for Producer {}
+
+/// A free slot at or after the head, for the producer to fill.
+pub(crate) struct Vacant<'a> {
+    ring: &'a Ring,
+    index: u32,
+    lap: Lap,
+    queue_bits: u64,
+}
+
+/// A use of a slot.
+#[derive(Clone, Copy)]
+pub(crate) struct Staged {
+    index: u32,
+    word: u32,
+}
+
+impl Producer {
+    /// # Safety
+    ///
+    /// The ring has no other producer (R2), `depth` is at least 1 and at most its length, `lap` was never used on it (R5),
+    /// and the holder keeps its table alive (R4).
+    pub(super) unsafe fn new(ring: NonNull<Ring>, queue: u16, depth: u32, lap: Lap) -> Self {
+        Self { ring, queue_bits: u64::from(queue) << 48, depth, head: 0, lap, run: 0 }
+    }
+
+    #[inline]
+    fn ring(&self) -> &Ring {
+        // SAFETY: R4.
+        unsafe { self.ring.as_ref() }
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    pub(super) fn lap(&self) -> Lap {
+        self.lap
+    }
+
+    pub(super) fn queue(&self) -> u16 {
+        // The index was shifted there from 16 bits.
+        (self.queue_bits >> 48) as u16
+    }
+
+    #[inline]
+    fn place(&self, ahead: u32) -> (u32, Lap) {
+        let index = self.head + ahead;
+        if index >= self.depth { (index - self.depth, self.lap.next()) } else { (index, self.lap) }
+    }
+
+    /// The slot `ahead` places after the head, if it is free. `ahead` is less than the depth.
+    #[inline]
+    pub(crate) fn vacant(&mut self, ahead: u32) -> Option<Vacant<'_>> {
+        let (index, lap) = self.place(ahead);
+        let queue_bits = self.queue_bits;
+        let ring = self.ring();
+        let slot = ring.slots.get(index as usize)?;
+        slot.state.is_free().then_some(Vacant { ring, index, lap, queue_bits })
+    }
+
+    /// Whether the request after `run` others that were not signaled must be: half a ring of them is enough to make the
+    /// poller free slots before the producer runs out.
+    #[inline]
+    pub(crate) fn must_signal(&self, run: u32) -> bool {
+        run + 1 >= self.depth.div_ceil(2)
+    }
+
+    /// Unsignaled requests since the last signaled one.
+    #[inline]
+    pub(crate) fn run(&self) -> u32 {
+        self.run
+    }
+
+    /// Moves the head past slots that were parked, or given up (R5: never back).
+    #[inline]
+    pub(crate) fn advance(&mut self, slots: u32, run: u32) {
+        self.head += slots;
+        if self.head >= self.depth {
+            self.head -= self.depth;
+            self.lap = self.lap.next();
+        }
+        self.run = run.min(self.depth - 1);
+    }
+
+    /// The use of the slot `ahead` places after the head.
+    pub(crate) fn staged(&self, ahead: u32) -> Staged {
+        let (index, lap) = self.place(ahead);
+        Staged { index, word: lap.parked_word() }
+    }
+
+    /// The use `ahead` places after another.
+    pub(crate) fn after(&self, first: Staged, ahead: u32) -> Staged {
+        match (first.index + ahead).checked_sub(self.depth) {
+            None => Staged { index: first.index + ahead, ..first },
+            Some(index) => Staged { index, word: Lap::of_word(first.word).next().parked_word() },
+        }
+    }
+
+    /// Hands over the `count` slots after the head.
+    ///
+    /// # Safety
+    ///
+    /// They are free, and as [`Vacant::park`] wants them.
+    pub(crate) unsafe fn park(&mut self, count: usize) {
+        for ahead in 0..count as u32 {
+            let (index, lap) = self.place(ahead);
+            self.ring().slots[index as usize].state.park(lap);
+        }
+    }
+
+    /// Drops what was put into the `count` slots after the head. The head stays: the device has not seen these uses.
+    ///
+    /// # Safety
+    ///
+    /// As for [`park`](Self::park).
+    pub(crate) unsafe fn discard(&mut self, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.park(count) };
+        for ahead in 0..count as u32 {
+            drop(self.take_back(self.staged(ahead)));
+        }
+    }
+
+    /// Corrects how many unsignaled requests and holes lie before the head.
+    pub(crate) fn set_run(&mut self, run: u32) {
+        self.run = run.min(self.depth - 1);
+    }
+
+    /// Claims back a request that the device did not take, or that it has lost.
+    pub(crate) fn take_back(&self, Staged { index, word }: Staged) -> Option<Claimed> {
+        let mut claimed = self.ring().claim(index, word)?;
+        // The run stays with the queue: the next signaled completion releases it.
+        claimed.run = 0;
+        Some(claimed)
+    }
+
+    /// Releases everything that is parked: the device is known to have lost access to it. What a poller holds at this
+    /// moment it releases itself. Segments are dropped here, under no lock.
+    pub(crate) fn reclaim(&mut self) {
+        for index in 0..self.depth {
+            let word = self.ring().slots.get(index as usize).and_then(|slot| slot.state.parked());
+            if let Some(word) = word {
+                drop(self.take_back(Staged { index, word }));
+            }
+        }
+        self.run = 0;
+    }
+
+    /// How many slots are parked.
+    pub(crate) fn parked(&self) -> usize {
+        self.ring().slots.iter().filter(|slot| slot.state.parked().is_some()).count()
+    }
+
+    pub(super) fn close(&self) {
+        self.ring().resume.store(self.lap.next().count(), Ordering::Relaxed);
+    }
+}
+
+impl Vacant<'_> {
+    /// The `wr_id` under which the slot is going to be in flight.
+    #[inline]
+    pub(crate) fn wr_id(&self) -> u64 {
+        self.queue_bits | u64::from(self.index) << 32 | u64::from(self.lap.parked_word())
+    }
+
+    /// Where the request's segment `at` goes; only to be written, and only while this slot is free.
+    #[inline]
+    pub(crate) fn segment(&mut self, at: usize) -> *mut Segment {
+        self.ring.segment(self.index, at)
+    }
+
+    /// How many segments were written.
+    #[inline]
+    pub(crate) fn set_count(&mut self, count: usize) {
+        let entry = self.ring.slots[self.index as usize].entry.get();
+        // SAFETY: as in `describe`. A slot has room for no more segments than a list has elements, which a C int counts.
+        unsafe { (&raw mut (*entry).count).write(count as u16) };
+    }
+
+    /// Fills in the rest, without segments. Nothing is handed over yet.
+    #[inline]
+    pub(crate) fn describe(&mut self, token: u64, opcode: Opcode, run: u32, forced: bool) {
+        let entry = self.ring.slots[self.index as usize].entry.get();
+        // SAFETY: R1: the slot is free and we are its producer (R2). The place is valid and aligned for plain fields; the
+        // first segment is not touched.
+        unsafe {
+            (&raw mut (*entry).token).write(token);
+            (&raw mut (*entry).run).write(run);
+            (&raw mut (*entry).count).write(0);
+            (&raw mut (*entry).opcode).write(opcode);
+            (&raw mut (*entry).scoped).write(false);
+            (&raw mut (*entry).forced).write(forced);
+        }
+    }
+
+    /// Makes the request part of a scope, which lends the memory and keeps it until it has finished.
+    pub(crate) fn set_scope(&mut self, scope: Arc<Shared>) {
+        let entry: *mut Entry = self.ring.slots[self.index as usize].entry.get();
+        // SAFETY: as in `describe`. A scoped slot has no segments, so the place of the first one is the scope's.
+        unsafe {
+            (&raw mut (*entry).scoped).write(true);
+            (&raw mut (*entry).first).cast::<ManuallyDrop<Arc<Shared>>>().write(ManuallyDrop::new(scope));
+        }
+    }
+
+    /// Hands the slot over (R3: it was described, and its segments written).
+    ///
+    /// # Safety
+    ///
+    /// `describe` was called, and `set_count` with as many segments as were written, or `set_scope` and none were.
+    #[inline]
+    pub(crate) unsafe fn park(self) {
+        self.ring.slots[self.index as usize].state.park(self.lap);
+    }
+
+    /// What [`Producer::take_back`] needs to know of it.
+    #[inline]
+    pub(crate) fn staged(&self) -> Staged {
+        Staged { index: self.index, word: self.lap.parked_word() }
+    }
+}

@@ -1,0 +1,213 @@
+//! The state word of one slot: who may touch the slot's contents.
+//!
+//! | state | who may touch the contents | who moves it on, and how |
+//! | --- | --- | --- |
+//! | `FREE` | the producer (whoever holds the queue exclusively) | the producer, by a store |
+//! | `PARKED` | nobody: the device owns what the slot holds | whoever wins the exchange to `CLAIMED` |
+//! | `CLAIMED` | the claimer | the claimer, by a store to `FREE` |
+//!
+//! The word is `lap << 2 | state`. The lap counts how often the producer has come round the ring, and the producer visits
+//! each slot once a lap, so a pair (slot, lap) is never used twice and a `wr_id` that carries both can only claim the use
+//! it was made for. Laps have 30 bits: a completion would have to lie in a completion queue for 2^30 rounds of its ring
+//! to be taken for a newer one.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const FREE: u32 = 0;
+const PARKED: u32 = 1;
+const CLAIMED: u32 = 2;
+const STATE_MASK: u32 = 3;
+const LAP_SHIFT: u32 = 2;
+
+/// How often the producer has come round the ring, modulo 2^30.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lap(u32);
+
+impl Lap {
+    #[cfg(test)]
+    pub(crate) const FIRST: Self = Self(0);
+
+    /// From a count that may have passed 2^30.
+    pub(crate) const fn from_count(count: u32) -> Self {
+        Self(count & (u32::MAX >> LAP_SHIFT))
+    }
+
+    pub(crate) const fn count(self) -> u32 {
+        self.0
+    }
+
+    #[inline]
+    pub(crate) const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1) & (u32::MAX >> LAP_SHIFT))
+    }
+
+    #[inline]
+    pub(crate) const fn previous(self) -> Self {
+        Self(self.0.wrapping_sub(1) & (u32::MAX >> LAP_SHIFT))
+    }
+
+    /// The word of a slot that was parked in this lap. It is also the low half of the slot's `wr_id`.
+    #[inline]
+    pub(crate) const fn parked_word(self) -> u32 {
+        self.0 << LAP_SHIFT | PARKED
+    }
+
+    /// The lap in a state word.
+    #[inline]
+    pub(crate) const fn of_word(word: u32) -> Self {
+        Self(word >> LAP_SHIFT)
+    }
+}
+
+/// The state word of a slot.
+#[derive(Debug)]
+pub(crate) struct State(AtomicU32);
+
+impl State {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU32::new(FREE))
+    }
+
+    /// Whether the producer may fill the slot. Acquire: the claimer's last access comes before the producer's first.
+    #[inline]
+    pub(crate) fn is_free(&self) -> bool {
+        self.0.load(Ordering::Acquire) & STATE_MASK == FREE
+    }
+
+    /// Hands the contents over to the device, and to whoever claims them. Only the producer calls it, on a free slot.
+    #[inline]
+    pub(crate) fn park(&self, lap: Lap) {
+        self.0.store(lap.parked_word(), Ordering::Release);
+    }
+
+    /// Tries to become the claimer of the use that `parked_word` names. Fails if the slot is in any other state.
+    #[inline]
+    pub(crate) fn claim(&self, parked_word: u32) -> bool {
+        if parked_word & STATE_MASK != PARKED {
+            return false;
+        }
+        let claimed = parked_word ^ (PARKED | CLAIMED);
+        // Acquire: the producer's stores to the contents come first. The failure reads nothing.
+        self.0.compare_exchange(parked_word, claimed, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// The word if the slot is parked: for who reclaims a queue that the device has lost access to.
+    pub(crate) fn parked(&self) -> Option<u32> {
+        let word = self.0.load(Ordering::Relaxed);
+        (word & STATE_MASK == PARKED).then_some(word)
+    }
+
+    /// Gives the slot back to the producer. Only the claimer calls it, after its last access.
+    #[inline]
+    pub(crate) fn release(&self) {
+        self.0.store(FREE, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_is_claimed_once_and_only_by_its_own_word() {
+        let state = State::new();
+        let lap = Lap::FIRST.next();
+        assert!(state.is_free());
+        assert!(!state.claim(lap.parked_word()));
+        state.park(lap);
+        assert!(!state.is_free());
+        assert!(!state.claim(lap.next().parked_word()));
+        assert!(!state.claim(lap.previous().parked_word()));
+        // Words that no producer makes: free and claimed states never match.
+        assert!(!state.claim(lap.parked_word() ^ PARKED));
+        assert!(!state.claim(lap.parked_word() ^ (PARKED | CLAIMED)));
+        assert!(state.claim(lap.parked_word()));
+        assert!(!state.claim(lap.parked_word()));
+        assert!(!state.claim(lap.parked_word() ^ (PARKED | CLAIMED)));
+        state.release();
+        assert!(state.is_free());
+        assert!(!state.claim(lap.parked_word()));
+    }
+
+    #[test]
+    fn laps_wrap() {
+        assert_eq!(Lap::FIRST.previous().next(), Lap::FIRST);
+        assert_eq!(Lap::of_word(Lap::FIRST.previous().parked_word()), Lap::FIRST.previous());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    struct Slot {
+        state: State,
+        contents: UnsafeCell<u64>,
+    }
+
+    // SAFETY: the contents are touched only by whom `State` names; loom checks exactly that.
+    unsafe impl Sync for Slot {}
+
+    fn park(slot: &Slot, lap: Lap, value: u64) {
+        assert!(slot.state.is_free());
+        // SAFETY: the slot is free and this is the only producer.
+        slot.contents.with_mut(|contents| unsafe { *contents = value });
+        slot.state.park(lap);
+    }
+
+    fn take(slot: &Slot, word: u32) -> Option<u64> {
+        if !slot.state.claim(word) {
+            return None;
+        }
+        // SAFETY: we are the claimer. The write makes a reader that is not ordered after us a race that loom reports.
+        let value = slot.contents.with_mut(|contents| unsafe { std::mem::replace(&mut *contents, 0) });
+        slot.state.release();
+        Some(value)
+    }
+
+    #[test]
+    fn two_pollers_and_a_reset_claim_each_use_once() {
+        loom::model(|| {
+            let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
+            let lap = Lap::FIRST.next();
+            park(&slot, lap, 7);
+            let poller = |slot: Arc<Slot>| thread::spawn(move || take(&slot, lap.parked_word()));
+            let first = poller(slot.clone());
+            let second = poller(slot.clone());
+            // The reset, which takes whatever is parked.
+            let reset = slot.state.parked().and_then(|word| take(&slot, word));
+            let taken = [first.join().unwrap(), second.join().unwrap(), reset];
+            assert_eq!(taken.iter().flatten().collect::<Vec<_>>(), [&7]);
+        });
+    }
+
+    #[test]
+    fn the_producer_reuses_a_slot_while_a_stale_completion_arrives() {
+        loom::model(|| {
+            let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
+            let (old, new) = (Lap::FIRST.next(), Lap::FIRST.next().next());
+            park(&slot, old, 1);
+            let poller = {
+                let slot = slot.clone();
+                thread::spawn(move || (take(&slot, old.parked_word()), take(&slot, old.parked_word())))
+            };
+            let mut reposted = false;
+            if slot.state.is_free() {
+                park(&slot, new, 2);
+                reposted = true;
+            }
+            let (first, duplicate) = poller.join().unwrap();
+            assert_eq!(first, Some(1));
+            assert_eq!(duplicate, None);
+            if reposted {
+                assert_eq!(take(&slot, new.parked_word()), Some(2));
+            }
+        });
+    }
+}

@@ -1,0 +1,294 @@
+//! Borrowed memory in flight: scopes.
+//!
+//! # Invariants
+//!
+//! * **C1.** Memory that a scope's requests use is borrowed for `'env`, which outlives the scope's call; the call does not
+//!   return or unwind before the device has let go of it, or the process ends.
+//! * **C2.** `Shared::outstanding` counts the scope's requests that the device may still work on: up before a request is
+//!   parked, down when its slot is claimed (completed, or released with the queue pair).
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{self, AssertUnwindSafe};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::gather::{Local, Writable};
+use super::op::{Operation, Work};
+use super::post::PostError;
+use super::{QueuePair, Transport};
+use crate::cq::Poller;
+use crate::error::{Error, ErrorKind, Operation as Verb, Result};
+use crate::mr::{LentSlice, LentSliceMut};
+use crate::types::{WcError, WcStatus};
+
+/// How long flushing may take once a scope's queue pair is in the error state.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What the requests of one scope share with who polls them.
+pub(crate) struct Shared {
+    outstanding: AtomicUsize,
+    /// The first failure: status and vendor's code, with `FAILED`.
+    failure: AtomicU64,
+}
+
+const FAILED: u64 = 1 << 63;
+
+impl Shared {
+    /// The status of a request that was released with its queue pair, or by a later completion.
+    pub(crate) const RELEASED: u32 = rdma_sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0;
+
+    /// One request has ended (C2).
+    pub(crate) fn finished(&self, status: u32, vendor_error: u32) {
+        if status != rdma_sys::ibv_wc_status::IBV_WC_SUCCESS.0 {
+            let failure = FAILED | u64::from(status & 0x7fff_ffff) << 32 | u64::from(vendor_error);
+            // Only the first one counts.
+            let _ = self.failure.compare_exchange(0, failure, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        // Release: whoever sees the count go to zero sees the claim that came before.
+        self.outstanding.fetch_sub(1, Ordering::Release);
+    }
+
+    fn is_done(&self) -> bool {
+        self.outstanding.load(Ordering::Acquire) == 0
+    }
+
+    fn failure(&self) -> Option<WcError> {
+        let failure = self.failure.load(Ordering::Relaxed);
+        // Cut to its halves on purpose.
+        let (status, vendor_err) = ((failure >> 32) as u32 & 0x7fff_ffff, failure as u32);
+        (failure & FAILED != 0).then(|| WcError { status: WcStatus::from_raw(status), vendor_err })
+    }
+}
+
+/// Memory that is lent to a [`Scope`]: [`LentSlice`], [`LentSliceMut`], and lists of them.
+pub trait Borrowed<'env>: Local {}
+
+impl<'env> Borrowed<'env> for LentSlice<'env> {}
+impl<'env> Borrowed<'env> for LentSliceMut<'env> {}
+impl<'env, L: Borrowed<'env>, const N: usize> Borrowed<'env> for [L; N] {}
+impl<'env, L: Borrowed<'env>> Borrowed<'env> for Vec<L> {}
+impl<'env, A: Borrowed<'env>, B: Borrowed<'env>> Borrowed<'env> for (A, B) {}
+impl<'env> Borrowed<'env> for () {}
+
+/// Posts requests on memory that the caller only lends: [`QueuePair::scope`].
+pub struct Scope<'scope, 'env: 'scope, T: Transport> {
+    qp: &'scope mut QueuePair<T>,
+    poller: &'scope mut Poller,
+    shared: Arc<Shared>,
+    deadline: Instant,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+/// How a scope ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ScopeError {
+    /// A request failed; the queue pair is in the error state.
+    Failed(WcError),
+    /// Not all requests finished by the deadline; the queue pair was moved to the error state, or destroyed.
+    TimedOut,
+    /// The queues could not be polled.
+    Poll(Error),
+}
+
+impl fmt::Display for ScopeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => error.fmt(f),
+            Self::TimedOut => f.write_str("the scope's requests did not finish by the deadline"),
+            Self::Poll(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ScopeError {}
+
+impl<T: Transport> QueuePair<T> {
+    /// Posts requests that borrow the caller's buffers, and waits for all of them before it returns or unwinds.
+    ///
+    /// `poller` must belong to the queue's completion queue. Completions of other requests that arrive meanwhile are kept in
+    /// it for [`poll`](Poller::poll). What was posted unsignaled before the scope is given up by its requests' completions.
+    ///
+    /// When requests are unfinished after `timeout`, the queue pair is moved to the error state, which flushes them; if
+    /// that does not help it is destroyed, and is of no use any more. If even that fails the device may still access borrowed memory, and the
+    /// process is aborted.
+    ///
+    /// # Errors
+    ///
+    /// The first failure; with it, what `body` returned is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, buffer: &mut rdma::Buffer,
+    /// #      remote: rdma::RemoteSlice) -> Result<(), Box<dyn std::error::Error>> {
+    /// qp.scope(poller, Duration::from_secs(1), |scope| {
+    ///     scope.post_send(rdma::op::Read::new(buffer.lend_mut(..64), remote))
+    /// })??;
+    /// println!("{:?}", &buffer[..64]);
+    /// # Ok(()) }
+    /// ```
+    pub fn scope<'env, R>(
+        &mut self, poller: &mut Poller, timeout: Duration,
+        body: impl for<'scope> FnOnce(&mut Scope<'scope, 'env, T>) -> R,
+    ) -> Result<R, ScopeError> {
+        let shared = Arc::new(Shared { outstanding: AtomicUsize::new(0), failure: AtomicU64::new(0) });
+        let now = Instant::now();
+        let mut scope = Scope {
+            qp: self,
+            poller,
+            shared,
+            deadline: now.checked_add(timeout).unwrap_or(now + Duration::from_secs(1 << 30)),
+            env: PhantomData,
+        };
+        // C1: whatever the body does, the requests are waited for here: the scope is ours, and it only borrowed it.
+        let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope)));
+        let finished = scope.finish();
+        match result {
+            Ok(value) => finished.map(|()| value),
+            Err(payload) => panic::resume_unwind(payload),
+        }
+    }
+}
+
+impl<'env, T: Transport> Scope<'_, 'env, T> {
+    /// Posts a request on lent memory. Its success is the scope's; there is no completion to poll.
+    ///
+    /// # Errors
+    ///
+    /// As for [`QueuePair::post_send`]; `InvalidInput` if the scope's poller is not the send queue's.
+    pub fn post_send<O: Operation, L: Borrowed<'env>>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
+        let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
+        if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.send_cq) {
+            return Err(PostError::new(wrong, Some(work)));
+        }
+        let work = work.signaled(true);
+        let send = &mut self.qp.send;
+        let run = send.attached.producer.run();
+        let shared = &self.shared;
+        let staged = send.stage(0, run, &work, |slot| {
+            // C2.
+            shared.outstanding.fetch_add(1, Ordering::Relaxed);
+            slot.set_scope(Arc::clone(shared));
+            0
+        });
+        let staged = match staged {
+            Ok((vacant, _)) => {
+                let staged = vacant.staged();
+                // SAFETY: described by `stage`, with a scope and no segments.
+                unsafe { vacant.park() };
+                staged
+            }
+            Err(kind) => return Err(PostError::new(Error::new(Verb::PostSend, kind), Some(work))),
+        };
+        send.attached.producer.advance(1, 0);
+        match send.submit() {
+            Ok(()) => Ok(()),
+            Err((error, bad)) if send.take_back_one(bad, staged, run) => Err(PostError::new(error, Some(work))),
+            Err((error, _)) => Err(PostError::new(error, None)),
+        }
+    }
+
+    /// Posts lent memory for a message. Its arrival is the scope's success.
+    ///
+    /// # Errors
+    ///
+    /// As for [`QueuePair::post_recv`]; `InvalidInput` if the scope's poller is not the receive queue's.
+    pub fn post_recv<L: Borrowed<'env> + Writable>(&mut self, local: L) -> Result<(), PostError<L>> {
+        let wrong = Error::new(Verb::PostRecv, ErrorKind::InvalidInput);
+        if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.recv_cq) {
+            return Err(PostError::new(wrong, Some(local)));
+        }
+        let shared = &self.shared;
+        let staged = self.qp.recv.stage(&local, 0, |slot| {
+            // C2.
+            shared.outstanding.fetch_add(1, Ordering::Relaxed);
+            slot.set_scope(Arc::clone(shared));
+            0
+        });
+        let staged = match staged {
+            Ok(vacant) => {
+                let staged = vacant.staged();
+                // SAFETY: described by `stage`, with a scope and no segments.
+                unsafe { vacant.park() };
+                staged
+            }
+            Err(kind) => return Err(PostError::new(Error::new(Verb::PostRecv, kind), Some(local))),
+        };
+        match self.qp.recv.submit(staged) {
+            Ok(()) => Ok(()),
+            Err((error, true)) => Err(PostError::new(error, Some(local))),
+            Err((error, false)) => Err(PostError::new(error, None)),
+        }
+    }
+
+    /// Waits until everything posted so far has finished. The memory stays borrowed until the scope ends.
+    ///
+    /// # Errors
+    ///
+    /// The first failure so far, or the deadline.
+    pub fn wait(&mut self) -> Result<(), ScopeError> {
+        let polled = self.pump_until(self.deadline);
+        if let Some(failure) = self.shared.failure() {
+            return Err(ScopeError::Failed(failure));
+        }
+        if self.shared.is_done() { Ok(()) } else { Err(polled.err().map_or(ScopeError::TimedOut, ScopeError::Poll)) }
+    }
+
+    /// Polls until all requests have ended, or the deadline.
+    fn pump_until(&mut self, deadline: Instant) -> Result<()> {
+        let mut idle = 0_u32;
+        while !self.shared.is_done() {
+            if self.poller.pump()? {
+                idle = 0;
+                continue;
+            }
+            idle = idle.saturating_add(1);
+            match idle {
+                ..200 => std::hint::spin_loop(),
+                200..2000 => thread::yield_now(),
+                _ => thread::sleep(Duration::from_micros(100)),
+            }
+            if idle % 64 == 0 && Instant::now() >= deadline {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all requests, by all means (C1).
+    fn finish(&mut self) -> Result<(), ScopeError> {
+        let result = self.wait();
+        if self.shared.is_done() {
+            return result;
+        }
+        tracing::warn!(qpn = self.qp.qpn(), "a scope's requests are not finished; its queue pair goes to the error state");
+        // What fails here shows in the requests not finishing.
+        let _ = self.qp.set_error();
+        let _ = self.pump_until(Instant::now() + GRACE);
+        if self.shared.is_done() {
+            return result;
+        }
+        // A destroy that succeeds releases what is parked, and so ends the requests.
+        if let Err(error) = self.qp.destroy() {
+            tracing::error!(%error, "the device keeps access to memory that was only lent to it");
+        }
+        if !self.shared.is_done() {
+            // C1: returning would give up memory that the device may still write.
+            process::abort();
+        }
+        result
+    }
+}
+
+impl<T: Transport> fmt::Debug for Scope<'_, '_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outstanding = self.shared.outstanding.load(Ordering::Relaxed);
+        f.debug_struct("Scope").field("outstanding", &outstanding).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,85 @@
+//! Room for the requests and lists of one post, allocated once per queue.
+//!
+//! The requests hold pointers to the lists and to each other, so both are only ever reached by raw pointers: a reference to
+//! all of them would end the validity of those pointers.
+
+use std::ptr::{self, NonNull};
+
+use rdma_sys::{ibv_send_wr, ibv_sge};
+
+/// Room for `requests` work requests of type `W`, each with a list of `segments`.
+///
+/// Invariant **X1**: `wrs` and `sges` are allocations of `requests` and `requests * segments` initialised elements, which the value
+/// owns; references are made to one element or list at a time, through `&mut self`.
+pub(super) struct Scratch<W> {
+    wrs: NonNull<[W]>,
+    sges: NonNull<[ibv_sge]>,
+    segments: usize,
+}
+
+// SAFETY: the value owns both allocations; pointers in the requests are written before each use.
+unsafe impl<W> Send for Scratch<W> {}
+// SAFETY: `&Scratch` gives nothing.
+unsafe impl<W> Sync for Scratch<W> {}
+
+impl<W: Default + Copy> Scratch<W> {
+    pub(super) fn new(requests: usize, segments: usize) -> Self {
+        let wrs = Box::into_raw(vec![W::default(); requests].into_boxed_slice());
+        let sges = Box::into_raw(vec![ibv_sge::default(); requests * segments].into_boxed_slice());
+        // SAFETY: pointers of boxes are not null.
+        let (wrs, sges) = unsafe { (NonNull::new_unchecked(wrs), NonNull::new_unchecked(sges)) };
+        Self { wrs, sges, segments }
+    }
+}
+
+impl<W> Scratch<W> {
+    /// The first request.
+    #[inline]
+    pub(super) fn first(&self) -> *mut W {
+        self.wrs.as_ptr().cast()
+    }
+
+    /// Request `at`, its list, and where that lies; none if there are fewer requests.
+    #[inline]
+    pub(super) fn request(&mut self, at: usize) -> Option<(&mut W, &mut [ibv_sge], *mut ibv_sge)> {
+        if at >= self.wrs.len() {
+            return None;
+        }
+        // SAFETY: X1: in bounds.
+        let (wr, sges) = unsafe {
+            (self.first().add(at), self.sges.as_ptr().cast::<ibv_sge>().add(at * self.segments))
+        };
+        // SAFETY: X1: initialised, owned, and only these are borrowed, with `self`; they do not overlap.
+        let (wr, list) = unsafe { (&mut *wr, &mut *ptr::slice_from_raw_parts_mut(sges, self.segments)) };
+        Some((wr, list, sges))
+    }
+
+    /// How many requests there is room for.
+    pub(super) fn len(&self) -> usize {
+        self.wrs.len()
+    }
+
+    /// Whether a pointer that a provider returned is to one of the first `count` requests; to which.
+    pub(super) fn position(&self, request: *mut W, count: usize) -> Option<usize> {
+        (0..count.min(self.len())).find(|&at| ptr::eq(self.first().wrapping_add(at), request))
+    }
+}
+
+impl Scratch<ibv_send_wr> {
+    /// Chains the first `count` requests; the last is the end already.
+    pub(super) fn link(&mut self, count: usize) {
+        for at in 1..count.min(self.len()) {
+            // SAFETY: X1: in bounds, initialised and owned.
+            unsafe { (*self.first().add(at - 1)).next = self.first().add(at) };
+        }
+    }
+}
+
+impl<W> Drop for Scratch<W> {
+    fn drop(&mut self) {
+        // SAFETY: X1: from Box::into_raw, freed once.
+        drop(unsafe { Box::from_raw(self.wrs.as_ptr()) });
+        // SAFETY: as above.
+        drop(unsafe { Box::from_raw(self.sges.as_ptr()) });
+    }
+}
