@@ -49,6 +49,7 @@ mod device;
 mod error;
 mod fork;
 mod gid;
+mod mr;
 mod pd;
 mod qp;
 #[cfg(test)]
@@ -61,14 +62,21 @@ pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
 pub use attr::{DeviceAttr, PortAttr};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
 pub use context::Context;
-pub use cq::{CompletionChannel, CompletionQueue, CqBuilder, CqId};
+pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, CqId, Poller, Released};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
 pub use gid::GidEntry;
+pub use mr::{
+    Buffer, ExposedRegion, ExposedSlice, Gpu, Host, IntoMemoryError, LentSlice, LentSliceMut, Memory, MemoryOwner,
+    Placement, RemoteSlice, RemoteSliceError, RevokeError,
+};
 pub use pd::ProtectionDomain;
+pub use qp::op;
 pub use qp::{
-    ConnectOptions, Endpoint, EndpointError, InitOptions, InitializedQueuePair, Path, PreparedQueuePair, QpAttr,
-    QpAttrMask, QpBuilder, QpInfo, QpState, QueuePair, Rc, Route, Transport,
+    Batch, BatchError, Borrowed, ConnectOptions, Endpoint, EndpointError, HostBytes, InitOptions, InitializedQueuePair,
+    Inline, Local, Owned, Path, PostError, PreparedQueuePair, QpAttr, QpAttrMask, QpBuilder, QpInfo, QpState,
+    QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, Rc, RecvQueue, Route, Scope, ScopeError, SendQueue,
+    Transport, Writable,
 };
 pub use types::{
     AckTimeout, AtomicCapability, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError, PhysState,

@@ -12,6 +12,8 @@
 //! 4. Nothing is called in a forked child.
 
 mod channel;
+mod poll;
+mod wait;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -22,6 +24,7 @@ use rdma_sys::ibv_cq;
 
 pub(crate) use channel::ChannelInner;
 pub use channel::CompletionChannel;
+pub use poll::{Completion, Poller, Released};
 
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
@@ -47,6 +50,8 @@ pub(crate) struct CqInner {
     pub(crate) depth: u32,
     pub(crate) channel: Option<Arc<ChannelInner>>,
     pub(crate) rings: ManuallyDrop<RingTable>,
+    /// Its completions carry the caller's `wr_id`s.
+    pub(crate) is_raw: bool,
     id: CqId,
     destroyed: bool,
 }
@@ -93,6 +98,7 @@ impl CqInner {
             depth,
             channel: channel.map(Arc::clone),
             rings: ManuallyDrop::new(RingTable::new(depth)),
+            is_raw: false,
             id,
             destroyed: false,
         })

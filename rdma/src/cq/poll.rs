@@ -28,7 +28,7 @@ pub struct Poller {
     len: usize,
     held: Held,
     /// Last, so that it outlives what is held (R4).
-    pub(super) cq: Arc<CqInner>,
+    pub(crate) cq: Arc<CqInner>,
 }
 
 /// What the present completion gives back. It stays here, so that forgetting the completion is no harm.

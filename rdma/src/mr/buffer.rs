@@ -234,17 +234,25 @@ impl AsMut<[u8]> for Buffer<Host> {
 
 impl<M: Placement> fmt::Debug for Buffer<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("address", &self.segment.pointer).field("len", &self.len()).finish_non_exhaustive()
+        f.debug_struct("Buffer")
+            .field("address", &self.segment.pointer)
+            .field("len", &self.len())
+            .finish_non_exhaustive()
     }
 }
 
 /// Why a buffer's memory could not be taken back.
-#[derive(Debug)]
 pub struct IntoMemoryError<M: Placement = Host> {
     /// Why.
     pub error: Error,
     /// The buffer; none if its memory had to be leaked.
     pub buffer: Option<Buffer<M>>,
+}
+
+impl<M: Placement> fmt::Debug for IntoMemoryError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntoMemoryError").field("error", &self.error).field("buffer", &self.buffer).finish()
+    }
 }
 
 impl<M: Placement> fmt::Display for IntoMemoryError<M> {

@@ -155,7 +155,7 @@ macro_rules! access {
             }
             let word = self.word(offset)?;
             // SAFETY: `word` checked bounds (M1, M3) and alignment; all access to the region is atomic (M5).
-            Ok(unsafe { rdma_mem::load_u64(word, order) })
+            Ok(unsafe { rdma_mem::word::load_u64(word, order) })
         }
 
         /// Stores 8 bytes at `offset`, at once.
@@ -169,7 +169,7 @@ macro_rules! access {
             }
             let word = self.word(offset)?;
             // SAFETY: as in `load_u64`.
-            unsafe { rdma_mem::store_u64(word, value, order) };
+            unsafe { rdma_mem::word::store_u64(word, value, order) };
             Ok(())
         }
 
@@ -182,7 +182,7 @@ macro_rules! access {
         pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
             let word = self.atomic_word(offset)?;
             // SAFETY: as in `load_u64`; the device's atomics are global.
-            Ok(unsafe { rdma_mem::fetch_add_u64(word, value, Ordering::AcqRel) })
+            Ok(unsafe { rdma_mem::word::fetch_add_u64(word, value, Ordering::AcqRel) })
         }
 
         /// Replaces the 8 bytes at `offset` by `new` if they are `current`, in one step with regard to the device's atomics.
@@ -194,7 +194,7 @@ macro_rules! access {
         pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<Result<u64, u64>> {
             let word = self.atomic_word(offset)?;
             // SAFETY: as in `fetch_add_u64`.
-            Ok(unsafe { rdma_mem::compare_exchange_u64(word, current, new, Ordering::AcqRel) })
+            Ok(unsafe { rdma_mem::word::compare_exchange_u64(word, current, new, Ordering::AcqRel) })
         }
 
         /// A counted part, which keeps the region from being revoked.

@@ -296,10 +296,6 @@ impl<M: Placement> Memory<M> {
         Self { raw, placement: PhantomData }
     }
 
-    pub(super) fn into_raw(self) -> RawMemory {
-        self.raw
-    }
-
     /// The number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -35,8 +35,8 @@ pub use buffer::{Buffer, IntoMemoryError};
 pub use exposed::{ExposedRegion, ExposedSlice, RevokeError};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
-pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
 use memory::RawMemory;
+pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
 pub use remote::{RemoteSlice, RemoteSliceError};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -73,7 +73,12 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Registers memory. On failure the memory comes back.
-    fn new(pd: &Arc<PdInner>, memory: RawMemory, kind: Kind, access: RemoteAccess) -> Result<Arc<Self>, (Error, RawMemory)> {
+    fn new(
+        pd: &Arc<PdInner>,
+        memory: RawMemory,
+        kind: Kind,
+        access: RemoteAccess,
+    ) -> Result<Arc<Self>, (Error, RawMemory)> {
         let context = &pd.context;
         if let Err(error) = context.check(Operation::RegisterMr) {
             return Err((error, memory));
@@ -91,14 +96,7 @@ impl Region {
                 // SAFETY: the pd is alive (held) and of this table; the descriptor is open while `memory` lives, which is
                 // until after deregistration (M1, M2).
                 unsafe {
-                    (context.table.ibv_reg_dmabuf_mr)(
-                        pd.raw,
-                        offset,
-                        len,
-                        address.as_ptr().addr() as u64,
-                        fd,
-                        flags,
-                    )
+                    (context.table.ibv_reg_dmabuf_mr)(pd.raw, offset, len, address.as_ptr().addr() as u64, fd, flags)
                 }
             }
             None => {
@@ -140,7 +138,6 @@ impl Region {
             }
         }
     }
-
 }
 
 /// Why a region could not be given up.
@@ -153,7 +150,11 @@ enum GiveUp {
 ///
 /// As `ibv_reg_mr`: `pd` is a live domain of `table`, and the memory stays valid until the region is deregistered.
 unsafe fn register(
-    table: &rdma_sys::Ibverbs, pd: *mut rdma_sys::ibv_pd, address: *mut u8, len: usize, flags: u32,
+    table: &rdma_sys::Ibverbs,
+    pd: *mut rdma_sys::ibv_pd,
+    address: *mut u8,
+    len: usize,
+    flags: u32,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
     unsafe { table.ibv_reg_mr(pd, address.cast(), len, flags) }

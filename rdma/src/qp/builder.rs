@@ -6,9 +6,10 @@ use std::sync::Arc;
 use rdma_sys::ibv_qp_cap;
 
 use super::recv::RecvQueue;
+use super::ring::Attached;
 use super::send::{SendLimits, SendQueue};
 use super::{PreparedQueuePair, QpInner, QueuePair, Transport};
-use crate::cq::{CompletionQueue, CqInner};
+use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::pd::{PdInner, ProtectionDomain};
 
@@ -135,8 +136,8 @@ impl<T: Transport> QpBuilder<T> {
         let recv_cq = &self.recv_cq.as_ref().ok_or(none)?.inner;
         let pd: &Arc<PdInner> = &self.pd.inner;
         let cap = self.cap();
-        let send_ring = send_cq.rings.attach(cap.max_send_wr, cap.max_send_sge)?;
-        let recv_ring = recv_cq.rings.attach(cap.max_recv_wr, cap.max_recv_sge)?;
+        let send_ring = Attached::new(send_cq, cap.max_send_wr, cap.max_send_sge)?;
+        let recv_ring = Attached::new(recv_cq, cap.max_recv_wr, cap.max_recv_sge)?;
         let control = QpInner::create(pd, send_cq, recv_cq, T::TYPE, cap, self.signal_all)?;
         let limits = SendLimits {
             max_sge: cap.max_send_sge,
@@ -144,8 +145,8 @@ impl<T: Transport> QpBuilder<T> {
             signal_all: self.signal_all,
             is_iwarp: pd.context.is_iwarp(),
         };
-        let send = SendQueue::new(control.raw, Arc::<CqInner>::clone(send_cq), send_ring, limits);
-        let recv = RecvQueue::new(control.raw, Arc::<CqInner>::clone(recv_cq), recv_ring, cap.max_recv_sge);
+        let send = SendQueue::new(control.raw, send_ring, pd, limits);
+        let recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge);
         Ok(PreparedQueuePair::new(QueuePair { control, send, recv, transport: PhantomData }))
     }
 }

@@ -80,6 +80,10 @@ impl QpInner {
 
     #[inline]
     pub(crate) fn check(&self, operation: Operation) -> Result<()> {
+        if self.done {
+            // A scope destroyed it because it could not finish.
+            return Err(Error::new(operation, ErrorKind::NoDevice));
+        }
         self.context.check(operation)
     }
 

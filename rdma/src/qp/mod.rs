@@ -19,8 +19,14 @@ mod bring_up;
 mod builder;
 mod control;
 mod endpoint;
+mod gather;
+pub mod op;
+mod post;
+pub(crate) mod raw;
 pub(crate) mod recv;
 pub(crate) mod ring;
+pub(crate) mod scope;
+mod scratch;
 pub(crate) mod send;
 mod transition;
 
@@ -33,12 +39,16 @@ pub use builder::QpBuilder;
 pub use control::QpInfo;
 pub(crate) use control::QpInner;
 pub use endpoint::{Endpoint, EndpointError};
+pub use gather::{HostBytes, Inline, Local, Owned, Writable};
+pub use post::{Batch, BatchError, PostError};
+pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
+pub use recv::RecvQueue;
+pub use scope::{Borrowed, Scope, ScopeError};
+pub use send::SendQueue;
 
 use crate::context::Context;
 use crate::error::{Error, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
-use recv::RecvQueue;
-use send::SendQueue;
 
 mod sealed {
     pub trait Sealed {}
@@ -161,6 +171,7 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// What the provider reports, with the queue pair.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn reset(mut self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         match self.modify(&QpAttr::to(QpState::RESET)) {
             Ok(()) => Ok(PreparedQueuePair::new(self)),
@@ -176,6 +187,7 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// What the provider reports, with the queue pair, which still works.
     #[doc(alias = "ibv_destroy_qp")]
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn close(mut self) -> Result<(), Failed<Self>> {
         match self.destroy() {
             Ok(()) => Ok(()),
@@ -211,8 +223,6 @@ impl<T: Transport> Drop for QueuePair<T> {
             tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");
         }
         if forked || result.is_err() {
-            self.send.leak();
-            self.recv.leak();
             self.control.leak();
         }
     }

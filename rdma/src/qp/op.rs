@@ -353,7 +353,10 @@ const WORD: u64 = 8;
 
 #[inline]
 fn fill_atomic(
-    wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, remote: &RemoteSlice, (compare_add, swap): (u64, u64),
+    wr: &mut ibv_send_wr,
+    opcode: ibv_wr_opcode,
+    remote: &RemoteSlice,
+    (compare_add, swap): (u64, u64),
     (len, segments): (u64, usize),
 ) -> Result<(), ErrorKind> {
     if len != WORD || segments != 1 || remote.address() % WORD != 0 {

@@ -288,7 +288,10 @@ impl Drop for BatchError<'_> {
 
 impl fmt::Debug for BatchError<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BatchError").field("error", &self.error).field("rejected", &self.rejected()).finish_non_exhaustive()
+        f.debug_struct("BatchError")
+            .field("error", &self.error)
+            .field("rejected", &self.rejected())
+            .finish_non_exhaustive()
     }
 }
 

@@ -91,7 +91,10 @@ impl RecvQueue {
     /// Fills in the request and the slot at the head. `park` writes the segments and says how many.
     #[inline]
     pub(super) fn stage<L: Local>(
-        &mut self, local: &L, token: u64, park: impl FnOnce(&mut Vacant<'_>) -> usize,
+        &mut self,
+        local: &L,
+        token: u64,
+        park: impl FnOnce(&mut Vacant<'_>) -> usize,
     ) -> Result<Vacant<'_>, ErrorKind> {
         if self.context.is_forked() {
             return Err(ErrorKind::Forked);
@@ -135,8 +138,15 @@ impl RecvQueue {
         (error, claimed.map(Claimed::forget_segments).is_some())
     }
 
-    /// Releases everything in flight. The device has let go of it: the queue pair was reset or destroyed.
+    /// Releases everything in flight. The device has let go of it: the queue pair was reset.
     pub(crate) fn reclaim(&mut self) {
+        self.attached.producer.reclaim();
+    }
+
+    /// Releases everything in flight, and takes no more: the queue pair was destroyed (S1).
+    pub(crate) fn release_all(&mut self) {
+        // Without room for a request, `stage` refuses them all.
+        self.scratch = Scratch::new(0, 0);
         self.attached.producer.reclaim();
     }
 }

@@ -52,6 +52,11 @@ impl Shared {
         self.outstanding.fetch_sub(1, Ordering::Release);
     }
 
+    /// One request was not taken by the device, and is the caller's again (C2).
+    pub(crate) fn abandoned(&self) {
+        self.outstanding.fetch_sub(1, Ordering::Release);
+    }
+
     fn is_done(&self) -> bool {
         self.outstanding.load(Ordering::Acquire) == 0
     }
@@ -134,7 +139,9 @@ impl<T: Transport> QueuePair<T> {
     /// # Ok(()) }
     /// ```
     pub fn scope<'env, R>(
-        &mut self, poller: &mut Poller, timeout: Duration,
+        &mut self,
+        poller: &mut Poller,
+        timeout: Duration,
         body: impl for<'scope> FnOnce(&mut Scope<'scope, 'env, T>) -> R,
     ) -> Result<R, ScopeError> {
         let shared = Arc::new(Shared { outstanding: AtomicUsize::new(0), failure: AtomicU64::new(0) });
@@ -162,7 +169,10 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
     /// # Errors
     ///
     /// As for [`QueuePair::post_send`]; `InvalidInput` if the scope's poller is not the send queue's.
-    pub fn post_send<O: Operation, L: Borrowed<'env>>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
+    pub fn post_send<O: Operation, L: Borrowed<'env>>(
+        &mut self,
+        work: Work<O, L>,
+    ) -> Result<(), PostError<Work<O, L>>> {
         let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
         if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.send_cq) {
             return Err(PostError::new(wrong, Some(work)));
@@ -267,7 +277,14 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         if self.shared.is_done() {
             return result;
         }
-        tracing::warn!(qpn = self.qp.qpn(), "a scope's requests are not finished; its queue pair goes to the error state");
+        if self.qp.control.context.is_forked() {
+            // The device works on the parent's memory, not on this process's copy.
+            return result;
+        }
+        tracing::warn!(
+            qpn = self.qp.qpn(),
+            "a scope's requests are not finished; its queue pair goes to the error state"
+        );
         // What fails here shows in the requests not finishing.
         let _ = self.qp.set_error();
         let _ = self.pump_until(Instant::now() + GRACE);
@@ -277,6 +294,11 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         // A destroy that succeeds releases what is parked, and so ends the requests.
         if let Err(error) = self.qp.destroy() {
             tracing::error!(%error, "the device keeps access to memory that was only lent to it");
+        }
+        // A slot that another thread's poller is just taking is not parked any more; it tells us in a moment.
+        let patience = Instant::now() + GRACE;
+        while self.qp.control.is_destroyed() && !self.shared.is_done() && Instant::now() < patience {
+            thread::yield_now();
         }
         if !self.shared.is_done() {
             // C1: returning would give up memory that the device may still write.

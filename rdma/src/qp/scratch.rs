@@ -46,9 +46,8 @@ impl<W> Scratch<W> {
             return None;
         }
         // SAFETY: X1: in bounds.
-        let (wr, sges) = unsafe {
-            (self.first().add(at), self.sges.as_ptr().cast::<ibv_sge>().add(at * self.segments))
-        };
+        let (wr, sges) =
+            unsafe { (self.first().add(at), self.sges.as_ptr().cast::<ibv_sge>().add(at * self.segments)) };
         // SAFETY: X1: initialised, owned, and only these are borrowed, with `self`; they do not overlap.
         let (wr, list) = unsafe { (&mut *wr, &mut *ptr::slice_from_raw_parts_mut(sges, self.segments)) };
         Some((wr, list, sges))

@@ -135,7 +135,11 @@ impl SendQueue {
     /// `park` writes the segments and says how many. Nothing is handed over: it may be done over again.
     #[inline]
     pub(super) fn stage<O: Operation, L: Local>(
-        &mut self, at: usize, run: u32, work: &Work<O, L>, park: impl FnOnce(&mut Vacant<'_>) -> usize,
+        &mut self,
+        at: usize,
+        run: u32,
+        work: &Work<O, L>,
+        park: impl FnOnce(&mut Vacant<'_>) -> usize,
     ) -> Result<(Vacant<'_>, bool), ErrorKind> {
         if self.context.is_forked() {
             return Err(ErrorKind::Forked);
@@ -203,12 +207,15 @@ impl SendQueue {
         set_error(&self.context, self.raw);
     }
 
-    pub(super) fn context(&self) -> &Arc<ContextInner> {
-        &self.context
+    /// Releases everything in flight. The device has let go of it: the queue pair was reset.
+    pub(crate) fn reclaim(&mut self) {
+        self.attached.producer.reclaim();
     }
 
-    /// Releases everything in flight. The device has let go of it: the queue pair was reset or destroyed.
-    pub(crate) fn reclaim(&mut self) {
+    /// Releases everything in flight, and takes no more: the queue pair was destroyed (S1).
+    pub(crate) fn release_all(&mut self) {
+        // Without room for a request, `stage` refuses them all.
+        self.scratch = Scratch::new(0, 0);
         self.attached.producer.reclaim();
     }
 }

@@ -122,7 +122,8 @@ impl Ring {
             let entry = self.slots[index as usize].entry.get();
             // SAFETY: only an address inside the entry is computed, nothing is read; the entry is in bounds.
             let first = unsafe { &raw mut (*entry).first };
-            first.cast::<Segment>()
+            // SAFETY: as above: both fields of the union lie at its start.
+            unsafe { (&raw mut (*first.cast::<First>()).segment).cast::<Segment>() }
         } else {
             self.extra[index as usize * self.extra_each + at - 1].get().cast::<Segment>()
         }
@@ -178,12 +179,6 @@ impl Claimed {
     fn ring(&self) -> &Ring {
         // SAFETY: R4.
         unsafe { self.ring.as_ref() }
-    }
-
-    /// Segments that have not been taken yet.
-    #[inline]
-    pub(crate) fn remaining(&self) -> usize {
-        usize::from(self.count - self.taken)
     }
 
     /// The next segment, to look at.
@@ -258,15 +253,18 @@ impl Claimed {
         if !std::mem::take(&mut self.scoped) {
             return None;
         }
-        let first = self.ring().segment(self.index, 0).cast::<ManuallyDrop<Arc<Shared>>>();
+        let first = self.ring().segment(self.index, 0).cast::<First>();
         // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised scope; `scoped` was cleared, so
         // that it is moved out once.
-        Some(ManuallyDrop::into_inner(unsafe { first.read() }))
+        Some(ManuallyDrop::into_inner(unsafe { (&raw const (*first).scope).read() }))
     }
 
     /// Frees the slot without dropping the segments: the caller of a failed post still has them.
     pub(crate) fn forget_segments(mut self) {
         self.taken = self.count;
+        if let Some(scope) = self.take_scope() {
+            scope.abandoned();
+        }
     }
 
     /// Tells the scope, if the request belongs to one, how it ended.

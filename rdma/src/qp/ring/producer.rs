@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Claimed, Entry, Lap, Ring};
+use super::{Claimed, Entry, First, Lap, Ring};
 use crate::mr::Segment;
 use crate::qp::op::Opcode;
 use crate::qp::scope::Shared;
@@ -28,7 +28,9 @@ unsafe impl Send for Producer {}
 unsafe impl Sync for Producer {}
 
 /// A free slot at or after the head, for the producer to fill.
-pub(crate) struct Vacant<'a> {
+// Public only because it stands in a hidden method of a sealed trait.
+#[allow(missing_debug_implementations, reason = "nobody can name it")]
+pub struct Vacant<'a> {
     ring: &'a Ring,
     index: u32,
     lap: Lap,
@@ -59,10 +61,6 @@ impl Producer {
 
     pub(crate) fn depth(&self) -> u32 {
         self.depth
-    }
-
-    pub(super) fn lap(&self) -> Lap {
-        self.lap
     }
 
     pub(super) fn queue(&self) -> u16 {
@@ -227,7 +225,7 @@ impl Vacant<'_> {
         // SAFETY: as in `describe`. A scoped slot has no segments, so the place of the first one is the scope's.
         unsafe {
             (&raw mut (*entry).scoped).write(true);
-            (&raw mut (*entry).first).cast::<ManuallyDrop<Arc<Shared>>>().write(ManuallyDrop::new(scope));
+            (&raw mut (*entry).first).cast::<First>().write(First { scope: ManuallyDrop::new(scope) });
         }
     }
 

@@ -4,7 +4,7 @@
 //! destroyed waits in the table for the next queue that it is large enough for.
 
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::state::Lap;
@@ -45,6 +45,7 @@ pub(crate) struct Attached {
 impl Attached {
     /// Reserves `depth` completions, and a ring with as many slots of `segments_each` segments.
     pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, segments_each: u32) -> Result<Self> {
+        let depth = depth.max(1);
         // SAFETY: R4: the completion queue is kept alive by the value that is returned.
         let producer = unsafe { cq.rings.attach(depth, segments_each) }?;
         Ok(Self { producer, cq: Arc::clone(cq) })
@@ -54,6 +55,11 @@ impl Attached {
 impl Drop for Attached {
     #[allow(clippy::mem_forget, reason = "what is parked must stay where the device may reach it")]
     fn drop(&mut self) {
+        if self.cq.context.is_forked() {
+            // The rings are the parent's, and so may be the lock of the table.
+            std::mem::forget(Arc::clone(&self.cq));
+            return;
+        }
         let parked = self.producer.parked();
         if parked == 0 {
             self.cq.rings.detach(&self.producer);
@@ -102,11 +108,9 @@ impl RingTable {
         drop(control);
         let ring = NonNull::new(self.ring(queue)).ok_or(Error::new(Operation::CreateQp, ErrorKind::Unknown))?;
         // SAFETY: R4: entries stay until the table is dropped, which the caller prevents.
-        let lap = {
-            let ring = unsafe { ring.as_ref() };
-            ring.wrap.store(depth, Ordering::Relaxed);
-            Lap::from_count(ring.resume.load(Ordering::Relaxed))
-        };
+        let idle = unsafe { ring.as_ref() };
+        idle.wrap.store(depth, Ordering::Relaxed);
+        let lap = Lap::from_count(idle.resume.load(Ordering::Relaxed));
         // SAFETY: R2: the queue was idle or new, and is neither any more; `depth` was checked, and the ring is large enough;
         // R5: `resume` is the lap after the last one used; R4 is the caller's.
         Ok(unsafe { Producer::new(ring, queue, depth, lap) })
@@ -119,7 +123,8 @@ impl RingTable {
             unsafe { self.ring(*queue).as_ref() }.is_some_and(|ring| ring.fits(depth, segments_each))
         };
         // SAFETY: as above; null is not among those that fit.
-        let size = |&(_, queue): &(usize, &u16)| unsafe { self.ring(*queue).as_ref() }.map_or(0, |ring| ring.slots.len());
+        let size =
+            |&(_, queue): &(usize, &u16)| unsafe { self.ring(*queue).as_ref() }.map_or(0, |ring| ring.slots.len());
         let position = control.idle.iter().enumerate().filter(fits).min_by_key(size)?.0;
         Some(control.idle.swap_remove(position))
     }
@@ -156,8 +161,8 @@ impl RingTable {
     ///
     /// The claim is dropped before the table (R4).
     #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "the parts of the identifier are cut out of it")]
     pub(crate) unsafe fn claim(&self, wr_id: u64) -> Option<Claimed> {
-        // The halves of the identifier, cut to their sizes on purpose.
         let (queue, index, word) = ((wr_id >> 48) as u16, (wr_id >> 32) as u16, wr_id as u32);
         // SAFETY: R4: null or a ring, which stays as long as the table.
         let ring = unsafe { self.ring(queue).as_ref() };

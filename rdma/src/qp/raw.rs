@@ -1,0 +1,198 @@
+//! Posting and polling without bookkeeping: `unsafe`, at C's cost.
+//!
+//! A raw queue pair reports to raw completion queues only, which carry the caller's 64-bit `wr_id` and know no ring. Neither
+//! mixes with its safe sibling: a raw `wr_id` could otherwise be taken for a request in flight.
+
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use rdma_sys::{ibv_recv_wr, ibv_send_wr, ibv_wc};
+
+use super::{QpBuilder, QueuePair, Transport};
+use crate::context::Context;
+use crate::cq::{CompletionChannel, CompletionQueue, CqInner};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+
+/// A completion queue for raw queue pairs.
+#[doc(alias = "ibv_cq")]
+#[derive(Clone)]
+pub struct RawCompletionQueue {
+    inner: Arc<CqInner>,
+}
+
+impl Context {
+    /// Creates a completion queue for raw queue pairs, of at least `depth` entries.
+    ///
+    /// # Errors
+    ///
+    /// As for [`create_cq`](Self::create_cq).
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_raw_cq(&self, depth: u32, channel: Option<&CompletionChannel>) -> Result<RawCompletionQueue> {
+        let mut inner = CqInner::create(&self.inner, depth, channel.map(|channel| &channel.inner), 0)?;
+        inner.is_raw = true;
+        Ok(RawCompletionQueue { inner: Arc::new(inner) })
+    }
+}
+
+impl RawCompletionQueue {
+    /// Polls completions into `room`, and returns those that there were.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline]
+    pub fn poll<'a>(&self, room: &'a mut [ibv_wc]) -> Result<&'a [ibv_wc]> {
+        self.inner.context.check(Operation::PollCq)?;
+        let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
+        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and as much room as it is
+        // told of.
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.inner.raw, entries, room.as_mut_ptr()) };
+        match usize::try_from(count) {
+            Ok(count) => room.get(..count).ok_or(Error::new(Operation::PollCq, ErrorKind::Unknown)),
+            Err(_) => Err(Error::from_errno(Operation::PollCq, count)),
+        }
+    }
+
+    /// Asks for one event on the channel when the next completion arrives.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn request_notify(&self, solicited_only: bool) -> Result<()> {
+        self.inner.arm(solicited_only)
+    }
+
+    /// How many completions it holds.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.inner.depth
+    }
+
+    /// The C object. It is valid while this handle lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut rdma_sys::ibv_cq {
+        self.inner.raw
+    }
+}
+
+impl fmt::Debug for RawCompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawCompletionQueue").field("depth", &self.depth()).finish_non_exhaustive()
+    }
+}
+
+impl<T: Transport> QpBuilder<T> {
+    /// Reports to a raw completion queue, for a queue pair that will be [`into_raw`](QueuePair::into_raw).
+    pub fn raw_cq(self, cq: &RawCompletionQueue) -> Self {
+        // The safe handle is not handed out, so nobody polls safely what is posted raw.
+        self.cq(&CompletionQueue { inner: Arc::clone(&cq.inner) })
+    }
+}
+
+/// A queue pair to which anything may be posted, on the caller's responsibility.
+#[doc(alias = "ibv_qp")]
+pub struct RawQueuePair<T: Transport> {
+    qp: QueuePair<T>,
+}
+
+impl<T: Transport> QueuePair<T> {
+    /// Turns a queue pair that reports to raw completion queues into a raw one.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput`, with the queue pair, if it reports to others.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn into_raw(self) -> Result<RawQueuePair<T>, Failed<Self>> {
+        if self.control.send_cq.is_raw && self.control.recv_cq.is_raw {
+            return Ok(RawQueuePair { qp: self });
+        }
+        Err(Failed::new(Error::new(Operation::CreateQp, ErrorKind::InvalidInput), self))
+    }
+}
+
+/// A raw post that failed.
+#[derive(Debug, Clone, Copy)]
+pub struct RawPostError<W> {
+    /// Why.
+    pub error: Error,
+    /// The first request that was not posted, as the provider reported it; null if it did not.
+    pub bad_wr: *mut W,
+}
+
+impl<W> fmt::Display for RawPostError<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<W: fmt::Debug> std::error::Error for RawPostError<W> {}
+
+impl<T: Transport> RawQueuePair<T> {
+    /// Posts a chain of requests to the send queue: `ibv_post_send`, and nothing more.
+    ///
+    /// # Safety
+    ///
+    /// `chain` is a valid, terminated chain of requests. The memory that it names stays valid until the device has let go of it (a
+    /// completion that covers the request, or a reset or destroy that succeeded), and until then nothing else writes it, nor
+    /// reads it where the device writes. The unsignaled requests and completions of the queue are accounted for by the caller.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn post_send(&mut self, chain: *mut ibv_send_wr) -> Result<(), RawPostError<ibv_send_wr>> {
+        let mut bad_wr = ptr::null_mut();
+        // SAFETY: the queue pair lives; the rest is the caller's promise.
+        let result = unsafe { rdma_sys::ibv_post_send(self.qp.control.raw, chain, &raw mut bad_wr) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(RawPostError { error: super::send::post_error(Operation::PostSend, result), bad_wr })
+    }
+
+    /// Posts a chain of requests to the receive queue: `ibv_post_recv`, and nothing more.
+    ///
+    /// # Safety
+    ///
+    /// As for [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn post_recv(&mut self, chain: *mut ibv_recv_wr) -> Result<(), RawPostError<ibv_recv_wr>> {
+        let mut bad_wr = ptr::null_mut();
+        // SAFETY: as in `post_send`.
+        let result = unsafe { rdma_sys::ibv_post_recv(self.qp.control.raw, chain, &raw mut bad_wr) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(RawPostError { error: super::send::post_error(Operation::PostRecv, result), bad_wr })
+    }
+
+    /// What a queue pair has besides posting: its number, state, attributes.
+    #[must_use]
+    pub fn control(&self) -> &QueuePair<T> {
+        &self.qp
+    }
+
+    /// Changes attributes: [`QueuePair::modify`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn modify(&mut self, attr: &super::QpAttr) -> Result<()> {
+        self.qp.modify(attr)
+    }
+}
+
+impl<T: Transport> fmt::Debug for RawQueuePair<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawQueuePair").field("qpn", &self.qp.qpn()).finish_non_exhaustive()
+    }
+}
