@@ -143,7 +143,8 @@ fn finish(socket: OwnedFd, result: Result<Agreed, Refusal>) -> Result<Establishe
                 let text = refusal.to_string();
                 let text = text.get(..text.len().min(400)).unwrap_or("");
                 // Only a courtesy: the peer may be gone.
-                let _ = packet::send(&socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
+                let _sent: io::Result<()> =
+                    packet::send(&socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
             }
             Err(refusal)
         }
@@ -279,3 +280,7 @@ fn set_nonblocking(socket: &OwnedFd) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "handshake_tests.rs"]
+mod tests;

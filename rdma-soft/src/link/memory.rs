@@ -114,11 +114,6 @@ impl Memory {
         }
     }
 
-    /// Bytes of each ring.
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// This side's view.
     pub(crate) fn ends(self: &Arc<Self>, side: Side) -> Ends {
         let (mine, theirs) = match side {

@@ -124,7 +124,9 @@ pub(crate) fn send_as(
         let data = unsafe { libc::CMSG_DATA(header) }.cast::<libc::c_int>();
         for (i, fd) in fds.iter().enumerate() {
             // SAFETY: the buffer has room for MAX_FDS descriptors after its header, and `fds` is no longer.
-            unsafe { data.add(i).write_unaligned(fd.as_raw_fd()) };
+            let slot = unsafe { data.add(i) };
+            // SAFETY: as above.
+            unsafe { slot.write_unaligned(fd.as_raw_fd()) };
         }
     }
     loop {
@@ -210,7 +212,9 @@ fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
             let data = unsafe { libc::CMSG_DATA(header) }.cast::<libc::c_int>();
             for i in 0..bytes / size_of::<libc::c_int>() {
                 // SAFETY: the kernel wrote `bytes` bytes of descriptors there.
-                let fd = unsafe { data.add(i).read_unaligned() };
+                let slot = unsafe { data.add(i) };
+                // SAFETY: as above.
+                let fd = unsafe { slot.read_unaligned() };
                 // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: the kernel just made it for us.
                 fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
             }

@@ -158,7 +158,7 @@ proptest! {
         let kinds = [KIND_FRAME, KIND_PADDING, 0];
         for (i, value) in garbage.iter().enumerate().take(capacity / 8) {
             let value = match i % 8 {
-                0 => kinds[usize::try_from(value % 3).unwrap()] | (value >> 20) % (2 * capacity as u64),
+                0 => kinds[usize::try_from(value % 3).unwrap()] | ((value >> 20) % (2 * capacity as u64)),
                 _ => *value,
             };
             memory.write(8 * i as u64, &[value]);

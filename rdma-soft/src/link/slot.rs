@@ -108,7 +108,7 @@ fn address(slot: Slot) -> (libc::sockaddr_un, libc::socklen_t) {
     #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
     let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
     for (to, from) in address.sun_path.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = from as libc::c_char;
     }
     let len = offset_of!(libc::sockaddr_un, sun_path) + name.len();
     (address, libc::socklen_t::try_from(len).unwrap_or(0))

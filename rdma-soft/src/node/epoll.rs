@@ -89,7 +89,7 @@ impl Epoll {
     /// Stops watching a descriptor. Closing is not enough: a forked child may have it as well.
     pub(super) fn remove(&self, fd: BorrowedFd<'_>) {
         // One that is not watched needs no removal.
-        let _ = self.control(libc::EPOLL_CTL_DEL, fd, Source::Bell, 0);
+        let _not_watched: io::Result<()> = self.control(libc::EPOLL_CTL_DEL, fd, Source::Bell, 0);
     }
 
     fn control(
@@ -99,7 +99,7 @@ impl Epoll {
         source: Source,
         flags: libc::c_int,
     ) -> io::Result<()> {
-        let events = (libc::EPOLLIN | flags).cast_unsigned();
+        let events = (libc::EPOLLIN | flags) as u32;
         let mut event = libc::epoll_event { events, u64: source.encode() };
         // SAFETY: epoll_ctl reads one event from a live one.
         let result = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };

@@ -1,0 +1,161 @@
+use std::os::fd::FromRawFd;
+use std::thread;
+
+use super::super::duplex::new_bell;
+use super::*;
+
+fn sockets() -> [OwnedFd; 2] {
+    let mut fds = [-1; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: socketpair writes two descriptors to a live array.
+    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) }, 0);
+    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: socketpair just made them.
+    fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+struct Process {
+    bell: OwnedFd,
+    directory: SharedMemory,
+    slot: u16,
+    capacity: usize,
+}
+
+impl Process {
+    fn new(slot: u16, capacity: usize) -> Self {
+        Self { bell: new_bell().unwrap(), directory: SharedMemory::new(DIRECTORY_LEN).unwrap(), slot, capacity }
+    }
+
+    fn local(&self) -> Local<'_> {
+        Local {
+            slots: vec![Slot(self.slot)],
+            bell: self.bell.as_fd(),
+            directory: &self.directory,
+            capacity: self.capacity,
+        }
+    }
+}
+
+/// The acceptor's answer to an opener that `act`s as it likes; and the text of the refusal that the opener got.
+fn accept_from(act: impl FnOnce(&OwnedFd) + Send) -> Result<Established, Refusal> {
+    let [ours, theirs] = sockets();
+    let process = Process::new(7, 1 << 16);
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| accept(ours, &process.local()));
+        act(&theirs);
+        accepting.join().unwrap()
+    })
+}
+
+fn refusal_of(socket: &OwnedFd) -> String {
+    let packet = packet::receive(socket).unwrap();
+    assert_eq!(packet.kind, Kind::Refuse as u32);
+    String::from_utf8_lossy(packet.body.rest()).into_owned()
+}
+
+/// What an honest opener does before its Offer: the token that it owes.
+fn greet(socket: &OwnedFd, token: &Token) -> [u8; TOKEN] {
+    packet::send(socket, Kind::Hello, &hello(token, &[Slot(9)]), &[]).unwrap();
+    let mut answer = packet::receive(socket).unwrap();
+    assert!(token.is(&answer.body.take().unwrap()));
+    let address = answer.body.take_u64().unwrap();
+    trust::read_token(i32::try_from(std::process::id()).unwrap(), address).unwrap()
+}
+
+#[test]
+fn two_processes_that_mean_well_get_a_link() {
+    let [a, b] = sockets();
+    let (opener, acceptor) = (Process::new(3, 1 << 16), Process::new(4, 1 << 20));
+    let (opened, accepted) = thread::scope(|scope| {
+        let accepting = scope.spawn(|| accept(b, &acceptor.local()).unwrap());
+        (open(a, &opener.local()).unwrap(), accepting.join().unwrap())
+    });
+    assert_eq!((&opened.peer.slots[..], &accepted.peer.slots[..]), (&[Slot(4)][..], &[Slot(3)][..]));
+    assert_eq!(opened.peer.pid, i32::try_from(std::process::id()).unwrap());
+    // What one side says of itself, the other sees.
+    super::super::doorbell::arm(opened.ends.asleep.word());
+    assert!(super::super::doorbell::must_ring(accepted.ends.peer_asleep.word()));
+    assert!(!super::super::doorbell::must_ring(opened.ends.asleep.word()));
+}
+
+#[test]
+fn a_peer_of_another_version_is_told_so() {
+    let result = accept_from(|socket| {
+        let body = Body::default().u64(0).u64(0);
+        packet::send_as(socket, VERSION + 1, Kind::Hello, &body, &[]).unwrap();
+        assert!(refusal_of(socket).contains("another version"));
+    });
+    assert!(matches!(result, Err(Refusal::Version { theirs }) if theirs == VERSION + 1));
+
+    let [a, b] = sockets();
+    let result = thread::scope(|scope| {
+        let process = Process::new(3, 1 << 16);
+        let opening = scope.spawn(move || open(a, &process.local()).map(drop));
+        packet::receive(&b).unwrap();
+        packet::send_as(&b, 77, Kind::Refuse, &Body::default(), &[]).unwrap();
+        opening.join().unwrap()
+    });
+    assert!(matches!(result, Err(Refusal::Version { theirs: 77 })));
+    assert!(Refusal::Version { theirs: 77 }.to_string().contains("version 77"));
+}
+
+#[test]
+fn who_has_not_read_the_token_is_refused() {
+    let result = accept_from(|socket| {
+        let token = Token::new().unwrap();
+        greet(socket, &token);
+        let offer = Body::default().bytes(&[0; TOKEN]).u64(1 << 16);
+        packet::send(socket, Kind::Offer, &offer, &[]).unwrap();
+        assert!(refusal_of(socket).contains("has not shown"));
+    });
+    assert!(matches!(result, Err(Refusal::Unproved(_))));
+}
+
+#[test]
+fn a_token_that_cannot_be_read_is_refused() {
+    let result = accept_from(|socket| {
+        let body = Body::default().u64(4096).u64(0);
+        packet::send(socket, Kind::Hello, &body, &[]).unwrap();
+        assert!(refusal_of(socket).contains("trace"));
+    });
+    assert!(matches!(result, Err(Refusal::Untraceable { .. })));
+}
+
+#[test]
+fn what_is_not_a_device_is_refused() {
+    let result = accept_from(|socket| {
+        let bytes = *b"GET / HTTP/1.1\r\n\r\n";
+        // SAFETY: send reads the bytes of a live array.
+        unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+    });
+    assert!(matches!(result, Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::InvalidData));
+}
+
+#[test]
+fn descriptors_that_could_hurt_are_refused() {
+    let good = Process::new(9, 1 << 16);
+    let memory = Memory::create(1 << 16).unwrap();
+    // SAFETY: memfd_create wants a NUL-terminated name.
+    let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: memfd_create just returned it.
+    let unsealed = unsafe { OwnedFd::from_raw_fd(fd) };
+    let [pipe, _other] = sockets();
+    let directory = good.directory.fd().unwrap();
+    let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 7] = [
+        ("no descriptors", 1 << 16, vec![]),
+        ("one too many", 1 << 16, vec![memory.fd().unwrap(), good.bell.as_fd(), directory, directory]),
+        ("unsealed rings", 1 << 16, vec![unsealed.as_fd(), good.bell.as_fd(), directory]),
+        ("rings shorter than said", 1 << 20, vec![memory.fd().unwrap(), good.bell.as_fd(), directory]),
+        ("an impossible capacity", (1 << 16) + 1, vec![memory.fd().unwrap(), good.bell.as_fd(), directory]),
+        ("a doorbell that may block", 1 << 16, vec![memory.fd().unwrap(), pipe.as_fd(), directory]),
+        ("a directory that is none", 1 << 16, vec![memory.fd().unwrap(), good.bell.as_fd(), unsealed.as_fd()]),
+    ];
+    for (what, capacity, fds) in bad {
+        let result = accept_from(|socket| {
+            let token = Token::new().unwrap();
+            let proof = greet(socket, &token);
+            packet::send(socket, Kind::Offer, &Body::default().bytes(&proof).u64(capacity), &fds).unwrap();
+            refusal_of(socket);
+        });
+        assert!(matches!(result, Err(Refusal::Io(_))), "{what}: {result:?}");
+    }
+}

@@ -1,0 +1,350 @@
+//! Two processes: the test binary runs itself again as the peer, with one of the roles below, and the two talk over the
+//! child's standard streams to exchange what verbs programs exchange.
+
+mod side;
+
+use std::time::{Duration, Instant};
+
+use rdma_sys::*;
+
+use self::side::{Peer, ROLE, Side, listen, pair, say};
+use super::*;
+
+fn become_a_stranger() {
+    // SAFETY: no conditions.
+    let result = if unsafe { libc::geteuid() } == 0 {
+        // SAFETY: gives up all rights of this process.
+        unsafe { libc::setuid(65_534) }
+    } else {
+        0
+    };
+    assert_eq!(result, 0);
+    // SAFETY: sets a flag of this process.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+}
+
+/// The roles.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    if role == "stranger" {
+        become_a_stranger();
+    }
+    let side = Side::new(4 << 20);
+    let theirs = listen();
+    side.connect(u32::try_from(theirs[0]).unwrap());
+    match role.as_str() {
+        // Sends back what comes, until a message of one byte.
+        "echo" => {
+            side.recv(1, 0, 1 << 20);
+            say(&side.describe());
+            loop {
+                let wc = side.wait();
+                assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+                if wc.opcode != ibv_wc_opcode::IBV_WC_RECV {
+                    continue;
+                }
+                side.recv(1, 0, 1 << 20);
+                side.send(2, 0, wc.byte_len as usize);
+                if wc.byte_len == 1 {
+                    side.wait_ok();
+                    return;
+                }
+            }
+        }
+        // Sends back small messages without ever yielding.
+        "spin" => {
+            pin(1);
+            for _ in 0..32 {
+                side.recv(1, 0, 4096);
+            }
+            say(&side.describe());
+            loop {
+                let Some(wc) = side.poll() else { continue };
+                assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+                if wc.opcode == ibv_wc_opcode::IBV_WC_RECV {
+                    side.recv(1, 0, 4096);
+                    side.send(2, 0, wc.byte_len as usize);
+                    if wc.byte_len == 1 {
+                        return;
+                    }
+                }
+            }
+        }
+        // Does nothing at all, until told to end.
+        "sleep" => {
+            say(&side.describe());
+            listen();
+        }
+        // Opens the link itself, with rings of its own size, then echoes.
+        "first" => {
+            say(&side.describe());
+            side.recv(1, 2 << 20, 1 << 20);
+            side.send(2, 0, 1 << 20);
+            loop {
+                let wc = side.wait();
+                assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+                if wc.opcode == ibv_wc_opcode::IBV_WC_RECV {
+                    side.recv(1, 2 << 20, 1 << 20);
+                    side.send(3, 2 << 20, wc.byte_len as usize);
+                    if wc.byte_len == 1 {
+                        while side.wait_ok() != 3 {}
+                        return;
+                    }
+                }
+            }
+        }
+        // May not trace us, nor we it.
+        "stranger" => {
+            say(&side.describe());
+            side.send(1, 0, 8);
+            say(&side.wait().status.0.to_string());
+            listen();
+        }
+        // Is killed while it sends.
+        "flood" => {
+            say(&side.describe());
+            for i in 0.. {
+                side.send(i, 0, 1 << 16);
+                if side.wait().status != ibv_wc_status::IBV_WC_SUCCESS {
+                    return;
+                }
+            }
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+#[test]
+fn messages_of_all_sizes_come_back() {
+    let (side, peer, _) = pair("echo", 4 << 20);
+    for len in [64, 0, 8, 4096, 65_536, 65_537, 1 << 20, 1] {
+        let data: Vec<u8> = (0..len).map(|i: usize| (i * 7 + len).to_ne_bytes()[0]).collect();
+        side.set(0, &data);
+        side.recv(1, 2 << 20, 1 << 20);
+        side.send(2, 0, len);
+        let mut ids = [side.wait_ok(), side.wait_ok()];
+        ids.sort_unstable();
+        assert_eq!(ids, [1, 2]);
+        assert_eq!(side.get(2 << 20, len), data);
+    }
+    peer.finish();
+}
+
+#[test]
+fn rings_of_four_kilobytes_carry_messages_of_a_megabyte() {
+    let side = Side::new(4 << 20);
+    let mut peer = Peer::start_with("first", |command| {
+        command.env("RDMA_SOFT_RING", "4096");
+    });
+    side.recv_before_connect();
+    peer.tell(&side.describe());
+    let theirs = peer.hear();
+    side.connect(u32::try_from(theirs[0]).unwrap());
+    let wc = side.wait();
+    assert_eq!((wc.status, wc.byte_len), (ibv_wc_status::IBV_WC_SUCCESS, 1 << 20));
+    for round in 0..3 {
+        side.recv(1, 2 << 20, 1 << 20);
+        side.send(2, 0, (1 << 20) - round);
+        side.wait_ok();
+        side.wait_ok();
+    }
+    side.recv(1, 2 << 20, 1 << 20);
+    side.send(2, 0, 1);
+    side.wait_ok();
+    side.wait_ok();
+    peer.finish();
+}
+
+#[test]
+fn a_sleeping_process_is_written_to_and_read_from() {
+    let (side, mut peer, theirs) = pair("sleep", 1 << 20);
+    let rkey = u32::try_from(theirs[2]).unwrap();
+    for len in [8, 5000, 1 << 20] {
+        let data: Vec<u8> = (0..len).map(|i: usize| (i * 13 + len).to_ne_bytes()[0]).collect();
+        side.set(0, &data);
+        side.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, len, theirs[1], rkey);
+        assert_eq!(side.wait_ok(), 1);
+        side.set(0, &vec![0; len]);
+        side.post(2, ibv_wr_opcode::IBV_WR_RDMA_READ, 0, len, theirs[1], rkey);
+        assert_eq!(side.wait_ok(), 2);
+        assert_eq!(side.get(0, len), data);
+        // Long enough for every agent to fall asleep.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    peer.tell("0");
+    peer.finish();
+}
+
+#[test]
+fn an_idle_process_does_nothing() {
+    let (side, mut peer, theirs) = pair("sleep", 4096);
+    side.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, 8, theirs[1], u32::try_from(theirs[2]).unwrap());
+    side.wait_ok();
+    let switches = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", peer.child.id())).unwrap();
+        let status = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+        let agent = status.into_iter().find(|status| status.starts_with("Name:\trdma-soft\n")).unwrap();
+        let line = agent.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    std::thread::sleep(Duration::from_millis(50));
+    let before = switches();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(switches() - before <= 1, "an idle agent woke {} times in half a second", switches() - before);
+    peer.tell("0");
+    peer.finish();
+}
+
+#[test]
+fn a_stopped_process_is_waited_for() {
+    let (side, peer, theirs) = pair("sleep", 4096);
+    let rkey = u32::try_from(theirs[2]).unwrap();
+    side.post(1, ibv_wr_opcode::IBV_WR_RDMA_READ, 0, 8, theirs[1], rkey);
+    side.wait_ok();
+    peer.signal(libc::SIGSTOP);
+    side.recv(9, 0, 8);
+    side.post(2, ibv_wr_opcode::IBV_WR_RDMA_READ, 0, 8, theirs[1], rkey);
+    side.send(3, 0, 8);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(400) {
+        if let Some(wc) = side.poll() {
+            // Shared memory may be read while its owner is stopped; what needs the owner waits.
+            assert_eq!((wc.wr_id, wc.status), (2, ibv_wc_status::IBV_WC_SUCCESS));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    peer.signal(libc::SIGCONT);
+    peer.signal(libc::SIGKILL);
+    while side.wait().wr_id != 3 {}
+}
+
+#[test]
+fn a_killed_process_is_noticed_and_leaves_nothing() {
+    for round in 0..12_u64 {
+        let side = Side::new(1 << 20);
+        let mut peer = Peer::start("flood");
+        peer.tell(&side.describe());
+        let theirs = peer.hear();
+        let slot = theirs[0] >> 12;
+        side.connect(u32::try_from(theirs[0]).unwrap());
+        for i in 0..32 {
+            side.recv(i, 0, 1 << 16);
+        }
+        // Some die before the first frame, some in the middle of one.
+        let start = Instant::now();
+        let mut received = 0;
+        while start.elapsed() < Duration::from_micros(round * 700) {
+            if let Some(wc) = side.poll() {
+                assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+                side.recv(1, 0, 1 << 16);
+                received += 1;
+            }
+        }
+        peer.signal(libc::SIGKILL);
+        peer.child.wait().unwrap();
+        // Sooner or later the other end is known to be gone: before, during or after the post.
+        side.send(77, 0, 8);
+        let died = Instant::now();
+        let wc = loop {
+            let wc = side.wait();
+            if wc.wr_id == 77 {
+                break wc;
+            }
+        };
+        assert!(
+            wc.status == ibv_wc_status::IBV_WC_RETRY_EXC_ERR || wc.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
+            "{:?} after {received} messages",
+            wc.status
+        );
+        // 8 times 67 ms if nobody had a link, at once otherwise.
+        assert!(died.elapsed() < Duration::from_secs(3), "{:?}", died.elapsed());
+        let pid = peer.pid();
+        let left = side.node.lock().links().filter(|link| link.peer.as_ref().is_some_and(|p| p.pid == pid)).count();
+        assert_eq!(left, 0);
+        let names = std::fs::read_to_string("/proc/net/unix").unwrap();
+        assert!(!names.lines().any(|line| line.ends_with(&format!("@rdma-soft-{slot}"))));
+    }
+}
+
+/// A process that the kernel does not let trace us, or the other way round, gets no link.
+#[test]
+fn a_process_of_other_rights_is_refused() {
+    let side = Side::new(4096);
+    let mut peer = Peer::start("stranger");
+    peer.tell(&side.describe());
+    let theirs = peer.hear();
+    side.connect(u32::try_from(theirs[0]).unwrap());
+    side.send(1, 0, 8);
+    assert_eq!(side.wait().status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+    // It fares no better.
+    assert_eq!(peer.hear(), [u64::from(ibv_wc_status::IBV_WC_RETRY_EXC_ERR.0)]);
+    peer.finish();
+}
+
+#[test]
+fn a_forked_child_is_told_no() {
+    let side = Side::new(4096);
+    // SAFETY: the child calls what only reads two words, and _exit.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let code = i32::from(Node::get().err() != Some(Errno(libc::ENODEV)));
+        // SAFETY: ends the child without running anything else.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: waitpid writes one int to a live one.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+    assert!(Node::get().is_ok());
+    assert!(side.poll().is_none());
+}
+
+/// What the node's own path costs, between two processes that poll on two cores.
+#[test]
+#[ignore = "a measurement, for a quiet machine: cargo test --release -p rdma-soft latency -- --ignored --nocapture"]
+fn latency() {
+    let (side, peer, _) = pair("spin", 4 << 20);
+    pin(0);
+    let round = |len| {
+        side.recv(1, 4096, 4096);
+        side.send(2, 0, len);
+        let mut left = 2;
+        while left > 0 {
+            if let Some(wc) = side.poll() {
+                assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+                left -= 1;
+            }
+        }
+    };
+    for _ in 0..20_000 {
+        round(64);
+    }
+    let mut times: Vec<_> = (0..200_000)
+        .map(|_| {
+            let start = Instant::now();
+            round(64);
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    let half = |percent: usize| times[(times.len() - 1) * percent / 100] / 2;
+    println!("half round trip of 64 B: p10 {:?} median {:?} p99 {:?}", half(10), half(50), half(99));
+    let start = Instant::now();
+    let polls = 1_000_000;
+    for _ in 0..polls {
+        assert!(side.poll().is_none());
+    }
+    println!("empty poll: {:?}", start.elapsed() / polls);
+    round(1);
+    peer.finish();
+}
+
+fn pin(cpu: usize) {
+    // SAFETY: cpu_set_t is plain data, valid when zero.
+    let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
+    // SAFETY: the number is within the set.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: reads one set from a live one. Fails where there is only one processor, which does not matter.
+    unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+}

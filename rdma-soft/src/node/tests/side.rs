@@ -1,0 +1,231 @@
+//! A process's side of a test, and the process at the other.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_sys::*;
+
+use super::super::*;
+use crate::engine::{ModifyQp, QpId, QpInit, QpState, Registration, SendData, SendRequest};
+
+pub(super) const ROLE: &str = "RDMA_SOFT_TEST_ROLE";
+pub(super) const LONG: Duration = Duration::from_secs(30);
+
+/// One of each object, in this process's node.
+pub(super) struct Side {
+    pub(super) node: &'static Node,
+    pub(super) cq: CqId,
+    pub(super) qp: QpId,
+    pub(super) qpn: u32,
+    pub(super) memory: &'static SharedMemory,
+    pub(super) key: u32,
+}
+
+impl Side {
+    pub(super) fn new(len: usize) -> Self {
+        let node = Node::get().unwrap();
+        // Tests end with their process: nothing is taken down.
+        let memory = Box::leak(Box::new(SharedMemory::new(len).unwrap()));
+        let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+            | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+            | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+        let what =
+            Registration { addr: memory.as_ptr(), len, iova: memory.as_ptr().addr() as u64, access, backing: None };
+        let (cq, qp, qpn, key) = node.with(|engine| {
+            let pd = engine.alloc_pd().unwrap();
+            let cq = engine.create_cq(256, 1).unwrap();
+            // SAFETY: the memory is never freed, and only touched through rdma_mem.
+            let key = unsafe { engine.register(pd, &what) }.unwrap().lkey;
+            let (qp, qpn) = engine
+                .create_qp(&QpInit {
+                    pd,
+                    send_cq: cq,
+                    recv_cq: cq,
+                    max_send_wr: 64,
+                    max_recv_wr: 64,
+                    max_send_sge: 4,
+                    max_recv_sge: 4,
+                    max_inline_data: 64,
+                    sq_sig_all: true,
+                    token: 2,
+                })
+                .unwrap();
+            (cq, qp, qpn, key)
+        });
+        Self { node, cq, qp, qpn, memory, key }
+    }
+
+    pub(super) fn connect(&self, dest_qpn: u32) {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            let change = ModifyQp {
+                state: Some(state),
+                access: Some(15),
+                dest_qpn: Some(dest_qpn),
+                rq_psn: Some(1),
+                sq_psn: Some(1),
+                max_rd_atomic: Some(4),
+                max_dest_rd_atomic: Some(4),
+                min_rnr_timer: Some(1),
+                timeout: Some(14),
+                retry_cnt: Some(7),
+                rnr_retry: Some(7),
+                ..ModifyQp::default()
+            };
+            self.node.with_drained(|engine| engine.modify_qp(self.qp, &change)).unwrap();
+        }
+    }
+
+    pub(super) fn sge(&self, at: usize, len: usize) -> ibv_sge {
+        ibv_sge { addr: (self.memory.as_ptr().addr() + at) as u64, length: u32::try_from(len).unwrap(), lkey: self.key }
+    }
+
+    /// A receive posted in INIT, for a peer that may send as soon as it can.
+    pub(super) fn recv_before_connect(&self) {
+        let change = ModifyQp { state: Some(QpState::Init), access: Some(15), ..ModifyQp::default() };
+        self.node.with_drained(|engine| engine.modify_qp(self.qp, &change)).unwrap();
+        self.recv(1, 2 << 20, 1 << 20);
+    }
+
+    pub(super) fn send(&self, wr_id: u64, at: usize, len: usize) {
+        self.post(wr_id, ibv_wr_opcode::IBV_WR_SEND, at, len, 0, 0);
+    }
+
+    pub(super) fn post(&self, wr_id: u64, opcode: ibv_wr_opcode, at: usize, len: usize, remote_addr: u64, rkey: u32) {
+        let list = [self.sge(at, len)];
+        let request = SendRequest {
+            wr_id,
+            opcode,
+            flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
+            imm: 0,
+            remote_addr,
+            rkey,
+            compare_add: 0,
+            swap: 0,
+            data: SendData::List(&list),
+        };
+        self.node.with(|engine| engine.post_send(self.qp, &request)).unwrap();
+    }
+
+    pub(super) fn recv(&self, wr_id: u64, at: usize, len: usize) {
+        self.node.with(|engine| engine.post_recv(self.qp, wr_id, &[self.sge(at, len)])).unwrap();
+    }
+
+    pub(super) fn poll(&self) -> Option<ibv_wc> {
+        let mut out = [ibv_wc::default()];
+        (self.node.poll_cq(self.cq, &mut out).unwrap() == 1).then(|| out[0])
+    }
+
+    /// Polls until a completion comes.
+    pub(super) fn wait(&self) -> ibv_wc {
+        let start = Instant::now();
+        loop {
+            if let Some(wc) = self.poll() {
+                return wc;
+            }
+            assert!(start.elapsed() < LONG, "no completion in {LONG:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    pub(super) fn wait_ok(&self) -> u64 {
+        let wc = self.wait();
+        assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+        wc.wr_id
+    }
+
+    pub(super) fn set(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.memory.len());
+        // SAFETY: within the memory (just checked), which lives for ever.
+        unsafe { rdma_mem::copy(self.memory.as_ptr().wrapping_add(at), bytes.as_ptr(), bytes.len()) };
+    }
+
+    pub(super) fn get(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.memory.len());
+        let mut bytes = vec![0; len];
+        // SAFETY: within the memory (just checked), which lives for ever.
+        unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.memory.as_ptr().wrapping_add(at), len) };
+        bytes
+    }
+
+    pub(super) fn describe(&self) -> String {
+        format!("{} {} {}", self.qpn, self.memory.as_ptr().addr(), self.key)
+    }
+}
+
+/// A process that runs one of the roles.
+pub(super) struct Peer {
+    pub(super) child: Child,
+    pub(super) to: ChildStdin,
+    pub(super) from: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    pub(super) fn start(role: &str) -> Self {
+        Self::start_with(role, |_| {})
+    }
+
+    pub(super) fn start_with(role: &str, tune: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        tune(&mut command);
+        let mut child = command
+            .args(["--exact", "node::tests::peer", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let to = child.stdin.take().unwrap();
+        let from = BufReader::new(child.stdout.take().unwrap());
+        Self { child, to, from }
+    }
+
+    pub(super) fn tell(&mut self, line: &str) {
+        writeln!(self.to, "{line}").unwrap();
+    }
+
+    /// The next line of ours: the test harness prints some of its own.
+    pub(super) fn hear(&mut self) -> Vec<u64> {
+        let mut line = String::new();
+        while !line.contains("peer:") {
+            line.clear();
+            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the peer has ended");
+        }
+        let (_, words) = line.split_once("peer:").unwrap();
+        words.split_whitespace().map(|word| word.parse().unwrap()).collect()
+    }
+
+    pub(super) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    pub(super) fn signal(&self, signal: libc::c_int) {
+        // SAFETY: our own child, which has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+    }
+
+    pub(super) fn finish(mut self) {
+        drop(self.to);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+pub(super) fn say(line: &str) {
+    println!("peer:{line}");
+}
+
+pub(super) fn listen() -> Vec<u64> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).unwrap();
+    line.split_whitespace().map(|word| word.parse().unwrap()).collect()
+}
+
+/// A pair of connected queue pairs: ours, and what the peer said of its side.
+pub(super) fn pair(role: &str, len: usize) -> (Side, Peer, Vec<u64>) {
+    let side = Side::new(len);
+    let mut peer = Peer::start(role);
+    peer.tell(&side.describe());
+    let theirs = peer.hear();
+    side.connect(u32::try_from(theirs[0]).unwrap());
+    (side, peer, theirs)
+}
