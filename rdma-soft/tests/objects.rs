@@ -1,0 +1,312 @@
+//! Creation and destruction: limits, who keeps whom busy, error conventions, the state machine on a real object.
+
+mod common;
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr;
+
+use common::{Config, Request, Side, open, pair, verbs};
+use rdma_sys::*;
+
+type M = ibv_qp_attr_mask;
+type S = ibv_qp_state;
+
+/// What a failed verb that returns a pointer left in `errno`.
+fn errno<T>(result: *mut T) -> c_int {
+    assert!(result.is_null());
+    io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+#[test]
+fn used_objects_are_busy() {
+    let side = Side::new(Config::default());
+    // SAFETY: live objects, which stay alive because they are busy. So for each.
+    assert_eq!(unsafe { (verbs().ibv_dealloc_pd)(side.pd) }, libc::EBUSY);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_destroy_cq)(side.cq) }, libc::EBUSY);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(side.channel) }, libc::EBUSY);
+    // All of them still work.
+    side.connect(side.endpoint());
+    assert_eq!(side.post_recv(1, &[]), 0);
+    assert_eq!(side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[])), 0);
+    side.wait();
+    side.wait();
+}
+
+#[test]
+fn null_is_refused_everywhere() {
+    let v = verbs();
+    // SAFETY: null is refused before anything is read. So for each.
+    assert_eq!(errno(unsafe { (v.ibv_open_device)(ptr::null_mut()) }), libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_close_device)(ptr::null_mut()) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(errno(unsafe { (v.ibv_alloc_pd)(ptr::null_mut()) }), libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_dealloc_pd)(ptr::null_mut()) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_dereg_mr)(ptr::null_mut()) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_destroy_cq)(ptr::null_mut()) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_destroy_qp)(ptr::null_mut()) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_destroy_comp_channel)(ptr::null_mut()) }, libc::EINVAL);
+}
+
+#[test]
+fn completion_queue_limits() {
+    let context = open();
+    let create = |cqe, vector| {
+        // SAFETY: an open context.
+        unsafe { (verbs().ibv_create_cq)(context, cqe, ptr::null_mut(), ptr::null_mut(), vector) }
+    };
+    for (cqe, vector) in [(0, 0), (-1, 0), (c_int::MAX, 0), (1, 1), (1, -1)] {
+        assert_eq!(errno(create(cqe, vector)), libc::EINVAL);
+    }
+    let cq = create(17, 0);
+    // SAFETY: a live queue.
+    assert!(unsafe { (*cq).cqe } >= 17);
+    // SAFETY: a live queue.
+    assert_eq!(unsafe { (verbs().ibv_resize_cq)(cq, 40) }, 0);
+    // SAFETY: a live queue.
+    assert!(unsafe { (*cq).cqe } >= 40);
+    // SAFETY: a live queue.
+    assert_eq!(unsafe { (verbs().ibv_resize_cq)(cq, 0) }, libc::EINVAL);
+    // Another context's channel is not ours.
+    let other = open();
+    // SAFETY: an open context.
+    let channel = unsafe { (verbs().ibv_create_comp_channel)(other) };
+    // SAFETY: an open context, a live channel.
+    let foreign = unsafe { (verbs().ibv_create_cq)(context, 1, ptr::null_mut(), channel, 0) };
+    assert_eq!(errno(foreign), libc::EINVAL);
+    // SAFETY: alive, and not used any more. So for each.
+    assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(channel) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_destroy_cq)(cq) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(other) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, 0);
+}
+
+#[test]
+fn queue_pair_limits_and_types() {
+    let side = Side::new(Config::default());
+    let refused = |spoil: &dyn Fn(&mut ibv_qp_init_attr)| {
+        let mut init = side.init_attr();
+        spoil(&mut init);
+        // SAFETY: live objects, a valid structure.
+        errno(unsafe { (verbs().ibv_create_qp)(side.pd, &raw mut init) })
+    };
+    assert_eq!(refused(&|init| init.qp_type = ibv_qp_type::IBV_QPT_UD), libc::EOPNOTSUPP);
+    assert_eq!(refused(&|init| init.qp_type = ibv_qp_type::IBV_QPT_XRC_SEND), libc::EOPNOTSUPP);
+    assert_eq!(refused(&|init| init.qp_type = ibv_qp_type(77)), libc::EINVAL);
+    assert_eq!(refused(&|init| init.cap.max_send_wr = u32::MAX), libc::EINVAL);
+    assert_eq!(refused(&|init| init.cap.max_send_sge = 1000), libc::EINVAL);
+    assert_eq!(refused(&|init| init.cap.max_inline_data = 1 << 20), libc::EINVAL);
+    assert_eq!(refused(&|init| init.send_cq = ptr::null_mut()), libc::EINVAL);
+    let other = Side::new(Config::default());
+    assert_eq!(refused(&|init| init.recv_cq = other.cq), libc::EINVAL);
+
+    let mut attr = ibv_device_attr::default();
+    // SAFETY: an open context, a valid structure.
+    assert_eq!(unsafe { (verbs().ibv_query_device)(side.context, &raw mut attr) }, 0);
+    let mut init = side.init_attr();
+    init.cap.max_send_wr = u32::try_from(attr.max_qp_wr).unwrap();
+    init.cap.max_send_sge = u32::try_from(attr.max_sge).unwrap();
+    // SAFETY: live objects, a valid structure.
+    let qp = unsafe { (verbs().ibv_create_qp)(side.pd, &raw mut init) };
+    assert!(!qp.is_null(), "the reported limits hold");
+    // SAFETY: a live queue pair.
+    assert!(unsafe { (verbs().ibv_qp_to_qp_ex)(qp) }.is_null(), "it was not made for the extended interface");
+    // SAFETY: a live queue pair.
+    assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, 0);
+}
+
+#[test]
+fn queue_pair_numbers_differ_and_are_not_reserved() {
+    let side = Side::new(Config::default());
+    let queue_pairs: Vec<_> = (0..100).map(|_| side.make_qp()).collect();
+    // SAFETY: live queue pairs.
+    let mut numbers: Vec<u32> = queue_pairs.iter().map(|&qp| unsafe { (*qp).qp_num }).collect();
+    assert!(numbers.iter().all(|&number| number > 1 && number < 0x00ff_ffff));
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 100);
+    for qp in queue_pairs {
+        // SAFETY: alive, and not used any more.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, 0);
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_registered() {
+    let side = Side::new(Config { memory: 4096, ..Config::default() });
+    let addr = ptr::without_provenance_mut(usize::try_from(side.addr(0)).unwrap());
+    let register = |addr, len, access: ibv_access_flags| {
+        // SAFETY: a live domain; nothing is registered.
+        errno(unsafe { (verbs().ibv_reg_mr)(side.pd, addr, len, c_int::try_from(access.0).unwrap()) })
+    };
+    assert_eq!(register(addr, 0, ibv_access_flags(1)), libc::EINVAL);
+    assert_eq!(register(addr, usize::MAX, ibv_access_flags(1)), libc::EINVAL);
+    assert_eq!(register(addr, 8, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE), libc::EINVAL);
+    assert_eq!(register(addr, 8, ibv_access_flags::IBV_ACCESS_ON_DEMAND), libc::EOPNOTSUPP);
+    assert_eq!(register(ptr::without_provenance_mut(4096), 8, ibv_access_flags(0)), libc::EFAULT);
+    // Memory that can only be read.
+    let text = "read only".as_ptr().cast_mut();
+    assert_eq!(register(text.cast(), 9, ibv_access_flags(1)), libc::EFAULT);
+    // SAFETY: a live domain; the text is never unmapped.
+    let mr = unsafe { (verbs().ibv_reg_mr)(side.pd, text.cast(), 9, 4) };
+    assert!(!mr.is_null());
+    // SAFETY: a live domain and region.
+    let rereg = unsafe { (verbs().ibv_rereg_mr)(mr, 4, side.pd, ptr::null_mut(), 0, 0) };
+    assert_ne!(rereg, 0);
+    // SAFETY: alive, and not used any more.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
+}
+
+#[test]
+fn a_region_may_have_another_address_for_its_users() {
+    let (a, b) = pair(Config::default());
+    let addr = ptr::with_exposed_provenance_mut(usize::try_from(b.addr(0)).unwrap());
+    // SAFETY: a live domain; the memory is that of the side, which lives longer.
+    let mr = unsafe { (verbs().ibv_reg_mr_iova2)(b.pd, addr, 4096, 0x1000_0000, 0xf) };
+    // SAFETY: a live region.
+    let rkey = unsafe { (*mr).rkey };
+    a.put(0, b"there");
+    let write = Request::new(ibv_wr_opcode::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 5)]);
+    assert_eq!(a.post(&write.clone().remote(0x1000_0000 + 10, rkey)), 0);
+    a.success(1);
+    assert_eq!(b.peek(10, 5), b"there");
+    // SAFETY: alive, and not used any more.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
+    assert_eq!(a.post(&write.remote(0x1000_0000 + 10, rkey)), 0);
+    a.expect(1, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+}
+
+#[test]
+fn the_state_machine_on_a_queue_pair() {
+    let side = Side::new(Config::default());
+    let remote = side.endpoint();
+    let (mut init, init_mask) = side.init_change();
+    let (mut rtr, rtr_mask) = side.rtr_change(remote);
+    let (mut rts, rts_mask) = side.rts_change();
+    assert_eq!(side.modify(&mut rtr, rtr_mask), libc::EINVAL, "RESET to RTR");
+    assert_eq!(side.modify(&mut init, init_mask & !M::IBV_QP_PORT.0), libc::EINVAL, "a missing attribute");
+    assert_eq!(side.modify(&mut init, init_mask | M::IBV_QP_SQ_PSN.0), libc::EINVAL, "one too many");
+    init.port_num = 2;
+    assert_eq!(side.modify(&mut init, init_mask), libc::EINVAL, "no such port");
+    init.port_num = 1;
+    assert_eq!(side.state(), S::IBV_QPS_RESET, "a refused change changes nothing");
+    assert_ne!(side.post_recv(0, &[]), 0, "no receives in RESET");
+    assert_eq!(side.modify(&mut init, init_mask), 0);
+    // SAFETY: a live queue pair.
+    assert_eq!(unsafe { (*side.qp).state }, S::IBV_QPS_INIT);
+    assert_eq!(side.post_recv(1, &[]), 0, "receives from INIT on");
+    assert_ne!(side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 1, &[])), 0, "no sends in INIT");
+    rtr.ah_attr.is_global = 0;
+    assert_eq!(side.modify(&mut rtr, rtr_mask), libc::EINVAL, "RoCE needs a GID");
+    rtr.ah_attr.is_global = 1;
+    assert_eq!(side.modify(&mut rtr, rtr_mask), 0);
+    assert_eq!(side.modify(&mut rts, rts_mask & !M::IBV_QP_TIMEOUT.0), libc::EINVAL);
+    assert_eq!(side.modify(&mut rts, rts_mask), 0);
+    let (attr, made) = side.query();
+    assert_eq!((attr.qp_state, attr.cur_qp_state), (S::IBV_QPS_RTS, S::IBV_QPS_RTS));
+    assert_eq!((attr.dest_qp_num, attr.path_mtu, attr.port_num), (remote.qpn, rtr.path_mtu, 1));
+    assert_eq!((attr.timeout, attr.retry_cnt, attr.rnr_retry), (rts.timeout, rts.retry_cnt, rts.rnr_retry));
+    assert_eq!((attr.min_rnr_timer, attr.max_rd_atomic, attr.max_dest_rd_atomic), (rtr.min_rnr_timer, 4, 4));
+    assert_eq!((attr.sq_psn, attr.rq_psn), (5, 5));
+    assert_eq!(attr.qp_access_flags, common::ALL_ACCESS);
+    assert_eq!((made.send_cq, made.recv_cq, made.qp_type), (side.cq, side.cq, ibv_qp_type::IBV_QPT_RC));
+    assert_eq!(made.cap, attr.cap);
+    let mut wrong = ibv_qp_attr { cur_qp_state: S::IBV_QPS_RTR, min_rnr_timer: 3, ..Default::default() };
+    let mask = M::IBV_QP_CUR_STATE.0 | M::IBV_QP_MIN_RNR_TIMER.0;
+    assert_eq!(side.modify(&mut wrong, mask), libc::EINVAL, "the caller is wrong about the state");
+    wrong.cur_qp_state = S::IBV_QPS_RTS;
+    assert_eq!(side.modify(&mut wrong, mask), 0);
+    assert_eq!(side.query().0.min_rnr_timer, 3);
+    assert_eq!(side.set_state(S::IBV_QPS_SQE), libc::EINVAL);
+    assert_eq!(side.set_state(S(9)), libc::EINVAL);
+    assert_eq!(side.set_state(S::IBV_QPS_ERR), 0);
+    side.expect(1, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+    assert_eq!(side.set_state(S::IBV_QPS_RTS), libc::EINVAL);
+    assert_eq!(side.set_state(S::IBV_QPS_RESET), 0);
+    assert_eq!(side.query().0.timeout, 0, "RESET forgets");
+}
+
+#[test]
+fn the_send_queue_drains() {
+    let (a, b) = pair(Config::default());
+    assert_eq!(a.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 1, &[])), 0);
+    let mut attr = ibv_qp_attr { qp_state: S::IBV_QPS_SQD, en_sqd_async_notify: 1, ..Default::default() };
+    assert_eq!(a.modify(&mut attr, M::IBV_QP_STATE.0 | M::IBV_QP_EN_SQD_ASYNC_NOTIFY.0), 0);
+    assert_eq!(a.query().0.sq_draining, 1);
+    assert_eq!(b.post_recv(2, &[]), 0);
+    a.success(1);
+    let mut event = a.async_event().unwrap();
+    assert_eq!(event.event_type, ibv_event_type::IBV_EVENT_SQ_DRAINED);
+    // SAFETY: an event that was just read.
+    unsafe { (verbs().ibv_ack_async_event)(&raw mut event) };
+    assert_eq!(a.query().0.sq_draining, 0);
+    // What is posted now waits for RTS.
+    assert_eq!(a.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 3, &[])), 0);
+    assert_eq!(b.post_recv(4, &[]), 0);
+    assert!(a.poll().is_none());
+    assert_eq!(a.set_state(S::IBV_QPS_RTS), 0);
+    a.success(3);
+}
+
+#[test]
+fn closing_a_context_ends_its_objects() {
+    let (a, mut b) = pair(Config { timeout: 8, retry_cnt: 1, ..Config::default() });
+    let stolen = std::mem::replace(&mut b.context, open());
+    let (qp, cq, mr, pd, channel) = (b.qp, b.cq, b.mr, b.pd, b.channel);
+    // SAFETY: an open context; what is left of its objects is refused from now on.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(stolen) }, 0);
+    // SAFETY: the public parts of objects that were closed with their context stay readable. So for each.
+    assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_destroy_cq)(cq) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_dealloc_pd)(pd) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(channel) }, libc::EINVAL);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(stolen) }, libc::EINVAL);
+    // The queue pair is gone for its peer too.
+    assert_eq!(a.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 1, &[])), 0);
+    a.expect(1, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+    // The side's end has nothing to end but the new context.
+    // SAFETY: an open context without objects.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(b.context) }, 0);
+    std::mem::forget(b);
+}
+
+#[test]
+fn what_the_device_lacks_fails_in_each_convention() {
+    let side = Side::new(Config::default());
+    let v = verbs();
+    // SAFETY: these verbs do nothing but fail. So for each.
+    assert_eq!(errno(unsafe { (v.ibv_create_srq)(side.pd, ptr::null_mut()) }), libc::EOPNOTSUPP);
+    // SAFETY: as above.
+    assert_eq!(errno(unsafe { (v.ibv_create_ah)(side.pd, ptr::null_mut()) }), libc::EOPNOTSUPP);
+    // SAFETY: as above.
+    assert_eq!(errno(unsafe { (v.ibv_import_pd)(side.context, 0) }), libc::EOPNOTSUPP);
+    // SAFETY: as above.
+    assert_eq!(errno(unsafe { (v.ibv_reg_dmabuf_mr)(side.pd, 0, 8, 0, -1, 0) }), libc::EOPNOTSUPP);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_attach_mcast)(side.qp, ptr::null(), 0) }, libc::EOPNOTSUPP);
+    // SAFETY: no requirement. So for both.
+    assert_eq!(unsafe { (v.ibv_fork_init)() }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_is_fork_initialized)() }, ibv_fork_status::IBV_FORK_UNNEEDED);
+    // SAFETY: a live queue pair. So for both.
+    assert_eq!(unsafe { (v.ibv_query_qp_data_in_order)(side.qp, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0) }, 1);
+    // SAFETY: as above.
+    assert_eq!(unsafe { (v.ibv_query_qp_data_in_order)(side.qp, ibv_wr_opcode::IBV_WR_SEND, 0) }, 0);
+}
