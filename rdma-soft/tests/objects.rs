@@ -229,7 +229,7 @@ fn the_state_machine_on_a_queue_pair() {
     assert_eq!(side.modify(&mut wrong, mask), 0);
     assert_eq!(side.query().0.min_rnr_timer, 3);
     assert_eq!(side.set_state(S::IBV_QPS_SQE), libc::EINVAL);
-    assert_eq!(side.set_state(S(9)), libc::EINVAL);
+    assert_eq!(side.set_state(ibv_qp_state(9)), libc::EINVAL);
     assert_eq!(side.set_state(S::IBV_QPS_ERR), 0);
     side.expect(1, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
     assert_eq!(side.set_state(S::IBV_QPS_RTS), libc::EINVAL);
