@@ -74,6 +74,15 @@ impl Puppet {
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
     }
 
+    /// Stops the process, and waits until all of its threads stand still.
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: a valid out parameter; the child is not waited for elsewhere meanwhile.
+        let stopped = unsafe { libc::waitpid(self.pid(), &raw mut status, libc::WUNTRACED) };
+        assert!(stopped == self.pid() && libc::WIFSTOPPED(status));
+    }
+
     /// Kills the process, as nothing can prevent.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
