@@ -7,6 +7,7 @@ pub mod affinity;
 pub mod allocations;
 pub mod callgrind;
 pub mod contender;
+pub mod device;
 pub mod mode;
 pub mod mpi;
 pub mod null;
