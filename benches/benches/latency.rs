@@ -5,11 +5,11 @@
 use std::error::Error;
 use std::time::Duration;
 
-use rdma_benches::contender::{CacheLine, TcpSpin};
-use rdma_benches::mode;
+use rdma_benches::contender::{CacheLine, RdmaSend, TcpSpin};
 use rdma_benches::pair::{self, Contenders, Outcome, Plan};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
+use rdma_benches::{device, mode};
 
 /// Bytes in a message.
 const SIZE: usize = 64;
@@ -21,8 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let plan = Plan::new(mode::is_smoke(), rounds, Duration::from_micros(500));
     let outcomes = pair::compare(&plan, |role, channel| {
-        let contenders: Contenders =
-            vec![Box::new(CacheLine::connect(role, channel)?), Box::new(TcpSpin::connect(role, channel, SIZE)?)];
+        let opened = device::open()?;
+        let contenders: Contenders = vec![
+            Box::new(CacheLine::connect(role, channel)?),
+            Box::new(TcpSpin::connect(role, channel, SIZE)?),
+            Box::new(RdmaSend::connect(role, channel, &opened, SIZE)?),
+        ];
         Ok(contenders)
     })?;
     report(&outcomes);
@@ -48,4 +52,27 @@ fn report(outcomes: &[Outcome]) {
         ]);
     }
     println!("{table}");
+    let (Some(line), Some(send)) = (one_way(line), one_way(&outcomes[2])) else { return };
+    let times = paired_ratio(&tcp.rounds, &outcomes[2].rounds);
+    let measured = format!("{} us", table::number(send.median));
+    if line.median <= 0.080 {
+        table::bar(
+            "RC send of 64 B",
+            "at most 0.35 us where a line takes at most 0.08 us",
+            &measured,
+            send.median <= 0.35,
+        );
+    } else {
+        println!(
+            "bar: RC send of 64 B: not applicable, a line takes {} us; measured {measured}",
+            table::number(line.median)
+        );
+    }
+    let reached = times.is_some_and(|times| times.median >= 8.0);
+    table::bar(
+        "RC send of 64 B",
+        "at least 8 times lower than TCP",
+        &format!("{} times", table::spread(times)),
+        reached,
+    );
 }

@@ -5,11 +5,14 @@
 use std::error::Error;
 use std::time::Duration;
 
-use rdma_benches::contender::{CrossProcessWrite, Memcpy, Target};
-use rdma_benches::mode;
+use rdma_benches::contender::{CrossProcessWrite, Memcpy, RdmaWrite, Target};
 use rdma_benches::pair::{self, Contenders, Outcome, Plan};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
+use rdma_benches::{device, mode};
+
+/// Writes that may be on their way at a time.
+const IN_FLIGHT: [u64; 2] = [1, 8];
 
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
 
@@ -20,11 +23,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let plan = Plan::new(mode::is_smoke(), rounds, Duration::from_millis(2));
     let outcomes = pair::compare(&plan, |role, channel| {
+        let opened = device::open()?;
         let mut contenders: Contenders = Vec::new();
         for size in SIZES {
             let target = Target::connect(role, channel, size)?;
             contenders.push(Box::new(CrossProcessWrite::new(target.clone(), size)));
             contenders.push(Box::new(Memcpy::new(target, size)));
+            for in_flight in IN_FLIGHT {
+                contenders.push(Box::new(RdmaWrite::connect(role, channel, &opened, size, in_flight)?));
+            }
         }
         Ok(contenders)
     })?;
@@ -51,4 +58,15 @@ fn report(size: usize, outcomes: &[Outcome]) {
         ]);
     }
     println!("{table}");
+    for outcome in outcomes.iter().skip(2).filter(|_| size == 1 << 20) {
+        let rate = Spread::of(&outcome.rounds).map(|time| time.map(|ns| bytes / ns));
+        let (median, measured) = (rate.map_or(0.0, |rate| rate.median), format!("{} GB/s", table::spread(rate)));
+        let what = format!("{}, 1 MiB", outcome.name);
+        table::bar(&what, "15 GB/s at least", &measured, median >= 15.0);
+        table::bar(&what, "30 GB/s aimed at", &measured, median >= 30.0);
+        let ratio = paired_ratio(&kernel.rounds, &outcome.rounds);
+        let measured = format!("{} times as fast", table::spread(ratio));
+        let reached = ratio.is_some_and(|ratio| ratio.median >= 1.0);
+        table::bar(&what, "no slower than process_vm_writev", &measured, reached);
+    }
 }

@@ -1,0 +1,215 @@
+//! A safe, owned post and its poll beside the raw sequence: nanoseconds, instructions and allocations per operation, over a
+//! provider that does nothing and over the software device within one process.
+//!
+//! `cargo bench -p rdma-benches --bench post_poll -- [rounds=N]`
+
+use std::error::Error;
+use std::io;
+use std::time::{Duration, Instant};
+
+use rdma::op::{Send, Write};
+use rdma::{Buffer, ExposedRegion, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice};
+use rdma_benches::allocations::{self, Counting};
+use rdma_benches::device::{self, End, Prepared};
+use rdma_benches::raw_sequence::{RawSequence, Remote};
+use rdma_benches::stats::{self, Spread};
+use rdma_benches::table::{self, Table};
+use rdma_benches::{affinity, callgrind, mode, null, pair, quiet};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes in a message.
+const LEN: usize = 64;
+
+/// Iterations under callgrind, and twice that.
+const COUNTED: u32 = 20_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if let Some(name) = mode::option("--count") {
+        let iterations = mode::option("--iterations").and_then(|n| n.parse().ok()).unwrap_or(1);
+        Case::named(&name)?.run(iterations)?;
+        return Ok(());
+    }
+    let smoke = mode::is_smoke();
+    let rounds = match mode::option("rounds") {
+        Some(rounds) => rounds.parse()?,
+        None if smoke => 1,
+        None => 15,
+    };
+    affinity::pin(affinity::two_cores()?.0)?;
+    let mut measured = Vec::new();
+    for name in Case::NAMES {
+        measured.push(Measured::new(name)?);
+    }
+    for _ in 0..rounds {
+        quiet::wait(Duration::from_secs(if smoke { 0 } else { 2 }));
+        for one in &mut measured {
+            one.time(if smoke { 10 } else { 20_000 })?;
+        }
+    }
+    if !smoke {
+        for one in &mut measured {
+            one.count()?;
+        }
+    }
+    report(&measured);
+    Ok(())
+}
+
+/// One way over one provider, ready to run.
+struct Case {
+    sequence: Sequence,
+    /// What the sequence works on, dropped after it.
+    end: End,
+    _other: (End, ExposedRegion),
+}
+
+enum Sequence {
+    Raw(RawSequence),
+    Owned(OwnedSequence),
+}
+
+impl Case {
+    const RAW_NULL: usize = 0;
+    const OWNED_NULL: usize = 1;
+    const NAMES: [&str; 4] = ["raw, null provider", "owned, null provider", "raw, soft0", "owned, soft0"];
+
+    /// # Errors
+    ///
+    /// What the device reports.
+    fn named(name: &str) -> io::Result<Self> {
+        let opened = device::open()?;
+        let (one, other) = (Prepared::new(&opened)?, Prepared::new(&opened)?);
+        let (to_one, to_other) = (one.qp.endpoint(), other.qp.endpoint());
+        let (end, other) = (one.connect(&to_other)?, other.connect(&to_one)?);
+        let region = other.pd.allocate_exposed(LEN, RemoteAccess::WRITE)?;
+        let over_null = name.ends_with("null provider");
+        let remote = if over_null { None } else { Some(region.remote(..)?) };
+        if over_null {
+            // SAFETY: the context was opened above for this case alone, and only this thread uses it.
+            unsafe { null::install(opened.context.as_raw()) };
+        }
+        let sequence = if name.starts_with("raw") {
+            let remote = remote.map(|remote| Remote { address: remote.address(), rkey: remote.rkey() });
+            let (pd, qp, cq) = (end.pd.as_raw(), end.qp.as_raw(), end.cq.as_raw());
+            // SAFETY: the domain, the queue pair and the queue are of one context, made with its table; `end` keeps them for
+            // as long as the sequence, which is dropped first; nothing else posts to them or polls them.
+            Sequence::Raw(unsafe { RawSequence::new(opened.context.table(), pd, qp, cq, remote) }?)
+        } else {
+            Sequence::Owned(OwnedSequence { poller: end.cq.poller(), buffer: Some(end.pd.allocate(LEN)?), remote })
+        };
+        Ok(Self { sequence, end, _other: (other, region) })
+    }
+
+    fn run(&mut self, iterations: u64) -> io::Result<()> {
+        match &mut self.sequence {
+            Sequence::Raw(sequence) => sequence.run(iterations),
+            Sequence::Owned(sequence) => sequence.run(&mut self.end.qp, iterations),
+        }
+    }
+}
+
+/// The same as [`RawSequence`], by the safe owned interface: a buffer goes into the request and comes back with its
+/// completion.
+struct OwnedSequence {
+    poller: Poller,
+    buffer: Option<Buffer>,
+    remote: Option<RemoteSlice>,
+}
+
+impl OwnedSequence {
+    #[inline(never)]
+    fn run(&mut self, qp: &mut QueuePair<Rc>, iterations: u64) -> io::Result<()> {
+        let mut buffer = self.buffer.take().ok_or_else(lost)?;
+        for _ in 0..iterations {
+            match self.remote {
+                None => qp.post_send(Send::new(buffer))?,
+                Some(remote) => qp.post_send(Write::new(buffer, remote))?,
+            }
+            buffer = self.poll()?;
+        }
+        self.buffer = Some(buffer);
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self) -> io::Result<Buffer> {
+        loop {
+            if let Some(mut completion) = self.poller.poll()? {
+                completion.status().map_err(io::Error::other)?;
+                return completion.take_buffer().ok_or_else(lost);
+            }
+        }
+    }
+}
+
+#[cold]
+fn lost() -> io::Error {
+    io::Error::other("the buffer did not come back")
+}
+
+/// A case with what was measured of it.
+struct Measured {
+    name: &'static str,
+    case: Case,
+    nanoseconds: Vec<f64>,
+    allocations: u64,
+    instructions: Option<f64>,
+}
+
+impl Measured {
+    fn new(name: &'static str) -> io::Result<Self> {
+        let mut case = Case::named(name)?;
+        case.run(100)?;
+        Ok(Self { name, case, nanoseconds: Vec::with_capacity(64), allocations: 0, instructions: None })
+    }
+
+    /// A round: the median of some blocks.
+    fn time(&mut self, iterations: u64) -> io::Result<()> {
+        let mut blocks = [0.0; 9];
+        let allocations = allocations::count();
+        for block in &mut blocks {
+            let start = Instant::now();
+            self.case.run(iterations)?;
+            *block = pair::per_iteration(start.elapsed(), iterations);
+        }
+        self.allocations += allocations::count() - allocations;
+        self.nanoseconds.push(stats::median(&blocks));
+        Ok(())
+    }
+
+    fn count(&mut self) -> io::Result<()> {
+        match callgrind::per_iteration(self.name, COUNTED) {
+            Ok(instructions) => self.instructions = Some(instructions),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => println!("1 skipped: valgrind is not installed"),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+fn report(measured: &[Measured]) {
+    let heads = ["sequence", "ns, median (min-max)", "instructions", "allocations"];
+    let mut table = Table::new("Post and poll of one signaled 64-byte request, per operation", &heads);
+    for one in measured {
+        table.row([
+            one.name.to_owned(),
+            table::spread(Spread::of(&one.nanoseconds)),
+            one.instructions.map_or_else(String::new, table::number),
+            one.allocations.to_string(),
+        ]);
+    }
+    println!("{table}");
+    let (raw, owned) = (&measured[Case::RAW_NULL], &measured[Case::OWNED_NULL]);
+    let more: Vec<f64> = owned.nanoseconds.iter().zip(&raw.nanoseconds).map(|(owned, raw)| owned - raw).collect();
+    let reached = stats::median(&more) <= 15.0;
+    let what = "owned over raw, null provider";
+    table::bar(what, "at most 15 ns more", &format!("{} ns", table::spread(Spread::of(&more))), reached);
+    if let (Some(raw), Some(owned)) = (raw.instructions, owned.instructions) {
+        let more = owned - raw;
+        table::bar(what, "at most 60 instructions more", &table::number(more), more <= 60.0);
+    }
+    let allocations: u64 = measured.iter().map(|one| one.allocations).sum();
+    table::bar("data path", "no allocation", &allocations.to_string(), allocations == 0);
+}

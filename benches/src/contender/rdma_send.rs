@@ -1,0 +1,82 @@
+//! Messages over a reliable connection between two processes that poll, by the safe owned interface.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rdma::op::{Opcode, Send};
+use rdma::{Buffer, Opened, Poller};
+
+use crate::device::{DEPTH, End, Prepared};
+use crate::pair::{Channel, Contender, Role};
+
+/// A connection over which messages of one size go back and forth.
+#[derive(Debug)]
+pub struct RdmaSend {
+    poller: Poller,
+    end: End,
+    message: Vec<u8>,
+}
+
+impl RdmaSend {
+    /// Connects the two ends, with receives posted at both.
+    ///
+    /// # Errors
+    ///
+    /// What the device or the channel reports.
+    pub fn connect(_role: Role, channel: &mut Channel, opened: &Opened, size: usize) -> io::Result<Self> {
+        let mut prepared = Prepared::new(opened)?;
+        for _ in 0..DEPTH / 2 {
+            let buffer = prepared.pd.allocate(size)?;
+            prepared.qp.post_recv(buffer, 0)?;
+        }
+        let end = prepared.meet(channel)?;
+        Ok(Self { poller: end.cq.poller(), end, message: vec![0x5a; size] })
+    }
+
+    #[inline]
+    fn send(&mut self) -> io::Result<()> {
+        Ok(self.end.qp.post_send(Send::inline(&self.message).unsignaled())?)
+    }
+
+    /// Waits for a message, and posts its buffer again.
+    #[inline]
+    fn receive(&mut self) -> io::Result<()> {
+        let buffer = self.next_message()?;
+        Ok(self.end.qp.post_recv(buffer, 0)?)
+    }
+
+    #[inline]
+    fn next_message(&mut self) -> io::Result<Buffer> {
+        loop {
+            let Some(mut completion) = self.poller.poll()? else { continue };
+            completion.status().map_err(io::Error::other)?;
+            // The send queue reports now and then that its requests are done: nothing to do about those.
+            if completion.opcode() == Opcode::Recv {
+                return completion.take_buffer().ok_or_else(|| io::Error::other("a receive without its buffer"));
+            }
+        }
+    }
+}
+
+impl Contender for RdmaSend {
+    fn name(&self) -> String {
+        format!("RC send over soft0, {} B", self.message.len())
+    }
+
+    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
+        let start = Instant::now();
+        for _ in 0..iterations {
+            self.send()?;
+            self.receive()?;
+        }
+        Ok(start.elapsed())
+    }
+
+    fn follow(&mut self, iterations: u64) -> io::Result<()> {
+        for _ in 0..iterations {
+            self.receive()?;
+            self.send()?;
+        }
+        Ok(())
+    }
+}
