@@ -1,6 +1,6 @@
 //! What requests do when something is wrong with them: who gets which completion, which event, which state.
 
-use rdma_sys::{ibv_event_type as event, ibv_wc_status as status, ibv_wr_opcode};
+use rdma_sys::{ibv_event_type as event, ibv_wc, ibv_wc_status as status, ibv_wr_opcode};
 
 use super::world::*;
 use crate::engine::*;
@@ -429,7 +429,7 @@ fn a_completion_queue_that_overruns_takes_its_queue_pairs_with_it() {
     assert_eq!(world.state(a), QpState::Err);
     assert_eq!(world.events(0), [event::IBV_EVENT_CQ_ERR.0, event::IBV_EVENT_QP_FATAL.0]);
     assert_eq!(world.statuses(0), [(0, OK), (1, OK), (2, OK)]);
-    let (cq, mut out) = (world.nodes[0].cq, [rdma_sys::ibv_wc::default()]);
+    let (cq, mut out) = (world.nodes[0].cq, [ibv_wc::default()]);
     assert_eq!(world.nodes[0].engine.poll_cq(cq, &mut out), Err(Errno::IO));
     assert_eq!(world.state(b), QpState::Rts);
 }

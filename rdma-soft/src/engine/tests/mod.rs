@@ -2,6 +2,9 @@
 
 mod world;
 
+mod direct;
 mod errors;
+mod hostile;
+mod oracle;
 mod progress;
 mod transfers;

@@ -1,7 +1,9 @@
 //! Two engines, the links between them, and a clock that jumps.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use rdma_mem::{Backing, Mapping, SharedMemory};
 use rdma_sys::*;
 
 use super::super::*;
@@ -10,13 +12,24 @@ use super::super::*;
 pub(super) struct Memory {
     ptr: *mut u64,
     words: usize,
+    shared: Option<SharedMemory>,
 }
 
 impl Memory {
     pub(super) fn new(len: usize) -> Self {
         let words = len.div_ceil(8).max(1);
         let ptr = Box::into_raw(vec![0_u64; words].into_boxed_slice()).cast::<u64>();
-        Self { ptr, words }
+        Self { ptr, words, shared: None }
+    }
+
+    /// Memory that peers may map.
+    pub(super) fn shared(len: usize) -> Self {
+        let file = SharedMemory::new(len).unwrap();
+        Self { ptr: file.as_ptr().cast(), words: file.len() / 8, shared: Some(file) }
+    }
+
+    fn backing(&self) -> Option<Arc<Backing>> {
+        self.shared.as_ref().and_then(|file| file.backing().cloned())
     }
 
     pub(super) fn ptr(&self) -> *mut u8 {
@@ -61,6 +74,9 @@ pub(super) fn pattern(seed: usize, at: usize) -> u8 {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.shared.is_some() {
+            return;
+        }
         let slice = core::ptr::slice_from_raw_parts_mut(self.ptr, self.words);
         // SAFETY: from `Box::into_raw` in `new`, once.
         drop(unsafe { Box::from_raw(slice) });
@@ -73,6 +89,16 @@ pub(super) struct Wire {
     frames: VecDeque<(Header, Vec<u8>)>,
     room: usize,
     max_payload: usize,
+}
+
+impl Wire {
+    pub(super) fn with_room(room: usize) -> Self {
+        Self { frames: VecDeque::new(), room, max_payload: 4096 }
+    }
+
+    pub(super) fn pop(&mut self) -> Option<(Header, Vec<u8>)> {
+        self.frames.pop_front()
+    }
 }
 
 impl Outbound for Wire {
@@ -106,6 +132,14 @@ pub(super) struct Node {
     /// To the other node.
     out: Wire,
     pending: Vec<LinkId>,
+    directory: Option<Area>,
+}
+
+/// The whole of a mapping as an area.
+fn area(file: &SharedMemory) -> Area {
+    let mapping = Arc::new(Mapping::map(file.fd().unwrap(), file.len()).unwrap());
+    // SAFETY: the mapping is the owner, and is accessed by atomics only.
+    unsafe { Area::new(mapping.as_ptr(), mapping.len(), Arc::clone(&mapping) as _) }
 }
 
 pub(super) struct World {
@@ -150,9 +184,21 @@ impl World {
             let pd = engine.alloc_pd().unwrap();
             let cq = engine.create_cq(256, 99).unwrap();
             let (loopback, out) = (wire(), wire());
-            Node { engine, slot: Slot(slot), pd, cq, alive: true, loopback, out, pending: Vec::new() }
+            Node { engine, slot: Slot(slot), pd, cq, alive: true, loopback, out, pending: Vec::new(), directory: None }
         };
         Self { nodes: [node(5), node(4094)], now: Time(1_000_000), batch: usize::MAX, linked: false }
+    }
+
+    /// Lets the nodes see each other's directories; before anything else is made.
+    pub(super) fn with_directories(&mut self) {
+        for node in &mut self.nodes {
+            let file = SharedMemory::new(DIRECTORY_LEN).unwrap();
+            let config = EngineConfig { slot: node.slot, seed: 5, directory: Some(area(&file)) };
+            node.directory = Some(area(&file));
+            node.engine = Engine::new(config);
+            node.pd = node.engine.alloc_pd().unwrap();
+            node.cq = node.engine.create_cq(256, 99).unwrap();
+        }
     }
 
     /// One turn of a node's driver; whether something moved.
@@ -169,8 +215,10 @@ impl World {
             } else if slot == self.nodes[other].slot && self.nodes[other].alive {
                 self.linked = true;
                 let (here, there) = (self.nodes[at].slot, self.nodes[other].slot);
-                self.nodes[at].engine.handle_link_up(there, LINK, None);
-                self.nodes[other].engine.handle_link_up(here, LINK, None);
+                let directories = [self.nodes[at].directory.clone(), self.nodes[other].directory.clone()];
+                let [ours, theirs] = directories;
+                self.nodes[at].engine.handle_link_up(there, LINK, theirs);
+                self.nodes[other].engine.handle_link_up(here, LINK, ours);
             } else {
                 self.nodes[at].engine.handle_unreachable(slot);
             }
@@ -183,6 +231,16 @@ impl World {
         for _ in 0..self.batch {
             let Some((header, payload)) = self.nodes[at].loopback.frames.pop_front() else { break };
             self.nodes[at].engine.handle_frame(LOOPBACK, &header, Source::of(&payload));
+            moved = true;
+        }
+        while let Some(grant) = self.nodes[at].engine.poll_grant() {
+            let mapping = Arc::new(Mapping::map(grant.backing.fd(), grant.len).unwrap());
+            // SAFETY: the mapping is the owner, and is accessed by atomics only.
+            let area = unsafe { Area::new(mapping.as_ptr(), mapping.len(), Arc::clone(&mapping) as _) };
+            assert_eq!(grant.offset, 0);
+            if self.nodes[1 - at].alive {
+                self.nodes[1 - at].engine.handle_mapping(grant.link, grant.rkey, area);
+            }
             moved = true;
         }
         moved |= self.transmit(at);
@@ -255,7 +313,13 @@ impl World {
 
     pub(super) fn register(&mut self, at: usize, memory: &Memory, access: u32) -> u32 {
         let node = &mut self.nodes[at];
-        let what = Registration { addr: memory.ptr(), len: memory.len(), iova: memory.addr(), access, backing: None };
+        let what = Registration {
+            addr: memory.ptr(),
+            len: memory.len(),
+            iova: memory.addr(),
+            access,
+            backing: memory.backing(),
+        };
         // SAFETY: tests keep the memory longer than the world, and touch it between the engine's calls only.
         unsafe { node.engine.register(node.pd, &what) }.unwrap().lkey
     }

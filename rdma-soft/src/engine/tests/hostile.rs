@@ -1,0 +1,178 @@
+//! Frames that no engine of ours sends.
+
+use proptest::prelude::*;
+
+use super::super::frame::{Frame, Kind};
+use super::world::*;
+use crate::engine::*;
+
+/// Some values that mean something, and any others.
+fn near(values: Vec<u64>) -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => (proptest::sample::select(values), -9_i64..10).prop_map(|(value, by)| value.wrapping_add_signed(by)),
+        1 => any::<u64>(),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Hostile {
+    frame: [u64; 9],
+    payload: usize,
+    link: u32,
+    garble: Option<(usize, u64)>,
+}
+
+fn hostile() -> impl Strategy<Value = Hostile> {
+    let kind = proptest::sample::select(vec![1_u64, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 21, 32]);
+    let frame = (
+        kind,
+        0_u64..8,
+        near(vec![0, 1, 256, 0xffff]),
+        near(vec![0xff_fffe, 0xff_ffff, 0, 1, 2]),
+        0_u64..6,
+        near(vec![0, 0]),
+        near(vec![0, 1, 64, 4096]),
+        near(vec![0, 0, 64, 300, 4096, 1 << 30]),
+        near(vec![0, 0, 64, 128]),
+    );
+    let frame = frame.prop_map(|(a, b, c, d, e, f, g, h, i)| [a, b, c, d, e, f, g, h, i]);
+    let garble = proptest::option::weighted(0.1, (0_usize..HEADER_WORDS, any::<u64>()));
+    let payload = prop_oneof![Just(0_usize), Just(64), 0_usize..400];
+    (frame, payload, 0_u32..3, garble).prop_map(|(frame, payload, link, garble)| Hostile {
+        frame,
+        payload,
+        link,
+        garble,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn nothing_that_comes_in_makes_the_engine_panic_or_touch_memory_that_is_not_registered(
+        frames in proptest::collection::vec(hostile(), 1..60),
+        registered in any::<bool>(),
+    ) {
+        // Registered is what lies in the middle; the rest must keep its pattern.
+        let memory = Memory::new(3 * 4096);
+        memory.fill(1);
+        let before = memory.read(0, memory.len());
+        let mut world = World::new();
+        let [a, b] = world.connect([0, 1]);
+        let node = &mut world.nodes[0];
+        let what = Registration {
+            addr: memory.ptr().wrapping_add(4096),
+            len: 4096,
+            iova: memory.addr() + 4096,
+            access: if registered { ALL } else { 1 },
+            backing: None,
+        };
+        // SAFETY: the memory outlives the world, and is read when the engine is at rest.
+        let key = unsafe { node.engine.register(node.pd, &what) }.unwrap().lkey;
+        let mut list = [sge(&memory, key, 4096, 2048)];
+        for id in 0..4 {
+            world.recv(a, id, &list).unwrap();
+        }
+        // Something is under way, so that answers have something to hit.
+        list[0].length = 1000;
+        world.send(a, &request(SEND, 10, &list)).unwrap();
+        world.send(a, &remote(request(READ, 11, &list), &memory, 4096, key)).unwrap();
+        list[0].length = 8;
+        world.send(a, &remote(request(ADD, 12, &list), &memory, 4096, key)).unwrap();
+        world.step(0);
+        for hostile in &frames {
+            let [kind, flags, epoch, number, code, addr, key_by, total, offset] = hostile.frame;
+            let mut words = [0_u64; HEADER_WORDS];
+            // Half of the time the epoch is one that this engine uses.
+            let mut probe = Wire::with_room(1 << 10);
+            if epoch & 1 == 0 {
+                world.nodes[0].engine.poll_transmit(LinkId(1), &mut probe);
+            }
+            words[0] = kind | flags << 8 | (epoch & 0xffff) << 16 | (number & 0xff_ffff) << 32 | code << 56;
+            words[1] = u64::from(a.qpn) | u64::from(b.qpn) << 32;
+            words[2] = (memory.addr() + 4096).wrapping_add(addr);
+            words[3] = u64::from(key).wrapping_add(if key_by < 60 { 0 } else { key_by }) & 0xffff_ffff | total << 32;
+            words[4] = offset & 0xffff_ffff | code << 32;
+            if let Some((at, value)) = hostile.garble {
+                words[at] ^= value;
+            }
+            let payload = vec![0xee_u8; hostile.payload];
+            world.nodes[0].engine.handle_frame(LinkId(hostile.link), &Header(words), Source::of(&payload));
+            let due = world.nodes[0].engine.poll_timeout();
+            if let Some(due) = due {
+                world.now = world.now.max(due);
+                let now = world.now;
+                world.nodes[0].engine.handle_timeout(now);
+            }
+        }
+        let mut sink = Wire::with_room(1 << 12);
+        while world.nodes[0].engine.poll_transmit(LinkId(1), &mut sink) == Transmit::More {}
+        while world.nodes[0].engine.poll_event().is_some() {}
+        let after = memory.read(0, memory.len());
+        prop_assert_eq!(&after[..4096], &before[..4096]);
+        prop_assert_eq!(&after[8192..], &before[8192..]);
+        // Whatever was said: each request that was posted completes at most once.
+        let mut ids: Vec<_> = world.poll(0).iter().map(|wc| wc.wr_id).collect();
+        let count = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        prop_assert_eq!(ids.len(), count);
+    }
+}
+
+/// An engine in the middle of a conversation with something that answers as it likes.
+fn answered_with(answer: impl Fn(&mut Frame)) -> (World, u32) {
+    let memory = Box::leak(Box::new(Memory::new(4096)));
+    let mut world = World::new();
+    let [a, b] = world.connect([0, 1]);
+    let key = world.register(0, memory, ALL);
+    world.send(a, &remote(request(READ, 1, &[sge(memory, key, 0, 64)]), memory, 0, 1)).unwrap();
+    world.send(a, &request(SEND, 2, &[])).unwrap();
+    let mut sent = Wire::with_room(16);
+    world.nodes[0].engine.poll_transmit(LinkId(1), &mut sent);
+    let asked = Frame::decode(&sent.pop().unwrap().0, 0).unwrap();
+    let mut frame = Frame::new(Kind::Ack, a.qpn, b.qpn, asked.number, asked.epoch);
+    answer(&mut frame);
+    world.nodes[0].engine.handle_frame(LinkId(1), &frame.encode(), Source::of(&[1; 64][..frame.code as usize]));
+    let status = world.poll(0).first().map_or(u32::MAX, |wc| wc.status);
+    (world, status)
+}
+
+const BAD_RESPONSE: u32 = rdma_sys::ibv_wc_status::IBV_WC_BAD_RESP_ERR.0;
+
+#[test]
+fn a_read_that_is_acknowledged_without_its_data_is_a_bad_response() {
+    assert_eq!(answered_with(|_| {}).1, BAD_RESPONSE);
+    assert_eq!(answered_with(|frame| frame.number = super::super::frame::after(frame.number)).1, BAD_RESPONSE);
+}
+
+#[test]
+fn a_read_that_is_answered_with_something_else_is_a_bad_response() {
+    assert_eq!(answered_with(|frame| frame.kind = Kind::AtomicData).1, BAD_RESPONSE);
+    let short = |frame: &mut Frame| (frame.kind, frame.total, frame.code) = (Kind::ReadData, 32, 32);
+    assert_eq!(answered_with(short).1, BAD_RESPONSE);
+}
+
+#[test]
+fn answers_of_another_life_or_from_another_queue_pair_are_ignored() {
+    assert_eq!(answered_with(|frame| frame.epoch ^= 0x100).1, u32::MAX);
+    assert_eq!(answered_with(|frame| frame.from += 1).1, u32::MAX);
+    assert_eq!(answered_with(|frame| frame.number = frame.number.wrapping_sub(1)).1, u32::MAX);
+}
+
+#[test]
+fn nobody_speaks_for_another_process() {
+    let mut world = World::new();
+    let [a, b] = world.connect([0, 1]);
+    world.recv(a, 1, &[]).unwrap();
+    // The loopback is up, but does not lead to the peer.
+    world.nodes[0].engine.handle_link_up(Slot(5), LinkId(0), None);
+    let send = Frame::new(Kind::Send, a.qpn, b.qpn, 0xff_fffe, 0).encode();
+    for link in [0, 2, 77] {
+        world.nodes[0].engine.handle_frame(LinkId(link), &send, Source::EMPTY);
+    }
+    assert!(world.poll(0).is_empty());
+    world.nodes[0].engine.handle_frame(LinkId(1), &send, Source::EMPTY);
+    assert_eq!(world.statuses(0), [(1, 0)]);
+}
