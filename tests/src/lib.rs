@@ -1,12 +1,22 @@
-//! What the tests that need a device share.
+//! What the device tests share: the device under test, connected pairs of queue pairs, waiting with a limit.
 //!
 //! They run on the device that `RDMA_TEST_DEVICE` names (`rxe0`, `mlx5_0:1`), and on the software device without it. A device that
 //! was promised and is not there is a failure, never a skip. What a device cannot do is skipped by [`skip`], which says so.
 
-use rdma::{DeviceSelector, Opened};
+pub mod child;
+
+use std::time::{Duration, Instant};
+
+use rdma::{
+    Buffer, CompletionQueue, ConnectOptions, Context, DeviceSelector, ExposedSlice, InitOptions, Opened, Poller,
+    ProtectionDomain, QueuePair, Rc, RemoteAccess, WcError,
+};
 
 /// The environment variable that names the device to test on.
 pub const VARIABLE: &str = "RDMA_TEST_DEVICE";
+
+/// How long anything may take before a test gives up. Generous: machines are slow and shared.
+pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Opens the device to test on.
 ///
@@ -26,4 +36,226 @@ pub fn skip(reason: &str) {
     let thread = std::thread::current();
     let line = format!("SKIP {}: {reason}\n", thread.name().unwrap_or("test"));
     let _written = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+}
+
+/// All rights that a peer can have.
+#[must_use]
+pub fn all_rights() -> RemoteAccess {
+    RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC
+}
+
+/// What a queue pair of a test is made with.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Slots of each queue.
+    pub depth: u32,
+    /// Segments of a request.
+    pub sges: u32,
+    /// Bytes of inline data.
+    pub inline: u32,
+    /// How to connect.
+    pub connect: ConnectOptions,
+    /// What the peer may do.
+    pub access: RemoteAccess,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { depth: 16, sges: 4, inline: 64, connect: ConnectOptions::new(), access: all_rights() }
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Side {
+    /// The open device.
+    pub context: Context,
+    /// Its protection domain.
+    pub pd: ProtectionDomain,
+    /// The queue pair.
+    pub qp: QueuePair<Rc>,
+    /// Completions of sends.
+    pub sends: Poller,
+    /// Completions of receives.
+    pub receives: Poller,
+}
+
+/// An end that is not connected yet.
+#[derive(Debug)]
+pub struct Unconnected {
+    /// The open device.
+    pub context: Context,
+    /// Its protection domain.
+    pub pd: ProtectionDomain,
+    /// The queue pair, which takes receives.
+    pub qp: rdma::InitializedQueuePair<Rc>,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    options: Options,
+}
+
+impl Unconnected {
+    /// Makes a queue pair, up to INIT.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot.
+    #[must_use]
+    pub fn new(opened: &Opened, options: Options) -> Self {
+        let context = opened.context.clone();
+        let pd = context.alloc_pd().expect("a protection domain");
+        let send_cq = context.create_cq(options.depth).expect("a completion queue");
+        let recv_cq = context.create_cq(options.depth).expect("a completion queue");
+        let qp = QueuePair::builder(&pd)
+            .send_cq(&send_cq)
+            .recv_cq(&recv_cq)
+            .max_send_wr(options.depth)
+            .max_recv_wr(options.depth)
+            .max_send_sge(options.sges)
+            .max_recv_sge(options.sges)
+            .max_inline_data(options.inline)
+            .build()
+            .expect("a queue pair")
+            .init(&InitOptions::new().port(opened.port).remote_access(options.access))
+            .expect("INIT");
+        Self { context, pd, qp, send_cq, recv_cq, options }
+    }
+
+    /// Brings it up to RTS.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot.
+    #[must_use]
+    pub fn connect(self, peer: &rdma::Endpoint) -> Side {
+        let qp = self.qp.connect(peer, &self.options.connect).expect("RTS");
+        Side { context: self.context, pd: self.pd, qp, sends: self.send_cq.poller(), receives: self.recv_cq.poller() }
+    }
+}
+
+/// Two connected ends in this process.
+#[must_use]
+pub fn pair(options: Options) -> (Side, Side) {
+    let opened = open();
+    let a = Unconnected::new(&opened, options);
+    let b = Unconnected::new(&opened, options);
+    let (to_a, to_b) = (a.qp.endpoint(), b.qp.endpoint());
+    (a.connect(&to_b), b.connect(&to_a))
+}
+
+/// A completion, taken out of its poller.
+#[derive(Debug)]
+pub struct Done {
+    /// How it ended.
+    pub status: Result<(), WcError>,
+    /// The request's token.
+    pub token: u64,
+    /// Bytes received.
+    pub byte_len: usize,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// What it was.
+    pub opcode: rdma::op::Opcode,
+    /// Its buffers, in order.
+    pub buffers: Vec<Buffer>,
+    /// Its slices of exposed regions, in order.
+    pub exposed: Vec<ExposedSlice>,
+    /// What an atomic operation found.
+    pub old_value: Option<u64>,
+    /// Tokens of the unsignaled requests that it released.
+    pub unsignaled: Vec<u64>,
+}
+
+impl Done {
+    /// The only buffer.
+    ///
+    /// # Panics
+    ///
+    /// If there is not exactly one.
+    #[must_use]
+    pub fn buffer(mut self) -> Buffer {
+        assert_eq!(self.buffers.len(), 1, "one buffer was posted");
+        self.buffers.remove(0)
+    }
+}
+
+/// The next completion, if there is one now.
+///
+/// # Panics
+///
+/// If polling fails.
+pub fn poll(poller: &mut Poller) -> Option<Done> {
+    let mut completion = poller.poll().expect("poll")?;
+    let status = completion.status();
+    let mut done = Done {
+        token: completion.token(),
+        byte_len: if status.is_ok() { completion.byte_len() } else { 0 },
+        imm: if status.is_ok() { completion.imm() } else { None },
+        opcode: completion.opcode(),
+        old_value: if status.is_ok() { completion.old_value() } else { None },
+        status,
+        buffers: Vec::new(),
+        exposed: Vec::new(),
+        unsignaled: Vec::new(),
+    };
+    while let Some(buffer) = completion.take_buffer() {
+        done.buffers.push(buffer);
+    }
+    while let Some(slice) = completion.take_exposed() {
+        done.exposed.push(slice);
+    }
+    while let Some(released) = completion.next_unsignaled() {
+        done.unsignaled.push(released.token());
+    }
+    Some(done)
+}
+
+/// Waits for the next completion.
+///
+/// # Panics
+///
+/// If there is none within [`LIMIT`].
+pub fn wait(poller: &mut Poller) -> Done {
+    wait_within(poller, LIMIT).expect("no completion in time")
+}
+
+/// Waits for the next completion for so long.
+pub fn wait_within(poller: &mut Poller, limit: Duration) -> Option<Done> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(done) = poll(poller) {
+            return Some(done);
+        }
+        if Instant::now() > end {
+            return None;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A buffer with this content.
+///
+/// # Panics
+///
+/// If there is no memory for it.
+#[must_use]
+pub fn buffer(pd: &ProtectionDomain, content: &[u8]) -> Buffer {
+    let mut buffer = pd.allocate(content.len().max(1)).expect("a buffer");
+    buffer.truncate(content.len());
+    buffer.copy_from_slice(content);
+    buffer
+}
+
+/// Bytes that are different everywhere.
+#[must_use]
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    let mut state = u32::from(seed).wrapping_mul(0x9e37_79b9) | 1;
+    let mut bytes = Vec::with_capacity(len);
+    for _ in 0..len {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        bytes.push(state.to_le_bytes()[0]);
+    }
+    bytes
 }

@@ -1,0 +1,171 @@
+//! Reliable connections between two processes, and what is left of one when the other dies.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rdma::op::{FetchAdd, Read, Send, Write, WriteImm};
+use rdma::{AckTimeout, ConnectOptions, WcStatus};
+use rdma_tests::child::{self, Running};
+use rdma_tests::{Options, Side, Unconnected, all_rights, buffer, open, pattern, wait};
+
+const REGION: usize = 1 << 20;
+
+/// Both ends connect; the child exposes a region to the parent.
+fn parent(test: &str, options: Options) -> (Running, Side, rdma::RemoteSlice) {
+    let mut running = Running::start(test);
+    let side = Unconnected::new(&open(), options);
+    let peer = running.channel.exchange(&side.qp.endpoint());
+    let side = side.connect(&peer);
+    let remote = running.channel.receive_slice();
+    (running, side, remote)
+}
+
+fn child_side(options: Options) -> (child::ChildChannel, Side, rdma::ExposedRegion) {
+    let mut channel = child::channel();
+    let side = Unconnected::new(&open(), options);
+    let peer = channel.exchange(&side.qp.endpoint());
+    let side = side.connect(&peer);
+    let region = side.pd.allocate_exposed(REGION, all_rights()).unwrap();
+    channel.send(&region.remote(..).unwrap().to_bytes());
+    (channel, side, region)
+}
+
+#[test]
+fn two_processes_do_everything() {
+    if child::is_child() {
+        let (mut channel, mut side, region) = child_side(Options::default());
+        for round in 0..50 {
+            side.qp.post_recv(side.pd.allocate(REGION).unwrap(), round).unwrap();
+            channel.send(b"ready");
+            let done = wait(&mut side.receives);
+            assert_eq!(done.status, Ok(()));
+            let (len, imm) = (done.byte_len, done.imm);
+            if let Some(imm) = imm {
+                let mut seen = vec![0; len];
+                region.copy_out(0, &mut seen).unwrap();
+                assert!(seen == pattern(len, u8::try_from(imm).unwrap()), "round {round}");
+            } else {
+                let content = done.buffer();
+                side.qp.post_send(Send::new(buffer(&side.pd, &content[..len]))).unwrap();
+                assert_eq!(wait(&mut side.sends).status, Ok(()));
+            }
+        }
+        assert_eq!(region.load_u64(0, Ordering::Acquire).unwrap(), 25);
+        return;
+    }
+    let (mut running, mut side, remote) = parent("two_processes_do_everything", Options::default());
+    for round in 0..50_u8 {
+        assert_eq!(running.channel.receive(), b"ready");
+        let len = [1, 64, 4096, 300_000, REGION][usize::from(round) % 5];
+        let content = pattern(len, round);
+        if round % 2 == 0 {
+            // Echoed by a send.
+            side.qp.post_recv(side.pd.allocate(REGION).unwrap(), 0).unwrap();
+            side.qp.post_send(Send::new(buffer(&side.pd, &content))).unwrap();
+            let done = wait(&mut side.receives);
+            assert_eq!((done.status, done.byte_len), (Ok(()), len));
+            assert!(done.buffer()[..len] == content, "round {round}");
+        } else {
+            side.qp.post_send(Read::new(side.pd.allocate(len).unwrap(), remote)).unwrap();
+            assert_eq!(wait(&mut side.sends).status, Ok(()));
+            side.qp.post_send(WriteImm::new(buffer(&side.pd, &content), remote, round.into())).unwrap();
+        }
+        assert_eq!(wait(&mut side.sends).status, Ok(()));
+    }
+    side.qp.post_send(Write::inline(&0_u64.to_ne_bytes(), remote)).unwrap();
+    assert_eq!(wait(&mut side.sends).status, Ok(()));
+    for expected in 0..25 {
+        side.qp.post_send(FetchAdd::new(side.pd.allocate(8).unwrap(), remote.slice(..8).unwrap(), 1)).unwrap();
+        let done = wait(&mut side.sends);
+        assert_eq!((done.status, done.old_value), (Ok(()), Some(expected)));
+    }
+    drop(side);
+    running.finish();
+}
+
+#[test]
+fn writes_complete_while_the_target_sleeps() {
+    if child::is_child() {
+        let (mut channel, _side, region) = child_side(Options::default());
+        // No verbs call from here on until the parent says that it is done.
+        assert_eq!(channel.receive(), b"done");
+        let mut seen = vec![0; 4096];
+        region.copy_out(0, &mut seen).unwrap();
+        assert!(seen == pattern(4096, 9));
+        return;
+    }
+    let (mut running, mut side, remote) = parent("writes_complete_while_the_target_sleeps", Options::default());
+    for seed in [1, 2, 3, 9] {
+        side.qp.post_send(Write::new(buffer(&side.pd, &pattern(4096, seed)), remote)).unwrap();
+        assert_eq!(wait(&mut side.sends).status, Ok(()));
+    }
+    side.qp.post_send(Read::new(side.pd.allocate(4096).unwrap(), remote)).unwrap();
+    let done = wait(&mut side.sends);
+    assert!(done.buffer()[..] == pattern(4096, 9));
+    running.channel.send(b"done");
+    running.finish();
+}
+
+#[test]
+fn a_killed_peer_fails_what_is_outstanding_in_time() {
+    let connect = ConnectOptions::new().ack_timeout(AckTimeout::at_least(Duration::from_millis(30))).retry_count(3);
+    let options = Options { connect, ..Options::default() };
+    if child::is_child() {
+        let (mut channel, side, _region) = child_side(options);
+        channel.receive();
+        drop(side);
+        unreachable!("the parent kills us first");
+    }
+    for delay in [0, 1, 5] {
+        let (mut running, mut side, remote) = parent("a_killed_peer_fails_what_is_outstanding_in_time", options);
+        // No receive is posted there, so the first request stays outstanding for ever.
+        side.qp.post_send(Send::new(buffer(&side.pd, b"hello")).token(0)).unwrap();
+        for token in 1..4 {
+            side.qp.post_send(Write::new(buffer(&side.pd, &pattern(1000, 1)), remote).token(token)).unwrap();
+        }
+        side.qp.post_recv(side.pd.allocate(8).unwrap(), 9).unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        running.kill();
+        let begin = Instant::now();
+        let first = wait(&mut side.sends);
+        assert_eq!(first.token, 0);
+        assert_eq!(first.status.unwrap_err().status, WcStatus::RETRY_EXC_ERR);
+        for token in 1..4 {
+            let done = wait(&mut side.sends);
+            assert_eq!((done.status.unwrap_err().status, done.token), (WcStatus::WR_FLUSH_ERR, token));
+        }
+        assert_eq!(wait(&mut side.receives).status.unwrap_err().status, WcStatus::WR_FLUSH_ERR);
+        // 4.096 us * 2^13 * 4 = 134 ms by the timeouts; the rest is the machine's.
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn a_stopped_peer_only_makes_us_wait() {
+    if child::is_child() {
+        let (mut channel, mut side, _region) = child_side(Options::default());
+        side.qp.post_recv(side.pd.allocate(8).unwrap(), 0).unwrap();
+        channel.send(b"ready");
+        assert_eq!(wait(&mut side.receives).status, Ok(()));
+        channel.receive();
+        return;
+    }
+    if std::env::var_os("RDMA_TEST_DEVICE").is_some_and(|name| name != "soft0") {
+        println!("SKIP: hardware answers for a stopped process");
+        return;
+    }
+    let (mut running, mut side, _remote) = parent("a_stopped_peer_only_makes_us_wait", Options::default());
+    assert_eq!(running.channel.receive(), b"ready");
+    let signal = |name: &str| {
+        let status = std::process::Command::new("kill").args([name, &running.pid().to_string()]).status().unwrap();
+        assert!(status.success());
+    };
+    signal("-STOP");
+    side.qp.post_send(Send::new(buffer(&side.pd, b"hello"))).unwrap();
+    // Longer than the timeouts would be: 67 ms * 8.
+    assert!(rdma_tests::wait_within(&mut side.sends, Duration::from_millis(800)).is_none());
+    signal("-CONT");
+    assert_eq!(wait(&mut side.sends).status, Ok(()));
+    running.channel.send(b"done");
+    running.finish();
+}
