@@ -259,3 +259,8 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     }
     bytes
 }
+
+/// The README's program compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
