@@ -70,7 +70,7 @@ impl<R: BufRead, W: Write> Channel<R, W> {
     /// Exchanges endpoints.
     pub fn exchange(&mut self, ours: &Endpoint) -> Endpoint {
         self.send(&ours.to_bytes());
-        Endpoint::from_bytes(&self.receive_exact()).expect("an endpoint")
+        Endpoint::from_bytes(&self.receive()).expect("an endpoint")
     }
 
     /// Receives a remote slice.

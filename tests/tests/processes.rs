@@ -151,7 +151,7 @@ fn a_stopped_peer_only_makes_us_wait() {
         return;
     }
     if std::env::var_os("RDMA_TEST_DEVICE").is_some_and(|name| name != "soft0") {
-        println!("SKIP: hardware answers for a stopped process");
+        rdma_tests::skip("hardware answers for a stopped process");
         return;
     }
     let (mut running, mut side, _remote) = parent("a_stopped_peer_only_makes_us_wait", Options::default());
