@@ -13,7 +13,7 @@ const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+    (0..=255_u8).cycle().take(len).map(|byte| byte.wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
 #[test]

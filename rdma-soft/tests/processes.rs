@@ -25,6 +25,10 @@ fn connected(config: Config, options: &str) -> (Side, Puppet) {
     (side, other)
 }
 
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..=250_u8).cycle().skip(seed).take(len).collect()
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -36,7 +40,7 @@ fn messages_go_both_ways() {
     sizes.extend(1..20);
     for (round, &len) in sizes.iter().enumerate() {
         let id = round as u64;
-        let data: Vec<u8> = (0..len).map(|index| (index * 7 + round) as u8).collect();
+        let data: Vec<u8> = pattern(len, round);
         side.put(0, &data);
         assert_eq!(other.ask(&format!("recv {id} 0 65536")), "0");
         assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, id, &[side.sge(0, len)])), 0);
@@ -61,7 +65,7 @@ fn one_sided_operations_need_no_poll_at_the_target() {
         let to = other.endpoint;
         // The other process waits for its next line: nobody there polls.
         for round in 0..20_u8 {
-            let data: Vec<u8> = (0..5000_u32).map(|index| (index as u8).wrapping_mul(3).wrapping_add(round)).collect();
+            let data: Vec<u8> = pattern(5000, usize::from(round));
             side.put(0, &data);
             let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[side.sge(0, 5000)]).remote(to.addr + 8, to.rkey);
             assert_eq!(side.post(&write), 0);
