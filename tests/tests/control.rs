@@ -195,3 +195,19 @@ fn waiting_for_nothing_ends_at_the_deadline() {
     drop(channel);
     cq.close().unwrap();
 }
+#[test]
+fn requests_beyond_the_completion_queue_are_refused_at_creation() {
+    let opened = open();
+    let pd = opened.context.alloc_pd().unwrap();
+    let cq = opened.context.create_cq(8).unwrap();
+    let depth = cq.depth();
+    let error = QueuePair::builder(&pd).cq(&cq).max_send_wr(depth).max_recv_wr(1).build().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::CompletionQueueTooSmall { .. }), "{error}");
+    let fits = QueuePair::builder(&pd).cq(&cq).max_send_wr(depth - 1).max_recv_wr(1);
+    // What a queue pair reserved comes back when it is gone.
+    for _ in 0..3 {
+        let qp = fits.clone().build().unwrap();
+        assert!(fits.clone().build().is_err());
+        drop(qp);
+    }
+}

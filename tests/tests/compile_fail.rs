@@ -1,0 +1,15 @@
+//! Mistakes that must not compile. Each file in `ui/` is one, with the compiler's message.
+
+/// The release whose messages are recorded: another one's differ in words.
+const RECORDED_WITH: &str = "rustc 1.95.";
+
+#[test]
+fn mistakes_do_not_compile() {
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
+    let version = std::process::Command::new(rustc).arg("-V").output();
+    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    if !version.starts_with(RECORDED_WITH) {
+        return rdma_tests::skip(&format!("messages are recorded with {RECORDED_WITH}x, this is {}", version.trim()));
+    }
+    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
+}

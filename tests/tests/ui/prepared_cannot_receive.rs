@@ -1,0 +1,7 @@
+//! Receives can be posted from INIT on, not before.
+
+fn receive(mut qp: rdma::PreparedQueuePair<rdma::Rc>, buffer: rdma::Buffer) {
+    qp.post_recv(buffer, 0);
+}
+
+fn main() {}

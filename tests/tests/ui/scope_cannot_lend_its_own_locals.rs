@@ -1,0 +1,10 @@
+//! What a scope lends to the device outlives the scope.
+
+fn lend(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, pd: &rdma::ProtectionDomain) {
+    let _result = qp.scope(poller, std::time::Duration::from_secs(1), |scope| {
+        let mut local = pd.allocate(64).unwrap();
+        let _posted = scope.post_recv(local.lend_mut(..));
+    });
+}
+
+fn main() {}

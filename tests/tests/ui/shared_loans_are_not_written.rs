@@ -1,0 +1,10 @@
+//! Memory that is only lent for reading is no place to receive into.
+
+fn receive(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, buffer: &rdma::Buffer) {
+    let lent = buffer.lend(..);
+    let _result = qp.scope(poller, std::time::Duration::from_secs(1), |scope| {
+        let _posted = scope.post_recv(lent);
+    });
+}
+
+fn main() {}
