@@ -50,6 +50,7 @@ fn two_processes_do_everything() {
                 assert_eq!(wait(&mut side.sends).status, Ok(()));
             }
         }
+        assert_eq!(channel.receive(), b"done");
         assert_eq!(region.load_u64(0, Ordering::Acquire).unwrap(), 25);
         return;
     }
@@ -79,7 +80,7 @@ fn two_processes_do_everything() {
         let done = wait(&mut side.sends);
         assert_eq!((done.status, done.old_value), (Ok(()), Some(expected)));
     }
-    drop(side);
+    running.channel.send(b"done");
     running.finish();
 }
 
