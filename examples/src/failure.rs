@@ -27,6 +27,8 @@ pub enum Kind {
     Usage,
     /// Another rank failed, and has said so.
     Peer,
+    /// Somebody else has reported it; only the exit status is left to give.
+    Reported(u8),
     /// Nobody reads our output any more (`all_reduce | head`): end quietly.
     BrokenPipe,
 }
@@ -45,6 +47,12 @@ impl Failure {
     /// The end of another rank, which ends this one too.
     pub fn peer(text: impl Into<String>) -> Self {
         Self { kind: Kind::Peer, text: text.into() }
+    }
+
+    /// A failure that a rank has already put in words; it ended with this status.
+    #[must_use]
+    pub fn reported(status: u8) -> Self {
+        Self { kind: Kind::Reported(status), text: "a rank has failed".to_owned() }
     }
 
     /// What kind of failure this is.
@@ -67,6 +75,7 @@ impl Failure {
             Kind::Failed => EXIT_FAILURE,
             Kind::Usage => EXIT_USAGE,
             Kind::Peer => EXIT_PEER,
+            Kind::Reported(status) => status,
             Kind::BrokenPipe => 0,
         }
     }
@@ -98,7 +107,7 @@ impl From<io::Error> for Failure {
 pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     let Err(failure) = body() else { return ExitCode::SUCCESS };
     let quiet = match failure.kind() {
-        Kind::BrokenPipe => true,
+        Kind::BrokenPipe | Kind::Reported(_) => true,
         // The launcher tells who died; without one, each rank has to.
         Kind::Peer => crate::launcher::is_launched(),
         Kind::Failed | Kind::Usage => false,

@@ -1,2 +1,269 @@
-//! Under construction.
-fn main() {}
+//! Sums tensors over ranks with RDMA writes, checks every element of every result, and prints nccl-tests' table.
+//!
+//! Without arguments it starts four ranks on this machine; `--rank --world --root` start one rank of a job.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rdma_examples::bootstrap::{Group, Terms};
+use rdma_examples::cli::{self, Size};
+use rdma_examples::collectives::{Communicator, Element, Pattern, Tensor, Tuning};
+use rdma_examples::device::{DeviceOptions, announce};
+use rdma_examples::placement::{self, PlacementOptions};
+use rdma_examples::progress::Progress;
+use rdma_examples::table::{self, CollectiveRow, CollectiveTime};
+use rdma_examples::{Failure, launcher};
+use serde_json::json;
+
+/// All-reduce over RDMA: every rank ends with the sum of what all contributed.
+#[derive(Clone, Parser)]
+#[command(version)]
+struct Args {
+    #[command(flatten)]
+    placement: PlacementOptions,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Smallest size in bytes
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "8")]
+    min: Size,
+    /// Largest size in bytes
+    #[arg(short = 'e', long, value_name = "SIZE", default_value = "16M")]
+    max: Size,
+    /// Each size is this many times the one before
+    #[arg(short = 'f', long, value_name = "N", default_value_t = 2)]
+    factor: usize,
+    /// Timed iterations of each size (default: 20, and more for small sizes)
+    #[arg(short = 'n', long, value_name = "N")]
+    iters: Option<usize>,
+    /// Iterations before the timed ones
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
+    warmup: usize,
+    /// Check results (1) or not (0)
+    #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    check: u8,
+    /// Element type
+    #[arg(short = 't', long, value_enum, default_value_t = Dtype::Float)]
+    dtype: Dtype,
+    /// Leave out the in-place half
+    #[arg(long)]
+    out_of_place: bool,
+    /// Print one JSON object in place of the table
+    #[arg(short = 'J', long)]
+    json: bool,
+    /// Longest message of the ring
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    chunk: Option<Size>,
+    /// Ticks between two steps of a block
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    lead: Option<usize>,
+    /// Up to this size, everybody sends everything to everybody
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    one_shot: Option<Size>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Dtype {
+    Float,
+    Double,
+    Int32,
+    Uint32,
+    Int64,
+    Uint64,
+}
+
+fn main() -> ExitCode {
+    rdma_examples::run("all_reduce", run)
+}
+
+fn run() -> Result<(), Failure> {
+    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+    match args.dtype {
+        Dtype::Float => job::<f32>(&args),
+        Dtype::Double => job::<f64>(&args),
+        Dtype::Int32 => job::<i32>(&args),
+        Dtype::Uint32 => job::<u32>(&args),
+        Dtype::Int64 => job::<i64>(&args),
+        Dtype::Uint64 => job::<u64>(&args),
+    }
+}
+
+fn job<T: Element>(args: &Args) -> Result<(), Failure> {
+    args.placement.check()?;
+    let sizes = cli::size_steps(args.min, args.max, args.factor, size_of::<T>())?;
+    if args.iters == Some(0) {
+        return Err(Failure::usage("--iters 0 measures nothing; give 1 or more"));
+    }
+    let tuning = args.tuning()?;
+    if !launcher::is_launched() {
+        let local = if args.placement.rank.is_some() { 1 } else { args.placement.ranks };
+        cli::check_memory(2 * args.max.0 as u128 * local as u128, &format!("two tensors of {} for {local} ranks", args.max))?;
+    }
+    let Some(place) = args.placement.place()? else { return Ok(()) };
+    let settings = format!(
+        "sizes {}..{} x{} iters {:?} warmup {} check {} type {} {} {:?}",
+        args.min, args.max, args.factor, args.iters, args.warmup, args.check, T::NAME, args.out_of_place, tuning
+    );
+    let terms = Terms { program: "all_reduce", settings, timeout: args.placement.timeout() };
+    let mut group = Group::meet(place, &terms)?;
+    let result = rank::<T>(args, &sizes, tuning, &mut group);
+    group.conclude(result)
+}
+
+impl Args {
+    fn tuning(&self) -> Result<Tuning, Failure> {
+        let mut tuning = Tuning { stall: Duration::from_secs(60), ..Tuning::default() };
+        if let Some(chunk) = self.chunk {
+            if chunk.0 == 0 || chunk.0 % 4096 != 0 || chunk.0 > 1 << 30 {
+                return Err(Failure::usage(format!("--chunk {chunk}: give a multiple of 4K, at most 1G")));
+            }
+            tuning.chunk = chunk.0;
+        }
+        if let Some(lead) = self.lead {
+            if lead == 0 || lead > 64 {
+                return Err(Failure::usage(format!("--lead {lead}: give 1 to 64")));
+            }
+            tuning.lead = lead;
+        }
+        if let Some(one_shot) = self.one_shot {
+            if one_shot.0 > 1 << 24 || one_shot.0 % 64 != 0 {
+                return Err(Failure::usage(format!("--one-shot {one_shot}: give a multiple of 64, at most 16M")));
+            }
+            tuning.one_shot = one_shot.0;
+        }
+        Ok(tuning)
+    }
+
+    fn iterations(&self, size: usize) -> usize {
+        self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(20, 1000))
+    }
+}
+
+/// One rank's work.
+fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mut Group) -> Result<(), Failure> {
+    let chosen = group.agree(args.device.open())?;
+    let cores = placement::bind(group, args.placement.bind)?;
+    chosen.check_hosts(group)?;
+    let first = group.rank() == 0;
+    tuning.shared_cores = cores.shared;
+    if first {
+        announce(&chosen.using(), args.json)?;
+    }
+    let mut comm = Communicator::new(&chosen, group, tuning)?;
+    let count = sizes.last().map_or(0, |bytes| bytes / size_of::<T>());
+    let input = comm.allocate::<T>(group, count)?;
+    let output = comm.allocate::<T>(group, count)?;
+    if first && !args.json {
+        heading(args, group.world(), comm.notice())?;
+    }
+    let mut rows = Vec::new();
+    let mut progress = Progress::new();
+    for (done, &size) in sizes.iter().enumerate() {
+        if first {
+            progress.step(&format!("all-reduce of {}", Size(size)), done, sizes.len());
+        }
+        let count = size / size_of::<T>();
+        let mut bench = Bench { args, comm: &mut comm, group, size, count };
+        let out_of_place = Some(bench.measure(&input, &output)?);
+        let in_place = if args.out_of_place { None } else { Some(bench.measure(&output, &output)?) };
+        let row = CollectiveRow { size, count, dtype: T::NAME, redop: "sum", root: -1, out_of_place, in_place };
+        if first && !args.json {
+            progress.clear();
+            table::collective_row(&mut io::stdout(), &row)?;
+        }
+        rows.push(row);
+    }
+    progress.clear();
+    if first {
+        let mut out = io::stdout();
+        if args.json {
+            let report = json!({
+                "program": "all_reduce", "ranks": group.world(), "device": chosen.line, "notice": comm.notice(),
+                "results": rows,
+            });
+            writeln!(out, "{report}")?;
+        } else {
+            table::collective_foot(&mut out, &rows)?;
+            writeln!(out, "# Collective test concluded: all_reduce")?;
+        }
+    }
+    verdict(&rows, first)
+}
+
+fn heading(args: &Args, world: usize, notice: &str) -> Result<(), Failure> {
+    let mut out = io::stdout();
+    let Args { min, max, factor, warmup, check, .. } = args;
+    let iters = args.iters.map_or_else(|| "auto".to_owned(), |n| n.to_string());
+    writeln!(out, "# Collective test starting: all_reduce")?;
+    writeln!(
+        out,
+        "# nRanks {world} minBytes {} maxBytes {} step: {factor}(factor) warmup iters: {warmup} iters: {iters} \
+         validation: {check} arrivals: {notice}",
+        min.0, max.0
+    )?;
+    table::collective_head(&mut out)?;
+    Ok(())
+}
+
+fn verdict(rows: &[CollectiveRow], first: bool) -> Result<(), Failure> {
+    let wrong: u64 = rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten().filter_map(|t| t.nwrong).sum();
+    match (wrong, first) {
+        (0, _) => Ok(()),
+        (_, true) => Err(Failure::new(format!("{wrong} elements have wrong values"))),
+        (_, false) => Err(Failure::peer("there are wrong values")),
+    }
+}
+
+/// One size.
+struct Bench<'a> {
+    args: &'a Args,
+    comm: &'a mut Communicator,
+    group: &'a mut Group,
+    size: usize,
+    count: usize,
+}
+
+impl Bench<'_> {
+    /// Times operations back to back as nccl-tests does, averages over ranks; then checks one.
+    fn measure<T: Element>(&mut self, input: &Tensor<T>, output: &Tensor<T>) -> Result<CollectiveTime, Failure> {
+        let (rank, world, count) = (self.group.rank(), self.group.world(), self.count);
+        let pattern = Pattern::<T>::new(rank, world, self.size);
+        input.fill(count, |start, elements| pattern.fill(start, elements))?;
+        self.group.barrier()?;
+        for _ in 0..self.args.warmup {
+            self.comm.all_reduce(input, output, count)?;
+        }
+        let iterations = self.args.iterations(self.size);
+        self.group.barrier()?;
+        self.comm.barrier()?;
+        let started = Instant::now();
+        for _ in 0..iterations {
+            self.comm.all_reduce(input, output, count)?;
+        }
+        let mine = started.elapsed().as_secs_f64() / iterations as f64;
+        let times = self.group.all_gather(&mine.to_be_bytes())?;
+        let seconds = times.iter().filter_map(|t| t.as_slice().try_into().ok().map(f64::from_be_bytes)).sum::<f64>();
+        let nwrong = if self.args.check == 1 { Some(self.check(input, output, &pattern)?) } else { None };
+        Ok(CollectiveTime::all_reduce(seconds / world as f64, self.size, world, nwrong))
+    }
+
+    /// Does it once more with known input and an output that cannot be right by chance; counts over all ranks.
+    fn check<T: Element>(
+        &mut self,
+        input: &Tensor<T>,
+        output: &Tensor<T>,
+        pattern: &Pattern<T>,
+    ) -> Result<u64, Failure> {
+        let count = self.count;
+        output.fill(count, |_, elements| elements.fill(T::from_small(u16::MAX)))?;
+        input.fill(count, |start, elements| pattern.fill(start, elements))?;
+        self.group.barrier()?;
+        self.comm.all_reduce(input, output, count)?;
+        let mut wrong = 0;
+        output.for_each(count, |start, elements| wrong += pattern.count_wrong(start, elements))?;
+        let all = self.group.all_gather(&wrong.to_be_bytes())?;
+        Ok(all.iter().filter_map(|n| n.as_slice().try_into().ok().map(u64::from_be_bytes)).sum())
+    }
+}

@@ -1,2 +1,94 @@
-//! Under construction.
-fn main() {}
+//! Shows the RDMA devices of this machine: what `ibv_devinfo -v` shows, for hardware and for the software device.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use rdma::{Device, HardwareAbsence};
+use rdma_examples::devinfo::Report;
+use rdma_examples::{Failure, cli, device};
+use serde_json::json;
+
+/// Shows the RDMA devices of this machine.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Show only this device
+    #[arg(short, long, value_name = "NAME")]
+    device: Option<String>,
+    /// Show only names
+    #[arg(short, long)]
+    list: bool,
+    /// Show only the most important values
+    #[arg(short, long)]
+    brief: bool,
+    /// Say why there is no hardware, and what would help
+    #[arg(long)]
+    why: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    rdma_examples::run("devinfo", run)
+}
+
+fn run() -> Result<(), Failure> {
+    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+    let mut out = io::stdout().lock();
+    if args.why {
+        return why(&mut out, args.json);
+    }
+    let mut devices = Device::list().map_err(device::failed)?;
+    if let Some(wanted) = &args.device {
+        let names: Vec<String> = devices.iter().map(Device::name).collect();
+        devices.retain(|device| device.name() == *wanted);
+        if devices.is_empty() {
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            return Err(Failure::new(format!("there is no device {wanted}; there is {known}")));
+        }
+    }
+    if devices.is_empty() {
+        return Err(Failure::new("there is no device; devinfo --why says why"));
+    }
+    if args.list {
+        for device in &devices {
+            writeln!(out, "{}", device.name())?;
+        }
+        return Ok(());
+    }
+    let reports = devices.iter().map(Report::of).collect::<Result<Vec<_>, _>>()?;
+    if args.json {
+        let all: Vec<_> = reports.iter().map(Report::to_json).collect();
+        writeln!(out, "{:#}", json!({ "devices": all }))?;
+        return Ok(());
+    }
+    for report in &reports {
+        report.print(&mut out, !args.brief)?;
+    }
+    if devices.iter().all(Device::is_software) {
+        writeln!(out, "No hardware; devinfo --why says why.")?;
+    }
+    Ok(())
+}
+
+fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {
+    let absence = HardwareAbsence::diagnose();
+    let findings = absence.as_ref().map_or(&[][..], HardwareAbsence::findings);
+    if as_json {
+        let findings: Vec<_> =
+            findings.iter().map(|f| json!({ "finding": f.to_string(), "remedy": f.remedy() })).collect();
+        writeln!(out, "{:#}", json!({ "hardware": absence.is_none(), "findings": findings }))?;
+        return Ok(());
+    }
+    match &absence {
+        None => writeln!(out, "There is hardware; devinfo shows it.")?,
+        Some(absence) => writeln!(out, "No RDMA hardware: {absence}")?,
+    }
+    for finding in findings {
+        writeln!(out, "  {finding}\n    {}", finding.remedy())?;
+    }
+    Ok(())
+}

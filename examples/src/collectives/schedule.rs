@@ -105,6 +105,19 @@ impl Schedule {
         self.blocks + (self.steps() - 1) * self.lead
     }
 
+    /// Ticks between the steps of a block.
+    #[must_use]
+    pub fn lead(&self) -> usize {
+        self.lead
+    }
+
+    /// The left neighbour's message that comes after all those that this rank passes on in `tick`: nobody passes it on.
+    #[must_use]
+    pub fn last_of_left(&self, tick: usize) -> Option<Message> {
+        let block = tick.checked_sub(self.steps() * self.lead)?;
+        (block < self.blocks).then_some(Message { block, step: self.steps() - 1 })
+    }
+
     /// The messages that a rank sends in a tick, in their order.
     pub fn messages(&self, tick: usize) -> impl Iterator<Item = Message> + use<> {
         let (blocks, lead, steps) = (self.blocks, self.lead, self.steps());

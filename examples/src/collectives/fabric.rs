@@ -1,0 +1,283 @@
+//! The connections between ranks: writes into a peer's memory, each followed by a notice that it is there.
+//!
+//! How a rank notices depends on the device. Where writes land in order, a second write of a counter follows the first,
+//! and the receiver watches its own memory, which costs no call. Everywhere else the write carries immediate data, and
+//! the receiver's completion queue says that it has come: the only thing that verbs promises.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rdma::op::{Write, WriteImm};
+use rdma::{
+    CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice, InitOptions, InitializedQueuePair,
+    ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
+};
+
+use super::wait::Patience;
+use crate::Failure;
+use crate::bootstrap::Group;
+use crate::device::{Chosen, failed};
+
+/// Independent streams of notices between two ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lane {
+    /// Messages of the ring.
+    Ring,
+    /// Slots of the ring that are free again.
+    Credit,
+    /// Messages of the one-step algorithm.
+    OneShot,
+}
+
+const LANES: usize = 3;
+/// Counters are a cache line apart.
+const LINE: usize = 64;
+/// Work requests outstanding to one peer, and receives posted for one.
+const DEPTH: u32 = 256;
+/// Sends without a completion of their own, at most.
+const UNSIGNALED: u64 = 32;
+/// Requests under way when the send queue counts as full: leaves room for what one message takes.
+const FULL: u64 = DEPTH as u64 - 2 * UNSIGNALED;
+
+/// A connected rank.
+#[derive(Debug)]
+struct Peer {
+    qp: QueuePair<Rc>,
+    /// Its counters of what this rank sent.
+    counters: [RemoteSlice; LANES],
+    /// Notices sent to it and received from it.
+    sent: [u64; LANES],
+    received: [u64; LANES],
+    /// The number of the last request to it, and of the last that is known to be complete.
+    posted: u64,
+    completed: u64,
+}
+
+/// Connections to some of the ranks of a group.
+#[derive(Debug)]
+pub(super) struct Fabric {
+    peers: Vec<Option<Peer>>,
+    counters: ExposedRegion,
+    in_order: bool,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    pd: ProtectionDomain,
+    patience: Patience,
+}
+
+impl Fabric {
+    /// Connects this rank to `peers`; collective.
+    pub(super) fn connect(
+        chosen: &Chosen,
+        group: &mut Group,
+        peers: &[usize],
+        patience: Patience,
+    ) -> Result<Self, Failure> {
+        let (rank, world) = (group.rank(), group.world());
+        let prepared = Self::prepare(chosen, world, peers, patience);
+        let (mut fabric, queue_pairs) = group.agree(prepared)?;
+
+        // Everybody hears where everybody's queue pairs are, and takes out those that are meant for it.
+        let mut endpoints = vec![0; world * Endpoint::LEN];
+        for (peer, qp) in peers.iter().zip(&queue_pairs) {
+            endpoints[peer * Endpoint::LEN..][..Endpoint::LEN].copy_from_slice(&qp.endpoint().to_bytes());
+        }
+        let all = group.all_gather(&endpoints)?;
+        let counters = exchange(group, &fabric.counters)?;
+        let mut connected = Ok(());
+        for (&peer, qp) in peers.iter().zip(queue_pairs) {
+            let bytes = all[peer].get(rank * Endpoint::LEN..(rank + 1) * Endpoint::LEN).unwrap_or_default();
+            match Peer::connect(qp, bytes, &counters[peer], rank) {
+                Ok(connected) => fabric.peers[peer] = Some(connected),
+                Err(failure) => connected = Err(failure.context(format_args!("cannot connect to rank {peer}"))),
+            }
+        }
+        group.agree(connected)?;
+        let in_order = fabric.peers.iter().flatten().all(|peer| writes_in_order(&peer.qp));
+        // Both ends of a connection have to do the same.
+        fabric.in_order = group.all_gather(&[u8::from(in_order)])?.iter().all(|vote| vote == &[1]);
+        Ok(fabric)
+    }
+
+    fn prepare(
+        chosen: &Chosen,
+        world: usize,
+        peers: &[usize],
+        patience: Patience,
+    ) -> Result<(Self, Vec<InitializedQueuePair<Rc>>), Failure> {
+        let context = &chosen.context;
+        let pd = context.alloc_pd().map_err(failed)?;
+        let depth = DEPTH * u32::try_from(peers.len()).unwrap_or(u32::MAX).max(1);
+        let channel = context.create_completion_channel().map_err(failed)?;
+        let send_cq = context.create_cq(depth).map_err(failed)?;
+        let recv_cq = context.cq_builder(depth).channel(&channel).build().map_err(failed)?;
+        let counters = pd.allocate_exposed(world * LANES * LINE, RemoteAccess::WRITE).map_err(failed)?;
+        let mut queue_pairs = Vec::new();
+        for &peer in peers {
+            let qp = QueuePair::<Rc>::builder(&pd)
+                .send_cq(&send_cq)
+                .recv_cq(&recv_cq)
+                .max_send_wr(DEPTH)
+                .max_recv_wr(DEPTH)
+                .max_inline_data(8)
+                .build()
+                .map_err(failed)?;
+            let mut qp = qp.init(&chosen.init_options(RemoteAccess::WRITE)).map_err(|e| failed(e.into()))?;
+            for _ in 0..DEPTH {
+                qp.post_recv((), peer as u64).map_err(|e| failed(e.into()))?;
+            }
+            queue_pairs.push(qp);
+        }
+        let peers = (0..world).map(|_| None).collect();
+        Ok((Self { peers, counters, in_order: false, send_cq, recv_cq, pd, patience }, queue_pairs))
+    }
+
+    /// Allocates memory that the other ranks may write to.
+    pub(super) fn expose(&self, length: usize) -> Result<ExposedRegion, Failure> {
+        self.pd.allocate_exposed(length.max(1), RemoteAccess::WRITE).map_err(failed)
+    }
+
+    /// How messages are noticed.
+    pub(super) fn notice(&self) -> &'static str {
+        if self.in_order { "watched in memory" } else { "told by completions" }
+    }
+
+    /// Writes `source` to a place at a peer, and tells it on `lane`. Returns the number to [wait for](Self::wait_sent)
+    /// before `source` may change.
+    pub(super) fn send(
+        &mut self,
+        to: usize,
+        lane: Lane,
+        source: ExposedSlice,
+        place: RemoteSlice,
+    ) -> Result<u64, Failure> {
+        self.make_room(to)?;
+        let peer = peer(&mut self.peers, to)?;
+        if self.in_order {
+            peer.posted += 1;
+            peer.qp.post_send(Write::new(source, place).unsignaled()).map_err(|e| failed(e.into()))?;
+            peer.tell(to, lane, true)?;
+        } else {
+            peer.posted += 1;
+            let request = WriteImm::new(source, place, lane as u32).token(token(to, peer.posted));
+            peer.qp.post_send(request).map_err(|e| failed(e.into()))?;
+        }
+        Ok(peer.posted)
+    }
+
+    /// Tells a peer something on `lane` that needs no more words.
+    pub(super) fn notify(&mut self, to: usize, lane: Lane) -> Result<(), Failure> {
+        self.make_room(to)?;
+        let in_order = self.in_order;
+        let peer = peer(&mut self.peers, to)?;
+        if in_order {
+            return peer.tell(to, lane, false);
+        }
+        peer.posted += 1;
+        let nowhere = peer.counters[lane as usize].slice(0..0).map_err(out_of_bounds)?;
+        let request = WriteImm::new((), nowhere, lane as u32).token(token(to, peer.posted));
+        let request = request.signaled(peer.posted % UNSIGNALED == 0);
+        peer.qp.post_send(request).map_err(|e| failed(e.into()))
+    }
+
+    /// Waits until `count` notices have come from a peer on `lane`, since the beginning.
+    #[inline]
+    pub(super) fn wait_for(&mut self, from: usize, lane: Lane, count: u64) -> Result<(), Failure> {
+        if self.in_order {
+            let at = counter(from, lane);
+            let counters = &self.counters;
+            let send_cq = RefCell::new((&self.send_cq, &mut self.peers));
+            self.patience.wait(
+                || Ok((counters.load_u64(at, Ordering::Acquire).map_err(failed)? >= count).then_some(())),
+                |nap| {
+                    // A failed write is no news of the peer, but the reason why there will be none.
+                    let (send_cq, peers) = &mut *send_cq.borrow_mut();
+                    collect_sent(send_cq, peers)?;
+                    std::thread::sleep(nap);
+                    Ok(())
+                },
+            )
+        } else {
+            let state = RefCell::new((&self.recv_cq, &mut self.peers));
+            self.patience.wait(
+                || {
+                    let (recv_cq, peers) = &mut *state.borrow_mut();
+                    collect_received(recv_cq, peers, None)?;
+                    Ok((peer(peers, from)?.received[lane as usize] >= count).then_some(()))
+                },
+                |nap| {
+                    let (recv_cq, peers) = &mut *state.borrow_mut();
+                    collect_received(recv_cq, peers, Some(nap))
+                },
+            )
+        }
+    }
+
+    /// Waits until a send, and all sends to the same peer before it, are complete.
+    pub(super) fn wait_sent(&mut self, to: usize, number: u64) -> Result<(), Failure> {
+        if peer(&mut self.peers, to)?.completed >= number {
+            return Ok(());
+        }
+        let (send_cq, peers) = (&self.send_cq, RefCell::new(&mut self.peers));
+        self.patience.wait(
+            || {
+                let peers = &mut *peers.borrow_mut();
+                collect_sent(send_cq, peers)?;
+                Ok((peer(peers, to)?.completed >= number).then_some(()))
+            },
+            |nap| {
+                std::thread::sleep(nap);
+                Ok(())
+            },
+        )
+    }
+
+    /// Waits until nothing is read any more by sends to a peer, the last of which had this number.
+    fn make_room(&mut self, to: usize) -> Result<(), Failure> {
+        let peer = peer(&mut self.peers, to)?;
+        if peer.posted - peer.completed < FULL {
+            return Ok(());
+        }
+        let enough = peer.posted - FULL + UNSIGNALED;
+        self.wait_sent(to, enough)
+    }
+}
+
+impl Peer {
+    fn connect(
+        qp: InitializedQueuePair<Rc>,
+        endpoint: &[u8],
+        counters: &RemoteSlice,
+        rank: usize,
+    ) -> Result<Self, Failure> {
+        let remote = Endpoint::from_bytes(endpoint).map_err(|e| Failure::new(e.to_string()))?;
+        let qp = qp.connect(&remote, &ConnectOptions::new().rnr_retry(7)).map_err(|e| failed(e.into()))?;
+        let place = |lane| {
+            let at = counter(rank, lane) as u64;
+            counters.slice(at..at + 8).map_err(out_of_bounds)
+        };
+        let counters = [place(Lane::Ring)?, place(Lane::Credit)?, place(Lane::OneShot)?];
+        Ok(Self { qp, counters, sent: [0; LANES], received: [0; LANES], posted: 0, completed: 0 })
+    }
+
+    /// Writes the number of notices to the peer's counter.
+    fn tell(&mut self, to: usize, lane: Lane, signaled: bool) -> Result<(), Failure> {
+        self.posted += 1;
+        self.sent[lane as usize] += 1;
+        let count = self.sent[lane as usize].to_ne_bytes();
+        let request = Write::inline(&count, self.counters[lane as usize]).token(token(to, self.posted));
+        let request = request.signaled(signaled || self.posted % UNSIGNALED == 0);
+        self.qp.post_send(request).map_err(|e| failed(e.into()))
+    }
+}
+
+/// The place of a rank's counter of one lane.
+fn counter(rank: usize, lane: Lane) -> usize {
+    (rank * LANES + lane as usize) * LINE
+}
+
+/// Tells from a completion which send to whom it was.
+fn token(to: usize, number: u64) -> u64 {
+    (to as u64) << 48 | number & ((1 << 48) - 1)
+}

@@ -1,0 +1,106 @@
+//! Memory that a collective works on.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
+
+use super::element::Element;
+use crate::Failure;
+use crate::device::failed;
+
+/// Bytes of one copy between exposed memory and a rank's own: some lines of the first-level cache.
+pub(super) const BLOCK: usize = 4096;
+
+/// Elements that every rank has as many of, in memory that the others may write to.
+///
+/// A collective's result lands in it without another copy. It is never lent as a slice, since others may write to it
+/// at any time; [`read`](Self::read) and [`write`](Self::write) copy.
+#[derive(Debug)]
+pub struct Tensor<T> {
+    region: ExposedRegion,
+    remotes: Vec<RemoteSlice>,
+    count: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Tensor<T> {
+    pub(super) fn new(region: ExposedRegion, remotes: Vec<RemoteSlice>, count: usize) -> Self {
+        Self { region, remotes, count, element: PhantomData }
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Copies elements in, the first to place `start`.
+    ///
+    /// # Errors
+    /// Where they do not fit.
+    pub fn write(&self, start: usize, elements: &[T]) -> Result<(), Failure> {
+        self.region.copy_in(start * size_of::<T>(), bytemuck::cast_slice(elements)).map_err(failed)
+    }
+
+    /// Copies elements out, the first from place `start`.
+    ///
+    /// # Errors
+    /// Where there are not as many.
+    pub fn read(&self, start: usize, elements: &mut [T]) -> Result<(), Failure> {
+        self.region.copy_out(start * size_of::<T>(), bytemuck::cast_slice_mut(elements)).map_err(failed)
+    }
+
+    /// Calls `fill` for blocks of the first `count` elements, and copies in what it made of them.
+    ///
+    /// # Errors
+    /// Where there are not as many.
+    pub fn fill(&self, count: usize, mut fill: impl FnMut(usize, &mut [T])) -> Result<(), Failure> {
+        let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
+        for start in (0..count).step_by(block.len()) {
+            let n = block.len().min(count - start);
+            fill(start, &mut block[..n]);
+            self.write(start, &block[..n])?;
+        }
+        Ok(())
+    }
+
+    /// Calls `look` for blocks of the first `count` elements.
+    ///
+    /// # Errors
+    /// Where there are not as many.
+    pub fn for_each(&self, count: usize, mut look: impl FnMut(usize, &[T])) -> Result<(), Failure> {
+        let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
+        for start in (0..count).step_by(block.len()) {
+            let n = block.len().min(count - start);
+            self.read(start, &mut block[..n])?;
+            look(start, &block[..n]);
+        }
+        Ok(())
+    }
+
+    /// The own memory of some elements.
+    pub(super) fn local(&self, elements: Range<usize>) -> Result<ExposedSlice, Failure> {
+        self.region.slice(bytes::<T>(elements)).map_err(failed)
+    }
+
+    /// The same elements at another rank.
+    pub(super) fn remote(&self, rank: usize, elements: Range<usize>) -> Result<RemoteSlice, Failure> {
+        self.remotes[rank].slice(bytes::<T>(elements)).map_err(failed)
+    }
+
+    /// The memory itself.
+    pub(super) fn region(&self) -> &ExposedRegion {
+        &self.region
+    }
+
+    /// Whether two tensors are one.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+/// Where some elements lie.
+pub(super) fn bytes<T>(elements: Range<usize>) -> Range<usize> {
+    elements.start * size_of::<T>()..elements.end * size_of::<T>()
+}

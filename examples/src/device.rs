@@ -1,0 +1,159 @@
+//! Choosing the device: from flags or the environment, and always saying which one it became and why.
+
+use std::io::{self, Write};
+
+use rdma::{Context, DeviceSelector, GidEntry, Mtu};
+
+use crate::Failure;
+use crate::bootstrap::Group;
+
+/// The options that say which device to use; the same in every program.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DeviceOptions {
+    /// Device, and port if wanted: soft0, mlx5_0, mlx5_0:1, any, hardware
+    #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
+    pub device: Option<String>,
+    /// Port of the device
+    #[arg(long, value_name = "N")]
+    pub port: Option<u8>,
+    /// Entry of the port's GID table (default: the GID that reaches farthest)
+    #[arg(short = 'x', long, value_name = "N")]
+    pub gid_index: Option<u32>,
+}
+
+/// An open device, a port and an address on it.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The device.
+    pub context: Context,
+    /// Its port.
+    pub port: u8,
+    /// The address; InfiniBand ports may do without.
+    pub gid: Option<GidEntry>,
+    /// Which device it is, and why.
+    pub line: String,
+    /// Whether the device was asked for by name.
+    named: bool,
+}
+
+impl DeviceOptions {
+    /// Opens the device that the options, or the environment, ask for.
+    ///
+    /// # Errors
+    /// Where there is no such device, port or GID; says which there are.
+    pub fn open(&self) -> Result<Chosen, Failure> {
+        let mut selector = match &self.device {
+            Some(name) => name.parse::<DeviceSelector>().map_err(|e| Failure::usage(format!("--device {name}: {e}")))?,
+            None => DeviceSelector::Any,
+        };
+        if let (Some(port), DeviceSelector::Named { port: chosen, .. }) = (self.port, &mut selector) {
+            *chosen = Some(port);
+        }
+        let named = matches!(selector, DeviceSelector::Named { .. });
+        let opened = rdma::open(&selector).map_err(|error| Failure::new(error.to_string()))?;
+        let mut line = opened.choice.to_string();
+        let (context, mut port) = (opened.context, opened.port);
+        if let Some(wanted) = self.port.filter(|&wanted| wanted != port) {
+            // No device was named, so the port could not be part of the choice.
+            context.port_attr(wanted).map_err(|_| {
+                let (name, ports) = (context.name(), context.port_count());
+                Failure::new(format!("{name} has no port {wanted}; its ports are 1 to {ports} (devinfo lists them)"))
+            })?;
+            port = wanted;
+            line = format!("{line}; port {port} as asked");
+        }
+        let gid = self.gid(&context, port)?;
+        Ok(Chosen { context, port, gid, line, named })
+    }
+
+    fn gid(&self, context: &Context, port: u8) -> Result<Option<GidEntry>, Failure> {
+        let Some(index) = self.gid_index else { return Ok(context.best_gid(port).map_err(failed)?) };
+        let table = context.gid_table(port).map_err(failed)?;
+        let known: Vec<String> = table.iter().map(|entry| entry.index.to_string()).collect();
+        table.into_iter().find(|entry| entry.index == index).map(Some).ok_or_else(|| {
+            let name = context.name();
+            Failure::new(format!(
+                "{name} port {port} has no GID {index}; it has {} (devinfo lists them)",
+                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+            ))
+        })
+    }
+}
+
+impl Chosen {
+    /// The sentence that every program prints.
+    #[must_use]
+    pub fn using(&self) -> String {
+        format!("using {}", self.line)
+    }
+
+    /// Where ranks are on several hosts, the software device cannot take hardware's place.
+    ///
+    /// # Errors
+    /// Where it would.
+    pub fn check_hosts(&self, group: &mut Group) -> Result<(), Failure> {
+        let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let hosts = group.all_gather(host.as_bytes())?;
+        let several = hosts.iter().any(|other| *other != hosts[0]);
+        if several && self.context.is_software() {
+            let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };
+            return Err(Failure::new(format!(
+                "the ranks are on several hosts, and {} works within one; {hint}",
+                self.context.name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// The MTU asked for, if the port can do it; else the port's own.
+    ///
+    /// # Errors
+    /// Where the port cannot.
+    pub fn mtu(&self, bytes: Option<u32>) -> Result<Mtu, Failure> {
+        let active = self.context.port_attr(self.port).map_err(failed)?.active_mtu();
+        let Some(bytes) = bytes else { return Ok(active) };
+        let mtu = Mtu::from_bytes(bytes)
+            .ok_or_else(|| Failure::usage(format!("--mtu {bytes}: an MTU is 256, 512, 1024, 2048 or 4096")))?;
+        if mtu > active {
+            return Err(Failure::usage(format!("--mtu {bytes}: the port's active MTU is {active}; give that or less")));
+        }
+        Ok(mtu)
+    }
+}
+
+/// A failure from an error of the rdma crate, with what helps against the usual ones.
+#[must_use]
+pub fn failed(error: rdma::Error) -> Failure {
+    use rdma::ErrorKind;
+    let hint = match error.kind() {
+        ErrorKind::OutOfMemory => out_of_memory_hint(),
+        ErrorKind::PermissionDenied => "; check the rights of /dev/infiniband/uverbs*".to_owned(),
+        _ => String::new(),
+    };
+    Failure::new(format!("{error}{hint}"))
+}
+
+fn out_of_memory_hint() -> String {
+    use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Ok((soft, _)) if soft != RLIM_INFINITY => format!(
+            "; this process may lock {} KiB of memory: raise the limit with `ulimit -l`, or give smaller sizes",
+            soft / 1024
+        ),
+        _ => "; give smaller sizes or fewer ranks".to_owned(),
+    }
+}
+
+/// Says on standard output (as a comment of the table), or where that is taken on standard error, which device it is.
+///
+/// # Errors
+/// What writing gives.
+pub fn announce(line: &str, stdout_taken: bool) -> Result<(), Failure> {
+    if stdout_taken {
+        // Nobody has to read standard error.
+        drop(writeln!(io::stderr(), "{line}"));
+        return Ok(());
+    }
+    writeln!(io::stdout(), "# {line}")?;
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Where a process stands in its job: started by this package's launcher, by hand, by mpirun, Slurm or torchrun; or
+//! being the launcher itself.
+
+use std::time::Duration;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::bootstrap::Group;
+use crate::launcher::{self, Outcome, Place, Root};
+use crate::{Failure, bootstrap};
+
+/// More local ranks than this are a mistake, not a job.
+const MOST_RANKS: usize = 512;
+
+/// The options that say which rank this is, or how many to start.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PlacementOptions {
+    /// Ranks to start on this machine
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 4, conflicts_with_all = ["rank", "world"])]
+    pub ranks: usize,
+    /// This process's rank, in a job that is started by hand
+    #[arg(long, value_name = "N", requires = "world", requires = "root")]
+    pub rank: Option<usize>,
+    /// How many ranks the job has
+    #[arg(long, value_name = "N", requires = "rank")]
+    pub world: Option<usize>,
+    /// Where rank 0 listens
+    #[arg(long, value_name = "HOST:PORT")]
+    pub root: Option<String>,
+    /// Seconds to wait for other ranks
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub timeout: u64,
+    /// Pin each rank to a core; auto: if there are enough cores
+    #[arg(long, value_enum, default_value_t = Bind::Auto)]
+    pub bind: Bind,
+}
+
+/// Whether ranks are pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Bind {
+    /// To one core each, if there are as many as ranks.
+    Auto,
+    /// To one core each, in turn.
+    Core,
+    /// Not at all.
+    None,
+}
+
+impl PlacementOptions {
+    /// Checks the options for what makes no sense.
+    ///
+    /// # Errors
+    /// One line of complaint.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.ranks == 0 || self.ranks > MOST_RANKS {
+            return Err(Failure::usage(format!("--ranks {}: give 1 to {MOST_RANKS}", self.ranks)));
+        }
+        if let (Some(rank), Some(world)) = (self.rank, self.world) {
+            if rank >= world {
+                return Err(Failure::usage(format!("--rank {rank} of --world {world}: ranks count from 0")));
+            }
+        }
+        if let Some(root) = &self.root {
+            check_address(root)?;
+        }
+        if self.timeout == 0 || self.timeout > 86400 {
+            return Err(Failure::usage(format!("--timeout {}: give 1 to 86400 seconds", self.timeout)));
+        }
+        Ok(())
+    }
+
+    /// How long to wait for other ranks.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// This process's place; `None` where it has been the launcher of a job that has ended well.
+    ///
+    /// # Errors
+    /// Where the job failed, and what is wrong with the options.
+    pub fn place(&self) -> Result<Option<Place>, Failure> {
+        if let Some(place) = launcher::launched_place()? {
+            return Ok(Some(place));
+        }
+        if let (Some(rank), Some(world), Some(root)) = (self.rank, self.world, &self.root) {
+            return Ok(Some(Place { rank, world, root: Root::Address(root.clone()), job: 0 }));
+        }
+        if let Some((rank, world, root)) = launcher::place_from_environment() {
+            let root = self.root.clone().or(root).ok_or_else(|| {
+                Failure::usage(format!(
+                    "this is rank {rank} of {world} by its environment; say with --root host:{} where rank 0 listens",
+                    bootstrap::DEFAULT_PORT
+                ))
+            })?;
+            return Ok(Some(Place { rank, world, root: Root::Address(root), job: 0 }));
+        }
+        if let Some(root) = &self.root {
+            return Err(Failure::usage(format!("--root {root} needs --rank and --world")));
+        }
+        launch(self.ranks, |rank| format!("rank {rank}")).map(|()| None)
+    }
+}
+
+/// Starts local ranks, and waits for them.
+///
+/// # Errors
+/// Where one failed.
+pub fn launch(ranks: usize, name: impl Fn(usize) -> String) -> Result<(), Failure> {
+    match launcher::launch(ranks, name)? {
+        Outcome::Success => Ok(()),
+        Outcome::Reported(status) => Err(Failure::reported(status)),
+    }
+}
+
+/// Checks that an address has a host and a port.
+///
+/// # Errors
+/// One line of complaint.
+pub fn check_address(address: &str) -> Result<(), Failure> {
+    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    match port {
+        Some(Ok(port)) if port != 0 => Ok(()),
+        _ => Err(Failure::usage(format!("{address} is not an address; give host:port, such as node1:18515"))),
+    }
+}
+
+/// How the ranks of one host share its cores.
+#[derive(Clone, Copy, Debug)]
+pub struct Cores {
+    /// There are more ranks than cores.
+    pub shared: bool,
+    /// The core that this rank is pinned to.
+    pub pinned: Option<usize>,
+}
+
+/// Finds out how many ranks share this host, and pins this one as asked.
+///
+/// # Errors
+/// Where a rank has died; where pinning does not work.
+pub fn bind(group: &mut Group, bind: Bind) -> Result<Cores, Failure> {
+    let host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let hosts = group.all_gather(&host)?;
+    let ranks = hosts.iter().filter(|other| **other == host).count();
+    let place = hosts[..group.rank()].iter().filter(|other| **other == host).count();
+    let us = Pid::from_raw(0);
+    let allowed = sched_getaffinity(us).map_err(std::io::Error::from)?;
+    let cores: Vec<usize> = (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect();
+    let shared = ranks > cores.len();
+    let pinned = match bind {
+        Bind::None => None,
+        Bind::Auto if shared => None,
+        Bind::Auto | Bind::Core => cores.get(place % cores.len().max(1)).copied(),
+    };
+    if let Some(core) = pinned {
+        let mut set = CpuSet::new();
+        set.set(core).map_err(std::io::Error::from)?;
+        sched_setaffinity(us, &set)
+            .map_err(|e| Failure::from(std::io::Error::from(e)).context(format_args!("cannot pin to core {core}")))?;
+    }
+    Ok(Cores { shared, pinned })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_need_host_and_port() {
+        for good in ["node1:18515", "127.0.0.1:1", "[::1]:80"] {
+            assert!(check_address(good).is_ok(), "{good}");
+        }
+        for bad in ["", "node1", ":80", "node1:", "node1:0", "node1:70000", "node1:x"] {
+            assert!(check_address(bad).is_err(), "{bad}");
+        }
+    }
+}
