@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use rdma::{Context, DeviceSelector, GidEntry, Mtu};
+use rdma::{Context, DeviceSelector, GidEntry, InitOptions, Mtu, RemoteAccess};
 
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -87,6 +87,16 @@ impl Chosen {
         format!("using {}", self.line)
     }
 
+    /// How queue pairs are to be initialised for this port and address.
+    #[must_use]
+    pub fn init_options(&self, access: RemoteAccess) -> InitOptions {
+        let options = InitOptions::new().port(self.port).remote_access(access);
+        match self.gid.and_then(|gid| u8::try_from(gid.index).ok()) {
+            Some(index) => options.gid_index(index),
+            None => options,
+        }
+    }
+
     /// Where ranks are on several hosts, the software device cannot take hardware's place.
     ///
     /// # Errors
@@ -127,7 +137,6 @@ pub fn failed(error: rdma::Error) -> Failure {
     use rdma::ErrorKind;
     let hint = match error.kind() {
         ErrorKind::OutOfMemory => out_of_memory_hint(),
-        ErrorKind::PermissionDenied => "; check the rights of /dev/infiniband/uverbs*".to_owned(),
         _ => String::new(),
     };
     Failure::new(format!("{error}{hint}"))

@@ -8,8 +8,12 @@
 pub mod bootstrap;
 pub mod cli;
 pub mod collectives;
+pub mod device;
+pub mod devinfo;
 pub mod failure;
 pub mod launcher;
+pub mod pingpong;
+pub mod placement;
 pub mod progress;
 pub mod statistics;
 pub mod table;

@@ -111,8 +111,7 @@ impl Args {
             return Err(Failure::usage(format!("--size {}: a message has at most 1G", Size(largest))));
         }
         cli::check_memory(8 * largest as u128, "the buffers")?;
-        let (op, mtu, events, check, depth) = (self.op, self.mtu, self.events, self.check, self.tx_depth);
-        Ok(Settings { op, mtu, events, check, depth, largest })
+        Ok(Settings { op: self.op, mtu: self.mtu, events: self.events, check: self.check, depth: self.tx_depth })
     }
 
     fn sizes(&self) -> Vec<usize> {
@@ -155,18 +154,18 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     if client || !launcher::is_launched() {
         announce(&chosen.using(), args.json)?;
     }
-    let mut link = Link::connect(&chosen, group, settings, cores.shared)?;
     let (mut latencies, mut bandwidths) = (Vec::new(), Vec::new());
     let mut progress = Progress::new();
     let sizes = args.sizes();
     let print = client && !args.json;
     if args.test != Test::Bw {
-        if print {
-            report::heading(settings, &link, "Latency")?;
-            table::latency_head(&mut io::stdout())?;
-        }
         for (done, &size) in sizes.iter().enumerate() {
             progress.step("latency", done, sizes.len());
+            let mut link = Link::connect(&chosen, group, settings, size, cores.shared)?;
+            if print && done == 0 {
+                report::heading(&link, "Latency")?;
+                table::latency_head(&mut io::stdout())?;
+            }
             let row = latency::measure(&mut link, group, size, args.iterations(size))?;
             progress.clear();
             if print {
@@ -176,12 +175,13 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
         }
     }
     if args.test != Test::Lat {
-        if print {
-            report::heading(settings, &link, "BW")?;
-            table::bandwidth_head(&mut io::stdout())?;
-        }
         for (done, &size) in sizes.iter().enumerate() {
             progress.step("bandwidth", done, sizes.len());
+            let mut link = Link::connect(&chosen, group, settings, size, cores.shared)?;
+            if print && done == 0 {
+                report::heading(&link, "BW")?;
+                table::bandwidth_head(&mut io::stdout())?;
+            }
             let row = bandwidth::measure(&mut link, group, size, args.iterations(size))?;
             progress.clear();
             if print {

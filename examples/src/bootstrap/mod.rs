@@ -81,7 +81,7 @@ struct WatchState {
 }
 
 impl Watch {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let state =
             WatchState { failed: AtomicBool::new(false), closing: AtomicBool::new(false), why: OnceLock::new() };
         Self { shared: Arc::new(state) }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use rdma::{ExposedRegion, RemoteSlice};
 
 use super::element::Element;
-use super::fabric::{Fabric, Lane};
+use super::fabric::{Fabric, Lane, exchange};
 use super::schedule::{Action, Message, Schedule};
+use super::wait::Patience;
 use super::tensor::{BLOCK, Tensor, bytes};
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -28,6 +29,12 @@ pub struct Tuning {
     pub stall: Duration,
 }
 
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { chunk: 128 << 10, lead: 1, one_shot: 8 << 10, shared_cores: false, stall: Duration::from_secs(60) }
+    }
+}
+
 /// With more ranks than this, each is connected to its neighbours only.
 const MESH: usize = 16;
 
@@ -41,6 +48,8 @@ pub struct Communicator {
     ring: Option<Ring>,
     one_shot: Option<OneShot>,
     block: Blocks,
+    /// What barriers reduce.
+    token: Option<Tensor<u64>>,
 }
 
 /// Cache-hot memory for the sums, aligned for every element type.
@@ -98,7 +107,8 @@ impl Communicator {
         let mesh = world <= MESH;
         let is_peer = |peer: usize| peer != rank && (mesh || peer == left || peer == right);
         let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
-        let fabric = Fabric::connect(chosen, group, &peers, tuning.shared_cores, tuning.stall)?;
+        let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
+        let fabric = Fabric::connect(chosen, group, &peers, patience)?;
         let chunk = tuning.chunk;
         let mut ring = None;
         if world > 1 {
@@ -106,7 +116,7 @@ impl Communicator {
             let slot_count = (tuning.lead + 1) * hops + hops - 1;
             let slots = group.agree(fabric.expose(slot_count * chunk))?;
             let staging = group.agree(fabric.expose(STAGES as usize * chunk))?;
-            let all = fabric.exchange(group, &slots)?;
+            let all = exchange(group, &slots)?;
             ring = Some(Ring {
                 left,
                 right,
@@ -126,11 +136,13 @@ impl Communicator {
         let mut one_shot = None;
         if mesh && world > 1 && tuning.one_shot > 0 {
             let slots = group.agree(fabric.expose(2 * world * tuning.one_shot))?;
-            let remotes = fabric.exchange(group, &slots)?;
+            let remotes = exchange(group, &slots)?;
             one_shot = Some(OneShot { slots, remotes, operations: 0 });
         }
         let block = Blocks { sums: vec![0; BLOCK / 8], more: vec![0; BLOCK / 8] };
-        Ok(Self { rank, world, fabric, tuning, ring, one_shot, block })
+        let mut comm = Self { rank, world, fabric, tuning, ring, one_shot, block, token: None };
+        comm.token = Some(comm.allocate(group, 1)?);
+        Ok(comm)
     }
 
     /// Allocates a tensor of `count` elements at every rank; collective.
@@ -139,7 +151,7 @@ impl Communicator {
     /// Where any rank has no memory; every rank is told.
     pub fn allocate<T: Element>(&self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
         let region = group.agree(self.fabric.expose(count * size_of::<T>()))?;
-        let remotes = self.fabric.exchange(group, &region)?;
+        let remotes = exchange(group, &region)?;
         Ok(Tensor::new(region, remotes, count))
     }
 
@@ -175,6 +187,17 @@ impl Communicator {
         } else {
             self.ring(input, output, count)
         }
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// Where a rank fails.
+    pub fn barrier(&mut self) -> Result<(), Failure> {
+        let Some(tensor) = self.token.take() else { return Ok(()) };
+        let result = self.all_reduce(&tensor, &tensor, 1);
+        self.token = Some(tensor);
+        result
     }
 
     fn copy<T: Element>(&mut self, input: &Tensor<T>, output: &Tensor<T>, count: usize) -> Result<(), Failure> {

@@ -4,17 +4,16 @@
 //! and the receiver watches its own memory, which costs no call. Everywhere else the write carries immediate data, and
 //! the receiver's completion queue says that it has come: the only thing that verbs promises.
 
-use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rdma::op::{Write, WriteImm};
 use rdma::{
     CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice, InitOptions, InitializedQueuePair,
-    ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
+    Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
 };
 
-use super::wait::Patience;
+use super::wait::{Patience, Wait};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::device::{Chosen, failed};
@@ -37,6 +36,8 @@ const LINE: usize = 64;
 const DEPTH: u32 = 256;
 /// Sends without a completion of their own, at most.
 const UNSIGNALED: u64 = 32;
+/// The part of a token that is the request's number.
+const NUMBER: u64 = (1 << 48) - 1;
 /// Requests under way when the send queue counts as full: leaves room for what one message takes.
 const FULL: u64 = DEPTH as u64 - 2 * UNSIGNALED;
 
@@ -52,6 +53,8 @@ struct Peer {
     /// The number of the last request to it, and of the last that is known to be complete.
     posted: u64,
     completed: u64,
+    /// The number of the last one that read memory of ours.
+    last_data: u64,
 }
 
 /// Connections to some of the ranks of a group.
@@ -60,7 +63,8 @@ pub(super) struct Fabric {
     peers: Vec<Option<Peer>>,
     counters: ExposedRegion,
     in_order: bool,
-    send_cq: CompletionQueue,
+    send_poller: Poller,
+    recv_poller: Poller,
     recv_cq: CompletionQueue,
     pd: ProtectionDomain,
     patience: Patience,
@@ -94,7 +98,7 @@ impl Fabric {
             }
         }
         group.agree(connected)?;
-        let in_order = fabric.peers.iter().flatten().all(|peer| writes_in_order(&peer.qp));
+        let in_order = fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
         // Both ends of a connection have to do the same.
         fabric.in_order = group.all_gather(&[u8::from(in_order)])?.iter().all(|vote| vote == &[1]);
         Ok(fabric)
@@ -130,7 +134,9 @@ impl Fabric {
             queue_pairs.push(qp);
         }
         let peers = (0..world).map(|_| None).collect();
-        Ok((Self { peers, counters, in_order: false, send_cq, recv_cq, pd, patience }, queue_pairs))
+        let (send_poller, recv_poller) = (send_cq.poller(), recv_cq.poller());
+        let fabric = Self { peers, counters, in_order: false, send_poller, recv_poller, recv_cq, pd, patience };
+        Ok((fabric, queue_pairs))
     }
 
     /// Allocates memory that the other ranks may write to.
@@ -163,6 +169,7 @@ impl Fabric {
             let request = WriteImm::new(source, place, lane as u32).token(token(to, peer.posted));
             peer.qp.post_send(request).map_err(|e| failed(e.into()))?;
         }
+        peer.last_data = peer.posted;
         Ok(peer.posted)
     }
 
@@ -175,7 +182,7 @@ impl Fabric {
             return peer.tell(to, lane, false);
         }
         peer.posted += 1;
-        let nowhere = peer.counters[lane as usize].slice(0..0).map_err(out_of_bounds)?;
+        let nowhere = peer.counters[lane as usize].slice(0..0).map_err(|e| failed(e.into()))?;
         let request = WriteImm::new((), nowhere, lane as u32).token(token(to, peer.posted));
         let request = request.signaled(peer.posted % UNSIGNALED == 0);
         peer.qp.post_send(request).map_err(|e| failed(e.into()))
@@ -184,56 +191,55 @@ impl Fabric {
     /// Waits until `count` notices have come from a peer on `lane`, since the beginning.
     #[inline]
     pub(super) fn wait_for(&mut self, from: usize, lane: Lane, count: u64) -> Result<(), Failure> {
+        let mut wait = Wait::default();
         if self.in_order {
             let at = counter(from, lane);
-            let counters = &self.counters;
-            let send_cq = RefCell::new((&self.send_cq, &mut self.peers));
-            self.patience.wait(
-                || Ok((counters.load_u64(at, Ordering::Acquire).map_err(failed)? >= count).then_some(())),
-                |nap| {
-                    // A failed write is no news of the peer, but the reason why there will be none.
-                    let (send_cq, peers) = &mut *send_cq.borrow_mut();
-                    collect_sent(send_cq, peers)?;
+            while self.counters.load_u64(at, Ordering::Acquire).map_err(failed)? < count {
+                if let Some(nap) = self.patience.pause(&mut wait)? {
+                    // A write of ours that failed may be why nothing comes.
+                    self.collect_sent()?;
                     std::thread::sleep(nap);
-                    Ok(())
-                },
-            )
-        } else {
-            let state = RefCell::new((&self.recv_cq, &mut self.peers));
-            self.patience.wait(
-                || {
-                    let (recv_cq, peers) = &mut *state.borrow_mut();
-                    collect_received(recv_cq, peers, None)?;
-                    Ok((peer(peers, from)?.received[lane as usize] >= count).then_some(()))
-                },
-                |nap| {
-                    let (recv_cq, peers) = &mut *state.borrow_mut();
-                    collect_received(recv_cq, peers, Some(nap))
-                },
-            )
+                }
+            }
+            return Ok(());
         }
+        while peer(&mut self.peers, from)?.received[lane as usize] < count {
+            if self.collect_received(None)? {
+                continue;
+            }
+            if let Some(nap) = self.patience.pause(&mut wait)? {
+                self.collect_sent()?;
+                self.collect_received(Some(nap))?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits until a send, and all sends to the same peer before it, are complete.
     pub(super) fn wait_sent(&mut self, to: usize, number: u64) -> Result<(), Failure> {
-        if peer(&mut self.peers, to)?.completed >= number {
-            return Ok(());
-        }
-        let (send_cq, peers) = (&self.send_cq, RefCell::new(&mut self.peers));
-        self.patience.wait(
-            || {
-                let peers = &mut *peers.borrow_mut();
-                collect_sent(send_cq, peers)?;
-                Ok((peer(peers, to)?.completed >= number).then_some(()))
-            },
-            |nap| {
+        let mut wait = Wait::default();
+        while peer(&mut self.peers, to)?.completed < number {
+            if self.collect_sent()? {
+                continue;
+            }
+            if let Some(nap) = self.patience.pause(&mut wait)? {
                 std::thread::sleep(nap);
-                Ok(())
-            },
-        )
+            }
+        }
+        Ok(())
     }
 
-    /// Waits until nothing is read any more by sends to a peer, the last of which had this number.
+    /// Waits until everything that was sent is complete, and what it was sent from may change.
+    pub(super) fn flush(&mut self) -> Result<(), Failure> {
+        for to in 0..self.peers.len() {
+            if let Some(peer) = &self.peers[to] {
+                self.wait_sent(to, peer.last_data)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits while the send queue of a peer is full.
     fn make_room(&mut self, to: usize) -> Result<(), Failure> {
         let peer = peer(&mut self.peers, to)?;
         if peer.posted - peer.completed < FULL {
@@ -241,6 +247,47 @@ impl Fabric {
         }
         let enough = peer.posted - FULL + UNSIGNALED;
         self.wait_sent(to, enough)
+    }
+}
+
+impl Fabric {
+    /// Takes note of the sends that are complete; tells whether there was one.
+    fn collect_sent(&mut self) -> Result<bool, Failure> {
+        let mut any = false;
+        while let Some(completion) = self.send_poller.poll().map_err(failed)? {
+            any = true;
+            let (to, number) = ((completion.token() >> 48) as usize, completion.token() & NUMBER);
+            completion.status().map_err(|e| Failure::new(format!("a write to rank {to} failed: {e}")))?;
+            let peer = peer(&mut self.peers, to)?;
+            peer.completed = peer.completed.max(number);
+        }
+        Ok(any)
+    }
+
+    /// Takes note of the notices that have come as immediate data; tells whether there was one. With a time, sleeps that
+    /// long if there was none.
+    fn collect_received(&mut self, sleep: Option<Duration>) -> Result<bool, Failure> {
+        if let (Some(nap), Some(channel)) = (sleep, self.recv_cq.channel()) {
+            let channel = channel.clone();
+            self.recv_cq.request_notify(false).map_err(failed)?;
+            if self.collect_received(None)? {
+                return Ok(true);
+            }
+            channel.wait(Some(nap)).map_err(failed)?;
+        }
+        let mut any = false;
+        while let Some(completion) = self.recv_poller.poll().map_err(failed)? {
+            any = true;
+            let from = completion.token() as usize;
+            completion.status().map_err(|e| Failure::new(format!("a message from rank {from} failed: {e}")))?;
+            let lane = completion.imm().map_or(LANES, |imm| imm as usize);
+            drop(completion);
+            let peer = peer(&mut self.peers, from)?;
+            let count = peer.received.get_mut(lane).ok_or_else(|| Failure::new("a notice that makes no sense"))?;
+            *count += 1;
+            peer.qp.post_recv((), from as u64).map_err(|e| failed(e.into()))?;
+        }
+        Ok(any)
     }
 }
 
@@ -255,10 +302,10 @@ impl Peer {
         let qp = qp.connect(&remote, &ConnectOptions::new().rnr_retry(7)).map_err(|e| failed(e.into()))?;
         let place = |lane| {
             let at = counter(rank, lane) as u64;
-            counters.slice(at..at + 8).map_err(out_of_bounds)
+            counters.slice(at..at + 8).map_err(|e| failed(e.into()))
         };
         let counters = [place(Lane::Ring)?, place(Lane::Credit)?, place(Lane::OneShot)?];
-        Ok(Self { qp, counters, sent: [0; LANES], received: [0; LANES], posted: 0, completed: 0 })
+        Ok(Self { qp, counters, sent: [0; LANES], received: [0; LANES], posted: 0, completed: 0, last_data: 0 })
     }
 
     /// Writes the number of notices to the peer's counter.
@@ -279,5 +326,24 @@ fn counter(rank: usize, lane: Lane) -> usize {
 
 /// Tells from a completion which send to whom it was.
 fn token(to: usize, number: u64) -> u64 {
-    (to as u64) << 48 | number & ((1 << 48) - 1)
+    (to as u64) << 48 | number & NUMBER
+}
+
+/// The connection to a rank; asking for one that this rank has none to is a mistake of this package.
+#[inline]
+fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
+    peers
+        .get_mut(rank)
+        .and_then(Option::as_mut)
+        .ok_or_else(|| Failure::new(format!("this rank is not connected to rank {rank}")))
+}
+
+/// Tells every rank where a region of each other rank is; collective.
+pub(super) fn exchange(group: &mut Group, region: &ExposedRegion) -> Result<Vec<RemoteSlice>, Failure> {
+    let own = region.remote(..).map_err(failed)?.to_bytes();
+    let all = group.all_gather(&own)?;
+    all.iter()
+        .map(|bytes| bytes.as_slice().try_into().map(RemoteSlice::from_bytes))
+        .collect::<Result<_, _>>()
+        .map_err(|_| Failure::new("a rank sent something else than an address; are all ranks the same build?"))
 }

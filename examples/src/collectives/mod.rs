@@ -1,6 +1,18 @@
 //! Collectives over RDMA writes.
+//!
+//! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s, whose memory the other ranks write
+//! to directly.
 
-pub mod element;
-pub mod pattern;
-pub mod schedule;
+mod communicator;
+mod element;
+mod fabric;
+mod pattern;
+mod schedule;
+mod tensor;
 pub mod wait;
+
+pub use communicator::{Communicator, Tuning};
+pub use element::Element;
+pub use pattern::Pattern;
+pub use schedule::{Action, Message, Schedule};
+pub use tensor::Tensor;

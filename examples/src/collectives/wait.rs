@@ -12,7 +12,8 @@ use crate::bootstrap::Watch;
 const YIELDS_PER_CHECK: u32 = 32;
 /// How long to go on yielding before sleeping; waking a halted core costs some 25 us.
 const YIELDING: Duration = Duration::from_millis(2);
-/// The longest sleep: a death is noticed after this time at the latest.
+/// The first sleep, and each is twice as long as the one before, up to the longest: a death is noticed after this time at the latest.
+const FIRST_SLEEP: Duration = Duration::from_micros(50);
 const SLEEP: Duration = Duration::from_millis(20);
 
 /// How a rank waits.
@@ -23,6 +24,14 @@ pub struct Patience {
     watch: Watch,
 }
 
+/// One wait under way; made by `Wait::default()`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wait {
+    turns: u32,
+    started: Option<Instant>,
+    naps: u32,
+}
+
 impl Patience {
     /// `shared_cores`: there are more ranks than cores, so spinning keeps others from running. `stall` is how long the
     /// others may make no progress at all.
@@ -31,54 +40,72 @@ impl Patience {
         Self { spins: if shared_cores { 4 } else { 2000 }, stall, watch }
     }
 
-    /// Polls until there is something; `sleep` blocks for at most the given time, or until there may be something.
+    /// Lets some time pass, after the caller has looked and found nothing. With a duration, the caller has waited so
+    /// long that it is to sleep, for that time at most.
     ///
     /// # Errors
-    /// The poll's and the sleep's; where another rank has died; where nothing happens for too long.
+    /// Where another rank has died, or nothing has happened for too long.
     #[inline]
-    pub fn wait<T>(
-        &self,
-        mut poll: impl FnMut() -> Result<Option<T>, Failure>,
-        sleep: impl FnMut(Duration) -> Result<(), Failure>,
-    ) -> Result<T, Failure> {
-        for _ in 0..self.spins {
-            if let Some(value) = poll()? {
-                return Ok(value);
-            }
+    pub fn pause(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
+        wait.turns = wait.turns.saturating_add(1);
+        if wait.turns <= self.spins {
             std::hint::spin_loop();
+            return Ok(None);
         }
-        self.wait_longer(poll, sleep)
+        self.pause_longer(wait)
+    }
+
+    /// # Errors
+    /// Where another rank has died.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.watch.check()
     }
 
     #[cold]
-    fn wait_longer<T>(
-        &self,
-        mut poll: impl FnMut() -> Result<Option<T>, Failure>,
-        mut sleep: impl FnMut(Duration) -> Result<(), Failure>,
-    ) -> Result<T, Failure> {
-        let started = Instant::now();
-        let mut yields = 0u32;
-        let mut nap = Duration::from_micros(50);
-        loop {
-            if let Some(value) = poll()? {
-                return Ok(value);
-            }
-            yields = yields.wrapping_add(1);
-            let waited = if yields % YIELDS_PER_CHECK == 0 { started.elapsed() } else { Duration::ZERO };
-            if waited < YIELDING {
-                std::thread::yield_now();
-                continue;
-            }
-            yields = YIELDS_PER_CHECK - 1;
-            self.watch.check()?;
-            if waited > self.stall {
-                return Err(Failure::new(format!(
-                    "the other ranks made no progress for {} s; are they stopped?",
-                    self.stall.as_secs()
-                )));
-            }
-            sleep(nap)?;
-            nap = (2 * nap).min(SLEEP);
+    fn pause_longer(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
+        let started = *wait.started.get_or_insert_with(Instant::now);
+        if wait.naps == 0 && wait.turns % YIELDS_PER_CHECK != 0 {
+            std::thread::yield_now();
+            return Ok(None);
         }
+        let waited = started.elapsed();
+        self.watch.check()?;
+        if waited < YIELDING {
+            std::thread::yield_now();
+            return Ok(None);
+        }
+        if waited > self.stall {
+            return Err(Failure::new(format!(
+                "the other ranks made no progress for {} s; are they stopped?",
+                self.stall.as_secs()
+            )));
+        }
+        let nap = FIRST_SLEEP.saturating_mul(1 << wait.naps.min(16)).min(SLEEP);
+        wait.naps += 1;
+        Ok(Some(nap))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_end_in_naps_and_then_in_failure() {
+        let patience = Patience::new(Watch::new(), true, Duration::from_millis(30));
+        let mut wait = Wait::default();
+        let mut naps = Vec::new();
+        let failure = loop {
+            match patience.pause(&mut wait) {
+                Ok(None) => {}
+                Ok(Some(nap)) => {
+                    naps.push(nap);
+                    std::thread::sleep(nap);
+                }
+                Err(failure) => break failure,
+            }
+        };
+        assert!(naps.len() > 3 && naps[0] == FIRST_SLEEP && naps.is_sorted(), "{naps:?}");
+        assert!(failure.to_string().contains("no progress"), "{failure}");
     }
 }

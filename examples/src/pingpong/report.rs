@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use super::{Link, Settings};
+use rdma::Endpoint;
+
+use super::Link;
 use crate::Failure;
 use crate::table::{RULER, settings_row};
 
@@ -10,7 +12,9 @@ use crate::table::{RULER, settings_row};
 ///
 /// # Errors
 /// What writing gives.
-pub fn heading(settings: &Settings, link: &Link, test: &str) -> Result<(), Failure> {
+pub fn heading(link: &Link, test: &str) -> Result<(), Failure> {
+    let settings = link.settings();
+    let (local, remote) = link.ends();
     let mut out = io::stdout();
     let title = format!("{} {test} Test", settings.op.title());
     let depth = if test == "BW" { settings.depth.to_string() } else { "1".to_owned() };
@@ -23,6 +27,11 @@ pub fn heading(settings: &Settings, link: &Link, test: &str) -> Result<(), Failu
     settings_row(&mut out, ("TX depth", &depth), ("Mtu", &mtu))?;
     settings_row(&mut out, ("Max inline data", &inline), ("Use events", on_off(settings.events)))?;
     settings_row(&mut out, ("Contents checked", on_off(settings.check)), ("Arrivals", link.notice()))?;
-    writeln!(out, "{RULER}\n local address: {}\n remote address: {}\n{RULER}", link.local(), link.remote())?;
+    writeln!(out, "{RULER}\n local address: {}\n remote address: {}\n{RULER}", address(local), address(remote))?;
     Ok(())
+}
+
+fn address(end: &Endpoint) -> String {
+    let gid = end.gid.map_or_else(String::new, |gid| format!("  GID {gid}"));
+    format!("LID {:#06x} QPN {:#08x} PSN {:#08x}{gid}", end.lid.0, end.qpn, end.psn)
 }

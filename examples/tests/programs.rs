@@ -1,0 +1,399 @@
+//! Runs the programs as a user does: on the software device, with good and with bad arguments, and with ranks that die.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Nothing here takes longer, on a machine that does other things as well.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn program(name: &str) -> Command {
+    let path = match name {
+        "all_reduce" => env!("CARGO_BIN_EXE_all_reduce"),
+        "pingpong" => env!("CARGO_BIN_EXE_pingpong"),
+        _ => env!("CARGO_BIN_EXE_devinfo"),
+    };
+    let mut command = Command::new(path);
+    command.env_clear().env("RDMA_DEVICE", "soft0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn start(name: &str, args: &[&str]) -> Child {
+    program(name).args(args).spawn().unwrap()
+}
+
+/// Waits for a program, but not for ever.
+fn finish(mut child: Child) -> Output {
+    let deadline = Instant::now() + LIMIT;
+    // Read while it runs: a full pipe would stop it.
+    let mut stdout = child.stdout.take().unwrap();
+    let mut stderr = child.stderr.take().unwrap();
+    let out = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        stdout.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let err = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        stderr.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("still running after {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    Output { status, stdout: out.join().unwrap().unwrap(), stderr: err.join().unwrap().unwrap() }
+}
+
+fn run(name: &str, args: &[&str]) -> Output {
+    finish(start(name, args))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a program that is to succeed, and returns its standard output.
+fn succeed(name: &str, args: &[&str]) -> String {
+    let output = run(name, args);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{name} {args:?}: {}\n{out}\n{err}", output.status);
+    out
+}
+
+/// Checks that a program has failed with one line on standard error that contains `part`.
+fn has_failed(what: &str, output: &Output, part: &str) {
+    let err = text(&output.stderr);
+    assert!(!output.status.success(), "{what} succeeded");
+    assert!(output.status.code().is_some_and(|code| code != 101), "{what}: {}\n{err}", output.status);
+    assert_eq!(err.lines().count(), 1, "{what}: more or less than one line:\n{err}");
+    assert!(err.contains(part), "{what}: {part:?} is not in {err}");
+}
+
+fn fail(name: &str, args: &[&str], part: &str) {
+    has_failed(&format!("{name} {args:?}"), &run(name, args), part);
+}
+
+/// An address of this host that nobody listens on now.
+fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+mod devinfo {
+    use super::*;
+
+    #[test]
+    fn shows_the_software_device() {
+        let out = succeed("devinfo", &["-d", "soft0"]);
+        for part in ["hca_id:\tsoft0", "PORT_ACTIVE (4)", "GID:", "max_qp_wr:", "software:"] {
+            assert!(out.contains(part), "{part:?} is not in\n{out}");
+        }
+        assert!(succeed("devinfo", &["--list"]).lines().any(|line| line == "soft0"));
+        assert!(succeed("devinfo", &["--brief"]).len() < out.len());
+    }
+
+    #[test]
+    fn prints_json() {
+        let report: Value = serde_json::from_str(&succeed("devinfo", &["--json"])).unwrap();
+        let soft = report["devices"].as_array().unwrap().iter().find(|d| d["hca_id"] == "soft0").unwrap();
+        assert_eq!(soft["software"], true);
+        assert!(!soft["ports"][0]["gids"].as_array().unwrap().is_empty());
+    }
+
+    #[test]
+    fn says_why_there_is_no_hardware() {
+        assert!(!succeed("devinfo", &["--why"]).is_empty());
+        serde_json::from_str::<Value>(&succeed("devinfo", &["--why", "--json"])).unwrap();
+    }
+
+    #[test]
+    fn refuses_bad_input() {
+        fail("devinfo", &["-d", "mlx9_9"], "there is no device mlx9_9");
+        fail("devinfo", &["--bogus"], "--bogus");
+    }
+}
+
+mod all_reduce {
+    use super::*;
+
+    fn json(args: &[&str]) -> Value {
+        let mut all = vec!["--json"];
+        all.extend(args);
+        let out = succeed("all_reduce", &all);
+        assert_eq!(out.lines().count(), 1, "{out}");
+        serde_json::from_str(&out).unwrap()
+    }
+
+    fn is_right(report: &Value, rows: usize) {
+        let results = report["results"].as_array().unwrap();
+        assert_eq!(results.len(), rows);
+        for row in results {
+            for side in ["out_of_place", "in_place"] {
+                assert_eq!(row[side]["nwrong"], 0, "{row}");
+                assert!(row[side]["time"].as_f64().unwrap() > 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_of_ranks_sums() {
+        for ranks in ["1", "2", "3", "4", "5"] {
+            let report = json(&["-r", ranks, "--min", "4", "--max", "1M", "-f", "8", "-n", "3", "-w", "1"]);
+            assert_eq!(report["ranks"].to_string(), ranks);
+            is_right(&report, 7);
+        }
+    }
+
+    #[test]
+    fn every_element_type_sums() {
+        for dtype in ["float", "double", "int32", "uint32", "int64", "uint64"] {
+            is_right(&json(&["-r", "2", "--min", "1000", "--max", "100000", "-f", "10", "-n", "2", "-t", dtype]), 3);
+        }
+    }
+
+    #[test]
+    fn small_chunks_and_deep_pipelines_sum() {
+        for (chunk, lead) in [("4K", "1"), ("4K", "5"), ("16K", "2"), ("1M", "3")] {
+            let sizes = ["--min", "100000", "--max", "900000", "-f", "3", "-n", "2"];
+            let args = [&sizes[..], &["-r", "3", "--chunk", chunk, "--lead", lead, "--one-shot", "0"]].concat();
+            is_right(&json(&args), 3);
+        }
+    }
+
+    #[test]
+    fn prints_the_table_of_nccl_tests() {
+        let out = succeed("all_reduce", &["-r", "2", "--min", "64", "--max", "128", "-n", "2"]);
+        assert!(out.lines().next().unwrap().starts_with("# using soft0"), "{out}");
+        assert!(out.contains("out-of-place"), "{out}");
+        assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
+        assert_eq!(out.lines().filter(|line| line.contains("float     sum      -1")).count(), 2, "{out}");
+    }
+
+    #[test]
+    fn ranks_started_by_hand_find_each_other() {
+        let root = free_address();
+        let rank = |rank| {
+            let args = ["--rank", rank, "--world", "3", "--root", &root, "--max", "4K", "-n", "2"];
+            start("all_reduce", &args)
+        };
+        // Rank 0 last: the others have to wait for it.
+        let ranks = [rank("1"), rank("2"), rank("0")].map(finish);
+        for output in &ranks {
+            assert!(output.status.success(), "{}", text(&output.stderr));
+        }
+        assert!(text(&ranks[2].stdout).contains("0 OK"));
+    }
+
+    #[test]
+    fn refuses_bad_input() {
+        let cases: [(&[&str], &str); 17] = [
+            (&["--device", "mlx9_9"], "mlx9_9"),
+            (&["--device", "soft0:7"], "port"),
+            (&["--port", "9"], "port"),
+            (&["--gid-index", "200"], "GID"),
+            (&["--ranks", "0"], "--ranks 0"),
+            (&["--ranks", "100000"], "--ranks 100000"),
+            (&["--ranks", "-1"], "-1"),
+            (&["--min", "1M", "--max", "1K"], "--min 1M"),
+            (&["--min", "0"], "--min 0"),
+            (&["--max", "12Q"], "12Q"),
+            (&["--max", "1000G"], "no memory"),
+            (&["--factor", "1"], "--factor 1"),
+            (&["--iters", "0"], "--iters 0"),
+            (&["--rank", "0"], "--world"),
+            (&["--rank", "3", "--world", "2", "--root", "127.0.0.1:1234"], "--rank 3"),
+            (&["--rank", "0", "--world", "2", "--root", "nonsense"], "host:port"),
+            (&["--rank", "1", "--world", "2", "--root", "127.0.0.1:9", "--timeout", "1"], "cannot reach rank 0"),
+        ];
+        for (args, part) in cases {
+            fail("all_reduce", args, part);
+        }
+    }
+
+    #[test]
+    fn a_port_in_use_is_said() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let root = listener.local_addr().unwrap().to_string();
+        fail("all_reduce", &["--rank", "0", "--world", "2", "--root", &root], "in use");
+    }
+
+    #[test]
+    fn a_peer_of_another_version_is_refused() {
+        let root = free_address();
+        let rank = start("all_reduce", &["--rank", "0", "--world", "2", "--root", &root]);
+        let deadline = Instant::now() + LIMIT;
+        let mut stream = loop {
+            match TcpStream::connect(&root) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        stream.write_all(b"rdma-job\0\0\x03\xe7").unwrap();
+        has_failed("rank 0", &finish(rank), "version 999");
+    }
+
+    #[test]
+    fn different_settings_are_refused() {
+        let root = free_address();
+        let common = ["--world", "2", "--root", &root];
+        let zero = start("all_reduce", &[&common[..], &["--rank", "0", "--max", "1K"]].concat());
+        let one = run("all_reduce", &[&common[..], &["--rank", "1", "--max", "2K"]].concat());
+        has_failed("rank 1", &one, "same options");
+        has_failed("rank 0", &finish(zero), "same options");
+    }
+
+    /// The processes that a program has started.
+    fn children(of: u32) -> Vec<u32> {
+        let path = format!("/proc/{of}/task/{of}/children");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    }
+
+    fn send(signal: Signal, pid: u32) {
+        kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
+    }
+
+    /// Starts a job that would take very long, and waits until it works.
+    fn endless() -> (Child, Vec<u32>, impl BufRead) {
+        let mut job = start("all_reduce", &["-r", "3", "--min", "64K", "--max", "64K", "-n", "100000000", "-c", "0"]);
+        let mut out = BufReader::new(job.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("(elements)") {
+            line.clear();
+            assert!(out.read_line(&mut line).unwrap() > 0, "it ended early");
+        }
+        let ranks = children(job.id());
+        assert_eq!(ranks.len(), 3);
+        (job, ranks, out)
+    }
+
+    fn is_gone(pid: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.is_empty() || stat.contains(") Z ")
+    }
+
+    fn wait_until_gone(pids: &[u32]) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !pids.iter().all(|&pid| is_gone(pid)) {
+            assert!(Instant::now() < deadline, "ranks are left behind");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_killed_rank_ends_the_others() {
+        for victim in 0..3 {
+            let (mut job, ranks, out) = endless();
+            std::thread::sleep(Duration::from_millis(100));
+            send(Signal::SIGKILL, ranks[victim]);
+            let killed = Instant::now();
+            let status = job.wait().unwrap();
+            assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
+            let mut err = String::new();
+            job.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+            drop(out);
+            let output = Output { status, stdout: Vec::new(), stderr: err.into_bytes() };
+            has_failed("the job", &output, &format!("rank {victim} (process {}) was killed by signal 9", ranks[victim]));
+            wait_until_gone(&ranks);
+        }
+    }
+
+    #[test]
+    fn ranks_die_with_their_launcher() {
+        let (mut job, ranks, _out) = endless();
+        send(Signal::SIGKILL, job.id());
+        job.wait().unwrap();
+        wait_until_gone(&ranks);
+    }
+
+    #[test]
+    fn a_reader_that_leaves_is_no_failure() {
+        let mut job = start("all_reduce", &["-r", "2", "--max", "4K", "-n", "10"]);
+        drop(job.stdout.take());
+        let mut err = String::new();
+        job.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        assert!(job.wait().unwrap().code().is_some_and(|code| code != 101));
+        assert_eq!(err, "");
+    }
+}
+
+mod pingpong {
+    use super::*;
+
+    fn rows(args: &[&str]) -> Value {
+        let mut all = vec!["--json", "-n", "20"];
+        all.extend(args);
+        serde_json::from_str(&succeed("pingpong", &all)).unwrap()
+    }
+
+    #[test]
+    fn every_operation_carries_what_was_sent() {
+        for op in ["send", "write", "read"] {
+            for events in [&[][..], &["--events"]] {
+                for size in ["1", "7", "64", "4K", "1M"] {
+                    let args = [&["--op", op, "--size", size, "--check", "--tx-depth", "8"], events].concat();
+                    let report = rows(&args);
+                    assert_eq!(report["latency"].as_array().unwrap().len(), 1, "{args:?}");
+                    assert!(report["bandwidth"][0]["BW_average"].as_f64().unwrap() > 0.0, "{args:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn prints_the_tables_of_perftest() {
+        let out = succeed("pingpong", &["--size", "64", "-n", "50", "--mtu", "1024"]);
+        for part in ["# using soft0", "Send Latency Test", "t_typical[usec]", "Send BW Test", "MsgRate[Mpps]", "1024[B]"] {
+            assert!(out.contains(part), "{part:?} is not in\n{out}");
+        }
+    }
+
+    #[test]
+    fn server_and_client_find_each_other() {
+        let address = free_address();
+        let common = ["--size", "256", "-n", "10"];
+        let server = start("pingpong", &[&["--server", &address], &common[..]].concat());
+        let client = run("pingpong", &[&[address.as_str()], &common[..]].concat());
+        assert!(client.status.success(), "{}", text(&client.stderr));
+        assert!(text(&client.stdout).contains("Send BW Test"));
+        assert!(finish(server).status.success());
+    }
+
+    #[test]
+    fn refuses_bad_input() {
+        let cases: [(&[&str], &str); 9] = [
+            (&["--device", "mlx9_9"], "mlx9_9"),
+            (&["--size", "0"], "--size 0"),
+            (&["--size", "4G"], "--size 4G"),
+            (&["--iters", "0"], "--iters 0"),
+            (&["--mtu", "1500"], "--mtu 1500"),
+            (&["--tx-depth", "0"], "--tx-depth 0"),
+            (&["--op", "shout"], "shout"),
+            (&["--server", "127.0.0.1:1x"], "host:port"),
+            (&["127.0.0.1:9", "--timeout", "1"], "cannot reach"),
+        ];
+        for (args, part) in cases {
+            fail("pingpong", args, part);
+        }
+    }
+
+    #[test]
+    fn a_memory_limit_is_said() {
+        // Fails while buffers are made, at both ends; one line says so.
+        let shell = format!("ulimit -v 100000; exec {} --size 8M", env!("CARGO_BIN_EXE_pingpong"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &shell]).env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = finish(command.spawn().unwrap());
+        has_failed("pingpong", &output, "memory");
+    }
+}
