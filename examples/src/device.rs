@@ -43,7 +43,9 @@ impl DeviceOptions {
     /// Where there is no such device, port or GID; says which there are.
     pub fn open(&self) -> Result<Chosen, Failure> {
         let mut selector = match &self.device {
-            Some(name) => name.parse::<DeviceSelector>().map_err(|e| Failure::usage(format!("--device {name}: {e}")))?,
+            Some(name) => {
+                name.parse::<DeviceSelector>().map_err(|e| Failure::usage(format!("--device {name}: {e}")))?
+            }
             None => DeviceSelector::Any,
         };
         if let (Some(port), DeviceSelector::Named { port: chosen, .. }) = (self.port, &mut selector) {
@@ -67,8 +69,8 @@ impl DeviceOptions {
     }
 
     fn gid(&self, context: &Context, port: u8) -> Result<Option<GidEntry>, Failure> {
-        let Some(index) = self.gid_index else { return Ok(context.best_gid(port).map_err(failed)?) };
-        let table = context.gid_table(port).map_err(failed)?;
+        let Some(index) = self.gid_index else { return Ok(context.best_gid(port)?) };
+        let table = context.gid_table(port)?;
         let known: Vec<String> = table.iter().map(|entry| entry.index.to_string()).collect();
         table.into_iter().find(|entry| entry.index == index).map(Some).ok_or_else(|| {
             let name = context.name();
@@ -120,7 +122,7 @@ impl Chosen {
     /// # Errors
     /// Where the port cannot.
     pub fn mtu(&self, bytes: Option<u32>) -> Result<Mtu, Failure> {
-        let active = self.context.port_attr(self.port).map_err(failed)?.active_mtu();
+        let active = self.context.port_attr(self.port)?.active_mtu();
         let Some(bytes) = bytes else { return Ok(active) };
         let mtu = Mtu::from_bytes(bytes)
             .ok_or_else(|| Failure::usage(format!("--mtu {bytes}: an MTU is 256, 512, 1024, 2048 or 4096")))?;
@@ -128,28 +130,6 @@ impl Chosen {
             return Err(Failure::usage(format!("--mtu {bytes}: the port's active MTU is {active}; give that or less")));
         }
         Ok(mtu)
-    }
-}
-
-/// A failure from an error of the rdma crate, with what helps against the usual ones.
-#[must_use]
-pub fn failed(error: rdma::Error) -> Failure {
-    use rdma::ErrorKind;
-    let hint = match error.kind() {
-        ErrorKind::OutOfMemory => out_of_memory_hint(),
-        _ => String::new(),
-    };
-    Failure::new(format!("{error}{hint}"))
-}
-
-fn out_of_memory_hint() -> String {
-    use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-    match getrlimit(Resource::RLIMIT_MEMLOCK) {
-        Ok((soft, _)) if soft != RLIM_INFINITY => format!(
-            "; this process may lock {} KiB of memory: raise the limit with `ulimit -l`, or give smaller sizes",
-            soft / 1024
-        ),
-        _ => "; give smaller sizes or fewer ranks".to_owned(),
     }
 }
 

@@ -6,7 +6,6 @@ use rdma::{Context, Device, PortAttr};
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
-use crate::device::failed;
 
 /// A line of the report: its name, its value for programs and its value for people.
 type Line = (&'static str, Value, String);
@@ -40,10 +39,10 @@ impl Report {
     /// # Errors
     /// Where it cannot be opened or asked.
     pub fn of(device: &Device) -> Result<Self, Failure> {
-        let context = device.open().map_err(|e| failed(e).context(device.name()))?;
+        let context = device.open().map_err(|e| Failure::from(e).context(device.name()))?;
         let mut ports = Vec::new();
         for port in 1..=context.port_count() {
-            ports.push((port, port_lines(&context, port).map_err(failed)?));
+            ports.push((port, port_lines(&context, port)?));
         }
         Ok(Self { name: device.name(), device: device_lines(device, &context), ports })
     }

@@ -103,6 +103,48 @@ impl From<io::Error> for Failure {
     }
 }
 
+impl From<rdma::Error> for Failure {
+    fn from(error: rdma::Error) -> Self {
+        let hint = if error.kind() == rdma::ErrorKind::OutOfMemory { out_of_memory_hint() } else { String::new() };
+        Self::new(format!("{error}{hint}"))
+    }
+}
+
+impl<R> From<rdma::PostError<R>> for Failure {
+    fn from(error: rdma::PostError<R>) -> Self {
+        error.error().into()
+    }
+}
+
+impl<T> From<rdma::Failed<T>> for Failure {
+    fn from(failed: rdma::Failed<T>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl From<rdma::RemoteSliceError> for Failure {
+    fn from(error: rdma::RemoteSliceError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+impl From<rdma::EndpointError> for Failure {
+    fn from(error: rdma::EndpointError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+fn out_of_memory_hint() -> String {
+    use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+    let advice = "give smaller sizes or fewer ranks";
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Ok((soft, _)) if soft != RLIM_INFINITY => {
+            format!("; {advice}, or more lockable memory than {} KiB (`ulimit -l`)", soft / 1024)
+        }
+        _ => format!("; {advice}"),
+    }
+}
+
 /// Runs a program's body and turns its result into an exit status and, where it failed, one line on standard error.
 pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     let Err(failure) = body() else { return ExitCode::SUCCESS };

@@ -303,7 +303,11 @@ mod all_reduce {
             job.stderr.take().unwrap().read_to_string(&mut err).unwrap();
             drop(out);
             let output = Output { status, stdout: Vec::new(), stderr: err.into_bytes() };
-            has_failed("the job", &output, &format!("rank {victim} (process {}) was killed by signal 9", ranks[victim]));
+            has_failed(
+                "the job",
+                &output,
+                &format!("rank {victim} (process {}) was killed by signal 9", ranks[victim]),
+            );
             wait_until_gone(&ranks);
         }
     }
@@ -353,7 +357,9 @@ mod pingpong {
     #[test]
     fn prints_the_tables_of_perftest() {
         let out = succeed("pingpong", &["--size", "64", "-n", "50", "--mtu", "1024"]);
-        for part in ["# using soft0", "Send Latency Test", "t_typical[usec]", "Send BW Test", "MsgRate[Mpps]", "1024[B]"] {
+        for part in
+            ["# using soft0", "Send Latency Test", "t_typical[usec]", "Send BW Test", "MsgRate[Mpps]", "1024[B]"]
+        {
             assert!(out.contains(part), "{part:?} is not in\n{out}");
         }
     }

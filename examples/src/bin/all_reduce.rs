@@ -99,12 +99,23 @@ fn job<T: Element>(args: &Args) -> Result<(), Failure> {
     let tuning = args.tuning()?;
     if !launcher::is_launched() {
         let local = if args.placement.rank.is_some() { 1 } else { args.placement.ranks };
-        cli::check_memory(2 * args.max.0 as u128 * local as u128, &format!("two tensors of {} for {local} ranks", args.max))?;
+        cli::check_memory(
+            2 * args.max.0 as u128 * local as u128,
+            &format!("two tensors of {} for {local} ranks", args.max),
+        )?;
     }
     let Some(place) = args.placement.place()? else { return Ok(()) };
     let settings = format!(
         "sizes {}..{} x{} iters {:?} warmup {} check {} type {} {} {:?}",
-        args.min, args.max, args.factor, args.iters, args.warmup, args.check, T::NAME, args.out_of_place, tuning
+        args.min,
+        args.max,
+        args.factor,
+        args.iters,
+        args.warmup,
+        args.check,
+        T::NAME,
+        args.out_of_place,
+        tuning
     );
     let terms = Terms { program: "all_reduce", settings, timeout: args.placement.timeout() };
     let mut group = Group::meet(place, &terms)?;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma::{Device, HardwareAbsence};
 use rdma_examples::devinfo::Report;
-use rdma_examples::{Failure, cli, device};
+use rdma_examples::{Failure, cli};
 use serde_json::json;
 
 /// Shows the RDMA devices of this machine.
@@ -41,7 +41,7 @@ fn run() -> Result<(), Failure> {
     if args.why {
         return why(&mut out, args.json);
     }
-    let mut devices = Device::list().map_err(device::failed)?;
+    let mut devices = Device::list()?;
     if let Some(wanted) = &args.device {
         let names: Vec<String> = devices.iter().map(Device::name).collect();
         devices.retain(|device| device.name() == *wanted);

@@ -8,11 +8,11 @@ use rdma::{ExposedRegion, RemoteSlice};
 use super::element::Element;
 use super::fabric::{Fabric, Lane, exchange};
 use super::schedule::{Action, Message, Schedule};
-use super::wait::Patience;
 use super::tensor::{BLOCK, Tensor, bytes};
+use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
-use crate::device::{Chosen, failed};
+use crate::device::Chosen;
 
 /// How the collectives are to be done; the defaults suit one host with the software device.
 #[derive(Clone, Debug)]
@@ -222,7 +222,7 @@ impl Communicator {
         let slot = |from: usize| (half + from) * self.tuning.one_shot;
         for turn in 1..world {
             let peer = (rank + turn) % world;
-            let place = state.remotes[peer].slice(slot(rank)..slot(rank) + length).map_err(failed)?;
+            let place = state.remotes[peer].slice(slot(rank)..slot(rank) + length)?;
             self.fabric.send(peer, Lane::OneShot, input.local(0..count)?, place)?;
         }
         for turn in 1..world {
@@ -239,7 +239,7 @@ impl Communicator {
                     input.read(part.start, into)?;
                 } else {
                     let at = slot(from) + part.start * size_of::<T>();
-                    state.slots.copy_out(at, bytemuck::cast_slice_mut(into)).map_err(failed)?;
+                    state.slots.copy_out(at, bytemuck::cast_slice_mut(into))?;
                 }
                 if from > 0 {
                     T::accumulate(sums, more);
@@ -309,7 +309,7 @@ impl Turn<'_> {
         }
         let at = (ring.sent % ring.slot_count) as usize * self.chunk;
         ring.sent += 1;
-        let place = ring.right_slots.slice(at..at + part.len()).map_err(failed)?;
+        let place = ring.right_slots.slice(at..at + part.len())?;
         self.fabric.send(ring.right, Lane::Ring, part, place)
     }
 
@@ -328,7 +328,7 @@ impl Turn<'_> {
         let at = place * self.chunk;
         let length = elements.len() * size_of::<T>();
         self.add(input, elements, |ring, offset, sums| ring.staging.copy_in(at + offset, sums))?;
-        let part = self.ring.staging.slice(at..at + length).map_err(failed)?;
+        let part = self.ring.staging.slice(at..at + length)?;
         let sequence = self.send_partial(part)?;
         self.ring.staging_sends[place] = sequence;
         Ok(())
@@ -361,10 +361,10 @@ impl Turn<'_> {
         for part in parts(elements, sums.len()) {
             let (sums, more) = (&mut sums[..part.len()], &mut more[..part.len()]);
             let offset = (part.start - first) * size_of::<T>();
-            ring.slots.copy_out(slot + offset, bytemuck::cast_slice_mut(sums)).map_err(failed)?;
+            ring.slots.copy_out(slot + offset, bytemuck::cast_slice_mut(sums))?;
             input.read(part.start, more)?;
             T::accumulate(sums, more);
-            keep(ring, offset, bytemuck::cast_slice(sums)).map_err(failed)?;
+            keep(ring, offset, bytemuck::cast_slice(sums))?;
         }
         ring.uncredited += 1;
         if ring.uncredited == ring.credit {

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use rdma::op::{Write, WriteImm};
 use rdma::{
-    CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice, InitOptions, InitializedQueuePair,
-    Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
+    CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice, InitializedQueuePair, Poller,
+    ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
 };
 
 use super::wait::{Patience, Wait};
 use crate::Failure;
 use crate::bootstrap::Group;
-use crate::device::{Chosen, failed};
+use crate::device::Chosen;
 
 /// Independent streams of notices between two ranks.
 #[derive(Clone, Copy, Debug)]
@@ -111,12 +111,12 @@ impl Fabric {
         patience: Patience,
     ) -> Result<(Self, Vec<InitializedQueuePair<Rc>>), Failure> {
         let context = &chosen.context;
-        let pd = context.alloc_pd().map_err(failed)?;
+        let pd = context.alloc_pd()?;
         let depth = DEPTH * u32::try_from(peers.len()).unwrap_or(u32::MAX).max(1);
-        let channel = context.create_completion_channel().map_err(failed)?;
-        let send_cq = context.create_cq(depth).map_err(failed)?;
-        let recv_cq = context.cq_builder(depth).channel(&channel).build().map_err(failed)?;
-        let counters = pd.allocate_exposed(world * LANES * LINE, RemoteAccess::WRITE).map_err(failed)?;
+        let channel = context.create_completion_channel()?;
+        let send_cq = context.create_cq(depth)?;
+        let recv_cq = context.cq_builder(depth).channel(&channel).build()?;
+        let counters = pd.allocate_exposed(world * LANES * LINE, RemoteAccess::WRITE)?;
         let mut queue_pairs = Vec::new();
         for &peer in peers {
             let qp = QueuePair::<Rc>::builder(&pd)
@@ -125,11 +125,10 @@ impl Fabric {
                 .max_send_wr(DEPTH)
                 .max_recv_wr(DEPTH)
                 .max_inline_data(8)
-                .build()
-                .map_err(failed)?;
-            let mut qp = qp.init(&chosen.init_options(RemoteAccess::WRITE)).map_err(|e| failed(e.into()))?;
+                .build()?;
+            let mut qp = qp.init(&chosen.init_options(RemoteAccess::WRITE))?;
             for _ in 0..DEPTH {
-                qp.post_recv((), peer as u64).map_err(|e| failed(e.into()))?;
+                qp.post_recv((), peer as u64)?;
             }
             queue_pairs.push(qp);
         }
@@ -141,7 +140,7 @@ impl Fabric {
 
     /// Allocates memory that the other ranks may write to.
     pub(super) fn expose(&self, length: usize) -> Result<ExposedRegion, Failure> {
-        self.pd.allocate_exposed(length.max(1), RemoteAccess::WRITE).map_err(failed)
+        self.pd.allocate_exposed(length.max(1), RemoteAccess::WRITE).map_err(Failure::from)
     }
 
     /// How messages are noticed.
@@ -162,12 +161,12 @@ impl Fabric {
         let peer = peer(&mut self.peers, to)?;
         if self.in_order {
             peer.posted += 1;
-            peer.qp.post_send(Write::new(source, place).unsignaled()).map_err(|e| failed(e.into()))?;
+            peer.qp.post_send(Write::new(source, place).unsignaled())?;
             peer.tell(to, lane, true)?;
         } else {
             peer.posted += 1;
             let request = WriteImm::new(source, place, lane as u32).token(token(to, peer.posted));
-            peer.qp.post_send(request).map_err(|e| failed(e.into()))?;
+            peer.qp.post_send(request)?;
         }
         peer.last_data = peer.posted;
         Ok(peer.posted)
@@ -182,10 +181,10 @@ impl Fabric {
             return peer.tell(to, lane, false);
         }
         peer.posted += 1;
-        let nowhere = peer.counters[lane as usize].slice(0..0).map_err(|e| failed(e.into()))?;
+        let nowhere = peer.counters[lane as usize].slice(0..0)?;
         let request = WriteImm::new((), nowhere, lane as u32).token(token(to, peer.posted));
         let request = request.signaled(peer.posted % UNSIGNALED == 0);
-        peer.qp.post_send(request).map_err(|e| failed(e.into()))
+        peer.qp.post_send(request).map_err(Failure::from)
     }
 
     /// Waits until `count` notices have come from a peer on `lane`, since the beginning.
@@ -194,7 +193,7 @@ impl Fabric {
         let mut wait = Wait::default();
         if self.in_order {
             let at = counter(from, lane);
-            while self.counters.load_u64(at, Ordering::Acquire).map_err(failed)? < count {
+            while self.counters.load_u64(at, Ordering::Acquire)? < count {
                 if let Some(nap) = self.patience.pause(&mut wait)? {
                     // A write of ours that failed may be why nothing comes.
                     self.collect_sent()?;
@@ -254,7 +253,7 @@ impl Fabric {
     /// Takes note of the sends that are complete; tells whether there was one.
     fn collect_sent(&mut self) -> Result<bool, Failure> {
         let mut any = false;
-        while let Some(completion) = self.send_poller.poll().map_err(failed)? {
+        while let Some(completion) = self.send_poller.poll()? {
             any = true;
             let (to, number) = ((completion.token() >> 48) as usize, completion.token() & NUMBER);
             completion.status().map_err(|e| Failure::new(format!("a write to rank {to} failed: {e}")))?;
@@ -269,14 +268,14 @@ impl Fabric {
     fn collect_received(&mut self, sleep: Option<Duration>) -> Result<bool, Failure> {
         if let (Some(nap), Some(channel)) = (sleep, self.recv_cq.channel()) {
             let channel = channel.clone();
-            self.recv_cq.request_notify(false).map_err(failed)?;
+            self.recv_cq.request_notify(false)?;
             if self.collect_received(None)? {
                 return Ok(true);
             }
-            channel.wait(Some(nap)).map_err(failed)?;
+            channel.wait(Some(nap))?;
         }
         let mut any = false;
-        while let Some(completion) = self.recv_poller.poll().map_err(failed)? {
+        while let Some(completion) = self.recv_poller.poll()? {
             any = true;
             let from = completion.token() as usize;
             completion.status().map_err(|e| Failure::new(format!("a message from rank {from} failed: {e}")))?;
@@ -285,7 +284,7 @@ impl Fabric {
             let peer = peer(&mut self.peers, from)?;
             let count = peer.received.get_mut(lane).ok_or_else(|| Failure::new("a notice that makes no sense"))?;
             *count += 1;
-            peer.qp.post_recv((), from as u64).map_err(|e| failed(e.into()))?;
+            peer.qp.post_recv((), from as u64)?;
         }
         Ok(any)
     }
@@ -298,11 +297,11 @@ impl Peer {
         counters: &RemoteSlice,
         rank: usize,
     ) -> Result<Self, Failure> {
-        let remote = Endpoint::from_bytes(endpoint).map_err(|e| Failure::new(e.to_string()))?;
-        let qp = qp.connect(&remote, &ConnectOptions::new().rnr_retry(7)).map_err(|e| failed(e.into()))?;
+        let remote = Endpoint::from_bytes(endpoint)?;
+        let qp = qp.connect(&remote, &ConnectOptions::new().rnr_retry(7))?;
         let place = |lane| {
-            let at = counter(rank, lane) as u64;
-            counters.slice(at..at + 8).map_err(|e| failed(e.into()))
+            let at = counter(rank, lane);
+            counters.slice(at..at + 8).map_err(Failure::from)
         };
         let counters = [place(Lane::Ring)?, place(Lane::Credit)?, place(Lane::OneShot)?];
         Ok(Self { qp, counters, sent: [0; LANES], received: [0; LANES], posted: 0, completed: 0, last_data: 0 })
@@ -315,7 +314,7 @@ impl Peer {
         let count = self.sent[lane as usize].to_ne_bytes();
         let request = Write::inline(&count, self.counters[lane as usize]).token(token(to, self.posted));
         let request = request.signaled(signaled || self.posted % UNSIGNALED == 0);
-        self.qp.post_send(request).map_err(|e| failed(e.into()))
+        self.qp.post_send(request).map_err(Failure::from)
     }
 }
 
@@ -340,7 +339,7 @@ fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
 
 /// Tells every rank where a region of each other rank is; collective.
 pub(super) fn exchange(group: &mut Group, region: &ExposedRegion) -> Result<Vec<RemoteSlice>, Failure> {
-    let own = region.remote(..).map_err(failed)?.to_bytes();
+    let own = region.remote(..)?.to_bytes();
     let all = group.all_gather(&own)?;
     all.iter()
         .map(|bytes| bytes.as_slice().try_into().map(RemoteSlice::from_bytes))

@@ -7,7 +7,6 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
 use super::element::Element;
 use crate::Failure;
-use crate::device::failed;
 
 /// Bytes of one copy between exposed memory and a rank's own: some lines of the first-level cache.
 pub(super) const BLOCK: usize = 4096;
@@ -40,7 +39,7 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// Where they do not fit.
     pub fn write(&self, start: usize, elements: &[T]) -> Result<(), Failure> {
-        self.region.copy_in(start * size_of::<T>(), bytemuck::cast_slice(elements)).map_err(failed)
+        self.region.copy_in(start * size_of::<T>(), bytemuck::cast_slice(elements)).map_err(Failure::from)
     }
 
     /// Copies elements out, the first from place `start`.
@@ -48,7 +47,7 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// Where there are not as many.
     pub fn read(&self, start: usize, elements: &mut [T]) -> Result<(), Failure> {
-        self.region.copy_out(start * size_of::<T>(), bytemuck::cast_slice_mut(elements)).map_err(failed)
+        self.region.copy_out(start * size_of::<T>(), bytemuck::cast_slice_mut(elements)).map_err(Failure::from)
     }
 
     /// Calls `fill` for blocks of the first `count` elements, and copies in what it made of them.
@@ -81,12 +80,12 @@ impl<T: Element> Tensor<T> {
 
     /// The own memory of some elements.
     pub(super) fn local(&self, elements: Range<usize>) -> Result<ExposedSlice, Failure> {
-        self.region.slice(bytes::<T>(elements)).map_err(failed)
+        self.region.slice(bytes::<T>(elements)).map_err(Failure::from)
     }
 
     /// The same elements at another rank.
     pub(super) fn remote(&self, rank: usize, elements: Range<usize>) -> Result<RemoteSlice, Failure> {
-        self.remotes[rank].slice(bytes::<T>(elements)).map_err(failed)
+        self.remotes[rank].slice(bytes::<T>(elements)).map_err(Failure::from)
     }
 
     /// The memory itself.

@@ -3,17 +3,17 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use rdma::op::{Read, Send, Write, WriteImm};
+use rdma::op::{Opcode, Read, Send, Write, WriteImm};
 use rdma::{
-    Buffer, CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice, InitializedQueuePair,
-    Mtu, Opcode, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice, RnrTimer,
+    Buffer, CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice,
+    InitializedQueuePair, Mtu, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice, RnrTimer,
 };
 
 use super::{Op, Settings, fill, is_intact, last_byte};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::collectives::wait::{Patience, Wait};
-use crate::device::{Chosen, failed};
+use crate::device::Chosen;
 
 /// Largest message that is copied into its request, where the device can.
 const INLINE: u32 = 220;
@@ -67,32 +67,31 @@ impl Prepared {
         let in_memory = u32::try_from((MEMORY / size).clamp(2, 8192)).unwrap_or(2);
         let depth = settings.depth.min(in_memory);
         let receives = 2 * depth;
-        let pd = context.alloc_pd().map_err(failed)?;
-        let channel = context.create_completion_channel().map_err(failed)?;
-        let cq = context.cq_builder(depth + receives + 2).channel(&channel).build().map_err(failed)?;
+        let pd = context.alloc_pd()?;
+        let channel = context.create_completion_channel()?;
+        let cq = context.cq_builder(depth + receives + 2).channel(&channel).build()?;
         let access = RemoteAccess::READ | RemoteAccess::WRITE;
-        let window = pd.allocate_exposed(size, access).map_err(failed)?;
-        let source = pd.allocate_exposed(size, access).map_err(failed)?;
+        let window = pd.allocate_exposed(size, access)?;
+        let source = pd.allocate_exposed(size, access)?;
         let qp = QueuePair::<Rc>::builder(&pd)
             .cq(&cq)
             .max_send_wr(depth + 1)
             .max_recv_wr(receives)
             .max_inline_data(INLINE)
-            .build()
-            .map_err(failed)?;
-        let mut qp = qp.init(&chosen.init_options(access)).map_err(|e| failed(e.into()))?;
+            .build()?;
+        let mut qp = qp.init(&chosen.init_options(access))?;
         let mut spare = Vec::new();
         if settings.op == Op::Send {
-            let mut all = pd.allocate((depth + receives) as usize * size).map_err(failed)?;
+            let mut all = pd.allocate((depth + receives) as usize * size)?;
             for _ in 0..receives {
-                qp.post_recv(all.split_to(size), 0).map_err(|e| failed(e.into()))?;
+                qp.post_recv(all.split_to(size), 0)?;
             }
             for _ in 0..depth {
                 spare.push(all.split_to(size));
             }
         } else {
             for _ in 0..receives {
-                qp.post_recv((), 0).map_err(|e| failed(e.into()))?;
+                qp.post_recv((), 0)?;
             }
         }
         Ok(Self { cq, channel, qp, window, source, spare, depth: depth.into() })
@@ -111,13 +110,12 @@ impl Link {
         size: usize,
         shared_cores: bool,
     ) -> Result<Self, Failure> {
-        let prepared = group.agree(chosen.mtu(settings.mtu).and_then(|mtu| {
-            Ok((mtu, Prepared::new(chosen, settings, size)?))
-        }));
+        let prepared =
+            group.agree(chosen.mtu(settings.mtu).and_then(|mtu| Ok((mtu, Prepared::new(chosen, settings, size)?))));
         let (mtu, Prepared { cq, channel, qp, window, source, spare, depth }) = prepared?;
         let local = qp.endpoint();
         let mut hello = local.to_bytes().to_vec();
-        hello.extend(window.remote(..).map_err(failed)?.to_bytes());
+        hello.extend(window.remote(..)?.to_bytes());
         let there = group.all_gather(&hello)?.swap_remove(1 - group.rank());
         let connected = connect(qp, &there, mtu).map_err(|e| e.context("cannot connect"));
         let (qp, remote, window_there) = group.agree(connected)?;
@@ -202,7 +200,7 @@ impl Link {
             let mut bytes = [0; INLINE as usize];
             bytes[self.size - 1] = last_byte(number);
             let request = Send::inline(&bytes[..self.size]).token(self.posted);
-            return self.qp.post_send(request).map_err(|e| failed(e.into()));
+            return self.qp.post_send(request).map_err(Failure::from);
         }
         let mut buffer = loop {
             match self.spare.pop() {
@@ -213,7 +211,7 @@ impl Link {
         if self.settings.check {
             fill(&mut buffer, number);
         }
-        self.qp.post_send(Send::new(buffer).token(self.posted)).map_err(|e| failed(e.into()))
+        self.qp.post_send(Send::new(buffer).token(self.posted)).map_err(Failure::from)
     }
 
     /// Writes message `number` into the peer's memory; where `told`, with word of it.
@@ -229,20 +227,20 @@ impl Link {
             bytes[self.size - 1] = last_byte(number);
             let bytes = &bytes[..self.size];
             if told {
-                self.qp.post_send(WriteImm::inline(bytes, there, 0).token(token)).map_err(rdma::Error::from)
+                self.qp.post_send(WriteImm::inline(bytes, there, 0).token(token)).map_err(Failure::from)
             } else {
-                self.qp.post_send(Write::inline(bytes, there).token(token)).map_err(rdma::Error::from)
+                self.qp.post_send(Write::inline(bytes, there).token(token)).map_err(Failure::from)
             }
         } else {
             self.set_source(number)?;
-            let source = self.source.slice(..).map_err(failed)?;
+            let source = self.source.slice(..)?;
             if told {
-                self.qp.post_send(WriteImm::new(source, there, 0).token(token)).map_err(rdma::Error::from)
+                self.qp.post_send(WriteImm::new(source, there, 0).token(token)).map_err(Failure::from)
             } else {
-                self.qp.post_send(Write::new(source, there).token(token)).map_err(rdma::Error::from)
+                self.qp.post_send(Write::new(source, there).token(token)).map_err(Failure::from)
             }
         };
-        posted.map_err(failed)
+        posted.map_err(Failure::from)
     }
 
     /// Reads the peer's memory.
@@ -251,9 +249,9 @@ impl Link {
     /// Where the device refuses, or the connection breaks.
     pub fn read(&mut self) -> Result<(), Failure> {
         self.posted += 1;
-        let sink: ExposedSlice = self.source.slice(..).map_err(failed)?;
+        let sink: ExposedSlice = self.source.slice(..)?;
         let request = Read::new(sink, self.window_there).token(self.posted);
-        self.qp.post_send(request).map_err(|e| failed(e.into()))
+        self.qp.post_send(request).map_err(Failure::from)
     }
 
     /// Whether message `number` has to be told, since nobody watches memory.
@@ -267,7 +265,7 @@ impl Link {
         if self.settings.check {
             self.fill(&self.source, number)
         } else {
-            self.source.copy_in(self.size - 1, &[last_byte(number)]).map_err(failed)
+            self.source.copy_in(self.size - 1, &[last_byte(number)]).map_err(Failure::from)
         }
     }
 
@@ -282,7 +280,7 @@ impl Link {
     fn fill(&self, region: &ExposedRegion, number: u64) -> Result<(), Failure> {
         let mut bytes = vec![0; self.size];
         fill(&mut bytes, number);
-        region.copy_in(0, &bytes).map_err(failed)
+        region.copy_in(0, &bytes).map_err(Failure::from)
     }
 
     /// Waits until message `number`, counted from 0, has come; checks it if that is asked for.
@@ -310,7 +308,7 @@ impl Link {
         let mut last = [0];
         let mut wait = Wait::default();
         loop {
-            self.window.copy_out(self.size - 1, &mut last).map_err(failed)?;
+            self.window.copy_out(self.size - 1, &mut last)?;
             if last[0] == expected {
                 // The rest of the message was written before its last byte.
                 fence(Ordering::Acquire);
@@ -330,7 +328,7 @@ impl Link {
     pub fn inspect(&mut self, window: bool, number: u64) -> Result<(), Failure> {
         let mut bytes = vec![0; self.size];
         let region = if window { &self.window } else { &self.source };
-        region.copy_out(0, &mut bytes).map_err(failed)?;
+        region.copy_out(0, &mut bytes)?;
         self.wrong += u64::from(!is_intact(&bytes, number));
         Ok(())
     }
@@ -360,17 +358,17 @@ impl Link {
             return Ok(true);
         }
         let Some(nap) = sleep else { return Ok(false) };
-        self.cq.request_notify(false).map_err(failed)?;
+        self.cq.request_notify(false)?;
         // What came before the queue was armed makes no event.
         if self.take_completion()? {
             return Ok(true);
         }
-        self.channel.wait(Some(nap)).map_err(failed)?;
+        self.channel.wait(Some(nap))?;
         self.take_completion()
     }
 
     fn take_completion(&mut self) -> Result<bool, Failure> {
-        let Some(mut completion) = self.poller.poll().map_err(failed)? else { return Ok(false) };
+        let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
         let opcode = completion.opcode();
         completion.status().map_err(|e| Failure::new(format!("the connection broke: {opcode:?}: {e}")))?;
         match opcode {
@@ -385,9 +383,9 @@ impl Link {
                             let intact = length == buffer.len() && is_intact(&buffer, number);
                             self.wrong += u64::from(!intact);
                         }
-                        self.qp.post_recv(buffer, 0).map_err(|e| failed(e.into()))?;
+                        self.qp.post_recv(buffer, 0)?;
                     }
-                    None => self.qp.post_recv((), 0).map_err(|e| failed(e.into()))?,
+                    None => self.qp.post_recv((), 0)?,
                 }
             }
             _ => {
@@ -432,9 +430,9 @@ fn connect(
     mtu: Mtu,
 ) -> Result<(QueuePair<Rc>, Endpoint, RemoteSlice), Failure> {
     let (endpoint, window) = there.split_at_checked(Endpoint::LEN).unwrap_or_default();
-    let remote = Endpoint::from_bytes(endpoint).map_err(|e| Failure::new(e.to_string()))?;
+    let remote = Endpoint::from_bytes(endpoint)?;
     let window = window.try_into().map_err(|_| Failure::new("the peer sent no address"))?;
     let options = ConnectOptions::new().mtu(mtu).rnr_retry(7).min_rnr_timer(RnrTimer::at_least(Duration::ZERO));
-    let qp = qp.connect(&remote, &options).map_err(|e| failed(e.into()))?;
+    let qp = qp.connect(&remote, &options)?;
     Ok((qp, remote, RemoteSlice::from_bytes(window)))
 }
