@@ -70,7 +70,9 @@ unsafe fn register(
         return Err(Errno::INVAL);
     }
     pages::populate(addr.addr(), len, rights & LOCAL_WRITE != 0)?;
-    let what = Registration { addr: addr.cast(), len, iova, access: rights, backing: None };
+    // What peers may map, they may write to directly: only memory that lies alone in its file.
+    let backing = rdma_mem::shared::find(addr.addr(), len);
+    let what = Registration { addr: addr.cast(), len, iova, access: rights, backing };
     // SAFETY: the memory is mapped with these rights now, and stays so until it is deregistered: C's promise, the caller's. What
     // happens to memory that is in use by the device is ordered by C's use of requests and completions.
     let keys = node.with(|engine| unsafe { engine.register(pd.id, &what) })?;
