@@ -51,10 +51,8 @@ fn take_turn(node: &'static Node, polls_before: &mut u64) -> libc::c_int {
     let (wait, dials, grants) = {
         let mut state = node.lock();
         state.agent = Agent::Awake;
-        // First the timers: what they complete is told to the application by what follows.
-        if state.engine.poll_timeout().is_some() {
-            state.run_timers();
-        }
+        // First, as what it causes is sent and told below.
+        state.run_timers();
         let more = state.progress();
         let dials = core::mem::take(&mut state.dials);
         let grants = core::mem::take(&mut state.grants);

@@ -186,9 +186,9 @@ impl State {
             self.agent = Agent::Asleep;
             if !quiet {
                 self.wake_agent();
-            } else if self.engine.poll_timeout().is_some() {
-                self.run_timers();
             }
+            // Timers that nobody was in a hurry to start.
+            self.finish(false);
         }
     }
 
@@ -292,8 +292,8 @@ impl State {
     }
 
     /// The rest of a turn: events, timers, and work for the agent. `more`: somebody has to take another turn.
-    fn finish(&mut self, more: bool) {
-        self.timers();
+    fn finish(&mut self, mut more: bool) {
+        more |= self.timers();
         while let Some(event) = self.engine.poll_event() {
             if let Some(sink) = self.sink {
                 sink(event);
@@ -317,32 +317,35 @@ impl State {
         }
     }
 
-    fn timers(&mut self) {
-        let Some(at) = self.engine.poll_timeout() else { return };
-        if self.agent == Agent::Ticking {
-            if self.polls % POLLS_PER_CLOCK != 0 {
-                return;
-            }
-        } else if at != Time(0) && self.alarm <= at {
-            // The agent will be there in time.
-            return;
-        }
-        self.run_timers();
+    /// Looks after the timers, if it is time for that. True if more is left to send.
+    #[inline]
+    fn timers(&mut self) -> bool {
+        let Some(at) = self.engine.poll_timeout() else { return false };
+        let others_will = match self.agent {
+            Agent::Ticking => self.polls % POLLS_PER_CLOCK != 0,
+            Agent::Awake | Agent::Asleep => at != Time(0) && self.alarm <= at,
+        };
+        !others_will && self.run_timers()
     }
 
-    /// Starts and fires timers, and sets the agent's alarm.
-    pub(crate) fn run_timers(&mut self) {
+    /// Starts and fires timers, and sets the agent's alarm. True if more is left to send.
+    pub(crate) fn run_timers(&mut self) -> bool {
+        if self.engine.poll_timeout().is_none() {
+            return false;
+        }
         let now = clock::now();
         self.engine.handle_timeout(now);
         let mut budget = COPY_BUDGET;
+        let mut more = false;
         while let Some(id) = self.engine.poll_active_link() {
-            self.transmit_on(id.0 as usize, &mut budget);
+            more |= self.transmit_on(id.0 as usize, &mut budget);
         }
         match self.engine.poll_timeout() {
             Some(at) if at < self.alarm || self.alarm <= now => self.set_alarm(at.max(now.after(1))),
             None if self.alarm <= now => self.alarm = Time(u64::MAX),
             _ => {}
         }
+        more
     }
 
     fn set_alarm(&mut self, at: Time) {

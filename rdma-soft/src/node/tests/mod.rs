@@ -71,6 +71,22 @@ fn peer() {
                 }
             }
         }
+        // Takes what comes.
+        "sink" => {
+            pin(1);
+            for _ in 0..32 {
+                side.recv(1, 0, 1 << 20);
+            }
+            say(&side.describe());
+            loop {
+                let Some(wc) = side.poll() else { continue };
+                assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+                if wc.byte_len == 1 {
+                    return;
+                }
+                side.recv(1, 0, 1 << 20);
+            }
+        }
         // Does nothing at all, until told to end.
         "sleep" => {
             say(&side.describe());
@@ -93,6 +109,11 @@ fn peer() {
                     }
                 }
             }
+        }
+        // Connects while we do.
+        "race" => {
+            say(&side.describe());
+            side.exchange(200);
         }
         // May not trace us, nor we it.
         "stranger" => {
@@ -157,6 +178,15 @@ fn rings_of_four_kilobytes_carry_messages_of_a_megabyte() {
 }
 
 #[test]
+fn both_may_connect_at_once() {
+    for _ in 0..5 {
+        let (side, peer, _) = pair("race", 4 << 20);
+        side.exchange(200);
+        peer.finish();
+    }
+}
+
+#[test]
 fn a_sleeping_process_is_written_to_and_read_from() {
     let (side, mut peer, theirs) = pair("sleep", 1 << 20);
     let rkey = u32::try_from(theirs[2]).unwrap();
@@ -174,6 +204,61 @@ fn a_sleeping_process_is_written_to_and_read_from() {
     }
     peer.tell("0");
     peer.finish();
+}
+
+static EVENTS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// Waits for a completion event without polling: only the agent can bring it.
+fn wait_for_event(side: &Side) {
+    let start = Instant::now();
+    loop {
+        let mut events = EVENTS.lock().unwrap();
+        if let Some(at) = events.iter().position(|token| *token == side.token) {
+            events.swap_remove(at);
+            return;
+        }
+        drop(events);
+        assert!(start.elapsed() < side::LONG, "no event");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn arm(side: &Side) {
+    side.node.set_sink(|event| {
+        if let Event::Completion { token, .. } = event {
+            EVENTS.lock().unwrap().push(token);
+        }
+    });
+    side.node.with(|engine| engine.arm_cq(side.cq, false)).unwrap();
+    side.node.settle();
+}
+
+#[test]
+fn the_agent_brings_completions_to_who_does_not_poll() {
+    let (side, mut peer, _) = pair("echo", 4 << 20);
+    for round in 0..50 {
+        // Polling now and then, so that the agent is in each of its moods.
+        for _ in 0..(round % 3) * 40 {
+            assert!(side.poll().is_none());
+        }
+        side.recv(1, 2 << 20, 64);
+        side.send(2, 0, 64);
+        side.wait_ok();
+        arm(&side);
+        if side.poll().is_none() {
+            wait_for_event(&side);
+            side.wait_ok();
+        }
+    }
+    // And failures that only a timer can know of: nobody is there any more, or never was.
+    peer.signal(libc::SIGKILL);
+    peer.child.wait().unwrap();
+    let side = Side::new(4096);
+    side.connect((4094 << 12) | 5);
+    arm(&side);
+    side.send(1, 0, 8);
+    wait_for_event(&side);
+    assert_eq!(side.wait().status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
 }
 
 #[test]
@@ -337,6 +422,39 @@ fn latency() {
     }
     println!("empty poll: {:?}", start.elapsed() / polls);
     round(1);
+    peer.finish();
+}
+
+/// What a stream of messages of a megabyte reaches, through the ring and into mapped memory.
+#[test]
+#[ignore = "a measurement, for a quiet machine: cargo test --release -p rdma-soft bandwidth -- --ignored --nocapture"]
+fn bandwidth() {
+    let len = 1 << 20;
+    let (side, peer, theirs) = pair("sink", 4 << 20);
+    pin(0);
+    let rkey = u32::try_from(theirs[2]).unwrap();
+    let stream = |opcode, count: u64| {
+        let start = Instant::now();
+        let (mut posted, mut done) = (0, 0);
+        while done < count {
+            if posted < count && posted - done < 8 {
+                side.post(posted, opcode, 0, len, theirs[1], rkey);
+                posted += 1;
+            }
+            if let Some(wc) = side.poll() {
+                assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+                done += 1;
+            }
+        }
+        (count as f64 * len as f64) / start.elapsed().as_secs_f64() / 1e9
+    };
+    for round in 0..5 {
+        let send = stream(ibv_wr_opcode::IBV_WR_SEND, 1000);
+        let write = stream(ibv_wr_opcode::IBV_WR_RDMA_WRITE, 1000);
+        println!("1 MiB, GB/s: send {send:.1}, write {write:.1} (round {round})");
+    }
+    side.send(2, 0, 1);
+    side.wait_ok();
     peer.finish();
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_sys::*;
@@ -20,21 +21,30 @@ pub(super) struct Side {
     pub(super) qpn: u32,
     pub(super) memory: &'static SharedMemory,
     pub(super) key: u32,
+    /// Of its completion queue's events.
+    pub(super) token: u64,
 }
 
 impl Side {
     pub(super) fn new(len: usize) -> Self {
+        static TOKENS: AtomicU64 = AtomicU64::new(1);
+        let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let node = Node::get().unwrap();
         // Tests end with their process: nothing is taken down.
         let memory = Box::leak(Box::new(SharedMemory::new(len).unwrap()));
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
             | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
             | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-        let what =
-            Registration { addr: memory.as_ptr(), len, iova: memory.as_ptr().addr() as u64, access, backing: None };
+        let what = Registration {
+            addr: memory.as_ptr(),
+            len,
+            iova: memory.as_ptr().addr() as u64,
+            access,
+            backing: memory.backing().cloned(),
+        };
         let (cq, qp, qpn, key) = node.with(|engine| {
             let pd = engine.alloc_pd().unwrap();
-            let cq = engine.create_cq(256, 1).unwrap();
+            let cq = engine.create_cq(256, token).unwrap();
             // SAFETY: the memory is never freed, and only touched through rdma_mem.
             let key = unsafe { engine.register(pd, &what) }.unwrap().lkey;
             let (qp, qpn) = engine
@@ -53,7 +63,7 @@ impl Side {
                 .unwrap();
             (cq, qp, qpn, key)
         });
-        Self { node, cq, qp, qpn, memory, key }
+        Self { node, cq, qp, qpn, memory, key, token }
     }
 
     pub(super) fn connect(&self, dest_qpn: u32) {
@@ -132,6 +142,33 @@ impl Side {
         let wc = self.wait();
         assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
         wc.wr_id
+    }
+
+    /// Sends numbered messages and takes as many, both at once.
+    pub(super) fn exchange(&self, count: u64) {
+        let (mut sent, mut received, mut posted) = (0, 0_u64, 0_u64);
+        let index = |number: u64| usize::try_from(number).unwrap();
+        for i in 0..16 {
+            self.recv(1000 + i, (1 << 20) + index(i) * 4096, 4096);
+        }
+        while sent < count || received < count {
+            if posted < count && posted - sent < 16 {
+                let at = index(posted) % 16 * 4096;
+                self.set(at, &posted.to_ne_bytes());
+                self.send(posted % 16, at, 8 + index(posted) * 16 % 4000);
+                posted += 1;
+            }
+            let Some(wc) = self.poll() else { continue };
+            assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+            if wc.opcode == ibv_wc_opcode::IBV_WC_RECV {
+                let at = (1 << 20) + index(wc.wr_id - 1000) * 4096;
+                assert_eq!(self.get(at, 8), received.to_ne_bytes());
+                self.recv(wc.wr_id, at, 4096);
+                received += 1;
+            } else {
+                sent += 1;
+            }
+        }
     }
 
     pub(super) fn set(&self, at: usize, bytes: &[u8]) {
