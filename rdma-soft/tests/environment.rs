@@ -1,0 +1,76 @@
+//! What the environment decides, each in a process of its own: this test program again.
+
+mod common;
+
+use std::process::Command;
+use std::ptr;
+
+use common::{open, verbs};
+use rdma_sys::*;
+
+/// Runs one of the tests below with a variable set.
+fn with(test: &str, name: &str, value: &str) {
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new(program).args(["--exact", test, "--ignored"]).env(name, value).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn count() -> i32 {
+    let mut count = -1;
+    // SAFETY: valid for writes.
+    let list = unsafe { (verbs().ibv_get_device_list)(&raw mut count) };
+    assert!(!list.is_null());
+    // SAFETY: not used below.
+    unsafe { (verbs().ibv_free_device_list)(list) };
+    count
+}
+
+fn port() -> (ibv_port_attr, ibv_gid_entry) {
+    let context = open();
+    let (mut port, mut entry) = (ibv_port_attr::default(), ibv_gid_entry::default());
+    // SAFETY: an open context, a valid structure.
+    assert_eq!(unsafe { verbs().ibv_query_port(context, 1, &raw mut port) }, 0);
+    // SAFETY: as above.
+    let asked = unsafe { verbs().ibv_query_gid_ex(context, 1, 0, &raw mut entry, 0) };
+    assert_eq!(asked, 0);
+    // SAFETY: an open context without objects.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, 0);
+    (port, entry)
+}
+
+#[test]
+fn without_a_word_there_is_one_device_on_ethernet() {
+    assert_eq!(count(), 1);
+    let (port, entry) = port();
+    assert_eq!(u32::from(port.link_layer), IBV_LINK_LAYER_ETHERNET);
+    assert_eq!(entry.gid_type, ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0);
+    assert_ne!(port.lid, 0);
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn switched_off() {
+    assert_eq!(count(), 0);
+    // SAFETY: null is refused.
+    assert!(unsafe { (verbs().ibv_open_device)(ptr::null_mut()) }.is_null());
+}
+
+#[test]
+fn the_device_can_be_left_out() {
+    with("switched_off", "RDMA_SOFT", "off");
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn on_infiniband() {
+    let (port, entry) = port();
+    assert_eq!(u32::from(port.link_layer), IBV_LINK_LAYER_INFINIBAND);
+    assert_eq!((port.gid_tbl_len, entry.gid_type), (1, ibv_gid_type::IBV_GID_TYPE_IB.0));
+    assert_ne!(port.lid, 0);
+}
+
+#[test]
+fn the_link_layer_can_be_chosen() {
+    with("on_infiniband", "RDMA_SOFT_LINK_LAYER", "infiniband");
+}
