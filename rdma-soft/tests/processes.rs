@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::puppet::{self, Puppet};
-use common::{Config, Request, Side};
+use common::{Config, Endpoint, Request, Side};
 use rdma_sys::*;
 
 type Op = ibv_wr_opcode;
@@ -103,6 +103,55 @@ fn rights_are_checked_by_the_target() {
         side.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
         assert_eq!(side.state(), ibv_qp_state::IBV_QPS_ERR);
         assert_eq!(other.ask("state"), ibv_qp_state::IBV_QPS_ERR.0.to_string());
+        other.finish();
+    }
+}
+
+/// Writes until the other process's shared memory is mapped here, which takes some time and no request.
+fn warmed_up(side: &Side, to: Endpoint) {
+    for id in 0..20 {
+        let write = Request::new(Op::IBV_WR_RDMA_WRITE, id, &[side.sge(0, 8)]).remote(to.addr, to.rkey);
+        assert_eq!(side.post(&write), 0);
+        side.success(id);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn shared_memory_is_reached_while_its_process_stands_still() {
+    let (side, mut other) = connected(Config::default(), "shared");
+    let to = other.endpoint;
+    warmed_up(&side, to);
+    other.stop();
+    side.put(0, b"written meanwhile");
+    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[side.sge(0, 17)]).remote(to.addr + 101, to.rkey);
+    assert_eq!(side.post(&write), 0);
+    side.success(1);
+    let read = Request::new(Op::IBV_WR_RDMA_READ, 2, &[side.sge(1000, 17)]).remote(to.addr + 101, to.rkey);
+    assert_eq!(side.post(&read), 0);
+    side.success(2);
+    assert_eq!(side.peek(1000, 17), b"written meanwhile");
+    let add = Request::new(Op::IBV_WR_ATOMIC_FETCH_AND_ADD, 3, &[side.sge(0, 8)]).operands(1, 0);
+    assert_eq!(side.post(&add.remote(to.addr + 512, to.rkey)), 0);
+    side.success(3);
+    other.signal(libc::SIGCONT);
+    assert_eq!(other.ask("peek 101 17"), hex(b"written meanwhile"));
+    assert_eq!(other.ask("word 512"), "1");
+    other.finish();
+}
+
+#[test]
+fn a_region_that_is_no_more_is_not_reached() {
+    for options in ["", "shared"] {
+        let (side, mut other) = connected(Config::default(), options);
+        let to = other.endpoint;
+        warmed_up(&side, to);
+        assert_eq!(other.ask("dereg"), "0");
+        side.put(0, b"too late");
+        let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[side.sge(0, 8)]).remote(to.addr + 8, to.rkey);
+        assert_eq!(side.post(&write), 0);
+        side.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
+        assert_eq!(other.ask("word 8"), "0");
         other.finish();
     }
 }

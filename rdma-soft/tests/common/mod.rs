@@ -346,6 +346,12 @@ impl Side {
         u64::from_ne_bytes(self.peek(offset, 8).try_into().unwrap())
     }
 
+    /// Ends the registration; the memory stays.
+    pub(crate) fn deregister(&mut self) -> c_int {
+        // SAFETY: a live region, not used any more by this process.
+        unsafe { (verbs().ibv_dereg_mr)(std::mem::replace(&mut self.mr, ptr::null_mut())) }
+    }
+
     pub(crate) fn post_recv(&self, wr_id: u64, list: &[ibv_sge]) -> c_int {
         let mut list = list.to_vec();
         let num_sge = c_int::try_from(list.len()).unwrap();
@@ -458,8 +464,10 @@ impl Drop for Side {
             // SAFETY: alive, and not used any more; so for each of these, users before what they use.
             ended("qp", unsafe { (verbs().ibv_destroy_qp)(self.qp) });
         }
-        // SAFETY: as above.
-        ended("mr", unsafe { (verbs().ibv_dereg_mr)(self.mr) });
+        if !self.mr.is_null() {
+            // SAFETY: as above.
+            ended("mr", unsafe { (verbs().ibv_dereg_mr)(self.mr) });
+        }
         // SAFETY: as above.
         ended("cq", unsafe { (verbs().ibv_destroy_cq)(self.cq) });
         // SAFETY: as above.

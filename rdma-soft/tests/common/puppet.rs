@@ -116,7 +116,7 @@ pub(crate) fn play() {
     let Some(options) = std::env::var_os(ROLE) else { return };
     let options = options.to_string_lossy();
     let config = Config { shared: options.contains("shared"), ..Config::default() };
-    let side = Side::new(config);
+    let mut side = Side::new(config);
     let Endpoint { qpn, addr, rkey } = side.endpoint();
     reply(&format!("{qpn} {addr} {rkey}"));
     for line in io::stdin().lock().lines() {
@@ -125,7 +125,7 @@ pub(crate) fn play() {
         if command == "quit" {
             break;
         }
-        obey(&side, command, rest);
+        obey(&mut side, command, rest);
     }
     drop(side);
     std::process::exit(0);
@@ -137,7 +137,7 @@ fn reply(text: &str) {
     output.flush().unwrap();
 }
 
-fn obey(side: &Side, command: &str, rest: &str) {
+fn obey(side: &mut Side, command: &str, rest: &str) {
     if command == "connect" {
         side.connect(parse_endpoint(rest));
         return reply("done");
@@ -161,6 +161,7 @@ fn obey(side: &Side, command: &str, rest: &str) {
             reply(&side.peek(offset, len).iter().map(|b| format!("{b:02x}")).collect::<String>())
         }
         ("word", &[offset]) => reply(&side.word(offset).to_string()),
+        ("dereg", &[]) => reply(&side.deregister().to_string()),
         ("error", &[]) => reply(&side.set_state(ibv_qp_state::IBV_QPS_ERR).to_string()),
         ("state", &[]) => reply(&side.state().0.to_string()),
         ("sleep", &[ms]) => {
