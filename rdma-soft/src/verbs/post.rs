@@ -78,37 +78,15 @@ unsafe fn operands(wr: &ibv_send_wr) -> Result<Operands, Errno> {
     Ok(operands)
 }
 
-/// Inline data, piece by piece.
-///
-/// # Safety
-///
-/// Each entry of `list` is valid for reads for `'a`.
-unsafe fn pieces<'a>(list: &[ibv_sge], space: &'a mut [Source<'a>; MAX_SGE]) -> &'a [Source<'a>] {
-    for (piece, entry) in space.iter_mut().zip(list) {
-        let address = ptr::with_exposed_provenance(usize::try_from(entry.addr).unwrap_or(0));
-        // SAFETY: the caller's promise: `length` bytes, which fits an `isize`, can be read there during the call.
-        *piece = unsafe { Source::from_raw(address, entry.length as usize) };
-    }
-    &space[..list.len()]
-}
-
 /// # Safety
 ///
 /// C's promises about the request and what it points to.
+#[inline]
 unsafe fn send(engine: &mut Engine, qp: QpId, wr: &ibv_send_wr) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let list = unsafe { entries(wr.sg_list, wr.num_sge) }?;
     // SAFETY: the caller's promise.
     let operands = unsafe { operands(wr) }?;
-    let mut space = [Source::EMPTY; MAX_SGE];
-    let data = if wr.send_flags & INLINE == 0 {
-        SendData::List(list)
-    } else if operands.may_be_inline {
-        // SAFETY: the caller's promise: inline data can be read during the call.
-        SendData::Inline(unsafe { pieces(list, &mut space) })
-    } else {
-        return Err(Errno::INVAL);
-    };
     let request = SendRequest {
         wr_id: wr.wr_id,
         opcode: wr.opcode,
@@ -118,9 +96,31 @@ unsafe fn send(engine: &mut Engine, qp: QpId, wr: &ibv_send_wr) -> Result<(), Er
         rkey: operands.rkey,
         compare_add: operands.compare_add,
         swap: operands.swap,
-        data,
+        data: SendData::List(list),
     };
-    engine.post_send(qp, &request)
+    if wr.send_flags & INLINE == 0 {
+        engine.post_send(qp, &request)
+    } else if operands.may_be_inline {
+        // SAFETY: the caller's promise: inline data can be read during the call.
+        unsafe { send_inline(engine, qp, &request, list) }
+    } else {
+        Err(Errno::INVAL)
+    }
+}
+
+/// # Safety
+///
+/// Each entry of `list` is valid for reads during the call.
+unsafe fn send_inline(engine: &mut Engine, qp: QpId, request: &SendRequest<'_>, list: &[ibv_sge]) -> Result<(), Errno> {
+    let mut space = [Source::EMPTY; MAX_SGE];
+    for (piece, entry) in space.iter_mut().zip(list) {
+        let address = ptr::with_exposed_provenance(usize::try_from(entry.addr).unwrap_or(0));
+        // SAFETY: the caller's promise: `length` bytes, which fits an `isize`, can be read there during the call.
+        *piece = unsafe { Source::from_raw(address, entry.length as usize) };
+    }
+    // `entries` has refused lists that are longer than the space.
+    let pieces = space.get(..list.len()).ok_or(Errno::INVAL)?;
+    engine.post_send(qp, &SendRequest { data: SendData::Inline(pieces), ..*request })
 }
 
 /// The context's `post_send`.
