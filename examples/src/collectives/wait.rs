@@ -32,6 +32,14 @@ pub struct Wait {
     naps: u32,
 }
 
+impl Wait {
+    /// Now and then, for what need not be done at each turn.
+    #[must_use]
+    pub fn is_time_to_look(&self) -> bool {
+        self.turns % 64 == 63
+    }
+}
+
 impl Patience {
     /// `shared_cores`: there are more ranks than cores, so spinning keeps others from running. `stall` is how long the
     /// others may make no progress at all.
