@@ -50,6 +50,7 @@ fn two_processes_do_everything() {
                 assert_eq!(wait(&mut side.sends).status, Ok(()));
             }
         }
+        channel.send(b"checked");
         assert_eq!(channel.receive(), b"done");
         assert_eq!(region.load_u64(0, Ordering::Acquire).unwrap(), 25);
         return;
@@ -73,6 +74,8 @@ fn two_processes_do_everything() {
         }
         assert_eq!(wait(&mut side.sends).status, Ok(()));
     }
+    // From here on the first word changes.
+    assert_eq!(running.channel.receive(), b"checked");
     side.qp.post_send(Write::inline(&0_u64.to_ne_bytes(), remote)).unwrap();
     assert_eq!(wait(&mut side.sends).status, Ok(()));
     for expected in 0..25 {
