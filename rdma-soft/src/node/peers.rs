@@ -57,6 +57,8 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             Err(error) => {
                 if error.kind() != io::ErrorKind::WouldBlock {
                     tracing::warn!(%error, "a peer cannot be let in");
+                    // Out of descriptors, most likely: the peer waits in the queue, and asking again at once is no use.
+                    thread::sleep(Duration::from_millis(10));
                 }
                 break;
             }
