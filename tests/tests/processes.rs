@@ -144,6 +144,15 @@ fn a_killed_peer_fails_what_is_outstanding_in_time() {
     }
 }
 
+/// The kernel stops the threads of a process one after the other.
+fn all_threads_are_stopped(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the child's threads");
+    tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok()).all(|stat| {
+        // The state is what follows the name, which is in parentheses.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    })
+}
+
 #[test]
 fn a_stopped_peer_only_makes_us_wait() {
     if child::is_child() {
@@ -165,6 +174,9 @@ fn a_stopped_peer_only_makes_us_wait() {
         assert!(status.success());
     };
     signal("-STOP");
+    while !all_threads_are_stopped(running.pid()) {
+        std::thread::yield_now();
+    }
     side.qp.post_send(Send::new(buffer(&side.pd, b"hello"))).unwrap();
     // Longer than the timeouts would be: 67 ms * 8.
     assert!(rdma_tests::wait_within(&mut side.sends, Duration::from_millis(800)).is_none());
