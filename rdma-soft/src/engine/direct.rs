@@ -4,7 +4,7 @@
 //! the link, and the target's engine says what is wrong. Order is kept: a write may overtake sends that are not yet
 //! answered, but no change of memory; what fetches data starts only when nothing is under way.
 
-use super::memory::{Atomic, Gather, Source, Target};
+use super::memory::{Atomic, Source, Target};
 use super::mr::right_of;
 use super::qp::Qp;
 use super::queue::{Op, SendWqe};
@@ -95,12 +95,14 @@ impl Qp {
 
     fn write_directly(&self, wqe: &SendWqe, place: Place, at: usize, len: usize, shared: &Shared) -> Option<()> {
         let target = target(wqe, place, shared)?.part(at, len)?;
-        let gather = if wqe.inline {
-            Gather::one(self.sq.inline(self.sq.next).part(at, len)?)
+        let copied = if wqe.inline {
+            target.write(self.sq.inline(self.sq.next).part(at, len)?);
+            true
         } else {
-            shared.mrs.gather(self.pd, self.sq.list(self.sq.next), wqe.progress, len)?
+            let list = self.sq.list(self.sq.next);
+            shared.mrs.gather(self.pd, list, wqe.progress, len, |gather| gather.copy_to(target))?
         };
-        gather.copy_to(target).then_some(())
+        copied.then_some(())
     }
 
     fn read_directly(&self, wqe: &SendWqe, place: Place, at: usize, len: usize, shared: &Shared) -> Option<()> {

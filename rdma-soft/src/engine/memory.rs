@@ -201,25 +201,24 @@ pub(super) enum Atomic {
     CompareSwap { compare: u64, swap: u64 },
 }
 
-/// What a frame's payload is made of: up to `MAX_SGE` pieces, in order.
+/// What a frame's payload is made of: pieces in order.
+#[derive(Clone, Copy)]
 pub struct Gather<'a> {
+    parts: &'a [Source<'a>],
+    len: usize,
+}
+
+/// Room for the pieces of a [`Gather`].
+pub(super) struct Scratch<'a> {
     parts: [Source<'a>; MAX_SGE],
     count: usize,
     len: usize,
 }
 
-impl<'a> Gather<'a> {
-    /// No payload.
-    pub const EMPTY: Self = Self { parts: [Source::EMPTY; MAX_SGE], count: 0, len: 0 };
-
-    /// One piece.
-    #[must_use]
-    pub const fn one(source: Source<'a>) -> Self {
-        let mut this = Self::EMPTY;
-        this.parts[0] = source;
-        this.count = 1;
-        this.len = source.len;
-        this
+impl<'a> Scratch<'a> {
+    /// No pieces yet.
+    pub(super) const fn new() -> Self {
+        Self { parts: [Source::EMPTY; MAX_SGE], count: 0, len: 0 }
     }
 
     /// Appends a piece; false if there is no room for it.
@@ -229,6 +228,22 @@ impl<'a> Gather<'a> {
         self.count += 1;
         self.len += source.len;
         true
+    }
+
+    /// The pieces.
+    pub(super) fn gather(&self) -> Gather<'_> {
+        Gather { parts: &self.parts[..self.count], len: self.len }
+    }
+}
+
+impl<'a> Gather<'a> {
+    /// No payload.
+    pub const EMPTY: Self = Self { parts: &[], len: 0 };
+
+    /// One piece.
+    #[must_use]
+    pub const fn one(source: &'a Source<'a>) -> Self {
+        Self { parts: core::slice::from_ref(source), len: source.len }
     }
 
     /// How many bytes in all.
@@ -245,8 +260,8 @@ impl<'a> Gather<'a> {
 
     /// The pieces.
     #[must_use]
-    pub fn parts(&self) -> &[Source<'a>] {
-        &self.parts[..self.count]
+    pub const fn parts(&self) -> &'a [Source<'a>] {
+        self.parts
     }
 
     /// Copies everything to the start of `target`; false, and nothing is copied, if it does not fit.

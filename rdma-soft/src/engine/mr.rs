@@ -10,7 +10,7 @@ use rdma_sys::ibv_sge;
 
 use super::directory::Directory;
 use super::limits::{MAX_MR, MAX_PD};
-use super::memory::{Gather, Region, Source, Target};
+use super::memory::{Gather, Region, Scratch, Source, Target};
 use super::queue::Op;
 use super::types::{Errno, MrKeys, PdId};
 
@@ -108,10 +108,25 @@ impl MrTable {
         })
     }
 
-    /// `len` bytes of a list, from `skip` on.
-    pub(super) fn gather(&self, pd: PdId, list: &[ibv_sge], skip: u32, len: usize) -> Option<Gather<'_>> {
-        let mut gather = Gather::EMPTY;
-        let (mut skip, mut left) = (skip as usize, len);
+    /// Calls `with` with `len` bytes of a list, from `skip` on; `None` if they are not there or not ours.
+    #[inline]
+    pub(super) fn gather<R>(
+        &self,
+        pd: PdId,
+        list: &[ibv_sge],
+        skip: u32,
+        len: usize,
+        with: impl FnOnce(&Gather<'_>) -> R,
+    ) -> Option<R> {
+        let skip = skip as usize;
+        if let [sge] = list {
+            // The common case costs no array.
+            let fits = skip.checked_add(len).is_some_and(|end| end <= sge.length as usize);
+            let bytes = self.local_source(pd, sge, skip, len).filter(|_| fits)?;
+            return Some(with(&Gather::one(&bytes)));
+        }
+        let mut scratch = Scratch::new();
+        let (mut skip, mut left) = (skip, len);
         for sge in list {
             let whole = sge.length as usize;
             if skip >= whole {
@@ -122,14 +137,18 @@ impl MrTable {
                 break;
             }
             let take = (whole - skip).min(left);
-            let bytes = self.usable(sge.lkey, pd, 0)?.region.source(sge.addr.checked_add(skip as u64)?, take)?;
-            if !gather.push(bytes) {
+            if !scratch.push(self.local_source(pd, sge, skip, take)?) {
                 return None;
             }
             left -= take;
             skip = 0;
         }
-        (left == 0).then_some(gather)
+        (left == 0).then(|| with(&scratch.gather()))
+    }
+
+    #[inline]
+    fn local_source(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Source<'_>> {
+        self.usable(sge.lkey, pd, 0)?.region.source(sge.addr.checked_add(skip as u64)?, len)
     }
 
     /// Writes to a list, from `skip` on; false, with some of it perhaps written, if the list does not hold it or is no

@@ -288,14 +288,15 @@ impl Qp {
             out.try_push(&frame.encode(), &Gather::EMPTY)
         } else if wqe.inline {
             let Some(part) = self.sq.inline(position).part(offset as usize, len as usize) else { return false };
-            out.try_push(&frame.encode(), &Gather::one(part))
+            out.try_push(&frame.encode(), &Gather::one(&part))
         } else {
             let list = self.sq.list(position);
-            let Some(gather) = shared.mrs.gather(self.pd, list, offset, len as usize) else {
+            let push = |gather: &Gather<'_>| out.try_push(&frame.encode(), gather);
+            let Some(pushed) = shared.mrs.gather(self.pd, list, offset, len as usize, push) else {
                 self.stall(ibv_wc_status::IBV_WC_LOC_PROT_ERR, shared);
                 return false;
             };
-            out.try_push(&frame.encode(), &gather)
+            pushed
         };
         if !pushed {
             return false;

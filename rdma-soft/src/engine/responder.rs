@@ -326,7 +326,7 @@ impl Qp {
             let whole = shared.mrs.remote_source(key, self.pd, REMOTE_READ, addr, total as usize)?;
             whole.part(sent as usize, len as usize)?
         };
-        if !out.try_push(&frame.encode(), &Gather::one(payload)) {
+        if !out.try_push(&frame.encode(), &Gather::one(&payload)) {
             return Some(false);
         }
         *budget = budget.saturating_sub(len.max(64) as usize);

@@ -2,6 +2,7 @@
 
 mod world;
 
+mod cost;
 mod direct;
 mod errors;
 mod hostile;
