@@ -141,30 +141,33 @@ impl CqTable {
         Ok(())
     }
 
-    /// Adds a completion. A full queue is in error from then on, as on a device.
-    pub(super) fn push(&mut self, id: CqId, wc: &ibv_wc, solicited: bool, events: &mut Events) {
-        let Ok(cq) = self.get(id) else { return };
-        if cq.failed {
-            return;
-        }
-        if cq.waiting() >= u64::from(cq.limit) {
-            cq.failed = true;
-            let element = Element::Cq(id, cq.token);
-            events.push(Event::Async { event_type: ibv_event_type::IBV_EVENT_CQ_ERR, element });
-            self.overrun.push(id);
+    /// Adds a completion, filled by `fill` where it will lie. A full queue is in error from then on, as on a device.
+    #[inline]
+    pub(super) fn push(&mut self, id: CqId, solicited: bool, events: &mut Events, fill: impl FnOnce(&mut ibv_wc)) {
+        let Some(Some(cq)) = self.slots.get_mut(id.0 as usize) else { return };
+        if cq.failed || cq.waiting() >= u64::from(cq.limit) {
+            self.overflow(id, events);
             return;
         }
         let index = cq.index(cq.tail);
-        cq.ring[index] = *wc;
+        let wc = &mut cq.ring[index];
+        *wc = ibv_wc::default();
+        fill(wc);
+        let failed = wc.status != ibv_wc_status::IBV_WC_SUCCESS;
         cq.tail += 1;
-        let wanted = match cq.armed {
-            Armed::No => false,
-            Armed::Any => true,
-            Armed::Solicited => solicited || wc.status != ibv_wc_status::IBV_WC_SUCCESS,
-        };
-        if wanted {
+        if cq.armed == Armed::Any || (cq.armed == Armed::Solicited && (solicited || failed)) {
             cq.armed = Armed::No;
             events.push(Event::Completion { cq: id, token: cq.token });
+        }
+    }
+
+    #[cold]
+    fn overflow(&mut self, id: CqId, events: &mut Events) {
+        let Ok(cq) = self.get(id) else { return };
+        if !core::mem::replace(&mut cq.failed, true) {
+            let element = Element::Cq(id, cq.token);
+            events.push(Event::Async { event_type: ibv_event_type::IBV_EVENT_CQ_ERR, element });
+            self.overrun.push(id);
         }
     }
 
@@ -183,15 +186,15 @@ impl CqTable {
         cq.tail = kept;
     }
 
+    /// Whether there is a queue that overran and whose queue pairs are to be told.
+    pub(super) fn has_overrun(&self) -> bool {
+        !self.overrun.is_empty()
+    }
+
     /// A queue that overran and whose queue pairs are to be told.
     pub(super) fn take_overrun(&mut self) -> Option<CqId> {
         self.overrun.pop()
     }
-}
-
-/// A completion with the fields that every one has.
-pub(super) fn completion(wr_id: u64, status: ibv_wc_status, qpn: u32) -> ibv_wc {
-    ibv_wc { wr_id, status, qp_num: qpn, ..ibv_wc::default() }
 }
 
 /// Puts an immediate into a completion.

@@ -33,7 +33,8 @@ enum Place {
 
 impl Qp {
     /// Does the request at `sq.next` without the link, or a part of it, if that is possible.
-    pub(super) fn try_direct(&mut self, wqe: &SendWqe, shared: &mut Shared, budget: &mut usize) -> Direct {
+    pub(super) fn try_direct(&mut self, shared: &mut Shared, budget: &mut usize) -> Direct {
+        let wqe = self.sq.at(self.sq.next);
         let in_order = match wqe.op {
             Op::Send => false,
             Op::Write => self.req.may_overtake(),
@@ -49,6 +50,7 @@ impl Qp {
         let at = wqe.progress as usize;
         let len = (wqe.total as usize - at).min((*budget).max(64));
         *budget = budget.saturating_sub(len.max(64));
+        let total = wqe.total;
         let done = if wqe.op == Op::Write {
             self.write_directly(wqe, place, at, len, shared)
         } else if wqe.op == Op::Read {
@@ -60,11 +62,10 @@ impl Qp {
             self.sq.at_mut(self.sq.next).progress = 0;
             return Direct::No;
         }
-        let wqe = self.sq.at_mut(self.sq.next);
         #[allow(clippy::cast_possible_truncation, reason = "no more than the message's length")]
         let end = (at + len) as u32;
-        if end < wqe.total {
-            wqe.progress = end;
+        if end < total {
+            self.sq.at_mut(self.sq.next).progress = end;
             return Direct::Partly;
         }
         Direct::Done

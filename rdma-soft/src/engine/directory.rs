@@ -66,6 +66,7 @@ impl PeerDirectory<'_> {
         let what = self.0.load(at);
         let entry = Entry { iova: self.0.load(at + 8), len: self.0.load(at + 16) };
         // Acquire loads: that the first word is the same again says that the others belong to it.
+        #[allow(clippy::cast_possible_truncation, reason = "a field of the word")]
         let access = what as u32 >> 1 & 15;
         let valid = what == entry_word(key, pd, access) && access & right == right && self.0.load(at) == what;
         valid.then_some(entry)

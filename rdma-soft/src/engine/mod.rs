@@ -5,6 +5,10 @@
 //! [`poll_active_link`](Engine::poll_active_link) and [`poll_transmit`](Engine::poll_transmit),
 //! [`poll_event`](Engine::poll_event), [`poll_connect`](Engine::poll_connect), [`poll_grant`](Engine::poll_grant) and
 //! [`poll_timeout`](Engine::poll_timeout).
+//!
+//! All but `memory` is safe code.
+
+#![deny(unsafe_code)]
 
 mod cq;
 mod direct;
@@ -12,6 +16,7 @@ mod directory;
 mod events;
 mod frame;
 pub mod limits;
+#[allow(unsafe_code, reason = "the one module that touches memory")]
 mod memory;
 mod mr;
 mod peers;
@@ -22,6 +27,7 @@ mod responder;
 mod shared;
 mod table;
 #[cfg(test)]
+#[allow(unsafe_code, clippy::cast_possible_truncation, reason = "tests own the memory, and their numbers are small")]
 mod tests;
 mod timer;
 mod types;
@@ -132,6 +138,7 @@ impl Engine {
     /// Until [`deregister`](Self::deregister) returns, the memory stays mapped: readable, and writable if `access` has
     /// LOCAL_WRITE, REMOTE_WRITE or REMOTE_ATOMIC; nobody in this process accesses it but by atomic accesses, or while no
     /// work request or peer may do so.
+    #[allow(unsafe_code, reason = "it takes the caller's promise, and passes it on")]
     pub unsafe fn register(&mut self, pd: PdId, what: &Registration) -> Result<MrKeys, Errno> {
         let end = what.iova.checked_add(what.len as u64);
         if end.is_none() || what.addr.addr().checked_add(what.len).is_none() || isize::try_from(what.len).is_err() {
@@ -452,7 +459,15 @@ impl Engine {
     }
 
     /// A completion queue that overran takes its queue pairs with it.
+    #[inline]
     fn settle(&mut self) {
+        if self.shared.cqs.has_overrun() {
+            self.settle_overrun();
+        }
+    }
+
+    #[cold]
+    fn settle_overrun(&mut self) {
         while let Some(cq) = self.shared.cqs.take_overrun() {
             for qp in self.qps.iter_mut().filter(|qp| qp.send_cq == cq || qp.recv_cq == cq) {
                 if qp.state != QpState::Reset && qp.state != QpState::Err {

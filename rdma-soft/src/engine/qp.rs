@@ -4,12 +4,11 @@ use core::mem;
 
 use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
-use super::cq::completion;
 use super::directory::Card;
 use super::frame::NUMBER_MASK;
 use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
 use super::peers::Work;
-use super::queue::{Op, RecvQueue, SendQueue, wqe_of};
+use super::queue::{Op, RecvQueue, SendQueue, fill_wqe};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::shared::Shared;
@@ -180,10 +179,8 @@ impl Qp {
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.at(self.sq.head);
             let status = status.take().unwrap_or(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
-            let mut wc = completion(wqe.wr_id, status, self.qpn);
-            wc.opcode = wqe.op.completion();
+            self.complete_failed(self.send_cq, wqe.wr_id, wqe.op.completion(), status, shared);
             self.sq.head += 1;
-            shared.cqs.push(self.send_cq, &wc, false, &mut shared.events);
         }
         self.sq.next = self.sq.head;
         while let Some(wqe) = self.rq.pop() {
@@ -193,9 +190,14 @@ impl Qp {
     }
 
     fn flush_receive(&self, wr_id: u64, shared: &mut Shared) {
-        let mut wc = completion(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR, self.qpn);
-        wc.opcode = ibv_wc_opcode::IBV_WC_RECV;
-        shared.cqs.push(self.recv_cq, &wc, false, &mut shared.events);
+        let flushed = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+        self.complete_failed(self.recv_cq, wr_id, ibv_wc_opcode::IBV_WC_RECV, flushed, shared);
+    }
+
+    fn complete_failed(&self, cq: CqId, wr_id: u64, opcode: ibv_wc_opcode, status: ibv_wc_status, shared: &mut Shared) {
+        shared.cqs.push(cq, false, &mut shared.events, |wc| {
+            (wc.wr_id, wc.opcode, wc.status, wc.qp_num) = (wr_id, opcode, status, self.qpn);
+        });
     }
 
     const fn takes_sends(&self) -> bool {
@@ -214,14 +216,14 @@ impl Qp {
         if self.sq.room() == 0 {
             return Err(Errno::NOMEM);
         }
-        let wqe = wqe_of(request, op, with_imm, self.sig_all);
         match request.data {
             SendData::List(list) => {
                 if list.len() > self.sq.max_sge() {
                     return Err(Errno::INVAL);
                 }
                 if self.state != QpState::Err {
-                    self.sq.push_list(wqe, list);
+                    let wqe = self.sq.push_list(list);
+                    fill_wqe(wqe, request, op, with_imm, self.sig_all);
                 }
             }
             SendData::Inline(parts) => {
@@ -230,14 +232,14 @@ impl Qp {
                     return Err(Errno::INVAL);
                 }
                 if self.state != QpState::Err {
-                    self.sq.push_inline(wqe, parts);
+                    let wqe = self.sq.push_inline(parts);
+                    fill_wqe(wqe, request, op, with_imm, self.sig_all);
                 }
             }
         }
         if self.state == QpState::Err {
-            let mut wc = completion(request.wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR, self.qpn);
-            wc.opcode = op.completion();
-            shared.cqs.push(self.send_cq, &wc, false, &mut shared.events);
+            let flushed = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+            self.complete_failed(self.send_cq, request.wr_id, op.completion(), flushed, shared);
         } else {
             self.transmit_directly(shared);
             self.schedule_requests(shared);

@@ -1,10 +1,10 @@
 //! The rings of a queue pair: send requests with their lists and inline data, and receives. Allocated once.
 
-use rdma_sys::{ibv_sge, ibv_wc_opcode, ibv_wr_opcode};
+use rdma_sys::{ibv_send_flags, ibv_sge, ibv_wc_opcode, ibv_wr_opcode};
 
 use super::frame::Kind;
 use super::memory::Source;
-use super::types::Errno;
+use super::types::{Errno, SendRequest};
 
 /// What a send request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,21 +213,23 @@ impl SendQueue {
         Source::of(&self.inline[start..start + self.wqes[index].total as usize])
     }
 
-    /// Posts with a list of at most `max_sge` entries.
+    /// Posts with a list of at most `max_sge` entries; the rest of the request is the caller's to fill in.
     #[allow(clippy::cast_possible_truncation, reason = "at most MAX_SGE entries")]
-    pub(super) fn push_list(&mut self, mut wqe: SendWqe, list: &[ibv_sge]) {
+    pub(super) fn push_list(&mut self, list: &[ibv_sge]) -> &mut SendWqe {
         let index = self.index(self.tail);
         let start = index * self.max_sge;
-        self.lists[start..start + list.len()].copy_from_slice(list);
-        wqe.sges = list.len() as u8;
-        wqe.total = list_len(list);
-        self.wqes[index] = wqe;
+        for (to, from) in self.lists[start..].iter_mut().zip(list) {
+            *to = *from;
+        }
         self.tail += 1;
+        let wqe = &mut self.wqes[index];
+        (wqe.inline, wqe.sges, wqe.total) = (false, list.len() as u8, list_len(list));
+        wqe
     }
 
-    /// Posts with data of at most `max_inline` bytes in all.
+    /// Posts with data of at most `max_inline` bytes in all; the rest of the request is the caller's to fill in.
     #[allow(clippy::cast_possible_truncation, reason = "at most MAX_INLINE bytes")]
-    pub(super) fn push_inline(&mut self, mut wqe: SendWqe, parts: &[Source<'_>]) {
+    pub(super) fn push_inline(&mut self, parts: &[Source<'_>]) -> &mut SendWqe {
         let index = self.index(self.tail);
         let slab = &mut self.inline[index * self.max_inline..(index + 1) * self.max_inline];
         let mut at = 0;
@@ -235,10 +237,10 @@ impl SendQueue {
             part.copy_to_slice(&mut slab[at..]);
             at += part.len();
         }
-        wqe.inline = true;
-        wqe.total = at as u32;
-        self.wqes[index] = wqe;
         self.tail += 1;
+        let wqe = &mut self.wqes[index];
+        (wqe.inline, wqe.sges, wqe.total) = (true, 0, at as u32);
+        wqe
     }
 }
 
@@ -310,28 +312,31 @@ impl RecvQueue {
     pub(super) fn push(&mut self, wr_id: u64, list: &[ibv_sge]) {
         let index = self.index(self.tail);
         let start = index * self.max_sge;
-        self.lists[start..start + list.len()].copy_from_slice(list);
+        for (to, from) in self.lists[start..].iter_mut().zip(list) {
+            *to = *from;
+        }
         self.wqes[index] = RecvWqe { wr_id, total: list_len(list), sges: list.len() as u8 };
         self.tail += 1;
     }
 }
 
-/// A request as posted, but for its data.
-pub(super) fn wqe_of(request: &super::types::SendRequest<'_>, op: Op, with_imm: bool, sig_all: bool) -> SendWqe {
-    use rdma_sys::ibv_send_flags as flags;
-    let has = |flag: flags| request.flags & flag.0 != 0;
-    SendWqe {
-        wr_id: request.wr_id,
-        remote_addr: request.remote_addr,
-        compare_add: request.compare_add,
-        swap: request.swap,
-        rkey: request.rkey,
-        imm: request.imm,
-        op,
-        with_imm,
-        signaled: sig_all || has(flags::IBV_SEND_SIGNALED),
-        fence: has(flags::IBV_SEND_FENCE),
-        solicited: has(flags::IBV_SEND_SOLICITED),
-        ..EMPTY_WQE
-    }
+/// Fills in a request as posted, but for its data, in place.
+#[inline]
+pub(super) fn fill_wqe(wqe: &mut SendWqe, request: &SendRequest<'_>, op: Op, with_imm: bool, sig_all: bool) {
+    let has = |flag: ibv_send_flags| request.flags & flag.0 != 0;
+    wqe.wr_id = request.wr_id;
+    wqe.remote_addr = request.remote_addr;
+    wqe.compare_add = request.compare_add;
+    wqe.swap = request.swap;
+    wqe.rkey = request.rkey;
+    wqe.imm = request.imm;
+    wqe.op = op;
+    wqe.with_imm = with_imm;
+    wqe.signaled = sig_all || has(ibv_send_flags::IBV_SEND_SIGNALED);
+    wqe.fence = has(ibv_send_flags::IBV_SEND_FENCE);
+    wqe.solicited = has(ibv_send_flags::IBV_SEND_SOLICITED);
+    wqe.number = 0;
+    wqe.progress = 0;
+    wqe.done = false;
+    wqe.written = false;
 }

@@ -9,7 +9,6 @@
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use super::Outbound;
-use super::cq::completion;
 use super::direct::Direct;
 use super::frame::{self, Frame, Kind, Refusal, after, distance, precedes};
 use super::limits::{COPY_BUDGET, MAX_MESSAGE};
@@ -199,21 +198,23 @@ impl Qp {
     }
 
     fn begin_request(&mut self, shared: &mut Shared, budget: &mut usize) -> Begin {
-        let wqe = *self.sq.at(self.sq.next);
+        // Fields, not copies: what was just posted is still on its way to the cache, in small pieces.
+        let wqe = self.sq.at(self.sq.next);
+        let with_imm = wqe.with_imm;
         if wqe.fence && self.req.fetching > 0 {
             return Begin::Hold;
         }
-        if let Some(status) = self.local_error(&wqe, shared) {
+        if let Some(status) = self.local_error(wqe, shared) {
             self.stall(status, shared);
             return Begin::Hold;
         }
         if wqe.op.fetches() && self.req.fetching >= self.attr.max_rd_atomic {
             return Begin::Hold;
         }
-        match self.try_direct(&wqe, shared, budget) {
+        match self.try_direct(shared, budget) {
             Direct::No => Begin::Go,
             Direct::Partly => Begin::More,
-            Direct::Done if wqe.with_imm => {
+            Direct::Done if with_imm => {
                 self.sq.at_mut(self.sq.next).written = true;
                 Begin::Go
             }
@@ -262,7 +263,8 @@ impl Qp {
     /// Sends the next piece of the request at `sq.next`; false if it could not be.
     fn push_segment(&mut self, shared: &mut Shared, out: &mut impl Outbound, budget: &mut usize) -> bool {
         let position = self.sq.next;
-        let wqe = *self.sq.at(position);
+        let wqe = self.sq.at(position);
+        let total = wqe.total;
         let mut frame =
             Frame::new(wqe.op.frame(), self.attr.dest_qpn, self.qpn, self.req.next_number, self.req.epoch());
         (frame.addr, frame.key, frame.total) = (wqe.remote_addr, wqe.rkey, wqe.total);
@@ -303,7 +305,7 @@ impl Qp {
         }
         *budget = budget.saturating_sub(len.max(64) as usize);
         self.req.offset = offset + len;
-        if !carries || self.req.offset == wqe.total {
+        if !carries || self.req.offset == total {
             self.sent();
         }
         true
@@ -328,7 +330,7 @@ impl Qp {
     /// Completes what can be, in order.
     pub(super) fn complete(&mut self, shared: &mut Shared) {
         while self.sq.head < self.sq.next {
-            let wqe = *self.sq.at(self.sq.head);
+            let wqe = self.sq.at(self.sq.head);
             if !wqe.done {
                 if !precedes(wqe.number, self.req.una) {
                     break;
@@ -339,15 +341,14 @@ impl Qp {
                     return;
                 }
             }
-            self.sq.head += 1;
             if wqe.signaled {
-                let mut wc = completion(wqe.wr_id, ibv_wc_status::IBV_WC_SUCCESS, self.qpn);
-                wc.opcode = wqe.op.completion();
-                if wqe.op.fetches() {
-                    wc.byte_len = wqe.total;
-                }
-                shared.cqs.push(self.send_cq, &wc, false, &mut shared.events);
+                let byte_len = if wqe.op.fetches() { wqe.total } else { 0 };
+                let (wr_id, opcode, qpn) = (wqe.wr_id, wqe.op.completion(), self.qpn);
+                shared.cqs.push(self.send_cq, false, &mut shared.events, |wc| {
+                    (wc.wr_id, wc.opcode, wc.qp_num, wc.byte_len) = (wr_id, opcode, qpn, byte_len);
+                });
             }
+            self.sq.head += 1;
         }
         match self.req.stalled {
             Some(status) if self.sq.head == self.sq.next => self.fail(Some(status), shared),

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use rdma_sys::{ibv_event_type, ibv_wc_opcode, ibv_wc_status};
 
 use super::Outbound;
-use super::cq::{completion, set_imm};
+use super::cq::set_imm;
 use super::frame::{self, Frame, Kind, Refusal, after, before};
 use super::limits::MAX_RD_ATOMIC;
 use super::memory::{Atomic, Gather, Source};
@@ -249,18 +249,19 @@ impl Qp {
     /// The oldest receive is complete.
     fn complete_receive(&mut self, frame: &Frame, status: ibv_wc_status, shared: &mut Shared) {
         let Some(wqe) = self.rq.pop() else { return };
-        let mut wc = completion(wqe.wr_id, status, self.qpn);
-        wc.opcode = match frame.kind {
-            Kind::Send => ibv_wc_opcode::IBV_WC_RECV,
-            _ => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
-        };
-        wc.byte_len = frame.total;
-        wc.src_qp = self.attr.dest_qpn;
-        if frame.flags & frame::IMM != 0 {
-            set_imm(&mut wc, frame.imm());
-        }
         let solicited = frame.flags & frame::SOLICITED != 0;
-        shared.cqs.push(self.recv_cq, &wc, solicited, &mut shared.events);
+        let (qpn, src_qp) = (self.qpn, self.attr.dest_qpn);
+        shared.cqs.push(self.recv_cq, solicited, &mut shared.events, |wc| {
+            wc.opcode = match frame.kind {
+                Kind::Send => ibv_wc_opcode::IBV_WC_RECV,
+                _ => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
+            };
+            (wc.wr_id, wc.status, wc.byte_len) = (wqe.wr_id, status, frame.total);
+            (wc.qp_num, wc.src_qp) = (qpn, src_qp);
+            if frame.flags & frame::IMM != 0 {
+                set_imm(wc, frame.imm());
+            }
+        });
     }
 
     /// Sends the answers that are due.

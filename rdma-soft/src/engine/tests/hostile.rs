@@ -47,7 +47,7 @@ fn hostile() -> impl Strategy<Value = Hostile> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn nothing_that_comes_in_makes_the_engine_panic_or_touch_memory_that_is_not_registered(
@@ -144,7 +144,7 @@ const BAD_RESPONSE: u32 = rdma_sys::ibv_wc_status::IBV_WC_BAD_RESP_ERR.0;
 #[test]
 fn a_read_that_is_acknowledged_without_its_data_is_a_bad_response() {
     assert_eq!(answered_with(|_| {}).1, BAD_RESPONSE);
-    assert_eq!(answered_with(|frame| frame.number = super::super::frame::after(frame.number)).1, BAD_RESPONSE);
+    assert_eq!(answered_with(|frame| frame.number = frame::after(frame.number)).1, BAD_RESPONSE);
 }
 
 #[test]

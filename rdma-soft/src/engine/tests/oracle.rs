@@ -356,7 +356,7 @@ fn check_memory(program: &Program, run: &Run, before: &[Vec<u8>; 2]) -> Result<(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn random_programs_do_what_the_specification_says(program in program()) {
