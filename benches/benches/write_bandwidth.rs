@@ -27,8 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut contenders: Contenders = Vec::new();
         for size in SIZES {
             let target = Target::connect(role, channel, size)?;
-            contenders.push(Box::new(CrossProcessWrite::new(target.clone(), size)));
-            contenders.push(Box::new(Memcpy::new(target, size)));
+            contenders.push(Box::new(CrossProcessWrite::new(target.clone(), size)?));
+            contenders.push(Box::new(Memcpy::new(target, size)?));
             for in_flight in IN_FLIGHT {
                 contenders.push(Box::new(RdmaWrite::connect(role, channel, &opened, size, in_flight)?));
             }

@@ -48,14 +48,17 @@ impl Target {
 #[derive(Debug)]
 pub struct CrossProcessWrite {
     target: Rc<Target>,
-    source: Vec<u8>,
+    source: SharedPages,
 }
 
 impl CrossProcessWrite {
     /// Writes of `size` bytes to `target`.
-    #[must_use]
-    pub fn new(target: Rc<Target>, size: usize) -> Self {
-        Self { target, source: vec![0x5a; size] }
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory for the source.
+    pub fn new(target: Rc<Target>, size: usize) -> io::Result<Self> {
+        Ok(Self { target, source: SharedPages::new(size)? })
     }
 }
 
@@ -66,7 +69,7 @@ impl Contender for CrossProcessWrite {
 
     fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
         let len = self.source.len().min(self.target.pages.len());
-        let local = libc::iovec { iov_base: self.source.as_mut_ptr().cast(), iov_len: len };
+        let local = libc::iovec { iov_base: self.source.as_ptr().cast(), iov_len: len };
         let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(self.target.address), iov_len: len };
         let start = Instant::now();
         for _ in 0..iterations {
@@ -87,14 +90,17 @@ impl Contender for CrossProcessWrite {
 #[derive(Debug)]
 pub struct Memcpy {
     target: Rc<Target>,
-    source: Vec<u8>,
+    source: SharedPages,
 }
 
 impl Memcpy {
     /// Copies of `size` bytes to `target`.
-    #[must_use]
-    pub fn new(target: Rc<Target>, size: usize) -> Self {
-        Self { target, source: vec![0x5a; size] }
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory for the source.
+    pub fn new(target: Rc<Target>, size: usize) -> io::Result<Self> {
+        Ok(Self { target, source: SharedPages::new(size)? })
     }
 }
 
