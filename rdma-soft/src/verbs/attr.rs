@@ -320,7 +320,3 @@ pub(super) unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: 
         if u16::from_be(pkey) & NUMBER == PKEY & NUMBER { Ok(()) } else { Err(Errno::INVAL) }
     }))
 }
-
-#[cfg(test)]
-#[path = "attr_tests.rs"]
-mod tests;
