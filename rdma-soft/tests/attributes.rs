@@ -93,11 +93,10 @@ fn addresses_and_keys() {
     for (index, expected) in table.iter().enumerate() {
         let mut entry = ibv_gid_entry::default();
         let number = u32::try_from(index).unwrap();
+        let size = size_of::<ibv_gid_entry>();
         // SAFETY: room for an entry.
-        assert_eq!(
-            unsafe { (verbs()._ibv_query_gid_ex)(opened.0, 1, number, &raw mut entry, 0, size_of::<ibv_gid_entry>()) },
-            0
-        );
+        let asked = unsafe { (verbs()._ibv_query_gid_ex)(opened.0, 1, number, &raw mut entry, 0, size) };
+        assert_eq!(asked, 0);
         assert_eq!((entry.gid_index, entry.port_num), (number, 1));
         assert_eq!(entry.gid_type, ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0);
         let mut gid = ibv_gid::default();

@@ -1,7 +1,7 @@
 //! The libibverbs face of the device: the objects, the functions, and their conventions.
 //!
 //! The functions of this module have the signatures of `verbs.h` and are reached through the table that
-//! [`ibverbs`](crate::ibverbs) returns, or through the op tables inside the objects. "C's promise" in the reasoning for their
+//! [`ibverbs`] returns, or through the op tables inside the objects. "C's promise" in the reasoning for their
 //! `unsafe` blocks is what the manual pages ask of every caller of a verb, in C or Rust:
 //!
 //! 1. an object handed in was made by this device, for that kind of argument, and is not destroyed meanwhile;
