@@ -75,8 +75,8 @@ pub use qp::op;
 pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, Endpoint, EndpointError, HostBytes, InitOptions, InitializedQueuePair,
     Inline, Local, Owned, Path, PostError, PreparedQueuePair, QpAttr, QpAttrMask, QpBuilder, QpInfo, QpState,
-    QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, Rc, RecvQueue, Route, Scope, ScopeError, SendQueue,
-    Transport, Writable,
+    QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, Rc, RecvHalf, RecvQueue, Route, Scope, ScopeError,
+    SendHalf, SendQueue, Transport, Writable,
 };
 pub use types::{
     AckTimeout, AtomicCapability, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError, PhysState,

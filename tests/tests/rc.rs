@@ -311,3 +311,17 @@ fn a_queue_pair_works_again_after_a_reset_under_load() {
     let done = wait(&mut a.receives);
     assert_eq!((done.status, done.token, done.byte_len), (Ok(()), 77, 5));
 }
+
+#[test]
+fn shared_memory_is_private_once_it_is_lent_as_bytes() {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    let (a, _b) = small();
+    let memory = rdma_mem::SharedMemory::new(4096).unwrap();
+    let file = std::fs::File::from(memory.fd().unwrap().as_fd().try_clone_to_owned().unwrap());
+    file.write_at(b"before", 0).unwrap();
+    let buffer = a.pd.register(memory).unwrap();
+    file.write_at(b"after!", 0).unwrap();
+    assert_eq!(&buffer[..6], b"before");
+}

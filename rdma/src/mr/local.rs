@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use super::buffer::Buffer;
 use super::memory::{Host, MemoryOwner, Pages, Placement, RawMemory};
 use super::{Kind, Region};
-use crate::error::Result;
+use crate::error::{Error, Operation, Result};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
 
@@ -26,6 +26,7 @@ impl ProtectionDomain {
 
     /// Registers memory with its owner, for the local device only.
     ///
+    /// Shared memory is made private first: peers that have it mapped keep the old pages.
     /// [`Buffer::into_memory`] gives the owner back. If registration fails the owner is dropped.
     ///
     /// # Errors
@@ -34,7 +35,12 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>> {
         let kind = if O::Placement::IS_HOST { Kind::LocalHost } else { Kind::LocalGpu };
-        let region = Region::new(&self.inner, RawMemory::new(owner), kind, RemoteAccess::empty());
+        let mut memory = RawMemory::new(owner);
+        // Buffers lend references, so nobody else may have the memory mapped: SharedMemory's file is not a secret.
+        memory
+            .make_private()
+            .map_err(|error| Error::from_errno(Operation::RegisterMr, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        let region = Region::new(&self.inner, memory, kind, RemoteAccess::empty());
         // The kind was made from the placement.
         region.map(Buffer::whole).map_err(|(error, _)| error)
     }

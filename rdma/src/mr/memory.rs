@@ -82,8 +82,8 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
         None
     }
 
-    /// Called after an exposed region of this memory was deregistered, before its contents are lent: cuts off peers that
-    /// reach the memory by other ways than the device.
+    /// Called before the contents are lent as bytes (when a local region is registered, and after an exposed one was
+    /// deregistered): cuts off whoever reaches the memory by other ways than the device.
     ///
     /// # Errors
     ///
@@ -132,7 +132,8 @@ unsafe impl MemoryOwner for Vec<u8> {
 }
 
 // SAFETY: SharedMemory holds an address, not a reference, so moving it asserts nothing; the mapping is initialised by the
-// kernel and stays while the value lives. Parts are the value itself.
+// kernel and stays while the value lives. Others may have its file, but make_private cuts them off before references are
+// made. Parts are the value itself.
 unsafe impl MemoryOwner for SharedMemory {
     type Placement = Host;
     type Parts = Self;

@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 
 use super::gather::{Owned, Writable};
+use super::halves::{RecvHalf, SendHalf};
 use super::op::{Operation, Work};
 use super::recv::RecvQueue;
 use super::ring::{Claimed, Staged};
@@ -106,8 +107,8 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Both halves, to be used by two threads at a time.
-    pub fn split_mut(&mut self) -> (&mut SendQueue, &mut RecvQueue) {
-        (&mut self.send, &mut self.recv)
+    pub fn split_mut(&mut self) -> (SendHalf<'_>, RecvHalf<'_>) {
+        (SendHalf::new(&mut self.send), RecvHalf::new(&mut self.recv))
     }
 
     /// The receive half.

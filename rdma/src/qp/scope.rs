@@ -132,8 +132,9 @@ impl<T: Transport> QueuePair<T> {
     /// # use std::time::Duration;
     /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, buffer: &mut rdma::Buffer,
     /// #      remote: rdma::RemoteSlice) -> Result<(), Box<dyn std::error::Error>> {
+    /// let lent = buffer.lend_mut(..64);
     /// qp.scope(poller, Duration::from_secs(1), |scope| {
-    ///     scope.post_send(rdma::op::Read::new(buffer.lend_mut(..64), remote))
+    ///     scope.post_send(rdma::op::Read::new(lent, remote)).map_err(|refused| refused.error())
     /// })??;
     /// println!("{:?}", &buffer[..64]);
     /// # Ok(()) }
@@ -155,7 +156,8 @@ impl<T: Transport> QueuePair<T> {
         };
         // C1: whatever the body does, the requests are waited for here: the scope is ours, and it only borrowed it.
         let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope)));
-        let finished = scope.finish();
+        // C1: nor does it unwind from here (a subscriber's panic, or that of an owner's drop) with memory in flight.
+        let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish())).unwrap_or_else(|_| process::abort());
         match result {
             Ok(value) => finished.map(|()| value),
             Err(payload) => panic::resume_unwind(payload),
