@@ -4,7 +4,9 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+mod apt;
 mod bindings;
+mod vm;
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Developer commands of this workspace")]
@@ -17,11 +19,14 @@ struct Cli {
 enum Command {
     /// Make rdma-sys' bindings from rdma-core's headers, or check them.
     Bindings(bindings::Options),
+    /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
+    Vm(vm::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bindings(options) => bindings::run(&options),
+        Command::Vm(options) => vm::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

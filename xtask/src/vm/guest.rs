@@ -1,0 +1,168 @@
+//! Boots the guest, runs one command in it, and waits until it has switched itself off.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::kernel::Image;
+use crate::apt;
+
+/// How a guest is run.
+#[derive(Debug)]
+pub(crate) struct Guest<'a> {
+    pub(crate) image: &'a Image,
+    /// `/out` in the guest.
+    pub(crate) out: &'a Path,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) processors: u8,
+    pub(crate) memory: u32,
+    pub(crate) limit: Duration,
+}
+
+/// What executes the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Accelerator {
+    /// KVM where a guest starts with it, else TCG.
+    Auto,
+    /// The processor.
+    Kvm,
+    /// QEMU's own emulation.
+    Tcg,
+}
+
+impl Guest<'_> {
+    /// Runs the command, with its output on ours. Fails if the guest did not come to its end.
+    pub(crate) fn run(&self, command: &str) -> Result<(), String> {
+        apt::make(self.out)?;
+        apt::write(self.out.join("command"), command)?;
+        let mut qemu = self.start(self.accelerator, Stdio::inherit())?;
+        let deadline = Instant::now() + self.limit;
+        let ended = loop {
+            if qemu.try_wait().map_err(|error| error.to_string())?.is_some() {
+                break true;
+            }
+            if Instant::now() > deadline {
+                stop(&mut qemu);
+                break false;
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        let console = self.console();
+        if !ended {
+            return Err(format!("the guest ran longer than {:?}\n{}", self.limit, tail(&console)));
+        }
+        if !reached(&console, "end") {
+            return Err(format!("the guest stopped before its end\n{}", tail(&console)));
+        }
+        Ok(())
+    }
+
+    /// The kernel's messages.
+    pub(crate) fn console(&self) -> String {
+        fs::read(self.console_path()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    fn console_path(&self) -> PathBuf {
+        self.out.join("console")
+    }
+
+    fn start(&self, accelerator: Accelerator, stdout: Stdio) -> Result<Child, String> {
+        drop(fs::remove_file(self.console_path()));
+        let share = |path: &Path, tag: &str, how: &str| {
+            // A comma ends an option, unless it is doubled.
+            let path = path.display().to_string().replace(',', ",,");
+            [
+                "-virtfs".to_owned(),
+                format!("local,path={path},mount_tag={tag},security_model=none,{how}multidevs=remap"),
+            ]
+        };
+        let (accelerator, processor) = match accelerator {
+            Accelerator::Kvm => ("kvm", "host"),
+            Accelerator::Tcg | Accelerator::Auto => ("tcg,thread=multi", "max"),
+        };
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args([
+            "-accel",
+            accelerator,
+            "-cpu",
+            processor,
+            "-M",
+            "q35",
+            "-no-reboot",
+            "-nodefaults",
+            "-display",
+            "none",
+        ])
+        .args(["-smp", &self.processors.to_string(), "-m", &self.memory.to_string()])
+        .arg("-kernel")
+        .arg(&self.image.kernel)
+        .arg("-initrd")
+        .arg(&self.image.initrd)
+        .args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"])
+        .arg("-serial")
+        .arg(format!("file:{}", self.console_path().display()))
+        .args(["-serial", "stdio", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
+        .args(share(Path::new("/"), "host", "readonly=on,"))
+        .args(share(&self.image.packages, "packages", "readonly=on,"))
+        .args(share(self.out, "out", ""))
+        .stdin(Stdio::null())
+        .stdout(stdout);
+        qemu.spawn().map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
+    }
+
+    /// Decides between KVM and TCG, by a trial where the answer is not known yet: there are machines whose KVM starts a guest and
+    /// never gets it through its first second.
+    pub(crate) fn choose(&mut self, cache: &Path) -> Result<(), String> {
+        if self.accelerator != Accelerator::Auto {
+            return Ok(());
+        }
+        let answer = cache.join("accelerator");
+        self.accelerator = match fs::read_to_string(&answer).as_deref() {
+            Ok("kvm") => Accelerator::Kvm,
+            Ok(_) => Accelerator::Tcg,
+            Err(_) => {
+                let works = fs::File::options().read(true).write(true).open("/dev/kvm").is_ok() && self.try_kvm()?;
+                apt::write(answer, if works { "kvm" } else { "tcg" })?;
+                if works { Accelerator::Kvm } else { Accelerator::Tcg }
+            }
+        };
+        Ok(())
+    }
+
+    fn try_kvm(&self) -> Result<bool, String> {
+        eprintln!("vm: trying KVM");
+        apt::make(self.out)?;
+        apt::write(self.out.join("command"), "")?;
+        let mut qemu = self.start(Accelerator::Kvm, Stdio::null())?;
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let mut works = false;
+        while Instant::now() < deadline && !works && qemu.try_wait().map_err(|error| error.to_string())?.is_none() {
+            thread::sleep(Duration::from_millis(50));
+            works = reached(&self.console(), "end");
+        }
+        works |= reached(&self.console(), "end");
+        stop(&mut qemu);
+        Ok(works)
+    }
+}
+
+fn stop(qemu: &mut Child) {
+    // Both fail only if it is gone already.
+    drop(qemu.kill());
+    drop(qemu.wait());
+}
+
+/// Whether the guest's first process has said that it came so far.
+fn reached(console: &str, step: &str) -> bool {
+    console.lines().any(|line| line.trim_end().strip_suffix(step).is_some_and(|rest| rest.contains("@@ ")))
+}
+
+/// The console's last lines.
+fn tail(console: &str) -> String {
+    let lines: Vec<_> = console.lines().collect();
+    lines[lines.len().saturating_sub(25)..].join("\n")
+}
