@@ -51,6 +51,8 @@ fn two_processes_do_everything() {
             }
         }
         channel.send(b"checked");
+        // The parent writes over what was just compared.
+        channel.send(b"compared");
         assert_eq!(channel.receive(), b"done");
         assert_eq!(region.load_u64(0, Ordering::Acquire).unwrap(), 25);
         return;
@@ -76,6 +78,7 @@ fn two_processes_do_everything() {
     }
     // From here on the first word changes.
     assert_eq!(running.channel.receive(), b"checked");
+    assert_eq!(running.channel.receive(), b"compared");
     side.qp.post_send(Write::inline(&0_u64.to_ne_bytes(), remote)).unwrap();
     assert_eq!(wait(&mut side.sends).status, Ok(()));
     for expected in 0..25 {

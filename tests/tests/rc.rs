@@ -191,12 +191,20 @@ fn rights_that_the_key_lacks_fail_both_ends() {
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 7).unwrap();
     a.qp.post_send(Write::new(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
-    // The responder's queue pair is in error too: its receives are flushed, and it is told.
+    // The responder's queue pair is in error too: its receives are flushed.
     let flushed = wait(&mut b.receives);
     assert_eq!((status(&flushed), flushed.token), (WcStatus::WR_FLUSH_ERR, 7));
     let mut seen = [1; 2];
     region.copy_out(0, &mut seen).unwrap();
     assert_eq!(seen, [0; 2], "nothing was written");
+}
+
+#[test]
+fn a_refused_request_raises_an_event_at_its_target() {
+    let (mut a, b) = small();
+    let region = b.pd.allocate_exposed(4096, RemoteAccess::READ).unwrap();
+    a.qp.post_send(Write::new(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
+    assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
     let event = b.context.next_async_event(Some(rdma_tests::LIMIT)).unwrap().expect("an event");
     assert!(format!("{event:?}").contains("ACCESS") || format!("{event:?}").contains("Access"), "{event:?}");
 }
