@@ -187,6 +187,52 @@ fn a_killed_peer_ends_what_is_outstanding() {
 }
 
 #[test]
+fn a_peer_killed_at_any_moment_leaves_no_request_behind() {
+    for round in 0..24_u32 {
+        let options = if round % 2 == 0 { "" } else { "shared" };
+        let config = Config { timeout: 10, retry_cnt: 2, rnr_retry: 3, ..Config::default() };
+        let (side, mut other) = connected(config, options);
+        let to = other.endpoint;
+        for id in 0..32 {
+            assert_eq!(other.ask(&format!("recv {id} 0 65536")), "0");
+        }
+        let requests = [
+            Request::new(Op::IBV_WR_SEND, 0, &[side.sge(0, 20_000)]),
+            Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[side.sge(0, 65_000)]).remote(to.addr, to.rkey),
+            Request::new(Op::IBV_WR_RDMA_READ, 2, &[side.sge(0, 65_000)]).remote(to.addr, to.rkey),
+            Request::new(Op::IBV_WR_ATOMIC_FETCH_AND_ADD, 3, &[side.sge(0, 8)]).remote(to.addr, to.rkey),
+        ];
+        let (mut posted, mut done, mut failed) = (0_usize, 0, 0);
+        let mut take = |wc: ibv_wc| {
+            done += 1;
+            failed += usize::from(wc.status != Status::IBV_WC_SUCCESS);
+            let first = if failed == 1 { Status::IBV_WC_RETRY_EXC_ERR } else { Status::IBV_WC_WR_FLUSH_ERR };
+            assert!(wc.status == Status::IBV_WC_SUCCESS && failed == 0 || wc.status == first, "{:?}", wc.status);
+            done
+        };
+        let mut completed = 0;
+        let (start, mut dead) = (Instant::now(), false);
+        // Until the queue pair has gone to the error state and everything has come back.
+        while !dead || completed < posted || side.state() != ibv_qp_state::IBV_QPS_ERR {
+            assert!(start.elapsed() < common::PATIENCE, "{completed} of {posted}");
+            if !dead && start.elapsed() > Duration::from_micros(u64::from(round) * 150) {
+                other.kill();
+                dead = true;
+            }
+            if posted - completed < 16 && (!dead || completed == posted) {
+                // No more sends than there are receives.
+                let next = if posted < 120 { &requests[posted % 4] } else { &requests[1] };
+                assert_eq!(side.post(next), 0);
+                posted += 1;
+            }
+            while let Some(wc) = side.poll() {
+                completed = take(wc);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_peer_that_is_gone_before_the_first_message() {
     let (side, mut other) = connected(Config { timeout: 8, retry_cnt: 1, ..Config::default() }, "");
     other.kill();
