@@ -14,6 +14,7 @@ use crate::types::{WcError, WcStatus};
 
 /// Completions that are fetched at a time.
 const FETCH: usize = 16;
+const ENTRIES: i32 = 16;
 
 /// Takes completions from a completion queue, one after the other.
 ///
@@ -127,7 +128,7 @@ impl Poller {
         let room = self.wcs.as_mut_ptr();
         // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room for as many
         // entries as it is told of.
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.cq.raw, FETCH as i32, room) };
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.cq.raw, ENTRIES, room) };
         if count <= 0 {
             return if count == 0 { Ok(false) } else { Err(poll_failed(count)) };
         }
@@ -145,7 +146,7 @@ impl Poller {
         self.wcs.resize(self.wcs.len().max(self.len + FETCH), ibv_wc::default());
         let room = &raw mut self.wcs[self.len..];
         // SAFETY: as in `fetch`: at least FETCH entries lie behind the first `len`.
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.cq.raw, FETCH as i32, room.cast()) };
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.cq.raw, ENTRIES, room.cast()) };
         if count < 0 {
             return Err(poll_failed(count));
         }

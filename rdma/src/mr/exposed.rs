@@ -274,6 +274,7 @@ impl ExposedRegion {
     ///
     /// The region, while slices of it exist, in requests that are in flight included: `InUse`. If the device refuses to
     /// deregister, or there is no memory to move the contents to, the memory is leaked.
+    #[allow(clippy::mem_forget, reason = "peers may still write to it")]
     pub fn revoke(self) -> Result<Memory, RevokeError> {
         match Region::give_up(self.region) {
             Ok(mut raw) => match raw.make_private() {

@@ -92,23 +92,22 @@ impl Region {
         let (address, len) = (memory.address(), memory.len());
         let raw = match memory.dma_buf() {
             Some((fd, offset)) => {
-                let flags = flags.cast_signed();
-                // SAFETY: the pd is alive (held) and of this table; the descriptor is open while `memory` lives, which is
-                // until after deregistration (M1, M2).
-                unsafe {
-                    (context.table.ibv_reg_dmabuf_mr)(pd.raw, offset, len, address.as_ptr().addr() as u64, fd, flags)
-                }
+                let iova = address.as_ptr().addr() as u64;
+                let reg = context.table.ibv_reg_dmabuf_mr;
+                // SAFETY: the pd is alive (held) and of this table; the descriptor is open while `memory` lives, which is until
+                // after deregistration (M1, M2). The flags are small positive numbers.
+                unsafe { reg(pd.raw, offset, len, iova, fd, i32::try_from(flags).unwrap_or(0)) }
             }
             None => {
                 // SAFETY: the pd is alive (held) and of this table; the memory is valid until after deregistration (M1, M2).
-                unsafe { register(context.table, pd.raw, address.as_ptr(), len, flags) }
+                unsafe { context.table.ibv_reg_mr(pd.raw, address.as_ptr().cast(), len, flags) }
             }
         };
         let Some(raw) = NonNull::new(raw) else { return Err((Error::last(Operation::RegisterMr), memory)) };
         // The device reaches the memory by its number.
         address.as_ptr().expose_provenance();
-        // SAFETY: a region that was just registered; its keys do not change.
-        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        // SAFETY: a region that was just registered; nobody writes to it, and its keys do not change.
+        let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
         let memory = ManuallyDrop::new(memory);
         Ok(Arc::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd: pd.clone() }))
     }
@@ -126,10 +125,10 @@ impl Region {
         let mut this = ManuallyDrop::new(Arc::try_unwrap(this).map_err(GiveUp::Shared)?);
         match this.deregister() {
             Ok(()) => {
-                // SAFETY: `this` is never dropped nor used again, so both fields are taken once. M2: deregistered.
-                let (memory, pd) = unsafe { (ManuallyDrop::take(&mut this.memory), (&raw const this.pd).read()) };
-                drop(pd);
-                Ok(memory)
+                // SAFETY: `this` is never dropped nor used again, so this is moved out once.
+                drop(unsafe { (&raw const this.pd).read() });
+                // SAFETY: likewise. M2: deregistered.
+                Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
             }
             // `this` is not dropped: memory and parents leak (M2).
             Err(error) => {
@@ -146,21 +145,8 @@ enum GiveUp {
     Failed(Error),
 }
 
-/// # Safety
-///
-/// As `ibv_reg_mr`: `pd` is a live domain of `table`, and the memory stays valid until the region is deregistered.
-unsafe fn register(
-    table: &rdma_sys::Ibverbs,
-    pd: *mut rdma_sys::ibv_pd,
-    address: *mut u8,
-    len: usize,
-    flags: u32,
-) -> *mut ibv_mr {
-    // SAFETY: the caller's promise.
-    unsafe { table.ibv_reg_mr(pd, address.cast(), len, flags) }
-}
-
 impl Drop for Region {
+    #[allow(clippy::mem_forget, reason = "a region that the device still has needs its parents")]
     fn drop(&mut self) {
         match self.deregister() {
             // SAFETY: taken here or nowhere: `give_up` does not drop the region. M2: deregistered.

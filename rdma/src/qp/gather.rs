@@ -75,8 +75,9 @@ impl<'a> SgeList<'a> {
 
     /// How many elements, and bytes in all.
     #[inline]
-    pub(super) fn finish(self) -> (usize, u64) {
-        (self.count, self.total)
+    #[allow(clippy::cast_possible_truncation, reason = "a list is as long as the C int that it was made from says")]
+    pub(super) fn finish(self) -> (i32, u64) {
+        (self.count as i32, self.total)
     }
 
     #[inline]

@@ -22,6 +22,8 @@ mod endpoint;
 mod gather;
 mod halves;
 pub mod op;
+#[cfg(test)]
+mod ownership;
 mod post;
 pub(crate) mod raw;
 pub(crate) mod recv;

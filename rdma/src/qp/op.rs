@@ -50,7 +50,7 @@ pub trait Operation: sealed::Sealed {
     #[doc(hidden)]
     const IS_READ: bool = false;
     #[doc(hidden)]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: usize) -> Result<(), ErrorKind>;
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), ErrorKind>;
 }
 
 /// A request for a send queue: an operation `O` with the local memory `L`.
@@ -291,7 +291,7 @@ impl Operation for SendOp {
     const OPCODE: Opcode = Opcode::Send;
 
     #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: usize) -> Result<(), ErrorKind> {
+    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), ErrorKind> {
         wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Operation for SendImmOp {
     const OPCODE: Opcode = Opcode::Send;
 
     #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: usize) -> Result<(), ErrorKind> {
+    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), ErrorKind> {
         wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
         wr.__bindgen_anon_1.imm_data = self.0.to_be();
         Ok(())
@@ -323,7 +323,7 @@ impl Operation for WriteOp {
     const OPCODE: Opcode = Opcode::Write;
 
     #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: usize) -> Result<(), ErrorKind> {
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), ErrorKind> {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &self.0, len)
     }
 }
@@ -332,7 +332,7 @@ impl Operation for WriteImmOp {
     const OPCODE: Opcode = Opcode::Write;
 
     #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: usize) -> Result<(), ErrorKind> {
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), ErrorKind> {
         wr.__bindgen_anon_1.imm_data = self.1.to_be();
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &self.0, len)
     }
@@ -343,7 +343,7 @@ impl Operation for ReadOp {
     const IS_READ: bool = true;
 
     #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: usize) -> Result<(), ErrorKind> {
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), ErrorKind> {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_READ, &self.0, len)
     }
 }
@@ -357,7 +357,7 @@ fn fill_atomic(
     opcode: ibv_wr_opcode,
     remote: &RemoteSlice,
     (compare_add, swap): (u64, u64),
-    (len, segments): (u64, usize),
+    (len, segments): (u64, i32),
 ) -> Result<(), ErrorKind> {
     if len != WORD || segments != 1 || remote.address() % WORD != 0 {
         return Err(ErrorKind::InvalidInput);
@@ -377,7 +377,7 @@ impl Operation for CompareSwapOp {
     const OPCODE: Opcode = Opcode::CompareSwap;
 
     #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: usize) -> Result<(), ErrorKind> {
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), ErrorKind> {
         let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
         fill_atomic(wr, opcode, &self.0, (self.1, self.2), (len, segments))
     }
@@ -387,7 +387,7 @@ impl Operation for FetchAddOp {
     const OPCODE: Opcode = Opcode::FetchAdd;
 
     #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: usize) -> Result<(), ErrorKind> {
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), ErrorKind> {
         fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &self.0, (self.1, 0), (len, segments))
     }
 }

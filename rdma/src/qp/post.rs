@@ -145,7 +145,7 @@ impl<T: Transport> InitializedQueuePair<T> {
 pub struct Batch<'q, 'd> {
     queue: &'q mut SendQueue,
     /// Requests in the slots after the head. The slots are still free, so that only we touch them.
-    len: usize,
+    len: u32,
     run: u32,
     inline: PhantomData<&'d [u8]>,
 }
@@ -159,7 +159,7 @@ impl<'q, 'd> Batch<'q, 'd> {
     /// How many requests it holds.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.len as usize
     }
 
     /// Whether it holds none.
@@ -209,15 +209,15 @@ impl<'q, 'd> Batch<'q, 'd> {
             return Ok(());
         }
         let (first, run_before) = (queue.attached.producer.staged(0), queue.attached.producer.run());
-        queue.scratch.link(len);
+        queue.scratch.link(len as usize);
         // SAFETY: `push` described these slots and wrote their segments.
         unsafe { queue.attached.producer.park(len) };
-        queue.attached.producer.advance(len as u32, run);
+        queue.attached.producer.advance(len, run);
         let Err((error, bad)) = queue.submit() else { return Ok(()) };
         let posted = queue.scratch.position(bad, len);
         match posted {
             // S3. What the chain was to signal may be among the rejected: let the next signaled completion look back over all.
-            Some(_) => queue.attached.producer.set_run(run_before + len as u32),
+            Some(_) => queue.attached.producer.set_run(run_before + len),
             None => queue.fail(),
         }
         Err(BatchError { error, queue, first, next: posted.unwrap_or(len), len, current: None })
@@ -248,8 +248,8 @@ pub struct BatchError<'q> {
     queue: &'q mut SendQueue,
     first: Staged,
     /// The first request that was neither posted nor handed out yet.
-    next: usize,
-    len: usize,
+    next: u32,
+    len: u32,
     current: Option<Claimed>,
 }
 
@@ -263,14 +263,14 @@ impl BatchError<'_> {
     /// How many requests the device did not take and that were not handed out yet. Zero if that cannot be known.
     #[must_use]
     pub fn rejected(&self) -> usize {
-        self.len - self.next
+        (self.len - self.next) as usize
     }
 
     /// The next request that the device did not take, with its memory.
     pub fn next_rejected(&mut self) -> Option<Released<'_>> {
         self.current = None;
         while self.next < self.len {
-            let staged = self.queue.attached.producer.after(self.first, self.next as u32);
+            let staged = self.queue.attached.producer.after(self.first, self.next);
             self.next += 1;
             self.current = self.queue.attached.producer.take_back(staged);
             if self.current.is_some() {

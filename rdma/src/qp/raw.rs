@@ -114,12 +114,18 @@ impl<T: Transport> QueuePair<T> {
 }
 
 /// A raw post that failed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct RawPostError<W> {
     /// Why.
     pub error: Error,
     /// The first request that was not posted, as the provider reported it; null if it did not.
     pub bad_wr: *mut W,
+}
+
+impl<W> fmt::Debug for RawPostError<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawPostError").field("error", &self.error).field("bad_wr", &self.bad_wr).finish()
+    }
 }
 
 impl<W> fmt::Display for RawPostError<W> {
@@ -128,7 +134,7 @@ impl<W> fmt::Display for RawPostError<W> {
     }
 }
 
-impl<W: fmt::Debug> std::error::Error for RawPostError<W> {}
+impl<W> std::error::Error for RawPostError<W> {}
 
 impl<T: Transport> RawQueuePair<T> {
     /// Posts a chain of requests to the send queue: `ibv_post_send`, and nothing more.

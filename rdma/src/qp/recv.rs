@@ -110,8 +110,7 @@ impl RecvQueue {
         wr.wr_id = slot.wr_id();
         wr.next = ptr::null_mut();
         wr.sg_list = sg_list;
-        // At most max_sge, which came from a C int.
-        wr.num_sge = segments as i32;
+        wr.num_sge = segments;
         Ok(slot)
     }
 

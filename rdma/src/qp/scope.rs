@@ -26,7 +26,7 @@ use crate::mr::{LentSlice, LentSliceMut};
 use crate::types::{WcError, WcStatus};
 
 /// How long flushing may take once a scope's queue pair is in the error state.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(5) };
 
 /// What the requests of one scope share with who polls them.
 pub(crate) struct Shared {
@@ -63,7 +63,7 @@ impl Shared {
 
     fn failure(&self) -> Option<WcError> {
         let failure = self.failure.load(Ordering::Relaxed);
-        // Cut to its halves on purpose.
+        #[allow(clippy::cast_possible_truncation, reason = "cut to its halves")]
         let (status, vendor_err) = ((failure >> 32) as u32 & 0x7fff_ffff, failure as u32);
         (failure & FAILED != 0).then(|| WcError { status: WcStatus::from_raw(status), vendor_err })
     }
@@ -237,6 +237,12 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             Err((error, true)) => Err(PostError::new(error, Some(local))),
             Err((error, false)) => Err(PostError::new(error, None)),
         }
+    }
+
+    /// The queue pair, to look at.
+    #[must_use]
+    pub fn queue_pair(&self) -> &QueuePair<T> {
+        self.qp
     }
 
     /// Waits until everything posted so far has finished. The memory stays borrowed until the scope ends.

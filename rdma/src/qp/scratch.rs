@@ -26,8 +26,10 @@ impl<W: Default + Copy> Scratch<W> {
     pub(super) fn new(requests: usize, segments: usize) -> Self {
         let wrs = Box::into_raw(vec![W::default(); requests].into_boxed_slice());
         let sges = Box::into_raw(vec![ibv_sge::default(); requests * segments].into_boxed_slice());
-        // SAFETY: pointers of boxes are not null.
-        let (wrs, sges) = unsafe { (NonNull::new_unchecked(wrs), NonNull::new_unchecked(sges)) };
+        // SAFETY: the pointer of a box is not null.
+        let wrs = unsafe { NonNull::new_unchecked(wrs) };
+        // SAFETY: as above.
+        let sges = unsafe { NonNull::new_unchecked(sges) };
         Self { wrs, sges, segments }
     }
 }
@@ -45,11 +47,12 @@ impl<W> Scratch<W> {
         if at >= self.wrs.len() {
             return None;
         }
+        // SAFETY: X1: in bounds (checked); initialised, owned, and borrowed alone, with `self`.
+        let wr = unsafe { &mut *self.first().wrapping_add(at) };
         // SAFETY: X1: in bounds.
-        let (wr, sges) =
-            unsafe { (self.first().add(at), self.sges.as_ptr().cast::<ibv_sge>().add(at * self.segments)) };
-        // SAFETY: X1: initialised, owned, and only these are borrowed, with `self`; they do not overlap.
-        let (wr, list) = unsafe { (&mut *wr, &mut *ptr::slice_from_raw_parts_mut(sges, self.segments)) };
+        let sges = unsafe { self.sges.as_ptr().cast::<ibv_sge>().add(at * self.segments) };
+        // SAFETY: X1: as for `wr`, with which it does not overlap.
+        let list = unsafe { &mut *ptr::slice_from_raw_parts_mut(sges, self.segments) };
         Some((wr, list, sges))
     }
 
@@ -59,8 +62,8 @@ impl<W> Scratch<W> {
     }
 
     /// Whether a pointer that a provider returned is to one of the first `count` requests; to which.
-    pub(super) fn position(&self, request: *mut W, count: usize) -> Option<usize> {
-        (0..count.min(self.len())).find(|&at| ptr::eq(self.first().wrapping_add(at), request))
+    pub(super) fn position(&self, request: *mut W, count: u32) -> Option<u32> {
+        (0..count).find(|&at| ptr::eq(self.first().wrapping_add(at as usize), request))
     }
 }
 
@@ -68,8 +71,9 @@ impl Scratch<ibv_send_wr> {
     /// Chains the first `count` requests; the last is the end already.
     pub(super) fn link(&mut self, count: usize) {
         for at in 1..count.min(self.len()) {
+            let next = self.first().wrapping_add(at);
             // SAFETY: X1: in bounds, initialised and owned.
-            unsafe { (*self.first().add(at - 1)).next = self.first().add(at) };
+            unsafe { (*self.first().wrapping_add(at - 1)).next = next };
         }
     }
 }

@@ -136,7 +136,7 @@ impl SendQueue {
     #[inline]
     pub(super) fn stage<O: Operation, L: Local>(
         &mut self,
-        at: usize,
+        at: u32,
         run: u32,
         work: &Work<O, L>,
         park: impl FnOnce(&mut Vacant<'_>) -> usize,
@@ -144,7 +144,7 @@ impl SendQueue {
         if self.context.is_forked() {
             return Err(ErrorKind::Forked);
         }
-        let Some((wr, sges, sg_list)) = self.scratch.request(at) else { return Err(ErrorKind::QueueFull) };
+        let Some((wr, sges, sg_list)) = self.scratch.request(at as usize) else { return Err(ErrorKind::QueueFull) };
         let mut list = SgeList::new(sges, self.domain);
         work.local.describe(&mut list)?;
         let (segments, len) = list.finish();
@@ -158,16 +158,14 @@ impl SendQueue {
         let producer = &mut self.attached.producer;
         let asked = work.flags & SIGNALED != 0 || self.limits.signal_all;
         let forced = !asked && producer.must_signal(run);
-        // `at` is less than MAX_BATCH.
-        let Some(mut slot) = producer.vacant(at as u32) else { return Err(ErrorKind::QueueFull) };
+        let Some(mut slot) = producer.vacant(at) else { return Err(ErrorKind::QueueFull) };
         slot.describe(work.token, O::OPCODE, run, forced);
         let count = park(&mut slot);
         slot.set_count(count);
         wr.wr_id = slot.wr_id();
         wr.next = ptr::null_mut();
         wr.sg_list = sg_list;
-        // At most max_sge, which came from a C int.
-        wr.num_sge = segments as i32;
+        wr.num_sge = segments;
         wr.send_flags = if forced { work.flags | SIGNALED } else { work.flags };
         Ok((slot, asked || forced))
     }
@@ -234,10 +232,25 @@ pub(super) fn post_error(verb: Verb, result: i32) -> Error {
 #[cold]
 pub(super) fn set_error(context: &ContextInner, raw: *mut ibv_qp) {
     let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
-    let mask = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
+    let mask = i32::try_from(ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap_or(1);
     // SAFETY: ibv_modify_qp wants a queue pair, which lives (S1) and is of this table, and attributes.
     let result = unsafe { (context.table.ibv_modify_qp)(raw, &raw mut attr, mask) };
     tracing::error!(result, "a post failed without saying where; the queue pair was moved to the error state");
+}
+
+#[cfg(test)]
+impl SendQueue {
+    pub(super) fn pretend_iwarp(&mut self) {
+        self.limits.is_iwarp = true;
+    }
+
+    pub(super) fn next_wr_id(&mut self) -> Option<u64> {
+        self.attached.producer.vacant(0).map(|slot| slot.wr_id())
+    }
+
+    pub(super) fn is_next_forced(&self) -> bool {
+        self.attached.producer.must_signal(self.attached.producer.run())
+    }
 }
 
 impl fmt::Debug for SendQueue {

@@ -121,9 +121,9 @@ impl Ring {
         if at == 0 {
             let entry = self.slots[index as usize].entry.get();
             // SAFETY: only an address inside the entry is computed, nothing is read; the entry is in bounds.
-            let first = unsafe { &raw mut (*entry).first };
-            // SAFETY: as above: both fields of the union lie at its start.
-            unsafe { (&raw mut (*first.cast::<First>()).segment).cast::<Segment>() }
+            let first = unsafe { &raw mut (*entry).first }.cast::<First>();
+            // SAFETY: likewise.
+            unsafe { &raw mut (*first).segment }.cast::<Segment>()
         } else {
             self.extra[index as usize * self.extra_each + at - 1].get().cast::<Segment>()
         }
@@ -254,9 +254,11 @@ impl Claimed {
             return None;
         }
         let first = self.ring().segment(self.index, 0).cast::<First>();
+        // SAFETY: only an address inside the entry is computed.
+        let scope = unsafe { &raw const (*first).scope };
         // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised scope; `scoped` was cleared, so
         // that it is moved out once.
-        Some(ManuallyDrop::into_inner(unsafe { (&raw const (*first).scope).read() }))
+        Some(ManuallyDrop::into_inner(unsafe { scope.read() }))
     }
 
     /// Frees the slot without dropping the segments: the caller of a failed post still has them.

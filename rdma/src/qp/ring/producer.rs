@@ -127,8 +127,8 @@ impl Producer {
     /// # Safety
     ///
     /// They are free, and as [`Vacant::park`] wants them.
-    pub(crate) unsafe fn park(&mut self, count: usize) {
-        for ahead in 0..count as u32 {
+    pub(crate) unsafe fn park(&mut self, count: u32) {
+        for ahead in 0..count {
             let (index, lap) = self.place(ahead);
             self.ring().slots[index as usize].state.park(lap);
         }
@@ -139,10 +139,10 @@ impl Producer {
     /// # Safety
     ///
     /// As for [`park`](Self::park).
-    pub(crate) unsafe fn discard(&mut self, count: usize) {
+    pub(crate) unsafe fn discard(&mut self, count: u32) {
         // SAFETY: the caller's promise.
         unsafe { self.park(count) };
-        for ahead in 0..count as u32 {
+        for ahead in 0..count {
             drop(self.take_back(self.staged(ahead)));
         }
     }
@@ -195,38 +195,38 @@ impl Vacant<'_> {
         self.ring.segment(self.index, at)
     }
 
-    /// How many segments were written.
     #[inline]
-    pub(crate) fn set_count(&mut self, count: usize) {
+    fn entry(&mut self) -> &mut Entry {
         let entry = self.ring.slots[self.index as usize].entry.get();
-        // SAFETY: as in `describe`. A slot has room for no more segments than a list has elements, which a C int counts.
-        unsafe { (&raw mut (*entry).count).write(count as u16) };
+        // SAFETY: R1: the slot is free and we are its producer (R2). An entry is initialised from the ring's creation on, but
+        // for its first segment, which is MaybeUninit.
+        unsafe { &mut *entry }
     }
 
     /// Fills in the rest, without segments. Nothing is handed over yet.
     #[inline]
     pub(crate) fn describe(&mut self, token: u64, opcode: Opcode, run: u32, forced: bool) {
-        let entry = self.ring.slots[self.index as usize].entry.get();
-        // SAFETY: R1: the slot is free and we are its producer (R2). The place is valid and aligned for plain fields; the
-        // first segment is not touched.
-        unsafe {
-            (&raw mut (*entry).token).write(token);
-            (&raw mut (*entry).run).write(run);
-            (&raw mut (*entry).count).write(0);
-            (&raw mut (*entry).opcode).write(opcode);
-            (&raw mut (*entry).scoped).write(false);
-            (&raw mut (*entry).forced).write(forced);
-        }
+        let entry = self.entry();
+        entry.token = token;
+        entry.run = run;
+        entry.count = 0;
+        entry.opcode = opcode;
+        entry.scoped = false;
+        entry.forced = forced;
     }
 
-    /// Makes the request part of a scope, which lends the memory and keeps it until it has finished.
+    /// How many segments were written.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "a slot has room for no more than a list has elements")]
+    pub(crate) fn set_count(&mut self, count: usize) {
+        self.entry().count = count as u16;
+    }
+
+    /// Makes the request part of a scope, which lends the memory and keeps it until it has finished. It has no segments.
     pub(crate) fn set_scope(&mut self, scope: Arc<Shared>) {
-        let entry: *mut Entry = self.ring.slots[self.index as usize].entry.get();
-        // SAFETY: as in `describe`. A scoped slot has no segments, so the place of the first one is the scope's.
-        unsafe {
-            (&raw mut (*entry).scoped).write(true);
-            (&raw mut (*entry).first).cast::<First>().write(First { scope: ManuallyDrop::new(scope) });
-        }
+        let entry = self.entry();
+        entry.scoped = true;
+        entry.first.write(First { scope: ManuallyDrop::new(scope) });
     }
 
     /// Hands the slot over (R3: it was described, and its segments written).

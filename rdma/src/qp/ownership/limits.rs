@@ -1,0 +1,205 @@
+//! What is refused before it is posted, and how full a queue gets.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::testing::fail;
+use crate::{Memory, RemoteAccess};
+
+fn kind<O: op::Operation, L: Owned>(rig: &mut Rig, work: op::Work<O, L>) -> ErrorKind {
+    let before = rig.posted().len();
+    let error = rig.qp.post_send(work).unwrap_err();
+    assert_eq!(rig.posted().len(), before);
+    let kind = error.kind();
+    assert!(error.into_request().is_some(), "the request comes back");
+    kind
+}
+
+#[test]
+fn bad_requests_come_back_before_they_are_posted() {
+    let mut rig = Rig::new();
+    let buffer = rig.buffer(65);
+    assert_eq!(kind(&mut rig, op::Write::new(buffer, remote())), ErrorKind::OutOfBounds);
+    let buffer = rig.buffer(65);
+    assert_eq!(kind(&mut rig, op::Read::new(buffer, remote())), ErrorKind::OutOfBounds);
+    let buffers = [(); 4].map(|()| rig.buffer(1).split_off(1));
+    assert_eq!(kind(&mut rig, op::Send::new(buffers)), ErrorKind::TooManySegments);
+    assert_eq!(kind(&mut rig, op::Send::inline(&[0; 33])), ErrorKind::TooLong);
+    let buffer = rig.buffer(33);
+    assert_eq!(kind(&mut rig, op::Send::new(buffer).copied()), ErrorKind::TooLong);
+    let buffer = rig.buffer(9);
+    assert_eq!(kind(&mut rig, op::FetchAdd::new(buffer, remote(), 1)), ErrorKind::InvalidInput);
+    let buffer = rig.buffer(8);
+    let unaligned = remote().slice(4..12).unwrap();
+    assert_eq!(kind(&mut rig, op::CompareSwap::new(buffer, unaligned, 0, 1)), ErrorKind::InvalidInput);
+    let buffer = rig.buffer(8);
+    let short = remote().slice(8..15).unwrap();
+    assert_eq!(kind(&mut rig, op::FetchAdd::new(buffer, short, 1)), ErrorKind::OutOfBounds);
+    let halves = [rig.buffer(4), rig.buffer(4)];
+    assert_eq!(kind(&mut rig, op::FetchAdd::new(halves, remote(), 1)), ErrorKind::InvalidInput);
+
+    let other = rig.pd.context().alloc_pd().unwrap();
+    let foreign = other.allocate(8).unwrap();
+    assert_eq!(kind(&mut rig, op::Send::new(foreign)), ErrorKind::InvalidInput);
+    let foreign = other.allocate(8).unwrap();
+    assert_eq!(rig.qp.post_recv(foreign, 0).unwrap_err().kind(), ErrorKind::InvalidInput);
+    drop(rig);
+    assert_eq!(regions(), 0);
+}
+
+#[test]
+fn an_empty_piece_is_parked_but_not_shown_to_the_device() {
+    let mut rig = Rig::new();
+    let pieces = (rig.buffer(3), rig.buffer(5).split_off(5), rig.buffer(4));
+    rig.qp.post_send(op::Send::new(pieces)).unwrap();
+    let lengths: Vec<_> = rig.posted()[0].sges.iter().map(|sge| sge.length).collect();
+    assert_eq!(lengths, [3, 4]);
+    rig.qp.post_recv((), 1).unwrap();
+    assert!(rig.posted()[1].sges.is_empty());
+    rig.succeed(0);
+    assert_eq!(rig.next(), Some((0, 3, vec![])));
+    rig.succeed(1);
+    assert_eq!(rig.next(), Some((1, 0, vec![])));
+}
+
+#[test]
+fn a_full_queue_refuses_until_completions_are_polled() {
+    let mut rig = Rig::new();
+    for round in 0..5 {
+        let start = rig.posted().len();
+        for token in 0..u64::from(SEND_DEPTH) {
+            rig.send(token, true);
+        }
+        let buffer = rig.buffer(1);
+        assert_eq!(kind(&mut rig, op::Send::new(buffer)), ErrorKind::QueueFull);
+        assert_eq!(rig.qp.batch().push(op::Send::new(())).unwrap_err().kind(), ErrorKind::QueueFull);
+        for at in 0..SEND_DEPTH as usize {
+            rig.succeed(start + at);
+            let mut completion = rig.poller.poll().unwrap().unwrap();
+            assert_eq!(completion.token(), at as u64, "round {round}");
+            // The place is free while the completion is still held.
+            let buffer = completion.take_buffer().unwrap();
+            rig.qp.post_send(op::Send::new(buffer)).unwrap();
+        }
+        rig.qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
+    }
+}
+
+#[test]
+fn unsignaled_requests_alone_never_fill_a_queue_for_good() {
+    let mut rig = Rig::new();
+    let mut completed = 0;
+    for token in 0..100 {
+        let buffer = rig.buffer(1);
+        if rig.qp.post_send(op::Send::new(buffer).token(token).unsignaled()).is_err() {
+            // Full: then a signal is in flight whose completion makes room.
+            let posted = rig.posted();
+            let signaled: Vec<_> = (completed..posted.len()).filter(|&at| is_signaled(&posted[at])).collect();
+            assert!(!signaled.is_empty());
+            completed = signaled[0] + 1;
+            rig.succeed(signaled[0]);
+            let mut completion = rig.poller.poll().unwrap().unwrap();
+            assert!(completion.is_forced());
+            while completion.next_unsignaled().is_some() {}
+            drop(completion);
+            rig.send(token, false);
+        }
+    }
+    assert!(regions() <= SEND_DEPTH as isize);
+}
+
+#[test]
+fn queue_pairs_reserve_their_depths_in_the_completion_queue() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(20).unwrap();
+    let build = || pd.queue_pair().cq(&cq).max_send_wr(8).max_recv_wr(4).build();
+    let first = build().unwrap();
+    let needed = ErrorKind::CompletionQueueTooSmall { needed: 4, free: 0 };
+    assert_eq!(build().unwrap_err().kind(), needed);
+    // A queue pair that could not be made gives its reservation back.
+    drop(first);
+    fail("create_qp", libc::ENOMEM);
+    build().unwrap_err();
+    let first = build().unwrap();
+    build().unwrap_err();
+    drop(first);
+    build().unwrap();
+}
+
+#[test]
+fn reads_on_iwarp_need_an_exposed_sink() {
+    let mut rig = Rig::new();
+    rig.qp.send.pretend_iwarp();
+    let buffer = rig.buffer(8);
+    assert_eq!(kind(&mut rig, op::Read::new(buffer, remote())), ErrorKind::NotSupported);
+    let readable = rig.pd.allocate_exposed(8, RemoteAccess::READ).unwrap();
+    let sink = readable.slice(..).unwrap();
+    assert_eq!(kind(&mut rig, op::Read::new(sink, remote())), ErrorKind::NotSupported);
+    let writable = rig.pd.allocate_exposed(8, RemoteAccess::WRITE).unwrap();
+    let sink = writable.slice(..).unwrap();
+    rig.qp.post_send(op::Read::new(sink, remote())).unwrap();
+}
+
+#[test]
+fn an_exposed_region_is_not_revoked_while_it_is_in_flight() {
+    let mut rig = Rig::new();
+    let region = rig.pd.allocate_exposed(64, RemoteAccess::WRITE | RemoteAccess::ATOMIC).unwrap();
+    region.store_u64(8, 77, Ordering::Release).unwrap();
+    rig.qp.post_send(op::FetchAdd::new(region.slice(8..16).unwrap(), remote(), 1)).unwrap();
+    let error = region.revoke().unwrap_err();
+    assert_eq!(error.error.kind(), ErrorKind::InUse);
+    let region = error.region.unwrap();
+    rig.succeed(0);
+    let mut completion = rig.poller.poll().unwrap().unwrap();
+    assert_eq!(completion.old_value(), Some(77));
+    assert!(completion.take_buffer().is_none());
+    drop(completion.take_exposed().unwrap());
+    drop(completion);
+    let memory: Memory = region.revoke().unwrap();
+    assert_eq!(memory[8..16], 77_u64.to_ne_bytes());
+    assert_eq!(regions(), 0);
+    // And the memory may be used again.
+    let buffer = rig.pd.register(memory).unwrap();
+    assert_eq!(buffer[8], 77_u64.to_ne_bytes()[0]);
+}
+
+#[test]
+fn completions_tell_what_came() {
+    let mut rig = Rig::new();
+    let buffer = rig.buffer(16);
+    rig.qp.post_recv(buffer, 1).unwrap();
+    rig.qp.post_recv((), 2).unwrap();
+    let flags = rdma_sys::ibv_wc_flags::IBV_WC_WITH_IMM.0;
+    for (at, opcode) in [(0, ibv_wc_opcode::IBV_WC_RECV), (1, ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM)] {
+        let mut wc = wc(rig.wr_id(at), ibv_wc_status::IBV_WC_SUCCESS, 0x1234);
+        wc.opcode = opcode;
+        wc.byte_len = 11;
+        wc.wc_flags = flags;
+        wc.__bindgen_anon_1.imm_data = 0xdead_beef_u32.to_be();
+        testing::complete(rig.cq.as_raw(), wc);
+    }
+    let completion = rig.poller.poll().unwrap().unwrap();
+    assert_eq!((completion.opcode(), completion.byte_len()), (op::Opcode::Recv, 11));
+    assert_eq!((completion.imm(), completion.qpn(), completion.token()), (Some(0xdead_beef), 0x1234, 1));
+    drop(completion);
+    let completion = rig.poller.poll().unwrap().unwrap();
+    assert_eq!((completion.opcode(), completion.token()), (op::Opcode::RecvWriteImm, 2));
+}
+
+#[test]
+fn raw_queue_pairs_need_raw_completion_queues() {
+    let rig = Rig::new();
+    assert_eq!(rig.qp.into_raw().unwrap_err().error.kind(), ErrorKind::InvalidInput);
+    let raw = rig.pd.context().create_raw_cq(16, None).unwrap();
+    let builder = rig.pd.queue_pair().raw_cq(&raw).max_send_wr(4).max_recv_wr(4);
+    let mut qp = builder.build().unwrap().into_manual().into_raw().unwrap();
+    let mut wr = rdma_sys::ibv_send_wr { wr_id: 99, ..Default::default() };
+    // SAFETY: one request without memory.
+    unsafe { qp.post_send(&raw mut wr) }.unwrap();
+    testing::complete(raw.as_raw(), wc(99, ibv_wc_status::IBV_WC_SUCCESS, 0));
+    let mut room = [ibv_wc::default(); 4];
+    let completions = raw.poll(&mut room).unwrap();
+    assert_eq!(completions.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [99]);
+}

@@ -1,0 +1,183 @@
+//! Scopes: borrowed memory comes back when the device has let go of it, and not before.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rdma_sys::ibv_cq;
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::testing::{BadWr, fail, fail_post};
+use crate::{Scope, ScopeError, WcStatus};
+
+const SECOND: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_millis(20);
+
+/// Completes request `at` of a scope's queue pair.
+fn complete(scope: &Scope<'_, '_, Rc>, cq: *mut ibv_cq, at: usize, status: ibv_wc_status) {
+    let wr_id = testing::posted(scope.queue_pair().as_raw())[at].wr_id;
+    testing::complete(cq, wc(wr_id, status, 0));
+}
+
+#[test]
+fn a_scope_waits_for_its_requests_and_keeps_the_completions_of_others() {
+    let mut rig = Rig::new();
+    let cq = rig.cq.as_raw();
+    rig.send(1, true);
+    let (mut sink, source) = (rig.buffer(16), rig.buffer(16));
+    let Rig { qp, poller, .. } = &mut rig;
+    let result = qp.scope(poller, SECOND, |scope| {
+        scope.post_send(op::Read::new(sink.lend_mut(..8), remote())).unwrap();
+        scope.post_send(op::Send::new([source.lend(..4), source.lend(..)])).unwrap();
+        scope.post_recv(()).unwrap();
+        for at in [0, 1] {
+            complete(scope, cq, at, ibv_wc_status::IBV_WC_SUCCESS);
+        }
+        assert_eq!(source.len(), 16, "what is only read stays readable");
+        complete(scope, cq, 2, ibv_wc_status::IBV_WC_SUCCESS);
+        complete(scope, cq, 3, ibv_wc_status::IBV_WC_SUCCESS);
+        scope.wait().unwrap();
+        5
+    });
+    assert_eq!(result, Ok(5));
+    sink[0] = 1;
+    assert_eq!(rig.next(), Some((1, 1, vec![])));
+    assert_eq!(rig.next(), None);
+    assert_eq!(rig.cq.stale_completions(), 0);
+}
+
+#[test]
+fn another_poller_may_take_a_scopes_completion() {
+    let mut rig = Rig::new();
+    let cq = rig.cq.as_raw();
+    let mut other = rig.cq.poller();
+    let source = rig.buffer(4);
+    let Rig { qp, poller, .. } = &mut rig;
+    let result = qp.scope(poller, SECOND, |scope| {
+        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        complete(scope, cq, 0, ibv_wc_status::IBV_WC_SUCCESS);
+        assert!(other.poll().unwrap().is_none(), "it is the scope's, not ours");
+    });
+    assert_eq!(result, Ok(()));
+}
+
+#[test]
+fn a_failure_is_the_scopes_result() {
+    let mut rig = Rig::new();
+    let cq = rig.cq.as_raw();
+    let source = rig.buffer(4);
+    let Rig { qp, poller, .. } = &mut rig;
+    let result = qp.scope(poller, SECOND, |scope| {
+        scope.post_send(op::Write::new(source.lend(..), remote())).unwrap();
+        scope.post_send(op::Write::new(source.lend(..), remote())).unwrap();
+        complete(scope, cq, 0, ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+        complete(scope, cq, 1, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+    });
+    let Err(ScopeError::Failed(error)) = result else { panic!("{result:?}") };
+    assert_eq!(error.status, WcStatus::REM_ACCESS_ERR);
+}
+
+#[test]
+fn a_post_that_is_refused_lends_nothing() {
+    let mut rig = Rig::new();
+    let source = rig.buffer(4);
+    let mut sink = rig.buffer(100);
+    let Rig { qp, poller, .. } = &mut rig;
+    let start = Instant::now();
+    let result = qp.scope(poller, SECOND, |scope| {
+        fail_post(0, libc::ENOMEM, BadWr::Chain);
+        let error = scope.post_send(op::Send::new(source.lend(..))).unwrap_err();
+        assert!(error.into_request().is_some());
+        let error = scope.post_send(op::Read::new(sink.lend_mut(..), remote())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfBounds);
+    });
+    assert_eq!(result, Ok(()));
+    assert!(start.elapsed() < SECOND);
+    // The slot of the refused request is free again.
+    for token in 0..u64::from(SEND_DEPTH) - 1 {
+        rig.send(token, true);
+    }
+}
+
+#[test]
+fn a_panic_waits_too() {
+    let mut rig = Rig::new();
+    let cq = rig.cq.as_raw();
+    let source = rig.buffer(4);
+    let Rig { qp, poller, .. } = &mut rig;
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        qp.scope(poller, SECOND, |scope| {
+            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+            complete(scope, cq, 0, ibv_wc_status::IBV_WC_SUCCESS);
+            panic!("the body's");
+        })
+    }));
+    assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"the body's"));
+    assert_eq!(rig.next(), None);
+    assert_eq!(rig.cq.stale_completions(), 0);
+}
+
+#[test]
+fn past_its_deadline_the_queue_pair_is_flushed_or_else_destroyed() {
+    let mut rig = Rig::new();
+    let source = rig.buffer(4);
+    rig.send(1, true);
+    let Rig { qp, poller, .. } = &mut rig;
+    let result = qp.scope(poller, SOON, |scope| {
+        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+    });
+    assert_eq!(result, Err(ScopeError::TimedOut));
+    // This provider flushes nothing, so that only destroying helped.
+    let calls = testing::calls();
+    let ends: Vec<_> = calls.iter().filter(|call| ["modify_qp", "destroy_qp"].contains(call)).rev().take(2).collect();
+    assert_eq!(ends, [&"destroy_qp", &"modify_qp"]);
+    assert_eq!(testing::live("qp"), 0);
+    // What is left of it is inert.
+    let buffer = rig.buffer(4);
+    assert!(rig.qp.post_send(op::Send::new(buffer)).unwrap_err().into_request().is_some());
+    assert!(rig.qp.post_recv((), 0).is_err());
+    assert!(rig.qp.batch().push(op::Send::new(())).is_err());
+    assert_eq!(rig.qp.state().unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(rig.qp.set_error().unwrap_err().kind(), ErrorKind::NoDevice);
+    drop(source);
+    drop(rig);
+    assert_eq!((regions(), testing::live("cq"), testing::live("qp")), (0, 0, 0));
+}
+
+#[test]
+fn a_scope_that_cannot_end_aborts_the_process() {
+    const MARK: &str = "RDMA_TEST_SCOPE_ABORTS";
+    if std::env::var_os(MARK).is_none() {
+        let name = "qp::ownership::scopes::a_scope_that_cannot_end_aborts_the_process";
+        let exe = std::env::current_exe().unwrap();
+        let output = Command::new(exe).args([name, "--exact", "--nocapture"]).env(MARK, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("about to end"), "{text}");
+        assert!(!text.contains("returned"), "{text}");
+        assert!(!output.status.success());
+        return;
+    }
+    let mut rig = Rig::new();
+    let source = rig.buffer(4);
+    let Rig { qp, poller, .. } = &mut rig;
+    let _ = qp.scope(poller, SOON, |scope| {
+        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        fail("destroy_qp", libc::EIO);
+        println!("about to end");
+    });
+    println!("returned");
+}
+
+#[test]
+fn a_scope_needs_its_queues_poller() {
+    let mut rig = Rig::new();
+    let other = rig.pd.context().create_cq(4).unwrap();
+    let source = rig.buffer(4);
+    let result = rig.qp.scope(&mut other.poller(), SECOND, |scope| {
+        let error = scope.post_send(op::Send::new(source.lend(..))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert_eq!(scope.post_recv(()).unwrap_err().kind(), ErrorKind::InvalidInput);
+    });
+    assert_eq!(result, Ok(()));
+}

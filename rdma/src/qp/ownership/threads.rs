@@ -1,0 +1,116 @@
+//! One thread posts, others poll, and the queue pair is reset meanwhile.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::*;
+
+const ROUNDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
+
+#[test]
+fn each_buffer_comes_back_once_with_what_was_in_it() {
+    let Rig { pd, cq, mut qp, poller } = Rig::new();
+    drop(poller);
+    // Buffers that are free, and the tokens that came back.
+    let mut memory = pd.allocate(8 * 64).unwrap();
+    let free = Mutex::new(Vec::new());
+    while !memory.is_empty() {
+        free.lock().unwrap().push(memory.split_to(8));
+    }
+    drop(memory);
+    let seen = Mutex::new(vec![0_u8; ROUNDS as usize]);
+    let done = AtomicBool::new(false);
+    let poll = || {
+        let mut poller = cq.poller();
+        loop {
+            let last = done.load(Ordering::Acquire);
+            while let Some(mut completion) = poller.poll().unwrap() {
+                while let Some(mut released) = completion.next_unsignaled() {
+                    let token = released.token();
+                    let buffer = released.take_buffer().unwrap();
+                    assert_eq!(buffer[..], token.to_ne_bytes());
+                    seen.lock().unwrap()[token as usize] += 1;
+                    free.lock().unwrap().push(buffer);
+                }
+                let token = completion.token();
+                let buffer = completion.take_buffer().unwrap();
+                assert_eq!(buffer[..], token.to_ne_bytes());
+                seen.lock().unwrap()[token as usize] += 1;
+                free.lock().unwrap().push(buffer);
+            }
+            if last {
+                break;
+            }
+            thread::yield_now();
+        }
+    };
+    // Tokens that a reset took: they may have come back before, and need not.
+    let mut taken = Vec::new();
+    thread::scope(|scope| {
+        scope.spawn(poll);
+        scope.spawn(poll);
+        let mut in_flight = Vec::new();
+        for token in 0..ROUNDS {
+            let mut buffer = loop {
+                match free.lock().unwrap().pop() {
+                    Some(buffer) => break buffer,
+                    // Resets give buffers up for good.
+                    None => break pd.allocate(8).unwrap(),
+                }
+            };
+            buffer.copy_from_slice(&token.to_ne_bytes());
+            let mut work = op::Send::new(buffer).token(token).signaled(token % 3 == 0);
+            loop {
+                let wr_id = qp.send.next_wr_id();
+                let signaled = token % 3 == 0 || qp.send.is_next_forced();
+                match qp.post_send(work) {
+                    Ok(()) => {
+                        in_flight.push(token);
+                        if signaled {
+                            in_flight.clear();
+                            let wc = wc(wr_id.unwrap(), ibv_wc_status::IBV_WC_SUCCESS, 0);
+                            testing::complete(cq.as_raw(), wc);
+                        }
+                        break;
+                    }
+                    Err(error) => {
+                        work = error.into_request().unwrap();
+                        thread::yield_now();
+                    }
+                }
+            }
+            if token % 1000 == 999 {
+                qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
+                // Whatever had not been polled yet is gone.
+                taken.extend(token.saturating_sub(64)..=token);
+            }
+        }
+        taken.extend(in_flight);
+        done.store(true, Ordering::Release);
+    });
+    let seen = seen.into_inner().unwrap();
+    for (token, &count) in seen.iter().enumerate() {
+        assert!(count <= 1, "token {token} came back {count} times");
+        assert!(count == 1 || taken.contains(&(token as u64)), "token {token} never came back");
+    }
+}
+
+#[test]
+fn handles_may_be_moved_and_shared() {
+    fn send<T: Send>() {}
+    fn sync<T: Sync>() {}
+    send::<QueuePair<Rc>>();
+    sync::<QueuePair<Rc>>();
+    send::<Poller>();
+    send::<Buffer>();
+    sync::<Buffer>();
+    send::<crate::ExposedRegion>();
+    sync::<crate::ExposedRegion>();
+    send::<crate::ExposedSlice>();
+    send::<crate::Memory>();
+    send::<SendQueue>();
+    send::<RecvQueue>();
+    send::<op::Send<Buffer>>();
+    send::<crate::LentSliceMut<'static>>();
+}
