@@ -47,7 +47,15 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
     };
     // Tokens that a reset took: they may have come back before, and need not.
     let mut taken = Vec::new();
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
     thread::scope(|scope| {
+        // Also when this thread panics.
+        let _done = Done(&done);
         scope.spawn(poll);
         scope.spawn(poll);
         let mut in_flight = Vec::new();
@@ -62,14 +70,17 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
             buffer.copy_from_slice(&token.to_ne_bytes());
             let mut work = op::Send::new(buffer).token(token).signaled(token % 3 == 0);
             loop {
-                let wr_id = qp.send.next_wr_id();
+                let Some(wr_id) = qp.send.next_wr_id() else {
+                    thread::yield_now();
+                    continue;
+                };
                 let signaled = token % 3 == 0 || qp.send.is_next_forced();
                 match qp.post_send(work) {
                     Ok(()) => {
                         in_flight.push(token);
                         if signaled {
                             in_flight.clear();
-                            let wc = wc(wr_id.unwrap(), ibv_wc_status::IBV_WC_SUCCESS, 0);
+                            let wc = wc(wr_id, ibv_wc_status::IBV_WC_SUCCESS, 0);
                             testing::complete(cq.as_raw(), wc);
                         }
                         break;
@@ -87,7 +98,6 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
             }
         }
         taken.extend(in_flight);
-        done.store(true, Ordering::Release);
     });
     let seen = seen.into_inner().unwrap();
     for (token, &count) in seen.iter().enumerate() {
