@@ -6,7 +6,7 @@ use std::thread;
 
 use super::*;
 
-const ROUNDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
+const ROUNDS: u32 = if cfg!(miri) { 200 } else { 20_000 };
 
 #[test]
 fn each_buffer_comes_back_once_with_what_was_in_it() {
@@ -30,13 +30,13 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
                     let token = released.token();
                     let buffer = released.take_buffer().unwrap();
                     assert_eq!(buffer[..], token.to_ne_bytes());
-                    seen.lock().unwrap()[token as usize] += 1;
+                    seen.lock().unwrap()[usize::try_from(token).unwrap()] += 1;
                     free.lock().unwrap().push(buffer);
                 }
                 let token = completion.token();
                 let buffer = completion.take_buffer().unwrap();
                 assert_eq!(buffer[..], token.to_ne_bytes());
-                seen.lock().unwrap()[token as usize] += 1;
+                seen.lock().unwrap()[usize::try_from(token).unwrap()] += 1;
                 free.lock().unwrap().push(buffer);
             }
             if last {
@@ -59,14 +59,10 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
         scope.spawn(poll);
         scope.spawn(poll);
         let mut in_flight = Vec::new();
-        for token in 0..ROUNDS {
-            let mut buffer = loop {
-                match free.lock().unwrap().pop() {
-                    Some(buffer) => break buffer,
-                    // Resets give buffers up for good.
-                    None => break pd.allocate(8).unwrap(),
-                }
-            };
+        for token in 0..u64::from(ROUNDS) {
+            // Resets give buffers up for good.
+            let free = free.lock().unwrap().pop();
+            let mut buffer = free.unwrap_or_else(|| pd.allocate(8).unwrap());
             buffer.copy_from_slice(&token.to_ne_bytes());
             let mut work = op::Send::new(buffer).token(token).signaled(token % 3 == 0);
             loop {
