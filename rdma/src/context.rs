@@ -112,9 +112,10 @@ impl Drop for ContextInner {
 impl Context {
     pub(crate) fn open(device: &Device) -> Result<Self> {
         fork::watch();
-        if std::env::var("MLX5_SINGLE_THREADED").is_ok_and(|value| value == "1") && !device.is_software() {
+        let unlocked = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
+        if !device.is_software() && ["MLX5_SINGLE_THREADED", "MLX4_SINGLE_THREADED"].into_iter().any(unlocked) {
             // The provider would leave out the locks that Send and Sync of our handles rely on.
-            tracing::error!("MLX5_SINGLE_THREADED=1 makes the provider's queues unsafe to share: unset it");
+            tracing::error!("MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it");
             return Err(Error::new(Operation::OpenDevice, ErrorKind::NotSupported));
         }
         let table = device.table();
