@@ -147,6 +147,15 @@ impl Link {
         doorbell::disarm(self.asleep.word());
     }
 
+    /// Writes what no producer would.
+    #[cfg(test)]
+    pub(crate) fn vandalise(&self) {
+        self.out.region().tail().store(u64::MAX, core::sync::atomic::Ordering::SeqCst);
+        if let Some(peer) = &self.peer {
+            ring(&peer.bell);
+        }
+    }
+
     fn release(&mut self) {
         if self.inbound.release() {
             self.ring_if_asleep();

@@ -9,6 +9,7 @@ use rdma_sys::*;
 
 use self::side::{Peer, ROLE, Side, listen, pair, say};
 use super::*;
+use crate::link::duplex::Link;
 
 fn become_a_stranger() {
     // SAFETY: no conditions.
@@ -30,7 +31,7 @@ fn peer() {
     if role == "stranger" {
         become_a_stranger();
     }
-    let side = Side::new(4 << 20);
+    let side = Side::after(4 << 20, if role == "many" { 5000 } else { 0 });
     let theirs = listen();
     side.connect(u32::try_from(theirs[0]).unwrap());
     match role.as_str() {
@@ -87,8 +88,17 @@ fn peer() {
                 side.recv(1, 0, 1 << 20);
             }
         }
+        // Destroys the link that we share.
+        "vandal" => {
+            say(&side.describe());
+            side.recv(1, 0, 64);
+            side.wait_ok();
+            listen();
+            side.node.lock().links().for_each(Link::vandalise);
+            listen();
+        }
         // Does nothing at all, until told to end.
-        "sleep" => {
+        "sleep" | "many" => {
             say(&side.describe());
             listen();
         }
@@ -277,6 +287,38 @@ fn an_idle_process_does_nothing() {
     let before = switches();
     std::thread::sleep(Duration::from_millis(500));
     assert!(switches() - before <= 1, "an idle agent woke {} times in half a second", switches() - before);
+    peer.tell("0");
+    peer.finish();
+}
+
+#[test]
+fn a_process_with_many_queue_pairs_has_several_numbers() {
+    let (side, mut peer, theirs) = pair("many", 4096);
+    let (last, rkey) = (theirs[0], u32::try_from(theirs[2]).unwrap());
+    side.set(0, b"to the second slot");
+    side.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, 18, theirs[1], rkey);
+    side.wait_ok();
+    assert_ne!(last >> 12, 0);
+    let state = side.node.lock();
+    let slots =
+        state.links().find_map(|link| link.peer.as_ref().filter(|p| p.pid == peer.pid())).unwrap().slots.clone();
+    drop(state);
+    assert_eq!(slots.len(), 2);
+    assert_eq!(u64::from(slots[1].0), last >> 12);
+    peer.tell("0");
+    peer.finish();
+}
+
+/// The peer overwrites the words of the ring: the link ends, and nothing else does.
+#[test]
+fn a_vandal_loses_its_link() {
+    let (side, mut peer, _) = pair("vandal", 4096);
+    side.send(1, 0, 8);
+    side.wait_ok();
+    peer.tell("0");
+    side.send(2, 0, 8);
+    let status = side.wait().status;
+    assert_eq!(status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
     peer.tell("0");
     peer.finish();
 }

@@ -27,6 +27,11 @@ pub(super) struct Side {
 
 impl Side {
     pub(super) fn new(len: usize) -> Self {
+        Self::after(len, 0)
+    }
+
+    /// One that is made after so many other queue pairs.
+    pub(super) fn after(len: usize, others: usize) -> Self {
         static TOKENS: AtomicU64 = AtomicU64::new(1);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let node = Node::get().unwrap();
@@ -42,27 +47,35 @@ impl Side {
             access,
             backing: memory.backing().cloned(),
         };
-        let (cq, qp, qpn, key) = node.with(|engine| {
+        let (pd, cq, key) = node.with(|engine| {
             let pd = engine.alloc_pd().unwrap();
             let cq = engine.create_cq(256, token).unwrap();
             // SAFETY: the memory is never freed, and only touched through rdma_mem.
             let key = unsafe { engine.register(pd, &what) }.unwrap().lkey;
-            let (qp, qpn) = engine
-                .create_qp(&QpInit {
-                    pd,
-                    send_cq: cq,
-                    recv_cq: cq,
-                    max_send_wr: 64,
-                    max_recv_wr: 64,
-                    max_send_sge: 4,
-                    max_recv_sge: 4,
-                    max_inline_data: 64,
-                    sq_sig_all: true,
-                    token: 2,
-                })
-                .unwrap();
-            (cq, qp, qpn, key)
+            (pd, cq, key)
         });
+        let create = |depth| {
+            let init = QpInit {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                max_send_wr: depth,
+                max_recv_wr: depth,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline_data: 64,
+                sq_sig_all: true,
+                token: 2,
+            };
+            node.with(|engine| engine.create_qp(&init)).or_else(|_| {
+                node.add_slot()?;
+                node.with(|engine| engine.create_qp(&init))
+            })
+        };
+        for _ in 0..others {
+            create(1).unwrap();
+        }
+        let (qp, qpn) = create(64).unwrap();
         Self { node, cq, qp, qpn, memory, key, token }
     }
 
@@ -77,7 +90,7 @@ impl Side {
                 max_rd_atomic: Some(4),
                 max_dest_rd_atomic: Some(4),
                 min_rnr_timer: Some(1),
-                timeout: Some(14),
+                timeout: Some(12),
                 retry_cnt: Some(7),
                 rnr_retry: Some(7),
                 ..ModifyQp::default()
