@@ -6,7 +6,7 @@
 //! word 2   address                         or the atomic's result
 //! word 3   key 32 | length of the whole message 32
 //! word 4   offset of this payload 32 | immediate 32      or the compare operand, or what is added
-//! word 5   the swap operand
+//! word 5   the swap operand                or, with ACK: the number 32 that is acknowledged | epoch 16
 //! ```
 //!
 //! What a header says is hostile until it was checked: [`Frame::decode`] checks what can be checked without knowing the
@@ -78,7 +78,9 @@ impl Kind {
 pub(super) const IMM: u8 = 1;
 /// The receive completion is solicited.
 pub(super) const SOLICITED: u8 = 2;
-const KNOWN_FLAGS: u8 = IMM | SOLICITED;
+/// Word 5 acknowledges requests of the other direction.
+pub(super) const ACK: u8 = 4;
+const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK;
 
 /// Why a request was refused, in a NAK's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +142,26 @@ impl Frame {
     /// Sets offset and immediate.
     pub(super) const fn set_offset(&mut self, offset: u32, imm: u32) {
         self.a = offset as u64 | (imm as u64) << 32;
+    }
+
+    /// The acknowledgement in word 5, as a frame of its own.
+    #[allow(clippy::cast_possible_truncation, reason = "fields of the word")]
+    pub(super) const fn carried_ack(&self) -> Option<Self> {
+        if self.flags & ACK == 0 || !self.can_carry() {
+            return None;
+        }
+        Some(Self::new(Kind::Ack, self.to, self.from, self.b as u32 & NUMBER_MASK, (self.b >> 32) as u16))
+    }
+
+    /// Whether word 5 is free.
+    pub(super) const fn can_carry(&self) -> bool {
+        matches!(self.kind, Kind::Send | Kind::Write | Kind::WriteDone | Kind::Read)
+    }
+
+    /// Acknowledges in word 5.
+    pub(super) const fn carry_ack(&mut self, number: u32, epoch: u16) {
+        self.flags |= ACK;
+        self.b = number as u64 | (epoch as u64) << 32;
     }
 
     /// The header.
@@ -228,11 +250,13 @@ mod tests {
         let mut frame = Frame::new(Kind::Write, 0x12_3456, 0xab_cdef, 0xff_fffe, 0x1234);
         (frame.addr, frame.key, frame.total, frame.code) = (u64::MAX - 3, 0xdead_beef, 1 << 30, 200);
         frame.set_offset(77, 0x8000_0001);
-        frame.b = 0x77_7777_ffff;
+        frame.carry_ack(0x77_7777, 0xffff);
         frame.flags |= IMM | SOLICITED;
         let back = Frame::decode(&frame.encode(), 1000).unwrap();
         assert_eq!(back, frame);
         assert_eq!((back.offset(), back.imm()), (77, 0x8000_0001));
+        let ack = Frame::new(Kind::Ack, 0x12_3456, 0xab_cdef, 0x77_7777, 0xffff);
+        assert_eq!(back.carried_ack(), Some(ack));
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub trait Outbound {
 pub struct Engine {
     qps: QpTable,
     shared: Shared,
+    /// A request was posted since acknowledgements were put off.
+    release_next: bool,
 }
 
 impl Engine {
@@ -87,6 +89,7 @@ impl Engine {
     pub fn new(config: EngineConfig) -> Self {
         Self {
             qps: QpTable::new(config.seed),
+            release_next: false,
             shared: Shared {
                 pds: PdTable::default(),
                 mrs: MrTable::new(config.seed),
@@ -96,6 +99,8 @@ impl Engine {
                 timers: Timers::default(),
                 directory: Directory::new(config.directory),
                 slots: vec![config.slot],
+                defer_acks: false,
+                deferred: Vec::new(),
                 grants: VecDeque::new(),
             },
         }
@@ -242,6 +247,7 @@ impl Engine {
             shared.pds.leave(init.pd);
         }
         shared.peers.reserve(self.qps.len());
+        shared.deferred.reserve(self.qps.len().saturating_sub(shared.deferred.len()));
         created
     }
 
@@ -289,6 +295,7 @@ impl Engine {
     /// `ENOMEM`: the queue is full. `EINVAL`: wrong state, or a request that the queue pair cannot hold.
     pub fn post_send(&mut self, qp: QpId, request: &SendRequest<'_>) -> Result<(), Errno> {
         let posted = self.qps.get_mut(qp)?.post_send(request, &mut self.shared);
+        self.release_next = true;
         self.settle();
         posted
     }
@@ -376,9 +383,13 @@ impl Engine {
             }
             return;
         };
+        let answers = frame.from == qp.attr.dest_qpn && shared.peers.link_of(sender) == Some(link);
         if frame.kind.is_request() {
+            if let Some(ack) = frame.carried_ack().filter(|_| answers) {
+                qp.handle_answer(&ack, Source::EMPTY, shared);
+            }
             qp.handle_request(link, &frame, payload, shared);
-        } else if frame.from == qp.attr.dest_qpn && shared.peers.link_of(sender) == Some(link) {
+        } else if answers {
             qp.handle_answer(&frame, payload, shared);
         }
         self.settle();
@@ -388,7 +399,37 @@ impl Engine {
     /// drain of a link, not after each frame). A link whose transmission ended `Blocked` or `More` is the driver's to
     /// remember.
     pub fn poll_active_link(&mut self) -> Option<LinkId> {
-        self.shared.peers.pop_active()
+        let active = self.shared.peers.pop_active();
+        if active.is_none() && core::mem::take(&mut self.release_next) && !self.shared.deferred.is_empty() {
+            self.release_acks();
+            return self.shared.peers.pop_active();
+        }
+        active
+    }
+
+    /// Puts off the acknowledgements that become due from now on, or no longer does. For a drain by somebody who is about
+    /// to look at completions, and may answer with requests: these then carry the acknowledgements.
+    ///
+    /// What was put off is sent after the next `post_send`, or by [`release_acks`](Self::release_acks): whoever puts off must
+    /// see to it that this is called soon.
+    pub fn defer_acks(&mut self, defer: bool) {
+        self.shared.defer_acks = defer;
+    }
+
+    /// Sends what was put off.
+    #[inline]
+    pub fn release_acks(&mut self) {
+        if !self.shared.deferred.is_empty() {
+            self.release_all();
+        }
+    }
+
+    fn release_all(&mut self) {
+        while let Some(index) = self.shared.deferred.pop() {
+            if let Ok(qp) = self.qps.get_mut(QpId(index)) {
+                qp.release_ack(&mut self.shared);
+            }
+        }
     }
 
     /// Sends what there is for a link; copies at most about `limits::COPY_BUDGET` bytes.

@@ -286,6 +286,11 @@ impl Qp {
         if wqe.written {
             frame.kind = Kind::WriteDone;
         }
+        let link = shared.peers.link_of(self.peer());
+        let carried = self.resp.ack_to_carry(link).filter(|_| frame.can_carry());
+        if let Some((number, epoch)) = carried {
+            frame.carry_ack(number, epoch);
+        }
         let pushed = if len == 0 {
             out.try_push(&frame.encode(), &Gather::EMPTY)
         } else if wqe.inline {
@@ -302,6 +307,9 @@ impl Qp {
         };
         if !pushed {
             return false;
+        }
+        if carried.is_some() {
+            self.resp.ack_sent();
         }
         *budget = budget.saturating_sub(len.max(64) as usize);
         self.req.offset = offset + len;

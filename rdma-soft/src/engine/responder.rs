@@ -50,6 +50,8 @@ pub(super) struct Responder {
     ack_due: bool,
     refusal: Option<Frame>,
     established: bool,
+    /// In the list of those whose acknowledgements are put off.
+    deferred: bool,
 }
 
 impl Responder {
@@ -59,10 +61,21 @@ impl Responder {
         self.answers.reserve_exact(self.max_answers);
     }
 
+    /// The number and epoch that a request may acknowledge, if it goes where requests come from.
+    pub(super) fn ack_to_carry(&self, link: Option<LinkId>) -> Option<(u32, u16)> {
+        (self.ack_due && self.link == link && self.answers.is_empty() && self.refusal.is_none())
+            .then(|| (before(self.expected), self.epoch))
+    }
+
+    /// A request has carried the acknowledgement.
+    pub(super) const fn ack_sent(&mut self) {
+        self.ack_due = false;
+    }
+
     /// A new responder with the old one's memory.
     pub(super) fn recycled(mut self) -> Self {
         self.answers.clear();
-        Self { answers: self.answers, ..Self::default() }
+        Self { answers: self.answers, deferred: self.deferred, ..Self::default() }
     }
 }
 
@@ -158,7 +171,22 @@ impl Qp {
         self.resp.expected = after(self.resp.expected);
         // The data of a read or an atomic is its acknowledgement.
         self.resp.ack_due = matches!(frame.kind, Kind::Send | Kind::Write | Kind::WriteDone);
-        self.schedule_answers(link, shared);
+        if self.resp.ack_due && shared.defer_acks {
+            if !self.resp.deferred {
+                self.resp.deferred = true;
+                shared.deferred.push(self.id.0);
+            }
+        } else {
+            self.schedule_answers(link, shared);
+        }
+    }
+
+    /// Sends an acknowledgement that was put off, unless a request has carried it meanwhile.
+    pub(super) fn release_ack(&mut self, shared: &mut Shared) {
+        self.resp.deferred = false;
+        if let Some(link) = self.resp.link.filter(|_| self.resp.ack_due) {
+            self.schedule_answers(link, shared);
+        }
     }
 
     fn execute(&mut self, frame: &Frame, payload: Source<'_>, shared: &mut Shared) -> Outcome {

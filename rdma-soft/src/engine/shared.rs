@@ -24,6 +24,10 @@ pub(super) struct Shared {
     pub(super) directory: Directory,
     /// Our own, in the order in which the table of queue pairs has them.
     pub(super) slots: Vec<Slot>,
+    /// Acknowledgements that become due are put off.
+    pub(super) defer_acks: bool,
+    /// The queue pairs whose acknowledgements were.
+    pub(super) deferred: Vec<u32>,
     /// Regions that peers asked for.
     pub(super) grants: VecDeque<Grant>,
 }

@@ -263,6 +263,7 @@ fn run(program: &Program) -> Result<(), TestCaseError> {
         world.with_directories();
     }
     world.batch = program.batch;
+    world.lazy = program.batch % 2 == 0;
     let ends = world.connect(if program.same_node { [0, 0] } else { [0, 1] });
     let keys = [0, 1].map(|side| world.register(ends[side].at, &memory[side], ALL));
     let mut run = Run { world, ends, memory, keys, receives: [0; 2] };

@@ -239,14 +239,59 @@ fn reads_in_flight_are_limited_and_fences_wait_for_them() {
     let list = [sge(&here, key, 0, 64)];
     for id in 0..8 {
         world.send(a, &remote(request(READ, id, &list), &there, 0, rkey)).unwrap();
+        world.step(0);
+        assert!(world.in_flight(0) <= 2);
     }
-    let write = SendRequest { flags: SIGNALED | FENCE, ..request(WRITE, 8, &list) };
-    world.send(a, &remote(write, &there, 128, rkey)).unwrap();
     world.settle();
-    let expected: Vec<_> = (0..9).map(|id| (id, OK)).collect();
+    let expected: Vec<_> = (0..8).map(|id| (id, OK)).collect();
     assert_eq!(world.statuses(0), expected);
-    // The fenced write sent what the reads had brought.
-    assert_eq!(there.read(128, 64), there.read(0, 64));
+    for (flags, fenced) in [(SIGNALED, false), (SIGNALED | FENCE, true)] {
+        here.write(0, &[0; 64]);
+        world.send(a, &remote(request(READ, 8, &list), &there, 0, rkey)).unwrap();
+        let write = SendRequest { flags, ..request(WRITE, 9, &list) };
+        world.send(a, &remote(write, &there, 128, rkey)).unwrap();
+        world.settle();
+        assert_eq!(world.statuses(0), [(8, OK), (9, OK)]);
+        // A fenced write sends what the read has brought; another one need not wait for it.
+        assert_eq!(there.read(128, 64) == there.read(0, 64), fenced);
+    }
+}
+
+#[test]
+fn an_answer_to_an_earlier_life_of_the_queue_pair_is_not_taken_for_one_to_this() {
+    let mut world = World::new();
+    let [a, b] = world.connect([0, 1]);
+    world.recv(b, 1, &[]).unwrap();
+    world.send(a, &request(SEND, 2, &[])).unwrap();
+    world.step(0);
+    world.step(1);
+    assert_eq!(world.in_flight(1), 1, "the acknowledgement is on its way");
+    world.set_state(a, QpState::Reset);
+    world.bring_up(a, b.qpn, |_| {});
+    world.send(a, &request(SEND, 3, &[])).unwrap();
+    world.step(0);
+    assert!(world.poll(0).is_empty());
+}
+
+#[test]
+fn a_read_that_was_cut_off_starts_again_from_its_beginning() {
+    let (here, there) = (Memory::new(1 << 16), Memory::new(1 << 16));
+    let mut world = World::with_wires(2, 1000);
+    let [a, b] = world.connect([0, 1]);
+    let key = world.register(0, &here, ALL);
+    let rkey = world.register(1, &there, ALL);
+    there.fill(4);
+    world.send(a, &remote(request(READ, 1, &[sge(&here, key, 0, 20_000)]), &there, 0, rkey)).unwrap();
+    for _ in 0..4 {
+        world.step(0);
+        world.step(1);
+    }
+    assert_eq!(here.read(0, 1000), there.read(0, 1000), "it has begun");
+    world.set_state(b, QpState::Reset);
+    world.bring_up(b, a.qpn, |_| {});
+    world.run_for(100 * MILLI);
+    assert_eq!(world.statuses(0), [(1, OK)]);
+    assert_eq!(here.read(0, 20_000), there.read(0, 20_000));
 }
 
 #[test]
@@ -317,4 +362,44 @@ fn numbers_of_destroyed_queue_pairs_are_used_again_last() {
     assert_eq!(engine.create_qp(&small), Err(Errno::NOMEM));
     engine.add_slot(Slot(17));
     assert_eq!(Slot::of_qpn(engine.create_qp(&small).unwrap().1), Slot(17));
+}
+
+#[test]
+fn acknowledgements_that_were_put_off_travel_with_requests() {
+    let mut world = World::new();
+    let ends = world.connect([0, 1]);
+    world.lazy = true;
+    for end in ends {
+        for id in 0..10 {
+            world.recv(end, id, &[]).unwrap();
+        }
+    }
+    let [a, b] = ends;
+    for round in 0..5 {
+        world.send(a, &request(SEND, 100 + round, &[])).unwrap();
+        world.step(0);
+        assert_eq!(world.in_flight(0), 1);
+        world.step(1);
+        assert_eq!(world.in_flight(1), 0, "the acknowledgement waits");
+        world.send(b, &request(SEND, 200 + round, &[])).unwrap();
+        world.step(1);
+        assert_eq!(world.in_flight(1), 1, "one frame for both");
+        world.step(0);
+        let expected = if round == 0 { vec![(100, OK), (0, OK)] } else { vec![(100 + round, OK), (round, OK)] };
+        assert_eq!(world.statuses(0), expected);
+    }
+    // Nothing follows: the last one goes by itself.
+    world.settle();
+    assert_eq!(world.statuses(1).last(), Some(&(204, OK)));
+    // What another queue pair owes goes along with the next post.
+    let [c, d] = world.connect([0, 1]);
+    world.recv(d, 1, &[]).unwrap();
+    world.send(c, &request(SEND, 1, &[])).unwrap();
+    world.step(0);
+    world.nodes[1].engine.defer_acks(true);
+    world.step(1);
+    world.send(b, &request(WRITE, 2, &[])).unwrap();
+    world.step(1);
+    world.step(0);
+    assert_eq!(world.statuses(0), [(1, OK)]);
 }

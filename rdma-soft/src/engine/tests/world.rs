@@ -147,6 +147,8 @@ pub(super) struct World {
     pub(super) now: Time,
     /// How many frames a node takes at a time.
     pub(super) batch: usize,
+    /// Acknowledgements are put off to the next step, or until a request carries them.
+    pub(super) lazy: bool,
     linked: bool,
 }
 
@@ -186,7 +188,7 @@ impl World {
             let (loopback, out) = (wire(), wire());
             Node { engine, slot: Slot(slot), pd, cq, alive: true, loopback, out, pending: Vec::new(), directory: None }
         };
-        Self { nodes: [node(5), node(4094)], now: Time(1_000_000), batch: usize::MAX, linked: false }
+        Self { nodes: [node(5), node(4094)], now: Time(1_000_000), batch: usize::MAX, lazy: false, linked: false }
     }
 
     /// Lets the nodes see each other's directories; before anything else is made.
@@ -223,6 +225,10 @@ impl World {
                 self.nodes[at].engine.handle_unreachable(slot);
             }
         }
+        let lazy = self.lazy;
+        let engine = &mut self.nodes[at].engine;
+        engine.release_acks();
+        engine.defer_acks(lazy);
         for _ in 0..self.batch {
             let Some((header, payload)) = self.nodes[1 - at].out.frames.pop_front() else { break };
             self.nodes[at].engine.handle_frame(LINK, &header, Source::of(&payload));
@@ -233,6 +239,7 @@ impl World {
             self.nodes[at].engine.handle_frame(LOOPBACK, &header, Source::of(&payload));
             moved = true;
         }
+        self.nodes[at].engine.defer_acks(false);
         while let Some(grant) = self.nodes[at].engine.poll_grant() {
             let mapping = Arc::new(Mapping::map(grant.backing.fd(), grant.len).unwrap());
             // SAFETY: the mapping is the owner, and is accessed by atomics only.
@@ -266,6 +273,11 @@ impl World {
             }
         }
         before != node.out.frames.len() + node.loopback.frames.len()
+    }
+
+    /// Frames on their way from a node to the other.
+    pub(super) fn in_flight(&self, at: usize) -> usize {
+        self.nodes[at].out.frames.len()
     }
 
     /// Runs both without letting time pass.
