@@ -30,6 +30,23 @@ use crate::link::{duplex, memory};
 /// Bytes of each ring, unless the environment says otherwise.
 const RING_CAPACITY: usize = 1 << 20;
 
+static NODE: OnceLock<&'static Node> = OnceLock::new();
+
+/// Sends what was put off (see [`State::poll_cq`]) before the process is gone: a peer whose message was received here should
+/// not take our exit for a failure.
+extern "C" fn at_exit() {
+    let Some(node) = NODE.get().filter(|node| node.guard.is_owner()) else { return };
+    // Other threads may be running still, or have ended with the lock held: no waiting for ever.
+    for _ in 0..100 {
+        if let Ok(mut state) = node.state.try_lock() {
+            // Nothing may unwind into C.
+            let _result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| state.send_deferred()));
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// This process's software device.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -54,7 +71,6 @@ impl Node {
     /// says more).
     #[inline]
     pub(crate) fn get() -> Result<&'static Self, Errno> {
-        static NODE: OnceLock<&'static Node> = OnceLock::new();
         static STARTING: Mutex<()> = Mutex::new(());
         if let Some(node) = NODE.get() {
             return if node.guard.is_owner() { Ok(node) } else { Err(Errno(libc::ENODEV)) };
@@ -69,7 +85,13 @@ impl Node {
             agent::start(node).map(|()| &*node)
         });
         match started {
-            Ok(node) => Ok(NODE.get_or_init(|| node)),
+            Ok(node) => {
+                let node = NODE.get_or_init(|| node);
+                // SAFETY: atexit takes a function that may run at any time from now on: `at_exit` may. (That there is no
+                // memory for it is no reason not to start.)
+                let _ = unsafe { libc::atexit(at_exit) };
+                Ok(node)
+            }
             Err(error) => {
                 tracing::error!(%error, "the software RDMA device cannot start");
                 Err(Errno(error.raw_os_error().unwrap_or(libc::EIO)))

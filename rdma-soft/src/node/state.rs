@@ -149,14 +149,30 @@ impl State {
         if taken != 0 {
             return Ok(taken);
         }
-        self.progress();
+        // Who polls all the time posts soon, and the next request carries the acknowledgement. If it does not, the agent
+        // sends it at its next tick.
+        self.turn(self.agent == Agent::Ticking);
         self.engine.poll_cq(cq, out)
     }
 
     /// Takes in what has come and sends what there is: at most about a megabyte of copying. True if more is left to do.
     pub(crate) fn progress(&mut self) -> bool {
+        self.turn(false)
+    }
+
+    /// Sends the acknowledgements that were put off, if there are any.
+    pub(crate) fn send_deferred(&mut self) {
+        self.engine.release_acks();
+        self.after_call();
+    }
+
+    #[inline]
+    fn turn(&mut self, defer_acks: bool) -> bool {
         let mut budget = COPY_BUDGET;
+        self.engine.release_acks();
+        self.engine.defer_acks(defer_acks);
         let mut more = self.drain(&mut budget);
+        self.engine.defer_acks(false);
         more |= self.transmit(&mut budget);
         self.finish(more);
         more
