@@ -68,6 +68,10 @@ impl<R: BufRead, W: Write> Channel<R, W> {
     }
 
     /// Exchanges endpoints.
+    ///
+    /// # Panics
+    ///
+    /// If the other end is gone, or sends something else.
     pub fn exchange(&mut self, ours: &Endpoint) -> Endpoint {
         self.send(&ours.to_bytes());
         Endpoint::from_bytes(&self.receive()).expect("an endpoint")
@@ -120,6 +124,10 @@ impl Running {
     }
 
     /// Kills it, as `kill -9` does, and waits until it is gone.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be killed.
     pub fn kill(&mut self) {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");
