@@ -94,8 +94,11 @@ fn peer() {
             side.recv(1, 0, 64);
             side.wait_ok();
             listen();
-            side.node.lock().links().for_each(Link::vandalise);
+            let state = side.node.lock();
+            state.links().for_each(Link::vandalise);
+            // Nothing of ours may put the words right again.
             listen();
+            drop(state);
         }
         // Does nothing at all, until told to end.
         "sleep" | "many" => {
