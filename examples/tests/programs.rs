@@ -162,9 +162,10 @@ mod all_reduce {
 
     #[test]
     fn small_chunks_and_deep_pipelines_sum() {
-        for (chunk, lead) in [("4K", "1"), ("4K", "5"), ("16K", "2"), ("1M", "3")] {
+        let cases = [("4K", "1"), ("4K", "5"), ("16K", "2"), ("1M", "3")];
+        for (algo, (chunk, lead)) in ["ring", "direct"].into_iter().flat_map(|algo| cases.map(|case| (algo, case))) {
             let sizes = ["--min", "100000", "--max", "900000", "-f", "3", "-n", "2"];
-            let args = [&sizes[..], &["-r", "3", "--chunk", chunk, "--lead", lead, "--one-shot", "0"]].concat();
+            let args = [&sizes[..], &["-r", "3", "--chunk", chunk, "--lead", lead, "--algo", algo]].concat();
             is_right(&json(&args), 3);
         }
     }

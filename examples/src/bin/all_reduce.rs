@@ -61,7 +61,20 @@ struct Args {
     lead: Option<usize>,
     /// Up to this size, everybody sends everything to everybody
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
-    one_shot: Option<Size>,
+    one_step: Option<Size>,
+    /// How to do it; auto: by size
+    #[arg(short, long, value_enum, default_value_t = Algo::Auto)]
+    algo: Algo,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Algo {
+    /// Direct where all are connected to all, else the ring
+    Auto,
+    /// Messages to the right neighbour only
+    Ring,
+    /// One or two steps, with messages to all
+    Direct,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -138,11 +151,16 @@ impl Args {
             }
             tuning.lead = lead;
         }
-        if let Some(one_shot) = self.one_shot {
-            if one_shot.0 > 1 << 24 || one_shot.0 % 64 != 0 {
-                return Err(Failure::usage(format!("--one-shot {one_shot}: give a multiple of 64, at most 16M")));
+        if let Some(one_step) = self.one_step {
+            if one_step.0 > 1 << 24 || one_step.0 % 64 != 0 {
+                return Err(Failure::usage(format!("--one-step {one_step}: give a multiple of 64, at most 16M")));
             }
-            tuning.one_shot = one_shot.0;
+            tuning.one_step = one_step.0;
+        }
+        match self.algo {
+            Algo::Auto => {}
+            Algo::Ring => (tuning.one_step, tuning.two_steps) = (0, 0),
+            Algo::Direct => tuning.two_steps = usize::MAX,
         }
         Ok(tuning)
     }

@@ -25,11 +25,13 @@ pub(super) enum Lane {
     Ring,
     /// Slots of the ring that are free again.
     Credit,
-    /// Messages of the one-step algorithm.
-    OneShot,
+    /// Parts for the direct algorithms.
+    Part,
+    /// Results of the direct algorithms.
+    Result,
 }
 
-const LANES: usize = 3;
+const LANES: usize = 4;
 /// Counters are a cache line apart.
 const LINE: usize = 64;
 /// Work requests outstanding to one peer, and receives posted for one.
@@ -157,6 +159,10 @@ impl Fabric {
         source: ExposedSlice,
         place: RemoteSlice,
     ) -> Result<u64, Failure> {
+        if source.is_empty() {
+            // Nothing to wait for, either: earlier sends are not less complete for it.
+            return self.notify(to, lane).map(|()| 0);
+        }
         self.make_room(to)?;
         let peer = peer(&mut self.peers, to)?;
         if self.in_order {
@@ -306,7 +312,7 @@ impl Peer {
             let at = counter(rank, lane);
             counters.slice(at..at + 8).map_err(Failure::from)
         };
-        let counters = [place(Lane::Ring)?, place(Lane::Credit)?, place(Lane::OneShot)?];
+        let counters = [place(Lane::Ring)?, place(Lane::Credit)?, place(Lane::Part)?, place(Lane::Result)?];
         Ok(Self { qp, counters, sent: [0; LANES], received: [0; LANES], posted: 0, completed: 0, last_data: 0 })
     }
 

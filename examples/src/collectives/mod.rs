@@ -3,10 +3,13 @@
 //! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s, whose memory the other ranks write
 //! to directly.
 
+mod blocks;
 mod communicator;
+mod direct;
 mod element;
 mod fabric;
 mod pattern;
+mod ring;
 mod schedule;
 mod tensor;
 pub mod wait;

@@ -83,6 +83,18 @@ impl Schedule {
         self.elements(message.block, self.rank + 2 * self.world - message.step - 1)
     }
 
+    /// How many blocks there are.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// The elements of a block's segment, which are none where the elements have come to an end.
+    #[must_use]
+    pub fn segment(&self, block: usize, segment: usize) -> Range<usize> {
+        self.elements(block, segment)
+    }
+
     fn elements(&self, block: usize, segment: usize) -> Range<usize> {
         let start = (block * self.world + segment % self.world) * self.segment;
         start.min(self.count)..(start + self.segment).min(self.count)

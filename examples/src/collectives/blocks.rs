@@ -1,0 +1,42 @@
+//! Memory in the first-level cache, through which sums are made block by block: exposed memory is never lent, only copied.
+
+use std::ops::Range;
+
+use super::element::Element;
+use super::tensor::BLOCK;
+
+/// Two blocks, aligned for every element type.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    sums: Vec<u64>,
+    more: Vec<u64>,
+}
+
+impl Blocks {
+    pub(super) fn new() -> Self {
+        Self { sums: vec![0; BLOCK / 8], more: vec![0; BLOCK / 8] }
+    }
+
+    /// One for sums, one for what is added to them.
+    #[inline]
+    pub(super) fn of<T: Element>(&mut self) -> (&mut [T], &mut [T]) {
+        (bytemuck::cast_slice_mut(&mut self.sums), bytemuck::cast_slice_mut(&mut self.more))
+    }
+}
+
+/// A range in parts of at most `length`.
+pub(super) fn parts(range: Range<usize>, length: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(length.max(1)).map(move |start| start..(start + length).min(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_range() {
+        assert_eq!(parts(3..10, 3).collect::<Vec<_>>(), [3..6, 6..9, 9..10]);
+        assert_eq!(parts(3..3, 3).count(), 0);
+    }
+}

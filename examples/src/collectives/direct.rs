@@ -1,0 +1,151 @@
+//! All-reduce in one or two steps, where every rank is connected to every other.
+//!
+//! *One step*, for small tensors: everybody sends everything to everybody, and everybody adds all of it up in the order of
+//! ranks. *Two steps*: rank `r` gets segment `r` of everybody, adds it up, and sends the result to everybody. With more
+//! ranks than cores a step costs a turn of all ranks on their cores, so few steps matter more than few messages.
+//!
+//! Parts go into slots, of which there are two for each rank, used in turn by *rounds*. A slot may be written again when
+//! its owner has read it. That follows from what its owner has sent since:
+//!
+//! * one step: a part of round `k` says that its sender has finished every operation before that of round `k`;
+//! * two steps: the result of round `k` says that its sender has read all parts of round `k`, and a part of an operation's
+//!   first round, that its sender has finished the operations before.
+
+use std::ops::Range;
+
+use rdma::{ExposedRegion, RemoteSlice};
+
+use super::blocks::{Blocks, parts};
+use super::element::Element;
+use super::fabric::{Fabric, Lane, exchange};
+use super::schedule::Schedule;
+use super::tensor::Tensor;
+use crate::Failure;
+use crate::bootstrap::Group;
+
+/// What the direct algorithms need between operations.
+#[derive(Debug)]
+pub(super) struct Direct {
+    rank: usize,
+    world: usize,
+    /// Bytes of a slot.
+    capacity: usize,
+    slots: ExposedRegion,
+    remotes: Vec<RemoteSlice>,
+    /// Rounds of parts, and of results, since the beginning.
+    rounds: u64,
+    results: u64,
+}
+
+impl Direct {
+    /// Gets the memory; collective.
+    pub(super) fn new(fabric: &Fabric, group: &mut Group, capacity: usize) -> Result<Self, Failure> {
+        let (rank, world) = (group.rank(), group.world());
+        let slots = group.agree(fabric.expose(2 * world * capacity))?;
+        let remotes = exchange(group, &slots)?;
+        Ok(Self { rank, world, capacity, slots, remotes, rounds: 0, results: 0 })
+    }
+
+    /// Where a rank's part of a round goes.
+    fn slot(&self, round: u64, from: usize) -> usize {
+        ((round % 2) as usize * self.world + from) * self.capacity
+    }
+
+    /// The other ranks, each rank beginning with its right neighbour, so that not all send to the same one first.
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, world) = (self.rank, self.world);
+        (1..world).map(move |turn| (rank + turn) % world)
+    }
+
+    /// All-reduce in one step; the tensors fit a slot.
+    pub(super) fn one_step<T: Element>(
+        &mut self,
+        fabric: &mut Fabric,
+        blocks: &mut Blocks,
+        (input, output): (&Tensor<T>, &Tensor<T>),
+        count: usize,
+    ) -> Result<(), Failure> {
+        let round = self.rounds;
+        self.rounds += 1;
+        let at = self.slot(round, self.rank);
+        for peer in self.peers() {
+            let place = self.remotes[peer].slice(at..at + count * size_of::<T>())?;
+            fabric.send(peer, Lane::Part, input.local(0..count)?, place)?;
+        }
+        for peer in self.peers() {
+            fabric.wait_for(peer, Lane::Part, self.rounds)?;
+        }
+        // The output may be the input, which is still to be sent until then.
+        fabric.flush()?;
+        self.add_up(blocks, (input, output), round, 0..count)
+    }
+
+    /// All-reduce in two steps, of as many rounds as it takes.
+    pub(super) fn two_steps<T: Element>(
+        &mut self,
+        fabric: &mut Fabric,
+        blocks: &mut Blocks,
+        (input, output): (&Tensor<T>, &Tensor<T>),
+        count: usize,
+    ) -> Result<(), Failure> {
+        let plan = Schedule::new(self.rank, self.world, count, self.capacity / size_of::<T>(), 1);
+        let (first, first_result) = (self.rounds, self.results);
+        for block in 0..=plan.blocks() {
+            // A round's parts may be sent when all are in the operation, and have read what lies in the slots: they have
+            // where their results of the round before last are here.
+            for peer in self.peers() {
+                fabric.wait_for(peer, Lane::Part, first + block as u64)?;
+                fabric.wait_for(peer, Lane::Result, first_result + (block as u64).saturating_sub(1))?;
+            }
+            if block < plan.blocks() {
+                let at = self.slot(self.rounds, self.rank);
+                for peer in self.peers() {
+                    let elements = plan.segment(block, peer);
+                    let place = self.remotes[peer].slice(at..at + elements.len() * size_of::<T>())?;
+                    fabric.send(peer, Lane::Part, input.local(elements)?, place)?;
+                }
+                self.rounds += 1;
+            }
+            let Some(done) = block.checked_sub(1) else { continue };
+            let own = plan.segment(done, self.rank);
+            self.add_up(blocks, (input, output), first + done as u64, own.clone())?;
+            for peer in self.peers() {
+                fabric.send(peer, Lane::Result, output.local(own.clone())?, output.remote(peer, own.clone())?)?;
+            }
+            self.results += 1;
+        }
+        for peer in self.peers() {
+            fabric.wait_for(peer, Lane::Result, self.results)?;
+        }
+        fabric.flush()
+    }
+
+    /// Adds up everybody's parts of some elements, in the order of ranks, so that all get the very same sum.
+    fn add_up<T: Element>(
+        &self,
+        blocks: &mut Blocks,
+        (input, output): (&Tensor<T>, &Tensor<T>),
+        round: u64,
+        elements: Range<usize>,
+    ) -> Result<(), Failure> {
+        let (sums, more) = blocks.of::<T>();
+        let first = elements.start;
+        for part in parts(elements, sums.len()) {
+            let (sums, more) = (&mut sums[..part.len()], &mut more[..part.len()]);
+            for from in 0..self.world {
+                let into: &mut [T] = if from == 0 { sums } else { more };
+                if from == self.rank {
+                    input.read(part.start, into)?;
+                } else {
+                    let at = self.slot(round, from) + (part.start - first) * size_of::<T>();
+                    self.slots.copy_out(at, bytemuck::cast_slice_mut(into))?;
+                }
+                if from > 0 {
+                    T::accumulate(sums, more);
+                }
+            }
+            output.write(part.start, sums)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! Ring all-reduce: every rank talks to its two neighbours only, and sends as little as is possible at all.
+//!
+//! The [schedule](super::schedule) says what is sent when. Partial sums go into slots of the right neighbour's scratch
+//! memory, which it gives back by credits; results go straight to their place in its output. That needs no credit: a result
+//! comes only after the neighbour has sent its own part of it, so it has entered the operation and needs the place no more.
+
+use std::ops::Range;
+
+use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
+
+use super::blocks::{Blocks, parts};
+use super::element::Element;
+use super::fabric::{Fabric, Lane, exchange};
+use super::schedule::{Action, Message, Schedule};
+use super::tensor::{Tensor, bytes};
+use crate::Failure;
+use crate::bootstrap::Group;
+
+/// Places of the staging memory: enough that a send is complete when its place is needed again.
+const STAGES: u64 = 4;
+
+/// What the ring needs between operations.
+#[derive(Debug)]
+pub(super) struct Ring {
+    rank: usize,
+    world: usize,
+    chunk: usize,
+    lead: usize,
+    left: usize,
+    right: usize,
+    /// Where the left neighbour writes its partial sums: slots of one chunk.
+    slots: ExposedRegion,
+    right_slots: RemoteSlice,
+    slot_count: u64,
+    /// Sums on their way to the right neighbour.
+    staging: ExposedRegion,
+    staged: u64,
+    /// Sequence number of the send from each place of the staging memory.
+    staging_sends: Vec<u64>,
+    /// Messages to the right neighbour's slots, and from the left one, since the beginning.
+    sent: u64,
+    taken: u64,
+    /// Messages of either kind that came from the left neighbour and are accounted for.
+    expected: u64,
+    /// Slots that one credit stands for.
+    credit: u64,
+    /// Slots read since the last credit.
+    uncredited: u64,
+}
+
+impl Ring {
+    /// Gets the memory; collective.
+    pub(super) fn new(fabric: &Fabric, group: &mut Group, chunk: usize, lead: usize) -> Result<Self, Failure> {
+        let (rank, world) = (group.rank(), group.world());
+        let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
+        let hops = world - 1;
+        // What is under way in `lead + 1` ticks, and what waits to be credited: the schedule's tests show that it is enough.
+        let slot_count = (lead + 1) * hops + hops - 1;
+        let slots = group.agree(fabric.expose(slot_count * chunk))?;
+        let staging = group.agree(fabric.expose(STAGES as usize * chunk))?;
+        let right_slots = exchange(group, &slots)?[right];
+        Ok(Self {
+            rank,
+            world,
+            chunk,
+            lead,
+            left,
+            right,
+            slots,
+            right_slots,
+            slot_count: slot_count as u64,
+            staging,
+            staged: 0,
+            staging_sends: vec![0; STAGES as usize],
+            sent: 0,
+            taken: 0,
+            expected: 0,
+            credit: hops as u64,
+            uncredited: 0,
+        })
+    }
+
+    /// One all-reduce.
+    pub(super) fn run<T: Element>(
+        &mut self,
+        fabric: &mut Fabric,
+        blocks: &mut Blocks,
+        (input, output): (&Tensor<T>, &Tensor<T>),
+        count: usize,
+    ) -> Result<(), Failure> {
+        let plan = Schedule::new(self.rank, self.world, count, self.chunk / size_of::<T>(), self.lead);
+        let mut turn = Turn { ring: self, fabric, blocks };
+        for tick in 0..plan.ticks() + plan.lead() {
+            for message in plan.messages(tick) {
+                let elements = plan.sent(message);
+                if elements.is_empty() {
+                    continue;
+                }
+                if message.step == 0 {
+                    turn.send_partial(input.local(elements)?)?;
+                    continue;
+                }
+                let before = Message { step: message.step - 1, ..message };
+                turn.expect_next()?;
+                match plan.action(before.step) {
+                    Action::Reduce => turn.reduce_and_pass(input, elements)?,
+                    Action::Finish => {
+                        turn.finish(input, output, elements.clone())?;
+                        turn.send_result(output, elements)?;
+                    }
+                    Action::Forward | Action::Keep => turn.send_result(output, elements)?,
+                }
+            }
+            // The left neighbour's last steps need no answer; they are only counted.
+            if plan.last_of_left(tick).is_some_and(|message| !plan.received(message).is_empty()) {
+                turn.ring.expected += 1;
+            }
+        }
+        turn.fabric.wait_for(turn.ring.left, Lane::Ring, turn.ring.expected)?;
+        turn.fabric.flush()
+    }
+}
+
+/// One ring all-reduce under way.
+struct Turn<'a> {
+    ring: &'a mut Ring,
+    fabric: &'a mut Fabric,
+    blocks: &'a mut Blocks,
+}
+
+impl Turn<'_> {
+    /// Waits for the left neighbour's next message.
+    fn expect_next(&mut self) -> Result<(), Failure> {
+        self.ring.expected += 1;
+        self.fabric.wait_for(self.ring.left, Lane::Ring, self.ring.expected)
+    }
+
+    /// Sends a partial sum into the right neighbour's next slot, when that is free.
+    fn send_partial(&mut self, part: ExposedSlice) -> Result<u64, Failure> {
+        let ring = &mut *self.ring;
+        if let Some(over) = (ring.sent + 1).checked_sub(ring.slot_count) {
+            self.fabric.wait_for(ring.right, Lane::Credit, over.div_ceil(ring.credit))?;
+        }
+        let at = (ring.sent % ring.slot_count) as usize * ring.chunk;
+        ring.sent += 1;
+        let place = ring.right_slots.slice(at..at + part.len())?;
+        self.fabric.send(ring.right, Lane::Ring, part, place)
+    }
+
+    /// Sends a finished segment to its place in the right neighbour's output.
+    fn send_result<T: Element>(&mut self, output: &Tensor<T>, elements: Range<usize>) -> Result<(), Failure> {
+        let place = output.remote(self.ring.right, elements.clone())?;
+        self.fabric.send(self.ring.right, Lane::Ring, output.local(elements)?, place).map(drop)
+    }
+
+    /// Adds the own part to the partial sum that came in, and passes it on.
+    fn reduce_and_pass<T: Element>(&mut self, input: &Tensor<T>, elements: Range<usize>) -> Result<(), Failure> {
+        let place = (self.ring.staged % STAGES) as usize;
+        self.ring.staged += 1;
+        // What was sent from here last has to have left.
+        self.fabric.wait_sent(self.ring.right, self.ring.staging_sends[place])?;
+        let at = place * self.ring.chunk;
+        let length = elements.len() * size_of::<T>();
+        self.add(input, elements, |ring, offset, sums| ring.staging.copy_in(at + offset, sums))?;
+        let part = self.ring.staging.slice(at..at + length)?;
+        let sequence = self.send_partial(part)?;
+        self.ring.staging_sends[place] = sequence;
+        Ok(())
+    }
+
+    /// Adds the own part to the partial sum that came in: the result.
+    fn finish<T: Element>(
+        &mut self,
+        input: &Tensor<T>,
+        output: &Tensor<T>,
+        elements: Range<usize>,
+    ) -> Result<(), Failure> {
+        let base = bytes::<T>(elements.clone()).start;
+        self.add(input, elements, |_, offset, sums| output.region().copy_in(base + offset, sums))
+    }
+
+    /// Sums the next slot and the own input, block by block, into where `keep` puts it; gives the slot back.
+    fn add<T: Element>(
+        &mut self,
+        input: &Tensor<T>,
+        elements: Range<usize>,
+        mut keep: impl FnMut(&Ring, usize, &[u8]) -> Result<(), rdma::Error>,
+    ) -> Result<(), Failure> {
+        let ring = &mut *self.ring;
+        let slot = (ring.taken % ring.slot_count) as usize * ring.chunk;
+        ring.taken += 1;
+        let (sums, more) = self.blocks.of::<T>();
+        let first = elements.start;
+        for part in parts(elements, sums.len()) {
+            let (sums, more) = (&mut sums[..part.len()], &mut more[..part.len()]);
+            let offset = (part.start - first) * size_of::<T>();
+            ring.slots.copy_out(slot + offset, bytemuck::cast_slice_mut(sums))?;
+            input.read(part.start, more)?;
+            T::accumulate(sums, more);
+            keep(ring, offset, bytemuck::cast_slice(sums))?;
+        }
+        ring.uncredited += 1;
+        if ring.uncredited == ring.credit {
+            ring.uncredited = 0;
+            self.fabric.notify(ring.left, Lane::Credit)?;
+        }
+        Ok(())
+    }
+}
