@@ -187,6 +187,7 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mu
     if first && !args.json {
         heading(args, group.world(), comm.notice())?;
     }
+    settle(&mut comm, sizes, &input, &output)?;
     let mut rows = Vec::new();
     let mut progress = Progress::new();
     for (done, &size) in sizes.iter().enumerate() {
@@ -219,6 +220,25 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mu
         }
     }
     verdict(&rows, first)
+}
+
+/// Some operations before any that count: a device may set up its paths in the background when they are first used.
+fn settle<T: Element>(
+    comm: &mut Communicator,
+    sizes: &[usize],
+    input: &Tensor<T>,
+    output: &Tensor<T>,
+) -> Result<(), Failure> {
+    let (Some(&smallest), Some(&largest)) = (sizes.first(), sizes.last()) else { return Ok(()) };
+    for _ in 0..4 {
+        for size in [smallest, largest.min(1 << 20)] {
+            let count = size / size_of::<T>();
+            comm.all_reduce(input, output, count)?;
+            comm.all_reduce(output, input, count)?;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 fn heading(args: &Args, world: usize, notice: &str) -> Result<(), Failure> {
