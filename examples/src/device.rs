@@ -90,7 +90,6 @@ impl Chosen {
     }
 
     /// How queue pairs are to be initialised for this port and address.
-    #[must_use]
     pub fn init_options(&self, access: RemoteAccess) -> InitOptions {
         let options = InitOptions::new().port(self.port).remote_access(access);
         match self.gid.and_then(|gid| u8::try_from(gid.index).ok()) {

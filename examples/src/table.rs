@@ -119,9 +119,14 @@ pub fn collective_foot(out: &mut dyn Write, rows: &[CollectiveRow]) -> io::Resul
 
 /// Six significant digits, as C's `%g` would print a bandwidth.
 fn significant(value: f64) -> String {
-    let digits = if value > 0.0 { value.log10().floor() } else { 0.0 };
-    let decimals = (5.0 - digits).clamp(0.0, 9.0);
-    let text = format!("{value:.*}", decimals as usize);
+    // The first that has six digits before or after the point; very small values are none at all.
+    let mut bound = 1e5;
+    let mut decimals: usize = 0;
+    while value < bound && decimals < 9 {
+        bound /= 10.0;
+        decimals += 1;
+    }
+    let text = format!("{value:.decimals$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
@@ -301,6 +306,13 @@ mod tests {
         let foot = text(|out| collective_foot(out, std::slice::from_ref(&row)));
         assert!(foot.contains("# Out of bounds values : 3 FAILED"), "{foot}");
         assert!(foot.contains("# Avg bus bandwidth    : 1 "), "{foot}");
+    }
+
+    #[test]
+    fn averages_have_six_digits() {
+        for (value, text) in [(0.0, "0"), (12.34567, "12.3457"), (1234567.0, "1234567"), (0.00012, "0.00012")] {
+            assert_eq!(significant(value), text);
+        }
     }
 
     #[test]

@@ -171,6 +171,18 @@ mod all_reduce {
     }
 
     #[test]
+    fn arrivals_told_by_completions_sum() {
+        for algo in ["auto", "ring", "direct"] {
+            for ranks in ["2", "4"] {
+                let sizes = ["-r", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "64K"];
+                let report = json(&[&sizes[..], &["--completions", "--algo", algo]].concat());
+                assert_eq!(report["notice"], "told by completions");
+                is_right(&report, 4);
+            }
+        }
+    }
+
+    #[test]
     fn prints_the_table_of_nccl_tests() {
         let out = succeed("all_reduce", &["-r", "2", "--min", "64", "--max", "128", "-n", "2"]);
         assert!(out.lines().next().unwrap().starts_with("# using soft0"), "{out}");

@@ -62,6 +62,9 @@ struct Args {
     /// Up to this size, everybody sends everything to everybody
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     one_step: Option<Size>,
+    /// Learn of arrivals by completions, even where the device allows to watch memory
+    #[arg(long, hide_short_help = true)]
+    completions: bool,
     /// How to do it; auto: by size
     #[arg(short, long, value_enum, default_value_t = Algo::Auto)]
     algo: Algo,
@@ -157,6 +160,7 @@ impl Args {
             }
             tuning.one_step = one_step.0;
         }
+        tuning.watch_memory = !self.completions;
         match self.algo {
             Algo::Auto => {}
             Algo::Ring => (tuning.one_step, tuning.two_steps) = (0, 0),

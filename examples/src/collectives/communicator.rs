@@ -24,6 +24,8 @@ pub struct Tuning {
     pub one_step: usize,
     /// Up to this size every rank adds up one segment for all: two steps. Larger tensors take the ring.
     pub two_steps: usize,
+    /// Watch memory for arrivals where the device says that writes land in order.
+    pub watch_memory: bool,
     /// There are more ranks than cores.
     pub shared_cores: bool,
     /// How long the other ranks may make no progress.
@@ -37,6 +39,7 @@ impl Default for Tuning {
             lead: 1,
             one_step: 8 << 10,
             two_steps: usize::MAX,
+            watch_memory: true,
             shared_cores: false,
             stall: Duration::from_secs(60),
         }
@@ -71,7 +74,7 @@ impl Communicator {
         let is_peer = |peer: usize| peer != rank && (mesh || peer == left || peer == right);
         let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
-        let fabric = Fabric::connect(chosen, group, &peers, patience)?;
+        let fabric = Fabric::connect(chosen, group, &peers, tuning.watch_memory, patience)?;
         let (mut ring, mut direct) = (None, None);
         if world > 1 {
             ring = Some(Ring::new(&fabric, group, tuning.chunk, tuning.lead)?);

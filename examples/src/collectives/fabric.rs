@@ -78,6 +78,7 @@ impl Fabric {
         chosen: &Chosen,
         group: &mut Group,
         peers: &[usize],
+        watch_memory: bool,
         patience: Patience,
     ) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
@@ -100,7 +101,8 @@ impl Fabric {
             }
         }
         group.agree(connected)?;
-        let in_order = fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
+        let in_order =
+            watch_memory && fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
         // Both ends of a connection have to do the same.
         fabric.in_order = group.all_gather(&[u8::from(in_order)])?.iter().all(|vote| vote == &[1]);
         Ok(fabric)
@@ -286,7 +288,7 @@ impl Fabric {
         let mut any = false;
         while let Some(completion) = self.recv_poller.poll()? {
             any = true;
-            let from = completion.token() as usize;
+            let from = usize::try_from(completion.token()).unwrap_or(usize::MAX);
             completion.status().map_err(|e| Failure::new(format!("a message from rank {from} failed: {e}")))?;
             let lane = completion.imm().map_or(LANES, |imm| imm as usize);
             drop(completion);

@@ -17,7 +17,7 @@ use crate::Failure;
 use crate::bootstrap::Group;
 
 /// Places of the staging memory: enough that a send is complete when its place is needed again.
-const STAGES: u64 = 4;
+const STAGES: usize = 4;
 
 /// What the ring needs between operations.
 #[derive(Debug)]
@@ -31,21 +31,21 @@ pub(super) struct Ring {
     /// Where the left neighbour writes its partial sums: slots of one chunk.
     slots: ExposedRegion,
     right_slots: RemoteSlice,
-    slot_count: u64,
+    slot_count: usize,
     /// Sums on their way to the right neighbour.
     staging: ExposedRegion,
-    staged: u64,
+    staged: usize,
     /// Sequence number of the send from each place of the staging memory.
     staging_sends: Vec<u64>,
     /// Messages to the right neighbour's slots, and from the left one, since the beginning.
-    sent: u64,
-    taken: u64,
+    sent: usize,
+    taken: usize,
     /// Messages of either kind that came from the left neighbour and are accounted for.
     expected: u64,
     /// Slots that one credit stands for.
-    credit: u64,
+    credit: usize,
     /// Slots read since the last credit.
-    uncredited: u64,
+    uncredited: usize,
 }
 
 impl Ring {
@@ -57,7 +57,7 @@ impl Ring {
         // What is under way in `lead + 1` ticks, and what waits to be credited: the schedule's tests show that it is enough.
         let slot_count = (lead + 1) * hops + hops - 1;
         let slots = group.agree(fabric.expose(slot_count * chunk))?;
-        let staging = group.agree(fabric.expose(STAGES as usize * chunk))?;
+        let staging = group.agree(fabric.expose(STAGES * chunk))?;
         let right_slots = exchange(group, &slots)?[right];
         Ok(Self {
             rank,
@@ -68,14 +68,14 @@ impl Ring {
             right,
             slots,
             right_slots,
-            slot_count: slot_count as u64,
+            slot_count,
             staging,
             staged: 0,
-            staging_sends: vec![0; STAGES as usize],
+            staging_sends: vec![0; STAGES],
             sent: 0,
             taken: 0,
             expected: 0,
-            credit: hops as u64,
+            credit: hops,
             uncredited: 0,
         })
     }
@@ -139,9 +139,9 @@ impl Turn<'_> {
     fn send_partial(&mut self, part: ExposedSlice) -> Result<u64, Failure> {
         let ring = &mut *self.ring;
         if let Some(over) = (ring.sent + 1).checked_sub(ring.slot_count) {
-            self.fabric.wait_for(ring.right, Lane::Credit, over.div_ceil(ring.credit))?;
+            self.fabric.wait_for(ring.right, Lane::Credit, over.div_ceil(ring.credit) as u64)?;
         }
-        let at = (ring.sent % ring.slot_count) as usize * ring.chunk;
+        let at = (ring.sent % ring.slot_count) * ring.chunk;
         ring.sent += 1;
         let place = ring.right_slots.slice(at..at + part.len())?;
         self.fabric.send(ring.right, Lane::Ring, part, place)
@@ -155,7 +155,7 @@ impl Turn<'_> {
 
     /// Adds the own part to the partial sum that came in, and passes it on.
     fn reduce_and_pass<T: Element>(&mut self, input: &Tensor<T>, elements: Range<usize>) -> Result<(), Failure> {
-        let place = (self.ring.staged % STAGES) as usize;
+        let place = self.ring.staged % STAGES;
         self.ring.staged += 1;
         // What was sent from here last has to have left.
         self.fabric.wait_sent(self.ring.right, self.ring.staging_sends[place])?;
@@ -187,7 +187,7 @@ impl Turn<'_> {
         mut keep: impl FnMut(&Ring, usize, &[u8]) -> Result<(), rdma::Error>,
     ) -> Result<(), Failure> {
         let ring = &mut *self.ring;
-        let slot = (ring.taken % ring.slot_count) as usize * ring.chunk;
+        let slot = (ring.taken % ring.slot_count) * ring.chunk;
         ring.taken += 1;
         let (sums, more) = self.blocks.of::<T>();
         let first = elements.start;

@@ -222,7 +222,7 @@ impl Link {
         self.posted += 1;
         let there = self.window_there;
         let token = self.posted;
-        let posted = if !self.settings.check && self.size <= self.inline() as usize {
+        if !self.settings.check && self.size <= self.inline() as usize {
             let mut bytes = [0; INLINE as usize];
             bytes[self.size - 1] = last_byte(number);
             let bytes = &bytes[..self.size];
@@ -239,8 +239,7 @@ impl Link {
             } else {
                 self.qp.post_send(Write::new(source, there).token(token)).map_err(Failure::from)
             }
-        };
-        posted.map_err(Failure::from)
+        }
     }
 
     /// Reads the peer's memory.
