@@ -4,7 +4,7 @@ set -euo pipefail
 H=$(realpath "$1")/usr/src S=$(realpath "$2") O=$(realpath -m "$3"); mkdir -p "$O"
 tarball=$(find "$S" -name 'linux-source-*.tar.xz' -print -quit)
 name=$(basename "$tarball" .tar.xz)
-tar -xJf "$tarball" -C "$O" --strip-components=4 "$name/drivers/infiniband/sw/siw"
+tar -xJf "$tarball" -C "$O" --strip-components=5 "$name/drivers/infiniband/sw/siw"
 tree=$(find "$H" -maxdepth 1 -name 'linux-headers-*-amd64' -print -quit)
 # The only place that names the folder in which the packages expect to be.
 sed -i "s|include /usr/src|include $H|" "$tree"/Makefile

@@ -75,7 +75,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let root = crate::root();
     let (series, device) = (options.kernel.series(), options.device.name());
     let mut items = Vec::new();
-    let mut excluded = 0;
+    let mut excluded = Vec::new();
     if options.shell.is_none() {
         items = plan::tests(&root)?;
         if !options.no_programs {

@@ -73,21 +73,27 @@ pub(crate) fn programs(root: &Path) -> Result<Vec<Item>, String> {
         .collect())
 }
 
-/// Takes out what the list of known faults names, and returns how many those are.
-pub(crate) fn exclude(items: &mut Vec<Item>, list: &Path) -> Result<usize, String> {
-    let before = items.len();
+/// Takes out what the list of known faults names, and returns each with the reason.
+pub(crate) fn exclude(items: &mut Vec<Item>, list: &Path) -> Result<Vec<String>, String> {
+    let mut excluded = Vec::new();
     if list.exists() {
         let text = read(list)?;
         for (pattern, reason) in entries(&text) {
             let known = items.len();
-            items.retain(|item| !matches(pattern, &item.name));
+            items.retain(|item| {
+                let is_excluded = matches(pattern, &item.name);
+                if is_excluded {
+                    excluded.push(format!("{}: {reason}", item.name));
+                }
+                !is_excluded
+            });
             let is_left_out = pattern.starts_with("program::") && !items.iter().any(is_program);
             if items.len() == known && !is_left_out {
                 return Err(format!("{}: nothing is named {pattern} ({reason})", list.display()));
             }
         }
     }
-    Ok(before - items.len())
+    Ok(excluded)
 }
 
 fn is_program(item: &Item) -> bool {

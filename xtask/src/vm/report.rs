@@ -9,7 +9,7 @@ pub(crate) struct Report {
     skipped: Vec<String>,
     failed: Vec<String>,
     /// Known faults, which were not run.
-    pub(crate) excluded: usize,
+    pub(crate) excluded: Vec<String>,
     /// Planned, and not run.
     missing: usize,
 }
@@ -56,6 +56,9 @@ impl Report {
         for skipped in &self.skipped {
             println!("skipped: {skipped}");
         }
+        for excluded in &self.excluded {
+            println!("excluded: {excluded}");
+        }
         println!(
             "{:<8} {:<8} {:>7} {:>8} {:>7} {:>9} {:>8}",
             "device", "kernel", "passed", "skipped", "failed", "excluded", "not run"
@@ -65,7 +68,7 @@ impl Report {
             self.passed,
             self.skipped.len(),
             self.failed.len(),
-            self.excluded,
+            self.excluded.len(),
             self.missing
         );
         guest?;
