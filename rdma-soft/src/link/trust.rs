@@ -102,6 +102,13 @@ pub(crate) fn watch(socket: &OwnedFd, pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Whether a process is stopped, by a signal or a debugger: then it cannot answer, and it is no fault of its own.
+pub(crate) fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}
+
 /// Our effective user.
 pub(crate) fn own_uid() -> u32 {
     // SAFETY: no conditions.

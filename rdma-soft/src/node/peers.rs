@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::{Node, agent, epoll};
 use crate::engine::{Area, DIRECTORY_LEN, Slot};
 use crate::link::handshake::{self, Established, Local, Refusal};
-use crate::link::slot;
+use crate::link::{slot, trust};
 
 /// The longest that either side waits for the other in one step.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -22,9 +22,7 @@ static HANDSHAKES: AtomicUsize = AtomicUsize::new(0);
 /// Connects to the process with a slot, and tells the engine how it went.
 pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = spawn("rdma-soft-dial", move || {
-        let result = slot::connect(slot, PATIENCE)
-            .map_err(Refusal::from)
-            .and_then(|socket| handshake::open(socket, &node.local()));
+        let result = reach(node, slot);
         let result = result.and_then(|up| if up.peer.slots.contains(&slot) { Ok(up) } else { Err(Refusal::Nobody) });
         if let Err(refusal) = result.and_then(|up| Ok(add(node, up)?)) {
             match &refusal {
@@ -41,6 +39,23 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
         let mut state = node.lock();
         state.engine.handle_unreachable(slot);
         state.after_call();
+    }
+}
+
+/// A link to the process with a slot. One that is stopped is waited for, as if there were a link already; one that runs and
+/// does not answer counts as unreachable.
+fn reach(node: &Node, slot: Slot) -> Result<Established, Refusal> {
+    loop {
+        let socket = slot::connect(slot, PATIENCE)?;
+        let pid = trust::peer_of(&socket)?.pid;
+        match handshake::open(socket, &node.local()) {
+            Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::WouldBlock && trust::is_stopped(pid) => {
+                while trust::is_stopped(pid) {
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+            result => return result,
+        }
     }
 }
 
@@ -63,21 +78,36 @@ pub(super) fn accept(node: &'static Node, index: u32) {
                 break;
             }
         };
-        HANDSHAKES.fetch_add(1, Ordering::Relaxed);
+        let seat = Seat::take(node);
         let started = spawn("rdma-soft-accept", move || {
             greet(node, socket);
-            HANDSHAKES.fetch_sub(1, Ordering::Relaxed);
-            // There may be peers who found the house full.
-            rearm_all(node);
+            drop(seat);
         });
         if let Err(error) = started {
-            HANDSHAKES.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(%error, "no thread to let a peer in");
             break;
         }
     }
     if HANDSHAKES.load(Ordering::Relaxed) < MAX_HANDSHAKES {
         rearm_all(node);
+    }
+}
+
+/// One of the handshakes that peers may be in the middle of.
+struct Seat(&'static Node);
+
+impl Seat {
+    fn take(node: &'static Node) -> Self {
+        HANDSHAKES.fetch_add(1, Ordering::Relaxed);
+        Self(node)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        HANDSHAKES.fetch_sub(1, Ordering::Relaxed);
+        // There may be peers who found the house full.
+        rearm_all(self.0);
     }
 }
 

@@ -354,6 +354,23 @@ fn a_stopped_process_is_waited_for() {
     while side.wait().wr_id != 3 {}
 }
 
+/// Even if there is no link to it yet. Longer than a handshake may take.
+#[test]
+fn a_process_that_was_stopped_before_the_first_message_is_waited_for() {
+    let (side, mut peer, theirs) = pair("sleep", 4096);
+    peer.signal(libc::SIGSTOP);
+    side.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, 8, theirs[1], u32::try_from(theirs[2]).unwrap());
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(5_500) {
+        assert!(side.poll().is_none());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    peer.signal(libc::SIGCONT);
+    assert_eq!(side.wait_ok(), 1);
+    peer.tell("0");
+    peer.finish();
+}
+
 #[test]
 fn a_killed_process_is_noticed_and_leaves_nothing() {
     for round in 0..12_u64 {
