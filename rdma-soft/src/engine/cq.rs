@@ -202,3 +202,50 @@ pub(super) fn set_imm(wc: &mut ibv_wc, imm: u32) {
     wc.wc_flags |= ibv_wc_flags::IBV_WC_WITH_IMM.0;
     wc.__bindgen_anon_1.imm_data = imm;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(table: &mut CqTable, cq: CqId, wr_id: u64, qpn: u32) {
+        table.push(cq, false, &mut Events::default(), |wc| (wc.wr_id, wc.qp_num) = (wr_id, qpn));
+    }
+
+    fn poll(table: &mut CqTable, cq: CqId) -> Vec<u64> {
+        let mut out = [ibv_wc::default(); 16];
+        let count = table.poll(cq, &mut out).unwrap();
+        out[..count].iter().map(|wc| wc.wr_id).collect()
+    }
+
+    #[test]
+    fn a_queue_wraps_and_keeps_its_order_when_it_is_resized() {
+        let mut table = CqTable::default();
+        let cq = table.create(5, 0).unwrap();
+        for round in 0..10 {
+            for wr_id in 0..5 {
+                push(&mut table, cq, round * 5 + wr_id, 1);
+            }
+            assert_eq!(table.resize(cq, 4), Err(Errno::INVAL));
+            table.resize(cq, 5 + u32::try_from(round).unwrap()).unwrap();
+            assert_eq!(poll(&mut table, cq), Vec::from_iter(round * 5..round * 5 + 5));
+            table.resize(cq, 5).unwrap();
+        }
+        assert_eq!(table.create(0, 0), Err(Errno::INVAL));
+        assert_eq!(table.create(MAX_CQE + 1, 0), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn a_purge_takes_one_queue_pairs_completions_and_leaves_the_others_in_order() {
+        let mut table = CqTable::default();
+        let cq = table.create(8, 0).unwrap();
+        for wr_id in 0..6 {
+            push(&mut table, cq, wr_id, 0);
+        }
+        assert_eq!(poll(&mut table, cq).len(), 6);
+        for wr_id in 0..8 {
+            push(&mut table, cq, wr_id, u32::try_from(wr_id % 3).unwrap());
+        }
+        table.purge(cq, 1);
+        assert_eq!(poll(&mut table, cq), [0, 2, 3, 5, 6]);
+    }
+}

@@ -68,6 +68,11 @@ impl Kind {
         })
     }
 
+    /// Whether a message of this kind may be cut into pieces.
+    pub(super) const fn is_cut(self) -> bool {
+        matches!(self, Self::Send | Self::Write)
+    }
+
     /// Whether it is a requester's frame.
     pub(super) const fn is_request(self) -> bool {
         (self as u8) < 16

@@ -429,3 +429,94 @@ impl fmt::Debug for Area {
         write!(f, "Area({:p}, {})", self.ptr, self.len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_lie_in_the_whole() {
+        let bytes = [1_u8, 2, 3, 4];
+        let source = Source::of(&bytes);
+        assert_eq!(source.part(1, 3).unwrap().len(), 3);
+        assert_eq!(source.part(4, 0).unwrap().len(), 0);
+        assert!(source.part(1, 4).is_none());
+        assert!(source.part(5, 0).is_none());
+        assert!(source.part(usize::MAX, 2).is_none());
+        let mut out = [0; 2];
+        source.part(1, 3).unwrap().copy_to_slice(&mut out);
+        assert_eq!(out, [2, 3]);
+    }
+
+    #[test]
+    fn a_gather_copies_its_pieces_one_after_the_other_if_they_fit() {
+        let (first, second) = ([1_u8, 2, 3], [4_u8; 5]);
+        let mut scratch = Scratch::new();
+        assert!(scratch.push(Source::of(&first)) && scratch.push(Source::of(&second)));
+        let mut out = [0_u8; 8];
+        assert!(!scratch.gather().copy_to(Target::of(&mut out[..7])));
+        assert_eq!(out, [0; 8]);
+        assert!(scratch.gather().copy_to(Target::of(&mut out)));
+        assert_eq!(out, [1, 2, 3, 4, 4, 4, 4, 4]);
+        for _ in 2..MAX_SGE {
+            assert!(scratch.push(Source::EMPTY));
+        }
+        assert!(!scratch.push(Source::EMPTY));
+    }
+
+    #[test]
+    fn a_write_onto_itself_is_sound() {
+        let mut bytes = [7_u8; 1000];
+        let ptr = bytes.as_mut_ptr();
+        // SAFETY: both lie in the array, which nobody else touches.
+        let target = unsafe { Target::from_raw(ptr.wrapping_add(10), 900) };
+        // SAFETY: as above.
+        let source = unsafe { Source::from_raw(ptr, 900) };
+        target.write(source);
+        assert_eq!(bytes, [7; 1000]);
+    }
+
+    #[test]
+    fn atomics_want_eight_aligned_bytes() {
+        let mut words = [5_u64, 6];
+        let ptr = words.as_mut_ptr().cast::<u8>();
+        // SAFETY: the array's 16 bytes, which nobody else touches.
+        let all = unsafe { Target::from_raw(ptr, 16) };
+        assert_eq!(all.part(4, 8).unwrap().atomic(Atomic::Add(1)), None);
+        assert_eq!(all.part(0, 4).unwrap().atomic(Atomic::Add(1)), None);
+        assert_eq!(all.part(8, 8).unwrap().atomic(Atomic::Add(u64::MAX)), Some(6));
+        assert_eq!(all.part(0, 8).unwrap().atomic(Atomic::CompareSwap { compare: 4, swap: 9 }), Some(5));
+        assert_eq!(all.part(0, 8).unwrap().atomic(Atomic::CompareSwap { compare: 5, swap: 9 }), Some(5));
+        assert_eq!(words, [9, 5]);
+    }
+
+    #[test]
+    fn a_region_gives_what_lies_in_it_and_only_writable_ones_to_be_written() {
+        let mut bytes = [0_u8; 64];
+        let ptr = bytes.as_mut_ptr();
+        // SAFETY: the array lives longer than the regions, and nobody else touches it.
+        let read_only = unsafe { Region::new(ptr, 64, u64::MAX - 64, 4) };
+        assert!(read_only.source(u64::MAX - 64, 64).is_some());
+        assert!(read_only.source(u64::MAX - 1, 2).is_none());
+        assert!(read_only.source(u64::MAX - 65, 2).is_none());
+        assert!(read_only.source(0, 1).is_none());
+        assert!(read_only.target(u64::MAX - 64, 1).is_none());
+        // SAFETY: as above.
+        let writable = unsafe { Region::new(ptr, 64, 0, 1) };
+        assert!(writable.target(63, 1).is_some());
+        assert!(writable.target(64, 0).is_some());
+        assert!(writable.target(65, 0).is_none());
+    }
+
+    #[test]
+    fn an_area_has_words_where_they_are_aligned() {
+        let words = Arc::new([0_u64; 4].map(core::sync::atomic::AtomicU64::new));
+        // SAFETY: the owner is the memory, and is made of atomics.
+        let area = unsafe { Area::new(words.as_ptr().cast::<u8>().cast_mut(), 32, Arc::clone(&words) as _) };
+        area.store(8, 77);
+        area.store(12, 1);
+        area.store(32, 1);
+        assert_eq!((area.load(8), area.load(12), area.load(32)), (77, 0, 0));
+        assert!(area.source(24, 8).is_some() && area.source(25, 8).is_none() && area.target(0, 33).is_none());
+    }
+}

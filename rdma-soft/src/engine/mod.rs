@@ -369,16 +369,21 @@ impl Engine {
         let Some(frame) = Frame::decode(header, payload.len()) else { return };
         let shared = &mut self.shared;
         let sender = Slot::of_qpn(frame.from);
+        let begins = frame.kind.is_request() && (!frame.kind.is_cut() || frame.offset() == 0);
         if !shared.peers.serves(link, sender) {
-            // Nobody speaks for another process.
+            // Nobody speaks for another process. But a process that we know may have got one more slot: a link to that will
+            // show it, and the request comes again.
+            if begins && shared.peers.get(link).is_some() {
+                shared.peers.push_stray(link, &responder::dropped(&frame));
+                shared.peers.want(sender);
+            }
             return;
         }
         if frame.kind == Kind::Want {
             return shared.grant(link, frame.key);
         }
         let Some(qp) = shared.own_index(frame.to).and_then(|index| self.qps.get_mut(QpId(index)).ok()) else {
-            let begins = !matches!(frame.kind, Kind::Send | Kind::Write) || frame.offset() == 0;
-            if frame.kind.is_request() && begins {
+            if begins {
                 shared.peers.push_stray(link, &responder::dropped(&frame));
             }
             return;

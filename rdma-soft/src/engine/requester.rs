@@ -174,6 +174,7 @@ impl Qp {
                 if self.sq.at(self.sq.next).done {
                     // Done without the link before an attempt was repeated.
                     self.sq.next += 1;
+                    self.complete(shared);
                     continue;
                 }
                 match self.begin_request(shared, budget) {

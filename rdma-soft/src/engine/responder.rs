@@ -144,7 +144,7 @@ impl Qp {
         }
         match self.resp.inbound {
             Some(inbound) => (inbound.kind, inbound.total, inbound.offset) == (frame.kind, frame.total, frame.offset()),
-            None => !matches!(frame.kind, Kind::Send | Kind::Write) || frame.offset() == 0,
+            None => !frame.kind.is_cut() || frame.offset() == 0,
         }
     }
 
@@ -159,7 +159,7 @@ impl Qp {
 
     /// A piece was executed.
     fn advance(&mut self, frame: &Frame, len: usize, link: LinkId, shared: &mut Shared) {
-        if matches!(frame.kind, Kind::Send | Kind::Write) {
+        if frame.kind.is_cut() {
             let end = frame.offset() as usize + len;
             if end < frame.total as usize {
                 let offset = u32::try_from(end).unwrap_or(u32::MAX);

@@ -176,3 +176,27 @@ fn nobody_speaks_for_another_process() {
     world.nodes[0].engine.handle_frame(LinkId(1), &send, Source::EMPTY);
     assert_eq!(world.statuses(0), [(1, 0)]);
 }
+
+#[test]
+fn a_process_with_a_new_slot_is_looked_for_and_heard_the_next_time() {
+    let mut world = World::new();
+    let [a, b] = world.connect([0, 1]);
+    world.set_state(a, QpState::Reset);
+    let other = 17 << 12 | 5;
+    world.bring_up(a, other, |_| {});
+    world.recv(a, 1, &[]).unwrap();
+    while world.nodes[0].engine.poll_connect().is_some() {}
+    world.nodes[0].engine.handle_unreachable(Slot(17));
+    let mut send = Frame::new(Kind::Send, a.qpn, other, 0xff_fffe, 0);
+    let engine = &mut world.nodes[0].engine;
+    engine.handle_frame(LinkId(1), &send.encode(), Source::EMPTY);
+    assert_eq!(engine.poll_connect(), Some(Slot(17)));
+    let mut answers = Wire::with_room(4);
+    engine.poll_transmit(LinkId(1), &mut answers);
+    assert_eq!(Frame::decode(&answers.pop().unwrap().0, 0).unwrap().kind, Kind::Dropped);
+    engine.handle_link_up(Slot(17), LinkId(1), None);
+    send.epoch = 1;
+    engine.handle_frame(LinkId(1), &send.encode(), Source::EMPTY);
+    assert_eq!(world.statuses(0), [(1, 0)]);
+    let _ = b;
+}
