@@ -150,7 +150,8 @@ impl Link {
     /// Writes what no producer would.
     #[cfg(test)]
     pub(crate) fn vandalise(&self) {
-        self.out.region().tail().store(u64::MAX, core::sync::atomic::Ordering::SeqCst);
+        let place = self.out.region().prefix(self.out.place());
+        place.store(u64::MAX, core::sync::atomic::Ordering::SeqCst);
         if let Some(peer) = &self.peer {
             ring(&peer.bell);
         }

@@ -2,21 +2,22 @@
 //! wake-up as a deadlock and a torn frame as a causality violation.
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use super::{arm, disarm, must_ring};
-use crate::link::ring::{Consumer, MIN_CAPACITY, Producer, Region};
+use crate::link::ring::{ALIGN, Consumer, MIN_CAPACITY, Producer, Region};
 use crate::link::words::Word;
 
 struct Shared {
-    tail: AtomicU64,
     head: AtomicU64,
     waits: AtomicU64,
     consumer_asleep: AtomicU64,
     producer_asleep: AtomicU64,
-    /// Not atomic: loom sees every access that the protocol does not order.
+    /// Where a frame's prefix may be.
+    prefixes: Vec<AtomicU64>,
+    /// The other words. Not atomic: loom sees every access that the protocol does not order.
     frames: Vec<UnsafeCell<u64>>,
     to_consumer: Bell,
     to_producer: Bell,
@@ -25,11 +26,11 @@ struct Shared {
 impl Shared {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            tail: AtomicU64::new(0),
             head: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             consumer_asleep: AtomicU64::new(0),
             producer_asleep: AtomicU64::new(0),
+            prefixes: (0..MIN_CAPACITY / ALIGN).map(|_| AtomicU64::new(0)).collect(),
             frames: (0..MIN_CAPACITY / 8).map(|_| UnsafeCell::new(0)).collect(),
             to_consumer: Bell::new(),
             to_producer: Bell::new(),
@@ -65,8 +66,8 @@ impl Bell {
 impl Region for Arc<Shared> {
     type Word = AtomicU64;
 
-    fn tail(&self) -> &AtomicU64 {
-        &self.tail
+    fn prefix(&self, at: u64) -> &AtomicU64 {
+        &self.prefixes[(at / ALIGN) as usize]
     }
 
     fn head(&self) -> &AtomicU64 {
@@ -82,8 +83,12 @@ impl Region for Arc<Shared> {
     }
 
     fn read(&self, at: u64, words: &mut [u64]) {
-        for (i, word) in words.iter_mut().enumerate() {
-            self.frames[at as usize / 8 + i].with(|cell| {
+        for (at, word) in (at..).step_by(8).zip(words) {
+            if at % ALIGN == 0 {
+                *word = self.prefix(at).load(Ordering::Relaxed);
+                continue;
+            }
+            self.frames[at as usize / 8].with(|cell| {
                 // SAFETY: loom checks that no write is concurrent.
                 *word = unsafe { *cell };
             });
@@ -91,8 +96,12 @@ impl Region for Arc<Shared> {
     }
 
     fn write(&self, at: u64, words: &[u64]) {
-        for (i, word) in words.iter().enumerate() {
-            self.frames[at as usize / 8 + i].with_mut(|cell| {
+        for (at, word) in (at..).step_by(8).zip(words) {
+            if at % ALIGN == 0 {
+                self.prefix(at).store(*word, Ordering::Relaxed);
+                continue;
+            }
+            self.frames[at as usize / 8].with_mut(|cell| {
                 // SAFETY: loom checks that no other access is concurrent.
                 unsafe { *cell = *word };
             });
@@ -179,7 +188,7 @@ fn loom_batches_wake_once() {
     check(3, 2, 8, 3);
 }
 
-/// Frames of 128 bytes: two fill the ring, so the producer has to be woken.
+/// Frames of 128 bytes: there is no room for two and the zero after them, so the producer has to be woken.
 #[test]
 fn loom_a_producer_without_room_is_woken() {
     check(4, 1, 64, 3);
@@ -197,7 +206,7 @@ fn loom_one_ring_per_sleep() {
                 let (asleep, rings) = (Arc::clone(&asleep), Arc::clone(&rings));
                 thread::spawn(move || {
                     if must_ring(&*asleep) {
-                        rings.fetch_add(1, loom::sync::atomic::Ordering::Relaxed);
+                        rings.fetch_add(1, Ordering::Relaxed);
                     }
                 })
             })

@@ -33,10 +33,9 @@ const WORD_STRIDE: usize = 128;
 /// The largest ring that this side maps for a peer.
 pub(crate) const MAX_CAPACITY: usize = 64 << 20;
 
-const TAIL: usize = 0;
-const HEAD: usize = 1;
-const WAITS: usize = 2;
-const RING_WORDS: usize = 3;
+const HEAD: usize = 0;
+const WAITS: usize = 1;
+const RING_WORDS: usize = 2;
 const ASLEEP: usize = 2 * RING_WORDS;
 
 /// Which end of a link this process is.
@@ -153,7 +152,6 @@ impl Memory {
 
     fn ring(self: &Arc<Self>, index: usize) -> Ring {
         Ring {
-            tail: self.word(RING_WORDS * index + TAIL),
             head: self.word(RING_WORDS * index + HEAD),
             waits: self.word(RING_WORDS * index + WAITS),
             // SAFETY: ring 0 begins at CONTROL, ring 1 `capacity` further: both within the mapping (1).
@@ -187,7 +185,6 @@ impl Flag {
 /// The memory of one ring.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    tail: NonNull<AtomicU64>,
     head: NonNull<AtomicU64>,
     waits: NonNull<AtomicU64>,
     frames: NonNull<u8>,
@@ -215,7 +212,7 @@ impl Ring {
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at % 8 == 0 && at < self.capacity);
-        // SAFETY: both callers have checked that the word is within the ring's frames, which are in the mapping (1).
+        // SAFETY: all callers have checked that the word is within the ring's frames, which are in the mapping (1).
         let word = unsafe { self.frames.add(at) };
         // SAFETY: valid for the life of the ring (1), aligned as `at` is, and only accessed atomically (2).
         unsafe { word.cast::<AtomicU64>().as_ref() }
@@ -233,20 +230,19 @@ impl Region for Ring {
     type Word = AtomicU64;
 
     #[inline]
-    fn tail(&self) -> &AtomicU64 {
-        // SAFETY: an aligned control word in the mapping that `self` keeps (1), atomic (2).
-        unsafe { self.tail.as_ref() }
+    fn prefix(&self, at: u64) -> &AtomicU64 {
+        self.word(self.checked(at, 8))
     }
 
     #[inline]
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: as in `tail`.
+        // SAFETY: an aligned control word in the mapping that `self` keeps (1), atomic (2).
         unsafe { self.head.as_ref() }
     }
 
     #[inline]
     fn waits(&self) -> &AtomicU64 {
-        // SAFETY: as in `tail`.
+        // SAFETY: as in `head`.
         unsafe { self.waits.as_ref() }
     }
 

@@ -1,10 +1,14 @@
 //! A single-producer single-consumer ring of frames in memory that two processes share.
 //!
-//! `tail` (written by the producer) and `head` (written by the consumer) count bytes since the ring was made and never
-//! wrap in practice (2^64 bytes). A frame is one prefix word, `H` header words and a payload, padded to [`ALIGN`]; it is
-//! contiguous: where it would wrap, a padding frame fills the rest of the ring. Nothing that the other side writes is
-//! trusted: each counter and each prefix is read once, checked against this side's own counters, and anything that cannot
-//! be is [`Corrupt`], after which the ring is not used any more.
+//! A frame is one prefix word, `H` header words and a payload, padded to [`ALIGN`]; it is contiguous: where it would wrap, a
+//! padding frame fills the rest of the ring. The prefix of a frame is what makes it visible: the consumer waits for the
+//! prefix at its place to become other than zero, and so finds the frame with the line that it has just fetched. For
+//! that the producer makes the place after a frame zero before the frame is visible (a lap ago there was any data), and
+//! writes the prefix of the first of a batch of frames last.
+//!
+//! `head` (written by the consumer) counts bytes since the ring was made and never wraps in practice (2^64 bytes).
+//! Nothing that the other side writes is trusted: each counter and each prefix is read once, checked against this side's own
+//! counters, and anything that cannot be is [`Corrupt`], after which the ring is not used any more.
 
 use super::words::Word;
 
@@ -35,15 +39,15 @@ impl core::error::Error for Corrupt {}
 pub(crate) trait Region {
     /// Its atomic words.
     type Word: Word;
-    /// Bytes ever produced.
-    fn tail(&self) -> &Self::Word;
+    /// The word at byte offset `at`, a multiple of [`ALIGN`].
+    fn prefix(&self, at: u64) -> &Self::Word;
     /// Bytes ever consumed.
     fn head(&self) -> &Self::Word;
     /// Not zero while the producer waits for room.
     fn waits(&self) -> &Self::Word;
     /// Size in bytes: a power of two, at least [`MIN_CAPACITY`]. Never changes.
     fn capacity(&self) -> u64;
-    /// Copies words out, from byte offset `at`, a multiple of 8.
+    /// Copies words out, from byte offset `at`, a multiple of 8. All of a ring is zero at first.
     fn read(&self, at: u64, words: &mut [u64]);
     /// Copies words in, at byte offset `at`, a multiple of 8.
     fn write(&self, at: u64, words: &[u64]);
@@ -68,9 +72,11 @@ fn frame_len<const H: usize>(payload: u32) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Producer<R, const H: usize> {
     region: R,
-    /// Written so far, published up to `published`.
+    /// Written so far, published up to `published`. The prefix at `tail` is zero, and at `published` if that is less.
     tail: u64,
     published: u64,
+    /// The prefix that belongs at `published`.
+    withheld: u64,
     /// The consumer's head when last looked at.
     head: u64,
     /// `waits` is set.
@@ -81,7 +87,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     /// Begins on a ring that nobody has used.
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
-        Self { region, tail: 0, published: 0, head: 0, waiting: false }
+        Self { region, tail: 0, published: 0, withheld: 0, head: 0, waiting: false }
     }
 
     /// The memory below.
@@ -90,7 +96,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     }
 
     /// The longest payload that a frame may have: a frame takes at most half of the ring, so that it fits into an empty
-    /// one wherever that stands.
+    /// one wherever that stands, with the padding (less than a frame) and the zero after it.
     pub(crate) fn max_payload(&self) -> u32 {
         u32::try_from(self.region.capacity() / 2 - 8 * (1 + H as u64)).unwrap_or(u32::MAX)
     }
@@ -102,7 +108,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         debug_assert!(payload <= self.max_payload());
         let mut offset = self.tail & (capacity - 1);
         let padding = if len > capacity - offset { capacity - offset } else { 0 };
-        if !self.has_room(padding + len)? {
+        // The place after the frame must be free as well: it becomes zero.
+        if !self.has_room(padding + len + ALIGN)? {
             return Ok(None);
         }
         if self.waiting {
@@ -110,14 +117,31 @@ impl<R: Region, const H: usize> Producer<R, H> {
             self.region.waits().store(0);
         }
         if padding != 0 {
-            self.region.write(offset, &[KIND_PADDING]);
+            self.begin(offset, KIND_PADDING);
             self.tail += padding;
             offset = 0;
         }
-        self.region.write(offset, &[KIND_FRAME | u64::from(payload)]);
+        self.begin(offset, KIND_FRAME | u64::from(payload));
         self.region.write(offset + 8, header);
         self.tail += len;
+        self.region.write(self.tail & (capacity - 1), &[0]);
         Ok(Some(Span { at: offset + 8 * (1 + H as u64), len: payload }))
+    }
+
+    /// Writes a prefix, unless it is the first to be published: then `publish` does.
+    #[inline]
+    fn begin(&mut self, offset: u64, prefix: u64) {
+        if self.tail == self.published {
+            self.withheld = prefix;
+        } else {
+            self.region.write(offset, &[prefix]);
+        }
+    }
+
+    /// Where the consumer looks next.
+    #[cfg(test)]
+    pub(crate) fn place(&self) -> u64 {
+        self.published & (self.region.capacity() - 1)
     }
 
     /// Bytes written and not yet published.
@@ -131,8 +155,9 @@ impl<R: Region, const H: usize> Producer<R, H> {
         if self.tail == self.published {
             return false;
         }
+        let offset = self.published & (self.region.capacity() - 1);
         self.published = self.tail;
-        self.region.tail().store_ordered(self.tail);
+        self.region.prefix(offset).store_ordered(self.withheld);
         true
     }
 
@@ -178,8 +203,6 @@ pub(crate) struct Consumer<R, const H: usize> {
     /// Consumed so far, published up to `published`.
     head: u64,
     published: u64,
-    /// The producer's tail when last looked at.
-    tail: u64,
     /// Length of the frame that `next` returned last.
     current: u64,
 }
@@ -188,7 +211,7 @@ impl<R: Region, const H: usize> Consumer<R, H> {
     /// Begins on a ring that nobody has used.
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
-        Self { region, head: 0, published: 0, tail: 0, current: 0 }
+        Self { region, head: 0, published: 0, current: 0 }
     }
 
     /// The memory below.
@@ -196,15 +219,21 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         &self.region
     }
 
+    /// Where the next frame's prefix will be.
+    #[inline]
+    fn place(&self) -> u64 {
+        (self.head + self.current) & (self.region.capacity() - 1)
+    }
+
     /// Whether there may be something to read: one load of a word that stays in this core's cache while there is not.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.head == self.tail && self.region.tail().load() == self.tail
+        self.region.prefix(self.place()).load() == 0
     }
 
     /// `is_empty` as the last check of a side that has just said it goes to sleep.
     pub(crate) fn is_empty_ordered(&self) -> bool {
-        self.head == self.tail && self.region.tail().load_ordered() == self.tail
+        self.region.prefix(self.place()).load_ordered() == 0
     }
 
     /// The next frame: its header, copied, and where its payload lies until `release`.
@@ -212,27 +241,18 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         let capacity = self.region.capacity();
         self.head += core::mem::take(&mut self.current);
         loop {
-            if self.head == self.tail {
-                let tail = self.region.tail().load();
-                if tail == self.tail {
-                    return Ok(None);
-                }
-                if tail < self.head || tail - self.head > capacity || tail % ALIGN != 0 {
-                    return Err(Corrupt);
-                }
-                self.tail = tail;
-            }
-            let available = self.tail - self.head;
             let offset = self.head & (capacity - 1);
-            let mut prefix = [0];
-            self.region.read(offset, &mut prefix);
-            match prefix[0] & KIND_MASK {
+            // What the producer can have written since this side last gave anything back, up to the end of the ring.
+            let available = (capacity - (self.head - self.published)).min(capacity - offset);
+            let prefix = self.region.prefix(offset).load();
+            match prefix & KIND_MASK {
+                0 if prefix == 0 => return Ok(None),
                 KIND_PADDING if capacity - offset <= available => self.head += capacity - offset,
                 KIND_FRAME => {
                     #[expect(clippy::cast_possible_truncation, reason = "the low half of the prefix is the length")]
-                    let payload = prefix[0] as u32;
+                    let payload = prefix as u32;
                     let len = frame_len::<H>(payload);
-                    if len > available || len > capacity - offset {
+                    if len > available {
                         return Err(Corrupt);
                     }
                     let mut header = [0; H];
