@@ -40,7 +40,7 @@ struct Args {
     /// One message size (default: 2 bytes to 8M)
     #[arg(short, long, value_name = "SIZE")]
     size: Option<Size>,
-    /// Messages of each size (default: 1000, and fewer for large ones)
+    /// Messages of each size (default: 1000 for latency, 5000 for bandwidth, fewer for large ones)
     #[arg(short = 'n', long, value_name = "N")]
     iters: Option<usize>,
     /// Largest packet payload on the path: 256, 512, 1024, 2048, 4096 (default: the port's)
@@ -118,8 +118,8 @@ impl Args {
         self.size.map_or_else(|| (1..=23).step_by(2).map(|shift| 1 << shift).collect(), |size| vec![size.0])
     }
 
-    fn iterations(&self, size: usize) -> usize {
-        self.iters.unwrap_or_else(|| ((256 << 20) / size).clamp(50, 1000))
+    fn iterations(&self, size: usize, most: usize) -> usize {
+        self.iters.unwrap_or_else(|| ((256 << 20) / size).clamp(50, most))
     }
 
     fn place(&self) -> Result<Option<Place>, Failure> {
@@ -166,7 +166,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
                 report::heading(&link, "Latency")?;
                 table::latency_head(&mut io::stdout())?;
             }
-            let row = latency::measure(&mut link, group, size, args.iterations(size))?;
+            let row = latency::measure(&mut link, group, size, args.iterations(size, 1000))?;
             progress.clear();
             if print {
                 table::latency_row(&mut io::stdout(), &row)?;
@@ -182,7 +182,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
                 report::heading(&link, "BW")?;
                 table::bandwidth_head(&mut io::stdout())?;
             }
-            let row = bandwidth::measure(&mut link, group, size, args.iterations(size))?;
+            let row = bandwidth::measure(&mut link, group, size, args.iterations(size, 5000))?;
             progress.clear();
             if print {
                 table::bandwidth_row(&mut io::stdout(), &row)?;

@@ -4,6 +4,9 @@
 //! ranks. *Two steps*: rank `r` gets segment `r` of everybody, adds it up, and sends the result to everybody. With more
 //! ranks than cores a step costs a turn of all ranks on their cores, so few steps matter more than few messages.
 //!
+//! Where memory is watched, a tensor of some bytes travels in one line of cache together with the word that says that it
+//! is there: one write to each peer is all.
+//!
 //! Parts go into slots, of which there are two for each rank, used in turn by *rounds*. A slot may be written again when
 //! its owner has read it. That follows from what its owner has sent since:
 //!
@@ -17,7 +20,7 @@ use rdma::{ExposedRegion, RemoteSlice};
 
 use super::blocks::{Blocks, parts};
 use super::element::Element;
-use super::fabric::{Fabric, Lane, exchange};
+use super::fabric::{Fabric, LINE, Lane, exchange};
 use super::schedule::Schedule;
 use super::tensor::Tensor;
 use crate::Failure;
@@ -35,7 +38,14 @@ pub(super) struct Direct {
     /// Rounds of parts, and of results, since the beginning.
     rounds: u64,
     results: u64,
+    /// Two lines per rank, used in turn like the slots.
+    lines: ExposedRegion,
+    line_remotes: Vec<RemoteSlice>,
+    line_rounds: u64,
 }
+
+/// Bytes of a line before the word that tells of it.
+const LINE_ROOM: usize = LINE - 8;
 
 impl Direct {
     /// Gets the memory; collective.
@@ -43,7 +53,10 @@ impl Direct {
         let (rank, world) = (group.rank(), group.world());
         let slots = group.agree(fabric.expose(2 * world * capacity))?;
         let remotes = exchange(group, &slots)?;
-        Ok(Self { rank, world, capacity, slots, remotes, rounds: 0, results: 0 })
+        let lines = group.agree(fabric.expose(2 * world * LINE))?;
+        let line_remotes = exchange(group, &lines)?;
+        let (rounds, results, line_rounds) = (0, 0, 0);
+        Ok(Self { rank, world, capacity, slots, remotes, rounds, results, lines, line_remotes, line_rounds })
     }
 
     /// Where a rank's part of a round goes.
@@ -65,6 +78,9 @@ impl Direct {
         (input, output): (&Tensor<T>, &Tensor<T>),
         count: usize,
     ) -> Result<(), Failure> {
+        if count * size_of::<T>() <= LINE_ROOM && fabric.watches_memory() {
+            return self.one_line(fabric, blocks, (input, output), count);
+        }
         let round = self.rounds;
         self.rounds += 1;
         let at = self.slot(round, self.rank);
@@ -78,6 +94,41 @@ impl Direct {
         // The output may be the input, which is still to be sent until then.
         fabric.flush()?;
         self.add_up(blocks, (input, output), round, 0..count)
+    }
+
+    /// All-reduce in one step of one line.
+    fn one_line<T: Element>(
+        &mut self,
+        fabric: &mut Fabric,
+        blocks: &mut Blocks,
+        (input, output): (&Tensor<T>, &Tensor<T>),
+        count: usize,
+    ) -> Result<(), Failure> {
+        self.line_rounds += 1;
+        let line = |from: usize| ((self.line_rounds % 2) as usize * self.world + from) * LINE;
+        let (sums, more) = blocks.of::<T>();
+        let (sums, more) = (&mut sums[..count], &mut more[..count]);
+        let mut bytes = [0; LINE];
+        input.read(0, sums)?;
+        bytes[..count * size_of::<T>()].copy_from_slice(bytemuck::cast_slice(sums));
+        bytes[LINE_ROOM..].copy_from_slice(&self.line_rounds.to_ne_bytes());
+        let at = line(self.rank);
+        for peer in self.peers() {
+            fabric.send_line(peer, &bytes, self.line_remotes[peer].slice(at..at + LINE)?)?;
+        }
+        for from in 0..self.world {
+            let into: &mut [T] = if from == 0 { sums } else { more };
+            if from == self.rank {
+                bytemuck::cast_slice_mut(into).copy_from_slice(&bytes[..count * size_of::<T>()]);
+            } else {
+                fabric.wait_for_word(&self.lines, line(from) + LINE_ROOM, self.line_rounds)?;
+                self.lines.copy_out(line(from), bytemuck::cast_slice_mut(into))?;
+            }
+            if from > 0 {
+                T::accumulate(sums, more);
+            }
+        }
+        output.write(0, sums)
     }
 
     /// All-reduce in two steps, of as many rounds as it takes.

@@ -33,7 +33,9 @@ pub(super) enum Lane {
 
 const LANES: usize = 4;
 /// Counters are a cache line apart.
-const LINE: usize = 64;
+pub(super) const LINE: usize = INLINE as usize;
+/// What a request takes with it: a line.
+const INLINE: u32 = 64;
 /// Work requests outstanding to one peer, and receives posted for one.
 const DEPTH: u32 = 256;
 /// Sends without a completion of their own, at most.
@@ -128,7 +130,7 @@ impl Fabric {
                 .recv_cq(&recv_cq)
                 .max_send_wr(DEPTH)
                 .max_recv_wr(DEPTH)
-                .max_inline_data(8)
+                .max_inline_data(INLINE)
                 .build()?;
             let mut qp = qp.init(&chosen.init_options(RemoteAccess::WRITE))?;
             for _ in 0..DEPTH {
@@ -180,6 +182,44 @@ impl Fabric {
         Ok(peer.posted)
     }
 
+    /// Whether arrivals can be watched in memory.
+    pub(super) fn watches_memory(&self) -> bool {
+        self.in_order
+    }
+
+    /// Writes one line, whose last word tells that it is there. Only where memory is watched.
+    pub(super) fn send_line(&mut self, to: usize, line: &[u8; LINE], place: RemoteSlice) -> Result<(), Failure> {
+        self.make_room(to)?;
+        let peer = peer(&mut self.peers, to)?;
+        peer.posted += 1;
+        let request = Write::inline(line, place).token(token(to, peer.posted));
+        Ok(peer.qp.post_send(request.signaled(peer.posted % UNSIGNALED == 0))?)
+    }
+
+    /// Waits until a word of a region of ours has a value that only a peer gives it.
+    #[inline]
+    pub(super) fn wait_for_word(&mut self, region: &ExposedRegion, at: usize, value: u64) -> Result<(), Failure> {
+        let mut wait = Wait::default();
+        while region.load_u64(at, Ordering::Acquire)? != value {
+            self.pause(&mut wait)?;
+        }
+        Ok(())
+    }
+
+    /// Lets time pass in a wait for something that a peer writes.
+    #[inline]
+    fn pause(&mut self, wait: &mut Wait) -> Result<(), Failure> {
+        let nap = self.patience.pause(wait)?;
+        // A write of ours that failed may be why nothing comes; and a software device works faster if asked.
+        if nap.is_some() || wait.is_time_to_look() {
+            self.collect_sent()?;
+        }
+        if let Some(nap) = nap {
+            std::thread::sleep(nap);
+        }
+        Ok(())
+    }
+
     /// Tells a peer something on `lane` that needs no more words.
     pub(super) fn notify(&mut self, to: usize, lane: Lane) -> Result<(), Failure> {
         self.make_room(to)?;
@@ -202,14 +242,7 @@ impl Fabric {
         if self.in_order {
             let at = counter(from, lane);
             while self.counters.load_u64(at, Ordering::Acquire)? < count {
-                let nap = self.patience.pause(&mut wait)?;
-                // A write of ours that failed may be why nothing comes; and a software device works faster if asked.
-                if nap.is_some() || wait.is_time_to_look() {
-                    self.collect_sent()?;
-                }
-                if let Some(nap) = nap {
-                    std::thread::sleep(nap);
-                }
+                self.pause(&mut wait)?;
             }
             return Ok(());
         }

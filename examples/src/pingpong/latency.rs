@@ -1,6 +1,6 @@
 //! How long a message takes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Link, Op};
 use crate::Failure;
@@ -28,6 +28,10 @@ pub fn measure(link: &mut Link, group: &mut Group, size: usize, iterations: usiz
     let mut samples = Vec::with_capacity(iterations);
     let mut last = Instant::now();
     for number in 0..total {
+        if client && number == WARM_UP / 2 {
+            // A device may set up its paths in the background when they are first used.
+            std::thread::sleep(Duration::from_millis(2));
+        }
         match (op, client) {
             (Op::Read, true) => {
                 link.read()?;
