@@ -1,7 +1,8 @@
 //! Random requests against a model: what arrives is what was sent, in order, whatever is mixed with whatever.
 //!
 //! Both ends make the same plan from one seed. The requester keeps a copy of the peer's memory as it must be after each
-//! request; the responder knows which messages must come. `RDMA_TEST_SEED` repeats a run.
+//! request; the responder knows which messages must come. `RDMA_TEST_SEED` repeats a run. With `RDMA_TEST_UNFENCED`, requests are
+//! not fenced: rxe executes them in order, and its fence can stall.
 
 use std::collections::VecDeque;
 
@@ -103,6 +104,7 @@ struct Requester<'a> {
     remote: RemoteSlice,
     memory: Vec<u8>,
     outstanding: VecDeque<Expected>,
+    is_unfenced: bool,
 }
 
 impl Requester<'_> {
@@ -207,13 +209,16 @@ impl Requester<'_> {
         }
     }
 
-    /// Posts, and polls while there is no room. Fenced, so that nothing passes a read.
+    /// Posts, and polls while there is no room. Fenced, so that nothing passes a read, except where the device's fence is broken.
     fn post_one<O, L>(&mut self, request: Work<O, L>, token: u64, step: &Step)
     where
         O: rdma::op::Operation,
         L: rdma::Owned,
     {
-        let mut request = request.token(token).signaled(step.signaled).fence();
+        let mut request = request.token(token).signaled(step.signaled);
+        if !self.is_unfenced {
+            request = request.fence();
+        }
         loop {
             let refused: PostError<Work<O, L>> = match self.side.qp.post_send(request) {
                 Ok(()) => break,
@@ -279,7 +284,9 @@ fn verify(region: &ExposedRegion, memory: &[u8]) {
 }
 
 fn memory_after(seed: u64, side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
-    let mut requester = Requester { side, remote, memory: vec![0; REGION], outstanding: VecDeque::new() };
+    let is_unfenced = std::env::var_os("RDMA_TEST_UNFENCED").is_some();
+    let outstanding = VecDeque::new();
+    let mut requester = Requester { side, remote, memory: vec![0; REGION], outstanding, is_unfenced };
     requester.run(seed);
     requester.memory
 }

@@ -1,6 +1,9 @@
 # In the guest, from /out/command: makes the device, then runs the lines of /out/plan (seconds, name, command; tabs between),
 # each with its output in /out/log and its result as a line of /out/results.
 device() {
+  # rxe of 6.1 can lose the wake-up of a request that waits behind a fence: half of the runs of tests/random.rs stand still with
+  # fences, none without. It executes requests in order anyway.
+  [ "$1" != rxe ] || export RDMA_TEST_UNFENCED=1
   ip link add d0 type dummy && ip addr add 10.9.0.1/24 dev d0 && ip link set d0 up || return
   rdma link add "${1}0" type "$1" netdev d0 || return
   # The address reaches the table of GIDs a moment later.
