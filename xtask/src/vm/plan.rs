@@ -47,6 +47,8 @@ pub(crate) fn tests(root: &Path) -> Result<Vec<Item>, String> {
             items.push(Item { name: format!("{binary}::{test}"), command });
         }
     }
+    // cargo reports its binaries in the order in which they were done.
+    items.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(items)
 }
 
