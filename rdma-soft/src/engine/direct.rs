@@ -87,8 +87,8 @@ impl Qp {
         if offset > entry.len || u64::from(wqe.total) > entry.len - offset {
             return None;
         }
-        if shared.peers.mapping(link, wqe.rkey).is_none() {
-            shared.peers.want_mapping(link, wqe.rkey, dest, self.qpn);
+        if !shared.peers.is_mapped(link, wqe.rkey, entry.serial) {
+            shared.peers.want_mapping(link, wqe.rkey, entry.serial, dest, self.qpn);
             return None;
         }
         Some(Place::Mapped(link, usize::try_from(offset).ok()?))

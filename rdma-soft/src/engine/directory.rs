@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0                     a card (one word) for each queue pair under the first slot
-//! CARDS * 8             an entry (four words) for each region: what it is, iova, length, 0
+//! CARDS * 8             an entry (four words) for each region: what it is, iova, length, serial number
 //! ```
 //!
 //! A peer checks card and entry before each operation. Cards and entries are withdrawn before a state change or a
@@ -43,6 +43,8 @@ impl Card {
 pub(super) struct Entry {
     pub(super) iova: u64,
     pub(super) len: u64,
+    /// Tells it from all other regions of its process: keys come again.
+    pub(super) serial: u64,
 }
 
 /// Key, domain and rights in a word; the low bit says that it may be mapped.
@@ -63,12 +65,14 @@ impl PeerDirectory<'_> {
     /// The entry of a region that may be mapped, if it is in the domain and has the right.
     pub(super) fn entry(&self, key: u32, pd: PdId, right: u32) -> Option<Entry> {
         let at = CARDS * 8 + index_of(key)? * ENTRY;
+        let serial = self.0.load(at + 24);
         let what = self.0.load(at);
-        let entry = Entry { iova: self.0.load(at + 8), len: self.0.load(at + 16) };
-        // Acquire loads: that the first word is the same again says that the others belong to it.
+        let entry = Entry { iova: self.0.load(at + 8), len: self.0.load(at + 16), serial };
+        // Acquire loads: that the outer two are the same again says that the inner ones belong to them.
         #[allow(clippy::cast_possible_truncation, reason = "a field of the word")]
         let access = what as u32 >> 1 & 15;
-        let valid = what == entry_word(key, pd, access) && access & right == right && self.0.load(at) == what;
+        let valid = what == entry_word(key, pd, access) && access & right == right;
+        let valid = valid && self.0.load(at) == what && self.0.load(at + 24) == serial;
         valid.then_some(entry)
     }
 }
@@ -107,11 +111,12 @@ impl Directory {
         self.cards.get(index as usize).copied()
     }
 
-    pub(super) fn publish_region(&self, key: u32, pd: PdId, region: &Region) {
+    pub(super) fn publish_region(&self, key: u32, pd: PdId, region: &Region, serial: u64) {
         if let (Some(area), Some(index)) = (&self.area, index_of(key)) {
             let at = CARDS * 8 + index * ENTRY;
             area.store(at + 8, region.iova());
             area.store(at + 16, region.len() as u64);
+            area.store(at + 24, serial);
             area.store(at, entry_word(key, pd, region.access()));
         }
     }

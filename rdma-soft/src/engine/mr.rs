@@ -1,7 +1,8 @@
 //! Protection domains and registered regions, and how scatter/gather lists find their bytes.
 //!
 //! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: a key that was given back
-//! does not name the next region at that index.
+//! does not name the next region at that index. (It may name a later one. What outlives a registration, as mappings do, goes
+//! by the serial number.)
 
 use std::sync::Arc;
 
@@ -31,13 +32,16 @@ pub(super) struct Mr {
 #[derive(Debug)]
 pub(super) struct MrTable {
     slots: Vec<Option<Mr>>,
+    /// The last keys of free indices.
     free: Vec<u32>,
     random: u64,
+    /// Regions ever registered.
+    serial: u64,
 }
 
 impl MrTable {
     pub(super) const fn new(seed: u64) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), random: seed | 1 }
+        Self { slots: Vec::new(), free: Vec::new(), random: seed | 1, serial: 0 }
     }
 
     /// The next of a sequence that repeats for a seed (xorshift64*).
@@ -58,21 +62,26 @@ impl MrTable {
         backing: Option<Arc<Backing>>,
         directory: &Directory,
     ) -> Result<MrKeys, Errno> {
-        let index = match self.free.pop() {
-            Some(index) => index,
+        let last = self.free.pop();
+        let index = match last {
+            Some(key) => key >> TAG_BITS,
             None => {
                 let index = u32::try_from(self.slots.len()).ok().filter(|index| *index < MAX_MR).ok_or(Errno::NOMEM)?;
                 self.slots.push(None);
                 index
             }
         };
-        let key = index << TAG_BITS | self.next_tag();
+        let mut key = index << TAG_BITS | self.next_tag();
+        while last == Some(key) {
+            key = index << TAG_BITS | self.next_tag();
+        }
+        self.serial += 1;
         // A peer that maps a file sees all of it: so only whole files.
         let backing = backing.filter(|backing| {
             region.addr() == backing.base() && region.len() <= backing.len() && backing.len() - region.len() < PAGE
         });
         if backing.is_some() && region.access() & (REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC) != 0 {
-            directory.publish_region(key, pd, &region);
+            directory.publish_region(key, pd, &region, self.serial);
         }
         self.slots[index as usize] = Some(Mr { key, pd, region, backing });
         Ok(MrKeys { lkey: key, rkey: key })
@@ -84,7 +93,7 @@ impl MrTable {
         let index = key >> TAG_BITS;
         directory.withdraw_region(key);
         let mr = self.slots[index as usize].take().ok_or(Errno::INVAL)?;
-        self.free.push(index);
+        self.free.push(key);
         Ok(mr.pd)
     }
 

@@ -26,6 +26,8 @@ impl Work {
 #[derive(Clone, Debug, Default)]
 struct Mapped {
     key: u32,
+    /// Which of the regions that had the key.
+    serial: u64,
     area: Option<Area>,
 }
 
@@ -198,14 +200,20 @@ impl Peers {
         mapped.area.as_ref().filter(|_| mapped.key == key)
     }
 
+    /// Whether what we have mapped under a key is the region with this serial number.
+    pub(super) fn is_mapped(&self, id: LinkId, key: u32, serial: u64) -> bool {
+        let mapped = index_of(key).and_then(|index| self.links.get(id.0 as usize)?.mapped.get(index));
+        mapped.is_some_and(|mapped| (mapped.key, mapped.serial) == (key, serial) && mapped.area.is_some())
+    }
+
     /// Asks the peer for a region, once.
-    pub(super) fn want_mapping(&mut self, id: LinkId, key: u32, to: u32, from: u32) {
+    pub(super) fn want_mapping(&mut self, id: LinkId, key: u32, serial: u64, to: u32, from: u32) {
         let (Some(link), Some(index)) = (self.get(id), index_of(key)) else { return };
         if link.mapped.len() <= index {
             link.mapped.resize(index + 1, Mapped::default());
         }
-        if link.mapped[index].key != key {
-            link.mapped[index] = Mapped { key, area: None };
+        if (link.mapped[index].key, link.mapped[index].serial) != (key, serial) {
+            link.mapped[index] = Mapped { key, serial, area: None };
             let mut want = Frame::new(Kind::Want, to, from, 0, 0);
             want.key = key;
             self.push_stray(id, &want);

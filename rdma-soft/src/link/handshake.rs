@@ -139,15 +139,18 @@ fn finish(socket: OwnedFd, result: Result<Agreed, Refusal>) -> Result<Establishe
             Ok(Established { ends, peer: Peer { pid: peer.pid, slots, socket, pidfd, bell, directory } })
         }
         Err(refusal) => {
-            if !matches!(refusal, Refusal::ByPeer(_) | Refusal::Nobody) {
-                let text = refusal.to_string();
-                let text = text.get(..text.len().min(400)).unwrap_or("");
-                // Only a courtesy: the peer may be gone.
-                let _sent: io::Result<()> =
-                    packet::send(&socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
-            }
+            refuse(&socket, &refusal);
             Err(refusal)
         }
+    }
+}
+
+fn refuse(socket: &OwnedFd, refusal: &Refusal) {
+    if !matches!(refusal, Refusal::ByPeer(_) | Refusal::Nobody) {
+        let text = refusal.to_string();
+        let text = text.get(..text.len().min(400)).unwrap_or("");
+        // Only a courtesy: the peer may be gone.
+        let _sent: io::Result<()> = packet::send(socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
     }
 }
 
@@ -202,11 +205,16 @@ fn try_accept(socket: &OwnedFd, local: &Local<'_>) -> Result<Agreed, Refusal> {
     Ok(Agreed { ends: memory.ends(Side::Acceptor), peer, slots, pidfd, bell, directory })
 }
 
-/// Who the peer is, if it can be somebody whom the kernel lets us trace at all: saves those who cannot, and us, the trouble.
+/// Turns away at once who cannot be let in, so that those who can need not queue behind them.
+pub(crate) fn screen(socket: &OwnedFd) -> Result<(), Refusal> {
+    identify(socket).map(drop).inspect_err(|refusal| refuse(socket, refusal))
+}
+
+/// Who the peer is, if it can be somebody who may trace us and whom we may trace: of two users one may not, as a rule. Saves
+/// those who cannot, and us, the trouble.
 fn identify(socket: &OwnedFd) -> Result<Credentials, Refusal> {
     let peer = trust::peer_of(socket)?;
-    let own = trust::own_uid();
-    if peer.pid <= 0 || (peer.uid != own && peer.uid != 0 && own != 0) {
+    if peer.pid <= 0 || peer.uid != trust::own_uid() {
         let errno = if peer.pid <= 0 { libc::ESRCH } else { libc::EPERM };
         return Err(Refusal::Untraceable { peer, error: io::Error::from_raw_os_error(errno) });
     }

@@ -16,13 +16,15 @@ use crate::link::{slot, trust};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// So many peers may be in the middle of connecting to us; the others wait in the kernel's queue.
 const MAX_HANDSHAKES: usize = 16;
+/// So many are let in, or turned away, before the agent looks after other things.
+const ADMISSIONS: usize = 64;
 
 static HANDSHAKES: AtomicUsize = AtomicUsize::new(0);
 
 /// Connects to the process with a slot, and tells the engine how it went.
 pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = spawn("rdma-soft-dial", move || {
-        let result = reach(node, slot);
+        let result = reach(node, slot).map(prove);
         let result = result.and_then(|up| if up.peer.slots.contains(&slot) { Ok(up) } else { Err(Refusal::Nobody) });
         if let Err(refusal) = result.and_then(|up| Ok(add(node, up)?)) {
             match &refusal {
@@ -61,7 +63,10 @@ fn reach(node: &Node, slot: Slot) -> Result<Established, Refusal> {
 
 /// Takes in the peers that wait at one of our slots.
 pub(super) fn accept(node: &'static Node, index: u32) {
-    while HANDSHAKES.load(Ordering::Relaxed) < MAX_HANDSHAKES {
+    for _ in 0..ADMISSIONS {
+        if HANDSHAKES.load(Ordering::Relaxed) >= MAX_HANDSHAKES {
+            break;
+        }
         let accepted = {
             let listeners = node.listeners();
             let Some(listener) = listeners.get(index as usize) else { return };
@@ -78,6 +83,10 @@ pub(super) fn accept(node: &'static Node, index: u32) {
                 break;
             }
         };
+        if let Err(refusal) = handshake::screen(&socket) {
+            tracing::warn!("a process was not let in: {refusal}");
+            continue;
+        }
         let seat = Seat::take(node);
         let started = spawn("rdma-soft-accept", move || {
             greet(node, socket);
@@ -112,7 +121,7 @@ impl Drop for Seat {
 }
 
 fn greet(node: &'static Node, socket: OwnedFd) {
-    let result = handshake::accept(socket, &node.local()).and_then(|up| Ok(add(node, up)?));
+    let result = handshake::accept(socket, &node.local()).map(prove).and_then(|up| Ok(add(node, up)?));
     match result {
         Ok(()) => {}
         // Somebody looked whether we are there.
@@ -128,10 +137,20 @@ fn rearm_all(node: &Node) {
     }
 }
 
+/// Leaves a peer those slots that it has indeed; the kernel knows who listens there. Who could take another's could speak
+/// for that one.
+fn prove(mut up: Established) -> Established {
+    let owner = |slot| slot::connect(slot, PATIENCE).and_then(|socket| trust::peer_of(&socket));
+    let pid = up.peer.pid;
+    up.peer.slots.retain(|slot| owner(*slot).is_ok_and(|owner| owner.pid == pid));
+    up
+}
+
 /// Takes a new link into use.
 fn add(node: &Node, up: Established) -> io::Result<()> {
     let Established { ends, peer } = up;
-    tracing::debug!(pid = peer.pid, slots = ?peer.slots, "link up");
+    let pid = peer.pid;
+    tracing::debug!(pid, slots = ?peer.slots, "link up");
     let slots = peer.slots.clone();
     let directory = Arc::clone(&peer.directory);
     let mut state = node.lock();
@@ -142,11 +161,17 @@ fn add(node: &Node, up: Established) -> io::Result<()> {
             return Err(error);
         }
     }
+    // A process that had fewer slots when we first met may use its new ones on the old link.
+    let others = state.links().filter(|link| link.id != id && link.peer.as_ref().is_some_and(|peer| peer.pid == pid));
+    let others: Vec<_> = others.map(|link| link.id).collect();
     for slot in slots {
         // SAFETY: the mapping is DIRECTORY_LEN bytes, page aligned, readable and writable as long as its owner lives;
         // only the engine touches it.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
         state.engine.handle_link_up(slot, id, Some(area));
+        for &other in &others {
+            state.engine.handle_link_up(slot, other, None);
+        }
     }
     state.progress();
     // The peer does not know yet whether to ring.

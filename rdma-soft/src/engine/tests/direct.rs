@@ -118,6 +118,32 @@ fn a_new_region_under_an_old_index_is_mapped_anew() {
     assert_eq!(there.read(16, 16), [0; 16]);
 }
 
+/// Keys have few bits, so one comes again sooner or later. Who mapped the region that had it before must not take that for
+/// the region that has it now.
+#[test]
+fn a_key_that_comes_again_does_not_name_the_old_mapping() {
+    let (mut world, [a, _], [here, there], [key, old]) = mapped(ALL);
+    world.nodes[1].engine.deregister(old).unwrap();
+    let other = Memory::shared(1 << 16);
+    let mut new = world.register(1, &other, ALL);
+    for _ in 0..100_000 {
+        if new == old {
+            break;
+        }
+        world.nodes[1].engine.deregister(new).unwrap();
+        new = world.register(1, &other, ALL);
+    }
+    let list = [sge(&here, key, 0, 8)];
+    for id in 2..4 {
+        world.send(a, &remote(request(WRITE, id, &list), &other, 8 * id as usize, new)).unwrap();
+        world.settle();
+        assert_eq!(world.statuses(0), [(id, 0)]);
+    }
+    assert_eq!(new, old, "no key came again: this shows nothing");
+    assert_eq!(other.read(16, 16), [here.read(0, 8), here.read(0, 8)].concat());
+    assert_eq!(there.read(16, 16), [0; 16]);
+}
+
 #[test]
 fn a_write_overtakes_sends_but_no_change_of_memory() {
     let (mut world, [a, b], [here, there], [key, rkey]) = mapped(ALL);

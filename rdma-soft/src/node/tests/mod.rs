@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::*;
 
-use self::side::{Peer, ROLE, Side, listen, pair, say};
+use self::side::{LONG, Peer, ROLE, Side, listen, pair, say};
 use super::*;
+use crate::engine::Slot;
 use crate::link::duplex::Link;
 
 fn become_a_stranger() {
@@ -24,15 +25,22 @@ fn become_a_stranger() {
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
 }
 
+fn slot_of(qpn: u64) -> Slot {
+    Slot::of_qpn(u32::try_from(qpn).unwrap())
+}
+
 /// The roles.
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    if role == "stranger" {
+    if role == "stranger" || role == "crowd" {
         become_a_stranger();
     }
     let side = Side::after(4 << 20, if role == "many" { 5000 } else { 0 });
     let theirs = listen();
+    if role == "impostor" {
+        side.node.lock().add_slot(slot_of(theirs[0]));
+    }
     side.connect(u32::try_from(theirs[0]).unwrap());
     match role.as_str() {
         // Sends back what comes, until a message of one byte.
@@ -101,9 +109,29 @@ fn peer() {
             drop(state);
         }
         // Does nothing at all, until told to end.
-        "sleep" | "many" => {
+        "sleep" | "many" | "impostor" => {
             say(&side.describe());
             listen();
+        }
+        // Gets one more number when the link is up already, and sends from there.
+        "grower" => {
+            say(&side.describe());
+            let theirs = listen();
+            let other = Side::after(4 << 20, 5000);
+            other.connect(u32::try_from(theirs[0]).unwrap());
+            say(&other.describe());
+            listen();
+            other.send(1, 0, 8);
+            say(&other.wait().status.0.to_string());
+            listen();
+        }
+        // Comes to the door and says nothing.
+        "crowd" => {
+            let sockets: Vec<_> =
+                (0..40).map(|_| slot::connect(slot_of(theirs[0]), Duration::from_secs(5)).unwrap()).collect();
+            say("0");
+            listen();
+            drop(sockets);
         }
         // Opens the link itself, with rings of its own size, then echoes.
         "first" => {
@@ -231,7 +259,7 @@ fn wait_for_event(side: &Side) {
             return;
         }
         drop(events);
-        assert!(start.elapsed() < side::LONG, "no event");
+        assert!(start.elapsed() < LONG, "no event");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -310,6 +338,71 @@ fn a_process_with_many_queue_pairs_has_several_numbers() {
     assert_eq!(u64::from(slots[1].0), last >> 12);
     peer.tell("0");
     peer.finish();
+}
+
+#[test]
+fn a_number_that_a_peer_gets_later_is_served_on_the_link_that_is_there() {
+    let (side, mut peer, theirs) = pair("grower", 4 << 20);
+    side.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, 18, theirs[1], u32::try_from(theirs[2]).unwrap());
+    side.wait_ok();
+    let other = Side::new(4096);
+    peer.tell(&other.describe());
+    let theirs = peer.hear();
+    other.connect(u32::try_from(theirs[0]).unwrap());
+    other.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, 18, theirs[1], u32::try_from(theirs[2]).unwrap());
+    other.wait_ok();
+    other.recv(2, 0, 8);
+    peer.tell("0");
+    assert_eq!(other.wait_ok(), 2);
+    assert_eq!(peer.hear(), [0]);
+    peer.tell("0");
+    peer.finish();
+}
+
+/// A peer that says that it has our number, too, gets nothing that is not for it.
+#[test]
+fn an_impostor_has_no_number_but_its_own() {
+    let (side, mut peer, theirs) = pair("impostor", 4 << 20);
+    side.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, 18, theirs[1], u32::try_from(theirs[2]).unwrap());
+    side.wait_ok();
+    let [a, b] = [Side::new(4096), Side::new(4096)];
+    a.connect(b.qpn);
+    b.connect(a.qpn);
+    b.recv(2, 0, 8);
+    a.send(3, 0, 8);
+    assert_eq!(a.wait_ok(), 3);
+    assert_eq!(b.wait_ok(), 2);
+    let pid = peer.pid();
+    let state = side.node.lock();
+    let of_peer = state.links().filter_map(|link| link.peer.as_ref().filter(|p| p.pid == pid));
+    assert!(of_peer.into_iter().all(|p| p.slots == [slot_of(theirs[0])]));
+    drop(state);
+    peer.tell("0");
+    peer.finish();
+}
+
+/// Processes of another user that stand in the door do not keep anybody out.
+#[test]
+fn strangers_who_say_nothing_keep_nobody_out() {
+    let side = Side::new(4096);
+    let mut crowd = Peer::start("crowd");
+    crowd.tell(&side.describe());
+    crowd.hear();
+    let start = Instant::now();
+    let mut peer = Peer::start("sleep");
+    peer.tell(&side.describe());
+    peer.hear();
+    // It is the one that knocks.
+    let pid = peer.pid();
+    while !side.node.lock().links().any(|link| link.peer.as_ref().is_some_and(|p| p.pid == pid)) {
+        assert!(start.elapsed() < LONG);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    peer.tell("0");
+    peer.finish();
+    crowd.tell("0");
+    crowd.finish();
 }
 
 /// The peer overwrites the words of the ring: the link ends, and nothing else does.
