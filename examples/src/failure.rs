@@ -11,6 +11,9 @@ pub const EXIT_USAGE: u8 = 2;
 /// Exit status of a rank that ended because another one did; the launcher does not report it.
 pub const EXIT_PEER: u8 = 3;
 
+/// Exit status of a rank whose output nobody reads any more; the launcher makes it a success.
+pub const EXIT_PIPE: u8 = 4;
+
 /// Why a program cannot go on.
 #[derive(Clone, Debug)]
 pub struct Failure {
@@ -52,7 +55,8 @@ impl Failure {
     /// A failure that a rank has already put in words; it ended with this status.
     #[must_use]
     pub fn reported(status: u8) -> Self {
-        Self { kind: Kind::Reported(status), text: "a rank has failed".to_owned() }
+        let kind = if status == EXIT_PIPE { Kind::BrokenPipe } else { Kind::Reported(status) };
+        Self { kind, text: "a rank has failed".to_owned() }
     }
 
     /// What kind of failure this is.
@@ -76,6 +80,8 @@ impl Failure {
             Kind::Usage => EXIT_USAGE,
             Kind::Peer => EXIT_PEER,
             Kind::Reported(status) => status,
+            // The launcher has to tell it from the end of a job that is done.
+            Kind::BrokenPipe if crate::launcher::is_launched() => EXIT_PIPE,
             Kind::BrokenPipe => 0,
         }
     }
@@ -105,7 +111,11 @@ impl From<io::Error> for Failure {
 
 impl From<rdma::Error> for Failure {
     fn from(error: rdma::Error) -> Self {
-        let hint = if error.kind() == rdma::ErrorKind::OutOfMemory { out_of_memory_hint() } else { String::new() };
+        let hint = match (error.kind(), error.errno().map(nix::errno::Errno::from_raw)) {
+            (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),
+            (_, Some(nix::errno::Errno::EMFILE)) => "; raise the limit of open files (`ulimit -n`)".to_owned(),
+            _ => String::new(),
+        };
         Self::new(format!("{error}{hint}"))
     }
 }
@@ -147,6 +157,7 @@ fn out_of_memory_hint() -> String {
 
 /// Runs a program's body and turns its result into an exit status and, where it failed, one line on standard error.
 pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    log_to_stderr();
     let Err(failure) = body() else { return ExitCode::SUCCESS };
     let quiet = match failure.kind() {
         Kind::BrokenPipe | Kind::Reported(_) => true,
@@ -159,6 +170,14 @@ pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCod
         drop(writeln!(io::stderr(), "{program}: {failure}"));
     }
     ExitCode::from(failure.exit_status())
+}
+
+/// Shows what the crates below have to say, where `RUST_LOG` asks for it.
+fn log_to_stderr() {
+    use tracing_subscriber::EnvFilter;
+    if let Ok(filter) = EnvFilter::try_from_default_env() {
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    }
 }
 
 #[cfg(test)]

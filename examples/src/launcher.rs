@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 
-use crate::failure::{EXIT_FAILURE, EXIT_PEER, EXIT_USAGE};
+use crate::failure::{EXIT_FAILURE, EXIT_PEER, EXIT_PIPE, EXIT_USAGE};
 use crate::{Failure, bootstrap};
 
 /// Carries a rank's place from the launcher: rank, world, port, job, launcher's process id.
@@ -148,7 +148,12 @@ fn supervise(mut ranks: Vec<Rank>) -> Result<Outcome, Failure> {
             end_all(&mut ranks);
         }
     }
-    outcome
+    match outcome {
+        Ok(Outcome::Reported(EXIT_PEER)) => {
+            Err(Failure::new("the ranks have lost each other, and none of them says why; RUST_LOG=debug may tell"))
+        }
+        outcome => outcome,
+    }
 }
 
 /// Blocks until a child may have ended; with a deadline it only pauses.
@@ -163,7 +168,7 @@ fn wait_for_any(deadline: Option<Instant>) {
 
 fn judge(name: &str, pid: u32, status: ExitStatus) -> Result<Outcome, Failure> {
     match (status.code().and_then(|code| u8::try_from(code).ok()), status.signal()) {
-        (Some(code @ (EXIT_FAILURE | EXIT_USAGE | EXIT_PEER)), _) => Ok(Outcome::Reported(code)),
+        (Some(code @ (EXIT_FAILURE | EXIT_USAGE | EXIT_PEER | EXIT_PIPE)), _) => Ok(Outcome::Reported(code)),
         (_, Some(signal)) => {
             let known = Signal::try_from(signal).map_or("unknown", Signal::as_str);
             let hint = if signal == Signal::SIGKILL as i32 { " (out of memory, perhaps)" } else { "" };

@@ -11,7 +11,7 @@ use crate::launcher::{self, Outcome, Place, Root};
 use crate::{Failure, bootstrap};
 
 /// More local ranks than this are a mistake, not a job.
-const MOST_RANKS: usize = 512;
+const MOST_RANKS: usize = 256;
 
 /// The options that say which rank this is, or how many to start.
 #[derive(Clone, Debug, clap::Args)]

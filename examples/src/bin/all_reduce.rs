@@ -70,6 +70,9 @@ struct Args {
     algo: Algo,
 }
 
+/// Memory of a rank besides its tensors: scratch memory and what the device needs.
+const OVERHEAD: u128 = 32 << 20;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Algo {
     /// Direct where all are connected to all, else the ring
@@ -115,10 +118,8 @@ fn job<T: Element>(args: &Args) -> Result<(), Failure> {
     let tuning = args.tuning()?;
     if !launcher::is_launched() {
         let local = if args.placement.rank.is_some() { 1 } else { args.placement.ranks };
-        cli::check_memory(
-            2 * args.max.0 as u128 * local as u128,
-            &format!("two tensors of {} for {local} ranks", args.max),
-        )?;
+        let needed = local as u128 * (2 * args.max.0 as u128 + OVERHEAD);
+        cli::check_memory(needed, &format!("two tensors of {} for {local} ranks", args.max))?;
     }
     let Some(place) = args.placement.place()? else { return Ok(()) };
     let settings = format!(

@@ -6,8 +6,10 @@ use std::io::{self, Read, Write};
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Changes whenever anything here or in what the programs exchange does.
 pub(super) const VERSION: u32 = 1;
-/// Nothing that ranks tell each other is longer.
-const MAX_LENGTH: usize = 1 << 20;
+/// Nothing that ranks tell each other is longer: addresses of all queue pairs of some hundred ranks.
+const MAX_LENGTH: usize = 64 << 20;
+/// Nor is what somebody says of whom nothing is known yet.
+const MAX_HELLO: usize = 64 << 10;
 
 /// How a rank introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +78,7 @@ impl Hello {
     }
 
     pub(super) fn read(input: &mut impl Read) -> io::Result<Self> {
-        let (kind, body) = read_record(input)?;
+        let (kind, body) = read_record(input, MAX_HELLO)?;
         let mut fields = Fields(&body);
         if kind != b'H' {
             return Err(malformed());
@@ -114,7 +116,7 @@ impl Frame {
     }
 
     pub(super) fn read(input: &mut impl Read) -> io::Result<Self> {
-        let (kind, body) = read_record(input)?;
+        let (kind, body) = read_record(input, MAX_LENGTH)?;
         let mut fields = Fields(&body);
         Ok(match kind {
             b'W' => Self::Welcome,
@@ -152,12 +154,12 @@ fn write_record(out: &mut impl Write, kind: u8, body: &[u8]) -> io::Result<()> {
     out.write_all(&record)
 }
 
-fn read_record(input: &mut impl Read) -> io::Result<(u8, Vec<u8>)> {
+fn read_record(input: &mut impl Read, most: usize) -> io::Result<(u8, Vec<u8>)> {
     let mut head = [0; 5];
     input.read_exact(&mut head)?;
     let [kind, length @ ..] = head;
     let length = u32::from_be_bytes(length) as usize;
-    if length > MAX_LENGTH {
+    if length > most {
         return Err(malformed());
     }
     let mut body = vec![0; length];

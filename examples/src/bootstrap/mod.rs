@@ -269,7 +269,8 @@ impl Group {
 
     fn send(&self, frame: &Frame) -> Result<(), Failure> {
         send_to_all(&self.writers, frame, None).map_err(|(peer, error)| {
-            self.watch.check().err().unwrap_or_else(|| Failure::peer(format!("rank {peer} is gone: {error}")))
+            let gone = || Failure::new(format!("cannot send to rank {peer}: {error}"));
+            self.watch.check().err().unwrap_or_else(gone)
         })
     }
 }

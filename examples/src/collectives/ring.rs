@@ -19,6 +19,9 @@ use crate::bootstrap::Group;
 /// Places of the staging memory: enough that a send is complete when its place is needed again.
 const STAGES: usize = 4;
 
+/// Bytes of scratch memory, at most (but for 4 KiB a slot).
+const SCRATCH: usize = 8 << 20;
+
 /// What the ring needs between operations.
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -56,6 +59,8 @@ impl Ring {
         let hops = world - 1;
         // What is under way in `lead + 1` ticks, and what waits to be credited: the schedule's tests show that it is enough.
         let slot_count = (lead + 1) * hops + hops - 1;
+        // Many ranks need many slots, and then have small segments.
+        let chunk = chunk.min((SCRATCH / slot_count).next_multiple_of(4096));
         let slots = group.agree(fabric.expose(slot_count * chunk))?;
         let staging = group.agree(fabric.expose(STAGES * chunk))?;
         let right_slots = exchange(group, &slots)?[right];

@@ -14,7 +14,7 @@ const YIELDS_PER_CHECK: u32 = 32;
 const YIELDING: Duration = Duration::from_millis(2);
 /// The first sleep, and each is twice as long as the one before, up to the longest: a death is noticed after this time at the latest.
 const FIRST_SLEEP: Duration = Duration::from_micros(50);
-const SLEEP: Duration = Duration::from_millis(20);
+const SLEEP: Duration = Duration::from_millis(1);
 
 /// How a rank waits.
 #[derive(Clone, Debug)]
