@@ -55,8 +55,8 @@ impl Drop for PdInner {
             return;
         }
         if let Err(error) = self.free() {
-            tracing::warn!(%error, "a protection domain could not be freed; it and its device are leaked");
             std::mem::forget(Arc::clone(&self.context));
+            tracing::warn!(%error, "a protection domain could not be freed; it and its device are leaked");
         }
     }
 }

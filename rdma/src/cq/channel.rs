@@ -101,8 +101,8 @@ impl Drop for ChannelInner {
             return;
         }
         if let Err(error) = self.destroy() {
-            tracing::warn!(%error, "a completion channel could not be destroyed; it and its device are leaked");
             std::mem::forget(Arc::clone(&self.context));
+            tracing::warn!(%error, "a completion channel could not be destroyed; it and its device are leaked");
         }
     }
 }

@@ -132,9 +132,9 @@ impl Drop for CqInner {
             return;
         }
         if let Err(error) = self.destroy() {
-            tracing::warn!(%error, "a completion queue could not be destroyed; it and what it uses are leaked");
             std::mem::forget(Arc::clone(&self.context));
             std::mem::forget(self.channel.clone());
+            tracing::warn!(%error, "a completion queue could not be destroyed; it and what it uses are leaked");
         }
     }
 }

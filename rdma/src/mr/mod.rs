@@ -152,11 +152,11 @@ impl Drop for Region {
             // SAFETY: taken here or nowhere: `give_up` does not drop the region. M2: deregistered.
             Ok(()) => drop(unsafe { ManuallyDrop::take(&mut self.memory) }),
             Err(error) => {
+                // M2: the device may still use the memory and the domain: the domain leaks with it.
+                std::mem::forget(self.pd.clone());
                 if error.kind() != ErrorKind::Forked {
                     tracing::error!(%error, len = self.len, "a memory region could not be deregistered and is leaked");
                 }
-                // M2: the device may still use the memory and the domain: the domain leaks with it.
-                std::mem::forget(self.pd.clone());
             }
         }
     }

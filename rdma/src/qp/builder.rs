@@ -136,6 +136,14 @@ impl<T: Transport> QpBuilder<T> {
         let recv_cq = &self.recv_cq.as_ref().ok_or(none)?.inner;
         let pd: &Arc<PdInner> = &self.pd.inner;
         let cap = self.cap();
+        // Before locks are taken and memory is allocated for them.
+        pd.context.check(Operation::CreateQp)?;
+        let device = pd.context.device_attr.as_raw();
+        let limit = |device: i32| u32::try_from(device).unwrap_or(0).max(1);
+        let (max_wr, max_sge) = (limit(device.max_qp_wr), limit(device.max_sge));
+        if cap.max_send_wr.max(cap.max_recv_wr) > max_wr || cap.max_send_sge.max(cap.max_recv_sge) > max_sge {
+            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+        }
         let send_ring = Attached::new(send_cq, cap.max_send_wr, cap.max_send_sge)?;
         let recv_ring = Attached::new(recv_cq, cap.max_recv_wr, cap.max_recv_sge)?;
         let control = QpInner::create(pd, send_cq, recv_cq, T::TYPE, cap, self.signal_all)?;

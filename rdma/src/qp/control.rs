@@ -166,8 +166,8 @@ impl Drop for QpInner {
         if self.context.is_forked() {
             self.leak();
         } else if let Err(error) = self.destroy() {
-            tracing::warn!(%error, qpn = self.qpn, "a queue pair could not be destroyed; it and what it uses are leaked");
             self.leak();
+            tracing::warn!(%error, qpn = self.qpn, "a queue pair could not be destroyed; it and what it uses are leaked");
         }
     }
 }

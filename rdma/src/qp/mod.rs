@@ -223,11 +223,12 @@ impl<T: Transport> Drop for QueuePair<T> {
         }
         let forked = self.control.check(Operation::DestroyQp).is_err();
         let result: Result<(), Error> = if forked { Ok(()) } else { self.destroy() };
-        if let Err(error) = &result {
-            tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");
-        }
+        // First of all: a subscriber may panic.
         if forked || result.is_err() {
             self.control.leak();
+        }
+        if let Err(error) = &result {
+            tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");
         }
     }
 }

@@ -74,15 +74,18 @@ impl RecvQueue {
         let staged = vacant.staged();
         // SAFETY: `stage` described the slot, with as many segments as were written.
         unsafe { vacant.park() };
-        match self.submit(staged) {
+        match self.submit() {
             Ok(()) => {
                 local.surrender();
                 Ok(())
             }
-            Err((error, true)) => Err(PostError::new(error, Some(local))),
-            Err((error, false)) => {
-                // The slot has the memory now, or whoever polls it.
+            Err((error, bad)) => {
+                if self.take_back_one(bad, staged) {
+                    return Err(PostError::new(error, Some(local)));
+                }
+                // The slot has the memory now, or whoever polls it. First of all: what follows logs, and may panic.
                 local.surrender();
+                self.fail_unless_first(bad);
                 Err(PostError::new(error, None))
             }
         }
@@ -114,27 +117,31 @@ impl RecvQueue {
         Ok(slot)
     }
 
-    /// Posts the request that was staged and parked. On failure it says whether the memory is the caller's again.
+    /// Posts the request that was staged and parked.
     #[inline]
-    pub(super) fn submit(&mut self, staged: Staged) -> Result<(), (Error, bool)> {
+    pub(super) fn submit(&mut self) -> Result<(), (Error, *mut ibv_recv_wr)> {
         self.attached.producer.advance(1, 0);
         let mut bad = ptr::null_mut();
         // SAFETY: ibv_post_recv wants a queue pair, which lives (S1), in this process (`stage` checked), and a request whose list
         // and memory are valid: S2; both live as long as `self`.
         let result = unsafe { rdma_sys::ibv_post_recv(self.raw, self.scratch.first(), &raw mut bad) };
-        if result == 0 { Ok(()) } else { Err(self.refused(result, bad, staged)) }
+        if result == 0 { Ok(()) } else { Err((post_error(Verb::PostRecv, result), bad)) }
     }
 
+    /// As [`SendQueue::take_back_one`](super::SendQueue::take_back_one).
     #[cold]
-    fn refused(&mut self, result: i32, bad: *mut ibv_recv_wr, staged: Staged) -> (Error, bool) {
-        let error = post_error(Verb::PostRecv, result);
+    pub(super) fn take_back_one(&mut self, bad: *mut ibv_recv_wr, staged: Staged) -> bool {
+        // S3: the device did not take it. If it was completed all the same, whoever polled it has the memory.
+        ptr::eq(bad, self.scratch.first())
+            && self.attached.producer.take_back(staged).map(Claimed::forget_segments).is_some()
+    }
+
+    /// As [`SendQueue::fail_unless_first`](super::SendQueue::fail_unless_first).
+    #[cold]
+    pub(super) fn fail_unless_first(&self, bad: *mut ibv_recv_wr) {
         if !ptr::eq(bad, self.scratch.first()) {
             set_error(&self.context, self.raw);
-            return (error, false);
         }
-        // S3: the device did not take it. If it was completed all the same, whoever polled it has the memory.
-        let claimed = self.attached.producer.take_back(staged);
-        (error, claimed.map(Claimed::forget_segments).is_some())
     }
 
     /// Releases everything in flight. The device has let go of it: the queue pair was reset.

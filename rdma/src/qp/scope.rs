@@ -202,7 +202,10 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         match send.submit() {
             Ok(()) => Ok(()),
             Err((error, bad)) if send.take_back_one(bad, staged, run) => Err(PostError::new(error, Some(work))),
-            Err((error, _)) => Err(PostError::new(error, None)),
+            Err((error, bad)) => {
+                send.fail_unless_first(bad);
+                Err(PostError::new(error, None))
+            }
         }
     }
 
@@ -232,10 +235,14 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             }
             Err(kind) => return Err(PostError::new(Error::new(Verb::PostRecv, kind), Some(local))),
         };
-        match self.qp.recv.submit(staged) {
+        let recv = &mut self.qp.recv;
+        match recv.submit() {
             Ok(()) => Ok(()),
-            Err((error, true)) => Err(PostError::new(error, Some(local))),
-            Err((error, false)) => Err(PostError::new(error, None)),
+            Err((error, bad)) if recv.take_back_one(bad, staged) => Err(PostError::new(error, Some(local))),
+            Err((error, bad)) => {
+                recv.fail_unless_first(bad);
+                Err(PostError::new(error, None))
+            }
         }
     }
 
@@ -260,8 +267,13 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
 
     /// Polls until all requests have ended, or the deadline.
     fn pump_until(&mut self, deadline: Instant) -> Result<()> {
-        let mut idle = 0_u32;
+        let (mut idle, mut rounds) = (0_u32, 0_u32);
         while !self.shared.is_done() {
+            // Others' completions, or nonsense, may come for ever.
+            rounds = rounds.wrapping_add(1);
+            if rounds % 64 == 0 && Instant::now() >= deadline {
+                break;
+            }
             if self.poller.pump()? {
                 idle = 0;
                 continue;
@@ -271,9 +283,6 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
                 ..200 => std::hint::spin_loop(),
                 200..2000 => thread::yield_now(),
                 _ => thread::sleep(Duration::from_micros(100)),
-            }
-            if idle % 64 == 0 && Instant::now() >= deadline {
-                break;
             }
         }
         Ok(())

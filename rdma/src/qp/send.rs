@@ -119,8 +119,9 @@ impl SendQueue {
                 if self.take_back_one(bad, staged, run) {
                     return Err(PostError::new(error, Some(work)));
                 }
-                // The slot has the memory now, or whoever polls it.
+                // The slot has the memory now, or whoever polls it. First of all: `fail` logs, and a subscriber may panic.
                 work.local.surrender();
+                self.fail_unless_first(bad);
                 Err(PostError::new(error, None))
             }
         }
@@ -180,11 +181,11 @@ impl SendQueue {
         if result == 0 { Ok(()) } else { Err((post_error(Verb::PostSend, result), bad)) }
     }
 
-    /// After a failed post of one request: whether its memory is the caller's again. If not, the queue pair goes to ERR.
+    /// After a failed post of one request: whether its memory is the caller's again. If not, it is surrendered next, and
+    /// then [`fail_unless_first`](Self::fail_unless_first) is called. Calls nothing that could panic.
     #[cold]
     pub(super) fn take_back_one(&mut self, bad: *mut ibv_send_wr, staged: Staged, run: u32) -> bool {
         if !ptr::eq(bad, self.scratch.first()) {
-            self.fail();
             return false;
         }
         // S3: the device did not take it. The slot stays behind as a hole in the run.
@@ -196,6 +197,15 @@ impl SendQueue {
             }
             // Completed although it was not taken: a provider that contradicts itself. Whoever polled it has the memory.
             None => false,
+        }
+    }
+
+    /// After a failed post of one request whose memory was not taken back: the queue pair goes to ERR if it is not known
+    /// which request failed.
+    #[cold]
+    pub(super) fn fail_unless_first(&self, bad: *mut ibv_send_wr) {
+        if !ptr::eq(bad, self.scratch.first()) {
+            self.fail();
         }
     }
 
@@ -246,6 +256,10 @@ impl SendQueue {
 
     pub(super) fn next_wr_id(&mut self) -> Option<u64> {
         self.attached.producer.vacant(0).map(|slot| slot.wr_id())
+    }
+
+    pub(super) fn skip_laps(&mut self, laps: u64) {
+        self.attached.producer.skip_laps(laps);
     }
 
     pub(super) fn is_next_forced(&self) -> bool {

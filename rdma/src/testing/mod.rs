@@ -18,7 +18,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 
 #[allow(unused_imports, reason = "each test uses a part")]
-pub(crate) use data_path::{BadWr, Posted, complete, fail_post, posted, raise};
+pub(crate) use data_path::{BadWr, Posted, complete, fail_post, flood, posted, raise};
 
 use crate::context::Context;
 use crate::device::Device;

@@ -1,5 +1,6 @@
 //! Who gets memory back, and when: over the test provider, which does what a test says.
 
+mod attacks;
 mod failures;
 mod limits;
 mod rows;

@@ -20,11 +20,13 @@ mod producer;
 mod state;
 mod table;
 
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use producer::{Producer, Staged, Vacant};
 use state::{Lap, State};
@@ -34,8 +36,10 @@ use crate::mr::Segment;
 use crate::qp::op::Opcode;
 use crate::qp::scope::Shared;
 
-/// Slots that a ring has at most: `wr_id` has 16 bits for them.
+/// Slots that a ring has at most: a `wr_id` has 16 bits for them at most.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
+/// Bits of a `wr_id` below the queue's index: the lap, and the slot in as many bits as the ring needs.
+const USE_BITS: u32 = 48;
 
 /// What a slot parks first: a segment of its own, or the scope that lent the memory.
 union First {
@@ -74,8 +78,12 @@ pub(crate) struct Ring {
     /// Slots that the present queue uses: its depth. Set before the first slot is parked.
     wrap: AtomicU32,
     /// The lap after the last that was used, for the next queue that gets this ring.
-    resume: AtomicU32,
+    resume: AtomicU64,
+    /// Bits that the slot takes of a `wr_id`; the lap has the rest.
+    index_bits: u32,
 }
+
+const _: () = assert!(size_of::<Slot>() == 64);
 
 // SAFETY: what is shared is the state words, which are atomic, and the contents, which R1 gives to one thread at a time. The
 // contents (segments, scopes) are Send.
@@ -103,7 +111,9 @@ impl Ring {
             extra: (0..slots as usize * extra_each).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
             extra_each,
             wrap: AtomicU32::new(slots),
-            resume: AtomicU32::new(0),
+            // Not 0, so that no use has the `wr_id` 0, which a provider may leave in an entry.
+            resume: AtomicU64::new(1),
+            index_bits: slots.next_power_of_two().trailing_zeros(),
         }
     }
 
@@ -129,9 +139,29 @@ impl Ring {
         }
     }
 
-    /// Claims one use of one slot. `wr_id` as from [`Producer`]; anything else is refused.
+    /// How many laps a `wr_id` tells apart, less one.
     #[inline]
-    fn claim(&self, index: u32, parked_word: u32) -> Option<Claimed> {
+    fn lap_mask(&self) -> u64 {
+        u64::MAX >> (64 - USE_BITS + self.index_bits)
+    }
+
+    /// The low bits of the `wr_id` of one use of one slot.
+    #[inline]
+    fn name(&self, index: u32, lap: Lap) -> u64 {
+        lap.count() << self.index_bits | u64::from(index)
+    }
+
+    /// Claims the use with this [`name`](Self::name). Anything else is refused.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "16 bits at most")]
+    fn claim_named(&self, name: u64) -> Option<Claimed> {
+        let index = name & !(u64::MAX << self.index_bits);
+        self.claim(index as u32, Lap::from_count(name >> self.index_bits, self.lap_mask()).parked_word())
+    }
+
+    /// Claims one use of one slot.
+    #[inline]
+    fn claim(&self, index: u32, parked_word: u64) -> Option<Claimed> {
         let slot = self.slots.get(index as usize)?;
         if !slot.state.claim(parked_word) {
             return None;
@@ -215,7 +245,7 @@ impl Claimed {
             let (index, lap) = match self.index.checked_sub(back) {
                 Some(index) => (index, self.lap),
                 None => match (self.index + self.ring().wrap.load(Ordering::Relaxed)).checked_sub(back) {
-                    Some(index) => (index, self.lap.previous()),
+                    Some(index) => (index, self.lap.previous(self.ring().lap_mask())),
                     None => continue,
                 },
             };
@@ -280,24 +310,29 @@ impl Claimed {
 impl Drop for Claimed {
     #[inline]
     fn drop(&mut self) {
-        if !self.is_exhausted() {
-            self.drop_rest();
-        }
+        let panic = if self.is_exhausted() { None } else { self.drop_rest() };
         self.ring().slots[self.index as usize].state.release();
+        if let Some(panic) = panic.filter(|_| !std::thread::panicking()) {
+            resume_unwind(panic);
+        }
     }
 }
 
 impl Claimed {
+    /// Runs the drops of users' owners. What they panic with is returned when everything is given up: slots that were
+    /// skipped would block the queue for ever.
     #[cold]
-    fn drop_rest(&mut self) {
-        while let Some(earlier) = self.next_unsignaled() {
-            drop(earlier);
-        }
-        while let Some(segment) = self.take() {
-            drop(segment);
-        }
+    fn drop_rest(&mut self) -> Option<Box<dyn Any + Send>> {
         if let Some(scope) = self.take_scope() {
             scope.finished(Shared::RELEASED, 0);
         }
+        let mut panic = None;
+        while let Some(earlier) = self.next_unsignaled() {
+            panic = catch_unwind(AssertUnwindSafe(|| drop(earlier))).err().or(panic);
+        }
+        while let Some(segment) = self.take() {
+            panic = catch_unwind(AssertUnwindSafe(|| drop(segment))).err().or(panic);
+        }
+        panic
     }
 }

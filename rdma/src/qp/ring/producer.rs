@@ -41,7 +41,7 @@ pub struct Vacant<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Staged {
     index: u32,
-    word: u32,
+    word: u64,
 }
 
 impl Producer {
@@ -69,9 +69,14 @@ impl Producer {
     }
 
     #[inline]
+    fn next_lap(&self) -> Lap {
+        self.lap.next(self.ring().lap_mask())
+    }
+
+    #[inline]
     fn place(&self, ahead: u32) -> (u32, Lap) {
         let index = self.head + ahead;
-        if index >= self.depth { (index - self.depth, self.lap.next()) } else { (index, self.lap) }
+        if index >= self.depth { (index - self.depth, self.next_lap()) } else { (index, self.lap) }
     }
 
     /// The slot `ahead` places after the head, if it is free. `ahead` is less than the depth.
@@ -103,7 +108,7 @@ impl Producer {
         self.head += slots;
         if self.head >= self.depth {
             self.head -= self.depth;
-            self.lap = self.lap.next();
+            self.lap = self.next_lap();
         }
         self.run = run.min(self.depth - 1);
     }
@@ -118,7 +123,7 @@ impl Producer {
     pub(crate) fn after(&self, first: Staged, ahead: u32) -> Staged {
         match (first.index + ahead).checked_sub(self.depth) {
             None => Staged { index: first.index + ahead, ..first },
-            Some(index) => Staged { index, word: Lap::of_word(first.word).next().parked_word() },
+            Some(index) => Staged { index, word: Lap::of_word(first.word).next(self.ring().lap_mask()).parked_word() },
         }
     }
 
@@ -177,8 +182,13 @@ impl Producer {
         self.ring().slots.iter().filter(|slot| slot.state.parked().is_some()).count()
     }
 
+    #[cfg(test)]
+    pub(crate) fn skip_laps(&mut self, laps: u64) {
+        self.lap = Lap::from_count(self.lap.count() + laps, self.ring().lap_mask());
+    }
+
     pub(super) fn close(&self) {
-        self.ring().resume.store(self.lap.next().count(), Ordering::Relaxed);
+        self.ring().resume.store(self.next_lap().count(), Ordering::Relaxed);
     }
 }
 
@@ -186,7 +196,7 @@ impl Vacant<'_> {
     /// The `wr_id` under which the slot is going to be in flight.
     #[inline]
     pub(crate) fn wr_id(&self) -> u64 {
-        self.queue_bits | u64::from(self.index) << 32 | u64::from(self.lap.parked_word())
+        self.queue_bits | self.ring.name(self.index, self.lap)
     }
 
     /// Where the request's segment `at` goes; only to be written, and only while this slot is free.

@@ -8,67 +8,68 @@
 //!
 //! The word is `lap << 2 | state`. The lap counts how often the producer has come round the ring, and the producer visits
 //! each slot once a lap, so a pair (slot, lap) is never used twice and a `wr_id` that carries both can only claim the use
-//! it was made for. Laps have 30 bits: a completion would have to lie in a completion queue for 2^30 rounds of its ring
-//! to be taken for a newer one.
+//! it was made for. Lap and slot share 48 bits, so a completion would have to be kept (by a poller that has fetched it and is
+//! not used) for 2^48 requests of its queue to be taken for a newer one: nine years at a million a second. 32 bits would
+//! be minutes.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-const FREE: u32 = 0;
-const PARKED: u32 = 1;
-const CLAIMED: u32 = 2;
-const STATE_MASK: u32 = 3;
+const FREE: u64 = 0;
+const PARKED: u64 = 1;
+const CLAIMED: u64 = 2;
+const STATE_MASK: u64 = 3;
 const LAP_SHIFT: u32 = 2;
 
-/// How often the producer has come round the ring, modulo 2^30.
+/// How often the producer has come round the ring, modulo what a `wr_id` can carry: the mask of the functions here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lap(u32);
+pub(crate) struct Lap(u64);
 
 impl Lap {
     #[cfg(test)]
     pub(crate) const FIRST: Self = Self(0);
 
-    /// From a count that may have passed 2^30.
-    pub(crate) const fn from_count(count: u32) -> Self {
-        Self(count & (u32::MAX >> LAP_SHIFT))
+    /// From a count that may have passed the mask.
+    pub(crate) const fn from_count(count: u64, mask: u64) -> Self {
+        Self(count & mask)
     }
 
-    pub(crate) const fn count(self) -> u32 {
+    pub(crate) const fn count(self) -> u64 {
         self.0
     }
 
     #[inline]
-    pub(crate) const fn next(self) -> Self {
-        Self(self.0.wrapping_add(1) & (u32::MAX >> LAP_SHIFT))
+    pub(crate) const fn next(self, mask: u64) -> Self {
+        Self(self.0.wrapping_add(1) & mask)
     }
 
     #[inline]
-    pub(crate) const fn previous(self) -> Self {
-        Self(self.0.wrapping_sub(1) & (u32::MAX >> LAP_SHIFT))
+    pub(crate) const fn previous(self, mask: u64) -> Self {
+        Self(self.0.wrapping_sub(1) & mask)
     }
 
-    /// The word of a slot that was parked in this lap. It is also the low half of the slot's `wr_id`.
+    /// The word of a slot that was parked in this lap.
     #[inline]
-    pub(crate) const fn parked_word(self) -> u32 {
+    pub(crate) const fn parked_word(self) -> u64 {
         self.0 << LAP_SHIFT | PARKED
     }
 
     /// The lap in a state word.
     #[inline]
-    pub(crate) const fn of_word(word: u32) -> Self {
+    pub(crate) const fn of_word(word: u64) -> Self {
         Self(word >> LAP_SHIFT)
     }
 }
 
 /// The state word of a slot.
 #[derive(Debug)]
-pub(crate) struct State(AtomicU32);
+pub(crate) struct State(AtomicU64);
 
 impl State {
     pub(crate) fn new() -> Self {
-        Self(AtomicU32::new(FREE))
+        Self(AtomicU64::new(FREE))
     }
 
     /// Whether the producer may fill the slot. Acquire: the claimer's last access comes before the producer's first.
@@ -85,7 +86,7 @@ impl State {
 
     /// Tries to become the claimer of the use that `parked_word` names. Fails if the slot is in any other state.
     #[inline]
-    pub(crate) fn claim(&self, parked_word: u32) -> bool {
+    pub(crate) fn claim(&self, parked_word: u64) -> bool {
         if parked_word & STATE_MASK != PARKED {
             return false;
         }
@@ -95,7 +96,7 @@ impl State {
     }
 
     /// The word if the slot is parked: for who reclaims a queue that the device has lost access to.
-    pub(crate) fn parked(&self) -> Option<u32> {
+    pub(crate) fn parked(&self) -> Option<u64> {
         let word = self.0.load(Ordering::Relaxed);
         (word & STATE_MASK == PARKED).then_some(word)
     }
@@ -111,16 +112,18 @@ impl State {
 mod tests {
     use super::*;
 
+    const MASK: u64 = u64::MAX >> 16;
+
     #[test]
     fn a_use_is_claimed_once_and_only_by_its_own_word() {
         let state = State::new();
-        let lap = Lap::FIRST.next();
+        let lap = Lap::FIRST.next(MASK);
         assert!(state.is_free());
         assert!(!state.claim(lap.parked_word()));
         state.park(lap);
         assert!(!state.is_free());
-        assert!(!state.claim(lap.next().parked_word()));
-        assert!(!state.claim(lap.previous().parked_word()));
+        assert!(!state.claim(lap.next(MASK).parked_word()));
+        assert!(!state.claim(lap.previous(MASK).parked_word()));
         // Words that no producer makes: free and claimed states never match.
         assert!(!state.claim(lap.parked_word() ^ PARKED));
         assert!(!state.claim(lap.parked_word() ^ (PARKED | CLAIMED)));
@@ -134,14 +137,16 @@ mod tests {
 
     #[test]
     fn laps_wrap() {
-        assert_eq!(Lap::FIRST.previous().next(), Lap::FIRST);
-        assert_eq!(Lap::of_word(Lap::FIRST.previous().parked_word()), Lap::FIRST.previous());
+        assert_eq!(Lap::FIRST.previous(MASK).next(MASK), Lap::FIRST);
+        assert_eq!(Lap::of_word(Lap::FIRST.previous(MASK).parked_word()), Lap::FIRST.previous(MASK));
     }
 }
 
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
+
+    const MASK: u64 = u64::MAX >> 16;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
@@ -161,7 +166,7 @@ mod loom_tests {
         slot.state.park(lap);
     }
 
-    fn take(slot: &Slot, word: u32) -> Option<u64> {
+    fn take(slot: &Slot, word: u64) -> Option<u64> {
         if !slot.state.claim(word) {
             return None;
         }
@@ -175,7 +180,7 @@ mod loom_tests {
     fn two_pollers_and_a_reset_claim_each_use_once() {
         loom::model(|| {
             let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
-            let lap = Lap::FIRST.next();
+            let lap = Lap::FIRST.next(MASK);
             park(&slot, lap, 7);
             let poller = |slot: Arc<Slot>| thread::spawn(move || take(&slot, lap.parked_word()));
             let first = poller(slot.clone());
@@ -191,7 +196,7 @@ mod loom_tests {
     fn the_producer_reuses_a_slot_while_a_stale_completion_arrives() {
         loom::model(|| {
             let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
-            let (old, new) = (Lap::FIRST.next(), Lap::FIRST.next().next());
+            let (old, new) = (Lap::FIRST.next(MASK), Lap::FIRST.next(MASK).next(MASK));
             park(&slot, old, 1);
             let poller = {
                 let slot = slot.clone();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::state::Lap;
-use super::{Claimed, MAX_SLOTS, Producer, Ring};
+use super::{Claimed, MAX_SLOTS, Producer, Ring, USE_BITS};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -64,8 +64,8 @@ impl Drop for Attached {
         if parked == 0 {
             self.cq.rings.detach(&self.producer);
         } else {
-            tracing::warn!(parked, "requests are still in flight; their memory and the completion queue are leaked");
             std::mem::forget(Arc::clone(&self.cq));
+            tracing::warn!(parked, "requests are still in flight; their memory and the completion queue are leaked");
         }
     }
 }
@@ -110,7 +110,7 @@ impl RingTable {
         // SAFETY: R4: entries stay until the table is dropped, which the caller prevents.
         let idle = unsafe { ring.as_ref() };
         idle.wrap.store(depth, Ordering::Relaxed);
-        let lap = Lap::from_count(idle.resume.load(Ordering::Relaxed));
+        let lap = Lap::from_count(idle.resume.load(Ordering::Relaxed), idle.lap_mask());
         // SAFETY: R2: the queue was idle or new, and is neither any more; `depth` was checked, and the ring is large enough;
         // R5: `resume` is the lap after the last one used; R4 is the caller's.
         Ok(unsafe { Producer::new(ring, queue, depth, lap) })
@@ -163,10 +163,10 @@ impl RingTable {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the parts of the identifier are cut out of it")]
     pub(crate) unsafe fn claim(&self, wr_id: u64) -> Option<Claimed> {
-        let (queue, index, word) = ((wr_id >> 48) as u16, (wr_id >> 32) as u16, wr_id as u32);
+        let (queue, name) = ((wr_id >> USE_BITS) as u16, wr_id & !(u64::MAX << USE_BITS));
         // SAFETY: R4: null or a ring, which stays as long as the table.
         let ring = unsafe { self.ring(queue).as_ref() };
-        let claimed = ring.and_then(|ring| ring.claim(u32::from(index), word));
+        let claimed = ring.and_then(|ring| ring.claim_named(name));
         if claimed.is_none() {
             self.count_stale();
         }

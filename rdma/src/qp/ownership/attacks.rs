@@ -1,0 +1,194 @@
+//! What hostile but safe code may do while a request is posted or given up: panic where ours calls it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::MemoryOwner;
+use crate::error::ErrorKind;
+use crate::testing::{BadWr, fail, fail_post};
+
+/// A subscriber that panics at every event.
+struct Panics;
+
+impl tracing::Subscriber for Panics {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        panic!("the subscriber's");
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Runs `f`, in which an event is logged, to the subscriber's panic.
+fn panics<R>(f: impl FnOnce() -> R) {
+    let result = tracing::subscriber::with_default(Panics, || catch_unwind(AssertUnwindSafe(f)));
+    assert!(result.is_err(), "nothing was logged");
+}
+
+#[test]
+fn a_panic_while_a_failed_post_is_logged_leaves_the_memory_in_flight_and_with_nobody_else() {
+    let mut rig = Rig::new();
+    let buffers = [rig.buffer(16), rig.buffer(16)];
+    fail_post(1, libc::EIO, BadWr::Null);
+    panics(|| rig.qp.post_send(op::Send::new(buffers).token(1)));
+    // The device may have taken it: it is still registered, and parked once.
+    assert_eq!(regions(), 2);
+    rig.flush(0);
+    assert_eq!(rig.next(), Some((1, 2, vec![])));
+    assert_eq!(regions(), 0);
+
+    let mut rig = Rig::new();
+    let buffer = rig.buffer(16);
+    fail_post(1, libc::EIO, BadWr::Null);
+    panics(|| rig.qp.post_recv(buffer, 2));
+    assert_eq!(regions(), 1);
+    rig.flush(0);
+    assert_eq!(rig.next(), Some((2, 1, vec![])));
+    assert_eq!(regions(), 0);
+}
+
+#[test]
+fn a_panic_while_a_leak_is_logged_does_not_undo_it() {
+    let rig = Rig::new();
+    let (buffer, pd) = (rig.buffer(16), rig.pd.clone());
+    drop(rig);
+    fail("dereg_mr", libc::EIO);
+    panics(|| drop(buffer));
+    drop(pd);
+    assert_eq!((regions(), testing::live("pd"), testing::live("context")), (1, 1, 1));
+
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64).unwrap();
+    let qp = Rig::connect(&pd, &cq);
+    let before = (testing::live("pd"), testing::live("cq"), testing::live("context"));
+    drop((context, pd, cq));
+    fail("destroy_qp", libc::EIO);
+    panics(|| drop(qp));
+    assert_eq!((testing::live("pd"), testing::live("cq"), testing::live("context")), before);
+}
+
+/// Memory whose owner panics when it is dropped.
+struct Bomb(Box<[u8]>);
+
+static EXPLODED: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        EXPLODED.fetch_add(1, Ordering::Relaxed);
+        assert!(std::thread::panicking(), "the owner's");
+    }
+}
+
+// SAFETY: the box is taken apart and put together as `Box<[u8]>` is.
+unsafe impl MemoryOwner for Bomb {
+    type Placement = crate::Host;
+    type Parts = ();
+
+    fn into_parts(mut self) -> (NonNull<u8>, usize, ()) {
+        let memory = std::mem::take(&mut self.0);
+        let _armed = std::mem::ManuallyDrop::new(self);
+        memory.into_parts()
+    }
+
+    unsafe fn from_parts(address: NonNull<u8>, len: usize, (): ()) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { Box::from_parts(address, len, ()) })
+    }
+}
+
+#[test]
+fn an_owner_that_panics_when_it_is_given_up_does_not_block_the_queue() {
+    let mut rig = Rig::new();
+    for round in 0..4 * u64::from(SEND_DEPTH) {
+        let start = rig.posted().len();
+        for _ in 0..3 {
+            let bomb = |len| rig.pd.register(Bomb(vec![0; len].into())).unwrap();
+            let pieces = [bomb(1), bomb(2)];
+            rig.qp.post_send(op::Send::new(pieces).unsignaled()).unwrap();
+        }
+        let bomb = rig.pd.register(Bomb(vec![0; 3].into())).unwrap();
+        rig.qp.post_send(op::Send::new(bomb).token(round)).unwrap();
+        rig.succeed(start + 3);
+        // The completion is dropped, and takes all bombs with it.
+        let panic = catch_unwind(AssertUnwindSafe(|| rig.poller.poll().unwrap().unwrap().token()));
+        assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
+        assert_eq!(regions(), 0, "round {round}");
+        assert_eq!(EXPLODED.swap(0, Ordering::Relaxed), 7);
+    }
+}
+
+#[test]
+fn requests_beyond_all_measure_are_refused_before_anything_is_allocated_for_them() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(4096).unwrap();
+    let builder = || pd.queue_pair().cq(&cq);
+    for sges in [17, 1 << 16, u32::MAX] {
+        assert_eq!(builder().max_send_sge(sges).build().unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(builder().max_recv_sge(sges).build().unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    for depth in [1025, 4097, u32::MAX] {
+        assert!(builder().max_send_wr(depth).build().is_err());
+        assert!(builder().max_recv_wr(depth).build().is_err());
+    }
+    assert!(!testing::calls().contains(&"create_qp"));
+    builder().max_send_sge(16).max_recv_sge(16).build().unwrap();
+}
+
+#[test]
+fn a_scope_keeps_its_deadline_while_completions_that_are_not_its_own_never_end() {
+    let mut rig = Rig::new();
+    let source = rig.buffer(4);
+    let start = Instant::now();
+    testing::flood(rig.cq.as_raw(), Some(wc(u64::MAX, ibv_wc_status::IBV_WC_SUCCESS, 1)));
+    let Rig { qp, poller, .. } = &mut rig;
+    let result = qp.scope(poller, Duration::from_millis(20), |scope| {
+        scope.post_send(op::Send::new(source.lend(..))).unwrap();
+    });
+    assert_eq!(result, Err(ScopeError::TimedOut));
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_late_completion_in_a_pollers_hands_is_not_taken_for_a_newer_use() {
+    // One slot: it comes round fastest.
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(64).unwrap();
+    let mut qp = pd.queue_pair().cq(&cq).max_send_wr(1).max_recv_wr(1).build().unwrap().into_manual();
+    let mut late = cq.poller();
+    qp.post_recv((), 1).unwrap();
+    qp.post_send(op::Send::new(pd.allocate(1).unwrap()).token(2)).unwrap();
+    for posted in testing::posted(qp.as_raw()) {
+        testing::complete(cq.as_raw(), wc(posted.wr_id, ibv_wc_status::IBV_WC_SUCCESS, 1));
+    }
+    // It has fetched both, and keeps the second while the queue pair is reset and goes on.
+    assert_eq!(late.poll().unwrap().unwrap().token(), 1);
+    qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
+    // A few minutes of one request after the other.
+    for rounds in [1_u64 << 30, 1 << 32, 1 << 40] {
+        let next = qp.send.next_wr_id().unwrap();
+        qp.send.skip_laps(rounds - 1);
+        qp.post_send(op::Send::new(pd.allocate(1).unwrap()).token(3)).unwrap();
+        assert_ne!(testing::posted(qp.as_raw()).last().unwrap().wr_id, next);
+        assert!(late.poll().unwrap().is_none(), "memory in flight was handed out after {rounds} rounds");
+        qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
+    }
+}
