@@ -277,6 +277,11 @@ impl Mapping {
         // SAFETY: fstat writes one stat to a live one.
         check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
         if usize::try_from(stat.st_size).is_ok_and(|size| size >= mapped) {
+            // In units of 512 bytes, whatever the size of a page.
+            if usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks < mapped / 512) {
+                // A hollow file of any size costs its sender nothing, but us all of it.
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's memory is not allocated"));
+            }
             let base = map_shared(fd, mapped)?;
             let this = Self { base, mapped, len, owner: std::process::id() };
             // SAFETY: advice about our own mapping.

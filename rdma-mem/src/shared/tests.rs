@@ -88,6 +88,15 @@ fn a_peers_descriptor_is_not_trusted() {
     let file = File::from(fd);
     file.set_len(8192).unwrap();
     assert_eq!(Mapping::map(file.as_fd(), 4096).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    // All sealed, but with nothing in it: who maps it would bring in the pages, and pay for them.
+    // SAFETY: as above.
+    let fd = unsafe { libc::memfd_create(c"hollow".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    // SAFETY: just opened, owned by nobody.
+    let hollow = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    hollow.set_len(1 << 20).unwrap();
+    // SAFETY: F_ADD_SEALS takes an int.
+    assert_eq!(unsafe { libc::fcntl(hollow.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }, 0);
+    assert_eq!(Mapping::map(hollow.as_fd(), 1 << 20).unwrap_err().kind(), io::ErrorKind::InvalidData);
     // Not a memfd.
     let null = File::open("/dev/null").unwrap();
     assert_eq!(Mapping::map(null.as_fd(), 4096).unwrap_err().kind(), io::ErrorKind::InvalidData);

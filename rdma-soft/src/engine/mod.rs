@@ -354,6 +354,10 @@ impl Engine {
     pub fn handle_unreachable(&mut self, slot: Slot) {
         let shared = &mut self.shared;
         shared.peers.unreachable(slot);
+        if shared.peers.link_of(slot).is_some() {
+            // The peer has connected to us meanwhile. What is under way there is not sent again.
+            return;
+        }
         for qp in self.qps.iter_mut().filter(|qp| qp.peer() == slot && qp.may_transmit()) {
             qp.wait_for_hearing(shared);
         }

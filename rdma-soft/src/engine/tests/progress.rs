@@ -83,6 +83,27 @@ fn nobody_at_the_slot_ends_in_retry_exceeded() {
     }
 }
 
+/// Both sides may connect at the same time. That our own attempt failed means nothing when the peer's has not.
+#[test]
+fn a_failed_attempt_to_connect_is_no_matter_when_there_is_a_link() {
+    let mut world = World::with_wires(3, 4096);
+    let [a, b] = world.connect([0, 1]);
+    world.settle();
+    for id in 0..8 {
+        world.recv(b, id, &[]).unwrap();
+        world.send(a, &request(SEND, id, &[])).unwrap();
+    }
+    world.step(0);
+    world.nodes[0].engine.handle_unreachable(Slot(4094));
+    // The peer is slower than the timer.
+    for _ in 0..4 {
+        world.step(0);
+        world.now = world.now.after(4096 << 14);
+    }
+    world.run_for(8 * (4096 << 14));
+    assert_eq!(world.statuses(0), (0..8).map(|id| (id, 0)).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_queue_pair_that_does_not_hear_ends_in_retry_exceeded() {
     for state in [QpState::Reset, QpState::Err] {

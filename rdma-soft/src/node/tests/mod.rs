@@ -125,6 +125,22 @@ fn peer() {
             say(&other.wait().status.0.to_string());
             listen();
         }
+        // Has no descriptor left for what it asks for.
+        "poor" => {
+            say(&side.describe());
+            side.send(1, 0, 8);
+            side.wait_ok();
+            let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
+            // SAFETY: reads one limit from a live one.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+            for _ in 0..5 {
+                let rkey = u32::try_from(theirs[2]).unwrap();
+                side.post(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, 8, theirs[1], rkey);
+                say(&side.wait().status.0.to_string());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            listen();
+        }
         // Comes to the door and says nothing.
         "crowd" => {
             let sockets: Vec<_> =
@@ -336,6 +352,22 @@ fn a_process_with_many_queue_pairs_has_several_numbers() {
     drop(state);
     assert_eq!(slots.len(), 2);
     assert_eq!(u64::from(slots[1].0), last >> 12);
+    peer.tell("0");
+    peer.finish();
+}
+
+#[test]
+fn a_process_without_descriptors_keeps_its_links() {
+    let side = Side::new(4096);
+    let mut peer = Peer::start("poor");
+    peer.tell(&side.describe());
+    let theirs = peer.hear();
+    side.connect(u32::try_from(theirs[0]).unwrap());
+    side.recv(1, 0, 8);
+    side.wait_ok();
+    for _ in 0..5 {
+        assert_eq!(peer.hear(), [0]);
+    }
     peer.tell("0");
     peer.finish();
 }
