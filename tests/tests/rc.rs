@@ -32,6 +32,37 @@ fn messages_of_all_sizes_arrive_whole() {
     }
 }
 
+/// Bytes that the machine can spare.
+fn available_memory() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").expect("/proc/meminfo");
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:")).expect("MemAvailable");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[test]
+fn a_message_of_one_gibibyte_arrives_whole() {
+    const LEN: usize = 1 << 30;
+    if available_memory() < 6 << 30 {
+        rdma_tests::skip("less than 6 GiB of memory are free");
+        return;
+    }
+    let (mut a, mut b) = small();
+    let block = pattern(1 << 20, 17);
+    let mut message = a.pd.allocate(LEN).unwrap();
+    for (number, chunk) in message.chunks_exact_mut(block.len()).enumerate() {
+        chunk.copy_from_slice(&block);
+        chunk[..8].copy_from_slice(&number.to_ne_bytes());
+    }
+    b.qp.post_recv(b.pd.allocate(LEN).unwrap(), 0).unwrap();
+    a.qp.post_send(Send::new(message)).unwrap();
+    let received = wait(&mut b.receives);
+    assert_eq!((received.status, received.byte_len), (Ok(()), LEN));
+    assert_eq!(wait(&mut a.sends).status, Ok(()));
+    for (number, chunk) in received.buffer().chunks_exact(block.len()).enumerate() {
+        assert!(chunk[..8] == number.to_ne_bytes() && chunk[8..] == block[8..], "block {number}");
+    }
+}
+
 #[test]
 fn immediate_data_arrives_in_host_order() {
     let (mut a, mut b) = small();
