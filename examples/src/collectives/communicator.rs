@@ -37,7 +37,7 @@ impl Default for Tuning {
         Self {
             chunk: 128 << 10,
             lead: 1,
-            one_step: 8 << 10,
+            one_step: 16 << 10,
             two_steps: usize::MAX,
             watch_memory: true,
             shared_cores: false,
