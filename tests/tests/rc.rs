@@ -55,7 +55,7 @@ fn a_message_of_one_gibibyte_arrives_whole() {
     }
     b.qp.post_recv(b.pd.allocate(LEN).unwrap(), 0).unwrap();
     a.qp.post_send(Send::new(message)).unwrap();
-    let received = wait(&mut b.receives);
+    let received = wait_within(&mut b.receives, 4 * rdma_tests::LIMIT).expect("arrives in time");
     assert_eq!((received.status, received.byte_len), (Ok(()), LEN));
     assert_eq!(wait(&mut a.sends).status, Ok(()));
     for (number, chunk) in received.buffer().chunks_exact(block.len()).enumerate() {
