@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use rdma_examples::collectives::element::Element;
+use rdma_examples::collectives::Element;
 
 const SIZES: [usize; 6] = [8, 64, 256, 4 << 10, 64 << 10, 1 << 20];
 

@@ -1,5 +1,6 @@
 //! Messages over a reliable connection between two processes that poll, by the safe owned interface.
 
+use std::hint::spin_loop;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,10 @@ impl RdmaSend {
     #[inline]
     fn next_message(&mut self) -> io::Result<Buffer> {
         loop {
-            let Some(mut completion) = self.poller.poll()? else { continue };
+            let Some(mut completion) = self.poller.poll()? else {
+                spin_loop();
+                continue;
+            };
             completion.status().map_err(io::Error::other)?;
             // The send queue reports now and then that its requests are done: nothing to do about those.
             if completion.opcode() == Opcode::Recv {
