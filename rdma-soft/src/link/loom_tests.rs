@@ -7,8 +7,11 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use super::{arm, disarm, must_ring};
-use crate::link::ring::{ALIGN, Consumer, MIN_CAPACITY, Producer, Region};
+use crate::link::ring::{ALIGN, Consumer, Producer, Region};
 use crate::link::words::Word;
+
+/// Room for three small frames and the zero after them.
+const CAPACITY: u64 = 512;
 
 struct Shared {
     head: AtomicU64,
@@ -30,8 +33,8 @@ impl Shared {
             waits: AtomicU64::new(0),
             consumer_asleep: AtomicU64::new(0),
             producer_asleep: AtomicU64::new(0),
-            prefixes: (0..MIN_CAPACITY / ALIGN).map(|_| AtomicU64::new(0)).collect(),
-            frames: (0..MIN_CAPACITY / 8).map(|_| UnsafeCell::new(0)).collect(),
+            prefixes: (0..CAPACITY / ALIGN).map(|_| AtomicU64::new(0)).collect(),
+            frames: (0..CAPACITY / 8).map(|_| UnsafeCell::new(0)).collect(),
             to_consumer: Bell::new(),
             to_producer: Bell::new(),
         })
@@ -79,7 +82,7 @@ impl Region for Arc<Shared> {
     }
 
     fn capacity(&self) -> u64 {
-        MIN_CAPACITY
+        CAPACITY
     }
 
     fn read(&self, at: u64, words: &mut [u64]) {
@@ -117,7 +120,7 @@ fn produce(shared: &Arc<Shared>, count: u64, batch: u64, payload: u32) {
         while sent < count {
             let Some(span) = out.push(&[sent + 1, !(sent + 1)], payload).unwrap() else { break };
             if payload != 0 {
-                shared.write(span.at, &[(sent + 1) * 10]);
+                shared.write(span.at + 8, &[(sent + 1) * 10]);
             }
             sent += 1;
             if sent % batch == 0 {
@@ -147,7 +150,7 @@ fn consume(shared: &Arc<Shared>, count: u64, payload: u32) {
             assert_eq!(span.len, payload);
             if payload != 0 {
                 let mut word = [0];
-                shared.read(span.at, &mut word);
+                shared.read(span.at + 8, &mut word);
                 assert_eq!(word[0], received * 10);
             }
         }
@@ -180,18 +183,18 @@ fn check(count: u64, batch: u64, payload: u32, preemptions: usize) {
 
 #[test]
 fn loom_frames_arrive_whole_and_in_order_and_wake_the_sleeper() {
-    check(2, 1, 8, 3);
+    check(2, 1, 16, 3);
 }
 
 #[test]
 fn loom_batches_wake_once() {
-    check(3, 2, 8, 3);
+    check(3, 2, 16, 3);
 }
 
-/// Frames of 128 bytes: there is no room for two and the zero after them, so the producer has to be woken.
+/// Frames of 192 bytes: there is room for two and the zero after them, so the producer has to be woken.
 #[test]
 fn loom_a_producer_without_room_is_woken() {
-    check(4, 1, 64, 3);
+    check(4, 1, 128, 3);
 }
 
 /// The application's thread publishes and two others may sleep: the flag is taken by one ringer only.

@@ -266,4 +266,19 @@ impl Region for Ring {
             self.word(at + 8 * i).store(*word, Ordering::Relaxed);
         }
     }
+
+    #[inline]
+    fn prefetch(&self, at: u64) {
+        let at = self.checked(at, 8);
+        // SAFETY: `at` is within the ring's frames (checked), which are in the mapping (1).
+        let line = unsafe { self.frames.add(at) };
+        // SAFETY: the instruction is part of every x86-64, changes nothing that a program can see, and never faults.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast::<i8>());
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
 }

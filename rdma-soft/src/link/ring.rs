@@ -1,10 +1,11 @@
 //! A single-producer single-consumer ring of frames in memory that two processes share.
 //!
-//! A frame is one prefix word, `H` header words and a payload, padded to [`ALIGN`]; it is contiguous: where it would wrap, a
-//! padding frame fills the rest of the ring. The prefix of a frame is what makes it visible: the consumer waits for the
-//! prefix at its place to become other than zero, and so finds the frame with the line that it has just fetched. For
-//! that the producer makes the place after a frame zero before the frame is visible (a lap ago there was any data), and
-//! writes the prefix of the first of a batch of frames last.
+//! A frame is one prefix word and `H` header words, padded to [`ALIGN`], and a payload, padded likewise; it is contiguous:
+//! where it would wrap, a padding frame fills the rest of the ring. The prefix of a frame is what makes it visible: the
+//! consumer waits for the prefix at its place to become other than zero, and so finds the frame with the line that it has
+//! just fetched. For that the producer makes the place after a frame zero before the frame is visible (a lap ago there was
+//! any data), and writes the prefix of the first of a batch of frames last, at once with its header: while the consumer
+//! polls, every return to that line costs a line's way between the cores, which is why no payload is in it.
 //!
 //! `head` (written by the consumer) counts bytes since the ring was made and never wraps in practice (2^64 bytes).
 //! Nothing that the other side writes is trusted: each counter and each prefix is read once, checked against this side's own
@@ -51,6 +52,10 @@ pub(crate) trait Region {
     fn read(&self, at: u64, words: &mut [u64]);
     /// Copies words in, at byte offset `at`, a multiple of 8.
     fn write(&self, at: u64, words: &[u64]);
+    /// Begins to fetch the line at `at`.
+    fn prefetch(&self, at: u64) {
+        let _ = at;
+    }
 }
 
 /// Where a payload lies in the ring: it belongs to this side until the ring's `publish` (producer) or `release`
@@ -63,9 +68,14 @@ pub(crate) struct Span {
     pub(crate) len: u32,
 }
 
+/// Bytes before a frame's payload.
+const fn head_len<const H: usize>() -> u64 {
+    (8 * (1 + H as u64)).next_multiple_of(ALIGN)
+}
+
 /// Bytes that a frame takes. Cannot overflow.
 fn frame_len<const H: usize>(payload: u32) -> u64 {
-    (8 * (1 + H as u64) + u64::from(payload)).next_multiple_of(ALIGN)
+    head_len::<H>() + u64::from(payload).next_multiple_of(ALIGN)
 }
 
 /// The side that writes.
@@ -75,8 +85,9 @@ pub(crate) struct Producer<R, const H: usize> {
     /// Written so far, published up to `published`. The prefix at `tail` is zero, and at `published` if that is less.
     tail: u64,
     published: u64,
-    /// The prefix that belongs at `published`.
+    /// The prefix that belongs at `published`, and the header after it if it is a frame's.
     withheld: u64,
+    header: [u64; H],
     /// The consumer's head when last looked at.
     head: u64,
     /// `waits` is set.
@@ -87,7 +98,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     /// Begins on a ring that nobody has used.
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
-        Self { region, tail: 0, published: 0, withheld: 0, head: 0, waiting: false }
+        Self { region, tail: 0, published: 0, withheld: 0, header: [0; H], head: 0, waiting: false }
     }
 
     /// The memory below.
@@ -98,7 +109,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     /// The longest payload that a frame may have: a frame takes at most half of the ring, so that it fits into an empty
     /// one wherever that stands, with the padding (less than a frame) and the zero after it.
     pub(crate) fn max_payload(&self) -> u32 {
-        u32::try_from(self.region.capacity() / 2 - 8 * (1 + H as u64)).unwrap_or(u32::MAX)
+        u32::try_from(self.region.capacity() / 2 - head_len::<H>()).unwrap_or(u32::MAX)
     }
 
     /// Appends a frame if there is room, and says where its payload has to be written before the next `publish`.
@@ -117,23 +128,28 @@ impl<R: Region, const H: usize> Producer<R, H> {
             self.region.waits().store(0);
         }
         if padding != 0 {
-            self.begin(offset, KIND_PADDING);
+            self.begin(offset, KIND_PADDING, None);
             self.tail += padding;
             offset = 0;
         }
-        self.begin(offset, KIND_FRAME | u64::from(payload));
-        self.region.write(offset + 8, header);
+        self.begin(offset, KIND_FRAME | u64::from(payload), Some(header));
         self.tail += len;
         self.region.write(self.tail & (capacity - 1), &[0]);
-        Ok(Some(Span { at: offset + 8 * (1 + H as u64), len: payload }))
+        Ok(Some(Span { at: offset + head_len::<H>(), len: payload }))
     }
 
-    /// Writes a prefix, unless it is the first to be published: then `publish` does.
+    /// Writes a prefix and a header, unless they are the first to be published: then `publish` does.
     #[inline]
-    fn begin(&mut self, offset: u64, prefix: u64) {
+    fn begin(&mut self, offset: u64, prefix: u64, header: Option<&[u64; H]>) {
         if self.tail == self.published {
             self.withheld = prefix;
+            if let Some(header) = header {
+                self.header = *header;
+            }
         } else {
+            if let Some(header) = header {
+                self.region.write(offset + 8, header);
+            }
             self.region.write(offset, &[prefix]);
         }
     }
@@ -157,6 +173,9 @@ impl<R: Region, const H: usize> Producer<R, H> {
         }
         let offset = self.published & (self.region.capacity() - 1);
         self.published = self.tail;
+        if self.withheld & KIND_MASK == KIND_FRAME {
+            self.region.write(offset + 8, &self.header);
+        }
         self.region.prefix(offset).store_ordered(self.withheld);
         true
     }
@@ -255,10 +274,14 @@ impl<R: Region, const H: usize> Consumer<R, H> {
                     if len > available {
                         return Err(Corrupt);
                     }
+                    let at = offset + head_len::<H>();
+                    if payload != 0 {
+                        self.region.prefetch(at);
+                    }
                     let mut header = [0; H];
                     self.region.read(offset + 8, &mut header);
                     self.current = len;
-                    return Ok(Some((header, Span { at: offset + 8 * (1 + H as u64), len: payload })));
+                    return Ok(Some((header, Span { at, len: payload })));
                 }
                 _ => return Err(Corrupt),
             }
