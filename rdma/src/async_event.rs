@@ -106,7 +106,8 @@ impl Context {
             }
             let ready = wait::readable(self.as_fd(), deadline)
                 .map_err(|error| Error::from_errno(Operation::GetAsyncEvent, error.raw_os_error().unwrap_or(0)))?;
-            if !ready {
+            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
+            if !ready || deadline.is_over() {
                 return self.try_next_async_event();
             }
         }

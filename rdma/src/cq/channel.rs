@@ -87,7 +87,8 @@ impl ChannelInner {
             }
             let ready = wait::readable(self.fd(), deadline)
                 .map_err(|error| Error::from_errno(Operation::GetCqEvent, error.raw_os_error().unwrap_or(0)))?;
-            if !ready {
+            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
+            if !ready || deadline.is_over() {
                 return self.try_wait();
             }
         }

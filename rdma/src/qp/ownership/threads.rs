@@ -106,17 +106,18 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
 fn handles_may_be_moved_and_shared() {
     fn send<T: Send>() {}
     fn sync<T: Sync>() {}
-    send::<QueuePair<Rc>>();
-    sync::<QueuePair<Rc>>();
-    send::<Poller>();
-    send::<Buffer>();
-    sync::<Buffer>();
-    send::<crate::ExposedRegion>();
-    sync::<crate::ExposedRegion>();
-    send::<crate::ExposedSlice>();
-    send::<crate::Memory>();
-    send::<SendQueue>();
-    send::<RecvQueue>();
-    send::<op::Send<Buffer>>();
-    send::<crate::LentSliceMut<'static>>();
+    fn both<T: Send + Sync>() {}
+    // Handles: what they hold is counted, and the provider locks.
+    both::<(crate::Device, Context, ProtectionDomain, CompletionQueue, crate::CompletionChannel)>();
+    both::<(QueuePair<Rc>, PreparedQueuePair<Rc>, InitializedQueuePair<Rc>, QpBuilder<Rc>, crate::CqBuilder)>();
+    both::<(RawCompletionQueue, RawQueuePair<Rc>, SendQueue, RecvQueue)>();
+    both::<(SendHalf<'static>, RecvHalf<'static>, Batch<'static, 'static>, BatchError<'static>)>();
+    both::<(Poller, crate::Completion<'static>, crate::Released<'static>, Scope<'static, 'static, Rc>)>();
+    // Memory: exclusive, or atomic.
+    both::<(Buffer, Buffer<crate::Gpu>, crate::ExposedRegion, crate::ExposedSlice, RemoteSlice)>();
+    both::<(crate::LentSlice<'static>, crate::LentSliceMut<'static>, op::Send<Buffer>)>();
+    // Its owner need not be Sync, but is not reachable through a reference.
+    both::<(crate::Memory, crate::Memory<crate::Gpu>)>();
+    send::<crate::IntoMemoryError>();
+    sync::<PostError<op::Send<Buffer>>>();
 }
