@@ -23,7 +23,8 @@ impl FromStr for Size {
             "k" | "kb" | "kib" => 10,
             "m" | "mb" | "mib" => 20,
             "g" | "gb" | "gib" => 30,
-            _ => return Err("a size is a number with K, M or G after it, such as 64K".to_owned()),
+            "t" | "tb" | "tib" => 40,
+            _ => return Err("a size is a number with K, M, G or T after it, such as 64K".to_owned()),
         };
         let number: usize = number.parse().map_err(|_| "a size is a number such as 4096, 64K or 1M".to_owned())?;
         number

@@ -43,16 +43,17 @@ impl DeviceOptions {
     /// Where there is no such device, port or GID; says which there are.
     pub fn open(&self) -> Result<Chosen, Failure> {
         let mut selector = match &self.device {
-            Some(name) => {
-                name.parse::<DeviceSelector>().map_err(|e| Failure::usage(format!("--device {name}: {e}")))?
+            // An empty RDMA_DEVICE is as good as none.
+            Some(name) if !name.is_empty() => {
+                name.parse::<DeviceSelector>().map_err(|e| Failure::usage(format!("--device or RDMA_DEVICE: {e}")))?
             }
-            None => DeviceSelector::Any,
+            _ => DeviceSelector::Any,
         };
         if let (Some(port), DeviceSelector::Named { port: chosen, .. }) = (self.port, &mut selector) {
             *chosen = Some(port);
         }
         let named = matches!(selector, DeviceSelector::Named { .. });
-        let opened = rdma::open(&selector).map_err(|error| Failure::new(error.to_string()))?;
+        let opened = rdma::open(&selector)?;
         let mut line = opened.choice.to_string();
         let (context, mut port) = (opened.context, opened.port);
         if let Some(wanted) = self.port.filter(|&wanted| wanted != port) {

@@ -34,14 +34,18 @@ fn text(name: &'static str, value: impl Into<String>) -> Line {
 }
 
 impl Report {
-    /// Opens a device and asks it for everything.
+    /// Opens a device and asks it for everything; of its ports, only for one if that is said.
     ///
     /// # Errors
-    /// Where it cannot be opened or asked.
-    pub fn of(device: &Device) -> Result<Self, Failure> {
+    /// Where it cannot be opened or asked, or has no such port.
+    pub fn of(device: &Device, only: Option<u8>) -> Result<Self, Failure> {
         let context = device.open().map_err(|e| Failure::from(e).context(device.name()))?;
         let mut ports = Vec::new();
-        for port in 1..=context.port_count() {
+        if let Some(port) = only.filter(|&port| port > context.port_count()) {
+            let (name, count) = (device.name(), context.port_count());
+            return Err(Failure::new(format!("{name} has no port {port}; its ports are 1 to {count}")));
+        }
+        for port in (1..=context.port_count()).filter(|&port| only.is_none_or(|only| only == port)) {
             ports.push((port, port_lines(&context, port)?));
         }
         Ok(Self { name: device.name(), device: device_lines(device, &context), ports })

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+use nix::errno::Errno;
 
 /// Exit status of a program that failed.
 pub const EXIT_FAILURE: u8 = 1;
@@ -13,6 +16,10 @@ pub const EXIT_PEER: u8 = 3;
 
 /// Exit status of a rank whose output nobody reads any more; the launcher makes it a success.
 pub const EXIT_PIPE: u8 = 4;
+
+/// What `--help` says about exit statuses.
+pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments that make no sense, 3 another rank failed. \
+                               RUST_LOG=debug shows more on standard error.";
 
 /// Why a program cannot go on.
 #[derive(Clone, Debug)]
@@ -72,6 +79,16 @@ impl Failure {
         self
     }
 
+    /// The same failure, and the last warning of the device, if it gave one.
+    #[must_use]
+    pub fn with_last_warning(mut self) -> Self {
+        let warning = LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if !warning.is_empty() {
+            self.text = format!("{} (warning: {warning})", self.text);
+        }
+        self
+    }
+
     /// The exit status that says this.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
@@ -105,18 +122,43 @@ impl std::error::Error for Failure {}
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         let kind = if error.kind() == io::ErrorKind::BrokenPipe { Kind::BrokenPipe } else { Kind::Failed };
-        Self { kind, text: error.to_string() }
+        // Programs write no files but this, and "no space left on device" is not about RDMA devices.
+        let text = match error.kind() {
+            io::ErrorKind::StorageFull => {
+                format!("cannot write the output: {error}; redirect it to where there is room")
+            }
+            _ => error.to_string(),
+        };
+        Self { kind, text }
     }
 }
 
 impl From<rdma::Error> for Failure {
     fn from(error: rdma::Error) -> Self {
-        let hint = match (error.kind(), error.errno().map(nix::errno::Errno::from_raw)) {
-            (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),
-            (_, Some(nix::errno::Errno::EMFILE)) => "; raise the limit of open files (`ulimit -n`)".to_owned(),
+        Self::new(format!("{error}{}", hint(error)))
+    }
+}
+
+impl From<rdma::OpenError> for Failure {
+    fn from(error: rdma::OpenError) -> Self {
+        let hint = match &error {
+            rdma::OpenError::Device { error, .. } | rdma::OpenError::List(error) => hint(*error),
             _ => String::new(),
         };
         Self::new(format!("{error}{hint}"))
+    }
+}
+
+/// What to do about an error that a limit of this process may explain.
+fn hint(error: rdma::Error) -> String {
+    match (error.kind(), error.errno().map(Errno::from_raw)) {
+        (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),
+        (_, Some(Errno::EMFILE)) => "; raise the limit of open files (`ulimit -n`)".to_owned(),
+        // The device's thread could not be started.
+        (_, Some(Errno::EAGAIN)) if error.operation() == rdma::Operation::OpenDevice => {
+            "; raise the limit of processes and threads (`ulimit -u`)".to_owned()
+        }
+        _ => String::new(),
     }
 }
 
@@ -172,11 +214,33 @@ pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     ExitCode::from(failure.exit_status())
 }
 
-/// Shows what the crates below have to say, where `RUST_LOG` asks for it.
+/// The last warning of the crates below: why a peer was refused, for example, which no error can say.
+static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
+
+/// Shows what the crates below have to say, where `RUST_LOG` asks for it; else keeps the last warning for the failure that it
+/// may explain.
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
     if let Ok(filter) = EnvFilter::try_from_default_env() {
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+        return;
+    }
+    let keep = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("warn")).with_writer(|| Keep);
+    keep.without_time().with_level(false).with_target(false).with_ansi(false).init();
+}
+
+/// Writes to [`LAST_WARNING`], one event at a time.
+struct Keep;
+
+impl Write for Keep {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event).trim().to_owned();
+        *LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where a process stands in its job: started by this package's launcher, by hand, by mpirun, Slurm or torchrun; or
 //! being the launcher itself.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -19,13 +20,13 @@ pub struct PlacementOptions {
     /// Ranks to start on this machine
     #[arg(short = 'r', long, value_name = "N", default_value_t = 4, conflicts_with_all = ["rank", "world"])]
     pub ranks: usize,
-    /// This process's rank, in a job that is started by hand
+    /// This process's rank, in a job that is started by hand (default: what mpirun, Slurm or torchrun says)
     #[arg(long, value_name = "N", requires = "world", requires = "root")]
     pub rank: Option<usize>,
     /// How many ranks the job has
     #[arg(long, value_name = "N", requires = "rank")]
     pub world: Option<usize>,
-    /// Where rank 0 listens
+    /// Where rank 0 listens: an address of its host
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
     /// Seconds to wait for other ranks
@@ -59,6 +60,9 @@ impl PlacementOptions {
         if let (Some(rank), Some(world)) = (self.rank, self.world) {
             if rank >= world {
                 return Err(Failure::usage(format!("--rank {rank} of --world {world}: ranks count from 0")));
+            }
+            if world > bootstrap::MOST_RANKS {
+                return Err(Failure::usage(format!("--world {world}: give at most {}", bootstrap::MOST_RANKS)));
             }
         }
         if let Some(root) = &self.root {
@@ -94,6 +98,7 @@ impl PlacementOptions {
                     bootstrap::DEFAULT_PORT
                 ))
             })?;
+            check_address(&root)?;
             return Ok(Some(Place { rank, world, root: Root::Address(root), job: 0 }));
         }
         if let Some(root) = &self.root {
@@ -111,6 +116,19 @@ pub fn launch(ranks: usize, name: impl Fn(usize) -> String) -> Result<(), Failur
     match launcher::launch(ranks, name)? {
         Outcome::Success => Ok(()),
         Outcome::Reported(status) => Err(Failure::reported(status)),
+    }
+}
+
+/// The address with the usual port, if it has none. IPv6 addresses may come with or without brackets.
+#[must_use]
+pub fn with_port(address: &str) -> String {
+    let port = bootstrap::DEFAULT_PORT;
+    if address.parse::<Ipv6Addr>().is_ok() {
+        format!("[{address}]:{port}")
+    } else if address.ends_with(']') || !address.contains(':') {
+        format!("{address}:{port}")
+    } else {
+        address.to_owned()
     }
 }
 
@@ -165,6 +183,20 @@ pub fn bind(group: &mut Group, bind: Bind) -> Result<Cores, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_get_the_usual_port() {
+        for (given, full) in [
+            ("node1", "node1:18515"),
+            ("node1:5", "node1:5"),
+            ("::1", "[::1]:18515"),
+            ("[::1]", "[::1]:18515"),
+            ("[::1]:5", "[::1]:5"),
+        ] {
+            assert_eq!(with_port(given), full);
+            assert!(check_address(full).is_ok());
+        }
+    }
 
     #[test]
     fn addresses_need_host_and_port() {

@@ -54,6 +54,13 @@ fn finish(mut child: Child) -> Output {
     Output { status, stdout: out.join().unwrap().unwrap(), stderr: err.join().unwrap().unwrap() }
 }
 
+/// As [`finish`], for a program whose output goes elsewhere.
+fn finish_without_output(mut child: Child) -> Output {
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    Output { status: child.wait().unwrap(), stdout: Vec::new(), stderr: err.into_bytes() }
+}
+
 fn run(name: &str, args: &[&str]) -> Output {
     finish(start(name, args))
 }
@@ -119,7 +126,17 @@ mod devinfo {
     #[test]
     fn refuses_bad_input() {
         fail("devinfo", &["-d", "mlx9_9"], "there is no device mlx9_9");
+        fail("devinfo", &["-d", "soft0:7"], "no port 7");
+        fail("devinfo", &["-d", "soft0:x"], "--device");
         fail("devinfo", &["--bogus"], "--bogus");
+        assert!(succeed("devinfo", &["-d", "soft0:1"]).contains("port:\t1"));
+    }
+
+    #[test]
+    fn a_full_disk_is_said() {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = finish_without_output(program("devinfo").stdout(full).spawn().unwrap());
+        has_failed("devinfo", &output, "cannot write the output");
     }
 }
 
@@ -209,7 +226,7 @@ mod all_reduce {
 
     #[test]
     fn refuses_bad_input() {
-        let cases: [(&[&str], &str); 17] = [
+        let cases: [(&[&str], &str); 19] = [
             (&["--device", "mlx9_9"], "mlx9_9"),
             (&["--device", "soft0:7"], "port"),
             (&["--port", "9"], "port"),
@@ -221,6 +238,8 @@ mod all_reduce {
             (&["--min", "0"], "--min 0"),
             (&["--max", "12Q"], "12Q"),
             (&["--max", "1000G"], "no memory"),
+            (&["--max", "1T"], "no memory"),
+            (&["--rank", "0", "--world", "4000000000", "--root", "127.0.0.1:1234"], "--world 4000000000"),
             (&["--factor", "1"], "--factor 1"),
             (&["--iters", "0"], "--iters 0"),
             (&["--rank", "0"], "--world"),
@@ -231,6 +250,49 @@ mod all_reduce {
         for (args, part) in cases {
             fail("all_reduce", args, part);
         }
+    }
+
+    #[test]
+    fn a_device_that_the_environment_leaves_out_is_said() {
+        let with = |name: &str, value: &str| {
+            let mut command = program("all_reduce");
+            command.env_remove("RDMA_DEVICE").env(name, value).args(["-r", "1", "--max", "64"]);
+            finish(command.spawn().unwrap())
+        };
+        // Where there is hardware, it is used.
+        let off = with("RDMA_SOFT", "OFF");
+        if !off.status.success() {
+            has_failed("RDMA_SOFT=OFF", &off, "unset RDMA_SOFT");
+        }
+        has_failed("RDMA_DEVICE=a b", &with("RDMA_DEVICE", "a b"), "RDMA_DEVICE");
+        assert!(with("RDMA_DEVICE", "").status.success());
+    }
+
+    /// Something that connects to rank 0, says some bytes and stays, does not keep it beyond its time.
+    #[test]
+    fn a_stranger_at_the_door_does_not_keep_it_open() {
+        let root = free_address(6);
+        let common = ["--world", "2", "--root", &root, "--timeout", "3", "--max", "64"];
+        let rank = start("all_reduce", &[&common[..], &["--rank", "0"]].concat());
+        let deadline = Instant::now() + LIMIT;
+        let mut stream = loop {
+            match TcpStream::connect(&root) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        // A hello of 16384 bytes, of which one comes each tenth of a second.
+        let begun = Instant::now();
+        let dripping = stream.write_all(b"rdma-job\0\0\0\x01H\0\0\x40\0").is_ok();
+        while dripping && stream.write_all(b"x").is_ok() && begun.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let output = finish(rank);
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("it does not say who it is") && err.contains("missing: 1"), "{err}");
     }
 
     #[test]

@@ -194,6 +194,11 @@ pub enum OpenError {
         /// Why.
         reason: String,
     },
+    /// There is no usable hardware, and the environment (`RDMA_SOFT=off`) leaves the software device out.
+    SoftwareOff {
+        /// Why there is no hardware.
+        reason: String,
+    },
     /// The device cannot be opened or queried.
     Device {
         /// The device.
@@ -210,7 +215,8 @@ impl fmt::Display for OpenError {
         match self {
             Self::Environment(error) => write!(f, "{}: {error}", DeviceSelector::VARIABLE),
             Self::Unknown { name, known } if known.is_empty() => {
-                write!(f, "no device `{name}`: there are none (`devinfo --why` says why)")
+                let off = if Device::software_is_off() { " (RDMA_SOFT=off leaves soft0 out)" } else { "" };
+                write!(f, "no device `{name}`{off}: there are none (`devinfo --why` says why)")
             }
             Self::Unknown { name, known } => write!(f, "no device `{name}`: there is {}", known.join(", ")),
             Self::NoPort { name, port, count } => {
@@ -224,6 +230,9 @@ impl fmt::Display for OpenError {
             }
             Self::NoHardware { reason } => {
                 write!(f, "no usable RDMA hardware: {reason}; on one host, soft0 can be used instead")
+            }
+            Self::SoftwareOff { reason } => {
+                write!(f, "no usable RDMA hardware: {reason}; unset RDMA_SOFT to use the software device")
             }
             Self::Device { name, error } => write!(f, "{name}: {error}"),
             Self::List(error) => error.fmt(f),
@@ -312,7 +321,13 @@ fn best(devices: &[Device]) -> Result<Opened, String> {
 }
 
 fn fall_back(software: Vec<Device>, reason: String) -> Result<Opened, OpenError> {
-    let Some(device) = software.first() else { return Err(OpenError::NoHardware { reason }) };
+    let Some(device) = software.first() else {
+        return Err(if Device::software_is_off() {
+            OpenError::SoftwareOff { reason }
+        } else {
+            OpenError::NoHardware { reason }
+        });
+    };
     let failed = |error| OpenError::Device { name: device.name(), error };
     let context = device.open().map_err(failed)?;
     let down = Error::new(Operation::QueryPort, ErrorKind::PortDown);

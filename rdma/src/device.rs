@@ -91,10 +91,15 @@ impl Device {
         Self::list_of(table, false)
     }
 
+    /// Whether `RDMA_SOFT=off` leaves out the software device of this build.
+    pub(crate) fn software_is_off() -> bool {
+        cfg!(feature = "soft") && std::env::var("RDMA_SOFT").is_ok_and(|value| value.eq_ignore_ascii_case("off"))
+    }
+
     /// The software device, if it is in the build and not switched off.
     #[cfg(feature = "soft")]
     pub(crate) fn software() -> Result<Vec<Self>> {
-        if std::env::var_os("RDMA_SOFT").is_some_and(|value| value == "off") {
+        if Self::software_is_off() {
             return Ok(Vec::new());
         }
         Self::list_of(rdma_soft::ibverbs(), true)

@@ -13,7 +13,11 @@
 //! | [`ProtectionDomain`] | what may be used together | its context |
 //! | [`CompletionChannel`] | where to sleep until there are completions | its context |
 //! | [`CompletionQueue`] | where finished work is reported | its context and channel |
+//! | [`Buffer`] | memory for messages, exclusive to its holder | its region and domain |
+//! | [`ExposedRegion`] | memory that peers may read or write | its domain |
 //! | [`QueuePair`] | one end of a connection | its domain and completion queues |
+//!
+//! A [`RemoteSlice`] names a peer's exposed memory and an [`Endpoint`] its queue pair; both are plain data with a fixed wire format.
 //!
 //! Parents are counted: any handle can be dropped at any time, and lives in any struct or task. A forked child cannot use the
 //! handles of its parent: calls fail with [`ErrorKind::Forked`].
@@ -38,6 +42,38 @@
 //! let b = b.connect(&to_a, &ConnectOptions::new())?;
 //! # Ok(()) }
 //! ```
+//!
+//! A queue pair's type says what it can do:
+//!
+//! ```text
+//! builder ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── connect ──> QueuePair
+//!                      (RESET)                       (INIT: post receives)              (RTS: send too)
+//! ```
+//!
+//! A completion queue needs a place for every request of its queue pairs, `max_send_wr` and `max_recv_wr` (16 each, if not
+//! said): [`QpBuilder::build`] fails where it has fewer.
+//!
+//! # Who has the memory
+//!
+//! Posting moves a [`Buffer`] into the queue; a [`Poller`] hands it back with its [`Completion`]. A buffer is a local region's: no
+//! peer can reach it. An [`ExposedRegion`] is never lent as a slice; bytes are copied in and out, and it stays usable while
+//! requests on its slices are under way.
+//!
+//! | What happens | Where the buffer is then |
+//! | --- | --- |
+//! | the post fails | in the error ([`PostError::into_request`]) |
+//! | the completion comes, with success or an error | in [`Completion::take_buffer`]; freed if it is not taken |
+//! | the request was unsignaled | in [`Completion::next_unsignaled`] of the next completion of its queue |
+//! | the queue pair is reset, closed or dropped | freed, after the device has let go of it |
+//! | that fails | leaked, and logged |
+//!
+//! Operations are in [`op`]: `qp.post_send(op::Read::new(sink, remote).token(7))?`. [`QueuePair::scope`] lends memory for the
+//! length of a closure; [`RawQueuePair`] is the C interface's way, unsafe. Warnings go to the `tracing` crate, among them why the
+//! software device refused a peer.
+//!
+//! # Features
+//!
+//! `soft` (default) builds the software device in. `RDMA_SOFT=off` leaves it out of a run.
 
 mod absence;
 mod async_event;

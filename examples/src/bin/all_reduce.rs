@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_examples::bootstrap::{Group, Terms};
+use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
 use rdma_examples::collectives::{Communicator, Element, Pattern, Tensor, Tuning};
 use rdma_examples::device::{DeviceOptions, announce};
@@ -20,7 +20,7 @@ use serde_json::json;
 
 /// All-reduce over RDMA: every rank ends with the sum of what all contributed.
 #[derive(Clone, Parser)]
-#[command(version)]
+#[command(version, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     #[command(flatten)]
     placement: PlacementOptions,
@@ -134,7 +134,7 @@ fn job<T: Element>(args: &Args) -> Result<(), Failure> {
         args.out_of_place,
         tuning
     );
-    let terms = Terms { program: "all_reduce", settings, timeout: args.placement.timeout() };
+    let terms = Terms { program: "all_reduce", settings, roles: Roles::RANKS, timeout: args.placement.timeout() };
     let mut group = Group::meet(place, &terms)?;
     let result = rank::<T>(args, &sizes, tuning, &mut group);
     group.conclude(result)

@@ -5,16 +5,16 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma::{Device, HardwareAbsence};
+use rdma::{Device, DeviceSelector, HardwareAbsence};
 use rdma_examples::devinfo::Report;
 use rdma_examples::{Failure, cli};
 use serde_json::json;
 
 /// Shows the RDMA devices of this machine.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
-    /// Show only this device
+    /// Show only this device, or one port of it: soft0, mlx5_0, mlx5_0:1, any, hardware
     #[arg(short, long, value_name = "NAME")]
     device: Option<String>,
     /// Show only names
@@ -27,7 +27,7 @@ struct Args {
     #[arg(long)]
     why: bool,
     /// Print JSON
-    #[arg(long)]
+    #[arg(short = 'J', long)]
     json: bool,
 }
 
@@ -42,12 +42,20 @@ fn run() -> Result<(), Failure> {
         return why(&mut out, args.json);
     }
     let mut devices = Device::list()?;
-    if let Some(wanted) = &args.device {
-        let names: Vec<String> = devices.iter().map(Device::name).collect();
-        devices.retain(|device| device.name() == *wanted);
-        if devices.is_empty() {
-            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            return Err(Failure::new(format!("there is no device {wanted}; there is {known}")));
+    let mut only_port = None;
+    if let Some(text) = &args.device {
+        match text.parse().map_err(|e| Failure::usage(format!("--device: {e}")))? {
+            DeviceSelector::Any => {}
+            DeviceSelector::Hardware => devices.retain(|device| !device.is_software()),
+            DeviceSelector::Named { name, port } => {
+                only_port = port;
+                let names: Vec<String> = devices.iter().map(Device::name).collect();
+                devices.retain(|device| device.name() == name);
+                if devices.is_empty() {
+                    let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+                    return Err(Failure::new(format!("there is no device {name}; there is {known}")));
+                }
+            }
         }
     }
     if devices.is_empty() {
@@ -59,7 +67,7 @@ fn run() -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let reports = devices.iter().map(Report::of).collect::<Result<Vec<_>, _>>()?;
+    let reports = devices.iter().map(|device| Report::of(device, only_port)).collect::<Result<Vec<_>, _>>()?;
     if args.json {
         let all: Vec<_> = reports.iter().map(Report::to_json).collect();
         writeln!(out, "{:#}", json!({ "devices": all }))?;

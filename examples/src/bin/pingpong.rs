@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_examples::bootstrap::{self, Group, Terms};
+use rdma_examples::bootstrap::{self, Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
 use rdma_examples::device::{DeviceOptions, announce};
 use rdma_examples::launcher::{self, Place, Root};
@@ -21,12 +21,12 @@ use serde_json::json;
 
 /// Latency and bandwidth of a reliable connection, by message size.
 #[derive(Clone, Parser)]
-#[command(version)]
+#[command(version, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     /// The server's address; without it, both processes are started here
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "server")]
     connect: Option<String>,
-    /// Wait for a client, on this address
+    /// Wait for a client, on this address (default: all of the host's, port 18515)
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = "0.0.0.0")]
     server: Option<String>,
     #[command(flatten)]
@@ -84,6 +84,7 @@ fn run() -> Result<(), Failure> {
     let terms = Terms {
         program: "pingpong",
         settings: format!("{settings:?} {:?} {:?} {:?}", args.test, args.size, args.iters),
+        roles: Roles::SERVER_AND_CLIENT,
         timeout: Duration::from_secs(args.timeout),
     };
     let mut group = Group::meet(place, &terms)?;
@@ -134,10 +135,7 @@ impl Args {
                 return placement::launch(2, name).map(|()| None);
             }
         };
-        let mut address = address.clone();
-        if !address.contains(':') {
-            address = format!("{address}:{}", bootstrap::DEFAULT_PORT);
-        }
+        let address = placement::with_port(address);
         placement::check_address(&address)?;
         let root = if rank == 0 { Root::Listener(bootstrap::listen(&address)?) } else { Root::Address(address) };
         Ok(Some(Place { rank, world: 2, root, job: 0 }))

@@ -1,11 +1,12 @@
 //! The first exchange of a connection: who are you, and do we agree?
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use super::Roles;
 use super::frame::{Frame, Head, Hello, VERSION, read_head, write_head};
-use crate::Failure;
+use crate::{Failure, launcher};
 
 /// How long a connection may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(2);
@@ -14,6 +15,7 @@ const HELLO_TIME: Duration = Duration::from_secs(2);
 pub(super) fn gather(
     listener: &TcpListener,
     own: &Hello,
+    roles: Roles,
     timeout: Duration,
 ) -> Result<Vec<(usize, TcpStream)>, Failure> {
     let deadline = Instant::now() + timeout;
@@ -41,24 +43,39 @@ pub(super) fn gather(
         if Instant::now() >= deadline {
             let missing: Vec<String> =
                 (1..ranks.len()).filter(|&r| ranks[r].is_none()).map(|r| r.to_string()).collect();
-            return Err(Failure::new(format!(
-                "{} of {} ranks did not come within {} s (missing: {}); start them with the same --world and --root",
-                missing.len(),
-                own.world,
-                timeout.as_secs(),
-                missing.join(", ")
-            )));
+            let (missing, seconds) = ((roles.missing)(&missing, own.world), timeout.as_secs());
+            return Err(Failure::new(format!("{missing} within {seconds} s; {}", roles.remedy)));
         }
     }
     let mut streams = Vec::new();
     for (rank, stream) in ranks.into_iter().enumerate() {
         if let Some(mut stream) = stream {
-            write_head(&mut stream)?;
-            Frame::Welcome.write(&mut stream)?;
+            // Not `?`: a closed connection is not the closed pipe of a reader that had enough.
+            let welcomed = write_head(&mut stream).and_then(|()| Frame::Welcome.write(&mut stream));
+            welcomed.map_err(|_| lost(format!("rank {rank} left before the job began; its message says why")))?;
             streams.push((rank, stream));
         }
     }
     Ok(streams)
+}
+
+/// The end of another rank. Its launcher tells of that; without one, this is the place.
+fn lost(why: String) -> Failure {
+    if launcher::is_launched() { Failure::peer(why) } else { Failure::new(why) }
+}
+
+/// A connection that has to say everything until a deadline, however slowly it does.
+struct Until<'a>(&'a TcpStream, Instant);
+
+impl Read for Until<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.1.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.0.set_read_timeout(Some(left))?;
+        self.0.read(bytes)
+    }
 }
 
 /// Why a connection does not become a rank.
@@ -70,12 +87,18 @@ enum Rejected {
 }
 
 fn greet(stream: &mut TcpStream, own: &Hello, ranks: &[Option<TcpStream>]) -> Result<usize, Rejected> {
-    let stranger = |error: io::Error| Rejected::Stranger(error.to_string());
+    let stranger = |error: io::Error| {
+        Rejected::Stranger(match error.kind() {
+            io::ErrorKind::UnexpectedEof => "it left before it had said who it is".to_owned(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it does not say who it is".to_owned(),
+            _ => error.to_string(),
+        })
+    };
     stream.set_nonblocking(false).map_err(stranger)?;
     stream.set_nodelay(true).map_err(stranger)?;
-    stream.set_read_timeout(Some(HELLO_TIME)).map_err(stranger)?;
     stream.set_write_timeout(Some(HELLO_TIME)).map_err(stranger)?;
-    match read_head(stream).map_err(|_| Rejected::Stranger("it said nothing".to_owned()))? {
+    let mut input = Until(stream, Instant::now() + HELLO_TIME);
+    match read_head(&mut input).map_err(stranger)? {
         Head::Ours => {}
         Head::Foreign => return Err(Rejected::Stranger("it does not speak our protocol".to_owned())),
         Head::OtherVersion(other) => {
@@ -84,7 +107,7 @@ fn greet(stream: &mut TcpStream, own: &Hello, ranks: &[Option<TcpStream>]) -> Re
             )));
         }
     }
-    let peer = Hello::read(stream).map_err(stranger)?;
+    let peer = Hello::read(&mut input).map_err(stranger)?;
     if peer.job != own.job {
         refuse(stream, "this rank belongs to another job");
         return Err(Rejected::Stranger("it belongs to another job".to_owned()));
@@ -115,40 +138,39 @@ fn refuse(stream: &mut TcpStream, why: &str) {
 }
 
 /// The other ranks: finds rank 0, which may start later, and waits until it has found everybody.
-pub(super) fn join(address: &str, own: &Hello, timeout: Duration) -> Result<TcpStream, Failure> {
-    let mut stream = connect(address, timeout)?;
+pub(super) fn join(address: &str, own: &Hello, roles: Roles, timeout: Duration) -> Result<TcpStream, Failure> {
+    let root = roles.root;
+    let mut stream = connect(address, root, timeout)?;
     // Rank 0 may have started waiting when we did, and answers when the last rank has come.
     stream.set_read_timeout(Some(timeout + HELLO_TIME))?;
     stream.set_write_timeout(Some(HELLO_TIME))?;
     stream.set_nodelay(true)?;
-    let lost = |error: io::Error| match error.kind() {
+    let foreign = || Failure::new(format!("what listens at {address} is not {root} of {}", own.program));
+    let broken = |error: io::Error| match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            Failure::new(format!("rank 0 at {address} does not answer; do all ranks run?"))
+            Failure::new(format!("{root} at {address} does not answer; do all processes of the job run?"))
         }
-        _ => Failure::new(format!(
-            "rank 0 at {address} closed the connection before the job began; its message says why"
-        )),
+        io::ErrorKind::InvalidData => foreign(),
+        _ => lost(format!("{root} at {address} closed the connection before the job began; its message says why")),
     };
-    write_head(&mut stream).and_then(|()| own.write(&mut stream)).map_err(lost)?;
-    match read_head(&mut stream).map_err(lost)? {
+    write_head(&mut stream).and_then(|()| own.write(&mut stream)).map_err(broken)?;
+    match read_head(&mut stream).map_err(broken)? {
         Head::Ours => {}
-        Head::Foreign => {
-            return Err(Failure::new(format!("what listens at {address} is not rank 0 of {}", own.program)));
-        }
+        Head::Foreign => return Err(foreign()),
         Head::OtherVersion(other) => {
             return Err(Failure::new(format!(
-                "rank 0 speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere"
+                "{root} speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere"
             )));
         }
     }
-    match Frame::read(&mut stream).map_err(lost)? {
+    match Frame::read(&mut stream).map_err(broken)? {
         Frame::Welcome => Ok(stream),
-        Frame::Refuse(why) => Err(Failure::new(format!("rank 0 refused: {why}"))),
-        _ => Err(Failure::new(format!("what listens at {address} is not rank 0 of {}", own.program))),
+        Frame::Refuse(why) => Err(Failure::new(format!("{root} refused: {why}"))),
+        _ => Err(foreign()),
     }
 }
 
-fn connect(address: &str, timeout: Duration) -> Result<TcpStream, Failure> {
+fn connect(address: &str, root: &str, timeout: Duration) -> Result<TcpStream, Failure> {
     let deadline = Instant::now() + timeout;
     let resolved: Vec<SocketAddr> = address
         .to_socket_addrs()
@@ -167,7 +189,7 @@ fn connect(address: &str, timeout: Duration) -> Result<TcpStream, Failure> {
         if Instant::now() >= deadline {
             let seconds = timeout.as_secs();
             return Err(Failure::new(format!(
-                "cannot reach rank 0 at {address} within {seconds} s: {last}; is it running?"
+                "cannot reach {root} at {address} within {seconds} s: {last}; is it running?"
             )));
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -24,6 +24,38 @@ pub const DEFAULT_PORT: u16 = 18515;
 /// After an operation failed, how long to wait for the news that another rank died, which is then the reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
+/// More ranks than this are a mistake, not a job.
+pub const MOST_RANKS: usize = 4096;
+
+/// What to call the processes of a job in a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Roles {
+    /// Rank 0.
+    pub root: &'static str,
+    /// The first half of a sentence: these ranks, of so many, did not come.
+    pub missing: fn(&[String], u32) -> String,
+    /// What to do then.
+    pub remedy: &'static str,
+}
+
+impl Roles {
+    /// Ranks with numbers.
+    pub const RANKS: Self = Self {
+        root: "rank 0",
+        missing: |missing, world| {
+            let (count, names) = (missing.len(), missing.join(", "));
+            format!("{count} of {world} ranks did not come (missing: {names})")
+        },
+        remedy: "start them with the same --world and --root",
+    };
+    /// A server and its client.
+    pub const SERVER_AND_CLIENT: Self = Self {
+        root: "the server",
+        missing: |_, _| "the client did not come".to_owned(),
+        remedy: "start one with this host's address as its argument",
+    };
+}
+
 /// What ranks have to agree on before they work together.
 #[derive(Clone, Debug)]
 pub struct Terms {
@@ -31,6 +63,8 @@ pub struct Terms {
     pub program: &'static str,
     /// Its settings as text; ranks whose text differs refuse each other.
     pub settings: String,
+    /// What to call them.
+    pub roles: Roles,
     /// How long to wait for the others.
     pub timeout: Duration,
 }
@@ -113,6 +147,9 @@ impl Group {
         if world == 0 || rank >= world {
             return Err(Failure::usage(format!("rank {rank} of {world} makes no sense; ranks count from 0")));
         }
+        if world > MOST_RANKS {
+            return Err(Failure::usage(format!("a job of {world} ranks: at most {MOST_RANKS} can meet")));
+        }
         let hello = frame::Hello {
             job,
             rank: u32::try_from(rank).map_err(|_| Failure::usage("too many ranks"))?,
@@ -121,9 +158,9 @@ impl Group {
             settings: terms.settings.clone(),
         };
         let streams = match (rank, root) {
-            (0, Root::Listener(listener)) => meet::gather(&listener, &hello, terms.timeout)?,
-            (0, Root::Address(address)) => meet::gather(&listen(&address)?, &hello, terms.timeout)?,
-            (_, Root::Address(address)) => vec![(0, meet::join(&address, &hello, terms.timeout)?)],
+            (0, Root::Listener(listener)) => meet::gather(&listener, &hello, terms.roles, terms.timeout)?,
+            (0, Root::Address(address)) => meet::gather(&listen(&address)?, &hello, terms.roles, terms.timeout)?,
+            (_, Root::Address(address)) => vec![(0, meet::join(&address, &hello, terms.roles, terms.timeout)?)],
             (_, Root::Listener(_)) => return Err(Failure::usage("only rank 0 listens")),
         };
         Self::start(rank, world, streams)
@@ -252,6 +289,7 @@ impl Group {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        let failure = failure.with_last_warning();
         // The launcher's ranks share one standard error: say whose line this is.
         if launcher::is_launched() { failure.context(format_args!("rank {}", self.rank)) } else { failure }
     }

@@ -7,7 +7,7 @@ use super::*;
 const SOON: Duration = Duration::from_secs(10);
 
 fn terms(settings: &str) -> Terms {
-    Terms { program: "test", settings: settings.to_owned(), timeout: SOON }
+    Terms { program: "test", settings: settings.to_owned(), roles: Roles::RANKS, timeout: SOON }
 }
 
 fn listener() -> (TcpListener, String) {
