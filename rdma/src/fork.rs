@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 
+/// A generation that no process is.
+pub(crate) const NEVER: u32 = u32::MAX;
+
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static HANDLER: Once = Once::new();
 

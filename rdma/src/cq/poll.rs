@@ -1,15 +1,18 @@
 //! Polling: completions, and the memory that they give back.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::{CompletionQueue, CqInner};
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::fork;
 use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
 use crate::qp::op::Opcode;
-use crate::qp::ring::Claimed;
+use crate::qp::ring::{Cached, Claimed, Grabbed, Info, RingTable, Single};
 use crate::types::{WcError, WcStatus};
 
 /// Completions that are fetched at a time.
@@ -23,41 +26,86 @@ const ENTRIES: i32 = 16;
 /// them. Completions of one queue pair come in order to who polls alone.
 #[doc(alias = "ibv_poll_cq")]
 pub struct Poller {
-    /// At least `FETCH` entries: those from `next` to `len` were fetched and not handed out.
-    wcs: Vec<ibv_wc>,
-    next: usize,
-    len: usize,
     held: Held,
-    /// Last, so that it outlives what is held (R4).
+    /// The next of `wcs` to be handed out, and how many are left from there on.
+    next: *const ibv_wc,
+    left: u32,
+    wcs: Fetched,
+    raw: *mut ibv_cq,
+    /// The process that it is for, or, while something is deferred, one that will never be.
+    live_in: u32,
+    cached: Cached,
+    /// Fetched while a scope waited; they come before what is fetched next.
+    deferred: VecDeque<ibv_wc>,
+    /// Last, so that it outlives what is held (R4), and `raw`.
     pub(crate) cq: Arc<CqInner>,
 }
 
+/// Room for completions, apart from the poller: they are pointed to while the poller changes.
+///
+/// Invariant **F1**: an allocation of `FETCH` initialised completions, owned; no references to it last longer than a statement.
+struct Fetched(NonNull<[ibv_wc; FETCH]>);
+
+impl Fetched {
+    fn new() -> Self {
+        let room = Box::into_raw(Box::new([ibv_wc::default(); FETCH]));
+        // SAFETY: the pointer of a box is not null.
+        Self(unsafe { NonNull::new_unchecked(room) })
+    }
+
+    #[inline(always)]
+    fn start(&self) -> *mut ibv_wc {
+        self.0.as_ptr().cast()
+    }
+}
+
+impl Drop for Fetched {
+    fn drop(&mut self) {
+        // SAFETY: F1.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+// SAFETY: the raw queue is `cq`'s, which is Send and Sync; `next` points into `wcs`, which is owned; the rest is Send.
+unsafe impl Send for Poller {}
+// SAFETY: `&Poller` gives nothing but the handle of the queue.
+unsafe impl Sync for Poller {}
+
 /// What the present completion gives back. It stays here, so that forgetting the completion is no harm.
-#[derive(Default)]
+///
+/// Invariant **H1**: `single` says which of the two there is: a request with one segment and nothing before it, or `request`, where
+/// it is [`Single::none`].
 struct Held {
-    /// The segment of a request that had one: its slot is free already.
-    segment: Option<Segment>,
-    /// A request with more than that.
-    request: Option<Claimed>,
-    /// An unsignaled request before it.
-    unsignaled: Option<Claimed>,
+    single: Option<Single>,
+    /// Any other request, and one of the unsignaled ones before it.
+    request: Option<(Claimed, Option<Claimed>)>,
 }
 
 /// Where a completion is, and what its slot said.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
-    at: usize,
+    /// In the poller's `wcs`.
+    wc: *const ibv_wc,
     token: u64,
-    opcode: Opcode,
-    forced: bool,
+    info: Info,
 }
 
 impl CompletionQueue {
     /// Makes a poller for the queue.
     #[must_use]
     pub fn poller(&self) -> Poller {
-        let wcs = vec![ibv_wc::default(); FETCH];
-        Poller { wcs, next: 0, len: 0, held: Held::default(), cq: Arc::clone(&self.inner) }
+        let wcs = Fetched::new();
+        Poller {
+            held: Held::NOTHING,
+            next: wcs.start(),
+            left: 0,
+            wcs,
+            raw: self.inner.raw,
+            live_in: self.inner.context.fork,
+            cached: Cached::nothing(),
+            deferred: VecDeque::new(),
+            cq: Arc::clone(&self.inner),
+        }
     }
 
     /// How many completions named no request in flight and were dropped: left behind of a queue pair that was reset or destroyed,
@@ -87,84 +135,110 @@ impl Poller {
         CompletionQueue { inner: Arc::clone(&self.cq) }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn advance(&mut self) -> Result<Option<Found>> {
         self.held.give_up();
         loop {
-            if self.next == self.len && !self.fetch()? {
-                return Ok(None);
-            }
-            let at = self.next;
-            self.next += 1;
-            if let Some(found) = self.take(at) {
+            let wc = if self.left != 0 {
+                self.left -= 1;
+                self.next
+            } else {
+                let Some(wc) = self.fetch()? else { return Ok(None) };
+                wc
+            };
+            self.next = wc.wrapping_add(1);
+            if let Some(found) = self.take(wc) {
                 return Ok(Some(found));
             }
         }
     }
 
-    /// Routes a completion to its request.
-    #[inline]
-    fn take(&mut self, at: usize) -> Option<Found> {
-        let wc = self.wcs.get(at)?;
-        // SAFETY: R4: `self` keeps the completion queue, and drops the claim first.
-        let mut claimed = unsafe { self.cq.rings.claim(wc.wr_id) }?;
-        let found = Found { at, token: claimed.token, opcode: claimed.opcode, forced: claimed.forced };
-        if claimed.is_simple() {
-            self.held.segment = claimed.take();
-        } else if claimed.scoped {
-            claimed.finish_scoped(wc.status.0, wc.vendor_err);
+    /// Routes a completion of `wcs` to its request. Nothing is held when it is called.
+    #[inline(always)]
+    fn take(&mut self, wc: *const ibv_wc) -> Option<Found> {
+        // SAFETY: F1: one that was fetched.
+        let wr_id = unsafe { (*wc).wr_id };
+        // SAFETY: R4: `self` keeps the completion queue, and drops what it holds first.
+        let grabbed = unsafe { self.cq.rings.grab(wr_id, &mut self.cached) }?;
+        let (token, info) = grabbed.read();
+        if info.is_single() {
+            self.held.set(grabbed.into_single());
+        } else if info.is_empty() {
+            grabbed.release();
+        } else if !self.take_other(grabbed, wc) {
             return None;
-        } else {
-            self.held.request = Some(claimed);
         }
-        Some(found)
+        Some(Found { wc, token, info })
     }
 
-    /// Fetches more; false if there are none. Called with none left.
-    #[inline]
-    fn fetch(&mut self) -> Result<bool> {
-        self.cq.context.check(Operation::PollCq)?;
-        (self.next, self.len) = (0, 0);
-        let room = self.wcs.as_mut_ptr();
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room for as many
-        // entries as it is told of.
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.cq.raw, ENTRIES, room) };
-        if count <= 0 {
-            return if count == 0 { Ok(false) } else { Err(poll_failed(count)) };
+    #[cold]
+    fn take_other(&mut self, grabbed: Grabbed, wc: *const ibv_wc) -> bool {
+        // SAFETY: F1: one that was fetched.
+        let &ibv_wc { wr_id, status, vendor_err, .. } = unsafe { &*wc };
+        let claimed = RingTable::claimed(grabbed, wr_id, &self.cached);
+        if claimed.scoped {
+            claimed.finish_scoped(status.0, vendor_err);
+            return false;
         }
-        // Whatever the provider says, there is room for no more.
-        self.len = usize::try_from(count).unwrap_or(0).min(FETCH);
-        Ok(true)
+        self.held.set_request(claimed);
+        true
+    }
+
+    /// Fetches more, and gives the first. Called with none left.
+    #[inline(always)]
+    fn fetch(&mut self) -> Result<Option<*const ibv_wc>> {
+        if self.live_in != fork::generation() {
+            return self.fetch_deferred();
+        }
+        let start = self.wcs.start();
+        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room for as many
+        // entries as it is told of (F1).
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, start) };
+        let more = count.wrapping_sub(1) as u32;
+        if more < ENTRIES.unsigned_abs() {
+            self.left = more;
+            return Ok(Some(start));
+        }
+        if count == 0 { Ok(None) } else { Err(poll_failed(count)) }
+    }
+
+    #[cold]
+    fn fetch_deferred(&mut self) -> Result<Option<*const ibv_wc>> {
+        self.cq.context.check(Operation::PollCq)?;
+        let start = self.wcs.start();
+        let mut count = 0;
+        while count < ENTRIES.unsigned_abs() {
+            let Some(wc) = self.deferred.pop_front() else { break };
+            // SAFETY: F1: in bounds.
+            unsafe { start.wrapping_add(count as usize).write(wc) };
+            count += 1;
+        }
+        if self.deferred.is_empty() {
+            self.live_in = self.cq.context.fork;
+        }
+        self.left = count.saturating_sub(1);
+        Ok((count > 0).then_some(start.cast_const()))
     }
 
     /// For a scope that waits: fetches completions and hands those of scoped requests on. Others stay for `poll`.
     pub(crate) fn pump(&mut self) -> Result<bool> {
         self.cq.context.check(Operation::PollCq)?;
-        if self.next == self.len {
-            (self.next, self.len) = (0, 0);
-        }
-        self.wcs.resize(self.wcs.len().max(self.len + FETCH), ibv_wc::default());
-        let room = &raw mut self.wcs[self.len..];
-        // SAFETY: as in `fetch`: at least FETCH entries lie behind the first `len`.
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.cq.raw, ENTRIES, room.cast()) };
-        if count < 0 {
-            return Err(poll_failed(count));
-        }
-        let count = usize::try_from(count).unwrap_or(0).min(FETCH);
-        let mut kept = self.len;
-        for at in self.len..self.len + count {
-            let wc = self.wcs[at];
+        let mut wcs = [ibv_wc::default(); FETCH];
+        // SAFETY: as in `fetch`.
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, wcs.as_mut_ptr()) };
+        let count = usize::try_from(count).map_err(|_| poll_failed(count))?.min(FETCH);
+        for wc in &wcs[..count] {
             // SAFETY: R4: `self` keeps the completion queue.
-            let Some(claimed) = (unsafe { self.cq.rings.claim(wc.wr_id) }) else { continue };
+            let Some(grabbed) = (unsafe { self.cq.rings.grab(wc.wr_id, &mut self.cached) }) else { continue };
+            let claimed = RingTable::claimed(grabbed, wc.wr_id, &self.cached);
             if claimed.scoped {
                 claimed.finish_scoped(wc.status.0, wc.vendor_err);
             } else {
                 claimed.put_back();
-                self.wcs[kept] = wc;
-                kept += 1;
+                self.deferred.push_back(*wc);
+                self.live_in = fork::NEVER;
             }
         }
-        self.len = kept;
         Ok(count > 0)
     }
 }
@@ -178,42 +252,100 @@ fn poll_failed(result: i32) -> Error {
 }
 
 impl Held {
-    #[inline]
+    const NOTHING: Self = Self { single: None, request: None };
+
+    #[inline(always)]
     fn give_up(&mut self) {
-        if self.segment.is_some() || self.request.is_some() {
+        if self.single.is_some() {
             self.give_up_rest();
         }
     }
 
     #[cold]
     fn give_up_rest(&mut self) {
-        *self = Self::default();
+        self.single = None;
+        self.request = None;
+    }
+
+    /// Replaces nothing.
+    #[inline(always)]
+    fn set(&mut self, single: Single) {
+        debug_assert!(self.single.is_none());
+        // SAFETY: valid for writes. None needs no drop, and should there ever be something, it is leaked.
+        unsafe { ptr::write(&raw mut self.single, Some(single)) };
+    }
+
+    /// Replaces nothing.
+    fn set_request(&mut self, claimed: Claimed) {
+        self.single = Some(Single::none());
+        self.request = Some((claimed, None));
+    }
+
+    /// The next segment, to look at.
+    #[inline]
+    fn peek(&self) -> Option<&Segment> {
+        match &self.request {
+            Some((claimed, _)) => claimed.peek(),
+            None => self.single.as_ref().map(Single::segment),
+        }
+    }
+
+    /// The next segment, if it is of that kind.
+    #[inline(always)]
+    fn take_if(&mut self, found: Found, kind: Kind) -> Option<Segment> {
+        if !found.info.is_single() {
+            return self.take_other_if(kind);
+        }
+        let single = self.single.as_ref()?;
+        if single.segment().kind() != kind {
+            return None;
+        }
+        // SAFETY: valid for reads; replaced below before anything can see or drop it, so it is moved out once.
+        let single = unsafe { ptr::read(single) };
+        // SAFETY: valid for writes. What was there was moved out.
+        unsafe { ptr::write(&raw mut self.single, None) };
+        Some(single.take())
+    }
+
+    #[cold]
+    fn take_other_if(&mut self, kind: Kind) -> Option<Segment> {
+        let (claimed, _) = self.request.as_mut()?;
+        if claimed.peek()?.kind() == kind { claimed.take() } else { None }
     }
 }
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        // What was fetched will not come again.
-        while self.next < self.len {
-            self.held.give_up();
-            let at = self.next;
-            self.next += 1;
-            self.take(at);
-        }
         self.held.give_up();
+        // What was fetched will not come again.
+        loop {
+            let wc = match self.left.checked_sub(1) {
+                Some(left) => {
+                    self.left = left;
+                    self.next
+                }
+                None => match self.fetch_deferred() {
+                    Ok(Some(wc)) => wc,
+                    _ => break,
+                },
+            };
+            self.next = wc.wrapping_add(1);
+            self.take(wc);
+            self.held.give_up();
+        }
     }
 }
 
 impl fmt::Debug for Poller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poller").field("fetched", &(self.len - self.next)).finish_non_exhaustive()
+        f.debug_struct("Poller").field("queue", &self.raw).finish_non_exhaustive()
     }
 }
 
 /// A finished request, and the memory that it gives back.
 ///
-/// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings; what is not taken is given up. A request with
-/// several pieces of memory occupies its place in the queue until they are taken or the completion is dropped.
+/// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings. What is not taken is given up, and the request's place
+/// in the queue is free, when the poller is used or dropped next.
 pub struct Completion<'a> {
     poller: &'a mut Poller,
     found: Found,
@@ -226,7 +358,8 @@ impl<'a> Completion<'a> {
 
     #[inline]
     fn wc(&self) -> &ibv_wc {
-        &self.poller.wcs[self.found.at]
+        // SAFETY: F1: initialised; the poller is borrowed, so that it fetches nothing meanwhile.
+        unsafe { &*self.found.wc }
     }
 
     /// Whether it went well.
@@ -256,10 +389,10 @@ impl<'a> Completion<'a> {
     pub fn opcode(&self) -> Opcode {
         let wc = self.wc();
         let is_write = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-        if self.found.opcode == Opcode::Recv && is_write && self.status().is_ok() {
+        if self.found.info.opcode() == Opcode::Recv && is_write && self.status().is_ok() {
             return Opcode::RecvWriteImm;
         }
-        self.found.opcode
+        self.found.info.opcode()
     }
 
     /// Bytes received, read, or written by the peer; 0 for other requests and failed ones. A number from the device: check it
@@ -267,7 +400,7 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        match self.found.opcode {
+        match self.found.info.opcode() {
             Opcode::Send | Opcode::Write => 0,
             _ if self.status().is_err() => 0,
             _ => self.wc().byte_len as usize,
@@ -280,7 +413,7 @@ impl<'a> Completion<'a> {
     pub fn imm(&self) -> Option<u32> {
         let wc = self.wc();
         let with_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-        if self.found.opcode != Opcode::Recv || !with_imm || self.status().is_err() {
+        if self.found.info.opcode() != Opcode::Recv || !with_imm || self.status().is_err() {
             return None;
         }
         // SAFETY: any 32 bits are a number; the flag says that they are immediate data.
@@ -298,67 +431,55 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn is_forced(&self) -> bool {
-        self.found.forced
+        self.found.info.is_forced()
     }
 
     /// What the peer's 8 bytes were before an atomic operation that went well. Call it before the memory is taken.
     #[must_use]
     pub fn old_value(&self) -> Option<u64> {
-        let is_atomic = matches!(self.found.opcode, Opcode::CompareSwap | Opcode::FetchAdd);
+        let is_atomic = matches!(self.found.info.opcode(), Opcode::CompareSwap | Opcode::FetchAdd);
         if !is_atomic || self.status().is_err() {
             return None;
         }
-        self.peek().and_then(Segment::word)
+        self.poller.held.peek().and_then(Segment::word)
     }
 
-    /// The next piece of memory, to look at.
-    #[inline]
-    fn peek(&self) -> Option<&Segment> {
-        let held = &self.poller.held;
-        held.segment.as_ref().or_else(|| held.request.as_ref()?.peek())
-    }
-
-    #[inline]
+    #[inline(always)]
     fn take_if(&mut self, kind: Kind) -> Option<Segment> {
-        if self.peek()?.kind() != kind {
-            return None;
-        }
-        let held = &mut self.poller.held;
-        held.segment.take().or_else(|| held.request.as_mut()?.take())
+        self.poller.held.take_if(self.found, kind)
     }
 
     /// The request's next piece of memory, if it is a buffer.
     #[inline]
     #[must_use = "the buffer is given up otherwise"]
     pub fn take_buffer(&mut self) -> Option<Buffer> {
-        Buffer::<crate::mr::Host>::try_from_segment(self.take_if(Kind::LocalHost)?).ok()
+        let segment = self.take_if(Kind::LocalHost)?;
+        // SAFETY: of that kind, from a buffer, and holding its place (M4).
+        Some(unsafe { Buffer::from_segment(segment) })
     }
 
     /// The request's next piece of memory, if it is a buffer of a GPU.
     #[must_use = "the buffer is given up otherwise"]
     pub fn take_gpu_buffer(&mut self) -> Option<Buffer<Gpu>> {
-        Buffer::<Gpu>::try_from_segment(self.take_if(Kind::LocalGpu)?).ok()
+        let segment = self.take_if(Kind::LocalGpu)?;
+        // SAFETY: of that kind, from a buffer, and holding its place (M4).
+        Some(unsafe { Buffer::from_segment(segment) })
     }
 
     /// The request's next piece of memory, if it is a slice of an exposed region.
     #[must_use = "the slice is given up otherwise"]
     pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
-        ExposedSlice::try_from_segment(self.take_if(Kind::Exposed)?).ok()
+        let segment = self.take_if(Kind::Exposed)?;
+        // SAFETY: of that kind.
+        Some(unsafe { ExposedSlice::from_segment(segment) })
     }
 
     /// The next of the unsignaled requests that this completion releases, oldest first. If this one went well, so did they.
     pub fn next_unsignaled(&mut self) -> Option<Released<'_>> {
-        let held = &mut self.poller.held;
-        held.unsignaled = None;
-        held.unsignaled = held.request.as_mut()?.next_unsignaled();
-        held.unsignaled.as_mut().map(Released::new)
-    }
-}
-
-impl Drop for Completion<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.poller.held.give_up();
+        let (claimed, unsignaled) = self.poller.held.request.as_mut()?;
+        *unsignaled = None;
+        *unsignaled = claimed.next_unsignaled();
+        unsignaled.as_mut().map(Released::new)
     }
 }
 
@@ -392,7 +513,7 @@ impl<'a> Released<'a> {
     /// What the request was.
     #[must_use]
     pub fn opcode(&self) -> Opcode {
-        self.claimed.opcode
+        self.claimed.info.opcode()
     }
 
     fn take_if(&mut self, kind: Kind) -> Option<Segment> {
@@ -402,19 +523,25 @@ impl<'a> Released<'a> {
     /// The request's next piece of memory, if it is a buffer.
     #[must_use = "the buffer is given up otherwise"]
     pub fn take_buffer(&mut self) -> Option<Buffer> {
-        Buffer::<crate::mr::Host>::try_from_segment(self.take_if(Kind::LocalHost)?).ok()
+        let segment = self.take_if(Kind::LocalHost)?;
+        // SAFETY: of that kind, from a buffer, and holding its place (M4).
+        Some(unsafe { Buffer::from_segment(segment) })
     }
 
     /// The request's next piece of memory, if it is a buffer of a GPU.
     #[must_use = "the buffer is given up otherwise"]
     pub fn take_gpu_buffer(&mut self) -> Option<Buffer<Gpu>> {
-        Buffer::<Gpu>::try_from_segment(self.take_if(Kind::LocalGpu)?).ok()
+        let segment = self.take_if(Kind::LocalGpu)?;
+        // SAFETY: of that kind, from a buffer, and holding its place (M4).
+        Some(unsafe { Buffer::from_segment(segment) })
     }
 
     /// The request's next piece of memory, if it is a slice of an exposed region.
     #[must_use = "the slice is given up otherwise"]
     pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
-        ExposedSlice::try_from_segment(self.take_if(Kind::Exposed)?).ok()
+        let segment = self.take_if(Kind::Exposed)?;
+        // SAFETY: of that kind.
+        Some(unsafe { ExposedSlice::from_segment(segment) })
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::{Bound, Deref, DerefMut, Range, RangeBounds};
 use std::slice;
 use std::sync::Arc;
 
-use super::memory::{Gpu, Host, Memory, Placement};
+use super::memory::{Host, Memory, Placement};
 use super::{GiveUp, Kind, LentSlice, LentSliceMut, Region, Segment};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -38,7 +38,7 @@ impl<M: Placement> Buffer<M> {
     ///
     /// The segment is of a local region of `M`'s kind, and overlaps no other segment (M4).
     #[inline]
-    unsafe fn from_segment(segment: Segment) -> Self {
+    pub(crate) unsafe fn from_segment(segment: Segment) -> Self {
         Self { segment, placement: PhantomData }
     }
 
@@ -162,27 +162,6 @@ impl Buffer<Host> {
     pub fn lend_mut(&mut self, range: impl RangeBounds<usize>) -> LentSliceMut<'_> {
         let range = resolve(range, self.len()).expect("the range lies in the buffer");
         LentSliceMut::new(self, range)
-    }
-
-    /// The segment as a buffer, if it is one of host memory.
-    #[inline]
-    pub(crate) fn try_from_segment(segment: Segment) -> Result<Self, Segment> {
-        match segment.kind() {
-            // SAFETY: the kind says so; segments of local regions come from buffers, and hold their place (M4).
-            Kind::LocalHost => Ok(unsafe { Self::from_segment(segment) }),
-            _ => Err(segment),
-        }
-    }
-}
-
-impl Buffer<Gpu> {
-    /// The segment as a buffer, if it is one of GPU memory.
-    pub(crate) fn try_from_segment(segment: Segment) -> Result<Self, Segment> {
-        match segment.kind() {
-            // SAFETY: as for host memory.
-            Kind::LocalGpu => Ok(unsafe { Self::from_segment(segment) }),
-            _ => Err(segment),
-        }
     }
 }
 

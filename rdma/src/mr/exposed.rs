@@ -309,12 +309,11 @@ impl ExposedSlice {
         &self.segment
     }
 
-    /// The segment as a slice, if it is of an exposed region.
-    pub(crate) fn try_from_segment(segment: Segment) -> Result<Self, Segment> {
-        match segment.kind() {
-            Kind::Exposed => Ok(Self { segment }),
-            _ => Err(segment),
-        }
+    /// # Safety
+    ///
+    /// The segment is of an exposed region.
+    pub(crate) unsafe fn from_segment(segment: Segment) -> Self {
+        Self { segment }
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct Region {
     rkey: u32,
     kind: Kind,
     access: RemoteAccess,
+    /// `pd`, to compare with.
+    domain: *const PdInner,
     raw: NonNull<ibv_mr>,
     /// Taken in drop, or when the region is given up.
     memory: ManuallyDrop<RawMemory>,
@@ -109,7 +111,8 @@ impl Region {
         // SAFETY: a region that was just registered; nobody writes to it, and its keys do not change.
         let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
         let memory = ManuallyDrop::new(memory);
-        Ok(Arc::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd: pd.clone() }))
+        let domain = Arc::as_ptr(pd);
+        Ok(Arc::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd: pd.clone() }))
     }
 
     /// Deregisters. Called once, before the memory is given back.
@@ -211,7 +214,7 @@ impl Segment {
 
     #[inline]
     pub(crate) fn domain(&self) -> *const PdInner {
-        Arc::as_ptr(&self.region.pd)
+        self.region.domain
     }
 }
 

@@ -1,5 +1,7 @@
 //! The local memory of a request: what may stand there, how the device is told of it, and how it is parked.
 
+use std::ptr;
+
 use rdma_sys::ibv_sge;
 
 use super::ring::Vacant;
@@ -12,10 +14,39 @@ mod sealed {
     pub trait Sealed {}
 }
 
+/// Why a request is not posted: an [`ErrorKind`] in one byte, to keep the common path short.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+pub enum Refusal {
+    Ended,
+    QueueFull,
+    TooLong,
+    TooManySegments,
+    OutOfBounds,
+    InvalidInput,
+    NotSupported,
+}
+
+impl Refusal {
+    /// `ended` is what the end of the queue means.
+    #[cold]
+    pub(super) fn kind(self, ended: ErrorKind) -> ErrorKind {
+        match self {
+            Self::Ended => ended,
+            Self::QueueFull => ErrorKind::QueueFull,
+            Self::TooLong => ErrorKind::TooLong,
+            Self::TooManySegments => ErrorKind::TooManySegments,
+            Self::OutOfBounds => ErrorKind::OutOfBounds,
+            Self::InvalidInput => ErrorKind::InvalidInput,
+            Self::NotSupported => ErrorKind::NotSupported,
+        }
+    }
+}
+
 /// Local memory of a request: pieces that are gathered from, or scattered to, in order.
 pub trait Local: sealed::Sealed {
     #[doc(hidden)]
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind>;
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal>;
 
     /// Whether all of it may be the sink of a read on iWARP.
     #[doc(hidden)]
@@ -68,7 +99,7 @@ pub struct SgeList<'a> {
 }
 
 impl<'a> SgeList<'a> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn new(list: &'a mut [ibv_sge], domain: *const PdInner) -> Self {
         Self { list, count: 0, pieces: 0, total: 0, domain }
     }
@@ -80,39 +111,45 @@ impl<'a> SgeList<'a> {
         (self.count as i32, self.total)
     }
 
-    #[inline]
-    fn push(&mut self, addr: u64, len: usize, lkey: u32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn push(&mut self, addr: u64, len: usize, lkey: u32) -> Result<(), Refusal> {
         // Empty pieces count too: they are parked with the others.
         self.pieces += 1;
         if self.pieces > self.list.len() {
-            return Err(ErrorKind::TooManySegments);
+            return Err(Refusal::TooManySegments);
         }
-        // Some devices take an empty element for one of 2^31 bytes.
-        if len == 0 {
-            return Ok(());
+        if len.wrapping_sub(1) >> 31 != 0 {
+            return empty_or_too_long(len);
         }
-        let Some(sge) = self.list.get_mut(self.count) else { return Err(ErrorKind::TooManySegments) };
-        let Ok(length) = u32::try_from(len) else { return Err(ErrorKind::TooLong) };
+        #[allow(clippy::cast_possible_truncation, reason = "at most 2^31, the longest message there is")]
+        let length = len as u32;
+        let Some(sge) = self.list.get_mut(self.count) else { return Err(Refusal::TooManySegments) };
         *sge = ibv_sge { addr, length, lkey };
         self.count += 1;
         self.total += u64::from(length);
         Ok(())
     }
 
-    #[inline]
-    fn push_segment(&mut self, segment: &Segment) -> Result<(), ErrorKind> {
-        if segment.domain() != self.domain {
-            return Err(ErrorKind::InvalidInput);
+    #[inline(always)]
+    fn push_segment(&mut self, segment: &Segment) -> Result<(), Refusal> {
+        if !ptr::eq(segment.domain(), self.domain) {
+            return Err(Refusal::InvalidInput);
         }
         self.push(segment.iova(), segment.len, segment.lkey())
     }
 
-    fn push_lent(&mut self, lent: &Lent) -> Result<(), ErrorKind> {
+    fn push_lent(&mut self, lent: &Lent) -> Result<(), Refusal> {
         if lent.domain != self.domain {
-            return Err(ErrorKind::InvalidInput);
+            return Err(Refusal::InvalidInput);
         }
         self.push(lent.pointer.as_ptr().addr() as u64, lent.len, lent.lkey)
     }
+}
+
+/// Some devices take an empty element for one of 2^31 bytes, so it is left out.
+#[cold]
+fn empty_or_too_long(len: usize) -> Result<(), Refusal> {
+    if len == 0 { Ok(()) } else { Err(Refusal::TooLong) }
 }
 
 /// Parks one segment.
@@ -120,13 +157,17 @@ impl<'a> SgeList<'a> {
 /// # Safety
 ///
 /// As [`Owned::park`]; the slot has room for it.
-#[inline]
+#[inline(always)]
 unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize) {
     let place = slot.segment(*at);
     *at += 1;
+    // SAFETY: valid for reads. The copy is not used twice: the caller's promise.
+    let region = unsafe { ptr::read(&raw const segment.region) };
+    // Field by field, so that the original need not be in memory.
+    let copy = Segment { region, pointer: segment.pointer, len: segment.len };
     // SAFETY: the place is one of a free slot's (the Vacant says so), valid and aligned; what lay there was moved out or is
-    // leaked. The copy is not used twice: the caller's promise.
-    unsafe { place.copy_from_nonoverlapping(segment, 1) };
+    // leaked.
+    unsafe { place.write(copy) };
 }
 
 impl<M: Placement> sealed::Sealed for Buffer<M> {}
@@ -134,14 +175,14 @@ impl<M: Placement> Writable for Buffer<M> {}
 impl HostBytes for Buffer {}
 
 impl<M: Placement> Local for Buffer<M> {
-    #[inline]
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         list.push_segment(self.segment())
     }
 }
 
 impl<M: Placement> Owned for Buffer<M> {
-    #[inline]
+    #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
         // SAFETY: the caller's promise.
         unsafe { park_segment(self.segment(), slot, at) };
@@ -158,8 +199,8 @@ impl sealed::Sealed for ExposedSlice {}
 impl Writable for ExposedSlice {}
 
 impl Local for ExposedSlice {
-    #[inline]
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         list.push_segment(self.segment())
     }
 
@@ -169,7 +210,7 @@ impl Local for ExposedSlice {
 }
 
 impl Owned for ExposedSlice {
-    #[inline]
+    #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
         // SAFETY: the caller's promise.
         unsafe { park_segment(self.segment(), slot, at) };
@@ -185,14 +226,14 @@ impl Owned for ExposedSlice {
 impl sealed::Sealed for Inline<'_> {}
 
 impl Local for Inline<'_> {
-    #[inline]
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         list.push(self.bytes.as_ptr().expose_provenance() as u64, self.bytes.len(), 0)
     }
 }
 
 impl Owned for Inline<'_> {
-    #[inline]
+    #[inline(always)]
     unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
 
     #[inline]
@@ -204,8 +245,8 @@ impl Writable for () {}
 impl HostBytes for () {}
 
 impl Local for () {
-    #[inline]
-    fn describe(&self, _: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn describe(&self, _: &mut SgeList<'_>) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -215,7 +256,7 @@ impl Local for () {
 }
 
 impl Owned for () {
-    #[inline]
+    #[inline(always)]
     unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
 
     #[inline]
@@ -226,7 +267,7 @@ impl sealed::Sealed for LentSlice<'_> {}
 impl HostBytes for LentSlice<'_> {}
 
 impl Local for LentSlice<'_> {
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         list.push_lent(&self.lent)
     }
 }
@@ -236,7 +277,7 @@ impl HostBytes for LentSliceMut<'_> {}
 impl Writable for LentSliceMut<'_> {}
 
 impl Local for LentSliceMut<'_> {
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         list.push_lent(&self.lent)
     }
 }
@@ -249,7 +290,7 @@ macro_rules! lists {
 
         impl<L: Local, $($generics)*> Local for $list {
             #[inline]
-            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 self.iter().try_for_each(|piece| piece.describe(list))
             }
 
@@ -286,7 +327,7 @@ macro_rules! tuples {
 
         impl<$($name: Local),*> Local for ($($name,)*) {
             #[inline]
-            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), ErrorKind> {
+            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 $(self.$index.describe(list)?;)*
                 Ok(())
             }

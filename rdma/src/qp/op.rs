@@ -15,13 +15,13 @@
 
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
-use super::gather::{HostBytes, Inline, Local, Writable};
-use crate::error::ErrorKind;
+use super::gather::{HostBytes, Inline, Local, Refusal, Writable};
 use crate::mr::RemoteSlice;
 
 /// What a completed request was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[repr(u8)]
 pub enum Opcode {
     /// A send, with or without immediate data.
     Send,
@@ -39,6 +39,20 @@ pub enum Opcode {
     RecvWriteImm,
 }
 
+impl Opcode {
+    pub(super) const fn from_u8(number: u8) -> Self {
+        match number {
+            0 => Self::Send,
+            1 => Self::Write,
+            2 => Self::Read,
+            3 => Self::CompareSwap,
+            4 => Self::FetchAdd,
+            5 => Self::Recv,
+            _ => Self::RecvWriteImm,
+        }
+    }
+}
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -50,7 +64,7 @@ pub trait Operation: sealed::Sealed {
     #[doc(hidden)]
     const IS_READ: bool = false;
     #[doc(hidden)]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), ErrorKind>;
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal>;
 }
 
 /// A request for a send queue: an operation `O` with the local memory `L`.
@@ -290,8 +304,8 @@ impl sealed::Sealed for FetchAddOp {}
 impl Operation for SendOp {
     const OPCODE: Opcode = Opcode::Send;
 
-    #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), Refusal> {
         wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
         Ok(())
     }
@@ -300,18 +314,18 @@ impl Operation for SendOp {
 impl Operation for SendImmOp {
     const OPCODE: Opcode = Opcode::Send;
 
-    #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), Refusal> {
         wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
         wr.__bindgen_anon_1.imm_data = self.0.to_be();
         Ok(())
     }
 }
 
-#[inline]
-fn fill_rdma(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, remote: &RemoteSlice, len: u64) -> Result<(), ErrorKind> {
+#[inline(always)]
+fn fill_rdma(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, remote: &RemoteSlice, len: u64) -> Result<(), Refusal> {
     if len > remote.len() {
-        return Err(ErrorKind::OutOfBounds);
+        return Err(Refusal::OutOfBounds);
     }
     wr.opcode = opcode;
     wr.wr.rdma.remote_addr = remote.address();
@@ -322,8 +336,8 @@ fn fill_rdma(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, remote: &RemoteSlice, 
 impl Operation for WriteOp {
     const OPCODE: Opcode = Opcode::Write;
 
-    #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), Refusal> {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &self.0, len)
     }
 }
@@ -331,8 +345,8 @@ impl Operation for WriteOp {
 impl Operation for WriteImmOp {
     const OPCODE: Opcode = Opcode::Write;
 
-    #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), Refusal> {
         wr.__bindgen_anon_1.imm_data = self.1.to_be();
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &self.0, len)
     }
@@ -342,8 +356,8 @@ impl Operation for ReadOp {
     const OPCODE: Opcode = Opcode::Read;
     const IS_READ: bool = true;
 
-    #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), Refusal> {
         fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_READ, &self.0, len)
     }
 }
@@ -358,12 +372,12 @@ fn fill_atomic(
     remote: &RemoteSlice,
     (compare_add, swap): (u64, u64),
     (len, segments): (u64, i32),
-) -> Result<(), ErrorKind> {
+) -> Result<(), Refusal> {
     if len != WORD || segments != 1 || remote.address() % WORD != 0 {
-        return Err(ErrorKind::InvalidInput);
+        return Err(Refusal::InvalidInput);
     }
     if remote.len() < WORD {
-        return Err(ErrorKind::OutOfBounds);
+        return Err(Refusal::OutOfBounds);
     }
     wr.opcode = opcode;
     wr.wr.atomic.remote_addr = remote.address();
@@ -376,8 +390,8 @@ fn fill_atomic(
 impl Operation for CompareSwapOp {
     const OPCODE: Opcode = Opcode::CompareSwap;
 
-    #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
         let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
         fill_atomic(wr, opcode, &self.0, (self.1, self.2), (len, segments))
     }
@@ -386,8 +400,8 @@ impl Operation for CompareSwapOp {
 impl Operation for FetchAddOp {
     const OPCODE: Opcode = Opcode::FetchAdd;
 
-    #[inline]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), ErrorKind> {
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
         fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &self.0, (self.1, 0), (len, segments))
     }
 }

@@ -13,7 +13,7 @@ use super::ring::{Claimed, Staged};
 use super::send::SendQueue;
 use super::{InitializedQueuePair, QueuePair, Transport};
 use crate::cq::Released;
-use crate::error::{Error, ErrorKind, Operation as Verb, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A post that failed.
 pub struct PostError<R> {
@@ -22,7 +22,7 @@ pub struct PostError<R> {
 }
 
 impl<R> PostError<R> {
-    #[cold]
+    #[inline(always)]
     pub(super) fn new(error: Error, request: Option<R>) -> Self {
         Self { error, request }
     }
@@ -176,7 +176,7 @@ impl<'q, 'd> Batch<'q, 'd> {
     #[inline]
     pub fn push<O: Operation, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
         // SAFETY: `work` is forgotten below; if `stage` fails, nothing was parked.
-        let staged = self.queue.stage(self.len, self.run, &work, |slot| unsafe {
+        let staged = self.queue.stage(self.len, self.run, &work, false, |slot| unsafe {
             let mut count = 0;
             work.local.park(slot, &mut count);
             count
@@ -188,7 +188,7 @@ impl<'q, 'd> Batch<'q, 'd> {
                 work.local.surrender();
                 Ok(())
             }
-            Err(kind) => Err(PostError::new(Error::new(Verb::PostSend, kind), Some(work))),
+            Err(refusal) => Err(PostError::new(self.queue.refused(refusal), Some(work))),
         }
     }
 
@@ -212,9 +212,12 @@ impl<'q, 'd> Batch<'q, 'd> {
         queue.scratch.link(len as usize);
         // SAFETY: `push` described these slots and wrote their segments.
         unsafe { queue.attached.producer.park(len) };
-        queue.attached.producer.advance(len, run);
-        let Err((error, bad)) = queue.submit() else { return Ok(()) };
-        let posted = queue.scratch.position(bad, len);
+        queue.attached.producer.advance_by(len, run);
+        let result = queue.submit();
+        queue.scratch.unlink(len as usize);
+        let Err(failure) = result else { return Ok(()) };
+        let error = failure.error();
+        let posted = queue.scratch.position(failure.bad, len);
         match posted {
             // S3. What the chain was to signal may be among the rejected: let the next signaled completion look back over all.
             Some(_) => queue.attached.producer.set_run(run_before + len),

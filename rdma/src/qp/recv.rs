@@ -1,19 +1,21 @@
 //! Posting to a receive queue. The invariants are those of [`send`](super::send).
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_recv_wr};
 
-use super::gather::{Local, Owned, SgeList, Writable};
+use super::gather::{Local, Owned, Refusal, SgeList, Writable};
 use super::op::Opcode;
 use super::post::PostError;
-use super::ring::{Attached, Claimed, Staged, Vacant};
+use super::ring::{Attached, Claimed, Info, Staged, Vacant};
 use super::scratch::Scratch;
-use super::send::{post_error, set_error};
+use super::send::{ended, post_error, set_error};
 use crate::context::ContextInner;
-use crate::error::{Error, ErrorKind, Operation as Verb};
+use crate::error::{Error, Operation as Verb};
+use crate::fork;
 use crate::pd::PdInner;
 
 /// The receive half of a queue pair.
@@ -24,6 +26,9 @@ pub struct RecvQueue {
     attached: Attached,
     scratch: Scratch<ibv_recv_wr>,
     domain: *const PdInner,
+    /// The process that it is for; after its end, one that will never be. Invariant **L1**: while it can be this one, `scratch`
+    /// has room for a request.
+    live_in: u32,
     context: Arc<ContextInner>,
 }
 
@@ -38,8 +43,9 @@ impl RecvQueue {
         Self {
             raw,
             attached,
-            scratch: Scratch::new(1, max_sge.max(1) as usize),
+            scratch: Scratch::new(1, max_sge.max(1) as usize, |wr: &mut ibv_recv_wr, list| wr.sg_list = list),
             domain: Arc::as_ptr(pd),
+            live_in: pd.context.fork,
             context: Arc::clone(&pd.context),
         }
     }
@@ -61,30 +67,32 @@ impl RecvQueue {
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L>> {
+        // Should anything below panic, it is leaked: the slot may have it.
+        let local = ManuallyDrop::new(local);
         // SAFETY: `local` is forgotten below once the request is posted, and the slot's copies are if it is not.
-        let staged = self.stage(&local, token, |slot| unsafe {
+        let staged = self.stage(&*local, token, false, |slot| unsafe {
             let mut count = 0;
             local.park(slot, &mut count);
             count
         });
         let vacant = match staged {
             Ok(vacant) => vacant,
-            Err(kind) => return Err(PostError::new(Error::new(Verb::PostRecv, kind), Some(local))),
+            Err(refusal) => return Err(PostError::new(self.refuse(refusal), Some(ManuallyDrop::into_inner(local)))),
         };
         let staged = vacant.staged();
         // SAFETY: `stage` described the slot, with as many segments as were written.
         unsafe { vacant.park() };
         match self.submit() {
             Ok(()) => {
-                local.surrender();
+                ManuallyDrop::into_inner(local).surrender();
                 Ok(())
             }
             Err((error, bad)) => {
                 if self.take_back_one(bad, staged) {
-                    return Err(PostError::new(error, Some(local)));
+                    return Err(PostError::new(error, Some(ManuallyDrop::into_inner(local))));
                 }
                 // The slot has the memory now, or whoever polls it. First of all: what follows logs, and may panic.
-                local.surrender();
+                ManuallyDrop::into_inner(local).surrender();
                 self.fail_unless_first(bad);
                 Err(PostError::new(error, None))
             }
@@ -92,27 +100,27 @@ impl RecvQueue {
     }
 
     /// Fills in the request and the slot at the head. `park` writes the segments and says how many.
-    #[inline]
+    #[inline(always)]
     pub(super) fn stage<L: Local>(
         &mut self,
         local: &L,
         token: u64,
+        scoped: bool,
         park: impl FnOnce(&mut Vacant<'_>) -> usize,
-    ) -> Result<Vacant<'_>, ErrorKind> {
-        if self.context.is_forked() {
-            return Err(ErrorKind::Forked);
+    ) -> Result<Vacant<'_>, Refusal> {
+        if self.live_in != fork::generation() {
+            return Err(Refusal::Ended);
         }
-        let Some((wr, sges, sg_list)) = self.scratch.request(0) else { return Err(ErrorKind::QueueFull) };
+        // SAFETY: L1.
+        let (wr, sges) = unsafe { self.scratch.request_0() };
         let mut list = SgeList::new(sges, self.domain);
         local.describe(&mut list)?;
         let (segments, _) = list.finish();
-        let Some(mut slot) = self.attached.producer.vacant(0) else { return Err(ErrorKind::QueueFull) };
-        slot.describe(token, Opcode::Recv, 0, false);
+        let Some(mut slot) = self.attached.producer.vacant() else { return Err(Refusal::QueueFull) };
         let count = park(&mut slot);
-        slot.set_count(count);
+        slot.describe(token, Info::new(0, count, Opcode::Recv).scoped(scoped));
         wr.wr_id = slot.wr_id();
         wr.next = ptr::null_mut();
-        wr.sg_list = sg_list;
         wr.num_sge = segments;
         Ok(slot)
     }
@@ -120,7 +128,7 @@ impl RecvQueue {
     /// Posts the request that was staged and parked.
     #[inline]
     pub(super) fn submit(&mut self) -> Result<(), (Error, *mut ibv_recv_wr)> {
-        self.attached.producer.advance(1, 0);
+        self.attached.producer.advance(0);
         let mut bad = ptr::null_mut();
         // SAFETY: ibv_post_recv wants a queue pair, which lives (S1), in this process (`stage` checked), and a request whose list
         // and memory are valid: S2; both live as long as `self`.
@@ -149,10 +157,14 @@ impl RecvQueue {
         self.attached.producer.reclaim();
     }
 
+    #[cold]
+    pub(super) fn refuse(&self, refusal: Refusal) -> Error {
+        Error::new(Verb::PostRecv, refusal.kind(ended(&self.context)))
+    }
+
     /// Releases everything in flight, and takes no more: the queue pair was destroyed (S1).
     pub(crate) fn release_all(&mut self) {
-        // Without room for a request, `stage` refuses them all.
-        self.scratch = Scratch::new(0, 0);
+        self.live_in = fork::NEVER;
         self.attached.producer.reclaim();
     }
 }

@@ -183,7 +183,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         let send = &mut self.qp.send;
         let run = send.attached.producer.run();
         let shared = &self.shared;
-        let staged = send.stage(0, run, &work, |slot| {
+        let staged = send.stage(0, run, &work, true, |slot| {
             // C2.
             shared.outstanding.fetch_add(1, Ordering::Relaxed);
             slot.set_scope(Arc::clone(shared));
@@ -196,15 +196,17 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
                 unsafe { vacant.park() };
                 staged
             }
-            Err(kind) => return Err(PostError::new(Error::new(Verb::PostSend, kind), Some(work))),
+            Err(refusal) => return Err(PostError::new(self.qp.send.refused(refusal), Some(work))),
         };
-        send.attached.producer.advance(1, 0);
+        send.attached.producer.advance(0);
         match send.submit() {
             Ok(()) => Ok(()),
-            Err((error, bad)) if send.take_back_one(bad, staged, run) => Err(PostError::new(error, Some(work))),
-            Err((error, bad)) => {
-                send.fail_unless_first(bad);
-                Err(PostError::new(error, None))
+            Err(failure) => {
+                let not_taken = send.take_back_one(failure.bad, staged, run);
+                if !not_taken {
+                    send.fail_unless_first(failure.bad);
+                }
+                Err(PostError::new(failure.error(), not_taken.then_some(work)))
             }
         }
     }
@@ -220,7 +222,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             return Err(PostError::new(wrong, Some(local)));
         }
         let shared = &self.shared;
-        let staged = self.qp.recv.stage(&local, 0, |slot| {
+        let staged = self.qp.recv.stage(&local, 0, true, |slot| {
             // C2.
             shared.outstanding.fetch_add(1, Ordering::Relaxed);
             slot.set_scope(Arc::clone(shared));
@@ -233,7 +235,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
                 unsafe { vacant.park() };
                 staged
             }
-            Err(kind) => return Err(PostError::new(Error::new(Verb::PostRecv, kind), Some(local))),
+            Err(refusal) => return Err(PostError::new(self.qp.recv.refuse(refusal), Some(local))),
         };
         let recv = &mut self.qp.recv;
         match recv.submit() {

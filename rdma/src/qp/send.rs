@@ -10,18 +10,20 @@
 //!   comes at or after a `bad_wr` that lies in the chain that was posted.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_send_wr};
 
-use super::gather::{Local, Owned, SgeList};
+use super::gather::{Local, Owned, Refusal, SgeList};
 use super::op::{Operation, SIGNALED, Work};
 use super::post::{Batch, PostError};
-use super::ring::{Attached, Staged, Vacant};
+use super::ring::{Attached, Info, Staged, Vacant};
 use super::scratch::Scratch;
 use crate::context::ContextInner;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
+use crate::fork;
 use crate::pd::PdInner;
 
 /// Requests that a batch holds at most.
@@ -47,6 +49,9 @@ pub struct SendQueue {
     pub(super) scratch: Scratch<ibv_send_wr>,
     limits: SendLimits,
     domain: *const PdInner,
+    /// The process that it is for; after its end, one that will never be. Invariant **L1**: while it can be this one, `scratch`
+    /// has room for a request.
+    live_in: u32,
     context: Arc<ContextInner>,
 }
 
@@ -64,9 +69,10 @@ impl SendQueue {
         Self {
             raw,
             attached,
-            scratch: Scratch::new(batch, limits.max_sge as usize),
+            scratch: Scratch::new(batch, limits.max_sge as usize, |wr: &mut ibv_send_wr, list| wr.sg_list = list),
             limits,
             domain: Arc::as_ptr(pd),
+            live_in: pd.context.fork,
             context: Arc::clone(&pd.context),
         }
     }
@@ -96,32 +102,35 @@ impl SendQueue {
     #[inline]
     pub fn post<O: Operation, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
         let run = self.attached.producer.run();
+        // Should anything below panic, it is leaked: the slot may have it.
+        let work = ManuallyDrop::new(work);
         // SAFETY: `work` is forgotten below once the request is posted, and the slot's copies are if it is not.
-        let staged = self.stage(0, run, &work, |slot| unsafe {
+        let staged = self.stage(0, run, &work, false, |slot| unsafe {
             let mut count = 0;
             work.local.park(slot, &mut count);
             count
         });
         let (vacant, signaled) = match staged {
             Ok(staged) => staged,
-            Err(kind) => return Err(PostError::new(Error::new(Verb::PostSend, kind), Some(work))),
+            Err(refusal) => return Err(PostError::new(self.refused(refusal), Some(ManuallyDrop::into_inner(work)))),
         };
         let staged = vacant.staged();
         // SAFETY: `stage` described the slot, with as many segments as were written.
         unsafe { vacant.park() };
-        self.attached.producer.advance(1, if signaled { 0 } else { run + 1 });
+        self.attached.producer.advance(if signaled { 0 } else { run + 1 });
         match self.submit() {
             Ok(()) => {
-                work.local.surrender();
+                ManuallyDrop::into_inner(work).local.surrender();
                 Ok(())
             }
-            Err((error, bad)) => {
-                if self.take_back_one(bad, staged, run) {
-                    return Err(PostError::new(error, Some(work)));
+            Err(failure) => {
+                let error = failure.error();
+                if self.take_back_one(failure.bad, staged, run) {
+                    return Err(PostError::new(error, Some(ManuallyDrop::into_inner(work))));
                 }
                 // The slot has the memory now, or whoever polls it. First of all: `fail` logs, and a subscriber may panic.
-                work.local.surrender();
-                self.fail_unless_first(bad);
+                ManuallyDrop::into_inner(work).local.surrender();
+                self.fail_unless_first(failure.bad);
                 Err(PostError::new(error, None))
             }
         }
@@ -134,51 +143,56 @@ impl SendQueue {
 
     /// Fills in request `at` of the chain, in the slot `at` places after the head, where `run` unsignaled ones come before.
     /// `park` writes the segments and says how many. Nothing is handed over: it may be done over again.
-    #[inline]
+    #[inline(always)]
     pub(super) fn stage<O: Operation, L: Local>(
         &mut self,
         at: u32,
         run: u32,
         work: &Work<O, L>,
+        scoped: bool,
         park: impl FnOnce(&mut Vacant<'_>) -> usize,
-    ) -> Result<(Vacant<'_>, bool), ErrorKind> {
-        if self.context.is_forked() {
-            return Err(ErrorKind::Forked);
+    ) -> Result<(Vacant<'_>, bool), Refusal> {
+        if self.live_in != fork::generation() {
+            return Err(Refusal::Ended);
         }
-        let Some((wr, sges, sg_list)) = self.scratch.request(at as usize) else { return Err(ErrorKind::QueueFull) };
+        let (wr, sges) = if at == 0 {
+            // SAFETY: L1.
+            unsafe { self.scratch.request_0() }
+        } else {
+            self.scratch.request(at as usize).ok_or(Refusal::QueueFull)?
+        };
         let mut list = SgeList::new(sges, self.domain);
         work.local.describe(&mut list)?;
         let (segments, len) = list.finish();
         work.operation.fill(wr, len, segments)?;
         if work.flags & super::op::INLINE != 0 && len > u64::from(self.limits.max_inline) {
-            return Err(ErrorKind::TooLong);
+            return Err(Refusal::TooLong);
         }
         if O::IS_READ && self.limits.is_iwarp && !work.local.is_open_to_writes() {
-            return Err(ErrorKind::NotSupported);
+            return Err(Refusal::NotSupported);
         }
         let producer = &mut self.attached.producer;
         let asked = work.flags & SIGNALED != 0 || self.limits.signal_all;
         let forced = !asked && producer.must_signal(run);
-        let Some(mut slot) = producer.vacant(at) else { return Err(ErrorKind::QueueFull) };
-        slot.describe(work.token, O::OPCODE, run, forced);
+        let Some(mut slot) = (if at == 0 { producer.vacant() } else { producer.vacant_after(at) }) else {
+            return Err(Refusal::QueueFull);
+        };
         let count = park(&mut slot);
-        slot.set_count(count);
+        slot.describe(work.token, Info::new(run, count, O::OPCODE).scoped(scoped).forced(forced));
         wr.wr_id = slot.wr_id();
-        wr.next = ptr::null_mut();
-        wr.sg_list = sg_list;
         wr.num_sge = segments;
         wr.send_flags = if forced { work.flags | SIGNALED } else { work.flags };
         Ok((slot, asked || forced))
     }
 
     /// Posts the chain that starts with the first of `wrs`.
-    #[inline]
-    pub(super) fn submit(&mut self) -> Result<(), (Error, *mut ibv_send_wr)> {
+    #[inline(always)]
+    pub(super) fn submit(&mut self) -> Result<(), Failure> {
         let mut bad = ptr::null_mut();
         // SAFETY: ibv_post_send wants a queue pair, which lives (S1), in this process (`stage` checked), and a chain of requests whose
         // lists and memory are valid: S2; both live as long as `self`.
         let result = unsafe { rdma_sys::ibv_post_send(self.raw, self.scratch.first(), &raw mut bad) };
-        if result == 0 { Ok(()) } else { Err((post_error(Verb::PostSend, result), bad)) }
+        if result == 0 { Ok(()) } else { Err(Failure { result, bad }) }
     }
 
     /// After a failed post of one request: whether its memory is the caller's again. If not, it is surrendered next, and
@@ -220,11 +234,35 @@ impl SendQueue {
         self.attached.producer.reclaim();
     }
 
+    #[cold]
+    pub(super) fn refused(&self, refusal: Refusal) -> Error {
+        Error::new(Verb::PostSend, refusal.kind(ended(&self.context)))
+    }
+
     /// Releases everything in flight, and takes no more: the queue pair was destroyed (S1).
     pub(crate) fn release_all(&mut self) {
-        // Without room for a request, `stage` refuses them all.
-        self.scratch = Scratch::new(0, 0);
+        self.live_in = fork::NEVER;
         self.attached.producer.reclaim();
+    }
+}
+
+/// Why nothing can be posted to a queue that has ended.
+#[cold]
+pub(super) fn ended(context: &ContextInner) -> ErrorKind {
+    if context.is_forked() { ErrorKind::Forked } else { ErrorKind::NoDevice }
+}
+
+/// What a provider said of a chain that it did not take, or not all.
+#[derive(Clone, Copy)]
+pub(super) struct Failure {
+    result: i32,
+    pub(super) bad: *mut ibv_send_wr,
+}
+
+impl Failure {
+    #[cold]
+    pub(super) fn error(self) -> Error {
+        post_error(Verb::PostSend, self.result)
     }
 }
 
@@ -255,7 +293,7 @@ impl SendQueue {
     }
 
     pub(super) fn next_wr_id(&mut self) -> Option<u64> {
-        self.attached.producer.vacant(0).map(|slot| slot.wr_id())
+        self.attached.producer.vacant().map(|slot| slot.wr_id())
     }
 
     pub(super) fn skip_laps(&mut self, laps: u64) {

@@ -102,7 +102,6 @@ fn unsignaled_requests_alone_never_fill_a_queue_for_good() {
             let mut completion = rig.poller.poll().unwrap().unwrap();
             assert!(completion.is_forced());
             while completion.next_unsignaled().is_some() {}
-            drop(completion);
             rig.send(token, false);
         }
     }
@@ -156,7 +155,6 @@ fn an_exposed_region_is_not_revoked_while_it_is_in_flight() {
     assert_eq!(completion.old_value(), Some(77));
     assert!(completion.take_buffer().is_none());
     drop(completion.take_exposed().unwrap());
-    drop(completion);
     let memory: Memory = region.revoke().unwrap();
     assert_eq!(memory[8..16], 77_u64.to_ne_bytes());
     assert_eq!(regions(), 0);
@@ -183,7 +181,6 @@ fn completions_tell_what_came() {
     let completion = rig.poller.poll().unwrap().unwrap();
     assert_eq!((completion.opcode(), completion.byte_len()), (op::Opcode::Recv, 11));
     assert_eq!((completion.imm(), completion.qpn(), completion.token()), (Some(0xdead_beef), 0x1234, 1));
-    drop(completion);
     let completion = rig.poller.poll().unwrap().unwrap();
     assert_eq!((completion.opcode(), completion.token()), (op::Opcode::RecvWriteImm, 2));
 }

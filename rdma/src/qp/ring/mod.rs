@@ -16,6 +16,7 @@
 //! * **R5.** A pair (slot, lap) is used once: the producer never goes back, not even after a failed post, and a ring that is
 //!   handed to another queue pair goes on with the next lap.
 
+mod info;
 mod producer;
 mod state;
 mod table;
@@ -24,10 +25,11 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+pub(crate) use info::Info;
 pub(crate) use producer::{Producer, Staged, Vacant};
 use state::{Lap, State};
 pub(crate) use table::{Attached, RingTable};
@@ -49,20 +51,13 @@ union First {
 
 struct Entry {
     token: u64,
-    /// How many slots directly before this one hold unsignaled requests (or failed ones) that this one's completion releases.
-    run: u32,
-    /// Segments parked. Zero when `scoped`.
-    count: u16,
-    opcode: Opcode,
-    scoped: bool,
-    /// The ring signaled it of its own accord.
-    forced: bool,
+    info: Info,
     first: MaybeUninit<First>,
 }
 
 /// One line of cache: posting and polling a request of one segment touches nothing else of the ring.
 #[repr(align(64))]
-struct Slot {
+pub(crate) struct Slot {
     entry: UnsafeCell<Entry>,
     state: State,
 }
@@ -97,11 +92,7 @@ impl Ring {
         let slot = || Slot {
             entry: UnsafeCell::new(Entry {
                 token: 0,
-                run: 0,
-                count: 0,
-                opcode: Opcode::Recv,
-                scoped: false,
-                forced: false,
+                info: Info::new(0, 0, Opcode::Recv),
                 first: MaybeUninit::uninit(),
             }),
             state: State::new(),
@@ -129,11 +120,7 @@ impl Ring {
     #[inline]
     fn segment(&self, index: u32, at: usize) -> *mut Segment {
         if at == 0 {
-            let entry = self.slots[index as usize].entry.get();
-            // SAFETY: only an address inside the entry is computed, nothing is read; the entry is in bounds.
-            let first = unsafe { &raw mut (*entry).first }.cast::<First>();
-            // SAFETY: likewise.
-            unsafe { &raw mut (*first).segment }.cast::<Segment>()
+            self.slots[index as usize].first()
         } else {
             self.extra[index as usize * self.extra_each + at - 1].get().cast::<Segment>()
         }
@@ -151,36 +138,160 @@ impl Ring {
         lap.count() << self.index_bits | u64::from(index)
     }
 
-    /// Claims the use with this [`name`](Self::name). Anything else is refused.
-    #[inline]
+    /// The slot and the parked word of the use with this [`name`](Self::name).
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "16 bits at most")]
-    fn claim_named(&self, name: u64) -> Option<Claimed> {
-        let index = name & !(u64::MAX << self.index_bits);
-        self.claim(index as u32, Lap::from_count(name >> self.index_bits, self.lap_mask()).parked_word())
+    fn named(&self, name: u64) -> (u32, u64) {
+        let lap = Lap::from_count(name >> self.index_bits, self.lap_mask());
+        ((name & !(u64::MAX << self.index_bits)) as u32, lap.parked_word())
     }
 
-    /// Claims one use of one slot.
-    #[inline]
-    fn claim(&self, index: u32, parked_word: u64) -> Option<Claimed> {
+    /// Claims one use of one slot; anything that is not in flight is refused.
+    #[inline(always)]
+    fn grab(&self, index: u32, parked_word: u64) -> Option<Grabbed> {
         let slot = self.slots.get(index as usize)?;
-        if !slot.state.claim(parked_word) {
-            return None;
-        }
-        let entry = slot.entry.get();
+        if slot.state.claim(parked_word) { Some(Grabbed { slot: NonNull::from(slot) }) } else { None }
+    }
+
+    fn claim(&self, index: u32, parked_word: u64) -> Option<Claimed> {
+        let grabbed = self.grab(index, parked_word)?;
+        Some(grabbed.into_claimed(NonNull::from(self), index, parked_word))
+    }
+}
+
+impl Slot {
+    /// Where the first segment lies. Touching it is subject to R1.
+    #[inline]
+    fn first(&self) -> *mut Segment {
+        let entry = self.entry.get();
+        // SAFETY: only an address inside the entry is computed, nothing is read.
+        let first = unsafe { &raw mut (*entry).first }.cast::<First>();
+        // SAFETY: likewise.
+        unsafe { &raw mut (*first).segment }.cast::<Segment>()
+    }
+}
+
+/// A slot that was just claimed, to be made into what fits its request. It must be: it frees nothing by itself.
+#[must_use]
+#[derive(Clone, Copy)]
+pub(crate) struct Grabbed {
+    slot: NonNull<Slot>,
+}
+
+impl Grabbed {
+    /// The request's token, and what else the slot says of it.
+    #[inline(always)]
+    pub(crate) fn read(&self) -> (u64, Info) {
+        // SAFETY: R4.
+        let entry = unsafe { self.slot.as_ref() }.entry.get();
         // SAFETY: R1: we are the claimer. The entry is initialised from the ring's creation on.
         let entry = unsafe { &*entry };
-        Some(Claimed {
-            ring: NonNull::from(self),
+        (entry.token, entry.info)
+    }
+
+    /// For a request with [one segment](Info::is_single).
+    #[inline(always)]
+    pub(crate) fn into_single(self) -> Single {
+        Single { slot: self.slot }
+    }
+
+    /// For a request [without](Info::is_empty): the slot is free.
+    #[inline(always)]
+    pub(crate) fn release(self) {
+        // SAFETY: R4.
+        unsafe { self.slot.as_ref() }.state.release();
+    }
+
+    /// For any request.
+    fn into_claimed(self, ring: NonNull<Ring>, index: u32, parked_word: u64) -> Claimed {
+        let (token, info) = self.read();
+        Claimed {
+            ring,
             index,
             lap: Lap::of_word(parked_word),
-            token: entry.token,
-            run: entry.run,
-            count: entry.count,
+            token,
+            info,
+            run: info.run(),
+            count: info.count(),
             taken: 0,
-            opcode: entry.opcode,
-            scoped: entry.scoped,
-            forced: entry.forced,
-        })
+            scoped: info.is_scoped(),
+        }
+    }
+}
+
+/// A ring that a poller found last: most completions are of the same queue as those before.
+///
+/// Invariant **K1**: the ring is the table's entry for the queue, which stays (R4); it is none's at first.
+pub(crate) struct Cached {
+    queue: u64,
+    ring: NonNull<Ring>,
+}
+
+// SAFETY: a reference to a ring, which is Sync.
+unsafe impl Send for Cached {}
+
+impl Cached {
+    pub(crate) const fn nothing() -> Self {
+        // No queue has this number.
+        Self { queue: u64::MAX, ring: NonNull::dangling() }
+    }
+}
+
+/// A claimed slot with one segment and no other duties. Dropping it drops the segment.
+pub(crate) struct Single {
+    slot: NonNull<Slot>,
+}
+
+// SAFETY: as for Claimed.
+unsafe impl Send for Single {}
+// SAFETY: `&Single` gives `&Segment`, which is Sync.
+unsafe impl Sync for Single {}
+
+impl Single {
+    /// One that stands for nothing: it has no slot, and must only be dropped.
+    pub(crate) fn none() -> Self {
+        Self { slot: NonNull::dangling() }
+    }
+
+    #[inline]
+    fn slot(&self) -> &Slot {
+        // SAFETY: R4.
+        unsafe { self.slot.as_ref() }
+    }
+
+    /// The segment, to look at.
+    #[inline]
+    pub(crate) fn segment(&self) -> &Segment {
+        let segment = self.slot().first();
+        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment, which is not taken before `self` is gone.
+        unsafe { &*segment }
+    }
+
+    /// The segment. The slot is free afterwards.
+    #[inline]
+    pub(crate) fn take(self) -> Segment {
+        let this = ManuallyDrop::new(self);
+        let first = this.slot().first();
+        // SAFETY: as in `segment`. Field by field, so that it need not go through memory.
+        let &Segment { ref region, pointer, len } = unsafe { &*first };
+        // SAFETY: valid for reads; `this` is not dropped, so that it is moved out once.
+        let region = unsafe { ptr::read(region) };
+        let segment = Segment { region, pointer, len };
+        this.slot().state.release();
+        segment
+    }
+}
+
+impl Drop for Single {
+    fn drop(&mut self) {
+        if self.slot == NonNull::dangling() {
+            return;
+        }
+        // SAFETY: as in `take`: `self` is not used any more.
+        let segment = unsafe { self.slot().first().read() };
+        // First of all: what drops the segment may panic.
+        self.slot().state.release();
+        drop(segment);
     }
 }
 
@@ -194,9 +305,8 @@ pub(crate) struct Claimed {
     run: u32,
     count: u16,
     taken: u16,
-    pub(crate) opcode: Opcode,
+    pub(crate) info: Info,
     pub(crate) scoped: bool,
-    pub(crate) forced: bool,
 }
 
 // SAFETY: a claim is exclusive access to one slot of a ring that is Sync, and its contents are Send. R4 is for whoever holds it.
@@ -257,12 +367,6 @@ impl Claimed {
             }
         }
         None
-    }
-
-    /// Whether it is one segment at most, with nothing before it.
-    #[inline]
-    pub(crate) fn is_simple(&self) -> bool {
-        self.count <= 1 && self.run == 0 && !self.scoped
     }
 
     /// Undoes the claim. Nothing was taken yet.

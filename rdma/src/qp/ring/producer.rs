@@ -5,21 +5,26 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Claimed, Entry, First, Lap, Ring};
+use super::{Claimed, First, Info, Lap, Ring, Slot, USE_BITS};
 use crate::mr::Segment;
-use crate::qp::op::Opcode;
 use crate::qp::scope::Shared;
 
 /// The one producer of a ring: it fills slots in order, and knows which requests have to be signaled.
+///
+/// Invariant **P1**: `head < depth`, and `depth` is at most the ring's length. `next_id` is the head's `wr_id`, and `word` the parked
+/// word of `lap`.
 pub(crate) struct Producer {
+    slots: NonNull<Slot>,
+    next_id: u64,
+    word: u64,
+    head: u32,
+    depth: u32,
+    /// Slots before the head that hold unsignaled requests which no signaled one follows yet.
+    run: u32,
     ring: NonNull<Ring>,
     /// The queue's index in its completion queue's table, where `wr_id` has it.
     queue_bits: u64,
-    depth: u32,
-    head: u32,
     lap: Lap,
-    /// Slots before the head that hold unsignaled requests which no signaled one follows yet.
-    run: u32,
 }
 
 // SAFETY: a producer is exclusive access to the free slots of a ring that is Sync (R2); R4 is for whoever holds it.
@@ -31,10 +36,11 @@ unsafe impl Sync for Producer {}
 // Public only because it stands in a hidden method of a sealed trait.
 #[allow(missing_debug_implementations, reason = "nobody can name it")]
 pub struct Vacant<'a> {
-    ring: &'a Ring,
+    slot: &'a Slot,
+    wr_id: u64,
     index: u32,
-    lap: Lap,
-    queue_bits: u64,
+    word: u64,
+    ring: NonNull<Ring>,
 }
 
 /// A use of a slot.
@@ -50,7 +56,26 @@ impl Producer {
     /// The ring has no other producer (R2), `depth` is at least 1 and at most its length, `lap` was never used on it (R5),
     /// and the holder keeps its table alive (R4).
     pub(super) unsafe fn new(ring: NonNull<Ring>, queue: u16, depth: u32, lap: Lap) -> Self {
-        Self { ring, queue_bits: u64::from(queue) << 48, depth, head: 0, lap, run: 0 }
+        // SAFETY: R4.
+        let slots = unsafe { ring.as_ref() }.slots.as_ptr().cast_mut();
+        // SAFETY: a ring has at least one slot.
+        let slots = unsafe { NonNull::new_unchecked(slots) };
+        let queue_bits = u64::from(queue) << USE_BITS;
+        let mut this = Self { slots, next_id: 0, word: 0, head: 0, depth, run: 0, ring, queue_bits, lap };
+        this.start(lap);
+        this
+    }
+
+    /// Goes to the start of the ring.
+    fn start(&mut self, lap: Lap) {
+        self.head = 0;
+        self.lap = lap;
+        self.word = lap.parked_word();
+        self.next_id = self.queue_bits | self.ring().name(0, lap);
+    }
+
+    fn next_lap(&self) -> Lap {
+        self.lap.next(self.ring().lap_mask())
     }
 
     #[inline]
@@ -65,28 +90,37 @@ impl Producer {
 
     pub(super) fn queue(&self) -> u16 {
         // The index was shifted there from 16 bits.
-        (self.queue_bits >> 48) as u16
+        (self.queue_bits >> USE_BITS) as u16
     }
 
-    #[inline]
-    fn next_lap(&self) -> Lap {
-        self.lap.next(self.ring().lap_mask())
-    }
-
-    #[inline]
     fn place(&self, ahead: u32) -> (u32, Lap) {
         let index = self.head + ahead;
         if index >= self.depth { (index - self.depth, self.next_lap()) } else { (index, self.lap) }
     }
 
+    /// The slot at the head, if it is free.
+    #[inline(always)]
+    pub(crate) fn vacant(&mut self) -> Option<Vacant<'_>> {
+        // SAFETY: P1: in bounds.
+        let slot = unsafe { self.slots.add(self.head as usize) };
+        // SAFETY: R4.
+        let slot = unsafe { slot.as_ref() };
+        slot.state.is_free().then_some(Vacant {
+            slot,
+            wr_id: self.next_id,
+            index: self.head,
+            word: self.word,
+            ring: self.ring,
+        })
+    }
+
     /// The slot `ahead` places after the head, if it is free. `ahead` is less than the depth.
-    #[inline]
-    pub(crate) fn vacant(&mut self, ahead: u32) -> Option<Vacant<'_>> {
+    pub(crate) fn vacant_after(&mut self, ahead: u32) -> Option<Vacant<'_>> {
         let (index, lap) = self.place(ahead);
-        let queue_bits = self.queue_bits;
-        let ring = self.ring();
-        let slot = ring.slots.get(index as usize)?;
-        slot.state.is_free().then_some(Vacant { ring, index, lap, queue_bits })
+        let wr_id = self.queue_bits | self.ring().name(index, lap);
+        let ring = self.ring;
+        let slot = self.ring().slots.get(index as usize)?;
+        slot.state.is_free().then_some(Vacant { slot, wr_id, index, word: lap.parked_word(), ring })
     }
 
     /// Whether the request after `run` others that were not signaled must be: half a ring of them is enough to make the
@@ -102,15 +136,37 @@ impl Producer {
         self.run
     }
 
-    /// Moves the head past slots that were parked, or given up (R5: never back).
-    #[inline]
-    pub(crate) fn advance(&mut self, slots: u32, run: u32) {
-        self.head += slots;
-        if self.head >= self.depth {
-            self.head -= self.depth;
-            self.lap = self.next_lap();
+    /// Moves the head past a slot that was parked, or given up (R5: never back).
+    #[inline(always)]
+    pub(crate) fn advance(&mut self, run: u32) {
+        self.run = run;
+        self.head += 1;
+        self.next_id = self.next_id.wrapping_add(1);
+        if self.head == self.depth {
+            self.turn();
         }
-        self.run = run.min(self.depth - 1);
+    }
+
+    /// Moves the head past several slots.
+    pub(crate) fn advance_by(&mut self, slots: u32, run: u32) {
+        for _ in 0..slots {
+            self.advance(run);
+        }
+    }
+
+    #[cold]
+    fn turn(&mut self) {
+        let lap = self.next_lap();
+        self.start(lap);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn skip_laps(&mut self, laps: u64) {
+        let mask = self.ring().lap_mask();
+        let (head, lap) = (self.head, Lap::from_count(self.lap.count().wrapping_add(laps), mask));
+        self.start(lap);
+        self.head = head;
+        self.next_id += u64::from(head);
     }
 
     /// The use of the slot `ahead` places after the head.
@@ -182,11 +238,6 @@ impl Producer {
         self.ring().slots.iter().filter(|slot| slot.state.parked().is_some()).count()
     }
 
-    #[cfg(test)]
-    pub(crate) fn skip_laps(&mut self, laps: u64) {
-        self.lap = Lap::from_count(self.lap.count() + laps, self.ring().lap_mask());
-    }
-
     pub(super) fn close(&self) {
         self.ring().resume.store(self.next_lap().count(), Ordering::Relaxed);
     }
@@ -194,64 +245,52 @@ impl Producer {
 
 impl Vacant<'_> {
     /// The `wr_id` under which the slot is going to be in flight.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn wr_id(&self) -> u64 {
-        self.queue_bits | self.ring.name(self.index, self.lap)
+        self.wr_id
     }
 
     /// Where the request's segment `at` goes; only to be written, and only while this slot is free.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn segment(&mut self, at: usize) -> *mut Segment {
-        self.ring.segment(self.index, at)
+        if at == 0 {
+            return self.slot.first();
+        }
+        // SAFETY: R4.
+        unsafe { self.ring.as_ref() }.segment(self.index, at)
     }
 
-    #[inline]
-    fn entry(&mut self) -> &mut Entry {
-        let entry = self.ring.slots[self.index as usize].entry.get();
+    /// Fills in the rest. Nothing is handed over yet.
+    #[inline(always)]
+    pub(crate) fn describe(&mut self, token: u64, info: Info) {
+        let entry = self.slot.entry.get();
         // SAFETY: R1: the slot is free and we are its producer (R2). An entry is initialised from the ring's creation on, but
         // for its first segment, which is MaybeUninit.
-        unsafe { &mut *entry }
-    }
-
-    /// Fills in the rest, without segments. Nothing is handed over yet.
-    #[inline]
-    pub(crate) fn describe(&mut self, token: u64, opcode: Opcode, run: u32, forced: bool) {
-        let entry = self.entry();
+        let entry = unsafe { &mut *entry };
         entry.token = token;
-        entry.run = run;
-        entry.count = 0;
-        entry.opcode = opcode;
-        entry.scoped = false;
-        entry.forced = forced;
+        entry.info = info;
     }
 
-    /// How many segments were written.
-    #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "a slot has room for no more than a list has elements")]
-    pub(crate) fn set_count(&mut self, count: usize) {
-        self.entry().count = count as u16;
-    }
-
-    /// Makes the request part of a scope, which lends the memory and keeps it until it has finished. It has no segments.
+    /// Puts a scope where the first segment would be: the request's memory is lent, and the scope keeps it.
     pub(crate) fn set_scope(&mut self, scope: Arc<Shared>) {
-        let entry = self.entry();
-        entry.scoped = true;
-        entry.first.write(First { scope: ManuallyDrop::new(scope) });
+        let first = self.slot.first().cast::<First>();
+        // SAFETY: R1: the slot is free and we are its producer (R2); the place is the union's.
+        unsafe { first.write(First { scope: ManuallyDrop::new(scope) }) };
     }
 
     /// Hands the slot over (R3: it was described, and its segments written).
     ///
     /// # Safety
     ///
-    /// `describe` was called, and `set_count` with as many segments as were written, or `set_scope` and none were.
-    #[inline]
+    /// `describe` was called, with as many segments as were written, or as scoped, with `set_scope`.
+    #[inline(always)]
     pub(crate) unsafe fn park(self) {
-        self.ring.slots[self.index as usize].state.park(self.lap);
+        self.slot.state.park_word(self.word);
     }
 
     /// What [`Producer::take_back`] needs to know of it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn staged(&self) -> Staged {
-        Staged { index: self.index, word: self.lap.parked_word() }
+        Staged { index: self.index, word: self.word }
     }
 }

@@ -81,7 +81,13 @@ impl State {
     /// Hands the contents over to the device, and to whoever claims them. Only the producer calls it, on a free slot.
     #[inline]
     pub(crate) fn park(&self, lap: Lap) {
-        self.0.store(lap.parked_word(), Ordering::Release);
+        self.park_word(lap.parked_word());
+    }
+
+    /// The same with a [parked word](Lap::parked_word).
+    #[inline(always)]
+    pub(crate) fn park_word(&self, word: u64) {
+        self.0.store(word, Ordering::Release);
     }
 
     /// Tries to become the claimer of the use that `parked_word` names. Fails if the slot is in any other state.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::state::Lap;
-use super::{Claimed, MAX_SLOTS, Producer, Ring, USE_BITS};
+use super::{Cached, Claimed, Grabbed, MAX_SLOTS, Producer, Ring, USE_BITS};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -145,7 +145,6 @@ impl RingTable {
         Ok(queue)
     }
 
-    #[inline]
     fn ring(&self, queue: u16) -> *mut Ring {
         let chunk = self.chunks[usize::from(queue) / CHUNK].load(Ordering::Acquire);
         // SAFETY: null or a chunk, which stays as long as the table.
@@ -159,18 +158,41 @@ impl RingTable {
     ///
     /// # Safety
     ///
-    /// The claim is dropped before the table (R4).
-    #[inline]
+    /// What is made of it is dropped before the table (R4), and `cached` is used with no other table.
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the parts of the identifier are cut out of it")]
-    pub(crate) unsafe fn claim(&self, wr_id: u64) -> Option<Claimed> {
-        let (queue, name) = ((wr_id >> USE_BITS) as u16, wr_id & !(u64::MAX << USE_BITS));
-        // SAFETY: R4: null or a ring, which stays as long as the table.
-        let ring = unsafe { self.ring(queue).as_ref() };
-        let claimed = ring.and_then(|ring| ring.claim_named(name));
-        if claimed.is_none() {
+    pub(crate) unsafe fn grab(&self, wr_id: u64, cached: &mut Cached) -> Option<Grabbed> {
+        let queue = wr_id >> USE_BITS;
+        if queue != cached.queue {
+            self.find(queue as u16, cached)?;
+        }
+        // SAFETY: K1, R4.
+        let ring = unsafe { cached.ring.as_ref() };
+        let (index, word) = ring.named(wr_id & !(u64::MAX << USE_BITS));
+        let grabbed = ring.grab(index, word);
+        if grabbed.is_none() {
             self.count_stale();
         }
-        claimed
+        grabbed
+    }
+
+    #[cold]
+    fn find(&self, queue: u16, cached: &mut Cached) -> Option<()> {
+        match NonNull::new(self.ring(queue)) {
+            Some(ring) => *cached = Cached { queue: queue.into(), ring },
+            None => {
+                self.count_stale();
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// What a grabbed request is in full.
+    pub(crate) fn claimed(grabbed: Grabbed, wr_id: u64, cached: &Cached) -> Claimed {
+        // SAFETY: K1, R4: a request was grabbed from it.
+        let (index, word) = unsafe { cached.ring.as_ref() }.named(wr_id & !(u64::MAX << USE_BITS));
+        grabbed.into_claimed(cached.ring, index, word)
     }
 
     #[cold]

@@ -1,0 +1,96 @@
+//! What a slot says of its request, in one word, so that the common case is recognised by one test.
+
+use crate::qp::op::Opcode;
+
+const COUNT: u64 = 0xffff;
+const RUN_SHIFT: u32 = 16;
+const RUN: u64 = 0x7fff_ffff;
+const SCOPED: u64 = 1 << 47;
+const OPCODE_SHIFT: u32 = 48;
+const FORCED: u64 = 1 << 56;
+/// Bits above those that say how the request's memory comes back.
+const REST: u32 = 16;
+
+/// | bits | what |
+/// | --- | --- |
+/// | 0..16 | segments parked; none when scoped |
+/// | 16..47 | slots directly before this one that hold unsignaled requests (or failed ones), which this one's completion releases |
+/// | 47 | the memory is lent by a scope |
+/// | 48..56 | opcode |
+/// | 56 | the ring signaled it of its own accord |
+#[derive(Clone, Copy)]
+pub(crate) struct Info(u64);
+
+#[allow(clippy::cast_possible_truncation, reason = "fields are cut out of the word")]
+impl Info {
+    /// A run is shorter than a ring, which has at most 2^16 slots. A slot has room for no more segments than a list has elements, which is less than 2^16.
+    #[inline(always)]
+    pub(crate) const fn new(run: u32, count: usize, opcode: Opcode) -> Self {
+        Self((run as u64) << RUN_SHIFT | count as u64 & COUNT | (opcode as u64) << OPCODE_SHIFT)
+    }
+
+    #[inline(always)]
+    pub(crate) const fn scoped(self, scoped: bool) -> Self {
+        Self(if scoped { self.0 | SCOPED } else { self.0 })
+    }
+
+    #[inline(always)]
+    pub(crate) const fn forced(self, forced: bool) -> Self {
+        Self(if forced { self.0 | FORCED } else { self.0 })
+    }
+
+    /// One segment, and nothing else to do.
+    #[inline(always)]
+    pub(crate) const fn is_single(self) -> bool {
+        self.0 << REST == 1 << REST
+    }
+
+    /// No segment, and nothing else to do.
+    #[inline(always)]
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 << REST == 0
+    }
+
+    #[inline]
+    pub(crate) const fn run(self) -> u32 {
+        (self.0 >> RUN_SHIFT & RUN) as u32
+    }
+
+    #[inline]
+    pub(crate) const fn count(self) -> u16 {
+        (self.0 & COUNT) as u16
+    }
+
+    #[inline]
+    pub(crate) const fn opcode(self) -> Opcode {
+        Opcode::from_u8((self.0 >> OPCODE_SHIFT) as u8)
+    }
+
+    pub(crate) const fn is_scoped(self) -> bool {
+        self.0 & SCOPED != 0
+    }
+
+    pub(crate) const fn is_forced(self) -> bool {
+        self.0 & FORCED != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_do_not_touch() {
+        for opcode in [Opcode::Send, Opcode::Write, Opcode::Read, Opcode::CompareSwap, Opcode::FetchAdd, Opcode::Recv] {
+            for (run, count) in [(0, 0), (0, 1), (0xffff, 0), (7, 2), (0, 0xffff)] {
+                for (scoped, forced) in [(false, false), (true, false), (false, true), (true, true)] {
+                    let info = Info::new(run, count, opcode).scoped(scoped).forced(forced);
+                    assert_eq!((info.run(), usize::from(info.count()), info.opcode()), (run, count, opcode));
+                    assert_eq!((info.is_scoped(), info.is_forced()), (scoped, forced));
+                    assert_eq!(info.is_single(), run == 0 && count == 1 && !scoped);
+                    assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
+                }
+            }
+        }
+    }
+}
