@@ -90,6 +90,12 @@ pub(super) struct Found {
     info: Info,
 }
 
+// SAFETY: plain data but for two pointers: one into the poller's own room (F1), and one to a slot that the poller holds (R1),
+// both used only while the poller is borrowed exclusively, on one thread at a time.
+unsafe impl Send for Found {}
+// SAFETY: as above; `&Found` gives copies of its fields, and reads of a completion that nobody writes.
+unsafe impl Sync for Found {}
+
 impl CompletionQueue {
     /// Makes a poller for the queue.
     #[must_use]
