@@ -174,7 +174,6 @@ fn forgetting_everything_leaks_and_nothing_else() {
             }
         };
         assert!(completion.next_unsignaled().is_none());
-        std::mem::forget(completion);
         std::mem::forget(a.sends);
         std::mem::forget(region.slice(..).unwrap());
         let error = region.revoke().unwrap_err();

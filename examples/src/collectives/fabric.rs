@@ -324,7 +324,6 @@ impl Fabric {
             let from = usize::try_from(completion.token()).unwrap_or(usize::MAX);
             completion.status().map_err(|e| Failure::new(format!("a message from rank {from} failed: {e}")))?;
             let lane = completion.imm().map_or(LANES, |imm| imm as usize);
-            drop(completion);
             let peer = peer(&mut self.peers, from)?;
             let count = peer.received.get_mut(lane).ok_or_else(|| Failure::new("a notice that makes no sense"))?;
             *count += 1;

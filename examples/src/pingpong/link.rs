@@ -373,7 +373,6 @@ impl Link {
         match opcode {
             Opcode::Recv | Opcode::RecvWriteImm => {
                 let (length, buffer) = (completion.byte_len(), completion.take_buffer());
-                drop(completion);
                 let number = self.arrived;
                 self.arrived += 1;
                 match buffer {
