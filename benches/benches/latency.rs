@@ -19,7 +19,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(rounds) => rounds.parse()?,
         None => 15,
     };
-    let plan = Plan::new(mode::is_smoke(), rounds, Duration::from_micros(500));
+    let mut plan = Plan::new(mode::is_smoke(), rounds, Duration::from_micros(500));
+    if !mode::is_smoke() {
+        plan.warm_up = 20;
+    }
     let outcomes = pair::compare(&plan, |role, channel| {
         let opened = device::open()?;
         let contenders: Contenders = vec![

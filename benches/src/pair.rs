@@ -109,6 +109,9 @@ pub type Contenders = Vec<Box<dyn Contender>>;
 pub struct Plan {
     /// Rounds, each of which runs every contender once.
     pub rounds: usize,
+    /// Blocks at the start of a contender's turn that do not count: until what its last turn left behind has settled (a thread
+    /// that was put to sleep meanwhile takes up to a scheduler's tick to notice that there is work again).
+    pub warm_up: usize,
     /// Timed blocks of a contender within a round; the round's value is their median.
     pub blocks: usize,
     /// How long a block should take.
@@ -122,9 +125,9 @@ impl Plan {
     #[must_use]
     pub fn new(smoke: bool, rounds: usize, block: Duration) -> Self {
         if smoke {
-            Self { rounds: 1, blocks: 1, block: Duration::ZERO, patience: Duration::ZERO }
+            Self { rounds: 1, warm_up: 0, blocks: 1, block: Duration::ZERO, patience: Duration::ZERO }
         } else {
-            Self { rounds, blocks: 9, block, patience: Duration::from_secs(2) }
+            Self { rounds, warm_up: 0, blocks: 9, block, patience: Duration::from_secs(2) }
         }
     }
 }
@@ -229,7 +232,7 @@ fn play(plan: &Plan, channel: &mut Channel, contenders: &mut [Box<dyn Contender>
     for _ in 0..plan.rounds {
         quiet::wait(plan.patience);
         for (index, contender) in contenders.iter_mut().enumerate() {
-            let turn = Turn { index, iterations: turns[index], blocks: plan.blocks };
+            let turn = Turn { index, iterations: turns[index], warm_up: plan.warm_up, blocks: plan.blocks };
             let (value, preempted) = turn.run(channel, contender.as_mut())?;
             outcomes[index].rounds.push(value);
             outcomes[index].disturbed += usize::from(preempted);
@@ -243,7 +246,7 @@ fn calibrate(block: Duration, channel: &mut Channel, index: usize, contender: &m
     let mut iterations = 1;
     loop {
         let start = Instant::now();
-        let (took, _) = Turn { index, iterations, blocks: 1 }.run(channel, contender)?;
+        let (took, _) = Turn { index, iterations, warm_up: 0, blocks: 1 }.run(channel, contender)?;
         if start.elapsed() >= block / 2 || iterations >= 1 << 24 {
             return Ok(whole(block.as_secs_f64() * 1e9 / took.max(0.1)).clamp(1, iterations));
         }
@@ -261,13 +264,17 @@ fn whole(value: f64) -> u64 {
 struct Turn {
     index: usize,
     iterations: u64,
+    warm_up: usize,
     blocks: usize,
 }
 
 impl Turn {
     /// Runs them; returns the median block's nanoseconds per iteration, and whether a core was taken away meanwhile.
     fn run(&self, channel: &mut Channel, contender: &mut dyn Contender) -> io::Result<(f64, bool)> {
-        channel.send(&format!("{} {} {}", self.index, self.iterations, self.blocks))?;
+        channel.send(&format!("{} {} {}", self.index, self.iterations, self.warm_up + self.blocks))?;
+        for _ in 0..self.warm_up {
+            contender.lead(self.iterations)?;
+        }
         let before = quiet::preemptions()?;
         let mut blocks = Vec::with_capacity(self.blocks);
         for _ in 0..self.blocks {
