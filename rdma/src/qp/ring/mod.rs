@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use info::Info;
 pub(crate) use producer::{Producer, Staged, Vacant};
-use state::{Lap, State};
+use state::{Lap, State, parked_word};
 pub(crate) use table::{Attached, RingTable};
 
 use crate::mr::Segment;
@@ -76,6 +76,8 @@ pub(crate) struct Ring {
     resume: AtomicU64,
     /// Bits that the slot takes of a `wr_id`; the lap has the rest.
     index_bits: u32,
+    /// These bits.
+    index_mask: u64,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
@@ -88,6 +90,8 @@ unsafe impl Sync for Ring {}
 
 impl Ring {
     fn new(slots: u32, segments_each: u32) -> Self {
+        // So that any `wr_id` names a slot, by masking.
+        let slots = slots.next_power_of_two();
         let extra_each = segments_each.saturating_sub(1) as usize;
         let slot = || Slot {
             entry: UnsafeCell::new(Entry {
@@ -104,7 +108,8 @@ impl Ring {
             wrap: AtomicU32::new(slots),
             // Not 0, so that no use has the `wr_id` 0, which a provider may leave in an entry.
             resume: AtomicU64::new(1),
-            index_bits: slots.next_power_of_two().trailing_zeros(),
+            index_bits: slots.trailing_zeros(),
+            index_mask: u64::from(slots - 1),
         }
     }
 
@@ -138,28 +143,32 @@ impl Ring {
         lap.count() << self.index_bits | u64::from(index)
     }
 
-    /// The slot and the parked word of the use with this [`name`](Self::name).
+    /// The slot that a `wr_id` names.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "16 bits at most")]
-    fn named(&self, name: u64) -> (u32, u64) {
-        let lap = Lap::from_count(name >> self.index_bits, self.lap_mask());
-        ((name & !(u64::MAX << self.index_bits)) as u32, lap.parked_word())
+    fn slot_of(&self, wr_id: u64) -> u32 {
+        (wr_id & self.index_mask) as u32
     }
 
-    /// Claims one use of one slot; anything that is not in flight is refused.
-    #[inline(always)]
-    fn grab(&self, index: u32, parked_word: u64) -> Option<Grabbed> {
-        let slot = self.slots.get(index as usize)?;
-        if slot.state.claim(parked_word) { Some(Grabbed { slot: NonNull::from(slot) }) } else { None }
+    /// The lap that a `wr_id` names; its queue does not matter.
+    #[inline]
+    fn lap_of(&self, wr_id: u64) -> Lap {
+        Lap::from_count(wr_id >> self.index_bits, self.lap_mask())
     }
 
-    fn claim(&self, index: u32, parked_word: u64) -> Option<Claimed> {
-        let grabbed = self.grab(index, parked_word)?;
-        Some(grabbed.into_claimed(NonNull::from(self), index, parked_word))
+    fn claim(&self, wr_id: u64) -> Option<Claimed> {
+        let grabbed = self.slots.get(self.slot_of(wr_id) as usize)?.grab(wr_id)?;
+        Some(grabbed.into_claimed(NonNull::from(self), wr_id))
     }
 }
 
 impl Slot {
+    /// Claims one use of the slot; if that is not in flight, it is refused.
+    #[inline(always)]
+    fn grab(&self, wr_id: u64) -> Option<Grabbed> {
+        if self.state.claim(parked_word(wr_id)) { Some(Grabbed { slot: NonNull::from(self) }) } else { None }
+    }
+
     /// Where the first segment lies. Touching it is subject to R1.
     #[inline]
     fn first(&self) -> *mut Segment {
@@ -203,27 +212,20 @@ impl Grabbed {
     }
 
     /// For any request.
-    fn into_claimed(self, ring: NonNull<Ring>, index: u32, parked_word: u64) -> Claimed {
+    fn into_claimed(self, ring: NonNull<Ring>, wr_id: u64) -> Claimed {
         let (token, info) = self.read();
-        Claimed {
-            ring,
-            index,
-            lap: Lap::of_word(parked_word),
-            token,
-            info,
-            run: info.run(),
-            count: info.count(),
-            taken: 0,
-            scoped: info.is_scoped(),
-        }
+        Claimed { ring, wr_id, token, info, run: info.run(), count: info.count(), taken: 0, scoped: info.is_scoped() }
     }
 }
 
 /// A ring that a poller found last: most completions are of the same queue as those before.
 ///
-/// Invariant **K1**: the ring is the table's entry for the queue, which stays (R4); it is none's at first.
+/// Invariant **K1**: the ring is the table's entry for the queue, which stays (R4); it is none's at first. `slots` are the ring's,
+/// `mask + 1` of them.
 pub(crate) struct Cached {
     queue: u64,
+    mask: u64,
+    slots: NonNull<Slot>,
     ring: NonNull<Ring>,
 }
 
@@ -233,7 +235,7 @@ unsafe impl Send for Cached {}
 impl Cached {
     pub(crate) const fn nothing() -> Self {
         // No queue has this number.
-        Self { queue: u64::MAX, ring: NonNull::dangling() }
+        Self { queue: u64::MAX, mask: 0, slots: NonNull::dangling(), ring: NonNull::dangling() }
     }
 }
 
@@ -298,8 +300,7 @@ impl Drop for Single {
 /// A claimed slot: what a request parked, on its way back. Dropping it drops what was not taken, and frees the slot.
 pub(crate) struct Claimed {
     ring: NonNull<Ring>,
-    index: u32,
-    lap: Lap,
+    wr_id: u64,
     pub(crate) token: u64,
     /// Unsignaled requests before this one that may still be parked.
     run: u32,
@@ -321,13 +322,18 @@ impl Claimed {
         unsafe { self.ring.as_ref() }
     }
 
+    #[inline]
+    fn index(&self) -> u32 {
+        self.ring().slot_of(self.wr_id)
+    }
+
     /// The next segment, to look at.
     #[inline]
     pub(crate) fn peek(&self) -> Option<&Segment> {
         if self.taken == self.count {
             return None;
         }
-        let segment = self.ring().segment(self.index, usize::from(self.taken));
+        let segment = self.ring().segment(self.index(), usize::from(self.taken));
         // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised. The borrow of `self` keeps
         // `take` away from it.
         Some(unsafe { &*segment })
@@ -339,7 +345,7 @@ impl Claimed {
         if self.taken == self.count {
             return None;
         }
-        let segment = self.ring().segment(self.index, usize::from(self.taken));
+        let segment = self.ring().segment(self.index(), usize::from(self.taken));
         self.taken += 1;
         // SAFETY: as in `peek`; `taken` has moved on, so that it is moved out once.
         Some(unsafe { segment.read() })
@@ -352,14 +358,16 @@ impl Claimed {
             let back = self.run;
             self.run -= 1;
             // A run is shorter than the ring, so the way back passes its start once at most.
-            let (index, lap) = match self.index.checked_sub(back) {
-                Some(index) => (index, self.lap),
-                None => match (self.index + self.ring().wrap.load(Ordering::Relaxed)).checked_sub(back) {
-                    Some(index) => (index, self.lap.previous(self.ring().lap_mask())),
+            let (ring, lap) = (self.ring(), self.ring().lap_of(self.wr_id));
+            let (index, lap) = match self.index().checked_sub(back) {
+                Some(index) => (index, lap),
+                None => match (self.index() + ring.wrap.load(Ordering::Relaxed)).checked_sub(back) {
+                    Some(index) => (index, lap.previous(ring.lap_mask())),
                     None => continue,
                 },
             };
-            let claimed = self.ring().claim(index, lap.parked_word());
+            let queue = self.wr_id & u64::MAX << USE_BITS;
+            let claimed = ring.claim(queue | ring.name(index, lap));
             if let Some(mut claimed) = claimed {
                 // Its own run is part of ours.
                 claimed.run = 0;
@@ -373,7 +381,7 @@ impl Claimed {
     pub(crate) fn put_back(self) {
         debug_assert_eq!(self.taken, 0);
         let this = ManuallyDrop::new(self);
-        this.ring().slots[this.index as usize].state.park(this.lap);
+        this.ring().slots[this.index() as usize].state.park(parked_word(this.wr_id));
     }
 
     /// Whether nothing is left to hand out, so that the slot may be freed at once.
@@ -387,7 +395,7 @@ impl Claimed {
         if !std::mem::take(&mut self.scoped) {
             return None;
         }
-        let first = self.ring().segment(self.index, 0).cast::<First>();
+        let first = self.ring().segment(self.index(), 0).cast::<First>();
         // SAFETY: only an address inside the entry is computed.
         let scope = unsafe { &raw const (*first).scope };
         // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised scope; `scoped` was cleared, so
@@ -415,7 +423,7 @@ impl Drop for Claimed {
     #[inline]
     fn drop(&mut self) {
         let panic = if self.is_exhausted() { None } else { self.drop_rest() };
-        self.ring().slots[self.index as usize].state.release();
+        self.ring().slots[self.index() as usize].state.release();
         if let Some(panic) = panic.filter(|_| !std::thread::panicking()) {
             resume_unwind(panic);
         }

@@ -5,19 +5,20 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::state::{id_of_word, parked_word};
 use super::{Claimed, First, Info, Lap, Ring, Slot, USE_BITS};
 use crate::mr::Segment;
 use crate::qp::scope::Shared;
 
 /// The one producer of a ring: it fills slots in order, and knows which requests have to be signaled.
 ///
-/// Invariant **P1**: `head < depth`, and `depth` is at most the ring's length. `next_id` is the head's `wr_id`, and `word` the parked
-/// word of `lap`.
+/// Invariant **P1**: `slots` are the ring's, and `end` lies `depth` after the first, `depth` being at most the ring's length. `head` is
+/// one of those before `end`, and `next_id` its `wr_id`.
 pub(crate) struct Producer {
     slots: NonNull<Slot>,
+    head: NonNull<Slot>,
+    end: NonNull<Slot>,
     next_id: u64,
-    word: u64,
-    head: u32,
     depth: u32,
     /// Slots before the head that hold unsignaled requests which no signaled one follows yet.
     run: u32,
@@ -38,16 +39,13 @@ unsafe impl Sync for Producer {}
 pub struct Vacant<'a> {
     slot: &'a Slot,
     wr_id: u64,
-    index: u32,
-    word: u64,
     ring: NonNull<Ring>,
 }
 
 /// A use of a slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Staged {
-    index: u32,
-    word: u64,
+    wr_id: u64,
 }
 
 impl Producer {
@@ -60,17 +58,18 @@ impl Producer {
         let slots = unsafe { ring.as_ref() }.slots.as_ptr().cast_mut();
         // SAFETY: a ring has at least one slot.
         let slots = unsafe { NonNull::new_unchecked(slots) };
+        // SAFETY: within the slots, or just behind them: the caller's promise.
+        let end = unsafe { slots.add(depth as usize) };
         let queue_bits = u64::from(queue) << USE_BITS;
-        let mut this = Self { slots, next_id: 0, word: 0, head: 0, depth, run: 0, ring, queue_bits, lap };
+        let mut this = Self { slots, head: slots, end, next_id: 0, depth, run: 0, ring, queue_bits, lap };
         this.start(lap);
         this
     }
 
     /// Goes to the start of the ring.
     fn start(&mut self, lap: Lap) {
-        self.head = 0;
+        self.head = self.slots;
         self.lap = lap;
-        self.word = lap.parked_word();
         self.next_id = self.queue_bits | self.ring().name(0, lap);
     }
 
@@ -93,25 +92,24 @@ impl Producer {
         (self.queue_bits >> USE_BITS) as u16
     }
 
+    /// The head's index.
+    fn head(&self) -> u32 {
+        let bytes = self.head.addr().get() - self.slots.addr().get();
+        // Less than `depth` (P1).
+        u32::try_from(bytes / size_of::<Slot>()).unwrap_or(0)
+    }
+
     fn place(&self, ahead: u32) -> (u32, Lap) {
-        let index = self.head + ahead;
+        let index = self.head() + ahead;
         if index >= self.depth { (index - self.depth, self.next_lap()) } else { (index, self.lap) }
     }
 
     /// The slot at the head, if it is free.
     #[inline(always)]
     pub(crate) fn vacant(&mut self) -> Option<Vacant<'_>> {
-        // SAFETY: P1: in bounds.
-        let slot = unsafe { self.slots.add(self.head as usize) };
-        // SAFETY: R4.
-        let slot = unsafe { slot.as_ref() };
-        slot.state.is_free().then_some(Vacant {
-            slot,
-            wr_id: self.next_id,
-            index: self.head,
-            word: self.word,
-            ring: self.ring,
-        })
+        // SAFETY: P1, R4.
+        let slot = unsafe { self.head.as_ref() };
+        slot.state.is_free().then_some(Vacant { slot, wr_id: self.next_id, ring: self.ring })
     }
 
     /// The slot `ahead` places after the head, if it is free. `ahead` is less than the depth.
@@ -120,7 +118,7 @@ impl Producer {
         let wr_id = self.queue_bits | self.ring().name(index, lap);
         let ring = self.ring;
         let slot = self.ring().slots.get(index as usize)?;
-        slot.state.is_free().then_some(Vacant { slot, wr_id, index, word: lap.parked_word(), ring })
+        slot.state.is_free().then_some(Vacant { slot, wr_id, ring })
     }
 
     /// Whether the request after `run` others that were not signaled must be: half a ring of them is enough to make the
@@ -140,9 +138,10 @@ impl Producer {
     #[inline(always)]
     pub(crate) fn advance(&mut self, run: u32) {
         self.run = run;
-        self.head += 1;
+        // SAFETY: P1: not behind `end`.
+        self.head = unsafe { self.head.add(1) };
         self.next_id = self.next_id.wrapping_add(1);
-        if self.head == self.depth {
+        if self.head == self.end {
             self.turn();
         }
     }
@@ -163,24 +162,27 @@ impl Producer {
     #[cfg(test)]
     pub(crate) fn skip_laps(&mut self, laps: u64) {
         let mask = self.ring().lap_mask();
-        let (head, lap) = (self.head, Lap::from_count(self.lap.count().wrapping_add(laps), mask));
+        let (head, lap) = (self.head(), Lap::from_count(self.lap.count().wrapping_add(laps), mask));
         self.start(lap);
-        self.head = head;
+        // SAFETY: P1: where it was.
+        self.head = unsafe { self.slots.add(head as usize) };
         self.next_id += u64::from(head);
     }
 
     /// The use of the slot `ahead` places after the head.
     pub(crate) fn staged(&self, ahead: u32) -> Staged {
         let (index, lap) = self.place(ahead);
-        Staged { index, word: lap.parked_word() }
+        Staged { wr_id: self.queue_bits | self.ring().name(index, lap) }
     }
 
     /// The use `ahead` places after another.
     pub(crate) fn after(&self, first: Staged, ahead: u32) -> Staged {
-        match (first.index + ahead).checked_sub(self.depth) {
-            None => Staged { index: first.index + ahead, ..first },
-            Some(index) => Staged { index, word: Lap::of_word(first.word).next(self.ring().lap_mask()).parked_word() },
-        }
+        let (index, lap) = (self.ring().slot_of(first.wr_id), self.ring().lap_of(first.wr_id));
+        let (index, lap) = match (index + ahead).checked_sub(self.depth) {
+            None => (index + ahead, lap),
+            Some(index) => (index, lap.next(self.ring().lap_mask())),
+        };
+        Staged { wr_id: self.queue_bits | self.ring().name(index, lap) }
     }
 
     /// Hands over the `count` slots after the head.
@@ -190,8 +192,8 @@ impl Producer {
     /// They are free, and as [`Vacant::park`] wants them.
     pub(crate) unsafe fn park(&mut self, count: u32) {
         for ahead in 0..count {
-            let (index, lap) = self.place(ahead);
-            self.ring().slots[index as usize].state.park(lap);
+            let Staged { wr_id } = self.staged(ahead);
+            self.ring().slots[self.ring().slot_of(wr_id) as usize].state.park(parked_word(wr_id));
         }
     }
 
@@ -214,8 +216,8 @@ impl Producer {
     }
 
     /// Claims back a request that the device did not take, or that it has lost.
-    pub(crate) fn take_back(&self, Staged { index, word }: Staged) -> Option<Claimed> {
-        let mut claimed = self.ring().claim(index, word)?;
+    pub(crate) fn take_back(&self, Staged { wr_id }: Staged) -> Option<Claimed> {
+        let mut claimed = self.ring().claim(wr_id)?;
         // The run stays with the queue: the next signaled completion releases it.
         claimed.run = 0;
         Some(claimed)
@@ -227,7 +229,8 @@ impl Producer {
         for index in 0..self.depth {
             let word = self.ring().slots.get(index as usize).and_then(|slot| slot.state.parked());
             if let Some(word) = word {
-                drop(self.take_back(Staged { index, word }));
+                let id = id_of_word(word) & !(u64::MAX << USE_BITS);
+                drop(self.take_back(Staged { wr_id: self.queue_bits | id }));
             }
         }
         self.run = 0;
@@ -257,7 +260,8 @@ impl Vacant<'_> {
             return self.slot.first();
         }
         // SAFETY: R4.
-        unsafe { self.ring.as_ref() }.segment(self.index, at)
+        let ring = unsafe { self.ring.as_ref() };
+        ring.segment(ring.slot_of(self.wr_id), at)
     }
 
     /// Fills in the rest. Nothing is handed over yet.
@@ -285,12 +289,12 @@ impl Vacant<'_> {
     /// `describe` was called, with as many segments as were written, or as scoped, with `set_scope`.
     #[inline(always)]
     pub(crate) unsafe fn park(self) {
-        self.slot.state.park_word(self.word);
+        self.slot.state.park(parked_word(self.wr_id));
     }
 
     /// What [`Producer::take_back`] needs to know of it.
     #[inline(always)]
     pub(crate) fn staged(&self) -> Staged {
-        Staged { index: self.index, word: self.word }
+        Staged { wr_id: self.wr_id }
     }
 }

@@ -6,11 +6,11 @@
 //! | `PARKED` | nobody: the device owns what the slot holds | whoever wins the exchange to `CLAIMED` |
 //! | `CLAIMED` | the claimer | the claimer, by a store to `FREE` |
 //!
-//! The word is `lap << 2 | state`. The lap counts how often the producer has come round the ring, and the producer visits
-//! each slot once a lap, so a pair (slot, lap) is never used twice and a `wr_id` that carries both can only claim the use
-//! it was made for. Lap and slot share 48 bits, so a completion would have to be kept (by a poller that has fetched it and is
-//! not used) for 2^48 requests of its queue to be taken for a newer one: nine years at a million a second. 32 bits would
-//! be minutes.
+//! The word of a slot in flight is `wr_id << 2 | state`. A `wr_id` is the queue, the lap and the slot. The lap counts how often the
+//! producer has come round the ring, and the producer visits each slot once a lap, so no `wr_id` of a ring is used twice, and a
+//! completion can only claim the use it was made for. (The queue's topmost two bits are lost in the word: a ring belongs to one
+//! queue.) Lap and slot share 48 bits, so a completion would have to be kept (by a poller that has fetched it and is not used)
+//! for 2^48 requests of its queue to be taken for a newer one: nine years at a million a second. 32 bits would be minutes.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ const FREE: u64 = 0;
 const PARKED: u64 = 1;
 const CLAIMED: u64 = 2;
 const STATE_MASK: u64 = 3;
-const LAP_SHIFT: u32 = 2;
+const ID_SHIFT: u32 = 2;
 
 /// How often the producer has come round the ring, modulo what a `wr_id` can carry: the mask of the functions here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,18 +49,18 @@ impl Lap {
     pub(crate) const fn previous(self, mask: u64) -> Self {
         Self(self.0.wrapping_sub(1) & mask)
     }
+}
 
-    /// The word of a slot that was parked in this lap.
-    #[inline]
-    pub(crate) const fn parked_word(self) -> u64 {
-        self.0 << LAP_SHIFT | PARKED
-    }
+/// The word of a slot that is in flight as `wr_id`.
+#[inline(always)]
+pub(crate) const fn parked_word(wr_id: u64) -> u64 {
+    wr_id << ID_SHIFT | PARKED
+}
 
-    /// The lap in a state word.
-    #[inline]
-    pub(crate) const fn of_word(word: u64) -> Self {
-        Self(word >> LAP_SHIFT)
-    }
+/// The `wr_id` in a state word, but for its topmost bits.
+#[inline]
+pub(crate) const fn id_of_word(word: u64) -> u64 {
+    word >> ID_SHIFT
 }
 
 /// The state word of a slot.
@@ -78,16 +78,11 @@ impl State {
         self.0.load(Ordering::Acquire) & STATE_MASK == FREE
     }
 
-    /// Hands the contents over to the device, and to whoever claims them. Only the producer calls it, on a free slot.
-    #[inline]
-    pub(crate) fn park(&self, lap: Lap) {
-        self.park_word(lap.parked_word());
-    }
-
-    /// The same with a [parked word](Lap::parked_word).
+    /// Hands the contents over to the device, and to whoever claims them by this [`parked_word`]. Only the producer calls it, on
+    /// a free slot.
     #[inline(always)]
-    pub(crate) fn park_word(&self, word: u64) {
-        self.0.store(word, Ordering::Release);
+    pub(crate) fn park(&self, parked_word: u64) {
+        self.0.store(parked_word, Ordering::Release);
     }
 
     /// Tries to become the claimer of the use that `parked_word` names. Fails if the slot is in any other state.
@@ -123,28 +118,28 @@ mod tests {
     #[test]
     fn a_use_is_claimed_once_and_only_by_its_own_word() {
         let state = State::new();
-        let lap = Lap::FIRST.next(MASK);
+        let id = 7;
         assert!(state.is_free());
-        assert!(!state.claim(lap.parked_word()));
-        state.park(lap);
+        assert!(!state.claim(parked_word(id)));
+        state.park(parked_word(id));
         assert!(!state.is_free());
-        assert!(!state.claim(lap.next(MASK).parked_word()));
-        assert!(!state.claim(lap.previous(MASK).parked_word()));
+        assert!(!state.claim(parked_word(id + 1)));
+        assert!(!state.claim(parked_word(id - 1)));
         // Words that no producer makes: free and claimed states never match.
-        assert!(!state.claim(lap.parked_word() ^ PARKED));
-        assert!(!state.claim(lap.parked_word() ^ (PARKED | CLAIMED)));
-        assert!(state.claim(lap.parked_word()));
-        assert!(!state.claim(lap.parked_word()));
-        assert!(!state.claim(lap.parked_word() ^ (PARKED | CLAIMED)));
+        assert!(!state.claim(parked_word(id) ^ PARKED));
+        assert!(!state.claim(parked_word(id) ^ (PARKED | CLAIMED)));
+        assert!(state.claim(parked_word(id)));
+        assert!(!state.claim(parked_word(id)));
+        assert!(!state.claim(parked_word(id) ^ (PARKED | CLAIMED)));
         state.release();
         assert!(state.is_free());
-        assert!(!state.claim(lap.parked_word()));
+        assert!(!state.claim(parked_word(id)));
     }
 
     #[test]
     fn laps_wrap() {
         assert_eq!(Lap::FIRST.previous(MASK).next(MASK), Lap::FIRST);
-        assert_eq!(Lap::of_word(Lap::FIRST.previous(MASK).parked_word()), Lap::FIRST.previous(MASK));
+        assert_eq!(id_of_word(parked_word(MASK)), MASK);
     }
 }
 
@@ -152,7 +147,6 @@ mod tests {
 mod loom_tests {
     use super::*;
 
-    const MASK: u64 = u64::MAX >> 16;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::thread;
@@ -165,11 +159,11 @@ mod loom_tests {
     // SAFETY: the contents are touched only by whom `State` names; loom checks exactly that.
     unsafe impl Sync for Slot {}
 
-    fn park(slot: &Slot, lap: Lap, value: u64) {
+    fn park(slot: &Slot, id: u64, value: u64) {
         assert!(slot.state.is_free());
         // SAFETY: the slot is free and this is the only producer.
         slot.contents.with_mut(|contents| unsafe { *contents = value });
-        slot.state.park(lap);
+        slot.state.park(parked_word(id));
     }
 
     fn take(slot: &Slot, word: u64) -> Option<u64> {
@@ -186,9 +180,9 @@ mod loom_tests {
     fn two_pollers_and_a_reset_claim_each_use_once() {
         loom::model(|| {
             let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
-            let lap = Lap::FIRST.next(MASK);
-            park(&slot, lap, 7);
-            let poller = |slot: Arc<Slot>| thread::spawn(move || take(&slot, lap.parked_word()));
+            let id = 1;
+            park(&slot, id, 7);
+            let poller = |slot: Arc<Slot>| thread::spawn(move || take(&slot, parked_word(id)));
             let first = poller(slot.clone());
             let second = poller(slot.clone());
             // The reset, which takes whatever is parked.
@@ -202,11 +196,11 @@ mod loom_tests {
     fn the_producer_reuses_a_slot_while_a_stale_completion_arrives() {
         loom::model(|| {
             let slot = Arc::new(Slot { state: State::new(), contents: UnsafeCell::new(0) });
-            let (old, new) = (Lap::FIRST.next(MASK), Lap::FIRST.next(MASK).next(MASK));
+            let (old, new) = (1, 9);
             park(&slot, old, 1);
             let poller = {
                 let slot = slot.clone();
-                thread::spawn(move || (take(&slot, old.parked_word()), take(&slot, old.parked_word())))
+                thread::spawn(move || (take(&slot, parked_word(old)), take(&slot, parked_word(old))))
             };
             let mut reposted = false;
             if slot.state.is_free() {
@@ -217,7 +211,7 @@ mod loom_tests {
             assert_eq!(first, Some(1));
             assert_eq!(duplicate, None);
             if reposted {
-                assert_eq!(take(&slot, new.parked_word()), Some(2));
+                assert_eq!(take(&slot, parked_word(new)), Some(2));
             }
         });
     }

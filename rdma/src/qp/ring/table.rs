@@ -166,10 +166,10 @@ impl RingTable {
         if queue != cached.queue {
             self.find(queue as u16, cached)?;
         }
+        // SAFETY: K1: masked, the index is that of one of the ring's slots.
+        let slot = unsafe { cached.slots.add((wr_id & cached.mask) as usize) };
         // SAFETY: K1, R4.
-        let ring = unsafe { cached.ring.as_ref() };
-        let (index, word) = ring.named(wr_id & !(u64::MAX << USE_BITS));
-        let grabbed = ring.grab(index, word);
+        let grabbed = unsafe { slot.as_ref() }.grab(wr_id);
         if grabbed.is_none() {
             self.count_stale();
         }
@@ -179,7 +179,12 @@ impl RingTable {
     #[cold]
     fn find(&self, queue: u16, cached: &mut Cached) -> Option<()> {
         match NonNull::new(self.ring(queue)) {
-            Some(ring) => *cached = Cached { queue: queue.into(), ring },
+            Some(ring) => {
+                // SAFETY: R4: entries stay as long as the table.
+                let Ring { slots, index_mask, .. } = unsafe { ring.as_ref() };
+                *cached =
+                    Cached { queue: queue.into(), mask: *index_mask, slots: NonNull::from(&**slots).cast(), ring };
+            }
             None => {
                 self.count_stale();
                 return None;
@@ -190,9 +195,7 @@ impl RingTable {
 
     /// What a grabbed request is in full.
     pub(crate) fn claimed(grabbed: Grabbed, wr_id: u64, cached: &Cached) -> Claimed {
-        // SAFETY: K1, R4: a request was grabbed from it.
-        let (index, word) = unsafe { cached.ring.as_ref() }.named(wr_id & !(u64::MAX << USE_BITS));
-        grabbed.into_claimed(cached.ring, index, word)
+        grabbed.into_claimed(cached.ring, wr_id)
     }
 
     #[cold]
