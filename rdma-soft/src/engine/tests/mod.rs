@@ -2,7 +2,6 @@
 
 mod world;
 
-mod cost;
 mod direct;
 mod errors;
 mod hostile;
