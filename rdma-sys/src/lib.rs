@@ -3,12 +3,12 @@
 //! - Types and constants are bindgen's, made from the newest headers that Debian has and committed: building needs
 //!   neither headers nor libclang. A C enum is a newtype with constants, because a provider may answer a value that we
 //!   do not know; unnamed enums are plain integers.
-//! - The `static inline` functions of `verbs.h` ([`inline`]) are here in Rust, under their names: `ibv_post_send`,
-//!   `ibv_poll_cq`, the `ibv_wr_*` and `ibv_wc_read_*` families ... They call what the objects themselves point to, so
-//!   they work with objects of every implementation.
+//! - The `static inline` functions of `verbs.h`, `rdma_cma.h` and `rdma_verbs.h` ([`inline`]) are here in Rust, under
+//!   their names: `ibv_post_send`, `ibv_poll_cq`, the `ibv_wr_*` and `ibv_wc_read_*` families, `rdma_post_send` ... They
+//!   call what the objects themselves point to, so they work with objects of every implementation.
 //! - The functions that the libraries export stand in tables, [`Ibverbs`] and [`RdmaCm`]. The system's are loaded when
-//!   first asked for; an implementation in Rust fills a table of its own. Functions that `verbs.h` makes of both, such
-//!   as `ibv_reg_mr` and `ibv_query_port`, are methods of the table.
+//!   first asked for; an implementation in Rust fills a table of its own. Functions that the headers make of both, such
+//!   as `ibv_reg_mr`, `ibv_query_port` and `rdma_get_send_comp`, are methods of the table.
 //!
 //! ```no_run
 //! use rdma_sys::Ibverbs;

@@ -1,4 +1,4 @@
-//! The `static inline` functions of `verbs.h`: same names, same checks, same answers.
+//! The `static inline` functions of `verbs.h`, `rdma_cma.h` and `rdma_verbs.h`: same names, same checks, same answers.
 //!
 //! They reach the provider through the pointers in the objects themselves, so they work on every implementation's
 //! objects and need no table. Those that call an exported symbol are methods of [`Ibverbs`](crate::Ibverbs).
@@ -12,6 +12,7 @@
 //! | `ibv_static_providers`, for static linking | nothing: providers are loaded by libibverbs |
 //! | macro `verbs_get_ctx_op` | a macro of this module, not exported |
 //! | macros `vext_field_avail`, `RDMA_UAPI_PTR` | nothing: plain Rust does it |
+//! | `assert` | `debug_assert!` |
 //! | a call through a NULL operation outside the data path crashes | it fails with `EOPNOTSUPP` |
 //!
 //! # Safety
@@ -31,6 +32,11 @@
 //!    `post_recv`, and all of an extended queue pair and completion queue that were created for use) are not NULL;
 //! 6. `abi_compat` is all ones only in a context inside a `verbs_context`, of which at least the last `sz` bytes, which
 //!    end with the context, exist.
+//!
+//! The functions on a [`rdma_cm_id`] ask one thing more, of their caller:
+//!
+//! 7. the identifier is live and nobody changes it now; the objects in it that a function says it needs are there,
+//!    live, and of the implementation that is called.
 
 use crate::bindings::*;
 use libc::{EOPNOTSUPP, c_int};
@@ -43,10 +49,11 @@ mod flow;
 mod mr;
 mod qp;
 mod qp_ex;
+mod rdmacm;
 mod srq;
 mod wq;
 
-pub use self::{context::*, cq::*, cq_ex::*, flow::*, mr::*, qp::*, qp_ex::*, srq::*, wq::*};
+pub use self::{context::*, cq::*, cq_ex::*, flow::*, mr::*, qp::*, qp_ex::*, rdmacm::*, srq::*, wq::*};
 
 /// Functions that call a pointer inside their first argument (`[object]`) or in the table of operations of its context
 /// (`[context]`), unchecked: the data path.

@@ -1,4 +1,4 @@
-//! The header's inline functions, compiled by a C compiler into a library that this test loads.
+//! The headers' inline functions, compiled by a C compiler into a library that this test loads.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -34,7 +34,14 @@ EXPORTED(struct ibv_mr *, ibv_reg_mr_iova2,
     (struct ibv_pd *p, void *a, size_t l, uint64_t i, unsigned int f), (p, a, l, i, f))
 EXPORTED(struct ibv_srq *, ibv_create_srq, (struct ibv_pd *p, struct ibv_srq_init_attr *a), (p, a))
 EXPORTED(struct ibv_qp *, ibv_create_qp, (struct ibv_pd *p, struct ibv_qp_init_attr *a), (p, a))
+EXPORTED(int, ibv_dereg_mr, (struct ibv_mr *m), (m))
+EXPORTED(int, ibv_get_cq_event, (struct ibv_comp_channel *l, struct ibv_cq **q, void **c), (l, q, c))
+EXPORTED(void, ibv_ack_cq_events, (struct ibv_cq *q, unsigned int n), (q, n))
 ";
+
+/// What has inline functions, and what includes it.
+const HEADERS: [&str; 3] = ["infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"];
+const INCLUDE: &str = "#include <rdma/rdma_verbs.h>\n";
 
 /// What a statically linked program sets, which gives the header one more function.
 const STATIC: &str = "-DRDMA_STATIC_PROVIDERS=none";
@@ -47,7 +54,7 @@ EXPORTED(int, _ibv_query_comp_cntr_caps, (struct ibv_context *c, struct ibv_comp
 #[derive(Debug)]
 pub(crate) struct Twins {
     library: &'static Library,
-    /// The names of the header's inline functions.
+    /// The names of the headers' inline functions.
     pub(crate) names: BTreeSet<String>,
     /// Whether the headers are those of the bindings.
     pub(crate) newest: bool,
@@ -58,7 +65,7 @@ impl Twins {
     pub(crate) fn build(test: &str) -> Option<Self> {
         let compiler = Compiler::find(test)?;
         let names = inline_functions(&compiler);
-        let mut source = format!("#include <infiniband/verbs.h>\n{EXPORTED}");
+        let mut source = format!("{INCLUDE}{EXPORTED}");
         if names.contains("ibv_query_comp_cntr_caps") {
             source.push_str(COMP_CNTR);
         }
@@ -74,7 +81,7 @@ impl Twins {
         let library =
             unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_LOCAL) }.expect("it was just made");
         let newest = compiler.newest();
-        support::say(&format!("{test}: the header has {} inline functions", names.len()));
+        support::say(&format!("{test}: the headers have {} inline functions", names.len()));
         Some(Self { library: Box::leak(Box::new(library)), names, newest })
     }
 
@@ -113,16 +120,15 @@ impl Twins {
     }
 }
 
-/// The names of all `static inline` functions of verbs.h: what the preprocessor says comes from that file.
+/// The names of all `static inline` functions of the headers: what the preprocessor says comes from those files.
 fn inline_functions(compiler: &Compiler) -> BTreeSet<String> {
-    let output =
-        compiler.run("inline", "#include <infiniband/verbs.h>\n", &[STATIC, "-E"]).expect("the compiler ran before");
+    let output = compiler.run("inline", INCLUDE, &[STATIC, "-E"]).expect("the compiler ran before");
     let text = String::from_utf8_lossy(&output.stdout);
     let mut in_header = false;
     let mut code = String::new();
     for line in text.lines() {
         match line.strip_prefix("# ") {
-            Some(marker) => in_header = marker.contains("infiniband/verbs.h\""),
+            Some(marker) => in_header = HEADERS.iter().any(|header| marker.contains(&format!("{header}\""))),
             None if in_header => code.extend([line, " "]),
             None => {}
         }

@@ -1,4 +1,4 @@
-//! The inline functions that do more than pass a call on.
+//! The inline functions of `verbs.h` that do more than pass a call on.
 
 use libc::{EINVAL, ENOSYS, EOPNOTSUPP, EPERM, c_int, c_uint, c_void};
 use rdma_sys::*;
@@ -44,6 +44,7 @@ macro_rules! twin {
         }
     };
 }
+pub(crate) use twin;
 
 /// A function that records its call and answers as `Value` does.
 macro_rules! fake {
@@ -55,6 +56,7 @@ macro_rules! fake {
         $name as unsafe extern "C" fn($($ty),*) -> $ret
     }};
 }
+pub(crate) use fake;
 
 /// Puts a fake of an exported symbol behind both sides.
 macro_rules! export {
@@ -65,6 +67,7 @@ macro_rules! export {
         $table.$name = fake;
     }};
 }
+pub(crate) use export;
 
 fn cq_ex_to_cq(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_cq_ex_to_cq", fn(*mut ibv_cq_ex) -> *mut ibv_cq);

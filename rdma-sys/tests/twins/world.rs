@@ -212,5 +212,5 @@ others! {
     ibv_values_ex ibv_flow_attr ibv_flow_action_esp_attr ibv_counters_init_attr ibv_counter_attach_attr ibv_wq_attr
     ibv_wq_init_attr ibv_rwq_ind_table_init_attr ibv_device_attr ibv_device_attr_ex ibv_query_device_ex_input
     ibv_port_attr ibv_gid_entry ibv_comp_cntr_caps ibv_srq_init_attr ibv_srq_init_attr_ex ibv_qp_init_attr
-    ibv_qp_init_attr_ex ibv_device
+    ibv_qp_init_attr_ex ibv_device ibv_comp_channel rdma_cm_id
 }
