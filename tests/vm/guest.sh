@@ -1,34 +1,59 @@
 # In the guest, from /out/command: makes the device, then runs the lines of /out/plan (seconds, name, command; tabs between),
-# each with its output in /out/log and its result as a line of /out/results.
-device() {
-  # A fenced queue of rxe stands still after a receiver was not ready (6.1, 6.12, 7.2; a C program shows it, too), so that most runs
-  # of tests/random.rs with fences end in a timeout and none without. It executes requests in order anyway.
-  [ "$1" != rxe ] || export RDMA_TEST_UNFENCED=1
-  ip link add d0 type dummy && ip addr add 10.9.0.1/24 dev d0 && ip link set d0 up || return
-  rdma link add "${1}0" type "$1" netdev d0 || return
-  # The address reaches the table of GIDs a moment later.
-  for _ in $(seq 100); do
-    grep -q ACTIVE "/sys/class/infiniband/${1}0/ports/1/state" && case $1 in
-      rxe) grep -q 0a09:0001 "/sys/class/infiniband/${1}0/ports/1/gids/1" ;; esac && return
-    sleep 0.1
-  done
-  echo "guest: ${1}0 does not become active"; return 1
+# each with its output in /out/log and its result as a line of /out/results. On the host, for the software device: `run` alone.
+OUT=${OUT:-/out}
+
+# The settings of the device's interface, and what tests know of them.
+address() { # interface, number
+  local settings=/proc/sys/net/ipv6/conf/$1
+  # Addresses of version 6 are there at once, and stay when the link goes down, as those of version 4 do.
+  echo 0 >"$settings/accept_dad"; echo 1 >"$settings/keep_addr_on_down"
+  ip addr add "10.9.$2.1/24" dev "$1" && ip addr add "fd0$((9 + $2))::1/64" dev "$1" nodad && ip link set "$1" up
 }
 
-result() { # status, seconds, name
-  local word=ok
-  case $1 in 0) grep -aq 'SKIP ' "$log" && word=skipped ;; 124 | 137) word=TIMEOUT ;; *) word=FAILED ;; esac
-  printf '%s\t%s\t%s\t%s\n' "$word" "$1" "$2" "$3" >>/out/results
-  printf '%-58s %s  %s s\n' "$3" "$word" "$2"
+active() { # device, a GID that must be there, if any
+  local _
+  for _ in $(seq 100); do
+    # Addresses reach the table of GIDs a moment later.
+    grep -q ACTIVE "/sys/class/infiniband/$1/ports/1/state" &&
+      { [ -z "${2:-}" ] || grep -qr "$2" "/sys/class/infiniband/$1/ports/1/gids"; } && return
+    sleep 0.05
+  done
+  echo "guest: $1 does not become active"; return 1
+}
+
+device() {
+  ip link add d0 type dummy && address d0 0 && rdma link add "${1}0" type "$1" netdev d0 || return
+  case $1 in
+    rxe)
+      # A fenced queue of rxe stands still after a receiver was not ready (6.1, 6.12, 7.2; a C program shows it, too), so that most
+      # runs of tests/random.rs with fences end in a timeout and none without. It executes requests in order anyway.
+      export RDMA_TEST_UNFENCED=1
+      active rxe0 0a09:0001 && active rxe0 fd09 || return ;;
+    *) active "${1}0" || return ;;
+  esac
+  export RDMA_TEST_ADDRESS=10.9.0.1 RDMA_TEST_ADDRESS6=fd09::1 RDMA_TEST_NETDEV=d0
+  rdma resource show >/tmp/resources
+}
+
+result() { # status, milliseconds, name
+  local word=ok seconds=$(($2 / 1000)).$(($2 / 100 % 10))
+  case $1 in
+    0) [[ $(<"$log") != *'SKIP '* ]] || word=skipped ;;
+    124 | 137) word=TIMEOUT ;;
+    *) word=FAILED ;;
+  esac
+  printf '%s\t%s\t%s\t%s\n' "$word" "$1" "$seconds" "$3" >>"$OUT"/results
+  printf '%-70s %s  %s s\n' "$3" "$word" "$seconds"
 }
 
 run() {
-  local limit name command begin n=0 log
-  mkdir -p /out/log
+  local limit name command begin log
+  local -i n=0
+  mkdir -p "$OUT"/log
   while IFS=$'\t' read -r limit name command; do
-    n=$((n + 1)) log=/out/log/$n begin=${EPOCHREALTIME/./}
-    timeout -k 5 "$limit" bash -c "$command" </dev/null >"$log" 2>&1
-    result $? "$(awk "BEGIN { printf \"%.1f\", (${EPOCHREALTIME/./} - $begin) / 1e6 }")" "$name"
-  done </out/plan
-  echo end >>/out/results
+    n+=1 log=$OUT/log/$n begin=${EPOCHREALTIME/./}
+    RDMA_TEST_PORT=$((20000 + 10 * n)) timeout -k 5 "$limit" bash -c "$command" </dev/null >"$log" 2>&1
+    result $? $(((${EPOCHREALTIME/./} - begin) / 1000)) "$name"
+  done <"$OUT"/plan
+  echo end >>"$OUT"/results
 }

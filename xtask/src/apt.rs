@@ -31,7 +31,7 @@ impl Apt {
             folder.join("apt.conf"),
             &format!(
                 "Dir::Etc::sourcelist \"{}\";\nDir::Etc::sourceparts \"/dev/null\";\nDir::State::lists \"{own}/lists\";\n\
-                 Dir::Cache \"{own}/cache\";\nAPT::Sandbox::User \"\";\nAcquire::Languages \"none\";\n",
+                 Dir::Cache \"{own}/cache\";\nAPT::Sandbox::User \"\";\nAcquire::Languages \"none\";\nAcquire::Retries \"3\";\n",
                 list.display()
             ),
         )?;

@@ -13,10 +13,10 @@ use crate::apt;
 
 /// How a guest is run.
 #[derive(Debug)]
-pub(crate) struct Guest<'a> {
-    pub(crate) image: &'a Image,
+pub(crate) struct Guest {
+    pub(crate) image: Image,
     /// `/out` in the guest.
-    pub(crate) out: &'a Path,
+    pub(crate) out: PathBuf,
     pub(crate) accelerator: Accelerator,
     pub(crate) processors: u8,
     pub(crate) memory: u32,
@@ -34,10 +34,10 @@ pub(crate) enum Accelerator {
     Tcg,
 }
 
-impl Guest<'_> {
+impl Guest {
     /// Runs the command, with its output on ours. Fails if the guest did not come to its end.
     pub(crate) fn run(&self, command: &str) -> Result<(), String> {
-        apt::make(self.out)?;
+        apt::make(&self.out)?;
         apt::write(self.out.join("command"), command)?;
         let mut qemu = self.start(self.accelerator, Stdio::inherit())?;
         let deadline = Instant::now() + self.limit;
@@ -102,13 +102,14 @@ impl Guest<'_> {
         .arg(&self.image.kernel)
         .arg("-initrd")
         .arg(&self.image.initrd)
-        .args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"])
+        // Warnings are on level 4. An emulated processor that waits for a real one is no fault: no watchdog.
+        .args(["-append", "console=ttyS0 loglevel=5 nowatchdog panic=-1 mitigations=off random.trust_cpu=on"])
         .arg("-serial")
         .arg(format!("file:{}", self.console_path().display()))
         .args(["-serial", "stdio", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
         .args(share(Path::new("/"), "host", "readonly=on,"))
         .args(share(&self.image.packages, "packages", "readonly=on,"))
-        .args(share(self.out, "out", ""))
+        .args(share(&self.out, "out", ""))
         .stdin(Stdio::null())
         .stdout(stdout);
         qemu.spawn().map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
@@ -135,7 +136,7 @@ impl Guest<'_> {
 
     fn try_kvm(&self) -> Result<bool, String> {
         eprintln!("vm: trying KVM");
-        apt::make(self.out)?;
+        apt::make(&self.out)?;
         apt::write(self.out.join("command"), "")?;
         let mut qemu = self.start(Accelerator::Kvm, Stdio::null())?;
         let deadline = Instant::now() + Duration::from_secs(15);

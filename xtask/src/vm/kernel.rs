@@ -9,20 +9,25 @@ use std::{
 use crate::apt::{self, Apt};
 
 /// What goes over the host's files in the guest. Built against an old C library, so they run on every newer system's.
-const USER_SPACE: [&str; 14] = [
+const USER_SPACE: [&str; 19] = [
     "busybox-static",
     "ibverbs-providers",
     "ibverbs-utils",
     "iproute2",
     "libbpf1",
     "libbsd0",
+    "libcap2",
     "libelf1",
+    "libibumad3",
     "libibverbs1",
     "libmd0",
     "libmnl0",
     "libnl-3-200",
     "libnl-route-3-200",
+    "libpci3",
     "librdmacm1",
+    "libxtables12",
+    "perftest",
     "rdmacm-utils",
 ];
 const USER_SPACE_SUITE: &str = "bookworm";
@@ -50,6 +55,11 @@ impl Kernel {
         }
     }
 
+    /// Whether siw can be built for it here.
+    pub(crate) fn has_siw(self) -> bool {
+        self != Self::V7_2
+    }
+
     fn suite(self) -> &'static str {
         match self {
             Self::V6_1 => "bookworm",
@@ -70,9 +80,12 @@ pub(crate) struct Image {
 
 /// Builds what is not there yet.
 pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image, String> {
+    if with_siw && !kernel.has_siw() {
+        return Err("siw: Debian's kernels lack it, and it is built here for 6.1 and 6.12 only".into());
+    }
     let all = root.join("target/vm");
     let packages = all.join("packages");
-    once(&packages, || {
+    once(&packages, &USER_SPACE.join(" "), || {
         eprintln!("vm: fetching the RDMA user space ({USER_SPACE_SUITE})");
         let apt = Apt::new(&all.join("apt-user-space"), &[USER_SPACE_SUITE])?;
         let debs = all.join("apt-user-space/debs");
@@ -90,26 +103,38 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
     })?;
 
     let own = all.join(kernel.series());
-    let unpacked = own.join("kernel");
-    let siw = own.join("siw");
-    once(&unpacked, || {
-        eprintln!("vm: fetching the kernel ({} of {})", kernel.series(), kernel.suite());
-        let (apt, image) = kernel_package(&own, kernel)?;
+    let (unpacked, siw) = (own.join("kernel"), own.join("siw"));
+    let fetch = || {
+        let apt = Apt::new(&own.join("apt"), &[kernel.suite()])?;
+        let image = kernel_package(&apt, kernel)?;
+        eprintln!("vm: fetching {image} ({})", kernel.suite());
         let debs = own.join("debs");
         let parts = with_parts(&apt, &image)?;
         apt.download(&parts.iter().map(String::as_str).collect::<Vec<_>>(), &debs)?;
         apt::unpack_all(&debs, &unpacked)?;
         drop(fs::remove_dir_all(debs));
         apt::write(own.join("package"), &image).map(drop)
-    })?;
+    };
+    once(&unpacked, "", fetch)?;
     if with_siw {
-        once(&siw, || build_siw(root, &own, kernel, &siw))?;
+        once(&siw, "", || {
+            let apt = Apt::new(&own.join("apt"), &[kernel.suite()])?;
+            let package = || fs::read_to_string(own.join("package")).map_err(|error| format!("the kernel: {error}"));
+            if package()? != kernel_package(&apt, kernel)? {
+                // The suite has another kernel by now, and headers for that one only.
+                drop(fs::remove_file(unpacked.with_extension("complete")));
+                once(&unpacked, "", fetch)?;
+            }
+            build_siw(root, &apt, &own, &package()?, kernel, &siw)
+        })?;
     }
 
     let built = own.join(if with_siw { "image-siw" } else { "image" });
     let scripts = root.join("tests/vm");
     let (vmlinux, initrd) = (built.join("vmlinux"), built.join("initrd"));
-    let sources = [scripts.join("init"), scripts.join("image.sh"), packages.with_extension("complete")];
+    let mut sources = vec![scripts.join("init"), scripts.join("image.sh")];
+    let folders = [&packages, &unpacked, &siw];
+    sources.extend(folders[..if with_siw { 3 } else { 2 }].iter().map(|folder| folder.with_extension("complete")));
     if sources.iter().any(|source| is_newer(source, &initrd)) {
         eprintln!("vm: building the image");
         let mut command = Command::new("bash");
@@ -122,10 +147,11 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
     Ok(Image { kernel: vmlinux, initrd, packages })
 }
 
-/// Fills a folder, and remembers that it is complete: what an interrupted run has left is thrown away.
-fn once(folder: &Path, fill: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+/// Fills a folder, and remembers that it is complete, and with what: what an interrupted run has left, or one that wanted something
+/// else, is thrown away.
+fn once(folder: &Path, what: &str, fill: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let mark = folder.with_extension("complete");
-    if mark.exists() {
+    if fs::read_to_string(&mark).is_ok_and(|complete| complete == what) {
         return Ok(());
     }
     if folder.exists() {
@@ -133,17 +159,26 @@ fn once(folder: &Path, fill: impl FnOnce() -> Result<(), String>) -> Result<(), 
     }
     apt::make(folder)?;
     fill()?;
-    apt::write(mark, "").map(drop)
+    apt::write(mark, what).map(drop)
 }
 
-/// The package of the newest kernel of the suite.
-fn kernel_package(own: &Path, kernel: Kernel) -> Result<(Apt, String), String> {
-    let apt = Apt::new(&own.join("apt"), &[kernel.suite()])?;
-    let depends = apt.cache(&["depends", "linux-image-amd64"])?;
+/// The package of the suite's newest kernel of the series.
+fn kernel_package(apt: &Apt, kernel: Kernel) -> Result<String, String> {
     let prefix = format!("linux-image-{}.", kernel.series());
-    let image = dependencies(&depends).find(|package| package.starts_with(&prefix)).map(str::to_owned);
-    let image = image.ok_or_else(|| format!("{} has no kernel {} any more", kernel.suite(), kernel.series()))?;
-    Ok((apt, image))
+    let depends = apt.cache(&["depends", "linux-image-amd64"])?;
+    if let Some(package) = dependencies(&depends).find(|package| package.starts_with(&prefix)) {
+        return Ok(package.to_owned());
+    }
+    // The suite may have gone on to a newer series and still have this one.
+    let names = apt.cache(&["pkgnames", &prefix])?;
+    let plain = |name: &&str| name.ends_with("-amd64") && !["-cloud-", "-rt-"].iter().any(|kind| name.contains(kind));
+    let newest = names.lines().filter(plain).max_by_key(|name| numbers(name)).map(str::to_owned);
+    newest.ok_or_else(|| format!("{} has no kernel {} any more", kernel.suite(), kernel.series()))
+}
+
+/// The numbers in a name, by which versions are compared.
+fn numbers(name: &str) -> Vec<u64> {
+    name.split(|symbol: char| !symbol.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
 /// The package, and those that newer kernels are divided into.
@@ -159,24 +194,15 @@ fn dependencies(depends: &str) -> impl Iterator<Item = &str> {
     depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "))
 }
 
-/// Builds siw, which Debian's kernels do not have.
-fn build_siw(root: &Path, own: &Path, kernel: Kernel, siw: &Path) -> Result<(), String> {
-    if kernel == Kernel::V7_2 {
-        return Err("siw: Debian's kernels lack it, and it is built here for 6.1 and 6.12 only".into());
-    }
+/// Builds siw, which Debian's kernels do not have, for the kernel of that package.
+fn build_siw(root: &Path, apt: &Apt, own: &Path, image: &str, kernel: Kernel, siw: &Path) -> Result<(), String> {
     eprintln!("vm: building siw (fetches the kernel's source)");
-    let (apt, newest) = kernel_package(own, kernel)?;
-    let image = fs::read_to_string(own.join("package")).map_err(|error| format!("the kernel's package: {error}"))?;
-    if image != newest {
-        let folder = own.display();
-        return Err(format!("the kernel in {folder} is {image}, and there is {newest} now: remove that folder"));
-    }
     let version = image.trim_start_matches("linux-image-");
     let abi = version.trim_end_matches("-amd64");
     let headers = [
         format!("linux-headers-{version}"),
         format!("linux-headers-{abi}-common"),
-        format!("linux-kbuild-{}", kbuild(&apt, version)?),
+        format!("linux-kbuild-{}", kbuild(apt, version)?),
     ];
     let debs = own.join("debs-siw");
     apt.download(&headers.each_ref().map(String::as_str), &debs.join("headers"))?;
@@ -205,5 +231,37 @@ fn is_newer(source: &Path, made: &Path) -> bool {
         (Ok(source), Ok(made)) => source > made,
         (Ok(_), Err(_)) => true,
         (Err(_), _) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        let newest = ["linux-image-7.2.9+deb13-amd64", "linux-image-7.2.12+deb13-amd64"]
+            .into_iter()
+            .max_by_key(|name| numbers(name));
+        assert_eq!(newest, Some("linux-image-7.2.12+deb13-amd64"));
+    }
+
+    #[test]
+    fn a_folder_is_filled_again_when_something_else_is_wanted() {
+        let folder = std::env::temp_dir().join(format!("xtask-once-{}", std::process::id()));
+        let mut filled = 0;
+        let mut fill = |what, fails: bool| {
+            once(&folder, what, || {
+                filled += 1;
+                if fails { Err("gone".into()) } else { Ok(()) }
+            })
+        };
+        fill("a", true).unwrap_err();
+        fill("a", false).unwrap();
+        fill("a", false).unwrap();
+        fill("b", false).unwrap();
+        assert_eq!(filled, 3);
+        fs::remove_dir_all(&folder).unwrap();
+        fs::remove_file(folder.with_extension("complete")).unwrap();
     }
 }

@@ -9,22 +9,28 @@ mod plan;
 mod report;
 mod tools;
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use crate::apt;
 use guest::{Accelerator, Guest};
 use kernel::Kernel;
-use report::Report;
+use plan::{Built, Known};
+use report::{Report, Table};
 
 /// With no option: everything, on rxe and Linux 6.1.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The kernel's series.
+    /// The kernel's series. May be given more than once.
     #[arg(long, value_enum, default_value = "6.1")]
-    kernel: Kernel,
-    /// The kernel's driver.
+    kernel: Vec<Kernel>,
+    /// The driver. May be given more than once.
     #[arg(long, value_enum, default_value = "rxe")]
-    device: Device,
+    device: Vec<DeviceChoice>,
     /// What executes the guest.
     #[arg(long, value_enum, default_value = "auto")]
     accelerator: Accelerator,
@@ -35,12 +41,15 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1024, value_name = "MIB")]
     memory: u32,
     /// Seconds until the guest is stopped.
-    #[arg(long, default_value_t = 900, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
     limit: u64,
-    /// Leave the programs out.
+    /// Leave the programs and the scripts out.
     #[arg(long)]
     no_programs: bool,
-    /// Run what the list of known faults names, too.
+    /// Build nothing: run what the last build has left.
+    #[arg(long)]
+    no_build: bool,
+    /// Run what the lists of known faults name, too.
     #[arg(long)]
     known_faults: bool,
     /// Run this shell command in the guest, with the device made, instead of the tests.
@@ -51,13 +60,24 @@ pub(crate) struct Options {
     filters: Vec<String>,
 }
 
-/// A driver of the kernel that needs no hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Device {
+enum DeviceChoice {
     /// RoCE version 2.
     Rxe,
     /// iWARP.
     Siw,
+    /// The software device of this workspace, on this machine and not in a guest.
+    Soft,
+    /// Each of them.
+    All,
+}
+
+/// A device that needs no hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    Rxe,
+    Siw,
+    Soft,
 }
 
 impl Device {
@@ -65,77 +85,196 @@ impl Device {
         match self {
             Self::Rxe => "rxe",
             Self::Siw => "siw",
+            Self::Soft => "soft",
         }
+    }
+}
+
+/// One device on one kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    device: Device,
+    /// None: this machine's.
+    kernel: Option<Kernel>,
+}
+
+impl Run {
+    fn kernel_name(self) -> &'static str {
+        self.kernel.map_or("host", Kernel::series)
     }
 }
 
 /// Runs the command.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
-    tools::check(options.device == Device::Siw)?;
+    let runs = runs(&options.device, &options.kernel);
+    let in_guest = runs.iter().any(|run| run.kernel.is_some());
+    tools::check(in_guest, runs.iter().any(|run| run.device == Device::Siw))?;
     let root = crate::root();
-    let (series, device) = (options.kernel.series(), options.device.name());
-    let mut items = Vec::new();
-    let mut excluded = Vec::new();
-    if options.shell.is_none() {
-        items = plan::tests(&root)?;
-        if !options.no_programs {
-            items.extend(plan::programs(&root)?);
+    let cache = root.join("target/vm");
+    if let Some(command) = &options.shell {
+        let &[run] = &runs[..] else { return Err("--shell takes one device and one kernel".into()) };
+        return shell(options, &root, &cache, run, command);
+    }
+    let built = Built::new(&root, !options.no_programs, !options.no_build)?;
+    let mut table = Table::default();
+    for &run in &runs {
+        println!("\n=== {} on {}", run.device.name(), run.kernel_name());
+        let begin = Instant::now();
+        let mut report = one(options, &root, &cache, &built, run);
+        report.seconds = begin.elapsed().as_secs();
+        report.print_failures();
+        table.push(run.device.name(), run.kernel_name(), report);
+    }
+    print!("\n{table}");
+    table.verdict()
+}
+
+/// What to run: each driver on each kernel, the software device once.
+fn runs(devices: &[DeviceChoice], kernels: &[Kernel]) -> Vec<Run> {
+    let mut runs = Vec::new();
+    let mut add = |run| {
+        if !runs.contains(&run) {
+            runs.push(run);
         }
-        if !options.known_faults {
-            excluded = plan::exclude(&mut items, &root.join(format!("tests/vm/exclude-{series}-{device}.txt")))?;
-        }
-        let filters = &options.filters;
-        items.retain(|item| filters.is_empty() || filters.iter().any(|filter| item.name.contains(filter)));
-        if items.is_empty() {
-            return Err("no test has such a name".into());
+    };
+    let is_asked = |choice| devices.contains(&choice) || devices.contains(&DeviceChoice::All);
+    if is_asked(DeviceChoice::Soft) {
+        add(Run { device: Device::Soft, kernel: None });
+    }
+    for &kernel in kernels {
+        for (choice, device) in [(DeviceChoice::Rxe, Device::Rxe), (DeviceChoice::Siw, Device::Siw)] {
+            // Where all are asked for, what there cannot be is left out.
+            let is_there = device != Device::Siw || kernel.has_siw() || devices.contains(&choice);
+            if is_asked(choice) && is_there {
+                add(Run { device, kernel: Some(kernel) });
+            }
         }
     }
+    runs
+}
 
-    let image = kernel::image(&root, options.kernel, options.device == Device::Siw)?;
-    let cache = root.join("target/vm");
-    let out = cache.join(format!("run-{series}-{device}"));
+/// Runs everything on one device. What keeps it from being run is a failure in the report.
+fn one(options: &Options, root: &Path, cache: &Path, built: &Built, run: Run) -> Report {
+    let mut report = Report::default();
+    if let Err(error) = fill(options, root, cache, built, run, &mut report) {
+        report.failed.push(error);
+    }
+    report
+}
+
+fn fill(
+    options: &Options,
+    root: &Path,
+    cache: &Path,
+    built: &Built,
+    run: Run,
+    report: &mut Report,
+) -> Result<(), String> {
+    let mut items = built.items(run.device.name())?;
+    let known = Known::read(&root.join("tests/vm"), run.device.name(), run.kernel_name())?;
+    if !options.known_faults {
+        report.excluded = known.exclude(&mut items)?;
+    }
+    let filters = &options.filters;
+    items.retain(|item| filters.is_empty() || filters.iter().any(|filter| item.name.contains(filter)));
+    if items.is_empty() {
+        return Err("no test has such a name".into());
+    }
+    let out = out(root, cache, run)?;
+    apt::write(out.join("plan"), &plan::lines(&items))?;
+    let Some(kernel) = run.kernel else {
+        let ended = on_this_machine(root, &out, built);
+        report.read(&out, items.len());
+        return ended;
+    };
+    let guest = guest(options, root, cache, run, kernel, &out)?;
+    let begin = Instant::now();
+    let ended = guest.run(&format!("{}export PATH='{}':$PATH\nrun\n", prepare(root, run), built.programs().display()));
+    report.guest_seconds = begin.elapsed().as_secs();
+    report.read(&out, items.len());
+    report.complaints(&guest.console(), &known);
+    ended
+}
+
+fn shell(options: &Options, root: &Path, cache: &Path, run: Run, command: &str) -> Result<(), String> {
+    let kernel = run.kernel.ok_or("--shell is for a guest")?;
+    let out = out(root, cache, run)?;
+    let guest = guest(options, root, cache, run, kernel, &out)?;
+    guest.run(&format!("{}( {command}\n)\necho $? >/out/status\n", prepare(root, run)))?;
+    for line in report::complaints(&guest.console()) {
+        println!("kernel: {line}");
+    }
+    match fs::read_to_string(out.join("status")).as_deref().map(str::trim) {
+        Ok("0") => Ok(()),
+        Ok(status) => Err(format!("the command's status is {status}")),
+        Err(_) => Err("the device could not be made".into()),
+    }
+}
+
+/// An empty folder for what a run says, with the guest's script in it.
+fn out(root: &Path, cache: &Path, run: Run) -> Result<PathBuf, String> {
+    let out = cache.join(format!("run-{}-{}", run.kernel_name(), run.device.name()));
     if out.exists() {
         fs::remove_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
     }
     apt::make(&out)?;
     fs::copy(root.join("tests/vm/guest.sh"), out.join("guest.sh")).map_err(|error| format!("guest.sh: {error}"))?;
-    apt::write(out.join("plan"), &plan::lines(&items))?;
+    Ok(out)
+}
+
+fn guest(options: &Options, root: &Path, cache: &Path, run: Run, kernel: Kernel, out: &Path) -> Result<Guest, String> {
     let mut guest = Guest {
-        image: &image,
-        out: &out,
+        image: kernel::image(root, kernel, run.device == Device::Siw)?,
+        out: out.to_owned(),
         accelerator: options.accelerator,
         processors: options.processors,
         memory: options.memory,
         limit: Duration::from_secs(options.limit),
     };
-    guest.choose(&cache)?;
+    guest.choose(cache)?;
+    Ok(guest)
+}
 
-    let prepare = format!(
-        "cd '{}'; ulimit -l unlimited; . /out/guest.sh\n\
+/// What the guest's shell does before anything else.
+fn prepare(root: &Path, run: Run) -> String {
+    let (root, device) = (root.display(), run.device.name());
+    format!(
+        "cd '{root}'; ulimit -l unlimited; . /out/guest.sh\n\
          export RDMA_TEST_DEVICE={device}0 RDMA_DEVICE={device}0\n\
-         device {device} || exit 1\n",
-        root.display()
-    );
-    if let Some(command) = &options.shell {
-        let status = out.join("status");
-        guest.run(&format!("{prepare}( {command}\n)\necho $? >/out/status\n"))?;
-        return match fs::read_to_string(status).as_deref().map(str::trim) {
-            Ok("0") => Ok(()),
-            Ok(status) => Err(format!("the command's status is {status}")),
-            Err(_) => Err("the device could not be made".into()),
-        };
+         device {device} || exit 1\n"
+    )
+}
+
+/// The same plan on the software device, without a guest.
+fn on_this_machine(root: &Path, out: &Path, built: &Built) -> Result<(), String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths([built.programs().to_owned()].into_iter().chain(std::env::split_paths(&path)));
+    let status = Command::new("bash")
+        .args(["-c", ". \"$OUT\"/guest.sh; run"])
+        .current_dir(root)
+        .env("OUT", out)
+        .env("PATH", path.map_err(|error| error.to_string())?)
+        .envs([("RDMA_TEST_DEVICE", "soft0"), ("RDMA_DEVICE", "soft0")])
+        .status()
+        .map_err(|error| format!("cannot run bash: {error}"))?;
+    if status.success() { Ok(()) } else { Err("the tests' shell failed".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(devices: &[DeviceChoice], kernels: &[Kernel]) -> Vec<(&'static str, &'static str)> {
+        runs(devices, kernels).into_iter().map(|run| (run.device.name(), run.kernel_name())).collect()
     }
-    let ended = guest.run(&format!("{prepare}run\n"));
-    let mut report = Report::read(&out, items.len());
-    report.excluded = excluded;
-    let complaints: Vec<_> = ["BUG:", "Oops", "WARNING:"]
-        .into_iter()
-        .flat_map(|word| {
-            guest.console().lines().filter(|line| line.contains(word)).map(str::to_owned).collect::<Vec<_>>()
-        })
-        .collect();
-    for line in &complaints {
-        println!("kernel: {}", line.trim());
+
+    #[test]
+    fn each_driver_runs_on_each_kernel_and_the_software_device_once() {
+        use DeviceChoice::{All, Rxe, Siw};
+        let both = [Kernel::V6_1, Kernel::V7_2];
+        assert_eq!(named(&[All], &both), [("soft", "host"), ("rxe", "6.1"), ("siw", "6.1"), ("rxe", "7.2")]);
+        assert_eq!(named(&[Rxe, Rxe], &both[..1]), [("rxe", "6.1")]);
+        // What was asked for by name is not left out in silence.
+        assert_eq!(named(&[Siw], &both[1..]), [("siw", "7.2")]);
     }
-    report.conclude(device, series, ended)
 }

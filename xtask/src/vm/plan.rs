@@ -1,6 +1,10 @@
-//! What is run in the guest: the device tests, one process each so that one that hangs or dies says its name, and the programs.
+//! What is run: the device tests, one process each so that one that hangs or dies says its name; the programs; scripts of cases.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
 
 use crate::apt;
 
@@ -8,48 +12,110 @@ use crate::apt;
 const LIMIT: u32 = 120;
 /// Test binaries that need a compiler and no device.
 const NOT_FOR_A_DEVICE: [&str; 1] = ["compile_fail"];
+/// How a script of cases begins, after its interpreter's line.
+const CASES: &str = "# cases:";
+/// What is planned last: it disturbs the device's links, and then looks at what everything has left behind.
+const LAST: [&str; 2] = ["faults::", "leftovers::"];
 
 /// One thing to run.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Item {
-    /// `binary::test`, or `program::name`.
+    /// `binary::test`, `program::name` or `script::case`.
     pub(crate) name: String,
     /// A line for the guest's shell.
     pub(crate) command: String,
 }
 
-/// Builds the device tests and lists them.
-pub(crate) fn tests(root: &Path) -> Result<Vec<Item>, String> {
-    let mut cargo = cargo(root);
-    let output = cargo
+/// What cargo has built.
+#[derive(Debug)]
+pub(crate) struct Built {
+    root: PathBuf,
+    tests: Vec<Item>,
+    /// The folder of the programs.
+    programs: PathBuf,
+    with_programs: bool,
+}
+
+impl Built {
+    /// Builds the device tests and the programs, or finds what the last build has left.
+    pub(crate) fn new(root: &Path, with_programs: bool, build: bool) -> Result<Self, String> {
+        let metadata = apt::output(cargo(root).args(["metadata", "--no-deps", "--format-version=1"]))?;
+        let metadata: serde_json::Value = serde_json::from_str(&metadata).map_err(|error| error.to_string())?;
+        let target = metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
+        let list = root.join("target/vm/tests.txt");
+        if build {
+            apt::make(&root.join("target/vm"))?;
+            apt::write(list.clone(), &build_tests(root)?)?;
+            if with_programs {
+                let status = cargo(root).args(["build", "--release", "--package", "rdma-examples", "--bins"]).status();
+                if !status.map_err(|error| format!("cannot run cargo: {error}"))?.success() {
+                    return Err("the programs do not build".into());
+                }
+            }
+        }
+        let mut tests = Vec::new();
+        for (binary, path) in entries(&read(&list)?) {
+            tests.extend(list_tests(root, binary, path)?);
+        }
+        // cargo reports its binaries in the order in which they were done.
+        tests.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { root: root.to_owned(), tests, programs: Path::new(target).join("release"), with_programs })
+    }
+
+    /// The folder of the programs.
+    pub(crate) fn programs(&self) -> &Path {
+        &self.programs
+    }
+
+    /// What there is to run on a device.
+    pub(crate) fn items(&self, device: &str) -> Result<Vec<Item>, String> {
+        let mut items = self.tests.clone();
+        if self.with_programs {
+            let scripts = self.root.join("tests/vm");
+            items.extend(program_lines(&read(&scripts.join("programs.txt"))?, device));
+            items.extend(script_cases(&scripts, device)?);
+        }
+        items.sort_by_key(|item| {
+            LAST.iter().position(|prefix| item.name.starts_with(prefix)).map_or(0, |last| last + 1)
+        });
+        Ok(items)
+    }
+}
+
+/// Builds the device tests; lines of a name and a path.
+fn build_tests(root: &Path) -> Result<String, String> {
+    let output = cargo(root)
         .args(["test", "--package", "rdma-tests", "--tests", "--no-run", "--message-format=json-render-diagnostics"])
-        .stderr(std::process::Stdio::inherit())
+        .stderr(Stdio::inherit())
         .output()
         .map_err(|error| format!("cannot run cargo: {error}"))?;
     if !output.status.success() {
         return Err("the device tests do not build".into());
     }
-    let mut items = Vec::new();
+    let mut list = String::new();
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
         let is_test = message["target"]["kind"][0] == "test";
-        let (Some(path), Some(binary)) = (message["executable"].as_str(), message["target"]["name"].as_str()) else {
-            continue;
-        };
-        if !is_test || NOT_FOR_A_DEVICE.contains(&binary) {
-            continue;
-        }
-        let list = |more: &[&str]| apt::output(Command::new(path).args(["--list", "--format=terse"]).args(more));
-        let ignored = list(&["--ignored"])?;
-        for test in names(&list(&[])?).filter(|test| !names(&ignored).any(|ignored| ignored == *test)) {
-            let command =
-                format!("cd '{}/tests' && '{path}' --exact {test} --nocapture --test-threads=1", root.display());
-            items.push(Item { name: format!("{binary}::{test}"), command });
+        if let (true, Some(path), Some(binary)) =
+            (is_test, message["executable"].as_str(), message["target"]["name"].as_str())
+        {
+            if !NOT_FOR_A_DEVICE.contains(&binary) {
+                list += &format!("{binary} {path}\n");
+            }
         }
     }
-    // cargo reports its binaries in the order in which they were done.
-    items.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(items)
+    Ok(list)
+}
+
+/// The tests of a binary that are not ignored.
+fn list_tests(root: &Path, binary: &str, path: &str) -> Result<Vec<Item>, String> {
+    let list = |more: &[&str]| apt::output(Command::new(path).args(["--list", "--format=terse"]).args(more));
+    let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
+    let item = |test: &str| Item {
+        name: format!("{binary}::{test}"),
+        command: format!("cd '{}/tests' && '{path}' --exact {test} --nocapture --test-threads=1", root.display()),
+    };
+    Ok(names(&all).filter(|test| !names(&ignored).any(|ignored| ignored == *test)).map(item).collect())
 }
 
 /// The tests in the harness' list.
@@ -57,51 +123,99 @@ fn names(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter_map(|line| line.strip_suffix(": test"))
 }
 
-/// Builds the programs, and reads from `tests/vm/programs.txt` how to run them.
-pub(crate) fn programs(root: &Path) -> Result<Vec<Item>, String> {
-    let status = cargo(root).args(["build", "--release", "--package", "rdma-examples", "--bins"]).status();
-    if !status.map_err(|error| format!("cannot run cargo: {error}"))?.success() {
-        return Err("the programs do not build".into());
-    }
-    let metadata = apt::output(cargo(root).args(["metadata", "--no-deps", "--format-version=1"]))?;
-    let metadata: serde_json::Value = serde_json::from_str(&metadata).map_err(|error| error.to_string())?;
-    let target = metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
-    let list = read(&root.join("tests/vm/programs.txt"))?;
-    Ok(entries(&list)
-        .map(|(name, command)| Item {
-            name: format!("program::{name}"),
-            command: format!("PATH='{target}/release':$PATH; {command}"),
-        })
-        .collect())
+/// The lines of `programs.txt` for a device: `NAME COMMAND` is for each, `rxe,siw: NAME COMMAND` for those.
+fn program_lines(text: &str, device: &str) -> Vec<Item> {
+    let line = |(first, rest): (&str, &str)| {
+        let (name, command) = match first.strip_suffix(':') {
+            Some(devices) if !devices.split(',').any(|one| one == device) => return None,
+            Some(_) => entry(rest),
+            None => (first, rest),
+        };
+        Some(Item { name: format!("program::{name}"), command: command.to_owned() })
+    };
+    entries(text).filter_map(line).collect()
 }
 
-/// Takes out what the list of known faults names, and returns each with the reason.
-pub(crate) fn exclude(items: &mut Vec<Item>, list: &Path) -> Result<Vec<String>, String> {
-    let text = if list.exists() { read(list)? } else { String::new() };
-    exclude_entries(items, &text).map_err(|error| format!("{}: {error}", list.display()))
-}
-
-fn exclude_entries(items: &mut Vec<Item>, text: &str) -> Result<Vec<String>, String> {
-    let mut excluded = Vec::new();
-    for (pattern, reason) in entries(text) {
-        let known = items.len();
-        items.retain(|item| {
-            let is_excluded = matches(pattern, &item.name);
-            if is_excluded {
-                excluded.push(format!("{}: {reason}", item.name));
+/// The cases of the scripts in a folder: `bash SCRIPT list DEVICE` names them, `bash SCRIPT run CASE` runs one.
+fn script_cases(folder: &Path, device: &str) -> Result<Vec<Item>, String> {
+    let files = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut paths: Vec<_> = files.filter_map(|file| Some(file.ok()?.path())).collect();
+    paths.sort();
+    let mut items = Vec::new();
+    for path in paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == "sh")) {
+        if !read(path)?.lines().nth(1).is_some_and(|line| line.starts_with(CASES)) {
+            continue;
+        }
+        let script = path.file_stem().unwrap_or_default().to_string_lossy();
+        for case in apt::output(Command::new("bash").arg(path).args(["list", device]))?.lines() {
+            if case.is_empty() || !case.chars().all(|symbol| symbol.is_ascii_alphanumeric() || symbol == '_') {
+                return Err(format!("{}: {case:?} is no name for a case", path.display()));
             }
-            !is_excluded
-        });
-        let is_left_out = pattern.starts_with("program::") && !items.iter().any(is_program);
-        if items.len() == known && !is_left_out {
-            return Err(format!("nothing is named {pattern} ({reason})"));
+            let command = format!("bash '{}' run {case}", path.display());
+            items.push(Item { name: format!("{script}::{case}"), command });
         }
     }
-    Ok(excluded)
+    Ok(items)
 }
 
-fn is_program(item: &Item) -> bool {
-    item.name.starts_with("program::")
+/// Known faults: what is not run, and which complaints of the kernel are none of ours. A name and a reason a line.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// File, name, reason.
+    entries: Vec<(String, String, String)>,
+}
+
+impl Known {
+    /// Reads `exclude-DEVICE.txt`, what the device is not made for, and `exclude-KERNEL-DEVICE.txt`, that kernel's faults.
+    pub(crate) fn read(folder: &Path, device: &str, kernel: &str) -> Result<Self, String> {
+        let mut known = Self::default();
+        for file in [format!("exclude-{device}.txt"), format!("exclude-{kernel}-{device}.txt")] {
+            let path = folder.join(&file);
+            if path.exists() {
+                known.add(&file, &read(&path)?)?;
+            }
+        }
+        Ok(known)
+    }
+
+    fn add(&mut self, file: &str, text: &str) -> Result<(), String> {
+        for (name, reason) in entries(text) {
+            if reason.is_empty() {
+                return Err(format!("{file}: {name} has no reason"));
+            }
+            self.entries.push((file.to_owned(), name.to_owned(), reason.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Takes out what is listed, and returns each with the reason.
+    pub(crate) fn exclude(&self, items: &mut Vec<Item>) -> Result<Vec<(String, String)>, String> {
+        let mut excluded = Vec::new();
+        let with_programs = items.iter().any(|item| item.name.starts_with("program::"));
+        for (file, pattern, reason) in &self.entries {
+            if pattern.starts_with("kernel::") {
+                continue;
+            }
+            let before = items.len();
+            items.retain(|item| {
+                let is_excluded = matches(pattern, &item.name);
+                if is_excluded {
+                    excluded.push((item.name.clone(), reason.clone()));
+                }
+                !is_excluded
+            });
+            if items.len() == before && with_programs {
+                return Err(format!("{file}: nothing is named {pattern} ({reason})"));
+            }
+        }
+        Ok(excluded)
+    }
+
+    /// Why a complaint of the kernel is a known one: `kernel::TEXT` is listed, and it has the text.
+    pub(crate) fn complaint(&self, line: &str) -> Option<&str> {
+        let texts = self.entries.iter().filter_map(|(_, name, reason)| Some((name.strip_prefix("kernel::")?, reason)));
+        texts.filter(|(text, _)| line.contains(text)).map(|(_, reason)| reason.as_str()).next()
+    }
 }
 
 /// The plan as `guest.sh` reads it.
@@ -112,7 +226,13 @@ pub(crate) fn lines(items: &[Item]) -> String {
 /// Lines of a name and the rest; `#` begins a comment.
 fn entries(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.map(|line| line.split_once(char::is_whitespace).unwrap_or((line, ""))).map(|(name, rest)| (name, rest.trim()))
+    lines.map(entry)
+}
+
+/// A name and the rest.
+fn entry(line: &str) -> (&str, &str) {
+    let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    (name, rest.trim())
 }
 
 /// Whether the name is the pattern, or begins with it up to its final `*`.
@@ -135,22 +255,60 @@ mod tests {
     use super::*;
 
     fn items() -> Vec<Item> {
-        ["rc::a", "rc::b", "control::a"].map(|name| Item { name: name.into(), command: String::new() }).into()
+        ["rc::a", "rc::b", "control::a", "program::p"]
+            .map(|name| Item { name: name.into(), command: String::new() })
+            .into()
     }
 
     fn exclude_by(text: &str) -> Result<Vec<String>, String> {
         let mut items = items();
-        exclude_entries(&mut items, text).map(|_| items.into_iter().map(|item| item.name).collect())
+        let mut known = Known::default();
+        known.add("list", text)?;
+        known.exclude(&mut items).map(|_| items.into_iter().map(|item| item.name).collect())
     }
 
     #[test]
     fn exclusions_name_one_or_all_that_begin_so() {
-        assert_eq!(exclude_by("# why\n\nrc::b  it is so\n").unwrap(), ["rc::a", "control::a"]);
-        assert_eq!(exclude_by("rc::*  none").unwrap(), ["control::a"]);
+        assert_eq!(exclude_by("# why\n\nrc::b  it is so\n").unwrap(), ["rc::a", "control::a", "program::p"]);
+        assert_eq!(exclude_by("rc::*  none").unwrap(), ["control::a", "program::p"]);
     }
 
     #[test]
-    fn an_exclusion_of_nothing_is_a_mistake() {
+    fn an_exclusion_of_nothing_or_without_a_reason_is_a_mistake() {
         assert!(exclude_by("rc::c  gone").unwrap_err().contains("rc::c"));
+        assert!(exclude_by("rc::a").unwrap_err().contains("no reason"));
+    }
+
+    #[test]
+    fn complaints_of_the_kernel_are_known_by_a_part_of_them() {
+        let mut known = Known::default();
+        known.add("list", "kernel::rxe_resp.c:12  it is so").unwrap();
+        assert_eq!(known.complaint("WARNING: CPU: 0 at drivers/rxe_resp.c:12 f+0x1"), Some("it is so"));
+        assert_eq!(known.complaint("WARNING: CPU: 0 at drivers/rxe_req.c:12 f+0x1"), None);
+        assert!(known.exclude(&mut items()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn program_lines_may_name_devices() {
+        let text = "a  run $X\nrxe,soft: b  other\nsiw: c  third\n";
+        let names = |device| program_lines(text, device).into_iter().map(|item| item.name).collect::<Vec<_>>();
+        assert_eq!(names("rxe"), ["program::a", "program::b"]);
+        assert_eq!(names("siw"), ["program::a", "program::c"]);
+        assert_eq!(names("soft"), ["program::a", "program::b"]);
+    }
+
+    #[test]
+    fn scripts_list_their_cases() {
+        let folder = std::env::temp_dir().join(format!("xtask-cases-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let script = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+        script("some.sh", "#!/bin/bash\n# cases: two\necho \"one_$2\"; echo two\n");
+        script("none.sh", "#!/bin/bash\nexit 1\n");
+        let names =
+            script_cases(&folder, "rxe").map(|items| items.into_iter().map(|item| item.name).collect::<Vec<_>>());
+        assert_eq!(names.unwrap(), ["some::one_rxe", "some::two"]);
+        script("bad.sh", "#!/bin/bash\n# cases: a bad one\necho 'a; b'\n");
+        assert!(script_cases(&folder, "rxe").unwrap_err().contains("no name for a case"));
+        fs::remove_dir_all(folder).unwrap();
     }
 }

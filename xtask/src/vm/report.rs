@@ -1,35 +1,39 @@
 //! What the guest says of each test, and the table at the end.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fmt, fs, path::Path};
 
-/// The outcome of a run.
+use super::plan::Known;
+
+/// What the kernel says when it has a fault.
+const COMPLAINTS: [&str; 5] = ["BUG: ", "Oops", "WARNING: ", "general protection fault", "Kernel panic"];
+
+/// The outcome of a run on one device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     passed: usize,
-    skipped: Vec<String>,
-    failed: Vec<String>,
-    /// Known faults, which were not run.
-    pub(crate) excluded: Vec<String>,
+    /// Name and reason.
+    skipped: Vec<(String, String)>,
+    pub(crate) failed: Vec<String>,
+    /// Known faults, which were not run: name and reason.
+    pub(crate) excluded: Vec<(String, String)>,
     /// Planned, and not run.
     missing: usize,
+    pub(crate) seconds: u64,
+    /// The part of it that the guest ran.
+    pub(crate) guest_seconds: u64,
 }
 
 impl Report {
-    /// Reads `out/results`, in which each line is a word, a status, seconds and a name; prints what failed.
-    pub(crate) fn read(out: &Path, planned: usize) -> Self {
+    /// Reads `out/results`, in which each line is a word, a status, seconds and a name.
+    pub(crate) fn read(&mut self, out: &Path, planned: usize) {
         let text = fs::read_to_string(out.join("results")).unwrap_or_default();
-        let report = Self::parse(&text, planned, |index| {
+        self.parse(&text, planned, |index| {
             let log = fs::read(out.join("log").join((index + 1).to_string())).unwrap_or_default();
             String::from_utf8_lossy(&log).into_owned()
         });
-        for failed in &report.failed {
-            println!("\n---- {failed}");
-        }
-        report
     }
 
-    fn parse(results: &str, planned: usize, log: impl Fn(usize) -> String) -> Self {
-        let mut report = Self::default();
+    fn parse(&mut self, results: &str, planned: usize, log: impl Fn(usize) -> String) {
         let mut seen = 0;
         for (index, line) in results.lines().filter(|line| *line != "end").enumerate() {
             let mut fields = line.splitn(4, '\t');
@@ -37,41 +41,31 @@ impl Report {
             let (word, status, _seconds, name) = (field(), field(), field(), field());
             seen += 1;
             match word {
-                "ok" => report.passed += 1,
-                "skipped" => {
-                    let log = log(index);
-                    let reason = log.lines().find_map(|line| line.split_once("SKIP ")).map(|(_, reason)| reason);
-                    report.skipped.push(format!("{name}: {}", reason.unwrap_or("?")));
-                }
-                _ => report.failed.push(format!("{name} ({word}, status {status})\n{}", log(index).trim())),
+                "ok" => self.passed += 1,
+                "skipped" => self.skipped.push((name.to_owned(), reason(&log(index)))),
+                _ => self.failed.push(format!("{name} ({word}, status {status})\n{}", log(index).trim())),
             }
         }
-        report.missing = planned.saturating_sub(seen);
-        report
+        self.missing = planned.saturating_sub(seen);
     }
 
-    /// Prints the table. An error if something failed, or if nothing was tested.
-    pub(crate) fn conclude(&self, device: &str, kernel: &str, guest: Result<(), String>) -> Result<(), String> {
-        println!();
-        for skipped in &self.skipped {
-            println!("skipped: {skipped}");
+    /// What the kernel complained of is a failure, unless it is known.
+    pub(crate) fn complaints(&mut self, console: &str, known: &Known) {
+        for line in complaints(console) {
+            match known.complaint(line) {
+                Some(reason) => self.excluded.push((format!("kernel: {line}"), reason.to_owned())),
+                None => self.failed.push(format!("kernel: {line}")),
+            }
         }
-        for excluded in &self.excluded {
-            println!("excluded: {excluded}");
+    }
+
+    pub(crate) fn print_failures(&self) {
+        for failed in &self.failed {
+            println!("\n---- {failed}");
         }
-        println!(
-            "{:<8} {:<8} {:>7} {:>8} {:>7} {:>9} {:>8}",
-            "device", "kernel", "passed", "skipped", "failed", "excluded", "not run"
-        );
-        println!(
-            "{device:<8} {kernel:<8} {:>7} {:>8} {:>7} {:>9} {:>8}",
-            self.passed,
-            self.skipped.len(),
-            self.failed.len(),
-            self.excluded.len(),
-            self.missing
-        );
-        guest?;
+    }
+
+    fn verdict(&self) -> Result<(), String> {
         match (self.failed.len(), self.missing, self.passed) {
             (0, 0, 0) => Err("nothing was tested".into()),
             (0, 0, _) => Ok(()),
@@ -81,31 +75,131 @@ impl Report {
     }
 }
 
+/// The reason in a log: what stands behind `SKIP`, and behind the test's own name.
+fn reason(log: &str) -> String {
+    let text = log.lines().find_map(|line| line.split_once("SKIP ")).map_or("?", |(_, text)| text);
+    let is_name = |name: &str| !name.is_empty() && !name.contains(char::is_whitespace);
+    match text.split_once(": ") {
+        Some((name, reason)) if is_name(name) => reason.to_owned(),
+        _ => text.to_owned(),
+    }
+}
+
+/// The lines of a console in which the kernel has a fault.
+pub(crate) fn complaints(console: &str) -> impl Iterator<Item = &str> {
+    console.lines().map(str::trim).filter(|line| COMPLAINTS.iter().any(|word| line.contains(word)))
+}
+
+/// One row for each device and kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Table(Vec<(String, String, Report)>);
+
+impl Table {
+    pub(crate) fn push(&mut self, device: &str, kernel: &str, report: Report) {
+        self.0.push((device.to_owned(), kernel.to_owned(), report));
+    }
+
+    /// An error if something failed, was not run, or if on some device nothing was tested.
+    pub(crate) fn verdict(&self) -> Result<(), String> {
+        let verdict = |(device, kernel, report): &(String, String, Report)| {
+            report.verdict().err().map(|error| format!("{device} {kernel}: {error}"))
+        };
+        let errors: Vec<_> = self.0.iter().filter_map(verdict).collect();
+        if errors.is_empty() { Ok(()) } else { Err(errors.join("; ")) }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<8} {:<8} {:>7} {:>8} {:>7} {:>9} {:>8} {:>8} {:>9}",
+            "device", "kernel", "passed", "skipped", "failed", "excluded", "not run", "seconds", "in guest"
+        )?;
+        for (device, kernel, report) in &self.0 {
+            writeln!(
+                f,
+                "{device:<8} {kernel:<8} {:>7} {:>8} {:>7} {:>9} {:>8} {:>8} {:>9}",
+                report.passed,
+                report.skipped.len(),
+                report.failed.len(),
+                report.excluded.len(),
+                report.missing,
+                report.seconds,
+                report.guest_seconds
+            )?;
+        }
+        for (device, kernel, report) in &self.0 {
+            for (what, list) in [("skipped", &report.skipped), ("excluded", &report.excluded)] {
+                let mut reasons = BTreeMap::<&str, Vec<&str>>::new();
+                for (name, reason) in list {
+                    reasons.entry(reason).or_default().push(name);
+                }
+                for (reason, names) in reasons {
+                    writeln!(f, "{what} on {device} {kernel}: {}: {reason} ({})", names.len(), names.join(", "))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parsed(results: &str, planned: usize, log: impl Fn(usize) -> String) -> Report {
+        let mut report = Report::default();
+        report.parse(results, planned, log);
+        report
+    }
+
+    fn table(reports: impl IntoIterator<Item = Report>) -> Table {
+        let mut table = Table::default();
+        reports.into_iter().for_each(|report| table.push("rxe", "6.1", report));
+        table
+    }
 
     #[test]
     fn results_are_counted_with_their_reasons() {
         let results = "ok\t0\t0.1\ta\nskipped\t0\t0.1\tb\nFAILED\t101\t1.0\tc\nTIMEOUT\t124\t9.0\td\nend\n";
         let log = |index| if index == 1 { "test b ... SKIP b: no atomics\nok".to_owned() } else { "why".to_owned() };
-        let report = Report::parse(results, 5, log);
+        let report = parsed(results, 5, log);
         assert_eq!((report.passed, report.failed.len(), report.missing), (1, 2, 1));
-        assert_eq!(report.skipped, ["b: b: no atomics"]);
+        assert_eq!(report.skipped, [("b".to_owned(), "no atomics".to_owned())]);
         assert!(report.failed[0].starts_with("c (FAILED, status 101)\nwhy"));
-        assert!(report.conclude("rxe", "6.1", Ok(())).is_err());
+        assert_eq!(report.verdict(), Err("2 failed, 1 were not run".into()));
     }
 
     #[test]
-    fn only_skips_are_a_failure() {
-        let report = Report::parse("skipped\t0\t0.1\tb\nend\n", 1, |_| String::new());
-        assert_eq!(report.conclude("rxe", "6.1", Ok(())), Err("nothing was tested".into()));
+    fn skips_are_counted_by_reason() {
+        let results = "ok\t0\t0.1\tx\nskipped\t0\t0.1\ta\nskipped\t0\t0.1\tb\nend\n";
+        let table = table([parsed(results, 3, |_| "SKIP no atomics: none".into())]);
+        assert!(table.to_string().contains("skipped on rxe 6.1: 2: no atomics: none (a, b)"), "{table}");
+        assert_eq!(table.verdict(), Ok(()));
     }
 
     #[test]
-    fn a_guest_that_died_is_a_failure() {
-        let report = Report::parse("ok\t0\t0.1\ta\n", 1, |_| String::new());
-        assert!(report.conclude("rxe", "6.1", Err("gone".into())).is_err());
-        assert!(report.conclude("rxe", "6.1", Ok(())).is_ok());
+    fn only_skips_are_a_failure_on_every_device() {
+        let skips = || parsed("skipped\t0\t0.1\tb\nend\n", 1, |_| String::new());
+        assert_eq!(skips().verdict(), Err("nothing was tested".into()));
+        let good = parsed("ok\t0\t0.1\ta\nend\n", 1, |_| String::new());
+        assert_eq!(table([good, skips()]).verdict(), Err("rxe 6.1: nothing was tested".into()));
+    }
+
+    #[test]
+    fn a_device_that_is_absent_is_a_failure() {
+        // The guest's script ends before the first test.
+        assert_eq!(parsed("", 12, |_| String::new()).verdict(), Err("0 failed, 12 were not run".into()));
+    }
+
+    #[test]
+    fn a_complaint_of_the_kernel_is_a_failure() {
+        let console =
+            "[ 1.0] fine\n[    2.5] WARNING: CPU: 0 PID: 1 at drivers/infiniband/sw/rxe/rxe_resp.c:12 f+0x1\n";
+        let mut report = parsed("ok\t0\t0.1\ta\nend\n", 1, |_| String::new());
+        report.complaints(console, &Known::default());
+        assert!(report.failed[0].contains("rxe_resp.c:12"));
+        assert_eq!(report.verdict(), Err("1 failed".into()));
     }
 }

@@ -18,9 +18,10 @@ const TOOLS: [(&str, &str); 9] = [
 const COMPILER: [(&str, &str); 3] = [("make", "make"), ("gcc-12", "gcc-12"), ("strip", "binutils")];
 
 /// Says in one line what is missing, if anything is.
-pub(crate) fn check(with_compiler: bool) -> Result<(), String> {
+pub(crate) fn check(with_guest: bool, with_compiler: bool) -> Result<(), String> {
+    let tools = if with_guest { &TOOLS[..] } else { &[] };
     let compiler = if with_compiler { &COMPILER[..] } else { &[] };
-    let missing: Vec<_> = TOOLS.iter().chain(compiler).filter(|(program, _)| !is_there(program)).collect();
+    let missing: Vec<_> = tools.iter().chain(compiler).filter(|(program, _)| !is_there(program)).collect();
     if missing.is_empty() {
         return Ok(());
     }
