@@ -1,99 +1,22 @@
 //! Runs the programs as a user does: on the software device, with good and with bad arguments, and with ranks that die.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-
-/// Nothing here takes longer, on a machine that does other things as well.
-const LIMIT: Duration = Duration::from_secs(120);
-
-fn program(name: &str) -> Command {
-    let path = match name {
-        "all_reduce" => env!("CARGO_BIN_EXE_all_reduce"),
-        "pingpong" => env!("CARGO_BIN_EXE_pingpong"),
-        _ => env!("CARGO_BIN_EXE_devinfo"),
-    };
-    let mut command = Command::new(path);
-    command.env_clear().env("RDMA_DEVICE", "soft0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-fn start(name: &str, args: &[&str]) -> Child {
-    program(name).args(args).spawn().unwrap()
-}
-
-/// Waits for a program, but not for ever.
-fn finish(mut child: Child) -> Output {
-    let deadline = Instant::now() + LIMIT;
-    // Read while it runs: a full pipe would stop it.
-    let mut stdout = child.stdout.take().unwrap();
-    let mut stderr = child.stderr.take().unwrap();
-    let out = std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        stdout.read_to_end(&mut bytes).map(|_| bytes)
-    });
-    let err = std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        stderr.read_to_end(&mut bytes).map(|_| bytes)
-    });
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            panic!("still running after {LIMIT:?}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    Output { status, stdout: out.join().unwrap().unwrap(), stderr: err.join().unwrap().unwrap() }
-}
 
 /// As [`finish`], for a program whose output goes elsewhere.
 fn finish_without_output(mut child: Child) -> Output {
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     Output { status: child.wait().unwrap(), stdout: Vec::new(), stderr: err.into_bytes() }
-}
-
-fn run(name: &str, args: &[&str]) -> Output {
-    finish(start(name, args))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Runs a program that is to succeed, and returns its standard output.
-fn succeed(name: &str, args: &[&str]) -> String {
-    let output = run(name, args);
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{name} {args:?}: {}\n{out}\n{err}", output.status);
-    out
-}
-
-/// Checks that a program has failed with one line on standard error that contains `part`.
-fn has_failed(what: &str, output: &Output, part: &str) {
-    let err = text(&output.stderr);
-    assert!(!output.status.success(), "{what} succeeded");
-    assert!(output.status.code().is_some_and(|code| code != 101), "{what}: {}\n{err}", output.status);
-    assert_eq!(err.lines().count(), 1, "{what}: more or less than one line:\n{err}");
-    assert!(err.contains(part), "{what}: {part:?} is not in {err}");
-}
-
-fn fail(name: &str, args: &[&str], part: &str) {
-    has_failed(&format!("{name} {args:?}"), &run(name, args), part);
-}
-
-/// An address of this host that nobody listens on: `host` is a number that no other test uses.
-fn free_address(host: u8) -> String {
-    // Ports of 127.0.0.1 come and go with other connections; those of its neighbours are the test's own.
-    TcpListener::bind(format!("127.0.0.{host}:0")).unwrap().local_addr().unwrap().to_string()
 }
 
 mod devinfo {
@@ -274,14 +197,7 @@ mod all_reduce {
         let root = free_address(6);
         let common = ["--world", "2", "--root", &root, "--timeout", "3", "--max", "64"];
         let rank = start("all_reduce", &[&common[..], &["--rank", "0"]].concat());
-        let deadline = Instant::now() + LIMIT;
-        let mut stream = loop {
-            match TcpStream::connect(&root) {
-                Ok(stream) => break stream,
-                Err(error) => assert!(Instant::now() < deadline, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let mut stream = connect(&root);
         // A hello of 16384 bytes, of which one comes each tenth of a second.
         let begun = Instant::now();
         let dripping = stream.write_all(b"rdma-job\0\0\0\x01H\0\0\x40\0").is_ok();
@@ -306,14 +222,7 @@ mod all_reduce {
     fn a_peer_of_another_version_is_refused() {
         let root = free_address(3);
         let rank = start("all_reduce", &["--rank", "0", "--world", "2", "--root", &root]);
-        let deadline = Instant::now() + LIMIT;
-        let mut stream = loop {
-            match TcpStream::connect(&root) {
-                Ok(stream) => break stream,
-                Err(error) => assert!(Instant::now() < deadline, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let mut stream = connect(&root);
         stream.write_all(b"rdma-job\0\0\x03\xe7").unwrap();
         has_failed("rank 0", &finish(rank), "version 999");
     }

@@ -13,7 +13,7 @@ use rdma_examples::bootstrap::{self, Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
 use rdma_examples::device::{DeviceOptions, announce};
 use rdma_examples::launcher::{self, Place, Root};
-use rdma_examples::pingpong::{Link, Op, Settings, bandwidth, latency, report};
+use rdma_examples::pingpong::{Link, Op, Settings, bandwidth, compat, latency, report};
 use rdma_examples::placement::{self, Bind};
 use rdma_examples::progress::Progress;
 use rdma_examples::{Failure, table};
@@ -31,19 +31,22 @@ struct Args {
     server: Option<String>,
     #[command(flatten)]
     device: DeviceOptions,
-    /// What to measure with
-    #[arg(long, value_enum, default_value_t = Op::Send)]
-    op: Op,
-    /// What to measure
-    #[arg(long, value_enum, default_value_t = Test::Both)]
-    test: Test,
-    /// One message size (default: 2 bytes to 8M)
+    /// What to measure with (default: send)
+    #[arg(long, value_enum)]
+    op: Option<Op>,
+    /// What to measure (default: both)
+    #[arg(long, value_enum)]
+    test: Option<Test>,
+    /// Speak to rdma-core's ibv_rc_pingpong on the other side: one size of messages, back and forth
+    #[arg(long)]
+    compat: bool,
+    /// One message size (default: 2 bytes to 8M; with --compat 4096)
     #[arg(short, long, value_name = "SIZE")]
     size: Option<Size>,
-    /// Messages of each size (default: 1000 for latency, 5000 for bandwidth, fewer for large ones)
+    /// Messages of each size (default: 1000 for latency, 5000 for bandwidth, fewer for large ones; with --compat 1000)
     #[arg(short = 'n', long, value_name = "N")]
     iters: Option<usize>,
-    /// Largest packet payload on the path: 256, 512, 1024, 2048, 4096 (default: the port's)
+    /// Largest packet payload on the path: 256, 512, 1024, 2048, 4096 (default: the port's; with --compat 1024)
     #[arg(short, long, value_name = "BYTES")]
     mtu: Option<u32>,
     /// Wait for completion events in place of polling
@@ -52,15 +55,21 @@ struct Args {
     /// Check the contents of every message
     #[arg(short, long)]
     check: bool,
-    /// Messages under way at once in bandwidth tests
-    #[arg(short, long, value_name = "N", default_value_t = 128)]
-    tx_depth: u32,
+    /// Messages under way at once in bandwidth tests (default: 128)
+    #[arg(short, long, value_name = "N")]
+    tx_depth: Option<u32>,
+    /// Receives posted at a time, as far as memory allows (default: 500)
+    #[arg(short, long, value_name = "N", requires = "compat")]
+    rx_depth: Option<u32>,
+    /// Service level
+    #[arg(short = 'l', long, value_name = "N", requires = "compat")]
+    sl: Option<u8>,
     /// Seconds to wait for the other process
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     timeout: u64,
-    /// Pin each process to a core
-    #[arg(long, value_enum, default_value_t = Bind::Auto)]
-    bind: Bind,
+    /// Pin each process to a core (default: auto)
+    #[arg(long, value_enum)]
+    bind: Option<Bind>,
     /// Print one JSON object in place of tables
     #[arg(short = 'J', long)]
     json: bool,
@@ -79,11 +88,16 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+    if args.compat {
+        let options = args.compat_options()?;
+        let Some(place) = args.place()? else { return Ok(()) };
+        return compat::run(place, &args.device, &options);
+    }
     let settings = args.settings()?;
     let Some(place) = args.place()? else { return Ok(()) };
     let terms = Terms {
         program: "pingpong",
-        settings: format!("{settings:?} {:?} {:?} {:?}", args.test, args.size, args.iters),
+        settings: format!("{settings:?} {:?} {:?} {:?}", args.test(), args.size, args.iters),
         roles: Roles::SERVER_AND_CLIENT,
         timeout: Duration::from_secs(args.timeout),
     };
@@ -94,25 +108,64 @@ fn run() -> Result<(), Failure> {
 
 impl Args {
     fn settings(&self) -> Result<Settings, Failure> {
+        self.check_common()?;
+        let depth = self.tx_depth.unwrap_or(128);
+        if depth == 0 || depth > 8192 {
+            return Err(Failure::usage(format!("--tx-depth {depth}: give 1 to 8192")));
+        }
+        let largest = self.sizes().iter().copied().max().unwrap_or(0);
+        cli::check_memory(8 * largest as u128, "the buffers")?;
+        Ok(Settings { op: self.op.unwrap_or(Op::Send), mtu: self.mtu, events: self.events, check: self.check, depth })
+    }
+
+    /// Checks what every kind of run has.
+    fn check_common(&self) -> Result<(), Failure> {
         if self.iters == Some(0) {
             return Err(Failure::usage("--iters 0 measures nothing; give 1 or more"));
-        }
-        if self.tx_depth == 0 || self.tx_depth > 8192 {
-            return Err(Failure::usage(format!("--tx-depth {}: give 1 to 8192", self.tx_depth)));
         }
         if self.timeout == 0 || self.timeout > 86400 {
             return Err(Failure::usage(format!("--timeout {}: give 1 to 86400 seconds", self.timeout)));
         }
-        let sizes = self.sizes();
-        let largest = sizes.iter().copied().max().unwrap_or(0);
-        if largest == 0 {
-            return Err(Failure::usage("--size 0: a message of no bytes has no contents to measure; give 1 or more"));
+        match self.size {
+            Some(Size(0)) => {
+                Err(Failure::usage("--size 0: a message of no bytes has no contents to measure; give 1 or more"))
+            }
+            Some(size) if size.0 > 1 << 30 => Err(Failure::usage(format!("--size {size}: a message has at most 1G"))),
+            _ => Ok(()),
         }
-        if largest > 1 << 30 {
-            return Err(Failure::usage(format!("--size {}: a message has at most 1G", Size(largest))));
+    }
+
+    /// What ibv_rc_pingpong has, too; the rest is refused.
+    fn compat_options(&self) -> Result<compat::Options, Failure> {
+        self.check_common()?;
+        let not_there = |option: String, instead: &str| {
+            Err(Failure::usage(format!("--compat does what ibv_rc_pingpong does, and that has no {option}; {instead}")))
+        };
+        match (self.op, self.test, self.tx_depth, self.bind) {
+            (Some(op @ (Op::Write | Op::Read)), ..) => not_there(format!("--op {op}"), "it sends messages"),
+            (_, Some(Test::Bw | Test::Both), ..) => not_there("bandwidth test".into(), "leave --test out"),
+            (_, _, Some(_), _) => not_there("--tx-depth".into(), "one message is under way at a time"),
+            (_, _, _, Some(Bind::Auto | Bind::Core)) => not_there("--bind".into(), "use taskset, on both sides"),
+            _ => {
+                let usual = compat::Options::new();
+                let options = compat::Options {
+                    size: self.size.map_or(usual.size, |size| size.0),
+                    iterations: self.iters.map_or(usual.iterations, |iters| iters as u64),
+                    mtu: self.mtu.unwrap_or(usual.mtu),
+                    service_level: self.sl.unwrap_or(usual.service_level),
+                    receives: self.rx_depth.unwrap_or(usual.receives),
+                    events: self.events,
+                    check: self.check,
+                    timeout: Duration::from_secs(self.timeout),
+                    json: self.json,
+                };
+                options.validate().map(|()| options)
+            }
         }
-        cli::check_memory(8 * largest as u128, "the buffers")?;
-        Ok(Settings { op: self.op, mtu: self.mtu, events: self.events, check: self.check, depth: self.tx_depth })
+    }
+
+    fn test(&self) -> Test {
+        self.test.unwrap_or(Test::Both)
     }
 
     fn sizes(&self) -> Vec<usize> {
@@ -146,7 +199,7 @@ impl Args {
 fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failure> {
     let chosen = group.agree(args.device.open())?;
     chosen.check_hosts(group)?;
-    let cores = placement::bind(group, args.bind)?;
+    let cores = placement::bind(group, args.bind.unwrap_or(Bind::Auto))?;
     let client = group.rank() == 1;
     // The launcher's two processes share one output, and one line is enough.
     if client || !launcher::is_launched() {
@@ -156,7 +209,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     let mut progress = Progress::new();
     let sizes = args.sizes();
     let print = client && !args.json;
-    if args.test != Test::Bw {
+    if args.test() != Test::Bw {
         for (done, &size) in sizes.iter().enumerate() {
             progress.step("latency", done, sizes.len());
             let mut link = Link::connect(&chosen, group, settings, size, cores.shared)?;
@@ -172,7 +225,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
             latencies.push(row);
         }
     }
-    if args.test != Test::Lat {
+    if args.test() != Test::Lat {
         for (done, &size) in sizes.iter().enumerate() {
             progress.step("bandwidth", done, sizes.len());
             let mut link = Link::connect(&chosen, group, settings, size, cores.shared)?;

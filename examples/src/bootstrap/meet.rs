@@ -60,12 +60,12 @@ pub(super) fn gather(
 }
 
 /// The end of another rank. Its launcher tells of that; without one, this is the place.
-fn lost(why: String) -> Failure {
+pub(crate) fn lost(why: String) -> Failure {
     if launcher::is_launched() { Failure::peer(why) } else { Failure::new(why) }
 }
 
 /// A connection that has to say everything until a deadline, however slowly it does.
-struct Until<'a>(&'a TcpStream, Instant);
+pub(crate) struct Until<'a>(pub(crate) &'a TcpStream, pub(crate) Instant);
 
 impl Read for Until<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -170,7 +170,8 @@ pub(super) fn join(address: &str, own: &Hello, roles: Roles, timeout: Duration) 
     }
 }
 
-fn connect(address: &str, root: &str, timeout: Duration) -> Result<TcpStream, Failure> {
+/// Connects to `root`, what listens at the address, which may start later.
+pub(crate) fn connect(address: &str, root: &str, timeout: Duration) -> Result<TcpStream, Failure> {
     let deadline = Instant::now() + timeout;
     let resolved: Vec<SocketAddr> = address
         .to_socket_addrs()

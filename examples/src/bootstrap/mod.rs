@@ -17,6 +17,7 @@ use crate::failure::Kind;
 use crate::launcher::{Place, Root};
 use crate::{Failure, launcher};
 use frame::Frame;
+pub(crate) use meet::{Until, connect, lost};
 
 /// Where rank 0 listens if nothing else was said: perftest's port.
 pub const DEFAULT_PORT: u16 = 18515;

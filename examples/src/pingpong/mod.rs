@@ -1,6 +1,7 @@
 //! Ping-pong and streams between two processes over one reliable connection.
 
 pub mod bandwidth;
+pub mod compat;
 pub mod latency;
 pub mod link;
 pub mod report;

@@ -1,0 +1,96 @@
+//! What the messages contain.
+//!
+//! `ibv_rc_pingpong` sends one byte over and over, and its receives go to where its sends come from: it sends back what it has
+//! received, as its server from the first message on and as its client from the second. With `-c` its client zeroes the first byte
+//! of each page, and its server looks for that in the end. So a client may send what it likes, if it keeps those bytes zero, and
+//! has to get it back; and a server sees either what the C program begins with, or what a client of ours makes of a message's
+//! number.
+
+use crate::pingpong::fill;
+
+/// What the C program's memory is full of.
+const FILLING: u8 = 0x7b;
+
+/// The contents of messages of one size.
+#[derive(Debug)]
+pub(super) struct Contents {
+    page: usize,
+    expected: Vec<u8>,
+    plain: Vec<u8>,
+}
+
+impl Contents {
+    pub(super) fn new(size: usize) -> Self {
+        use nix::unistd::{SysconfVar, sysconf};
+        let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
+        Self::with_pages(size, page.unwrap_or(4096).max(1))
+    }
+
+    fn with_pages(size: usize, page: usize) -> Self {
+        let mut plain = vec![FILLING; size];
+        mark(&mut plain, page);
+        Self { page, expected: vec![0; size], plain }
+    }
+
+    /// What `ibv_rc_pingpong -c` begins with.
+    pub(super) fn plain(&self) -> &[u8] {
+        &self.plain
+    }
+
+    /// Makes it message `number`, different from all others as far as the size allows.
+    pub(super) fn fill(&self, bytes: &mut [u8], number: u64) {
+        fill(bytes, number);
+        mark(bytes, self.page);
+    }
+
+    /// Whether these bytes are the answer to our message `number`.
+    pub(super) fn is_answer(&mut self, bytes: &[u8], number: u64) -> bool {
+        fill(&mut self.expected, number);
+        mark(&mut self.expected, self.page);
+        bytes == self.expected
+    }
+
+    /// Whether these bytes are a client's message `number`: the C program's, started with `-c`, or ours.
+    pub(super) fn is_message(&mut self, bytes: &[u8], number: u64) -> bool {
+        bytes == self.plain || self.is_answer(bytes, number)
+    }
+}
+
+/// Zeroes the first byte of each page.
+fn mark(bytes: &mut [u8], page: usize) {
+    bytes.iter_mut().step_by(page).for_each(|byte| *byte = 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_programs_contents_are_recognized() {
+        for size in [1, 63, 4096, 4097, 10_000] {
+            let mut contents = Contents::with_pages(size, 4096);
+            // As the C program makes it.
+            let mut theirs = vec![0x7b; size];
+            theirs.chunks_mut(4096).for_each(|page| page[0] = 0);
+            assert!(contents.is_message(&theirs, 0) && contents.is_message(&theirs, 9));
+            let mut ours = vec![0; size];
+            for number in [0, 1, 200] {
+                contents.fill(&mut ours, number);
+                assert!(ours.chunks(4096).all(|page| page[0] == 0));
+                assert!(contents.is_message(&ours, number) && contents.is_answer(&ours, number));
+                // A message of one byte has only that which must be zero.
+                assert_eq!(contents.is_answer(&ours, number + 1), size == 1);
+                let last = size - 1;
+                ours[last] ^= 1;
+                assert!(!contents.is_message(&ours, number));
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_without_its_check_is_noticed() {
+        let mut contents = Contents::with_pages(100, 4096);
+        assert!(!contents.is_message(&[0x7b; 100], 0));
+        assert!(!contents.is_message(&[0; 100], 0));
+    }
+}

@@ -1,0 +1,216 @@
+//! The exchange of addresses over TCP, from either side of it.
+//!
+//! The client speaks first, and the server answers when it is ready to receive. The client's last word says that it has the
+//! answer; after it both close. `ibv_rc_pingpong` reads each with a single call, so each is written with one.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::wire::{Address, DONE, LINE, Quoted};
+use crate::Failure;
+use crate::bootstrap::{self, Until};
+
+/// What the C program's user may have forgotten.
+const GID_HINT: &str = "on RoCE, ibv_rc_pingpong needs -g with the index of its GID";
+
+/// The server: waits for one client, lets `connect` take its address, and only then gives away our own.
+pub(super) fn serve<T>(
+    listener: &TcpListener,
+    own: Address,
+    timeout: Duration,
+    connect: impl FnOnce(&Address) -> Result<T, Failure>,
+) -> Result<(T, Address), Failure> {
+    let deadline = Instant::now() + timeout;
+    let (stream, from) = accept(listener, deadline, timeout)?;
+    let who = format!("the client at {from}");
+    let remote = receive_address(&stream, deadline, &who, "")?;
+    let connected = connect(&remote)?;
+    send(&stream, &own.to_line(), deadline).map_err(|error| gone(&who, &error))?;
+    let mut word = [0; DONE.len()];
+    Until(&stream, deadline).read_exact(&mut word).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            bootstrap::lost(format!("{who} left when it had heard our address; its message says why ({GID_HINT})"))
+        }
+        _ => gone(&who, &error),
+    })?;
+    if word != DONE {
+        return Err(Failure::new(format!("{who} is no ibv_rc_pingpong: it ended with {:?}", Quoted(&word))));
+    }
+    Ok((connected, remote))
+}
+
+/// The client: gives our address to the server, and returns the server's, which can receive by then.
+pub(super) fn join(address: &str, own: Address, timeout: Duration) -> Result<Address, Failure> {
+    let deadline = Instant::now() + timeout;
+    let stream = bootstrap::connect(address, "the server", timeout)?;
+    let who = format!("the server at {address}");
+    stream.set_nodelay(true)?;
+    send(&stream, &own.to_line(), deadline).map_err(|error| gone(&who, &error))?;
+    let remote = receive_address(&stream, deadline, &who, &format!("; its message says why ({GID_HINT})"))?;
+    send(&stream, &DONE, deadline).map_err(|error| gone(&who, &error))?;
+    Ok(remote)
+}
+
+fn accept(
+    listener: &TcpListener,
+    deadline: Instant,
+    timeout: Duration,
+) -> Result<(TcpStream, std::net::SocketAddr), Failure> {
+    listener.set_nonblocking(true)?;
+    loop {
+        match listener.accept() {
+            Ok((stream, from)) => {
+                stream.set_nonblocking(false)?;
+                return Ok((stream, from));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Failure::from(error).context("cannot accept the client's connection")),
+        }
+        if Instant::now() >= deadline {
+            let seconds = timeout.as_secs();
+            return Err(Failure::new(format!(
+                "no client came within {seconds} s; start ibv_rc_pingpong, or pingpong --compat, with this host's address"
+            )));
+        }
+    }
+}
+
+fn receive_address(stream: &TcpStream, deadline: Instant, who: &str, hint: &str) -> Result<Address, Failure> {
+    let mut line = [0; LINE];
+    let mut have = 0;
+    let mut input = Until(stream, deadline);
+    while have < LINE {
+        match input.read(&mut line[have..]) {
+            Ok(0) if have == 0 => {
+                return Err(bootstrap::lost(format!("{who} closed the connection and sent no address{hint}")));
+            }
+            Ok(0) => {
+                return Err(Failure::new(format!(
+                    "{who} is no ibv_rc_pingpong: it sent {:?}, {have} bytes where {LINE} are due",
+                    Quoted(&line[..have])
+                )));
+            }
+            Ok(more) => have += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(gone(who, &error)),
+        }
+    }
+    Address::from_line(&line).map_err(|why| Failure::new(format!("{who} is no ibv_rc_pingpong: {why}")))
+}
+
+fn send(mut stream: &TcpStream, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    stream.set_write_timeout(Some(left))?;
+    stream.write_all(bytes)
+}
+
+fn gone(who: &str, error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            Failure::new(format!("{who} says nothing: is it ibv_rc_pingpong, or pingpong --compat?"))
+        }
+        _ => bootstrap::lost(format!("{who} has gone: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+    use std::thread;
+
+    use rdma::Lid;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn address(qpn: u32) -> Address {
+        Address { lid: Lid(0), qpn, psn: 7, gid: Some("::ffff:10.9.0.1".parse().unwrap()) }
+    }
+
+    fn listener() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        (listener, address)
+    }
+
+    /// What the server makes of a client that says `words`, then `last` after the server's line, and closes.
+    fn serve_client(words: &'static [u8], last: &'static [u8]) -> Result<Address, Failure> {
+        let (listener, at) = listener();
+        let client = thread::spawn(move || {
+            let mut stream = TcpStream::connect(at).unwrap();
+            stream.write_all(words).unwrap();
+            if last.is_empty() {
+                stream.shutdown(Shutdown::Write).unwrap();
+            }
+            let mut line = Vec::new();
+            let mut bytes = [0; LINE];
+            if stream.read_exact(&mut bytes).is_ok() {
+                line.extend(bytes);
+                // The server may have had enough already.
+                drop(stream.write_all(last));
+            }
+            line
+        });
+        let served = serve(&listener, address(1), LIMIT, |_| Ok(()));
+        let line = client.join().unwrap();
+        assert!(line.is_empty() || line == address(1).to_line());
+        served.map(|((), remote)| remote)
+    }
+
+    const GOOD: &[u8] = b"0000:000002:000007:00000000000000000000ffff0a090001\0";
+
+    #[test]
+    fn both_sides_understand_each_other() {
+        let (listener, at) = listener();
+        let client = thread::spawn(move || join(&at, address(2), LIMIT).unwrap());
+        let mut seen = None;
+        let ((), remote) = serve(&listener, address(1), LIMIT, |remote| {
+            seen = Some(*remote);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((remote, seen), (address(2), Some(address(2))));
+        assert_eq!(client.join().unwrap(), address(1));
+    }
+
+    #[test]
+    fn the_server_takes_the_c_client_and_nobody_else() {
+        assert_eq!(serve_client(GOOD, b"done\0").unwrap(), address(2));
+        let refused = |words, last: &'static [u8], part: &str| {
+            let failure = serve_client(words, last).unwrap_err().to_string();
+            assert!(failure.contains(part), "{part:?} is not in {failure}");
+        };
+        refused(b"", b"", "sent no address");
+        refused(b"0000:0000", b"", "9 bytes where 52 are due");
+        refused(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: nobody\r\n\r\n", b"x", "GET / HTTP");
+        refused(GOOD, b"", "left when it had heard our address");
+        refused(GOOD, b"gone\0", "it ended with \"gone\\x00\"");
+    }
+
+    #[test]
+    fn a_server_that_cannot_connect_says_nothing_to_its_client() {
+        let (listener, at) = listener();
+        let client = thread::spawn(move || join(&at, address(2), LIMIT).unwrap_err().to_string());
+        let failure = serve(&listener, address(1), LIMIT, |_| Err::<(), _>(Failure::new("no route"))).unwrap_err();
+        assert_eq!(failure.to_string(), "no route");
+        let heard = client.join().unwrap();
+        assert!(heard.contains("sent no address") && heard.contains("needs -g"), "{heard}");
+    }
+
+    #[test]
+    fn silence_ends() {
+        let (listener, at) = listener();
+        let short = Duration::from_millis(200);
+        let none = serve(&listener, address(1), short, |_| Ok(())).unwrap_err().to_string();
+        assert!(none.contains("no client came"), "{none}");
+        let _silent = TcpStream::connect(&at).unwrap();
+        let silent = serve(&listener, address(1), short, |_| Ok(())).unwrap_err().to_string();
+        assert!(silent.contains("says nothing"), "{silent}");
+        // Accepted by the kernel, and heard by nobody.
+        let unheard = join(&at, address(2), short).unwrap_err().to_string();
+        assert!(unheard.contains("says nothing"), "{unheard}");
+    }
+}

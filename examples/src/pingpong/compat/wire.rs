@@ -1,0 +1,140 @@
+//! What `ibv_rc_pingpong` says over TCP: one line with an address each way, and a word from the client.
+
+use std::fmt;
+
+use rdma::{Endpoint, Gid, Lid, Mtu};
+
+/// `LID:QPN:PSN:GID` in hexadecimal digits, 4, 6, 6 and 32 of them, and the zero byte that ends a string in C.
+pub(super) const LINE: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
+
+/// What the client says when it has the server's line, with the zero byte.
+pub(super) const DONE: [u8; 5] = *b"done\0";
+
+/// The address of a queue pair, as its line has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) lid: Lid,
+    pub(super) qpn: u32,
+    pub(super) psn: u32,
+    /// All zero in the line where the program was started without a GID index.
+    pub(super) gid: Option<Gid>,
+}
+
+impl Address {
+    /// Our own; without the GID where `by_lid`, as `ibv_rc_pingpong` does it when it is given no GID index.
+    pub(super) fn of(endpoint: &Endpoint, by_lid: bool) -> Self {
+        let gid = endpoint.gid.filter(|_| !by_lid);
+        Self { lid: endpoint.lid, qpn: endpoint.qpn, psn: endpoint.psn, gid }
+    }
+
+    /// The endpoint to connect to. The line does not say the MTU, which both sides are given, nor how many reads the peer
+    /// serves, which is none: only messages are sent.
+    pub(super) fn endpoint(&self, mtu: Mtu) -> Endpoint {
+        Endpoint { qpn: self.qpn, psn: self.psn, gid: self.gid, lid: self.lid, mtu, responder_resources: 1 }
+    }
+
+    pub(super) fn to_line(self) -> [u8; LINE] {
+        let gid = u128::from_be_bytes(self.gid.unwrap_or_default().to_bytes());
+        let text = format!("{:04x}:{:06x}:{:06x}:{gid:032x}\0", self.lid.0, self.qpn & 0xff_ffff, self.psn & 0xff_ffff);
+        let mut line = [0; LINE];
+        line.copy_from_slice(text.as_bytes());
+        line
+    }
+
+    /// Reads what a peer sent; says what is wrong with it otherwise.
+    pub(super) fn from_line(line: &[u8; LINE]) -> Result<Self, String> {
+        let strange = || format!("it sent {:?} and no address", Quoted(line));
+        let [text @ .., 0] = line else { return Err(strange()) };
+        let mut fields = text.split(|&byte| byte == b':');
+        let mut field = |digits: usize| fields.next().and_then(|field| hexadecimal(field, digits));
+        let numbers = (field(4), field(6), field(6), field(32), field(0));
+        let (Some(lid), Some(qpn), Some(psn), Some(gid), None) = numbers else { return Err(strange()) };
+        let short = |number: u128| u32::try_from(number).unwrap_or(u32::MAX);
+        let (qpn, gid) = (short(qpn), Gid::from_bytes(gid.to_be_bytes()));
+        if qpn == 0 {
+            return Err("it has queue pair number 0, which no connection can have".to_owned());
+        }
+        let lid = Lid(u16::try_from(lid).unwrap_or(u16::MAX));
+        Ok(Self { lid, qpn, psn: short(psn), gid: (!gid.is_zero()).then_some(gid) })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gid = self.gid.unwrap_or_default();
+        write!(f, "LID {:#06x}, QPN {:#08x}, PSN {:#08x}, GID {gid}", self.lid.0, self.qpn, self.psn)
+    }
+}
+
+/// A number with exactly so many hexadecimal digits.
+fn hexadecimal(field: &[u8], digits: usize) -> Option<u128> {
+    // `from_str_radix` would take a sign, too.
+    let all_digits = field.len() == digits && field.iter().all(u8::is_ascii_hexdigit);
+    let text = std::str::from_utf8(field).ok().filter(|_| all_digits)?;
+    u128::from_str_radix(text, 16).ok()
+}
+
+/// The beginning of what a peer sent, made fit for a terminal.
+pub(super) struct Quoted<'a>(pub(super) &'a [u8]);
+
+impl fmt::Debug for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0[..self.0.len().min(24)].escape_ascii())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> Address {
+        let gid = "::ffff:10.9.0.1".parse().unwrap();
+        Address { lid: Lid(0x1a), qpn: 0x11, psn: 0x7b_1c2d, gid: Some(gid) }
+    }
+
+    /// What `ibv_rc_pingpong` of rdma-core 44 sends for this address.
+    #[test]
+    fn the_line_is_that_of_the_c_program() {
+        let line = address().to_line();
+        assert_eq!(&line[..], b"001a:000011:7b1c2d:00000000000000000000ffff0a090001\0");
+        assert_eq!(Address::from_line(&line), Ok(address()));
+        let by_lid = Address { gid: None, ..address() };
+        assert_eq!(&by_lid.to_line()[..], b"001a:000011:7b1c2d:00000000000000000000000000000000\0");
+        assert_eq!(Address::from_line(&by_lid.to_line()), Ok(by_lid));
+    }
+
+    #[test]
+    fn the_extremes_fit() {
+        let gid = Gid::from_bytes(std::array::from_fn(|i| 0xf0 | u8::try_from(i).unwrap()));
+        let most = Address { lid: Lid(0xffff), qpn: 0xff_ffff, psn: 0xff_ffff, gid: Some(gid) };
+        assert_eq!(&most.to_line()[..], b"ffff:ffffff:ffffff:f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff\0");
+        assert_eq!(Address::from_line(&most.to_line()), Ok(most));
+        let least = Address { lid: Lid(0), qpn: 1, psn: 0, gid: None };
+        assert_eq!(Address::from_line(&least.to_line()), Ok(least));
+    }
+
+    #[test]
+    fn garbage_is_refused_and_quoted() {
+        let good = address().to_line();
+        // Each byte of a good line, spoilt in turn: none of these is taken, save other digits.
+        for at in 0..LINE {
+            for byte in [0, b':', b'g', b'+', b' ', 0x80, 0xff] {
+                let mut bad = good;
+                bad[at] = byte;
+                assert!(bad == good || Address::from_line(&bad).is_err(), "byte {at} is {byte}");
+            }
+        }
+        let mut web = [b' '; LINE];
+        web[..16].copy_from_slice(b"GET / HTTP/1.1\r\n");
+        let complaint = Address::from_line(&web).unwrap_err();
+        assert!(complaint.contains("GET / HTTP/1.1\\r\\n"), "{complaint}");
+        assert!(Address::from_line(&[0; LINE]).is_err());
+        assert!(Address::from_line(&[0xff; LINE]).unwrap_err().is_ascii());
+    }
+
+    #[test]
+    fn a_queue_pair_numbered_0_is_refused() {
+        let nobody = Address { qpn: 0, ..address() };
+        assert!(Address::from_line(&nobody.to_line()).unwrap_err().contains("number 0"));
+    }
+}

@@ -1,0 +1,114 @@
+#!/bin/bash
+# cases: `pingpong --compat` against rdma-core's ibv_rc_pingpong, on rxe.
+#
+# A case is our side of it, a size, and more words in any order: `events` (both sides sleep), `checked` (both look at contents),
+# `extended` (the C program posts with ibv_wr_send), `mtu256` (and so on). In those that begin with `refuses` the C program's
+# client is started wrongly, and our server has to say so. `list DEVICE` prints the cases, `run CASE` runs one.
+set -u
+
+list() {
+  [ "$1" = rxe ] || return 0
+  local role size how mtu
+  for role in client server; do
+    for size in 1 63 4096 64k 1m 8m; do
+      for how in '' _events_checked _extended_checked; do echo "${role}_$size$how"; done
+    done
+    for mtu in 256 512 1024 2048 4096; do echo "${role}_64k_checked_mtu$mtu"; done
+  done
+  printf '%s\n' refuses_other_size refuses_no_gid refuses_wrong_contents
+}
+
+# Says why the case has failed, with what both programs said.
+fail() {
+  echo "FAILED: $1"
+  tail -n +1 "$out"/*
+  exit 1
+}
+
+# The C program's client does not wait for its server, so it is started again until it finds it. Only that is forgiven.
+c_client() {
+  local status
+  for _ in $(seq 200); do
+    timeout 60 ibv_rc_pingpong "${theirs[@]}" 127.0.0.1 >"$out/c.stdout" 2>"$out/c.stderr"
+    status=$?
+    [ $status -ne 0 ] && grep -q "^Couldn't connect to" "$out/c.stderr" || return $status
+    sleep 0.05
+  done
+  return $status
+}
+
+# Finds the device, its GID, a port and a place for output: $device, $gid, $port, $out.
+prepare() {
+  device=${RDMA_TEST_DEVICE:-rxe0} port=${RDMA_TEST_PORT:-18515}
+  for gid in "/sys/class/infiniband/$device/ports/1/gids"/*; do [[ $(<"$gid") != *0a09:0001 ]] || break; done 2>/dev/null
+  gid=${gid##*/}
+  out=$(mktemp -d)
+  trap 'rm -rf "$out"' EXIT
+}
+
+# Runs our server and the C program's client, with what the arrays say; $ours_status and $their_status are how they ended.
+serve() {
+  timeout 60 pingpong "${ours[@]}" --server "127.0.0.1:$port" >"$out/ours.stdout" 2>"$out/ours.stderr" &
+  c_client || their_status=$?
+  wait $! || ours_status=$?
+}
+
+refuses() {
+  local device gid port out ours_status=0 their_status=0 theirs ours reason
+  prepare
+  theirs=(-d "$device" -p "$port" -n 40)
+  ours=(--compat --device "$device" --gid-index "$gid" --iters 40 --timeout 20)
+  case $1 in
+    other_size) theirs+=(-g "$gid" -s 8192) reason='give both the same size' ;;
+    no_gid) reason='ibv_rc_pingpong needs -g' ;;
+    wrong_contents) theirs+=(-g "$gid") ours+=(--check) reason='40 messages of 4096 bytes had wrong contents' ;;
+    *) echo "refuse what?"; exit 2 ;;
+  esac
+  serve
+  [ $ours_status -eq 1 ] || fail "pingpong ended with status $ours_status"
+  grep -q "$reason" "$out/ours.stderr" || fail "pingpong did not say: $reason"
+  [ "$1" = wrong_contents ] || [ $their_status -ne 0 ] || fail 'ibv_rc_pingpong noticed nothing'
+}
+
+run() {
+  local words=${1//_/ } role size mtu=1024 iterations word device gid port out theirs ours ours_status=0 their_status=0
+  [[ $1 != refuses_* ]] || { refuses "${1#refuses_}"; return; }
+  read -r role size words <<<"$words"
+  case $size in 64k) size=65536 iterations=10 ;; 1m) size=1048576 iterations=4 ;; 8m) size=8388608 iterations=2 ;; *) iterations=40 ;; esac
+  theirs=() ours=()
+  for word in $words; do
+    case $word in
+      events) theirs+=(-e) ours+=(--events) ;;
+      checked) theirs+=(-c) ours+=(--check) ;;
+      extended) theirs+=(-N) ;;
+      mtu*) mtu=${word#mtu} ;;
+      *) echo "what is $word?"; exit 2 ;;
+    esac
+  done
+  prepare
+  # A port of this MTU: its netdev has to have a larger one, and keeps it, because other cases may run meanwhile.
+  if [ "$mtu" -gt 1024 ] && [ "$(</sys/class/net/d0/mtu)" -lt 4200 ]; then ip link set d0 mtu 9000; fi
+  theirs+=(-d "$device" -g "$gid" -p "$port" -s "$size" -n "$iterations" -m "$mtu")
+  ours+=(--compat --device "$device" --gid-index "$gid" --size "$size" --iters "$iterations" --mtu "$mtu" --timeout 60)
+  case $role in
+    client)
+      timeout 60 ibv_rc_pingpong "${theirs[@]}" >"$out/c.stdout" 2>"$out/c.stderr" &
+      timeout 60 pingpong "${ours[@]}" "127.0.0.1:$port" >"$out/ours.stdout" 2>"$out/ours.stderr" || ours_status=$?
+      wait $! || their_status=$?
+      ;;
+    server) serve ;;
+    *) echo "what is $role?"; exit 2 ;;
+  esac
+  [ $ours_status -eq 0 ] || fail "pingpong ended with status $ours_status"
+  [ $their_status -eq 0 ] || fail "ibv_rc_pingpong ended with status $their_status"
+  # It ends well even where its check did not.
+  ! grep -q 'invalid data' "$out/c.stdout" || fail 'ibv_rc_pingpong found wrong contents'
+  [[ " $words " != *' checked '* ]] || grep -q 'contents checked' "$out/ours.stdout" || fail 'pingpong did not check'
+  grep -q "^$((2 * size * iterations)) bytes in" "$out/ours.stdout" || fail 'pingpong counts other bytes'
+  grep -q "^$((2 * size * iterations)) bytes in" "$out/c.stdout" || fail 'ibv_rc_pingpong counts other bytes'
+}
+
+case ${1-} in
+  list | run) "$@" ;;
+  *) echo "usage: compat.sh list DEVICE | run CASE"; exit 2 ;;
+esac
