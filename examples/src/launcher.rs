@@ -190,44 +190,9 @@ fn end_all(ranks: &mut Vec<Rank>) {
     }
 }
 
-/// The rank and world size that mpirun, Slurm or torchrun gave to this process, and torchrun's root.
-#[must_use]
-pub fn place_from_environment() -> Option<(usize, usize, Option<String>)> {
-    place_from(|name| env::var(name).ok())
-}
-
-fn place_from(variable: impl Fn(&str) -> Option<String>) -> Option<(usize, usize, Option<String>)> {
-    let number = |name: &str| variable(name)?.parse::<usize>().ok();
-    let names = [
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("PMI_RANK", "PMI_SIZE"),
-        ("SLURM_PROCID", "SLURM_NTASKS"),
-        ("RANK", "WORLD_SIZE"),
-    ];
-    let (rank, world) = names.iter().find_map(|(rank, world)| Some((number(rank)?, number(world)?)))?;
-    let root = variable("MASTER_ADDR").map(|host| {
-        let port = variable("MASTER_PORT").unwrap_or_else(|| bootstrap::DEFAULT_PORT.to_string());
-        format!("{host}:{port}")
-    });
-    Some((rank, world, root))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn found(set: &[(&str, &str)]) -> Option<(usize, usize, Option<String>)> {
-        place_from(|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
-    }
-
-    #[test]
-    fn environments_of_other_launchers_are_read() {
-        assert_eq!(found(&[]), None);
-        assert_eq!(found(&[("SLURM_PROCID", "3")]), None);
-        assert_eq!(found(&[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "8")]), Some((3, 8, None)));
-        let torch = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node7"), ("MASTER_PORT", "99")];
-        assert_eq!(found(&torch), Some((1, 2, Some("node7:99".to_owned()))));
-    }
 
     #[test]
     fn ends_are_told_apart() {

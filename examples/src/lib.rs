@@ -10,6 +10,7 @@ pub mod cli;
 pub mod collectives;
 pub mod device;
 pub mod devinfo;
+pub mod environment;
 pub mod failure;
 pub mod launcher;
 pub mod pingpong;

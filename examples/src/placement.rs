@@ -1,32 +1,35 @@
 //! Where a process stands in its job: started by this package's launcher, by hand, by mpirun, Slurm or torchrun; or
 //! being the launcher itself.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::bootstrap::Group;
+use crate::environment::{self, Meeting};
 use crate::launcher::{self, Outcome, Place, Root};
 use crate::{Failure, bootstrap};
 
 /// More local ranks than this are a mistake, not a job.
 const MOST_RANKS: usize = 256;
+/// Local ranks, if nobody says how many.
+const RANKS: usize = 4;
 
 /// The options that say which rank this is, or how many to start.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PlacementOptions {
-    /// Ranks to start on this machine
-    #[arg(short = 'r', long, value_name = "N", default_value_t = 4, conflicts_with_all = ["rank", "world"])]
-    pub ranks: usize,
+    /// Ranks to start on this machine (default: 4, unless mpirun, Slurm or torchrun has started this process)
+    #[arg(short = 'r', long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
+    pub ranks: Option<usize>,
     /// This process's rank, in a job that is started by hand (default: what mpirun, Slurm or torchrun says)
     #[arg(long, value_name = "N", requires = "world", requires = "root")]
     pub rank: Option<usize>,
     /// How many ranks the job has
     #[arg(long, value_name = "N", requires = "rank")]
     pub world: Option<usize>,
-    /// Where rank 0 listens: an address of its host
+    /// Where rank 0 listens: an address of its host (default: what the environment says, or the one host of all ranks)
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
     /// Seconds to wait for other ranks
@@ -54,8 +57,8 @@ impl PlacementOptions {
     /// # Errors
     /// One line of complaint.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.ranks == 0 || self.ranks > MOST_RANKS {
-            return Err(Failure::usage(format!("--ranks {}: give 1 to {MOST_RANKS}", self.ranks)));
+        if let Some(ranks) = self.ranks.filter(|&ranks| ranks == 0 || ranks > MOST_RANKS) {
+            return Err(Failure::usage(format!("--ranks {ranks}: give 1 to {MOST_RANKS}")));
         }
         if let (Some(rank), Some(world)) = (self.rank, self.world) {
             if rank >= world {
@@ -72,6 +75,14 @@ impl PlacementOptions {
             return Err(Failure::usage(format!("--timeout {}: give 1 to 86400 seconds", self.timeout)));
         }
         Ok(())
+    }
+
+    /// How many ranks this process starts, or 1 where it is a rank itself.
+    #[must_use]
+    pub fn local_ranks(&self) -> usize {
+        let is_rank =
+            self.rank.is_some() || launcher::is_launched() || self.ranks.is_none() && environment::told().is_some();
+        if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
     }
 
     /// How long to wait for other ranks.
@@ -91,21 +102,55 @@ impl PlacementOptions {
         if let (Some(rank), Some(world), Some(root)) = (self.rank, self.world, &self.root) {
             return Ok(Some(Place { rank, world, root: Root::Address(root.clone()), job: 0 }));
         }
-        if let Some((rank, world, root)) = launcher::place_from_environment() {
-            let root = self.root.clone().or(root).ok_or_else(|| {
-                Failure::usage(format!(
-                    "this is rank {rank} of {world} by its environment; say with --root host:{} where rank 0 listens",
-                    bootstrap::DEFAULT_PORT
-                ))
-            })?;
-            check_address(&root)?;
-            return Ok(Some(Place { rank, world, root: Root::Address(root), job: 0 }));
+        if self.ranks.is_none() {
+            if let Some(place) = from_environment(self.root.as_deref()) {
+                return place.map(Some);
+            }
         }
         if let Some(root) = &self.root {
             return Err(Failure::usage(format!("--root {root} needs --rank and --world")));
         }
-        launch(self.ranks, |rank| format!("rank {rank}")).map(|()| None)
+        launch(self.ranks.unwrap_or(RANKS), |rank| format!("rank {rank}")).map(|()| None)
     }
+}
+
+/// The place that another launcher has given to this process: `None` where there is none. `root` goes before what the environment
+/// says of where to meet.
+#[must_use]
+pub fn from_environment(root: Option<&str>) -> Option<Result<Place, Failure>> {
+    environment::told().map(|told| {
+        let environment::Told { launcher, rank, world, meeting, job } = told;
+        let root = match (root, meeting) {
+            (Some(root), _) => check_address(root).map(|()| Root::Address(root.to_owned()))?,
+            (None, Some(meeting)) => meet_at(&meeting, rank)?,
+            (None, None) => {
+                let port = bootstrap::DEFAULT_PORT;
+                return Err(Failure::usage(format!(
+                    "this is rank {rank} of {world} by the environment of {launcher}, which does not say where the first of its hosts is; \
+                     say with --root HOST:{port} where rank 0 listens"
+                )));
+            }
+        };
+        Ok(Place { rank, world, root, job })
+    })
+}
+
+/// Rank 0 listens on all addresses: a host's own name may be a loopback address to itself.
+fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
+    let Meeting { host, port } = meeting;
+    let bracketed =
+        if host.parse::<Ipv6Addr>().is_ok() { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    check_address(&bracketed)?;
+    let is_local = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    match (rank, is_local) {
+        (0, true) => bootstrap::listen(&bracketed).map(Root::Listener),
+        // Both versions of IP, where there are both.
+        (0, false) => bootstrap::listen(&format!("[::]:{port}"))
+            .or_else(|_| bootstrap::listen(&format!("0.0.0.0:{port}")))
+            .map(Root::Listener),
+        _ => Ok(Root::Address(bracketed)),
+    }
+    .map_err(|failure| failure.context("where the environment says that rank 0 listens (--root says otherwise)"))
 }
 
 /// Starts local ranks, and waits for them.

@@ -11,7 +11,7 @@ list() {
   local role size how mtu
   for role in client server; do
     for size in 1 63 4096 64k 1m 8m; do
-      for how in '' _events_checked _extended_checked; do echo "${role}_$size$how"; done
+      for how in _events _extended_checked; do echo "${role}_$size$how"; done
     done
     for mtu in 256 512 1024 2048 4096; do echo "${role}_64k_checked_mtu$mtu"; done
   done

@@ -117,7 +117,7 @@ fn job<T: Element>(args: &Args) -> Result<(), Failure> {
     }
     let tuning = args.tuning()?;
     if !launcher::is_launched() {
-        let local = if args.placement.rank.is_some() { 1 } else { args.placement.ranks };
+        let local = args.placement.local_ranks();
         let needed = local as u128 * (2 * args.max.0 as u128 + OVERHEAD);
         cli::check_memory(needed, &format!("two tensors of {} for {local} ranks", args.max))?;
     }

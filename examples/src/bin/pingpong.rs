@@ -64,6 +64,10 @@ struct Args {
     /// Service level
     #[arg(short = 'l', long, value_name = "N", requires = "compat")]
     sl: Option<u8>,
+    /// Where rank 0, which is the server, listens under mpirun, Slurm or torchrun (default: what the environment says, or the one
+    /// host of both)
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["server", "connect"])]
+    root: Option<String>,
     /// Seconds to wait for the other process
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     timeout: u64,
@@ -184,6 +188,20 @@ impl Args {
             (Some(address), _) => (0, address),
             (None, Some(address)) => (1, address),
             (None, None) => {
+                if let Some(place) = placement::from_environment(self.root.as_deref()) {
+                    let place = place?;
+                    return match place.world {
+                        2 => Ok(Some(place)),
+                        world => Err(Failure::usage(format!(
+                            "ping-pong is for 2 processes, and the environment says {world}"
+                        ))),
+                    };
+                }
+                if let Some(root) = &self.root {
+                    return Err(Failure::usage(format!(
+                        "--root {root} is for mpirun, Slurm and torchrun; give it to --server"
+                    )));
+                }
                 let name = |rank: usize| if rank == 0 { "the server" } else { "the client" }.to_owned();
                 return placement::launch(2, name).map(|()| None);
             }

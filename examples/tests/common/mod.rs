@@ -2,7 +2,7 @@
 
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary has this module, and needs a part of it")]
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -97,4 +97,17 @@ pub fn connect(address: &str) -> TcpStream {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Whether a program that a test needs is there. Without it the test counts as skipped, and in CI as failed.
+pub fn has(test: &str, tool: &str, package: &str) -> bool {
+    let reason = match Command::new(tool).arg("--version").stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => format!("{tool} --version ended with {}", output.status),
+        Err(error) => format!("no {tool} (Debian's {package}): {error}"),
+    };
+    assert!(std::env::var_os("CI").is_none_or(|value| value != "true"), "in CI, this test must run: {reason}");
+    // Not through the macros, whose output of tests that pass is not shown.
+    std::io::stderr().write_all(format!("SKIP {test}: {reason}\n").as_bytes()).unwrap();
+    false
 }

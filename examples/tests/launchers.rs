@@ -1,0 +1,187 @@
+//! The programs as ranks of a job that somebody else has started: by mpirun, and in the environments of Slurm, torchrun and Hydra.
+//! No rank is told its number or that of the others by an option.
+
+mod common;
+
+use std::process::{Command, Output, Stdio};
+
+use common::*;
+use serde_json::Value;
+
+const SMALL: [&str; 7] = ["--json", "--max", "4K", "-f", "8", "-n", "2"];
+
+/// Starts a rank for each environment, in the order given, and returns how they ended.
+fn ranks(name: &str, args: &[&str], environments: &[Vec<(&str, String)>]) -> Vec<Output> {
+    let start = |environment: &Vec<(&str, String)>| {
+        let mut command = program(name);
+        command.args(args);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.spawn().unwrap()
+    };
+    let children: Vec<_> = environments.iter().map(start).collect();
+    children.into_iter().map(finish).collect()
+}
+
+fn all_succeed(outputs: &[Output]) {
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.status.success(), "process {rank}: {}\n{}", output.status, text(&output.stderr));
+    }
+}
+
+/// Checks that these ranks have summed, and that one of them has printed so.
+fn have_summed(outputs: &[Output]) {
+    all_succeed(outputs);
+    let printed: Vec<String> =
+        outputs.iter().map(|output| text(&output.stdout)).filter(|out| !out.is_empty()).collect();
+    assert_eq!(printed.len(), 1, "one rank prints: {printed:?}");
+    is_right(&printed[0], outputs.len());
+}
+
+fn is_right(out: &str, ranks: usize) {
+    let report: Value = serde_json::from_str(out).unwrap_or_else(|error| panic!("{error}: {out}"));
+    assert_eq!(report["ranks"], ranks);
+    let results = report["results"].as_array().unwrap();
+    assert!(!results.is_empty() && results.iter().all(|row| row["in_place"]["nwrong"] == 0), "{out}");
+}
+
+/// A number that no other job on this machine has: from it comes the port.
+fn job(test: u32) -> String {
+    (u64::from(std::process::id()) * 100 + u64::from(test)).to_string()
+}
+
+fn set(
+    rank: usize,
+    world: usize,
+    names: (&'static str, &'static str),
+    more: &[(&'static str, &str)],
+) -> Vec<(&'static str, String)> {
+    let mut all = vec![(names.0, rank.to_string()), (names.1, world.to_string())];
+    all.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
+    all
+}
+
+const SLURM: (&str, &str) = ("SLURM_PROCID", "SLURM_NTASKS");
+
+#[test]
+fn slurm_on_one_host() {
+    let job = job(1);
+    let more =
+        [("SLURM_JOB_ID", job.as_str()), ("SLURM_STEP_ID", "0"), ("SLURM_NNODES", "1"), ("SLURM_NODELIST", "node7")];
+    // Rank 0 comes last, and the others wait for it.
+    let environments: Vec<_> = (0..4).rev().map(|rank| set(rank, 4, SLURM, &more)).collect();
+    have_summed(&ranks("all_reduce", &SMALL, &environments));
+}
+
+#[test]
+fn slurm_with_a_list_of_hosts() {
+    let job = job(2);
+    for more in [
+        // The first host of the list is this one.
+        [("SLURM_JOB_ID", job.as_str()), ("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "localhos[t-x],other")],
+        [("SLURM_JOB_ID", job.as_str()), ("SLURM_NNODES", "2"), ("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")],
+    ] {
+        let environments: Vec<_> = (0..3).map(|rank| set(rank, 3, SLURM, &more)).collect();
+        have_summed(&ranks("all_reduce", &SMALL, &environments));
+    }
+}
+
+#[test]
+fn two_jobs_of_one_host_do_not_meet() {
+    let (one, two) = (job(3), job(4));
+    let environments = |job: &str| -> Vec<_> {
+        (0..2).map(|rank| set(rank, 2, SLURM, &[("SLURM_JOB_ID", job), ("SLURM_NNODES", "1")])).collect()
+    };
+    let (one, two) = (environments(&one), environments(&two));
+    let other = std::thread::spawn(move || have_summed(&ranks("all_reduce", &SMALL, &two)));
+    have_summed(&ranks("all_reduce", &SMALL, &one));
+    other.join().unwrap();
+}
+
+#[test]
+fn torchrun_says_where_to_meet() {
+    let address = free_address(30);
+    let (host, port) = address.split_once(':').unwrap();
+    let torch = |rank: usize| {
+        let local = rank.to_string();
+        let more =
+            [("LOCAL_RANK", local.as_str()), ("LOCAL_WORLD_SIZE", "3"), ("MASTER_ADDR", host), ("MASTER_PORT", port)];
+        set(rank, 3, ("RANK", "WORLD_SIZE"), &more)
+    };
+    let environments: Vec<_> = (0..3).map(torch).collect();
+    have_summed(&ranks("all_reduce", &SMALL, &environments));
+}
+
+#[test]
+fn hydra_needs_a_port_of_its_own() {
+    let address = free_address(31);
+    let hydra = |world, local| move |rank| set(rank, world, ("PMI_RANK", "PMI_SIZE"), &[("MPI_LOCALNRANKS", local)]);
+    let environments: Vec<_> = (0..3).map(hydra(3, "3")).collect();
+    have_summed(&ranks("all_reduce", &[&SMALL[..], &["--root", &address]].concat(), &environments));
+    // On several hosts nobody knows which is the first.
+    let environments: Vec<_> = (0..1).map(hydra(3, "1")).collect();
+    has_failed("rank 0", &ranks("all_reduce", &SMALL, &environments)[0], "mpiexec, which does not say where");
+}
+
+#[test]
+fn pingpong_takes_its_side_from_the_environment() {
+    let job = job(5);
+    let more = [("SLURM_JOB_ID", job.as_str()), ("SLURM_NNODES", "1")];
+    let args = ["--json", "--size", "64", "-n", "10"];
+    let outputs = ranks("pingpong", &args, &[set(1, 2, SLURM, &more), set(0, 2, SLURM, &more)]);
+    all_succeed(&outputs);
+    let report: Value = serde_json::from_str(&text(&outputs[0].stdout)).unwrap();
+    assert_eq!(report["program"], "pingpong");
+    let three = ranks("pingpong", &args, &[set(1, 3, SLURM, &more)]);
+    has_failed("one of three", &three[0], "2 processes, and the environment says 3");
+}
+
+#[test]
+fn an_option_goes_before_the_environment() {
+    let more = [("SLURM_JOB_ID", "1"), ("SLURM_NNODES", "1")];
+    let outputs = ranks("all_reduce", &[&SMALL[..], &["--ranks", "2"]].concat(), &[set(1, 7, SLURM, &more)]);
+    all_succeed(&outputs);
+    is_right(&text(&outputs[0].stdout), 2);
+}
+
+/// Open MPI's launcher with so many processes of a program.
+fn mpirun(count: &str, name: &str, args: &[&str]) -> Output {
+    let mut command = Command::new("mpirun");
+    command.args(["-n", count, "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]);
+    let program = program(name);
+    command.arg(program.get_program()).args(args).env("RDMA_DEVICE", "soft0");
+    finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
+#[test]
+fn mpirun_starts_ranks() {
+    if !has("mpirun_starts_ranks", "mpirun", "openmpi-bin") {
+        return;
+    }
+    let output = mpirun("3", "all_reduce", &SMALL);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    is_right(&text(&output.stdout), 3);
+}
+
+#[test]
+fn mpirun_starts_pingpong() {
+    if !has("mpirun_starts_pingpong", "mpirun", "openmpi-bin") {
+        return;
+    }
+    let output = mpirun("2", "pingpong", &["--json", "--size", "64", "-n", "10"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_str(&text(&output.stdout)).unwrap();
+    assert_eq!(report["latency"].as_array().unwrap().len(), 1);
+    let compat = mpirun("2", "pingpong", &["--compat", "--check", "-n", "10"]);
+    assert!(compat.status.success() && text(&compat.stdout).contains("contents checked"), "{}", text(&compat.stderr));
+}
+
+#[test]
+fn mpirun_hears_of_a_failure() {
+    if !has("mpirun_hears_of_a_failure", "mpirun", "openmpi-bin") {
+        return;
+    }
+    let output = mpirun("2", "all_reduce", &["--device", "mlx9_9"]);
+    assert!(!output.status.success());
+    let err = text(&output.stderr);
+    assert!(err.contains("all_reduce: ") && err.contains("mlx9_9"), "{err}");
+}
