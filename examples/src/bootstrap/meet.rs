@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::Roles;
@@ -10,6 +11,8 @@ use crate::{Failure, launcher};
 
 /// How long a connection may take to say who it is.
 const HELLO_TIME: Duration = Duration::from_secs(2);
+/// Connections that may be about to say it at a time; further ones wait.
+const MOST_UNHEARD: usize = 64;
 
 /// Rank 0: waits until every other rank has come.
 pub(super) fn gather(
@@ -20,10 +23,26 @@ pub(super) fn gather(
 ) -> Result<Vec<(usize, TcpStream)>, Failure> {
     let deadline = Instant::now() + timeout;
     let mut ranks: Vec<Option<TcpStream>> = (0..own.world).map(|_| None).collect();
+    let (heard, hearing) = channel();
+    let mut unheard = 0;
     listener.set_nonblocking(true)?;
     while ranks[1..].iter().any(Option::is_none) {
-        match listener.accept() {
-            Ok((mut stream, from)) => match greet(&mut stream, own, &ranks) {
+        // Each may take its time, and none shall take that of the others.
+        let accepted = if unheard < MOST_UNHEARD { listener.accept() } else { Err(io::ErrorKind::WouldBlock.into()) };
+        match accepted {
+            Ok((stream, from)) => {
+                let heard = heard.clone();
+                let listen = move || drop(heard.send(Caller::hear(stream, from)));
+                std::thread::Builder::new().name("greeting".into()).stack_size(128 << 10).spawn(listen)?;
+                unheard += 1;
+                continue;
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(Failure::from(error).context("cannot accept a rank's connection")),
+        }
+        if let Ok(Caller { mut stream, from, hello }) = hearing.recv_timeout(Duration::from_millis(1)) {
+            unheard -= 1;
+            match hello.and_then(|hello| admit(&mut stream, &hello, own, &ranks)) {
                 Ok(rank) => ranks[rank] = Some(stream),
                 Err(Rejected::Stranger(what)) => {
                     drop(writeln!(io::stderr(), "{}: ignored a connection from {from}: {what}", own.program));
@@ -35,10 +54,7 @@ pub(super) fn gather(
                     }
                     return Err(Failure::new(why));
                 }
-            },
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Failure::from(error).context("cannot accept a rank's connection")),
+            }
         }
         if Instant::now() >= deadline {
             let missing: Vec<String> =
@@ -86,7 +102,21 @@ enum Rejected {
     Rank(String),
 }
 
-fn greet(stream: &mut TcpStream, own: &Hello, ranks: &[Option<TcpStream>]) -> Result<usize, Rejected> {
+/// Who has connected, and what it says of itself.
+struct Caller {
+    stream: TcpStream,
+    from: SocketAddr,
+    hello: Result<Hello, Rejected>,
+}
+
+impl Caller {
+    fn hear(stream: TcpStream, from: SocketAddr) -> Self {
+        let hello = hear(&stream);
+        Self { stream, from, hello }
+    }
+}
+
+fn hear(stream: &TcpStream) -> Result<Hello, Rejected> {
     let stranger = |error: io::Error| {
         Rejected::Stranger(match error.kind() {
             io::ErrorKind::UnexpectedEof => "it left before it had said who it is".to_owned(),
@@ -107,7 +137,11 @@ fn greet(stream: &mut TcpStream, own: &Hello, ranks: &[Option<TcpStream>]) -> Re
             )));
         }
     }
-    let peer = Hello::read(&mut input).map_err(stranger)?;
+    Hello::read(&mut input).map_err(stranger)
+}
+
+/// The rank that a connection becomes.
+fn admit(stream: &mut TcpStream, peer: &Hello, own: &Hello, ranks: &[Option<TcpStream>]) -> Result<usize, Rejected> {
     if peer.job != own.job {
         refuse(stream, "this rank belongs to another job");
         return Err(Rejected::Stranger("it belongs to another job".to_owned()));

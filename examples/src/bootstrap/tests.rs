@@ -134,6 +134,21 @@ fn ranks_that_do_not_fit_are_refused() {
     }
 }
 
+/// One after the other, these would have the door for longer than there is time.
+#[test]
+fn silent_strangers_do_not_keep_ranks_waiting() {
+    let (listener, address) = listener();
+    let silent: Vec<_> = (0..10).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let zero = thread::spawn(move || {
+        Group::meet(Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 }, &terms("same")).map(drop)
+    });
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
+    let mut group = Group::meet(place, &terms("same")).unwrap();
+    drop(group.barrier());
+    zero.join().unwrap().unwrap();
+    drop(silent);
+}
+
 #[test]
 fn strangers_are_ignored() {
     let (listener, address) = listener();
