@@ -55,6 +55,10 @@ operations! {
     DestroyQp = "ibv_destroy_qp",
     PostSend = "ibv_post_send",
     PostRecv = "ibv_post_recv",
+    CreateAh = "ibv_create_ah",
+    DestroyAh = "ibv_destroy_ah",
+    AttachMulticast = "ibv_attach_mcast",
+    DetachMulticast = "ibv_detach_mcast",
 }
 
 impl fmt::Display for Operation {
@@ -217,6 +221,10 @@ impl Error {
             (Operation::ModifyQp, ErrorKind::InvalidInput) => {
                 "the set of attributes is right, so a value is not: check port, P_Key and GID index, MTU and address"
             }
+            (Operation::CreateAh, ErrorKind::Timeout) => {
+                "the address could not be resolved: check the GID index and the route to the peer's GID"
+            }
+            (Operation::CreateAh, ErrorKind::InvalidInput) => "check port, GID index, LID and GID of the path",
             (Operation::CreateCq | Operation::CreateQp, ErrorKind::InvalidInput) => {
                 "ask for less: compare with the device's limits (max_cqe, max_qp_wr, max_sge, inline data)"
             }

@@ -76,6 +76,7 @@
 //! `soft` (default) builds the software device in. `RDMA_SOFT=off` leaves it out of a run.
 
 mod absence;
+mod address;
 mod async_event;
 mod attr;
 mod choose;
@@ -94,11 +95,12 @@ mod types;
 mod wait;
 
 pub use absence::{Finding, HardwareAbsence};
+pub use address::{AddressHandle, Grh, Source};
 pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
 pub use attr::{DeviceAttr, PortAttr};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
 pub use context::Context;
-pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, CqId, Poller, Released};
+pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, CqId, Datagram, Poller, Released};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
 pub use gid::GidEntry;
@@ -109,10 +111,10 @@ pub use mr::{
 pub use pd::ProtectionDomain;
 pub use qp::op;
 pub use qp::{
-    Batch, BatchError, Borrowed, ConnectOptions, Endpoint, EndpointError, HostBytes, InitOptions, InitializedQueuePair,
-    Inline, Local, Owned, Path, PostError, PreparedQueuePair, QpAttr, QpAttrMask, QpBuilder, QpInfo, QpState,
-    QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, Rc, RecvHalf, RecvQueue, Route, Scope, ScopeError,
-    SendHalf, SendQueue, Transport, Writable,
+    Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
+    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Path, PostError,
+    PreparedQueuePair, QpAttr, QpAttrMask, QpBuilder, QpInfo, QpState, QueuePair, RawCompletionQueue, RawPostError,
+    RawQueuePair, Rc, RecvHalf, RecvQueue, Route, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
 };
 pub use types::{
     AckTimeout, AtomicCapability, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError, PhysState,

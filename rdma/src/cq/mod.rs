@@ -12,6 +12,7 @@
 //! 4. Nothing is called in a forked child.
 
 mod channel;
+mod datagram;
 mod poll;
 mod wait;
 
@@ -24,6 +25,7 @@ use rdma_sys::ibv_cq;
 
 pub(crate) use channel::ChannelInner;
 pub use channel::CompletionChannel;
+pub use datagram::Datagram;
 pub use poll::{Completion, Poller, Released};
 
 use crate::context::{Context, ContextInner};

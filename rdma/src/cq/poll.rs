@@ -401,8 +401,8 @@ impl<'a> Completion<'a> {
         self.found.info.opcode()
     }
 
-    /// Bytes received, read, or written by the peer; 0 for other requests and failed ones. A number from the device: check it
-    /// before use as a length.
+    /// Bytes received, read, or written by the peer; 0 for other requests and failed ones. Of a datagram it counts the 40 bytes
+    /// of the header too. A number from the device: check it before use as a length.
     #[inline]
     #[must_use]
     pub fn byte_len(&self) -> usize {
@@ -448,6 +448,17 @@ impl<'a> Completion<'a> {
             return None;
         }
         self.poller.held.peek().and_then(Segment::word)
+    }
+
+    /// The completion, and what the slot said of the request.
+    pub(super) fn parts(&self) -> (&ibv_wc, Info) {
+        (self.wc(), self.found.info)
+    }
+
+    /// The next piece of memory, to look at.
+    pub(super) fn peek(&self) -> Option<&Segment> {
+        // Of a request without memory, nothing is held.
+        self.poller.held.peek()
     }
 
     #[inline(always)]

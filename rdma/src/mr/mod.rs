@@ -203,13 +203,18 @@ impl Segment {
 
     /// Its 8 bytes as a number, if it is 8 bytes of host memory.
     pub(crate) fn word(&self) -> Option<u64> {
-        let mut bytes = [0; size_of::<u64>()];
-        if self.len != bytes.len() || self.kind() == Kind::LocalGpu {
+        if self.len == size_of::<u64>() { self.front().map(u64::from_ne_bytes) } else { None }
+    }
+
+    /// A copy of its first bytes, if it is as much of host memory.
+    pub(crate) fn front<const N: usize>(&self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        if self.len < N || self.kind() == Kind::LocalGpu {
             return None;
         }
-        // SAFETY: M1 and M3: valid for 8 bytes; of a local region nobody else has them (M4), and otherwise M5.
-        unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.pointer.as_ptr(), bytes.len()) };
-        Some(u64::from_ne_bytes(bytes))
+        // SAFETY: M1 and M3: valid for so many bytes; of a local region nobody else has them (M4), and otherwise M5.
+        unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.pointer.as_ptr(), N) };
+        Some(bytes)
     }
 
     #[inline]

@@ -93,9 +93,19 @@ impl fmt::Display for QpAttrMask {
     }
 }
 
-/// The path to a peer.
+/// The path to a peer: of a connection, or for an [`AddressHandle`](crate::AddressHandle).
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{Path, Route};
+/// let route = Route { gid: "::ffff:192.0.2.7".parse()?, source_index: 1, hop_limit: 64, ..Route::default() };
+/// let path = Path { port: 1, route: Some(route), ..Path::default() };
+/// assert_eq!(Path::from_raw(&path.to_raw()), path);
+/// # Ok::<(), rdma::ParseGidError>(())
+/// ```
 #[doc(alias = "ibv_ah_attr")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Path {
     /// The port to leave by.
     pub port: u8,
@@ -103,13 +113,17 @@ pub struct Path {
     pub lid: Lid,
     /// The route by GID: always on Ethernet, and between subnets.
     pub route: Option<Route>,
-    /// The service level.
+    /// The service level: 0 to 15.
     pub service_level: u8,
+    /// What to add to our own LID: which of a port's LIDs it leaves by, on InfiniBand.
+    pub source_path_bits: u8,
+    /// The most that the way there takes (`ibv_rate`); 0: as much as the port gives.
+    pub static_rate: u8,
 }
 
 /// The part of a [`Path`] that crosses subnets.
 #[doc(alias = "ibv_global_route")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Route {
     /// The peer's GID.
     pub gid: Gid,
@@ -119,12 +133,34 @@ pub struct Route {
     pub hop_limit: u8,
     /// The traffic class, on RoCE v2 the IP header's.
     pub traffic_class: u8,
-    /// The flow label.
+    /// The flow label: 20 bits.
     pub flow_label: u32,
 }
 
 impl Path {
-    fn to_raw(self) -> ibv_ah_attr {
+    /// From the C structure.
+    #[must_use]
+    pub fn from_raw(raw: &ibv_ah_attr) -> Self {
+        let route = (raw.is_global != 0).then_some(Route {
+            gid: Gid::from_raw(raw.grh.dgid),
+            source_index: raw.grh.sgid_index,
+            hop_limit: raw.grh.hop_limit,
+            traffic_class: raw.grh.traffic_class,
+            flow_label: raw.grh.flow_label,
+        });
+        Self {
+            port: raw.port_num,
+            lid: Lid(raw.dlid),
+            route,
+            service_level: raw.sl,
+            source_path_bits: raw.src_path_bits,
+            static_rate: raw.static_rate,
+        }
+    }
+
+    /// The C structure.
+    #[must_use]
+    pub fn to_raw(self) -> ibv_ah_attr {
         let grh = self.route.map_or_else(ibv_global_route::default, |route| ibv_global_route {
             dgid: route.gid.to_raw(),
             flow_label: route.flow_label,
@@ -136,8 +172,8 @@ impl Path {
             grh,
             dlid: self.lid.0,
             sl: self.service_level,
-            src_path_bits: 0,
-            static_rate: 0,
+            src_path_bits: self.source_path_bits,
+            static_rate: self.static_rate,
             is_global: self.route.is_some().into(),
             port_num: self.port,
         }
@@ -172,6 +208,12 @@ impl QpAttr {
         Self::new().state(state)
     }
 
+    /// What the connection manager says.
+    #[allow(dead_code, reason = "the connection manager's")]
+    pub(crate) fn from_raw(raw: ibv_qp_attr, mask: QpAttrMask) -> Self {
+        Self { raw, mask }
+    }
+
     fn with(mut self, mask: QpAttrMask, set: impl FnOnce(&mut ibv_qp_attr)) -> Self {
         set(&mut self.raw);
         self.mask |= mask;
@@ -202,6 +244,11 @@ impl QpAttr {
     pub fn access(self, access: RemoteAccess) -> Self {
         let local_write = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         self.with(QpAttrMask::ACCESS_FLAGS, |raw| raw.qp_access_flags = access.bits() | local_write)
+    }
+
+    /// The queue key: which datagrams are taken.
+    pub fn qkey(self, qkey: u32) -> Self {
+        self.with(QpAttrMask::QKEY, |raw| raw.qkey = qkey)
     }
 
     /// The path to the peer.

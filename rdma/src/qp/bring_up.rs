@@ -9,7 +9,7 @@ use super::endpoint::Endpoint;
 use super::{QueuePair, Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::types::{AckTimeout, AtomicCapability, LinkLayer, Mtu, PortState, RemoteAccess, RnrTimer};
+use crate::types::{AckTimeout, AtomicCapability, Gid, Lid, LinkLayer, Mtu, PortState, RemoteAccess, RnrTimer};
 
 /// How many reads and atomics are in service at a time, unless the device can do less: what fills a pipe.
 const READ_DEPTH: u32 = 16;
@@ -166,22 +166,31 @@ impl ConnectOptions {
 
 /// A new queue pair, in the RESET state: bind it to a port next.
 pub struct PreparedQueuePair<T: Transport> {
-    qp: QueuePair<T>,
+    pub(super) qp: QueuePair<T>,
 }
 
 /// A queue pair bound to a port, in the INIT state: receives can be posted, and the peer needs its [`Endpoint`].
 pub struct InitializedQueuePair<T: Transport> {
     pub(crate) qp: QueuePair<T>,
-    local: Local,
+    pub(super) local: T::Start,
 }
 
 /// Our own end.
 #[derive(Debug, Clone, Copy)]
-struct Local {
-    port: u8,
-    gid_index: u8,
-    link_layer: LinkLayer,
+pub struct Local {
+    chosen: Chosen,
     endpoint: Endpoint,
+}
+
+/// The port and GID that were chosen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chosen {
+    pub(super) port: u8,
+    pub(super) gid_index: u8,
+    pub(super) gid: Option<Gid>,
+    pub(super) lid: Lid,
+    pub(super) mtu: Mtu,
+    link_layer: LinkLayer,
 }
 
 impl<T: Transport> PreparedQueuePair<T> {
@@ -231,8 +240,25 @@ fn initialize(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
     if context.inner.is_iwarp() {
         return Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported));
     }
+    let chosen = choose(&context, options.port, options.gid_index)?;
+    let access = options.remote_access.unwrap_or_else(|| all_access(&context));
+    qp.control.modify(&QpAttr::to(QpState::INIT).port(chosen.port).pkey_index(options.pkey_index).access(access))?;
+    let depth = context.device_attr().max_qp_rd_atom().min(READ_DEPTH);
+    let endpoint = Endpoint {
+        qpn: qp.qpn(),
+        psn: options.psn.unwrap_or_else(random_psn),
+        gid: chosen.gid,
+        lid: chosen.lid,
+        mtu: chosen.mtu,
+        responder_resources: u8::try_from(depth).unwrap_or(u8::MAX),
+    };
+    Ok(Local { chosen, endpoint })
+}
+
+/// The port and GID to use, where nothing is said the best of them.
+pub(super) fn choose(context: &Context, port: Option<u8>, gid_index: Option<u8>) -> Result<Chosen> {
     let down = Error::new(Operation::ModifyQp, ErrorKind::PortDown);
-    let port = match options.port {
+    let port = match port {
         Some(port) => port,
         None => context.first_active_port()?.ok_or(down)?,
     };
@@ -241,7 +267,7 @@ fn initialize(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
         return Err(down);
     }
     let link_layer = port_attr.link_layer();
-    let (gid_index, gid) = match options.gid_index {
+    let (gid_index, gid) = match gid_index {
         Some(index) => (index, Some(context.gid(port, index.into())?).filter(|gid| !gid.is_zero())),
         None => match context.best_gid(port)? {
             Some(entry) => (u8::try_from(entry.index).unwrap_or(0), Some(entry.gid)),
@@ -251,18 +277,7 @@ fn initialize(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
     if gid.is_none() && link_layer == LinkLayer::ETHERNET {
         return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
     }
-    let access = options.remote_access.unwrap_or_else(|| all_access(&context));
-    qp.control.modify(&QpAttr::to(QpState::INIT).port(port).pkey_index(options.pkey_index).access(access))?;
-    let depth = context.device_attr().max_qp_rd_atom().min(READ_DEPTH);
-    let endpoint = Endpoint {
-        qpn: qp.qpn(),
-        psn: options.psn.unwrap_or_else(random_psn),
-        gid,
-        lid: port_attr.lid(),
-        mtu: port_attr.active_mtu(),
-        responder_resources: u8::try_from(depth).unwrap_or(u8::MAX),
-    };
-    Ok(Local { port, gid_index, link_layer, endpoint })
+    Ok(Chosen { port, gid_index, gid, lid: port_attr.lid(), mtu: port_attr.active_mtu(), link_layer })
 }
 
 fn all_access(context: &Context) -> RemoteAccess {
@@ -273,7 +288,7 @@ fn all_access(context: &Context) -> RemoteAccess {
 }
 
 /// A number that a packet of an earlier connection is unlikely to have.
-fn random_psn() -> u32 {
+pub(super) fn random_psn() -> u32 {
     let random = RandomState::new().build_hasher().finish();
     u32::try_from(random & 0xff_ffff).unwrap_or(0)
 }
@@ -285,16 +300,15 @@ impl<T: Transport> InitializedQueuePair<T> {
         self.qp.qpn()
     }
 
-    /// What the peer must know to connect.
-    #[must_use]
-    pub fn endpoint(&self) -> Endpoint {
-        self.local.endpoint
-    }
-
-    /// The port that was chosen.
-    #[must_use]
-    pub fn port(&self) -> u8 {
-        self.local.port
+    /// Takes the queue pair back to where [`QpBuilder::build`](super::QpBuilder::build) left it. Buffers in flight are freed.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, with the queue pair.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn reset(self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
+        let local = self.local;
+        self.qp.reset().map_err(|failed| Failed::new(failed.error, Self { qp: failed.object, local }))
     }
 
     /// Leaves the typed steps, as [`PreparedQueuePair::into_manual`] does.
@@ -311,6 +325,18 @@ impl<T: Transport> InitializedQueuePair<T> {
 }
 
 impl InitializedQueuePair<Rc> {
+    /// What the peer must know to connect.
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
+        self.local.endpoint
+    }
+
+    /// The port that was chosen.
+    #[must_use]
+    pub fn port(&self) -> u8 {
+        self.local.chosen.port
+    }
+
     /// Connects to the peer: through RTR to RTS.
     ///
     /// The peer does the same with our [`endpoint`](Self::endpoint); the order does not matter, but what is sent before the peer
@@ -327,21 +353,10 @@ impl InitializedQueuePair<Rc> {
             Err(error) => Err(Failed::new(error, self)),
         }
     }
-
-    /// Takes the queue pair back to where [`QpBuilder::build`](super::QpBuilder::build) left it. Buffers in flight are freed.
-    ///
-    /// # Errors
-    ///
-    /// What the provider reports, with the queue pair.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
-    pub fn reset(self) -> Result<PreparedQueuePair<Rc>, Failed<Self>> {
-        let local = self.local;
-        self.qp.reset().map_err(|failed| Failed::new(failed.error, Self { qp: failed.object, local }))
-    }
 }
 
 fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
-    let path = path(local, remote, options)?;
+    let path = path(&local.chosen, (remote.gid, remote.lid), options, Operation::ModifyQp)?;
     let mtu = [Some(remote.mtu), options.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
     qp.control.modify(
         &QpAttr::to(QpState::RTR)
@@ -365,24 +380,29 @@ fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &Conne
 }
 
 /// By GID on Ethernet and between subnets, by LID within one.
-fn path(local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<Path> {
-    let route = remote.gid.filter(|_| local.endpoint.gid.is_some()).map(|gid| Route {
+pub(super) fn path(
+    local: &Chosen,
+    (gid, lid): (Option<Gid>, Lid),
+    options: &ConnectOptions,
+    operation: Operation,
+) -> Result<Path> {
+    let route = gid.filter(|_| local.gid.is_some()).map(|gid| Route {
         gid,
         source_index: local.gid_index,
         hop_limit: options.hop_limit,
         traffic_class: options.traffic_class,
         flow_label: options.flow_label,
     });
-    let by_lid = local.link_layer != LinkLayer::ETHERNET && local.endpoint.lid.0 != 0 && remote.lid.0 != 0;
-    let same_subnet = match (local.endpoint.gid, remote.gid) {
+    let by_lid = local.link_layer != LinkLayer::ETHERNET && local.lid.0 != 0 && lid.0 != 0;
+    let same_subnet = match (local.gid, gid) {
         (Some(ours), Some(theirs)) => ours.to_bytes()[..8] == theirs.to_bytes()[..8],
         _ => true,
     };
     let route = if by_lid && same_subnet { None } else { route };
     if route.is_none() && !by_lid {
-        return Err(Error::new(Operation::ModifyQp, ErrorKind::Incompatible));
+        return Err(Error::new(operation, ErrorKind::Incompatible));
     }
-    Ok(Path { port: local.port, lid: remote.lid, route, service_level: options.service_level })
+    Ok(Path { port: local.port, lid, route, service_level: options.service_level, ..Path::default() })
 }
 
 impl<T: Transport> fmt::Debug for PreparedQueuePair<T> {

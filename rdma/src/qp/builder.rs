@@ -8,7 +8,7 @@ use rdma_sys::ibv_qp_cap;
 use super::recv::RecvQueue;
 use super::ring::Attached;
 use super::send::{SendLimits, SendQueue};
-use super::{PreparedQueuePair, QpInner, QueuePair, Transport};
+use super::{PreparedQueuePair, QpInner, QueuePair, Transport, datagram};
 use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::pd::{PdInner, ProtectionDomain};
@@ -128,7 +128,7 @@ impl<T: Transport> QpBuilder<T> {
     /// # Errors
     ///
     /// `NoCompletionQueue`; `CompletionQueueTooSmall` with the numbers; `InvalidInput` for more than the device can do;
-    /// `OutOfMemory`.
+    /// `NotSupported` for datagrams on iWARP; `OutOfMemory`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair<T>> {
         let none = Error::new(Operation::CreateQp, ErrorKind::NoCompletionQueue);
@@ -138,6 +138,9 @@ impl<T: Transport> QpBuilder<T> {
         let cap = self.cap();
         // Before locks are taken and memory is allocated for them.
         pd.context.check(Operation::CreateQp)?;
+        if T::IS_DATAGRAM && pd.context.is_iwarp() {
+            return Err(Error::new(Operation::CreateQp, ErrorKind::NotSupported));
+        }
         let device = pd.context.device_attr.as_raw();
         let limit = |device: i32| u32::try_from(device).unwrap_or(0).max(1);
         let (max_wr, max_sge) = (limit(device.max_qp_wr), limit(device.max_sge));
@@ -152,6 +155,7 @@ impl<T: Transport> QpBuilder<T> {
             max_inline: control.cap.max_inline_data,
             signal_all: self.signal_all,
             is_iwarp: pd.context.is_iwarp(),
+            max_message: datagram::LONGEST,
         };
         let send = SendQueue::new(control.raw, send_ring, pd, limits);
         let recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge);

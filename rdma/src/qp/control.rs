@@ -7,7 +7,9 @@ use std::sync::Arc;
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type};
 
 use super::attr::{QpAttr, QpState};
-use super::transition;
+use super::datagram::Datagrams;
+use super::multicast::Groups;
+use super::{QpAttrMask, transition};
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -24,6 +26,8 @@ pub(crate) struct QpInner {
     pub(crate) qpn: u32,
     /// What the provider really gave.
     pub(crate) cap: ibv_qp_cap,
+    /// Of a datagram queue pair.
+    pub(super) datagrams: Option<Box<Datagrams>>,
     /// Destroyed, or leaked.
     done: bool,
 }
@@ -66,6 +70,7 @@ impl QpInner {
         }
         // SAFETY: a new queue pair; its number does not change.
         let qpn = unsafe { (*raw).qp_num };
+        let is_datagram = kind == ibv_qp_type::IBV_QPT_UD;
         Ok(Self {
             raw,
             context: Arc::clone(context),
@@ -74,6 +79,7 @@ impl QpInner {
             recv_cq: Arc::clone(recv_cq),
             qpn,
             cap: init.cap,
+            datagrams: is_datagram.then(|| Box::new(Datagrams::new(Groups::new(raw, context)))),
             done: false,
         })
     }
@@ -108,7 +114,8 @@ impl QpInner {
             }
             // The change did not happen, so the state is still the one that it started from.
             let from = self.state().unwrap_or(QpState::UNKNOWN);
-            transition::explain(from, attr.target(), attr.mask()).map_or(error, |kind| error.with_kind(kind))
+            transition::explain(self.datagrams.is_some(), from, attr.target(), attr.mask())
+                .map_or(error, |kind| error.with_kind(kind))
         })
     }
 
@@ -118,11 +125,15 @@ impl QpInner {
 
     pub(crate) fn query(&self) -> Result<QpInfo> {
         // Everything that reliable connections have; path migration and rate limits are not universal.
-        let mask = super::QpAttrMask::all()
-            - super::QpAttrMask::QKEY
-            - super::QpAttrMask::RATE_LIMIT
-            - super::QpAttrMask::EN_SQD_ASYNC_NOTIFY;
-        self.query_raw(mask.bits())
+        let connected = QpAttrMask::all() - QpAttrMask::QKEY - QpAttrMask::RATE_LIMIT - QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+        let datagram = QpAttrMask::STATE
+            | QpAttrMask::CUR_STATE
+            | QpAttrMask::PKEY_INDEX
+            | QpAttrMask::PORT
+            | QpAttrMask::QKEY
+            | QpAttrMask::SQ_PSN
+            | QpAttrMask::CAP;
+        self.query_raw(if self.datagrams.is_some() { datagram } else { connected }.bits())
     }
 
     fn query_raw(&self, mask: u32) -> Result<QpInfo> {
@@ -140,8 +151,12 @@ impl QpInner {
         self.check(Operation::DestroyQp)?;
         // SAFETY: created by this table, not destroyed before (`done`); its events are acknowledged as they are taken, so this
         // does not wait; no forked child (3).
-        let result = unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
-        Error::check(Operation::DestroyQp, result)?;
+        let result = || unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
+        let destroy = || Error::check(Operation::DestroyQp, result());
+        match &self.datagrams {
+            Some(datagrams) => datagrams.groups.end(destroy)?,
+            None => destroy()?,
+        }
         self.done = true;
         Ok(())
     }
@@ -192,6 +207,12 @@ impl QpInfo {
     #[must_use]
     pub fn path_mtu(&self) -> Mtu {
         Mtu::from_raw(self.attr.path_mtu.0)
+    }
+
+    /// The queue key of datagrams.
+    #[must_use]
+    pub fn qkey(&self) -> u32 {
+        self.attr.qkey
     }
 
     /// The peer's queue pair number.

@@ -4,6 +4,7 @@
 //! queue pair would then release what the other has in flight (S1 of [`send`](super::send)).
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 
 use super::gather::{Owned, Writable};
@@ -11,20 +12,23 @@ use super::op::{Operation, Work};
 use super::post::{Batch, PostError};
 use super::recv::RecvQueue;
 use super::send::SendQueue;
+use super::{Rc, Transport};
 
 /// The send half of a queue pair, for one thread: [`QueuePair::split_mut`](super::QueuePair::split_mut).
-pub struct SendHalf<'a> {
+pub struct SendHalf<'a, T: Transport = Rc> {
     queue: &'a mut SendQueue,
+    transport: PhantomData<T>,
 }
 
 /// The receive half of a queue pair, for one thread: [`QueuePair::split_mut`](super::QueuePair::split_mut).
-pub struct RecvHalf<'a> {
+pub struct RecvHalf<'a, T: Transport = Rc> {
     queue: &'a mut RecvQueue,
+    transport: PhantomData<T>,
 }
 
-impl<'a> SendHalf<'a> {
+impl<'a, T: Transport> SendHalf<'a, T> {
     pub(super) fn new(queue: &'a mut SendQueue) -> Self {
-        Self { queue }
+        Self { queue, transport: PhantomData }
     }
 
     /// Posts a request: [`QueuePair::post_send`](super::QueuePair::post_send).
@@ -34,19 +38,19 @@ impl<'a> SendHalf<'a> {
     /// As there.
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub fn post<O: Operation, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
-        self.queue.post(work)
+    pub fn post<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
+        self.queue.post::<T, O, L>(work)
     }
 
     /// Starts a batch of requests, posted with one doorbell.
-    pub fn batch(&mut self) -> Batch<'_, '_> {
-        self.queue.batch()
+    pub fn batch(&mut self) -> Batch<'_, '_, T> {
+        Batch::new(self.queue)
     }
 }
 
-impl<'a> RecvHalf<'a> {
+impl<'a, T: Transport> RecvHalf<'a, T> {
     pub(super) fn new(queue: &'a mut RecvQueue) -> Self {
-        Self { queue }
+        Self { queue, transport: PhantomData }
     }
 
     /// Posts memory for a message: [`QueuePair::post_recv`](super::QueuePair::post_recv).
@@ -57,11 +61,11 @@ impl<'a> RecvHalf<'a> {
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L>> {
-        self.queue.post(local, token)
+        self.queue.post::<T, L>(local, token)
     }
 }
 
-impl Deref for SendHalf<'_> {
+impl<T: Transport> Deref for SendHalf<'_, T> {
     type Target = SendQueue;
 
     fn deref(&self) -> &SendQueue {
@@ -69,7 +73,7 @@ impl Deref for SendHalf<'_> {
     }
 }
 
-impl Deref for RecvHalf<'_> {
+impl<T: Transport> Deref for RecvHalf<'_, T> {
     type Target = RecvQueue;
 
     fn deref(&self) -> &RecvQueue {
@@ -77,13 +81,13 @@ impl Deref for RecvHalf<'_> {
     }
 }
 
-impl fmt::Debug for SendHalf<'_> {
+impl<T: Transport> fmt::Debug for SendHalf<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.queue.fmt(f)
     }
 }
 
-impl fmt::Debug for RecvHalf<'_> {
+impl<T: Transport> fmt::Debug for RecvHalf<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.queue.fmt(f)
     }

@@ -18,9 +18,12 @@ mod attr;
 mod bring_up;
 mod builder;
 mod control;
+mod datagram;
+mod datagram_endpoint;
 mod endpoint;
 mod gather;
 mod halves;
+mod multicast;
 pub mod op;
 #[cfg(test)]
 mod ownership;
@@ -31,6 +34,7 @@ pub(crate) mod ring;
 pub(crate) mod scope;
 mod scratch;
 pub(crate) mod send;
+pub(crate) mod to;
 mod transition;
 
 use std::fmt;
@@ -41,9 +45,12 @@ pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQu
 pub use builder::QpBuilder;
 pub use control::QpInfo;
 pub(crate) use control::QpInner;
+pub use datagram::DatagramOptions;
+pub use datagram_endpoint::DatagramEndpoint;
 pub use endpoint::{Endpoint, EndpointError};
 pub use gather::{HostBytes, Inline, Local, Owned, Writable};
 pub use halves::{RecvHalf, SendHalf};
+pub use multicast::{MULTICAST_QPN, MulticastAttachment};
 pub use post::{Batch, BatchError, PostError};
 pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
 pub use recv::RecvQueue;
@@ -62,6 +69,12 @@ mod sealed {
 pub trait Transport: sealed::Sealed + Send + Sync + 'static {
     /// The C interface's number for it.
     const TYPE: rdma_sys::ibv_qp_type;
+    /// Messages say where to, are one packet, and arrive with a header.
+    #[doc(hidden)]
+    const IS_DATAGRAM: bool;
+    /// What is kept between INIT and RTS.
+    #[doc(hidden)]
+    type Start: fmt::Debug + Copy + Send + Sync;
 }
 
 /// Reliable connected: messages, RDMA and atomics, in order, to one peer.
@@ -71,6 +84,22 @@ pub enum Rc {}
 impl sealed::Sealed for Rc {}
 impl Transport for Rc {
     const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_RC;
+    const IS_DATAGRAM: bool = false;
+    type Start = bring_up::Local;
+}
+
+/// Unreliable datagrams: messages of one packet, to and from any number of peers; what is lost is lost.
+///
+/// A message arrives behind a header of 40 bytes, and is dropped silently if the receiver has no receive posted, or another
+/// Q_Key than the sender said. iWARP has none.
+#[derive(Debug, Clone, Copy)]
+pub enum Ud {}
+
+impl sealed::Sealed for Ud {}
+impl Transport for Ud {
+    const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_UD;
+    const IS_DATAGRAM: bool = true;
+    type Start = datagram::Start;
 }
 
 /// A queue pair that is ready to send and receive.
@@ -153,6 +182,9 @@ impl<T: Transport> QueuePair<T> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
         self.control.modify(attr)?;
+        if T::IS_DATAGRAM {
+            datagram::follow(&mut self.control, &mut self.send, attr);
+        }
         if attr.target() == Some(QpState::RESET) {
             // The device has let go of everything (2).
             self.send.reclaim();
@@ -189,7 +221,7 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the queue pair, which still works.
+    /// What the provider reports, with the queue pair, which still works, but has left its multicast groups.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn close(mut self) -> Result<(), Failed<Self>> {
@@ -226,6 +258,7 @@ impl<T: Transport> Drop for QueuePair<T> {
         // First of all: a subscriber may panic.
         if forked || result.is_err() {
             self.control.leak();
+            self.send.leak();
         }
         if let Err(error) = &result {
             tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");

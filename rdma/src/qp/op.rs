@@ -16,7 +16,11 @@
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use super::gather::{HostBytes, Inline, Local, Refusal, Writable};
+use super::{Rc, Transport};
+use crate::address::AddressHandle;
 use crate::mr::RemoteSlice;
+
+pub use super::to::{SendImmTo, SendTo, To};
 
 /// What a completed request was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,16 +57,26 @@ impl Opcode {
     }
 }
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// What a [`Work`] does.
-pub trait Operation: sealed::Sealed {
+/// What a [`Work`] does, on a queue pair of transport `T`.
+#[diagnostic::on_unimplemented(
+    message = "a queue pair of transport `{T}` cannot do `{Self}`",
+    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`)"
+)]
+pub trait Operation<T: Transport = Rc>: sealed::Sealed {
     #[doc(hidden)]
     const OPCODE: Opcode;
     #[doc(hidden)]
     const IS_READ: bool = false;
+    /// Whom a datagram is for.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn address(&self) -> Option<&AddressHandle> {
+        None
+    }
     #[doc(hidden)]
     fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal>;
 }
@@ -183,7 +197,7 @@ macro_rules! solicited {
         }
     )* };
 }
-solicited!(SendOp, SendImmOp, WriteImmOp);
+solicited!(SendOp, SendImmOp, WriteImmOp, To<'_, SendOp>, To<'_, SendImmOp>);
 
 macro_rules! inline {
     ($($operation:ty),*) => { $(
@@ -198,7 +212,7 @@ macro_rules! inline {
         }
     )* };
 }
-inline!(SendOp, SendImmOp, WriteOp, WriteImmOp);
+inline!(SendOp, SendImmOp, WriteOp, WriteImmOp, To<'_, SendOp>, To<'_, SendImmOp>);
 
 impl<L: Local> Work<SendOp, L> {
     /// Sends `local`.

@@ -11,7 +11,7 @@ use super::op::{Operation, Work};
 use super::recv::RecvQueue;
 use super::ring::{Claimed, Staged};
 use super::send::SendQueue;
-use super::{InitializedQueuePair, QueuePair, Transport};
+use super::{InitializedQueuePair, QueuePair, Rc, Transport};
 use crate::cq::Released;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -79,35 +79,46 @@ impl<R> From<PostError<R>> for std::io::Error {
 }
 
 impl<T: Transport> QueuePair<T> {
-    /// Posts a request to the send queue: [`SendQueue::post`].
+    /// Posts a request to the send queue. Its memory comes back with its completion.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// With the request, if the device did not take it: `QueueFull` until completions are polled; `OutOfBounds` where the
+    /// remote slice is too short; `TooManySegments`, `TooLong` (a datagram longer than the port's MTU, for one), `InvalidInput`
+    /// (memory or an address handle of another protection domain, or no single 8 bytes for an atomic operation),
+    /// `NotSupported` (a read into a [`Buffer`](crate::Buffer) on iWARP); or what the provider reports. Without the request, if the
+    /// device may have taken it although it reported an error: its memory stays in flight and the queue pair goes to the error
+    /// state.
     #[doc(alias = "ibv_post_send")]
     #[inline]
-    pub fn post_send<O: Operation, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
-        self.send.post(work)
+    pub fn post_send<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
+        self.send.post::<T, O, L>(work)
     }
 
-    /// Posts memory for a message: [`RecvQueue::post`].
+    /// Posts memory for one message: a [`Buffer`](crate::Buffer), an [`ExposedSlice`](crate::ExposedSlice), an array, tuple or
+    /// vector of them, or `()` for messages without data. It comes back with the completion, which carries `token`.
+    ///
+    /// A datagram comes with a header of 40 bytes before it ([`Grh`](crate::Grh)): the memory must have room for both.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// With the memory, if the device did not take it: `QueueFull`, `TooManySegments`, `TooLong`, `OutOfBounds` (less than a
+    /// datagram's header needs), `InvalidInput` (memory of another protection domain), or what the provider reports. Without
+    /// it, if the device may have taken it although it reported an error: it stays in flight and the queue pair goes to the
+    /// error state.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L>> {
-        self.recv.post(local, token)
+        self.recv.post::<T, L>(local, token)
     }
 
     /// Starts a batch of requests for the send queue, posted with one doorbell.
-    pub fn batch(&mut self) -> Batch<'_, '_> {
-        self.send.batch()
+    pub fn batch(&mut self) -> Batch<'_, '_, T> {
+        Batch::new(&mut self.send)
     }
 
     /// Both halves, to be used by two threads at a time.
-    pub fn split_mut(&mut self) -> (SendHalf<'_>, RecvHalf<'_>) {
+    pub fn split_mut(&mut self) -> (SendHalf<'_, T>, RecvHalf<'_, T>) {
         (SendHalf::new(&mut self.send), RecvHalf::new(&mut self.recv))
     }
 
@@ -125,7 +136,7 @@ impl<T: Transport> QueuePair<T> {
 }
 
 impl<T: Transport> InitializedQueuePair<T> {
-    /// Posts memory for a message: [`RecvQueue::post`]. What is posted before connecting is there when the peer's first
+    /// Posts memory for a message: [`QueuePair::post_recv`]. What is posted before connecting is there when the peer's first
     /// message arrives.
     ///
     /// # Errors
@@ -133,7 +144,7 @@ impl<T: Transport> InitializedQueuePair<T> {
     /// As there.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L>> {
-        self.qp.recv.post(local, token)
+        self.qp.post_recv(local, token)
     }
 }
 
@@ -142,18 +153,19 @@ impl<T: Transport> InitializedQueuePair<T> {
 /// Nothing is posted before [`submit`](Self::submit); a batch that is dropped without it drops its requests, one that is
 /// forgotten leaks them.
 #[must_use = "nothing is posted before `submit`"]
-pub struct Batch<'q, 'd> {
+pub struct Batch<'q, 'd, T: Transport = Rc> {
     queue: &'q mut SendQueue,
     /// Requests in the slots after the head. The slots are still free, so that only we touch them.
     len: u32,
     run: u32,
     inline: PhantomData<&'d [u8]>,
+    transport: PhantomData<T>,
 }
 
-impl<'q, 'd> Batch<'q, 'd> {
+impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     pub(super) fn new(queue: &'q mut SendQueue) -> Self {
         let run = queue.attached.producer.run();
-        Self { queue, len: 0, run, inline: PhantomData }
+        Self { queue, len: 0, run, inline: PhantomData, transport: PhantomData }
     }
 
     /// How many requests it holds.
@@ -172,11 +184,11 @@ impl<'q, 'd> Batch<'q, 'd> {
     ///
     /// # Errors
     ///
-    /// With the request, as for [`SendQueue::post`]; `QueueFull` also when the batch is.
+    /// With the request, as for [`QueuePair::post_send`]; `QueueFull` also when the batch is.
     #[inline]
-    pub fn push<O: Operation, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
+    pub fn push<O: Operation<T>, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
         // SAFETY: `work` is forgotten below; if `stage` fails, nothing was parked.
-        let staged = self.queue.stage(self.len, self.run, &work, false, |slot| unsafe {
+        let staged = self.queue.stage::<T, O, L>(self.len, self.run, &work, false, |slot| unsafe {
             let mut count = 0;
             work.local.park(slot, &mut count);
             count
@@ -223,20 +235,20 @@ impl<'q, 'd> Batch<'q, 'd> {
             Some(_) => queue.attached.producer.set_run(run_before + len),
             None => queue.fail(),
         }
-        Err(BatchError { error, queue, first, next: posted.unwrap_or(len), len, current: None })
+        Err(BatchError { error, queue, first, next: posted.unwrap_or(len), len, current: None, restored: false })
     }
 }
 
-impl Drop for Batch<'_, '_> {
+impl<T: Transport> Drop for Batch<'_, '_, T> {
     fn drop(&mut self) {
         if self.len > 0 {
             // SAFETY: `push` described these slots and wrote their segments; nothing was handed over.
-            unsafe { self.queue.attached.producer.discard(self.len) };
+            unsafe { self.queue.attached.producer.discard(self.len, self.queue.address.place()) };
         }
     }
 }
 
-impl fmt::Debug for Batch<'_, '_> {
+impl<T: Transport> fmt::Debug for Batch<'_, '_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch").field("len", &self.len).finish_non_exhaustive()
     }
@@ -254,6 +266,8 @@ pub struct BatchError<'q> {
     next: u32,
     len: u32,
     current: Option<Claimed>,
+    /// The address handle of what the device took is back (A2 of [`to`](super::to)).
+    restored: bool,
 }
 
 impl BatchError<'_> {
@@ -276,7 +290,11 @@ impl BatchError<'_> {
             let staged = self.queue.attached.producer.after(self.first, self.next);
             self.next += 1;
             self.current = self.queue.attached.producer.take_back(staged);
-            if self.current.is_some() {
+            if let Some(claimed) = &mut self.current {
+                if let Some(address) = claimed.take_address().filter(|_| !self.restored) {
+                    self.restored = true;
+                    self.queue.address.restore(address);
+                }
                 break;
             }
         }

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_recv_wr};
 
+use super::Transport;
 use super::gather::{Local, Owned, Refusal, SgeList, Writable};
 use super::op::Opcode;
 use super::post::PostError;
 use super::ring::{Attached, Claimed, Info, Staged, Vacant};
 use super::scratch::Scratch;
 use super::send::{ended, post_error, set_error};
+use crate::address::Grh;
 use crate::context::ContextInner;
 use crate::error::{Error, Operation as Verb};
 use crate::fork;
@@ -56,21 +58,13 @@ impl RecvQueue {
         self.attached.producer.depth()
     }
 
-    /// Posts memory for one message: a [`Buffer`](crate::Buffer), an [`ExposedSlice`](crate::ExposedSlice), an array, tuple or
-    /// vector of them, or `()` for messages without data. It comes back with the completion, which carries `token`.
-    ///
-    /// # Errors
-    ///
-    /// With the memory, if the device did not take it: `QueueFull`, `TooManySegments`, `TooLong`, `InvalidInput` (memory of
-    /// another protection domain), or what the provider reports. Without it, if the device may have taken it although it
-    /// reported an error: it stays in flight and the queue pair goes to the error state.
-    #[doc(alias = "ibv_post_recv")]
+    /// [`QueuePair::post_recv`](super::QueuePair::post_recv).
     #[inline]
-    pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L>> {
+    pub(super) fn post<T: Transport, L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L>> {
         // Should anything below panic, it is leaked: the slot may have it.
         let local = ManuallyDrop::new(local);
         // SAFETY: `local` is forgotten below once the request is posted, and the slot's copies are if it is not.
-        let staged = self.stage(&*local, token, false, |slot| unsafe {
+        let staged = self.stage::<T, L>(&local, token, false, |slot| unsafe {
             let mut count = 0;
             local.park(slot, &mut count);
             count
@@ -101,7 +95,7 @@ impl RecvQueue {
 
     /// Fills in the request and the slot at the head. `park` writes the segments and says how many.
     #[inline(always)]
-    pub(super) fn stage<L: Local>(
+    pub(super) fn stage<T: Transport, L: Local>(
         &mut self,
         local: &L,
         token: u64,
@@ -115,10 +109,13 @@ impl RecvQueue {
         let (wr, sges) = unsafe { self.scratch.request_0() };
         let mut list = SgeList::new(sges, self.domain);
         local.describe(&mut list)?;
-        let (segments, _) = list.finish();
+        let (segments, len) = list.finish();
+        if T::IS_DATAGRAM && len < Grh::LEN as u64 {
+            return Err(Refusal::OutOfBounds);
+        }
         let Some(mut slot) = self.attached.producer.vacant() else { return Err(Refusal::QueueFull) };
         let count = park(&mut slot);
-        slot.describe(token, Info::new(0, count, Opcode::Recv).scoped(scoped));
+        slot.describe(token, Info::new(0, count, Opcode::Recv).scoped(scoped).datagram(T::IS_DATAGRAM));
         wr.wr_id = slot.wr_id();
         wr.next = ptr::null_mut();
         wr.num_sge = segments;

@@ -171,7 +171,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
     /// # Errors
     ///
     /// As for [`QueuePair::post_send`]; `InvalidInput` if the scope's poller is not the send queue's.
-    pub fn post_send<O: Operation, L: Borrowed<'env>>(
+    pub fn post_send<O: Operation<T>, L: Borrowed<'env>>(
         &mut self,
         work: Work<O, L>,
     ) -> Result<(), PostError<Work<O, L>>> {
@@ -183,7 +183,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         let send = &mut self.qp.send;
         let run = send.attached.producer.run();
         let shared = &self.shared;
-        let staged = send.stage(0, run, &work, true, |slot| {
+        let staged = send.stage::<T, O, L>(0, run, &work, true, |slot| {
             // C2.
             shared.outstanding.fetch_add(1, Ordering::Relaxed);
             slot.set_scope(Arc::clone(shared));
@@ -222,7 +222,7 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             return Err(PostError::new(wrong, Some(local)));
         }
         let shared = &self.shared;
-        let staged = self.qp.recv.stage(&local, 0, true, |slot| {
+        let staged = self.qp.recv.stage::<T, L>(&local, 0, true, |slot| {
             // C2.
             shared.outstanding.fetch_add(1, Ordering::Relaxed);
             slot.set_scope(Arc::clone(shared));

@@ -16,11 +16,15 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_send_wr};
 
+#[cfg(doc)]
+use super::QueuePair;
+use super::Transport;
 use super::gather::{Local, Owned, Refusal, SgeList};
 use super::op::{Operation, SIGNALED, Work};
-use super::post::{Batch, PostError};
-use super::ring::{Attached, Info, Staged, Vacant};
+use super::post::PostError;
+use super::ring::{Attached, Claimed, Info, Staged, Vacant};
 use super::scratch::Scratch;
+use super::to::LastAddress;
 use crate::context::ContextInner;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
 use crate::fork;
@@ -38,6 +42,8 @@ pub(crate) struct SendLimits {
     pub(crate) signal_all: bool,
     /// Read sinks need remote write access.
     pub(crate) is_iwarp: bool,
+    /// Bytes that a datagram can have.
+    pub(crate) max_message: u32,
 }
 
 /// The send half of a queue pair.
@@ -53,6 +59,8 @@ pub struct SendQueue {
     /// has room for a request.
     live_in: u32,
     context: Arc<ContextInner>,
+    /// The address handle that the latest datagram went to (A1 of [`to`](super::to)).
+    pub(super) address: LastAddress,
 }
 
 // SAFETY: providers lock their queues (single-threaded modes are refused when a device is opened); the domain is only
@@ -74,6 +82,7 @@ impl SendQueue {
             domain: Arc::as_ptr(pd),
             live_in: pd.context.fork,
             context: Arc::clone(&pd.context),
+            address: LastAddress::none(),
         }
     }
 
@@ -89,18 +98,14 @@ impl SendQueue {
         self.limits.max_inline
     }
 
-    /// Posts a request. Its memory comes back with its completion.
-    ///
-    /// # Errors
-    ///
-    /// With the request, if the device did not take it: `QueueFull` until completions are polled; `OutOfBounds` where the
-    /// remote slice is too short; `TooManySegments`, `TooLong`, `InvalidInput` (memory of another protection domain, or no
-    /// single 8 bytes for an atomic operation), `NotSupported` (a read into a [`Buffer`](crate::Buffer) on iWARP); or what the
-    /// provider reports. Without the request, if the device may have taken it although it reported an error: its memory stays
-    /// in flight and the queue pair goes to the error state.
-    #[doc(alias = "ibv_post_send")]
+    /// [`QueuePair::post_send`].
     #[inline]
-    pub fn post<O: Operation, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>> {
+    pub(super) fn post<T, O, L>(&mut self, work: Work<O, L>) -> Result<(), PostError<Work<O, L>>>
+    where
+        T: Transport,
+        O: Operation<T>,
+        L: Owned,
+    {
         let run = self.attached.producer.run();
         // Should anything below panic, it is leaked: the slot may have it.
         let work = ManuallyDrop::new(work);
@@ -136,15 +141,10 @@ impl SendQueue {
         }
     }
 
-    /// Starts a batch: requests that are posted together, with one doorbell.
-    pub fn batch(&mut self) -> Batch<'_, '_> {
-        Batch::new(self)
-    }
-
     /// Fills in request `at` of the chain, in the slot `at` places after the head, where `run` unsignaled ones come before.
     /// `park` writes the segments and says how many. Nothing is handed over: it may be done over again.
     #[inline(always)]
-    pub(super) fn stage<O: Operation, L: Local>(
+    pub(super) fn stage<T: Transport, O: Operation<T>, L: Local>(
         &mut self,
         at: u32,
         run: u32,
@@ -171,6 +171,14 @@ impl SendQueue {
         if O::IS_READ && self.limits.is_iwarp && !work.local.is_open_to_writes() {
             return Err(Refusal::NotSupported);
         }
+        if let Some(address) = work.operation.address() {
+            if !ptr::eq(address.domain(), self.domain) {
+                return Err(Refusal::InvalidInput);
+            }
+            if len > u64::from(self.limits.max_message) {
+                return Err(Refusal::TooLong);
+            }
+        }
         let producer = &mut self.attached.producer;
         let asked = work.flags & SIGNALED != 0 || self.limits.signal_all;
         let forced = !asked && producer.must_signal(run);
@@ -178,7 +186,15 @@ impl SendQueue {
             return Err(Refusal::QueueFull);
         };
         let count = park(&mut slot);
-        slot.describe(work.token, Info::new(run, count, O::OPCODE).scoped(scoped).forced(forced));
+        let mut info = Info::new(run, count, O::OPCODE).scoped(scoped).forced(forced);
+        if let Some(address) = work.operation.address() {
+            // A1.
+            if let Some(earlier) = self.address.replace(address) {
+                slot.set_address(earlier);
+                info = info.addressed();
+            }
+        }
+        slot.describe(work.token, info);
         wr.wr_id = slot.wr_id();
         wr.num_sge = segments;
         wr.send_flags = if forced { work.flags | SIGNALED } else { work.flags };
@@ -205,12 +221,20 @@ impl SendQueue {
         // S3: the device did not take it. The slot stays behind as a hole in the run.
         self.attached.producer.set_run(run + 1);
         match self.attached.producer.take_back(staged) {
-            Some(claimed) => {
+            Some(mut claimed) => {
+                self.restore_address(&mut claimed);
                 claimed.forget_segments();
                 true
             }
             // Completed although it was not taken: a provider that contradicts itself. Whoever polled it has the memory.
             None => false,
+        }
+    }
+
+    /// Of a request that was not taken, the first one after those that were.
+    pub(super) fn restore_address(&mut self, claimed: &mut Claimed) {
+        if let Some(earlier) = claimed.take_address() {
+            self.address.restore(earlier);
         }
     }
 
@@ -232,6 +256,22 @@ impl SendQueue {
     /// Releases everything in flight. The device has let go of it: the queue pair was reset.
     pub(crate) fn reclaim(&mut self) {
         self.attached.producer.reclaim();
+        self.address = LastAddress::none();
+    }
+
+    /// The queue pair could not be destroyed: what the device may still use stays.
+    pub(crate) fn leak(&mut self) {
+        self.address.leak();
+    }
+
+    /// How long a datagram may be from now on.
+    pub(super) fn set_max_message(&mut self, bytes: u32) {
+        self.limits.max_message = bytes;
+    }
+
+    /// How long a datagram may be.
+    pub(super) fn max_message(&self) -> u32 {
+        self.limits.max_message
     }
 
     #[cold]
@@ -242,7 +282,7 @@ impl SendQueue {
     /// Releases everything in flight, and takes no more: the queue pair was destroyed (S1).
     pub(crate) fn release_all(&mut self) {
         self.live_in = fork::NEVER;
-        self.attached.producer.reclaim();
+        self.reclaim();
     }
 }
 

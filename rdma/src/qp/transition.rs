@@ -1,4 +1,4 @@
-//! Why a change of state was refused: the specification's table of attributes for reliable connections.
+//! Why a change of state was refused: the specification's tables of attributes for reliable connections and datagrams.
 //!
 //! Providers answer every mistake with EINVAL. The table (InfiniBand specification, volume 1, table 91; the kernel has
 //! the same) says what was missing or too much.
@@ -41,9 +41,26 @@ fn table(from: QpState, to: QpState) -> Option<(M, M)> {
     })
 }
 
+/// The same for datagrams.
+fn datagram_table(from: QpState, to: QpState) -> Option<(M, M)> {
+    let key = M::QKEY | M::CUR_STATE;
+    Some(match (from, to) {
+        (_, QpState::RESET | QpState::ERR) => (M::empty(), M::empty()),
+        (QpState::RESET, QpState::INIT) => (M::PKEY_INDEX | M::PORT | M::QKEY, M::empty()),
+        (QpState::INIT, QpState::INIT) => (M::empty(), M::PKEY_INDEX | M::PORT | M::QKEY),
+        (QpState::INIT, QpState::RTR) => (M::empty(), M::PKEY_INDEX | M::QKEY),
+        (QpState::RTR, QpState::RTS) => (M::SQ_PSN, key),
+        (QpState::RTS | QpState::SQD | QpState::SQE, QpState::RTS) => (M::empty(), key),
+        (QpState::RTS, QpState::SQD) => (M::empty(), M::EN_SQD_ASYNC_NOTIFY),
+        (QpState::SQD, QpState::SQD) => (M::empty(), M::PKEY_INDEX | M::QKEY),
+        _ => return None,
+    })
+}
+
 /// What is wrong with a refused change; none if the attributes are the right ones, so that a value must be wrong.
-pub(super) fn explain(from: QpState, to: Option<QpState>, mask: M) -> Option<ErrorKind> {
+pub(super) fn explain(datagram: bool, from: QpState, to: Option<QpState>, mask: M) -> Option<ErrorKind> {
     let to = to.unwrap_or(from);
+    let table = if datagram { datagram_table } else { table };
     let Some((required, optional)) = table(from, to) else {
         return Some(ErrorKind::InvalidTransition { from, to, missing: M::empty(), not_allowed: M::empty() });
     };
@@ -63,7 +80,7 @@ mod tests {
 
     #[test]
     fn missing_and_extra_attributes_are_named() {
-        let kind = explain(QpState::INIT, Some(QpState::RTR), M::STATE | M::AV | M::PATH_MTU | M::QKEY).unwrap();
+        let kind = explain(false, QpState::INIT, Some(QpState::RTR), M::STATE | M::AV | M::PATH_MTU | M::QKEY).unwrap();
         let text = kind.to_string();
         assert_eq!(
             text,
@@ -73,15 +90,24 @@ mod tests {
 
     #[test]
     fn a_change_that_does_not_exist_is_named() {
-        let text = explain(QpState::RESET, Some(QpState::RTS), M::STATE).unwrap().to_string();
+        let text = explain(false, QpState::RESET, Some(QpState::RTS), M::STATE).unwrap().to_string();
         assert_eq!(text, "from RESET to RTS: there is no such transition");
+    }
+
+    #[test]
+    fn datagrams_have_a_table_of_their_own() {
+        let text = explain(true, QpState::RESET, Some(QpState::INIT), M::STATE | M::PORT | M::ACCESS_FLAGS).unwrap();
+        assert_eq!(text.to_string(), "from RESET to INIT: missing PKEY_INDEX | QKEY: not allowed ACCESS_FLAGS");
+        assert_eq!(explain(true, QpState::INIT, Some(QpState::RTR), M::STATE), None);
+        assert_eq!(explain(true, QpState::RTR, Some(QpState::RTS), M::STATE | M::SQ_PSN), None);
+        assert!(explain(true, QpState::INIT, Some(QpState::RTR), M::STATE | M::AV).is_some());
     }
 
     #[test]
     fn the_right_attributes_are_not_blamed() {
         let mask = M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
-        assert_eq!(explain(QpState::RESET, Some(QpState::INIT), mask), None);
-        assert_eq!(explain(QpState::RTS, Some(QpState::ERR), M::STATE), None);
-        assert_eq!(explain(QpState::RTS, None, M::MIN_RNR_TIMER), None);
+        assert_eq!(explain(false, QpState::RESET, Some(QpState::INIT), mask), None);
+        assert_eq!(explain(false, QpState::RTS, Some(QpState::ERR), M::STATE), None);
+        assert_eq!(explain(false, QpState::RTS, None, M::MIN_RNR_TIMER), None);
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct CqState {
 pub(super) struct QpState {
     pub(super) attr: Option<ibv_qp_attr>,
     posted: Vec<Posted>,
+    /// The multicast groups that it is attached to.
+    pub(super) groups: Vec<(crate::Gid, u16)>,
 }
 
 /// A request that the provider took.
@@ -32,6 +34,8 @@ pub(crate) struct Posted {
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
     pub(crate) sges: Vec<ibv_sge>,
+    /// The number of the address handle, the queue pair and the Q_Key, of a datagram.
+    pub(crate) to: Option<(u32, u32, u32)>,
 }
 
 /// Which request a failing post blames.
@@ -48,6 +52,11 @@ pub(crate) enum BadWr {
 /// Makes the next post take some requests and fail then.
 pub(crate) fn fail_post(accept: usize, errno: i32, blame: BadWr) {
     world(|world| world.post_fault = Some((accept, errno, blame)));
+}
+
+/// Takes that back, if there was no post.
+pub(crate) fn unfail_post() {
+    world(|world| world.post_fault = None);
 }
 
 /// What was posted to a queue pair of this provider, in order.
@@ -139,7 +148,14 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
     post("post_send", qp, wr, bad, |wr| {
         // SAFETY: the request's own list.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
-        let posted = Posted { wr_id: wr.wr_id, recv: false, opcode: wr.opcode.0, flags: wr.send_flags, sges };
+        // SAFETY: a queue pair of ours (1).
+        let is_datagram = unsafe { (*qp).qp_type } == ibv_qp_type::IBV_QPT_UD;
+        let to = is_datagram.then(|| {
+            // SAFETY: a request to a datagram queue pair has this part of the union.
+            let ud = unsafe { wr.wr.ud };
+            (super::handle_of(ud.ah), ud.remote_qpn, ud.remote_qkey)
+        });
+        let posted = Posted { wr_id: wr.wr_id, recv: false, opcode: wr.opcode.0, flags: wr.send_flags, sges, to };
         (posted, wr.next)
     })
 }
@@ -148,7 +164,7 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut 
     post("post_recv", qp, wr, bad, |wr| {
         // SAFETY: the request's own list.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
-        (Posted { wr_id: wr.wr_id, recv: true, opcode: 0, flags: 0, sges }, wr.next)
+        (Posted { wr_id: wr.wr_id, recv: true, opcode: 0, flags: 0, sges, to: None }, wr.next)
     })
 }
 

@@ -12,13 +12,16 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 mod data_path;
+mod datagrams;
 mod table;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 
 #[allow(unused_imports, reason = "each test uses a part")]
-pub(crate) use data_path::{BadWr, Posted, complete, fail_post, flood, posted, raise};
+pub(crate) use data_path::{BadWr, Posted, complete, fail_post, flood, posted, raise, unfail_post};
+#[allow(unused_imports, reason = "each test uses a part")]
+pub(crate) use datagrams::{groups_of, handle_of, live_handles};
 
 use crate::context::Context;
 use crate::device::Device;
@@ -30,6 +33,7 @@ pub(super) struct World {
     calls: Vec<&'static str>,
     live: HashMap<&'static str, isize>,
     post_fault: Option<(usize, i32, BadWr)>,
+    datagrams: datagrams::Datagrams,
 }
 
 thread_local! {

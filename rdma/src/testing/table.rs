@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use rdma_sys::*;
 
 use super::data_path::{self, CqState, QpState};
-use super::{born, called, died, set_errno};
+use super::{born, called, datagrams, died, set_errno};
 
 pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_get_device_list: get_device_list,
@@ -39,6 +39,11 @@ pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_modify_qp: modify_qp,
     ibv_query_qp: query_qp,
     ibv_destroy_qp: destroy_qp,
+    ibv_create_ah: datagrams::create_ah,
+    ibv_destroy_ah: datagrams::destroy_ah,
+    ibv_init_ah_from_wc: datagrams::init_ah_from_wc,
+    ibv_attach_mcast: datagrams::attach_mcast,
+    ibv_detach_mcast: datagrams::detach_mcast,
     ..Ibverbs::UNSUPPORTED
 };
 
@@ -66,7 +71,7 @@ pub(super) struct FakeQp {
     pub(super) state: Mutex<QpState>,
 }
 
-fn boxed<T, B>(kind: &'static str, value: T) -> *mut B {
+pub(super) fn boxed<T, B>(kind: &'static str, value: T) -> *mut B {
     born(kind);
     Box::into_raw(Box::new(value)).cast()
 }
@@ -74,14 +79,14 @@ fn boxed<T, B>(kind: &'static str, value: T) -> *mut B {
 /// # Safety
 ///
 /// `raw` was made by [`boxed`] with the same `T` and is not used again.
-unsafe fn unboxed<T, B>(kind: &'static str, raw: *mut B) {
+pub(super) unsafe fn unboxed<T, B>(kind: &'static str, raw: *mut B) {
     died(kind);
     // SAFETY: the caller's promise (1).
     drop(unsafe { Box::from_raw(raw.cast::<T>()) });
 }
 
 /// What a function that returns a pointer does first: true if it shall fail.
-fn fails(operation: &'static str) -> bool {
+pub(super) fn fails(operation: &'static str) -> bool {
     let errno = called(operation);
     set_errno(errno);
     errno != 0
@@ -414,7 +419,11 @@ unsafe extern "C" fn query_qp(
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    let errno = called("destroy_qp");
+    let mut errno = called("destroy_qp");
+    // SAFETY: a queue pair of ours (1).
+    if !unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap().groups.is_empty() {
+        errno = libc::EBUSY;
+    }
     if errno == 0 {
         // SAFETY: made by create_qp (1).
         unsafe { unboxed::<FakeQp, _>("qp", qp) };

@@ -125,6 +125,12 @@ impl Gid {
         self.ipv4().map_or_else(|| self.ipv6().is_loopback(), |v4| v4.is_loopback())
     }
 
+    /// Whether it names a multicast group: `ff00::/8`, or an IPv4 address in 224.0.0.0/4.
+    #[must_use]
+    pub fn is_multicast(self) -> bool {
+        self.ipv4().map_or_else(|| self.ipv6().is_multicast(), |v4| v4.is_multicast())
+    }
+
     /// The C union.
     #[must_use]
     pub fn to_raw(self) -> ibv_gid {
@@ -205,6 +211,8 @@ mod tests {
         assert!(!gid("::ffff:10.0.0.1").is_link_local());
         assert!(gid("::ffff:127.0.0.1").is_loopback());
         assert!(gid("::1").is_loopback());
+        assert!(gid("ff12::1").is_multicast() && gid("::ffff:239.1.2.3").is_multicast());
+        assert!(!gid("fe80::1").is_multicast() && !gid("::ffff:10.0.0.1").is_multicast());
         assert_eq!(Gid::from_raw(gid("2001:db8::7").to_raw()), gid("2001:db8::7"));
         assert!("mlx5_0".parse::<Gid>().is_err());
     }

@@ -36,7 +36,7 @@ impl tracing::Subscriber for Panics {
 }
 
 /// Runs `f`, in which an event is logged, to the subscriber's panic.
-fn panics<R>(f: impl FnOnce() -> R) {
+pub(super) fn panics<R>(f: impl FnOnce() -> R) {
     let result = tracing::subscriber::with_default(Panics, || catch_unwind(AssertUnwindSafe(f)));
     assert!(result.is_err(), "nothing was logged");
 }

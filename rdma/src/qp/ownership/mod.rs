@@ -1,6 +1,7 @@
 //! Who gets memory back, and when: over the test provider, which does what a test says.
 
 mod attacks;
+mod datagrams;
 mod failures;
 mod limits;
 mod rows;

@@ -4,20 +4,24 @@ use crate::qp::op::Opcode;
 
 const COUNT: u64 = 0xffff;
 const RUN_SHIFT: u32 = 16;
-const RUN: u64 = 0x7fff_ffff;
+const RUN: u64 = 0x3fff_ffff;
+const ADDRESSED: u64 = 1 << 46;
 const SCOPED: u64 = 1 << 47;
 const OPCODE_SHIFT: u32 = 48;
 const FORCED: u64 = 1 << 56;
+const DATAGRAM: u64 = 1 << 57;
 /// Bits above those that say how the request's memory comes back.
 const REST: u32 = 16;
 
 /// | bits | what |
 /// | --- | --- |
 /// | 0..16 | segments parked; none when scoped |
-/// | 16..47 | slots directly before this one that hold unsignaled requests (or failed ones), which this one's completion releases |
+/// | 16..46 | slots directly before this one that hold unsignaled requests (or failed ones), which this one's completion releases |
+/// | 46 | an address handle is parked (A1 of [`to`](crate::qp::to)) |
 /// | 47 | the memory is lent by a scope |
 /// | 48..56 | opcode |
 /// | 56 | the ring signaled it of its own accord |
+/// | 57 | a receive of a datagram queue pair |
 #[derive(Clone, Copy)]
 pub(crate) struct Info(u64);
 
@@ -37,6 +41,16 @@ impl Info {
     #[inline(always)]
     pub(crate) const fn forced(self, forced: bool) -> Self {
         Self(if forced { self.0 | FORCED } else { self.0 })
+    }
+
+    #[inline(always)]
+    pub(crate) const fn addressed(self) -> Self {
+        Self(self.0 | ADDRESSED)
+    }
+
+    #[inline(always)]
+    pub(crate) const fn datagram(self, datagram: bool) -> Self {
+        Self(if datagram { self.0 | DATAGRAM } else { self.0 })
     }
 
     /// One segment, and nothing else to do.
@@ -70,6 +84,14 @@ impl Info {
         self.0 & SCOPED != 0
     }
 
+    pub(crate) const fn is_addressed(self) -> bool {
+        self.0 & ADDRESSED != 0
+    }
+
+    pub(crate) const fn is_datagram(self) -> bool {
+        self.0 & DATAGRAM != 0
+    }
+
     pub(crate) const fn is_forced(self) -> bool {
         self.0 & FORCED != 0
     }
@@ -89,6 +111,15 @@ mod tests {
                     assert_eq!((info.is_scoped(), info.is_forced()), (scoped, forced));
                     assert_eq!(info.is_single(), run == 0 && count == 1 && !scoped);
                     assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
+                    assert!(!info.is_addressed() && !info.is_datagram());
+                    // Where it came from changes nothing for the memory; an address handle is something else to do.
+                    let datagram = info.datagram(true);
+                    assert_eq!((datagram.is_single(), datagram.is_empty()), (info.is_single(), info.is_empty()));
+                    let addressed = datagram.addressed();
+                    assert!(addressed.is_addressed() && addressed.is_datagram());
+                    assert!(!addressed.is_single() && !addressed.is_empty());
+                    assert_eq!((addressed.run(), usize::from(addressed.count())), (run, count));
+                    assert_eq!((addressed.opcode(), addressed.is_forced()), (opcode, forced));
                 }
             }
         }

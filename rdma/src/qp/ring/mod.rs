@@ -9,8 +9,8 @@
 //! * **R1.** A slot's contents are touched only by whom its [`State`] names: the producer while it is free, the claimer while
 //!   it is claimed, nobody while it is parked.
 //! * **R2.** A ring has one producer at a time: the holder of its [`Producer`], through `&mut`.
-//! * **R3.** While a slot is parked or claimed, its `count` first segments (or its scope) are initialised. Whoever claims it
-//!   takes each out once, and only then frees the slot.
+//! * **R3.** While a slot is parked or claimed, its `count` first segments (or its scope) are initialised, and its address
+//!   handle if it is `addressed`. Whoever claims it takes each out once, and only then frees the slot.
 //! * **R4.** A ring lives as long as its table, which lives as long as its completion queue. Producers, pollers and claims
 //!   keep that completion queue alive.
 //! * **R5.** A pair (slot, lap) is used once: the producer never goes back, not even after a failed post, and a ring that is
@@ -34,6 +34,7 @@ pub(crate) use producer::{Producer, Staged, Vacant};
 use state::{Lap, State, parked_word};
 pub(crate) use table::{Attached, RingTable};
 
+use crate::address::AhInner;
 use crate::mr::Segment;
 use crate::qp::op::Opcode;
 use crate::qp::scope::Shared;
@@ -53,6 +54,8 @@ struct Entry {
     token: u64,
     info: Info,
     first: MaybeUninit<First>,
+    /// Initialised if the info says so.
+    address: MaybeUninit<Arc<AhInner>>,
 }
 
 /// One line of cache: posting and polling a request of one segment touches nothing else of the ring.
@@ -98,6 +101,7 @@ impl Ring {
                 token: 0,
                 info: Info::new(0, 0, Opcode::Recv),
                 first: MaybeUninit::uninit(),
+                address: MaybeUninit::uninit(),
             }),
             state: State::new(),
         };
@@ -214,7 +218,17 @@ impl Grabbed {
     /// For any request.
     fn into_claimed(self, ring: NonNull<Ring>, wr_id: u64) -> Claimed {
         let (token, info) = self.read();
-        Claimed { ring, wr_id, token, info, run: info.run(), count: info.count(), taken: 0, scoped: info.is_scoped() }
+        Claimed {
+            ring,
+            wr_id,
+            token,
+            info,
+            run: info.run(),
+            count: info.count(),
+            taken: 0,
+            scoped: info.is_scoped(),
+            addressed: info.is_addressed(),
+        }
     }
 }
 
@@ -308,6 +322,7 @@ pub(crate) struct Claimed {
     taken: u16,
     pub(crate) info: Info,
     pub(crate) scoped: bool,
+    addressed: bool,
 }
 
 // SAFETY: a claim is exclusive access to one slot of a ring that is Sync, and its contents are Send. R4 is for whoever holds it.
@@ -387,7 +402,7 @@ impl Claimed {
     /// Whether nothing is left to hand out, so that the slot may be freed at once.
     #[inline]
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.taken == self.count && self.run == 0 && !self.scoped
+        self.taken == self.count && self.run == 0 && !self.scoped && !self.addressed
     }
 
     /// The scope that this request belongs to.
@@ -401,6 +416,20 @@ impl Claimed {
         // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised scope; `scoped` was cleared, so
         // that it is moved out once.
         Some(ManuallyDrop::into_inner(unsafe { scope.read() }))
+    }
+
+    /// The address handle that the request keeps.
+    pub(crate) fn take_address(&mut self) -> Option<Arc<AhInner>> {
+        if !std::mem::take(&mut self.addressed) {
+            return None;
+        }
+        let slot = &self.ring().slots[self.index() as usize];
+        let entry = slot.entry.get();
+        // SAFETY: only an address inside the entry is computed.
+        let address = unsafe { &raw const (*entry).address };
+        // SAFETY: R1 and R3: the slot is claimed and `addressed`, so it holds an initialised handle; `addressed` was cleared, so
+        // that it is moved out once.
+        Some(unsafe { address.cast::<Arc<AhInner>>().read() })
     }
 
     /// Frees the slot without dropping the segments: the caller of a failed post still has them.
@@ -438,7 +467,9 @@ impl Claimed {
         if let Some(scope) = self.take_scope() {
             scope.finished(Shared::RELEASED, 0);
         }
-        let mut panic = None;
+        // Destroying a handle may log, and a subscriber may panic.
+        let address = self.take_address();
+        let mut panic = catch_unwind(AssertUnwindSafe(|| drop(address))).err();
         while let Some(earlier) = self.next_unsignaled() {
             panic = catch_unwind(AssertUnwindSafe(|| drop(earlier))).err().or(panic);
         }

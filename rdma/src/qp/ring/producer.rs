@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::state::{id_of_word, parked_word};
 use super::{Claimed, First, Info, Lap, Ring, Slot, USE_BITS};
+use crate::address::AhInner;
 use crate::mr::Segment;
 use crate::qp::scope::Shared;
 
@@ -198,15 +199,21 @@ impl Producer {
     }
 
     /// Drops what was put into the `count` slots after the head. The head stays: the device has not seen these uses.
+    /// `restore` gets the first of their address handles.
     ///
     /// # Safety
     ///
     /// As for [`park`](Self::park).
-    pub(crate) unsafe fn discard(&mut self, count: u32) {
+    pub(crate) unsafe fn discard(&mut self, count: u32, restore: &mut Option<Arc<AhInner>>) {
         // SAFETY: the caller's promise.
         unsafe { self.park(count) };
+        let mut first = true;
         for ahead in 0..count {
-            drop(self.take_back(self.staged(ahead)));
+            let Some(mut claimed) = self.take_back(self.staged(ahead)) else { continue };
+            if let Some(address) = claimed.take_address().filter(|_| first) {
+                first = false;
+                *restore = Some(address);
+            }
         }
     }
 
@@ -282,11 +289,22 @@ impl Vacant<'_> {
         unsafe { first.write(First { scope: ManuallyDrop::new(scope) }) };
     }
 
+    /// Puts an address handle beside the request's memory.
+    #[inline]
+    pub(crate) fn set_address(&mut self, address: Arc<AhInner>) {
+        let entry = self.slot.entry.get();
+        // SAFETY: only an address inside the entry is computed.
+        let place = unsafe { &raw mut (*entry).address };
+        // SAFETY: R1: the slot is free and we are its producer (R2). What lay there was moved out or is leaked.
+        unsafe { place.cast::<Arc<AhInner>>().write(address) };
+    }
+
     /// Hands the slot over (R3: it was described, and its segments written).
     ///
     /// # Safety
     ///
-    /// `describe` was called, with as many segments as were written, or as scoped, with `set_scope`.
+    /// `describe` was called, with as many segments as were written, or as scoped, with `set_scope`; and as addressed if, and only
+    /// if, `set_address` was called.
     #[inline(always)]
     pub(crate) unsafe fn park(self) {
         self.slot.state.park(parked_word(self.wr_id));

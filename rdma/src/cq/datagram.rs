@@ -1,0 +1,115 @@
+//! What a datagram queue pair received: the payload, and where it came from.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use rdma_sys::{ibv_wc, ibv_wc_status};
+
+use super::poll::Completion;
+use crate::address::{Grh, Source};
+use crate::mr::{Buffer, Kind, Segment};
+
+/// A datagram, in the buffer that was posted for it; derefs to the payload.
+///
+/// # Examples
+///
+/// ```no_run
+/// # fn f(qp: &mut rdma::QueuePair<rdma::Ud>, poller: &mut rdma::Poller) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut completion = poller.wait(None)?.expect("no timeout");
+/// if let Some(datagram) = completion.take_datagram() {
+///     let source = *datagram.source();
+///     println!("{:?} from {:#x}", &datagram[..], source.qpn);
+///     let address = qp.answer(&source)?;
+///     let thanks = rdma::op::Send::inline(b"thanks").to(&address, source.qpn, 0x1234_5678);
+///     qp.post_send(thanks).map_err(|refused| refused.error())?;
+///     // The same memory for the next one.
+///     qp.post_recv(datagram.into_buffer(), 0)?;
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Datagram {
+    buffer: Buffer,
+    /// Behind the header: at most what the buffer has there.
+    len: usize,
+    source: Source,
+}
+
+impl Datagram {
+    /// Where it came from.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The whole buffer as it was posted, header and all: to be posted again.
+    #[must_use]
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+
+    /// Where the payload lies: the buffer is at least as long.
+    fn range(&self) -> std::ops::Range<usize> {
+        Grh::LEN..Grh::LEN + self.len
+    }
+}
+
+impl Deref for Datagram {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.buffer[self.range()]
+    }
+}
+
+impl DerefMut for Datagram {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let range = self.range();
+        &mut self.buffer[range]
+    }
+}
+
+impl AsRef<[u8]> for Datagram {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Datagram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Datagram").field("len", &self.len).field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl Completion<'_> {
+    /// Where a datagram came from: of a receive of a datagram queue pair that went well. Call it before the memory is taken.
+    ///
+    /// For messages in one [`Buffer`], [`take_datagram`](Self::take_datagram) gives all at once.
+    #[must_use]
+    pub fn source(&self) -> Option<Source> {
+        let (wc, info) = self.parts();
+        if !info.is_datagram() || wc.status != ibv_wc_status::IBV_WC_SUCCESS {
+            return None;
+        }
+        Some(source(wc, self.peek()))
+    }
+
+    /// A datagram in the buffer that was posted for it, if this is one that went well, and its next piece of memory is a
+    /// [`Buffer`].
+    ///
+    /// Of a message that was received into several pieces, this is the first one.
+    #[must_use = "the buffer is given up otherwise"]
+    pub fn take_datagram(&mut self) -> Option<Datagram> {
+        let source = self.source()?;
+        let received = self.byte_len();
+        let room = self.peek().filter(|segment| segment.kind() == Kind::LocalHost)?.len.checked_sub(Grh::LEN)?;
+        let buffer = self.take_buffer()?;
+        // What the device says is not trusted to lie in the buffer.
+        Some(Datagram { buffer, len: received.saturating_sub(Grh::LEN).min(room), source })
+    }
+}
+
+fn source(wc: &ibv_wc, first: Option<&Segment>) -> Source {
+    Source::new(wc, || first.and_then(Segment::front).map(Grh::from_bytes))
+}

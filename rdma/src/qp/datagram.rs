@@ -1,0 +1,296 @@
+//! Datagram queue pairs: bring-up without a peer, and what a peer must know.
+
+use super::attr::{Path, QpAttr, QpAttrMask, QpState};
+use super::bring_up::{self, Chosen, ConnectOptions, InitializedQueuePair, PreparedQueuePair, random_psn};
+use super::control::QpInner;
+use super::datagram_endpoint::DatagramEndpoint;
+use super::multicast::{Groups, MulticastAttachment};
+use super::send::SendQueue;
+use super::{QpBuilder, QueuePair, Ud};
+use crate::address::{AddressHandle, Source};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::pd::ProtectionDomain;
+use crate::types::{Gid, Lid};
+
+/// The longest that a datagram can be on any port: until the port is known.
+pub(super) const LONGEST: u32 = 4096;
+
+/// How to bind a datagram queue pair to a port. What is not set is chosen from what the device reports.
+///
+/// # Examples
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use rdma::{DatagramOptions, DeviceSelector, QueuePair};
+///
+/// let opened = rdma::open(&DeviceSelector::Any)?;
+/// let pd = opened.context.alloc_pd()?;
+/// let cq = opened.context.create_cq(64)?;
+/// let options = DatagramOptions::new(0x1234_5678).port(opened.port);
+/// let mut qp = QueuePair::datagram(&pd).cq(&cq).build()?.init(&options)?;
+/// qp.post_recv(pd.allocate(rdma::Grh::LEN + 1024)?, 1)?;
+/// let qp = qp.ready()?;
+/// println!("reach me at {:?}", qp.endpoint()?);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub struct DatagramOptions {
+    qkey: u32,
+    port: Option<u8>,
+    gid_index: Option<u8>,
+    pkey_index: u16,
+    psn: Option<u32>,
+}
+
+impl DatagramOptions {
+    /// The first active port, its [best GID](crate::Context::best_gid), P_Key 0, a random packet number.
+    ///
+    /// `qkey` is the queue key: datagrams that were sent with another are dropped, and nobody is told. One whose highest bit is set
+    /// is for privileged processes.
+    pub fn new(qkey: u32) -> Self {
+        Self { qkey, port: None, gid_index: None, pkey_index: 0, psn: None }
+    }
+
+    /// The port.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// Our GID's index.
+    pub fn gid_index(mut self, index: u8) -> Self {
+        self.gid_index = Some(index);
+        self
+    }
+
+    /// The partition key's index.
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.pkey_index = index;
+        self
+    }
+
+    /// The number of the first packet sent; the low 24 bits count.
+    pub fn psn(mut self, psn: u32) -> Self {
+        self.psn = Some(psn & 0xff_ffff);
+        self
+    }
+}
+
+/// What is between INIT and RTS.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    psn: u32,
+}
+
+/// What a datagram queue pair knows beyond its number.
+pub(super) struct Datagrams {
+    pub(super) groups: Groups,
+    /// The port that it is bound to, and its Q_Key.
+    bound: Option<(Chosen, u32)>,
+}
+
+impl Datagrams {
+    pub(super) fn new(groups: Groups) -> Self {
+        Self { groups, bound: None }
+    }
+}
+
+/// After attributes were changed by hand: what follows from them for what can be sent.
+#[cold]
+pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr) {
+    let raw = attr.as_raw();
+    if attr.mask().contains(QpAttrMask::PORT) {
+        // A port that cannot be asked is limited by the device alone.
+        if let Ok(chosen) = bring_up::choose(&control.context(), Some(raw.port_num), None) {
+            bind(control, send, chosen, 0);
+        }
+    }
+    let bound = control.datagrams.as_mut().and_then(|datagrams| datagrams.bound.as_mut());
+    if let Some((_, qkey)) = bound.filter(|_| attr.mask().contains(QpAttrMask::QKEY)) {
+        *qkey = raw.qkey;
+    }
+}
+
+fn bind(control: &mut QpInner, send: &mut SendQueue, chosen: Chosen, qkey: u32) {
+    send.set_max_message(chosen.mtu.bytes().unwrap_or(LONGEST));
+    if let Some(datagrams) = &mut control.datagrams {
+        datagrams.bound = Some((chosen, qkey));
+    }
+}
+
+impl QueuePair<Ud> {
+    /// Starts a datagram queue pair in a domain.
+    pub fn datagram(pd: &ProtectionDomain) -> QpBuilder<Ud> {
+        QpBuilder::new(pd)
+    }
+}
+
+impl ProtectionDomain {
+    /// Starts a datagram queue pair: the same as [`QueuePair::datagram`].
+    pub fn datagram_queue_pair(&self) -> QpBuilder<Ud> {
+        QpBuilder::new(self)
+    }
+}
+
+impl PreparedQueuePair<Ud> {
+    /// Binds the queue pair to a port.
+    ///
+    /// # Errors
+    ///
+    /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that does not exist,
+    /// `PermissionDenied` for a Q_Key that only privileged processes may have.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(mut self, options: &DatagramOptions) -> Result<InitializedQueuePair<Ud>, Failed<Self>> {
+        let psn = options.psn.unwrap_or_else(random_psn);
+        let result = bring_up::choose(&self.qp.context(), options.port, options.gid_index).and_then(|chosen| {
+            let attr = QpAttr::to(QpState::INIT).port(chosen.port).pkey_index(options.pkey_index).qkey(options.qkey);
+            self.qp.control.modify(&attr)?;
+            bind(&mut self.qp.control, &mut self.qp.send, chosen, options.qkey);
+            Ok(())
+        });
+        match result {
+            Ok(()) => Ok(InitializedQueuePair { qp: self.qp, local: Start { psn } }),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
+    /// Binds the queue pair as `attr` has it, to INIT: the connection manager knows port, P_Key and Q_Key.
+    #[allow(dead_code, reason = "the connection manager's")]
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub(crate) fn init_with(mut self, attr: &QpAttr) -> Result<InitializedQueuePair<Ud>, Failed<Self>> {
+        match self.qp.modify(attr) {
+            Ok(()) => Ok(InitializedQueuePair { qp: self.qp, local: Start { psn: random_psn() } }),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+}
+
+impl InitializedQueuePair<Ud> {
+    /// Makes it ready: through RTR to RTS. No peer is needed.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, with the queue pair. It may then be ready to receive only; go back with
+    /// [`reset`](Self::reset).
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn ready(self) -> Result<QueuePair<Ud>, Failed<Self>> {
+        let steps = [QpAttr::to(QpState::RTR), QpAttr::to(QpState::RTS).sq_psn(self.local.psn)];
+        match steps.iter().try_for_each(|step| self.qp.control.modify(step)) {
+            Ok(()) => Ok(self.qp),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
+    /// What a peer must know to send to it: [`QueuePair::endpoint`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn endpoint(&self) -> Result<DatagramEndpoint> {
+        self.qp.endpoint()
+    }
+
+    /// Takes part in a multicast group: [`QueuePair::attach_multicast`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
+        self.qp.attach_multicast(gid, lid)
+    }
+}
+
+impl QueuePair<Ud> {
+    fn bound(&self, operation: Operation) -> Result<&(Chosen, u32)> {
+        let bound = self.control.datagrams.as_ref().and_then(|datagrams| datagrams.bound.as_ref());
+        bound.ok_or(Error::new(operation, ErrorKind::InvalidInput))
+    }
+
+    /// What a peer must know to send to it.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if it is bound to no port yet.
+    pub fn endpoint(&self) -> Result<DatagramEndpoint> {
+        let (chosen, qkey) = self.bound(Operation::QueryQp)?;
+        Ok(DatagramEndpoint { qpn: self.qpn(), qkey: *qkey, gid: chosen.gid, lid: chosen.lid, mtu: chosen.mtu })
+    }
+
+    /// The port that it is bound to.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if there is none yet.
+    pub fn port(&self) -> Result<u8> {
+        Ok(self.bound(Operation::QueryQp)?.0.port)
+    }
+
+    /// The longest message that it can send, in bytes: the port's MTU.
+    #[must_use]
+    pub fn max_message(&self) -> usize {
+        self.send.max_message() as usize
+    }
+
+    /// The path to a peer, for an [`AddressHandle`].
+    ///
+    /// # Errors
+    ///
+    /// `Incompatible` when there is no common kind of address; `InvalidInput` if it is bound to no port yet.
+    pub fn path_to(&self, peer: &DatagramEndpoint) -> Result<Path> {
+        let (chosen, _) = self.bound(Operation::CreateAh)?;
+        bring_up::path(chosen, (peer.gid, peer.lid), &ConnectOptions::new(), Operation::CreateAh)
+    }
+
+    /// The address of a peer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`path_to`](Self::path_to) and [`AddressHandle::new`].
+    pub fn address_of(&self, peer: &DatagramEndpoint) -> Result<AddressHandle> {
+        AddressHandle::new(&self.domain(), &self.path_to(peer)?)
+    }
+
+    /// The address that a datagram came from, to answer it: `Send::new(..).to(&address, source.qpn, qkey)`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`AddressHandle::new`] and [`Source::query_path`].
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn answer(&self, source: &Source) -> Result<AddressHandle> {
+        let (chosen, _) = self.bound(Operation::CreateAh)?;
+        let to = source.grh.map(|grh| grh.destination_gid());
+        let path = if to.is_none() || to == chosen.gid || source.is_to_a_group() {
+            source.path(chosen.port, chosen.gid_index)
+        } else {
+            // Another GID of the port's.
+            source.query_path(&self.context(), chosen.port)?
+        };
+        AddressHandle::new(&self.domain(), &path)
+    }
+
+    /// Takes part in a multicast group: its messages arrive here too, if they are sent with this queue pair's Q_Key.
+    ///
+    /// The fabric must lead them here. On InfiniBand and RoCE that is what joining by the connection manager does, which names GID
+    /// and LID; within one port nothing more is needed. Of the same group more than one attachment can be held; the last one
+    /// leaves it.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` where the GID is no multicast GID; what the provider reports.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
+        self.control.check(Operation::AttachMulticast)?;
+        let Some(datagrams) = &self.control.datagrams else {
+            return Err(Error::new(Operation::AttachMulticast, ErrorKind::NotSupported));
+        };
+        datagrams.groups.attach(gid, lid)
+    }
+
+    fn domain(&self) -> ProtectionDomain {
+        ProtectionDomain { inner: std::sync::Arc::clone(&self.control.pd) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! Multicast: which groups a datagram queue pair takes part in.
+//!
+//! # Safety
+//!
+//! 1. [`Groups`] holds its queue pair's pointer as long as that is not destroyed, behind a lock that is held while it is used and
+//!    while it is destroyed. So an attachment may outlive its queue pair, or be forgotten: the queue pair detaches from all
+//!    groups before it is destroyed.
+//! 2. Nothing is called in a forked child, and the lock is not taken there: its holder may be a thread that the child lacks.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_sys::ibv_qp;
+
+use crate::context::ContextInner;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::types::{Gid, Lid};
+
+/// The queue pair number that multicast datagrams are sent to.
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// The groups of one queue pair.
+#[derive(Clone)]
+pub(super) struct Groups {
+    shared: Arc<Mutex<Shared>>,
+    fork: u32,
+}
+
+struct Shared {
+    /// None once it is destroyed (1).
+    qp: Option<Handle>,
+    members: Vec<Member>,
+}
+
+struct Handle {
+    raw: *mut ibv_qp,
+    context: Arc<ContextInner>,
+}
+
+struct Member {
+    gid: Gid,
+    lid: Lid,
+    attachments: usize,
+}
+
+// SAFETY: libibverbs' functions may be called on one queue pair from any thread.
+unsafe impl Send for Handle {}
+
+impl Handle {
+    fn attach(&self, gid: Gid, lid: Lid) -> Result<()> {
+        let raw = gid.to_raw();
+        // SAFETY: ibv_attach_mcast wants a queue pair, which is not destroyed (1), and a GID to read; no forked child (2).
+        let result = unsafe { (self.context.table.ibv_attach_mcast)(self.raw, &raw const raw, lid.0) };
+        Error::check(Operation::AttachMulticast, result)
+    }
+
+    fn detach(&self, gid: Gid, lid: Lid) -> Result<()> {
+        let raw = gid.to_raw();
+        // SAFETY: as in `attach`.
+        let result = unsafe { (self.context.table.ibv_detach_mcast)(self.raw, &raw const raw, lid.0) };
+        Error::check(Operation::DetachMulticast, result)
+    }
+}
+
+impl Shared {
+    fn position(&self, gid: Gid, lid: Lid) -> Option<usize> {
+        self.members.iter().position(|member| (member.gid, member.lid) == (gid, lid))
+    }
+}
+
+impl Groups {
+    /// Of a queue pair that was just created; it calls [`end`](Self::end) to be destroyed.
+    pub(super) fn new(raw: *mut ibv_qp, context: &Arc<ContextInner>) -> Self {
+        let qp = Some(Handle { raw, context: Arc::clone(context) });
+        Self { shared: Arc::new(Mutex::new(Shared { qp, members: Vec::new() })), fork: context.fork }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // Every change below is complete before anything that could panic.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a process that may use it (2).
+    pub(super) fn attach(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
+        if !gid.is_multicast() {
+            return Err(Error::new(Operation::AttachMulticast, ErrorKind::InvalidInput));
+        }
+        let mut shared = self.lock();
+        let gone = Error::new(Operation::AttachMulticast, ErrorKind::NoDevice);
+        match shared.position(gid, lid) {
+            Some(at) => shared.members[at].attachments += 1,
+            None => {
+                shared.qp.as_ref().ok_or(gone)?.attach(gid, lid)?;
+                shared.members.push(Member { gid, lid, attachments: 1 });
+            }
+        }
+        drop(shared);
+        Ok(MulticastAttachment { groups: self.clone(), gid, lid, detached: false })
+    }
+
+    /// Gives up one attachment. Nothing to do if the queue pair has ended.
+    fn detach(&self, gid: Gid, lid: Lid) -> Result<()> {
+        if crate::fork::check(self.fork, Operation::DetachMulticast).is_err() {
+            return Err(Error::new(Operation::DetachMulticast, ErrorKind::Forked));
+        }
+        let mut shared = self.lock();
+        let Some(at) = shared.position(gid, lid) else { return Ok(()) };
+        if shared.members[at].attachments > 1 {
+            shared.members[at].attachments -= 1;
+            return Ok(());
+        }
+        if let Some(qp) = &shared.qp {
+            qp.detach(gid, lid)?;
+        }
+        shared.members.swap_remove(at);
+        Ok(())
+    }
+
+    /// Detaches from all groups, and destroys the queue pair by `destroy`: attachments that are left do nothing afterwards.
+    pub(super) fn end(&self, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut shared = self.lock();
+        let Shared { qp, members } = &mut *shared;
+        if let Some(handle) = qp {
+            // What cannot be detached makes the destroy fail, which says so.
+            members.retain(|member| handle.detach(member.gid, member.lid).is_err());
+        }
+        destroy()?;
+        members.clear();
+        // The context may be closed by this; not under the lock.
+        let handle = qp.take();
+        drop(shared);
+        drop(handle);
+        Ok(())
+    }
+}
+
+/// A queue pair's part in a multicast group: [`QueuePair::attach_multicast`](super::QueuePair::attach_multicast).
+///
+/// Dropping it detaches. Forgetting it does no harm: the queue pair detaches when it is destroyed.
+#[must_use = "the queue pair is detached again when this is dropped"]
+pub struct MulticastAttachment {
+    groups: Groups,
+    gid: Gid,
+    lid: Lid,
+    detached: bool,
+}
+
+impl MulticastAttachment {
+    /// The group's GID.
+    #[must_use]
+    pub fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    /// The group's LID, on InfiniBand.
+    #[must_use]
+    pub fn lid(&self) -> Lid {
+        self.lid
+    }
+
+    /// Leaves the group. Dropping does the same; this says whether it worked.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, with the attachment.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach(mut self) -> Result<(), Failed<Self>> {
+        match self.groups.detach(self.gid, self.lid) {
+            Ok(()) => {
+                self.detached = true;
+                Ok(())
+            }
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+}
+
+impl Drop for MulticastAttachment {
+    fn drop(&mut self) {
+        if self.detached {
+            return;
+        }
+        match self.groups.detach(self.gid, self.lid) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Forked => {}
+            Err(error) => {
+                tracing::warn!(%error, gid = %self.gid, "a queue pair could not be detached from a multicast group");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for MulticastAttachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MulticastAttachment").field("gid", &self.gid).field("lid", &self.lid).finish_non_exhaustive()
+    }
+}

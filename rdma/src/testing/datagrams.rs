@@ -1,0 +1,118 @@
+//! Address handles and multicast groups of the test provider. Numbers cite the invariants of [`super`].
+
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::ptr;
+
+use rdma_sys::*;
+
+use super::table::{FakeQp, boxed, fails, unboxed};
+use super::{called, world};
+
+/// What the world knows of datagrams.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    /// Numbers of address handles that live; they are not used again.
+    handles: BTreeSet<u32>,
+    next: u32,
+}
+
+/// The numbers of the address handles that live.
+pub(crate) fn live_handles() -> BTreeSet<u32> {
+    world(|world| world.datagrams.handles.clone())
+}
+
+/// The number of an address handle, which is not destroyed.
+pub(crate) fn handle_of(ah: *mut ibv_ah) -> u32 {
+    // SAFETY: the caller's handle lives (1).
+    unsafe { (*ah).handle }
+}
+
+/// The groups that a queue pair is attached to.
+pub(crate) fn groups_of(qp: *mut ibv_qp) -> Vec<(crate::Gid, u16)> {
+    // SAFETY: tests give a live queue pair of this provider (1).
+    unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap().groups.clone()
+}
+
+pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    if fails("create_ah") {
+        return ptr::null_mut();
+    }
+    // SAFETY: attributes from the caller.
+    assert_ne!(unsafe { (*attr).port_num }, 0);
+    let handle = world(|world| {
+        world.datagrams.next += 1;
+        world.datagrams.handles.insert(world.datagrams.next);
+        world.datagrams.next
+    });
+    // SAFETY: a domain of ours (1).
+    let context = unsafe { (*pd).context };
+    boxed("ah", ibv_ah { context, pd, handle })
+}
+
+pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    let errno = called("destroy_ah");
+    if errno == 0 {
+        let handle = handle_of(ah);
+        world(|world| assert!(world.datagrams.handles.remove(&handle)));
+        // SAFETY: made by create_ah (1).
+        unsafe { unboxed::<ibv_ah, _>("ah", ah) };
+    }
+    errno
+}
+
+/// As the library does it, for a port whose only GID is at index 2.
+pub(super) unsafe extern "C" fn init_ah_from_wc(
+    _: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    if fails("init_ah_from_wc") {
+        return -1;
+    }
+    // SAFETY: a completion to read, from the caller.
+    let wc = unsafe { &*wc };
+    // SAFETY: a header to read, from the caller.
+    let grh = unsafe { &*grh };
+    let is_global = u8::from(wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0);
+    let route = ibv_global_route { dgid: grh.sgid, sgid_index: 2, hop_limit: grh.hop_limit, ..Default::default() };
+    let value = ibv_ah_attr { grh: route, dlid: wc.slid, sl: wc.sl, is_global, port_num: port, ..Default::default() };
+    // SAFETY: room for the attributes, by the caller.
+    unsafe { *attr = value };
+    0
+}
+
+pub(super) unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    let errno = called("attach_mcast");
+    if errno == 0 {
+        // SAFETY: a GID from the caller.
+        let gid = crate::Gid::from_raw(unsafe { *gid });
+        // SAFETY: a queue pair of ours (1).
+        let fake = unsafe { &*qp.cast::<FakeQp>() };
+        let groups = &mut fake.state.lock().unwrap().groups;
+        assert!(!groups.contains(&(gid, lid)), "attached twice");
+        groups.push((gid, lid));
+    }
+    errno
+}
+
+pub(super) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    let errno = called("detach_mcast");
+    if errno != 0 {
+        return errno;
+    }
+    // SAFETY: a GID from the caller.
+    let gid = crate::Gid::from_raw(unsafe { *gid });
+    // SAFETY: a queue pair of ours (1).
+    let fake = unsafe { &*qp.cast::<FakeQp>() };
+    let groups = &mut fake.state.lock().unwrap().groups;
+    match groups.iter().position(|&group| group == (gid, lid)) {
+        Some(at) => {
+            groups.remove(at);
+            0
+        }
+        None => libc::EINVAL,
+    }
+}

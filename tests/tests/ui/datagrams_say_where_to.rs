@@ -1,0 +1,11 @@
+//! A datagram without an address is not posted: alone, in a batch, by a half.
+
+fn post(mut qp: rdma::QueuePair<rdma::Ud>, buffers: [rdma::Buffer; 3]) {
+    let [a, b, c] = buffers;
+    qp.post_send(rdma::op::Send::new(a));
+    qp.batch().push(rdma::op::Send::new(b));
+    let (mut send, _recv) = qp.split_mut();
+    send.post(rdma::op::SendImm::new(c, 7));
+}
+
+fn main() {}

@@ -1,0 +1,9 @@
+//! The half of a connection does not take the place of a datagram queue pair's.
+
+fn swap(a: &mut rdma::QueuePair<rdma::Rc>, b: &mut rdma::QueuePair<rdma::Ud>) {
+    let (mut send_a, _) = a.split_mut();
+    let (mut send_b, _) = b.split_mut();
+    std::mem::swap(&mut send_a, &mut send_b);
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+//! A scope's datagram takes memory that outlives the scope, not of its own body.
+
+fn lend(qp: &mut rdma::QueuePair<rdma::Ud>, poller: &mut rdma::Poller, to: &rdma::AddressHandle, pd: &rdma::ProtectionDomain) {
+    let _result = qp.scope(poller, std::time::Duration::from_secs(1), |scope| {
+        let buffer = pd.allocate(8).unwrap();
+        let _posted = scope.post_send(rdma::op::Send::new(buffer.lend(..)).to(to, 5, 6)).map_err(|refused| refused.error());
+    });
+}
+
+fn main() {}

@@ -1,0 +1,7 @@
+//! Only sends can be made datagrams.
+
+fn to(buffer: rdma::Buffer, remote: rdma::RemoteSlice, address: &rdma::AddressHandle) {
+    let _write = rdma::op::Write::new(buffer, remote).to(address, 5, 6);
+}
+
+fn main() {}
