@@ -10,8 +10,16 @@
 //! Reliable connections (RC): send, RDMA write (both also with immediate data), RDMA read, compare-and-swap and fetch-and-add;
 //! inline data, gather and scatter lists, fences, solicited events; completion channels and asynchronous events with
 //! descriptors that can be polled; the extended interfaces `ibv_wr_*` and `ibv_cq_ex`. Errors, retries and timers are the
-//! specification's. What is missing fails with `EOPNOTSUPP`: other transports, shared receive queues, memory windows, address
-//! handles, device memory.
+//! specification's.
+//!
+//! Unreliable datagrams (UD): address handles, also made of completions; sends with and without immediate data, of up to 4096
+//! bytes; the 40 bytes in front of each receive as the kernel's rxe fills them; Q_Keys; multicast groups across processes. A
+//! datagram is lost, and its sender's completion says success, if nobody has the number, the process is gone or does not make
+//! room for 20 ms, no receive is posted, the Q_Key is another, or it is longer than the MTU. The first 64 to a new process
+//! wait for the link. A receive that is too small fails with `IBV_WC_LOC_LEN_ERR` and takes its queue pair to the error state; a
+//! send that fails takes it to SQE, where it still receives.
+//!
+//! What is missing fails with `EOPNOTSUPP`: other transports, shared receive queues, memory windows, device memory.
 //!
 //! # Environment
 //!

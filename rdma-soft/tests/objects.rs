@@ -101,7 +101,7 @@ fn queue_pair_limits_and_types() {
         // SAFETY: live objects, a valid structure.
         errno(unsafe { (verbs().ibv_create_qp)(side.pd, &raw mut init) })
     };
-    assert_eq!(refused(&|init| init.qp_type = ibv_qp_type::IBV_QPT_UD), libc::EOPNOTSUPP);
+    assert_eq!(refused(&|init| init.qp_type = ibv_qp_type::IBV_QPT_UC), libc::EOPNOTSUPP);
     assert_eq!(refused(&|init| init.qp_type = ibv_qp_type::IBV_QPT_XRC_SEND), libc::EOPNOTSUPP);
     assert_eq!(refused(&|init| init.qp_type = ibv_qp_type(77)), libc::EINVAL);
     assert_eq!(refused(&|init| init.cap.max_send_wr = u32::MAX), libc::EINVAL);
@@ -292,13 +292,11 @@ fn what_the_device_lacks_fails_in_each_convention() {
     // SAFETY: these verbs do nothing but fail. So for each.
     assert_eq!(errno(unsafe { (v.ibv_create_srq)(side.pd, ptr::null_mut()) }), libc::EOPNOTSUPP);
     // SAFETY: as above.
-    assert_eq!(errno(unsafe { (v.ibv_create_ah)(side.pd, ptr::null_mut()) }), libc::EOPNOTSUPP);
-    // SAFETY: as above.
     assert_eq!(errno(unsafe { (v.ibv_import_pd)(side.context, 0) }), libc::EOPNOTSUPP);
     // SAFETY: as above.
     assert_eq!(errno(unsafe { (v.ibv_reg_dmabuf_mr)(side.pd, 0, 8, 0, -1, 0) }), libc::EOPNOTSUPP);
     // SAFETY: as above.
-    assert_eq!(unsafe { (v.ibv_attach_mcast)(side.qp, ptr::null(), 0) }, libc::EOPNOTSUPP);
+    assert_eq!(unsafe { (v.ibv_set_ece)(side.qp, ptr::null_mut()) }, libc::EOPNOTSUPP);
     // SAFETY: no requirement. So for both.
     assert_eq!(unsafe { (v.ibv_fork_init)() }, 0);
     // SAFETY: as above.

@@ -9,10 +9,14 @@
 //! word 5   the swap operand                or, with ACK: the number 32 that is acknowledged | epoch 16
 //! ```
 //!
+//! A datagram's payload is its header of 40 bytes and its data; word 2 is the sender's local identifier, the key is the Q_Key,
+//! the code the service level.
+//!
 //! What a header says is hostile until it was checked: [`Frame::decode`] checks what can be checked without knowing the
 //! queue pair.
 
-use super::limits::MAX_MESSAGE;
+use super::grh::GRH_LEN;
+use super::limits::{MAX_MESSAGE, MTU};
 
 /// Words of a header.
 pub const HEADER_WORDS: usize = 6;
@@ -46,6 +50,8 @@ pub(super) enum Kind {
     // Between engines.
     /// The sender would like to map the region of the key.
     Want = 32,
+    /// A datagram, whole. Not answered, whatever becomes of it.
+    Datagram = 33,
 }
 
 impl Kind {
@@ -64,6 +70,7 @@ impl Kind {
             20 => Self::ReadData,
             21 => Self::AtomicData,
             32 => Self::Want,
+            33 => Self::Datagram,
             _ => return None,
         })
     }
@@ -71,6 +78,11 @@ impl Kind {
     /// Whether a message of this kind may be cut into pieces.
     pub(super) const fn is_cut(self) -> bool {
         matches!(self, Self::Send | Self::Write)
+    }
+
+    /// Whether it is for a queue pair from the one that it is connected to.
+    pub(super) const fn is_of_connection(self) -> bool {
+        (self as u8) < 32
     }
 
     /// Whether it is a requester's frame.
@@ -85,7 +97,9 @@ pub(super) const IMM: u8 = 1;
 pub(super) const SOLICITED: u8 = 2;
 /// Word 5 acknowledges requests of the other direction.
 pub(super) const ACK: u8 = 4;
-const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK;
+/// The header of a datagram's 40 bytes is one.
+pub(super) const GRH: u8 = 8;
+const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK | GRH;
 
 /// Why a request was refused, in a NAK's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,6 +228,12 @@ impl Frame {
                     return None;
                 }
             }
+            Kind::Datagram => {
+                let fits = (GRH_LEN..=GRH_LEN + MTU as usize).contains(&payload);
+                if !fits || payload != frame.total as usize || frame.offset() != 0 {
+                    return None;
+                }
+            }
             Kind::WriteDone if frame.flags & IMM == 0 => return None,
             _ if payload != 0 => return None,
             _ => {}
@@ -280,6 +300,16 @@ mod tests {
         assert_eq!(Frame::decode(&frame.encode(), 1), None, "too long");
         let ack = Frame::new(Kind::Ack, 1, 2, 3, 4);
         assert_eq!(Frame::decode(&ack.encode(), 1), None, "an answer with a payload");
+        let mut datagram = Frame::new(Kind::Datagram, 1, 2, 3, 0);
+        datagram.total = 39;
+        assert_eq!(Frame::decode(&datagram.encode(), 39), None, "a datagram without a header");
+        datagram.total = 40;
+        assert_eq!(Frame::decode(&datagram.encode(), 40), Some(datagram));
+        assert_eq!(Frame::decode(&datagram.encode(), 41), None, "more than it says");
+        datagram.total = 4137;
+        assert_eq!(Frame::decode(&datagram.encode(), 4137), None, "longer than the MTU");
+        (datagram.total, datagram.a) = (40, 1);
+        assert_eq!(Frame::decode(&datagram.encode(), 40), None, "a piece of a datagram");
     }
 
     #[test]

@@ -20,5 +20,15 @@ pub const MAX_CQ: u32 = 1 << 16;
 pub const MAX_PD: u32 = 1 << 16;
 /// Queue pairs under one slot.
 pub const QPS_PER_SLOT: u32 = 1 << 12;
+/// Bytes of a datagram: the port's MTU.
+pub const MTU: u32 = 4096;
+/// Address handles of one process.
+pub const MAX_AH: u32 = 1 << 20;
+/// Multicast groups that a process may be in.
+pub const MAX_GROUPS: u32 = 256;
+/// Queue pairs of a process in one group.
+pub const MAX_GROUP_QPS: u32 = 1 << 10;
+/// Attachments of a process, of all queue pairs to all groups.
+pub const MAX_ATTACHMENTS: u32 = 1 << 12;
 /// The most bytes, about, that one call copies before it lets others run.
 pub const COPY_BUDGET: usize = 1 << 20;

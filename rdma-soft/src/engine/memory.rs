@@ -19,8 +19,6 @@ use std::sync::Arc;
 use rdma_mem::word;
 use rdma_sys::ibv_access_flags;
 
-use super::limits::MAX_SGE;
-
 /// Rights that make the device write to a region.
 const WRITES: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
@@ -209,16 +207,16 @@ pub struct Gather<'a> {
 }
 
 /// Room for the pieces of a [`Gather`].
-pub(super) struct Scratch<'a> {
-    parts: [Source<'a>; MAX_SGE],
+pub(super) struct Scratch<'a, const N: usize> {
+    parts: [Source<'a>; N],
     count: usize,
     len: usize,
 }
 
-impl<'a> Scratch<'a> {
+impl<'a, const N: usize> Scratch<'a, N> {
     /// No pieces yet.
     pub(super) const fn new() -> Self {
-        Self { parts: [Source::EMPTY; MAX_SGE], count: 0, len: 0 }
+        Self { parts: [Source::EMPTY; N], count: 0, len: 0 }
     }
 
     /// Appends a piece; false if there is no room for it.
@@ -244,6 +242,12 @@ impl<'a> Gather<'a> {
     #[must_use]
     pub const fn one(source: &'a Source<'a>) -> Self {
         Self { parts: core::slice::from_ref(source), len: source.len }
+    }
+
+    /// These pieces.
+    #[must_use]
+    pub fn of(parts: &'a [Source<'a>]) -> Self {
+        Self { parts, len: parts.iter().map(Source::len).sum() }
     }
 
     /// How many bytes in all.
@@ -432,6 +436,7 @@ impl fmt::Debug for Area {
 
 #[cfg(test)]
 mod tests {
+    use super::super::limits::MAX_SGE;
     use super::*;
 
     #[test]
@@ -451,7 +456,7 @@ mod tests {
     #[test]
     fn a_gather_copies_its_pieces_one_after_the_other_if_they_fit() {
         let (first, second) = ([1_u8, 2, 3], [4_u8; 5]);
-        let mut scratch = Scratch::new();
+        let mut scratch = Scratch::<MAX_SGE>::new();
         assert!(scratch.push(Source::of(&first)) && scratch.push(Source::of(&second)));
         let mut out = [0_u8; 8];
         assert!(!scratch.gather().copy_to(Target::of(&mut out[..7])));

@@ -1,9 +1,9 @@
-//! The reliable-connection engine of the software device: no input or output, no threads, no clock.
+//! The engine of the software device, reliable connections and unreliable datagrams: no input or output, no threads, no clock.
 //!
 //! The verbs objects call it to post and poll; a driver moves frames between the engines of two processes. Everything
 //! runs under the caller's one lock. After each call that may have caused work, the driver does, in any order:
 //! [`poll_active_link`](Engine::poll_active_link) and [`poll_transmit`](Engine::poll_transmit),
-//! [`poll_event`](Engine::poll_event), [`poll_connect`](Engine::poll_connect), [`poll_grant`](Engine::poll_grant) and
+//! [`poll_event`](Engine::poll_event), [`poll_wish`](Engine::poll_wish), [`poll_grant`](Engine::poll_grant) and
 //! [`poll_timeout`](Engine::poll_timeout).
 //!
 //! All but `memory` is safe code.
@@ -11,14 +11,18 @@
 #![deny(unsafe_code)]
 
 mod cq;
+mod datagram;
 mod direct;
 mod directory;
 mod events;
 mod frame;
+mod grh;
+mod groups;
 pub mod limits;
 #[allow(unsafe_code, reason = "the one module that touches memory")]
 mod memory;
 mod mr;
+mod parcels;
 mod peers;
 mod qp;
 mod queue;
@@ -40,6 +44,7 @@ use cq::CqTable;
 use directory::Directory;
 use events::Events;
 use frame::{Frame, Kind};
+use groups::Groups;
 use memory::Region;
 use mr::{MrTable, PdTable};
 use peers::{Peers, Work};
@@ -49,11 +54,19 @@ use timer::Timers;
 
 pub use directory::DIRECTORY_LEN;
 pub use frame::{HEADER_WORDS, Header};
+pub use grh::{GRH_LEN, Gid, Grh, Network, Route};
 pub use memory::{Area, Gather, Source, Target};
 pub use types::{
-    CqId, Element, Errno, Event, Grant, LinkId, ModifyQp, MrKeys, PdId, QpId, QpInit, QpState, QpStatus, Registration,
-    SendData, SendRequest, Slot, Time, Transmit,
+    Address, CqId, Element, Errno, Event, Grant, LinkId, MULTICAST_QPN, ModifyQp, MrKeys, Path, PdId, QpId, QpInit,
+    QpState, QpStatus, Registration, SendData, SendRequest, Service, Slot, Time, Transmit, Wish,
 };
+
+/// Timers that no queue pair owns: of a slot, and of what is known of a multicast group.
+const SLOT_TIMER: u32 = 1 << 31;
+const GROUP_TIMER: u32 = 1 << 30;
+const OWNER_MASK: u32 = GROUP_TIMER - 1;
+/// How long datagrams to a process that cannot be reached are lost without another attempt, in nanoseconds.
+const SHUN: u64 = 100_000_000;
 
 /// What an engine is made with.
 #[derive(Debug)]
@@ -96,6 +109,7 @@ impl Engine {
                 cqs: CqTable::default(),
                 events: Events::default(),
                 peers: Peers::new(),
+                groups: Groups::default(),
                 timers: Timers::default(),
                 directory: Directory::new(config.directory),
                 slots: vec![config.slot],
@@ -255,10 +269,13 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue pair.
+    /// `EINVAL`: no such queue pair. `EBUSY`: it is in a multicast group.
     pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), Errno> {
         let shared = &mut self.shared;
         let it = self.qps.get_mut(qp)?;
+        if shared.groups.group_of(qp.0).is_some() {
+            return Err(Errno::BUSY);
+        }
         it.reset(shared);
         shared.cqs.leave(it.send_cq);
         shared.cqs.leave(it.recv_cq);
@@ -343,6 +360,7 @@ impl Engine {
         let slots = shared.peers.down(link);
         for qp in self.qps.iter_mut() {
             qp.handle_answer_link_down(link);
+            qp.handle_datagram_link_down(link, shared);
             if slots.contains(&qp.peer()) {
                 qp.handle_peer_death(shared);
             }
@@ -353,7 +371,9 @@ impl Engine {
     /// No process has that slot, or it refuses us.
     pub fn handle_unreachable(&mut self, slot: Slot) {
         let shared = &mut self.shared;
-        shared.peers.unreachable(slot);
+        if shared.peers.unreachable(slot) {
+            shared.timers.start(SLOT_TIMER | u32::from(slot.0), 0, SHUN);
+        }
         if shared.peers.link_of(slot).is_some() {
             // The peer has connected to us meanwhile. What is under way there is not sent again.
             return;
@@ -363,9 +383,66 @@ impl Engine {
         }
     }
 
-    /// A slot to which a link is wanted: answer with `handle_link_up` or `handle_unreachable`. Our own: the loopback.
-    pub fn poll_connect(&mut self) -> Option<Slot> {
-        self.shared.peers.pop_connect()
+    /// Something that only the driver can find.
+    pub fn poll_wish(&mut self) -> Option<Wish> {
+        self.shared.peers.pop_wish()
+    }
+
+    /// The processes that are in a multicast group, ours or not. What is sent to the group goes to them for `nanos`; then the
+    /// driver is asked again.
+    pub fn handle_members(&mut self, gid: Gid, members: &[Slot], nanos: u64) {
+        let shared = &mut self.shared;
+        let others = members.iter().copied().filter(|slot| slot.is_real() && !shared.slots.contains(slot)).collect();
+        let Some((waiting, serial)) = shared.groups.found(gid, others) else { return };
+        shared.timers.start(GROUP_TIMER | serial & OWNER_MASK, serial, nanos);
+        for qp in waiting {
+            if let Ok(qp) = self.qps.get_mut(QpId(qp)) {
+                qp.schedule(&mut self.shared);
+            }
+        }
+        self.settle();
+    }
+
+    /// Puts a queue pair for datagrams into a multicast group, where it may be already; true if it is this process's first one
+    /// there: other processes are to be told.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue pair, not one for datagrams, or no group's address. `ENOMEM`: beyond the [`limits`].
+    pub fn attach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
+        if self.qps.get(qp)?.ud.is_none() || !gid.is_multicast() {
+            return Err(Errno::INVAL);
+        }
+        self.shared.groups.attach(gid, qp.0)
+    }
+
+    /// Takes a queue pair out of a multicast group; true if it was this process's last one there.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: it was not in it.
+    pub fn detach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
+        self.shared.groups.detach(gid, qp.0)
+    }
+
+    /// A group that the queue pair is in.
+    #[must_use]
+    pub fn group_of(&self, qp: QpId) -> Option<Gid> {
+        self.shared.groups.group_of(qp.0)
+    }
+
+    /// Keeps a protection domain from being ended, as an address handle does.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such domain.
+    pub fn hold_pd(&mut self, pd: PdId) -> Result<(), Errno> {
+        self.shared.pds.enter(pd)
+    }
+
+    /// Ends one [`hold_pd`](Self::hold_pd).
+    pub fn release_pd(&mut self, pd: PdId) {
+        self.shared.pds.leave(pd);
     }
 
     /// A frame has come in. `header` is a private copy; `payload` may lie in the ring.
@@ -383,8 +460,8 @@ impl Engine {
             }
             return;
         }
-        if frame.kind == Kind::Want {
-            return shared.grant(link, frame.key);
+        if !frame.kind.is_of_connection() {
+            return self.handle_unconnected(link, &frame, payload);
         }
         let Some(qp) = shared.own_index(frame.to).and_then(|index| self.qps.get_mut(QpId(index)).ok()) else {
             if begins {
@@ -400,6 +477,33 @@ impl Engine {
             qp.handle_request(link, &frame, payload, shared);
         } else if answers {
             qp.handle_answer(&frame, payload, shared);
+        }
+        self.settle();
+    }
+
+    /// A frame that belongs to no connection.
+    fn handle_unconnected(&mut self, link: LinkId, frame: &Frame, payload: Source<'_>) {
+        let shared = &mut self.shared;
+        if frame.kind == Kind::Want {
+            return shared.grant(link, frame.key);
+        }
+        // The peer may change its ring at any time: what decides is taken out of it once.
+        let mut grh = Grh::NONE;
+        let Some(data) = payload.part(GRH_LEN, payload.len().saturating_sub(GRH_LEN)) else { return };
+        payload.copy_to_slice(&mut grh.0);
+        if frame.to == MULTICAST_QPN {
+            let gid = grh.destination();
+            let mut index = 0;
+            while let Some(member) = self.shared.groups.member_here(gid, index) {
+                if let Ok(qp) = self.qps.get_mut(QpId(member)) {
+                    qp.handle_datagram(frame, &grh, data, &mut self.shared);
+                }
+                index += 1;
+            }
+        } else if let Some(index) = shared.own_index(frame.to) {
+            if let Ok(qp) = self.qps.get_mut(QpId(index)) {
+                qp.handle_datagram(frame, &grh, data, &mut self.shared);
+            }
         }
         self.settle();
     }
@@ -454,7 +558,9 @@ impl Engine {
         loop {
             let Some(state) = shared.peers.get(link) else { return Transmit::Idle };
             if let Some(stray) = state.strays.front() {
-                if !out.try_push(stray, &Gather::EMPTY) {
+                let payload = Source::of(&stray.payload);
+                // What is longer than the ring takes is lost.
+                if payload.len() <= out.max_payload() && !out.try_push(&stray.header, &Gather::one(&payload)) {
                     return Transmit::Blocked;
                 }
                 state.strays.pop_front();
@@ -465,12 +571,17 @@ impl Engine {
             let ended = match work {
                 Work::Requests(_) => qp.transmit(shared, out, budget),
                 Work::Answers(_) => qp.answer(shared, out, budget),
+                Work::Datagrams(_) => qp.transmit_datagrams(link, shared, out, budget),
             };
             let listed = match work {
-                Work::Requests(_) => &mut qp.req.listed,
+                Work::Requests(_) | Work::Datagrams(_) => &mut qp.req.listed,
                 Work::Answers(_) => &mut qp.resp.listed,
             };
             *listed = ended != Transmit::Idle;
+            if !*listed && matches!(work, Work::Datagrams(_)) {
+                // The next one may go over another link.
+                qp.schedule_datagrams(shared);
+            }
             let Some(state) = shared.peers.get(link) else { return Transmit::Idle };
             if ended != Transmit::Idle {
                 // To the end of the line: a long message does not keep the others from the link.
@@ -491,7 +602,12 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Time) {
         self.shared.timers.advance(now);
         while let Some((owner, generation)) = self.shared.timers.pop_due(now) {
-            if let Ok(qp) = self.qps.get_mut(QpId(owner)) {
+            if owner & SLOT_TIMER != 0 {
+                #[allow(clippy::cast_possible_truncation, reason = "a slot was put there")]
+                self.shared.peers.parcels.forgive(Slot(owner as u16));
+            } else if owner & GROUP_TIMER != 0 {
+                self.shared.groups.expire(generation);
+            } else if let Ok(qp) = self.qps.get_mut(QpId(owner)) {
                 qp.handle_timer(generation, &mut self.shared);
             }
         }

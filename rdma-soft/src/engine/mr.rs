@@ -10,7 +10,7 @@ use rdma_mem::Backing;
 use rdma_sys::ibv_sge;
 
 use super::directory::Directory;
-use super::limits::{MAX_MR, MAX_PD};
+use super::limits::{MAX_MR, MAX_PD, MAX_SGE};
 use super::memory::{Gather, Region, Scratch, Source, Target};
 use super::queue::Op;
 use super::types::{Errno, MrKeys, PdId};
@@ -134,7 +134,7 @@ impl MrTable {
             let bytes = self.local_source(pd, sge, skip, len).filter(|_| fits)?;
             return Some(with(&Gather::one(&bytes)));
         }
-        let mut scratch = Scratch::new();
+        let mut scratch = Scratch::<MAX_SGE>::new();
         let (mut skip, mut left) = (skip, len);
         for sge in list {
             let whole = sge.length as usize;
@@ -153,6 +153,22 @@ impl MrTable {
             skip = 0;
         }
         (left == 0).then(|| with(&scratch.gather()))
+    }
+
+    /// Like [`gather`](Self::gather) of a whole list of at most `limits::MTU` bytes, behind `head`.
+    pub(super) fn gather_behind<R>(
+        &self,
+        head: Source<'_>,
+        pd: PdId,
+        list: &[ibv_sge],
+        with: impl FnOnce(&Gather<'_>) -> R,
+    ) -> Option<R> {
+        let mut scratch = Scratch::<{ MAX_SGE + 1 }>::new();
+        let mut fits = scratch.push(head);
+        for sge in list.iter().filter(|sge| sge.length != 0) {
+            fits &= scratch.push(self.local_source(pd, sge, 0, sge.length as usize)?);
+        }
+        fits.then(|| with(&scratch.gather()))
     }
 
     #[inline]

@@ -5,19 +5,21 @@ use std::collections::VecDeque;
 use super::directory::{DIRECTORY_LEN, PeerDirectory, index_of};
 use super::frame::{Frame, Header, Kind};
 use super::memory::Area;
-use super::types::{LinkId, Slot};
+use super::parcels::Parcels;
+use super::types::{LinkId, Slot, Wish};
 
 /// What a queue pair has for a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Requests(u32),
     Answers(u32),
+    Datagrams(u32),
 }
 
 impl Work {
     pub(super) const fn qp(self) -> u32 {
         match self {
-            Self::Requests(qp) | Self::Answers(qp) => qp,
+            Self::Requests(qp) | Self::Answers(qp) | Self::Datagrams(qp) => qp,
         }
     }
 }
@@ -34,6 +36,14 @@ struct Mapped {
 /// Frames of no queue pair that wait for room. A peer that makes more of them than this harms only itself.
 const MAX_STRAYS: usize = 1 << 14;
 
+/// A frame of no queue pair.
+#[derive(Debug)]
+pub(super) struct Stray {
+    pub(super) header: Header,
+    /// Of a datagram that waited for the link; others have none.
+    pub(super) payload: Box<[u8]>,
+}
+
 /// A link to another process.
 #[derive(Debug, Default)]
 pub(super) struct Link {
@@ -43,8 +53,10 @@ pub(super) struct Link {
     /// The peer's regions that we have mapped or asked for, by the index in their keys.
     mapped: Vec<Mapped>,
     pub(super) work: VecDeque<Work>,
-    /// Answers that no queue pair keeps.
-    pub(super) strays: VecDeque<Header>,
+    /// Answers that no queue pair keeps, and datagrams that waited for the link.
+    pub(super) strays: VecDeque<Stray>,
+    /// The peer has not made room for a long time: datagrams do not wait for it.
+    pub(super) stuck: bool,
     listed: bool,
 }
 
@@ -60,7 +72,8 @@ pub(super) struct Peers {
     links: Vec<Link>,
     slots: Vec<SlotState>,
     active: VecDeque<LinkId>,
-    connect: VecDeque<Slot>,
+    wishes: VecDeque<Wish>,
+    pub(super) parcels: Parcels,
 }
 
 impl Peers {
@@ -69,7 +82,8 @@ impl Peers {
             links: Vec::new(),
             slots: vec![SlotState::default(); 1 << 12],
             active: VecDeque::new(),
-            connect: VecDeque::new(),
+            wishes: VecDeque::new(),
+            parcels: Parcels::new(),
         }
     }
 
@@ -92,6 +106,10 @@ impl Peers {
     }
 
     pub(super) fn up(&mut self, slot: Slot, id: LinkId, directory: Option<Area>) {
+        if !slot.is_real() {
+            // A queue pair without a peer has number 0 for one: nobody may have that.
+            return;
+        }
         let index = id.0 as usize;
         if self.links.len() <= index {
             self.links.resize_with(index + 1, Link::default);
@@ -107,6 +125,9 @@ impl Peers {
         let state = self.slot(slot);
         state.link.get_or_insert(id);
         state.asked = false;
+        for (header, payload) in self.parcels.take(slot) {
+            self.push(id, Stray { header, payload });
+        }
     }
 
     /// Takes a link down; the slots to which it carried requests.
@@ -123,8 +144,10 @@ impl Peers {
         slots
     }
 
-    pub(super) fn unreachable(&mut self, slot: Slot) {
+    /// A process cannot be reached; true if datagrams were lost by that.
+    pub(super) fn unreachable(&mut self, slot: Slot) -> bool {
         self.slot(slot).asked = false;
+        self.parcels.lose(slot)
     }
 
     /// Asks the driver for a link.
@@ -132,12 +155,17 @@ impl Peers {
         let state = self.slot(slot);
         if state.link.is_none() && !state.asked {
             state.asked = true;
-            self.connect.push_back(slot);
+            self.wishes.push_back(Wish::Link(slot));
         }
     }
 
-    pub(super) fn pop_connect(&mut self) -> Option<Slot> {
-        self.connect.pop_front()
+    /// Asks the driver for something else.
+    pub(super) fn wish(&mut self, wish: Wish) {
+        self.wishes.push_back(wish);
+    }
+
+    pub(super) fn pop_wish(&mut self) -> Option<Wish> {
+        self.wishes.pop_front()
     }
 
     pub(super) fn pop_active(&mut self) -> Option<LinkId> {
@@ -148,7 +176,8 @@ impl Peers {
         Some(id)
     }
 
-    fn activate(&mut self, id: LinkId) {
+    /// Has the driver look at a link.
+    pub(super) fn activate(&mut self, id: LinkId) {
         if let Some(link) = self.get(id) {
             if !link.listed {
                 link.listed = true;
@@ -233,8 +262,8 @@ impl Peers {
         let Some(link) = self.get(id) else { return };
         let header = frame.encode();
         if frame.kind == Kind::Dropped {
-            let same = |stray: &Header| {
-                Frame::decode(stray, 0).is_some_and(|other| {
+            let same = |stray: &Stray| {
+                Frame::decode(&stray.header, stray.payload.len()).is_some_and(|other| {
                     (other.kind, other.to, other.from, other.epoch)
                         == (Kind::Dropped, frame.to, frame.from, frame.epoch)
                 })
@@ -244,8 +273,13 @@ impl Peers {
                 return;
             }
         }
+        self.push(id, Stray { header, payload: Box::default() });
+    }
+
+    fn push(&mut self, id: LinkId, stray: Stray) {
+        let Some(link) = self.get(id) else { return };
         if link.strays.len() < MAX_STRAYS {
-            link.strays.push_back(header);
+            link.strays.push_back(stray);
             self.activate(id);
         }
     }

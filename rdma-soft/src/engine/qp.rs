@@ -4,6 +4,7 @@ use core::mem;
 
 use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
+use super::datagram::Datagrams;
 use super::directory::Card;
 use super::frame::NUMBER_MASK;
 use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
@@ -13,7 +14,8 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::shared::Shared;
 use super::types::{
-    CqId, Element, Errno, Event, LinkId, ModifyQp, PdId, QpId, QpInit, QpState, QpStatus, SendData, SendRequest, Slot,
+    CqId, Element, Errno, Event, LinkId, ModifyQp, PdId, QpId, QpInit, QpState, QpStatus, SendData, SendRequest,
+    Service, Slot,
 };
 
 /// What `modify` sets.
@@ -46,6 +48,8 @@ pub(super) struct Qp {
     pub(super) rq: RecvQueue,
     pub(super) req: Requester,
     pub(super) resp: Responder,
+    /// Of a queue pair for datagrams.
+    pub(super) ud: Option<Box<Datagrams>>,
     sig_all: bool,
     token: u64,
 }
@@ -64,12 +68,16 @@ impl Qp {
             rq: RecvQueue::new(init.max_recv_wr, init.max_recv_sge)?,
             req: Requester::new(incarnation),
             resp: Responder::default(),
+            ud: match init.service {
+                Service::Connection => None,
+                Service::Datagrams => Some(Box::new(Datagrams::new(init.max_send_wr)?)),
+            },
             sig_all: init.sq_sig_all,
             token: init.token,
         })
     }
 
-    /// The peer's slot.
+    /// The peer's slot; 0, which nobody has, without a peer.
     pub(super) const fn peer(&self) -> Slot {
         Slot::of_qpn(self.attr.dest_qpn)
     }
@@ -91,7 +99,11 @@ impl Qp {
         let attr = &mut self.attr;
         let set = |field: &mut u8, value: Option<u8>| *field = value.unwrap_or(*field);
         attr.access = change.access.unwrap_or(attr.access);
-        attr.dest_qpn = change.dest_qpn.map_or(attr.dest_qpn, |qpn| qpn & NUMBER_MASK);
+        if let Some(ud) = &mut self.ud {
+            ud.qkey = change.qkey.unwrap_or(ud.qkey);
+        } else {
+            attr.dest_qpn = change.dest_qpn.map_or(attr.dest_qpn, |qpn| qpn & NUMBER_MASK);
+        }
         attr.rq_psn = change.rq_psn.map_or(attr.rq_psn, |psn| psn & NUMBER_MASK);
         attr.sq_psn = change.sq_psn.map_or(attr.sq_psn, |psn| psn & NUMBER_MASK);
         attr.sqd_notify = change.sqd_notify.unwrap_or(attr.sqd_notify);
@@ -113,7 +125,7 @@ impl Qp {
         // Who has set nothing aside for reads takes none, by whatever way.
         let barred = if self.attr.max_dest_rd_atomic == 0 { REMOTE_READ | REMOTE_ATOMIC } else { 0 };
         let access = self.attr.access & !barred;
-        let card = self.hears().then(|| Card::new(self.attr.dest_qpn, self.pd, access));
+        let card = (self.hears() && self.ud.is_none()).then(|| Card::new(self.attr.dest_qpn, self.pd, access));
         shared.directory.set_card(self.id.0, card);
     }
 
@@ -132,7 +144,9 @@ impl Qp {
             QpState::Rtr => {
                 self.state = state;
                 self.resp.begin(self.attr.rq_psn, self.attr.max_dest_rd_atomic);
-                shared.peers.want(self.peer());
+                if self.ud.is_none() {
+                    shared.peers.want(self.peer());
+                }
             }
             QpState::Rts => {
                 let first = self.state == QpState::Rtr;
@@ -140,7 +154,7 @@ impl Qp {
                 if first {
                     self.req.begin(&self.attr);
                 }
-                self.schedule_requests(shared);
+                self.schedule(shared);
             }
             QpState::Sqd => {
                 self.state = state;
@@ -155,6 +169,7 @@ impl Qp {
         self.abandon_answers(shared);
         shared.timers.cancel(self.id.0);
         shared.peers.forget(self.id.0);
+        shared.groups.forget(self.id.0);
         shared.cqs.purge(self.send_cq, self.qpn);
         shared.cqs.purge(self.recv_cq, self.qpn);
         self.state = QpState::Reset;
@@ -164,6 +179,9 @@ impl Qp {
         (self.rq.head, self.rq.tail) = (0, 0);
         self.req = Requester::new(self.req.incarnation.wrapping_add(1));
         self.resp = mem::take(&mut self.resp).recycled();
+        if let Some(ud) = &mut self.ud {
+            ud.reset();
+        }
     }
 
     /// To ERR: the oldest send request completes with `status`, if there is one, and everything else is flushed.
@@ -175,6 +193,18 @@ impl Qp {
         self.publish(shared);
         shared.timers.cancel(self.id.0);
         self.req.stop();
+        if let Some(ud) = &mut self.ud {
+            ud.stop();
+        }
+        self.flush_sends(status, shared);
+        while let Some(wqe) = self.rq.pop() {
+            self.flush_receive(wqe.wr_id, shared);
+        }
+        self.resp.inbound = None;
+    }
+
+    /// The oldest send request completes with `status`, all others as flushed.
+    pub(super) fn flush_sends(&mut self, status: Option<ibv_wc_status>, shared: &mut Shared) {
         let mut status = status;
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.at(self.sq.head);
@@ -183,10 +213,6 @@ impl Qp {
             self.sq.head += 1;
         }
         self.sq.next = self.sq.head;
-        while let Some(wqe) = self.rq.pop() {
-            self.flush_receive(wqe.wr_id, shared);
-        }
-        self.resp.inbound = None;
     }
 
     fn flush_receive(&self, wr_id: u64, shared: &mut Shared) {
@@ -213,6 +239,10 @@ impl Qp {
             return Err(Errno::INVAL);
         }
         let (op, with_imm) = Op::from_verbs(request.opcode).ok_or(Errno::INVAL)?;
+        if self.ud.is_some() && (op != Op::Send || request.address.is_none()) {
+            return Err(Errno::INVAL);
+        }
+        let flushes = matches!(self.state, QpState::Err | QpState::Sqe);
         if self.sq.room() == 0 {
             return Err(Errno::NOMEM);
         }
@@ -221,7 +251,7 @@ impl Qp {
                 if list.len() > self.sq.max_sge() {
                     return Err(Errno::INVAL);
                 }
-                if self.state != QpState::Err {
+                if !flushes {
                     let wqe = self.sq.push_list(list);
                     fill_wqe(wqe, request, op, with_imm, self.sig_all);
                 }
@@ -231,15 +261,18 @@ impl Qp {
                 if op.fetches() || total.is_none_or(|total| total > self.sq.max_inline()) {
                     return Err(Errno::INVAL);
                 }
-                if self.state != QpState::Err {
+                if !flushes {
                     let wqe = self.sq.push_inline(parts);
                     fill_wqe(wqe, request, op, with_imm, self.sig_all);
                 }
             }
         }
-        if self.state == QpState::Err {
+        if flushes {
             let flushed = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
             self.complete_failed(self.send_cq, request.wr_id, op.completion(), flushed, shared);
+        } else if let (Some(ud), Some(address)) = (&mut self.ud, request.address) {
+            ud.set_address(self.sq.index(self.sq.tail - 1), address);
+            self.schedule_datagrams(shared);
         } else {
             self.transmit_directly(shared);
             self.schedule_requests(shared);
@@ -260,6 +293,15 @@ impl Qp {
             self.rq.push(wr_id, list);
         }
         Ok(())
+    }
+
+    /// Gets moving what there is to send.
+    pub(super) fn schedule(&mut self, shared: &mut Shared) {
+        if self.ud.is_some() {
+            self.schedule_datagrams(shared);
+        } else {
+            self.schedule_requests(shared);
+        }
     }
 
     /// Gets requests moving, if there is something to send and nothing to wait for.

@@ -86,7 +86,7 @@ pub(super) struct SendWqe {
     pub(super) total: u32,
     /// The message's number, once it was sent whole through a link.
     pub(super) number: u32,
-    /// How much of a read has arrived.
+    /// How much of a read has arrived; of a datagram, the first slot that may still have to get it.
     pub(super) progress: u32,
     pub(super) op: Op,
     pub(super) with_imm: bool,
@@ -122,7 +122,7 @@ const EMPTY_WQE: SendWqe = SendWqe {
     sges: 0,
 };
 
-fn boxed<T: Clone>(len: usize, value: T) -> Result<Box<[T]>, Errno> {
+pub(super) fn boxed<T: Clone>(len: usize, value: T) -> Result<Box<[T]>, Errno> {
     let mut vec = Vec::new();
     vec.try_reserve_exact(len).map_err(|_| Errno::NOMEM)?;
     vec.resize(len, value);
@@ -169,8 +169,9 @@ impl SendQueue {
         })
     }
 
+    /// The place of a request in the ring.
     #[allow(clippy::cast_possible_truncation, reason = "masked to the ring's size")]
-    const fn index(&self, position: u64) -> usize {
+    pub(super) const fn index(&self, position: u64) -> usize {
         position as usize & (self.wqes.len() - 1)
     }
 

@@ -41,7 +41,7 @@ pub(super) struct Requester {
     /// The number of the next message.
     pub(super) next_number: u32,
     /// The oldest number that is not answered.
-    una: u32,
+    pub(super) una: u32,
     /// How much of the message at `sq.next` is sent.
     offset: u32,
     /// Reads and atomics that wait for their data.
@@ -451,6 +451,9 @@ impl Qp {
     pub(super) fn handle_timer(&mut self, generation: u32, shared: &mut Shared) {
         if generation != self.req.timer {
             return;
+        }
+        if self.ud.is_some() {
+            return self.stop_waiting(shared);
         }
         match core::mem::replace(&mut self.req.wait, Wait::No) {
             Wait::No => return,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cq::CqTable;
 use super::directory::Directory;
 use super::events::Events;
+use super::groups::Groups;
 use super::limits::QPS_PER_SLOT;
 use super::mr::{MrTable, PdTable, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use super::peers::Peers;
@@ -20,6 +21,7 @@ pub(super) struct Shared {
     pub(super) cqs: CqTable,
     pub(super) events: Events,
     pub(super) peers: Peers,
+    pub(super) groups: Groups,
     pub(super) timers: Timers,
     pub(super) directory: Directory,
     /// Our own, in the order in which the table of queue pairs has them.

@@ -1,4 +1,4 @@
-//! One timer for each queue pair, and the two tables of the specification.
+//! One timer for each queue pair (and for what else has an owner's number), and the two tables of the specification.
 
 use super::types::Time;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rdma_mem::Backing;
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wr_opcode};
 
+use super::grh::{Gid, Grh};
 use super::memory::Source;
 
 /// A point in time: nanoseconds from an origin that the caller chooses, never going back.
@@ -46,6 +47,12 @@ impl Slot {
     #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
     pub const fn of_qpn(qpn: u32) -> Self {
         Self(((qpn >> 12) & 0xfff) as u16)
+    }
+
+    /// Whether a process may have it.
+    #[must_use]
+    pub const fn is_real(self) -> bool {
+        1 <= self.0 && self.0 <= 4094
     }
 }
 
@@ -126,7 +133,7 @@ pub enum QpState {
     Rts,
     /// The send queue drains: no new request starts.
     Sqd,
-    /// The send queue is in error (never entered by reliable connections).
+    /// The send queue is in error; receives go on (never entered by reliable connections).
     Sqe,
     /// Everything is flushed.
     Err,
@@ -164,9 +171,56 @@ impl QpState {
     }
 }
 
+/// What a queue pair does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection.
+    Connection,
+    /// Unreliable datagrams.
+    Datagrams,
+}
+
+/// How a datagram gets there: what an address handle stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// The header in front of it, not yet sealed.
+    pub grh: Grh,
+    /// The group it goes to, if it does.
+    pub group: Option<Gid>,
+    /// Service level, as the receiver will see it.
+    pub sl: u8,
+    /// The sender's local identifier.
+    pub slid: u16,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Address {
+    /// The way.
+    pub path: Path,
+    /// The queue pair; [`MULTICAST_QPN`] for a group.
+    pub qpn: u32,
+    /// The receiver's Q_Key; with the upper bit set, that of the sending queue pair is meant.
+    pub qkey: u32,
+}
+
+/// The number that stands for all queue pairs of a group.
+pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
+
+/// What the engine wants its driver to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// A link to the process with the slot: answer with `handle_link_up` or `handle_unreachable`. Our own: the loopback.
+    Link(Slot),
+    /// The processes that are in a group: answer with `handle_members`.
+    Members(Gid),
+}
+
 /// What a queue pair is created with. The depths are enforced as given.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {
+    /// What it does.
+    pub service: Service,
     /// Its protection domain.
     pub pd: PdId,
     /// Where send completions go.
@@ -198,6 +252,8 @@ pub struct ModifyQp {
     pub access: Option<u32>,
     /// `dest_qp_num`; its slot says which process.
     pub dest_qpn: Option<u32>,
+    /// `qkey`, of a queue pair for datagrams.
+    pub qkey: Option<u32>,
     /// `rq_psn`.
     pub rq_psn: Option<u32>,
     /// `sq_psn`.
@@ -261,6 +317,8 @@ pub struct SendRequest<'a> {
     pub swap: u64,
     /// Payload, or the sink of a read or an atomic.
     pub data: SendData<'a>,
+    /// Where a datagram goes; not looked at for other services.
+    pub address: Option<&'a Address>,
 }
 
 /// What an asynchronous event is about; carries the token given at creation.

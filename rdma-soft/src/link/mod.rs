@@ -6,6 +6,7 @@
 
 pub(crate) mod doorbell;
 pub(crate) mod duplex;
+pub(crate) mod group;
 pub(crate) mod handshake;
 pub(crate) mod memory;
 pub(crate) mod packet;

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// What two processes must agree on: bump it with every change of a packet, a frame, the rings or the directory.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 const MAGIC: u64 = u64::from_be_bytes(*b"RDMAsoft");
 
 /// Bytes of the longest packet.

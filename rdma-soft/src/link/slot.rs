@@ -75,7 +75,8 @@ pub(crate) fn accept(listener: &Listener, patience: Duration) -> io::Result<Owne
     Ok(socket)
 }
 
-fn new_socket(flags: libc::c_int) -> io::Result<OwnedFd> {
+/// A socket of the kind that all names here are for.
+pub(super) fn new_socket(flags: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: socket has no conditions.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags, 0) };
     if fd < 0 {
@@ -102,9 +103,13 @@ fn set_patience(socket: &OwnedFd, patience: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// The abstract name: a zero byte, then text.
 fn address(slot: Slot) -> (libc::sockaddr_un, libc::socklen_t) {
-    let name = format!("\0rdma-soft-{}", slot.0);
+    abstract_address(&format!("rdma-soft-{}", slot.0))
+}
+
+/// An abstract name: a zero byte, then text, of 107 bytes at most.
+pub(super) fn abstract_address(text: &str) -> (libc::sockaddr_un, libc::socklen_t) {
+    let name = format!("\0{text}");
     #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
     let mut address = libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
     for (to, from) in address.sun_path.iter_mut().zip(name.bytes()) {

@@ -11,8 +11,8 @@ use std::{io, thread};
 use rdma_mem::Mapping;
 
 use super::state::{Agent, State};
-use super::{Node, epoll, peers};
-use crate::engine::{Area, Grant, LinkId};
+use super::{Node, epoll, groups, peers};
+use crate::engine::{Area, Grant, LinkId, Wish};
 use crate::link::duplex::Link;
 use crate::link::packet::{self, Body, Kind};
 
@@ -48,21 +48,28 @@ fn run(node: &'static Node) {
 
 /// Does what there is to do, and says how long to wait for more: in milliseconds, -1 for ever.
 fn take_turn(node: &'static Node, polls_before: &mut u64) -> libc::c_int {
-    let (wait, dials, grants) = {
+    let (wait, wishes, grants) = {
         let mut state = node.lock();
         state.agent = Agent::Awake;
         // First, as what it causes is sent and told below.
         state.run_timers();
         let more = state.progress();
-        let dials = core::mem::take(&mut state.dials);
+        let wishes = core::mem::take(&mut state.wishes);
         let grants = core::mem::take(&mut state.grants);
         let polls = state.polls;
         let polling = polls != *polls_before && polls.wrapping_sub(state.polls_at_settle) >= POLLS_OF_A_POLLER;
         *polls_before = polls;
-        (fall_asleep(&mut state, polling, more), dials, grants)
+        (fall_asleep(&mut state, polling, more), wishes, grants)
     };
-    for slot in dials {
-        peers::dial(node, slot);
+    let mut lookups = Vec::new();
+    for wish in wishes {
+        match wish {
+            Wish::Link(slot) => peers::dial(node, slot),
+            Wish::Members(gid) => lookups.push(gid),
+        }
+    }
+    if !lookups.is_empty() {
+        groups::look_up(node, &lookups);
     }
     for grant in grants {
         send_grant(node, &grant);

@@ -8,6 +8,7 @@ mod agent;
 mod clock;
 mod epoll;
 mod fork;
+mod groups;
 mod peers;
 mod state;
 #[cfg(all(test, not(loom)))]
@@ -60,6 +61,8 @@ pub(crate) struct Node {
     epoll: Epoll,
     /// The slots of this process. Nobody takes the state's lock while holding this one.
     listeners: Mutex<Vec<Listener>>,
+    /// The multicast groups of this process. Locked before the state.
+    memberships: groups::Memberships,
 }
 
 impl Node {
@@ -118,7 +121,8 @@ impl Node {
         let wakers = state::Wakers { timer: timer.try_clone()?, bell: bell.try_clone()?, epoll: epoll.try_clone()? };
         let state = State::new(engine, slot, wakers, ring_capacity());
         let listeners = Mutex::new(vec![listener]);
-        Ok(Self { guard, state: Mutex::new(state), directory, bell, timer, epoll, listeners })
+        let memberships = groups::Memberships::default();
+        Ok(Self { guard, state: Mutex::new(state), directory, bell, timer, epoll, listeners, memberships })
     }
 
     fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {

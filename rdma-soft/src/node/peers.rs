@@ -142,7 +142,7 @@ fn rearm_all(node: &Node) {
 fn prove(mut up: Established) -> Established {
     let owner = |slot| slot::connect(slot, PATIENCE).and_then(|socket| trust::peer_of(&socket));
     let pid = up.peer.pid;
-    up.peer.slots.retain(|slot| owner(*slot).is_ok_and(|owner| owner.pid == pid));
+    up.peer.slots.retain(|slot| slot.is_real() && owner(*slot).is_ok_and(|owner| owner.pid == pid));
     up
 }
 

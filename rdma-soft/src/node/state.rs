@@ -7,7 +7,7 @@ use rdma_sys::ibv_wc;
 use super::clock;
 use super::epoll::Epoll;
 use crate::engine::limits::COPY_BUDGET;
-use crate::engine::{CqId, Engine, Errno, Event, Grant, LinkId, Slot, Time, Transmit};
+use crate::engine::{CqId, Engine, Errno, Event, Grant, LinkId, Slot, Time, Transmit, Wish};
 use crate::link::duplex::{self, Backlog, Link, Peer};
 use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
 use crate::link::ring::Corrupt;
@@ -40,8 +40,8 @@ pub(crate) struct State {
     pub(crate) polls_at_settle: u64,
     /// What the agent does.
     pub(crate) agent: Agent,
-    /// Slots that the agent has to connect to.
-    pub(crate) dials: Vec<Slot>,
+    /// What the agent has to find: other processes.
+    pub(crate) wishes: Vec<Wish>,
     /// Regions that the agent has to send.
     pub(crate) grants: Vec<Grant>,
     slots: Vec<Slot>,
@@ -70,7 +70,7 @@ impl State {
             polls: 0,
             polls_at_settle: 0,
             agent: Agent::Awake,
-            dials: Vec::new(),
+            wishes: Vec::new(),
             grants: Vec::new(),
             slots: vec![slot],
             sink: None,
@@ -316,19 +316,20 @@ impl State {
             }
         }
         let mut for_agent = more;
-        while let Some(slot) = self.engine.poll_connect() {
-            if self.slots.contains(&slot) {
-                self.connect_loopback(slot);
-                for_agent = true;
-            } else {
-                self.dials.push(slot);
+        while let Some(wish) = self.engine.poll_wish() {
+            match wish {
+                Wish::Link(slot) if self.slots.contains(&slot) => {
+                    self.connect_loopback(slot);
+                    for_agent = true;
+                }
+                wish => self.wishes.push(wish),
             }
         }
         while let Some(grant) = self.engine.poll_grant() {
             self.grants.push(grant);
         }
         for_agent &= self.agent != Agent::Ticking;
-        if for_agent || !self.dials.is_empty() || !self.grants.is_empty() {
+        if for_agent || !self.wishes.is_empty() || !self.grants.is_empty() {
             self.wake_agent();
         }
     }

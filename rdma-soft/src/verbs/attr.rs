@@ -22,7 +22,7 @@ const PORT: u8 = 1;
 /// The one partition key: full membership of the default partition.
 const PKEY: u16 = 0xffff;
 /// Not zero, so that programs that look at nothing else find a usable address.
-const LID: u16 = 1;
+pub(super) const LID: u16 = 1;
 const MTU: ibv_mtu = ibv_mtu::IBV_MTU_4096;
 
 /// A count as the `int` that attributes are made of.
@@ -53,7 +53,8 @@ fn device_attr(context: &ContextState) -> ibv_device_attr {
         max_qp_wr: int(limits::MAX_QP_WR),
         device_cap_flags: ibv_device_cap_flags::IBV_DEVICE_SYS_IMAGE_GUID.0
             | ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN.0
-            | ibv_device_cap_flags::IBV_DEVICE_CURR_QP_STATE_MOD.0,
+            | ibv_device_cap_flags::IBV_DEVICE_CURR_QP_STATE_MOD.0
+            | ibv_device_cap_flags::IBV_DEVICE_UD_AV_PORT_ENFORCE.0,
         max_sge: sge,
         max_sge_rd: sge,
         max_cq: int(limits::MAX_CQ),
@@ -65,6 +66,10 @@ fn device_attr(context: &ContextState) -> ibv_device_attr {
         max_qp_init_rd_atom: rd_atomic,
         atomic_cap: ibv_atomic_cap::IBV_ATOMIC_GLOB,
         max_pkeys: 1,
+        max_ah: int(limits::MAX_AH),
+        max_mcast_grp: int(limits::MAX_GROUPS),
+        max_mcast_qp_attach: int(limits::MAX_GROUP_QPS),
+        max_total_mcast_qp_attach: int(limits::MAX_ATTACHMENTS),
         local_ca_ack_delay: 15,
         phys_port_cnt: PORT,
         ..Default::default()
@@ -172,7 +177,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     }))
 }
 
-fn check_port(port: u32) -> Result<(), Errno> {
+pub(super) fn check_port(port: u32) -> Result<(), Errno> {
     if port == u32::from(PORT) { Ok(()) } else { Err(Errno::INVAL) }
 }
 

@@ -6,14 +6,16 @@ use std::mem::offset_of;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq_ex, ibv_device, ibv_mr, ibv_pd, ibv_qp_ex, verbs_context};
+use rdma_sys::{
+    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq_ex, ibv_device, ibv_mr, ibv_pd, ibv_qp_ex, verbs_context,
+};
 
 use super::device::{self, DeviceState, LinkLayer};
 use super::errno::{pointer, status};
 use super::events::AsyncEvents;
 use super::gid::{self, GidEntry};
 use super::object::{Object, Public};
-use super::{Errno, cq, mr, ops, pd, qp};
+use super::{Errno, ah, cq, mr, ops, pd, qp};
 use crate::node::Node;
 
 /// What an opened device is, apart from its public part. Its objects share it.
@@ -63,6 +65,7 @@ impl ContextState {
 pub(crate) enum Child {
     Pd(*mut ibv_pd),
     Mr(*mut ibv_mr),
+    Ah(*mut ibv_ah),
     Channel(*mut ibv_comp_channel),
     Cq(*mut ibv_cq_ex),
     Qp(*mut ibv_qp_ex),
@@ -77,6 +80,7 @@ impl Child {
         match self {
             Self::Pd(public) => public.addr(),
             Self::Mr(public) => public.addr(),
+            Self::Ah(public) => public.addr(),
             Self::Channel(public) => public.addr(),
             Self::Cq(public) => public.addr(),
             Self::Qp(public) => public.addr(),
@@ -87,7 +91,7 @@ impl Child {
     fn order(self) -> u8 {
         match self {
             Self::Qp(_) => 0,
-            Self::Mr(_) => 1,
+            Self::Mr(_) | Self::Ah(_) => 1,
             Self::Cq(_) => 2,
             Self::Pd(_) => 3,
             Self::Channel(_) => 4,
@@ -173,6 +177,8 @@ unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
             Child::Qp(qp) => unsafe { qp::abandon(qp) },
             // SAFETY: as above.
             Child::Mr(mr) => unsafe { mr::abandon(mr) },
+            // SAFETY: as above.
+            Child::Ah(ah) => unsafe { ah::abandon(ah) },
             // SAFETY: as above.
             Child::Cq(cq) => unsafe { cq::abandon(cq) },
             // SAFETY: as above.

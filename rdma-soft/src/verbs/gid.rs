@@ -6,12 +6,11 @@ use std::ptr;
 use rdma_sys::{ibv_gid, ibv_gid_type};
 
 use super::device::LinkLayer;
+use crate::engine::Gid;
 
 impl std::fmt::Debug for GidEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // SAFETY: every bit pattern is a GID.
-        let raw = unsafe { self.gid.raw };
-        write!(f, "{} on {}", std::net::Ipv6Addr::from(raw), self.interface)
+        write!(f, "{} on {}", std::net::Ipv6Addr::from(self.address().0), self.interface)
     }
 }
 
@@ -25,6 +24,14 @@ pub(crate) struct GidEntry {
     pub(crate) gid_type: ibv_gid_type,
     /// The interface that has the address; 0 if none.
     pub(crate) interface: u32,
+}
+
+impl GidEntry {
+    /// The address, as the engine has it.
+    pub(crate) fn address(&self) -> Gid {
+        // SAFETY: every bit pattern is a GID.
+        Gid(unsafe { self.gid.raw })
+    }
 }
 
 /// Makes the table. Addresses that other hosts can reach come first and loopback last, so that "the first" is a good choice.

@@ -9,6 +9,7 @@
 //!    else writes to it meanwhile; an out parameter is valid for writes;
 //! 3. registered memory stays mapped, with the rights it was registered with, until it is deregistered.
 
+mod ah;
 mod async_event;
 mod attr;
 mod channel;
@@ -21,6 +22,7 @@ mod event_queue;
 mod events;
 mod gate;
 mod gid;
+mod mcast;
 mod mr;
 mod object;
 mod ops;

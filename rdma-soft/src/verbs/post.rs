@@ -6,9 +6,10 @@ use std::slice;
 
 use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
-use super::{Errno, qp};
+use super::qp::QpShared;
+use super::{Errno, ah, qp};
 use crate::engine::limits::MAX_SGE;
-use crate::engine::{Engine, QpId, SendData, SendRequest, Source};
+use crate::engine::{Address, Engine, QpId, SendData, SendRequest, Source};
 use crate::node::Node;
 
 const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
@@ -78,15 +79,43 @@ unsafe fn operands(wr: &ibv_send_wr) -> Result<Operands, Errno> {
     Ok(operands)
 }
 
+/// Where a datagram goes.
+///
+/// # Safety
+///
+/// C's promises about a request of a queue pair for datagrams, and about the address handle in it.
+unsafe fn datagram_address(shared: &QpShared, wr: &ibv_send_wr) -> Result<Address, Errno> {
+    if !matches!(wr.opcode, ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM) {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise: a send on such a queue pair has these fields.
+    let to = unsafe { wr.wr.ud };
+    // SAFETY: the caller's promise.
+    let handle = unsafe { ah::get(to.ah) }?;
+    if handle.pd() != shared.pd() {
+        return Err(Errno::INVAL);
+    }
+    Ok(Address { path: *handle.path(), qpn: to.remote_qpn, qkey: to.remote_qkey })
+}
+
 /// # Safety
 ///
 /// C's promises about the request and what it points to.
 #[inline]
-unsafe fn send(engine: &mut Engine, qp: QpId, wr: &ibv_send_wr) -> Result<(), Errno> {
+unsafe fn send(engine: &mut Engine, shared: &QpShared, wr: &ibv_send_wr) -> Result<(), Errno> {
+    let qp = shared.id();
     // SAFETY: the caller's promise.
     let list = unsafe { entries(wr.sg_list, wr.num_sge) }?;
     // SAFETY: the caller's promise.
     let operands = unsafe { operands(wr) }?;
+    let address;
+    let address = if shared.is_datagram() {
+        // SAFETY: the caller's promise.
+        address = unsafe { datagram_address(shared, wr) }?;
+        Some(&address)
+    } else {
+        None
+    };
     let request = SendRequest {
         wr_id: wr.wr_id,
         opcode: wr.opcode,
@@ -97,6 +126,7 @@ unsafe fn send(engine: &mut Engine, qp: QpId, wr: &ibv_send_wr) -> Result<(), Er
         compare_add: operands.compare_add,
         swap: operands.swap,
         data: SendData::List(list),
+        address,
     };
     if wr.send_flags & INLINE == 0 {
         engine.post_send(qp, &request)
@@ -137,7 +167,7 @@ pub(super) unsafe extern "C" fn post_send(
                 // SAFETY: C's promise: a link of its list, valid for reads, and nobody writes to it meanwhile.
                 let wr = unsafe { &*next };
                 // SAFETY: C's promises about the request.
-                unsafe { send(engine, shared.id(), wr) }?;
+                unsafe { send(engine, shared, wr) }?;
                 next = wr.next;
             }
             Ok(())

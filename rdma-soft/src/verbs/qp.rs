@@ -15,13 +15,14 @@ use super::object::{Object, Public};
 use super::qp_ex::{self, Builder};
 use super::qp_state::{self, Attributes, Refusal, Transport};
 use super::{Errno, attr, cq, pd};
-use crate::engine::{ModifyQp, QpId, QpInit, QpState, limits};
+use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, Service, limits};
 use crate::node::Node;
 
 /// What the device keeps about a queue pair.
 #[derive(Debug)]
 pub(crate) struct QpShared {
     id: QpId,
+    pd: PdId,
     entry: Arc<QpEntry>,
     context: Arc<ContextState>,
     cap: ibv_qp_cap,
@@ -48,6 +49,16 @@ impl QpShared {
 
     pub(crate) fn entry(&self) -> &Arc<QpEntry> {
         &self.entry
+    }
+
+    /// Whether each request says where it goes.
+    #[inline]
+    pub(crate) fn is_datagram(&self) -> bool {
+        self.transport == Transport::Ud
+    }
+
+    pub(crate) fn pd(&self) -> PdId {
+        self.pd
     }
 
     pub(crate) fn builder(&self) -> Option<&Builder> {
@@ -104,10 +115,9 @@ pub(crate) unsafe fn create(
     let pd = unsafe { pd::get(ibv_pd) }?;
     let node = Node::get()?;
     match asked.qp_type {
-        ibv_qp_type::IBV_QPT_RC => {}
+        ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UD => {}
         // Types that others have and this device has not.
         ibv_qp_type::IBV_QPT_UC
-        | ibv_qp_type::IBV_QPT_UD
         | ibv_qp_type::IBV_QPT_RAW_PACKET
         | ibv_qp_type::IBV_QPT_XRC_SEND
         | ibv_qp_type::IBV_QPT_XRC_RECV
@@ -129,6 +139,7 @@ pub(crate) unsafe fn create(
     let sq_sig_all = asked.sq_sig_all != 0;
     let entry = QpEntry::new(Arc::clone(pd.context.events()));
     let init = QpInit {
+        service: if transport == Transport::Ud { Service::Datagrams } else { Service::Connection },
         pd: pd.id,
         send_cq: send_cq.id(),
         recv_cq: recv_cq.id(),
@@ -168,13 +179,14 @@ pub(crate) unsafe fn create(
     };
     let shared = QpShared {
         id,
+        pd: pd.id,
         entry: Arc::clone(&entry),
         context: Arc::clone(&pd.context),
         cap,
         sq_sig_all,
         transport,
         shown: Mutex::new(Shown(ibv_qp_attr::default())),
-        builder: extended.then(|| Builder::new(&cap)),
+        builder: extended.then(|| Builder::new(&cap, transport == Transport::Ud)),
     };
     let qp = Object::create(public, shared);
     entry.announce(qp.cast());
@@ -191,7 +203,7 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
     pointer(unsafe { create(pd, asked, false) }).cast()
 }
 
-/// `ibv_destroy_qp`: waits, as libibverbs does, until every asynchronous event that was read is acknowledged.
+/// `ibv_destroy_qp`: refuses while the queue pair is in a multicast group, as the kernel does; waits, as libibverbs does, until every asynchronous event that was read is acknowledged.
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: C's promise about the queue pair.
     status(unsafe { get(qp) }.and_then(|shared| {
@@ -213,6 +225,11 @@ pub(super) unsafe fn abandon(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     if let (Ok(object), Ok(node)) = (unsafe { Object::get(qp) }, Node::get()) {
         let shared = object.private();
+        while let Some(gid) = node.with(|engine| engine.group_of(shared.id)) {
+            if node.detach(shared.id, gid).is_err() {
+                break;
+            }
+        }
         // One that the engine does not know is gone already.
         let _destroyed = node.with_drained(|engine| engine.destroy_qp(shared.id));
         shared.entry.close();
@@ -228,6 +245,7 @@ fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
         state: mask.contains(A::STATE).then(|| QpState::from_raw(attr.qp_state)).flatten(),
         access: mask.contains(A::ACCESS_FLAGS).then_some(attr.qp_access_flags),
         dest_qpn: mask.contains(A::DEST_QPN).then_some(attr.dest_qp_num),
+        qkey: mask.contains(A::QKEY).then_some(attr.qkey),
         rq_psn: mask.contains(A::RQ_PSN).then_some(attr.rq_psn & PSN),
         sq_psn: mask.contains(A::SQ_PSN).then_some(attr.sq_psn & PSN),
         max_rd_atomic: mask.contains(A::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
@@ -312,7 +330,7 @@ pub(super) unsafe extern "C" fn query_qp(
             send_cq: public.send_cq,
             recv_cq: public.recv_cq,
             cap: shared.cap,
-            qp_type: ibv_qp_type::IBV_QPT_RC,
+            qp_type: public.qp_type,
             sq_sig_all: c_int::from(shared.sq_sig_all),
             ..Default::default()
         };
@@ -327,6 +345,7 @@ struct PublicPart {
     qp_context: *mut std::ffi::c_void,
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
+    qp_type: ibv_qp_type,
 }
 
 impl PublicPart {
@@ -340,7 +359,9 @@ impl PublicPart {
         let send_cq = unsafe { (*qp).send_cq };
         // SAFETY: the caller's promise.
         let recv_cq = unsafe { (*qp).recv_cq };
-        Self { qp_context, send_cq, recv_cq }
+        // SAFETY: the caller's promise.
+        let qp_type = unsafe { (*qp).qp_type };
+        Self { qp_context, send_cq, recv_cq, qp_type }
     }
 }
 

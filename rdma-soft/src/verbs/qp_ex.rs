@@ -9,14 +9,15 @@ use std::slice;
 
 use rdma_sys::{
     ibv_ah, ibv_context, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_create_send_ops_flags,
-    ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_send_flags, ibv_sge, ibv_wr_opcode,
+    ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_qp_type, ibv_send_flags, ibv_sge,
+    ibv_wr_opcode,
 };
 
 use super::errno::{pointer, status};
 use super::gate::Gate;
-use super::{Errno, qp};
+use super::{Errno, ah, qp};
 use crate::engine::limits::MAX_SGE;
-use crate::engine::{SendData, SendRequest, Source};
+use crate::engine::{Address, SendData, SendRequest, Source};
 use crate::node::Node;
 
 /// What is being built.
@@ -27,6 +28,9 @@ pub(crate) struct Builder(Gate<Batch>);
 struct Batch {
     /// At most `max_wr`, so that collecting does not allocate.
     requests: Vec<Pending>,
+    /// Where each request goes, of a queue pair for datagrams; of others there are none.
+    addresses: Vec<Option<Address>>,
+    is_datagram: bool,
     entries: Vec<ibv_sge>,
     inline: Vec<u8>,
     /// The first mistake.
@@ -62,10 +66,12 @@ enum Data {
 }
 
 impl Builder {
-    pub(crate) fn new(cap: &ibv_qp_cap) -> Self {
+    pub(crate) fn new(cap: &ibv_qp_cap, is_datagram: bool) -> Self {
         let max_wr = cap.max_send_wr as usize;
         Self(Gate::new(Batch {
             requests: Vec::with_capacity(max_wr),
+            addresses: Vec::with_capacity(if is_datagram { max_wr } else { 0 }),
+            is_datagram,
             entries: Vec::with_capacity(max_wr),
             inline: Vec::new(),
             error: None,
@@ -79,6 +85,7 @@ impl Builder {
 impl Batch {
     fn clear(&mut self) {
         self.requests.clear();
+        self.addresses.clear();
         self.entries.clear();
         self.inline.clear();
         self.error = None;
@@ -92,8 +99,22 @@ impl Batch {
         if self.requests.len() == self.max_wr {
             return self.fail(Errno::NOMEM);
         }
+        if self.is_datagram && !matches!(opcode, ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM) {
+            return self.fail(Errno::OPNOTSUPP);
+        }
         let data = Data::List { start: self.entries.len(), count: 0 };
         self.requests.push(Pending { wr_id, opcode, flags, operands, data });
+        if self.is_datagram {
+            self.addresses.push(None);
+        }
+    }
+
+    /// Says where the newest request goes.
+    fn set_address(&mut self, address: Address) {
+        match self.addresses.last_mut() {
+            Some(last) => *last = Some(address),
+            None => self.fail(Errno::INVAL),
+        }
     }
 
     /// Gives the newest request its list.
@@ -128,11 +149,14 @@ impl Batch {
         if let Some(errno) = self.error {
             return Err(errno);
         }
+        if self.addresses.iter().any(Option::is_none) {
+            return Err(Errno::INVAL);
+        }
         Node::get()?.with(|engine| {
             if (engine.send_room(shared.id())? as usize) < self.requests.len() {
                 return Err(Errno::NOMEM);
             }
-            for request in &self.requests {
+            for (index, request) in self.requests.iter().enumerate() {
                 let piece;
                 let data = match request.data {
                     Data::List { start, count } => SendData::List(&self.entries[start..start + count]),
@@ -143,7 +167,9 @@ impl Batch {
                 };
                 let Operands { imm, rkey, remote_addr, compare_add, swap } = request.operands;
                 let Pending { wr_id, opcode, flags, .. } = *request;
-                let request = SendRequest { wr_id, opcode, flags, imm, remote_addr, rkey, compare_add, swap, data };
+                let address = self.addresses.get(index).and_then(Option::as_ref);
+                let request =
+                    SendRequest { wr_id, opcode, flags, imm, remote_addr, rkey, compare_add, swap, data, address };
                 engine.post_send(shared.id(), &request)?;
             }
             Ok(())
@@ -165,6 +191,7 @@ unsafe fn create(attr: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp_ex, Errno
     type Ops = ibv_qp_create_send_ops_flags;
     const KNOWN: u32 =
         Mask::IBV_QP_INIT_ATTR_PD.0 | Mask::IBV_QP_INIT_ATTR_CREATE_FLAGS.0 | Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
+    const DATAGRAM_OPS: u32 = Ops::IBV_QP_EX_WITH_SEND.0 | Ops::IBV_QP_EX_WITH_SEND_WITH_IMM.0;
     const OPS: u32 = Ops::IBV_QP_EX_WITH_RDMA_WRITE.0
         | Ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0
         | Ops::IBV_QP_EX_WITH_SEND.0
@@ -186,8 +213,10 @@ unsafe fn create(attr: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp_ex, Errno
         return Err(Errno::OPNOTSUPP);
     }
     let extended = mask & Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0 != 0;
+    // SAFETY: the caller's promise: a field that every version has.
+    let known = if unsafe { (*attr).qp_type } == ibv_qp_type::IBV_QPT_UD { DATAGRAM_OPS } else { OPS };
     // SAFETY: the mask's bit.
-    if extended && unsafe { (*attr).send_ops_flags } & !u64::from(OPS) != 0 {
+    if extended && unsafe { (*attr).send_ops_flags } & !u64::from(known) != 0 {
         return Err(Errno::OPNOTSUPP);
     }
     // SAFETY: the mask's bit.
@@ -229,7 +258,7 @@ pub(crate) fn slots() -> ibv_qp_ex {
         wr_send_imm: Some(wr_send_imm),
         wr_send_inv: Some(no_inv),
         wr_send_tso: Some(no_send_tso),
-        wr_set_ud_addr: Some(no_ud_addr),
+        wr_set_ud_addr: Some(wr_set_ud_addr),
         wr_set_xrc_srqn: Some(no_inv),
         wr_set_inline_data: Some(wr_set_inline_data),
         wr_set_inline_data_list: Some(wr_set_inline_data_list),
@@ -345,6 +374,19 @@ unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_a
     unsafe { request(qp, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, operands) };
 }
 
+unsafe extern "C" fn wr_set_ud_addr(ibv_qp: *mut ibv_qp_ex, handle: *mut ibv_ah, qpn: u32, qkey: u32) {
+    // SAFETY: C's promise about the queue pair.
+    let pd = unsafe { qp::get(ibv_qp.cast()) }.map(qp::QpShared::pd);
+    // SAFETY: C's promise about the address handle.
+    let found = unsafe { ah::get(handle) }.ok().filter(|handle| Ok(handle.pd()) == pd);
+    let work = |batch: &mut Batch| match found {
+        Some(handle) => batch.set_address(Address { path: *handle.path(), qpn, qkey }),
+        None => batch.fail(Errno::INVAL),
+    };
+    // SAFETY: C's promise about the queue pair.
+    unsafe { with_batch(ibv_qp, work) };
+}
+
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: C's promise about the queue pair.
     unsafe { with_batch(qp, |batch| batch.set_list(&[ibv_sge { addr, length, lkey }])) };
@@ -418,11 +460,6 @@ unsafe extern "C" fn no_inv(qp: *mut ibv_qp_ex, _: u32) {
 }
 
 unsafe extern "C" fn no_send_tso(qp: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {
-    // SAFETY: C's promise about the queue pair.
-    unsafe { refuse(qp) };
-}
-
-unsafe extern "C" fn no_ud_addr(qp: *mut ibv_qp_ex, _: *mut ibv_ah, _: u32, _: u32) {
     // SAFETY: C's promise about the queue pair.
     unsafe { refuse(qp) };
 }

@@ -3,7 +3,7 @@
 use rdma_sys::{Ibverbs, ibv_fork_status};
 use std::ffi::c_int;
 
-use super::{async_event, attr, channel, context, cq, device, mr, pd, qp, qp_ex, strings};
+use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, pd, qp, qp_ex, strings};
 
 /// The software device's libibverbs.
 ///
@@ -57,6 +57,12 @@ pub fn ibverbs() -> &'static Ibverbs {
         ibv_query_qp: qp::query_qp,
         ibv_query_qp_data_in_order: qp::query_qp_data_in_order,
         ibv_destroy_qp: qp::destroy_qp,
+        ibv_create_ah: ah::create_ah,
+        ibv_init_ah_from_wc: ah::init_ah_from_wc,
+        ibv_create_ah_from_wc: ah::create_ah_from_wc,
+        ibv_destroy_ah: ah::destroy_ah,
+        ibv_attach_mcast: mcast::attach_mcast,
+        ibv_detach_mcast: mcast::detach_mcast,
         ibv_fork_init: fork_init,
         ibv_is_fork_initialized: is_fork_initialized,
         ibv_wc_status_str: strings::wc_status_str,

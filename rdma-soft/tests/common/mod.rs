@@ -6,6 +6,7 @@
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod datagram;
 pub(crate) mod puppet;
 
 use std::ffi::c_int;

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use super::{Config, Endpoint, Request, Side};
 use rdma_sys::{ibv_qp_state, ibv_wr_opcode};
 
-const ROLE: &str = "RDMA_SOFT_TEST_PUPPET";
+pub(super) const ROLE: &str = "RDMA_SOFT_TEST_PUPPET";
 /// Answers begin with it, to tell them from what the test harness prints.
 const MARK: &str = "@ ";
 
@@ -131,7 +131,7 @@ pub(crate) fn play() {
     std::process::exit(0);
 }
 
-fn reply(text: &str) {
+pub(super) fn reply(text: &str) {
     let mut output = io::stdout().lock();
     writeln!(output, "{MARK}{text}").unwrap();
     output.flush().unwrap();

@@ -23,7 +23,7 @@ struct Hostile {
 }
 
 fn hostile() -> impl Strategy<Value = Hostile> {
-    let kind = proptest::sample::select(vec![1_u64, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 21, 32]);
+    let kind = proptest::sample::select(vec![1_u64, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 21, 32, 33]);
     let frame = (
         kind,
         0_u64..8,
@@ -182,12 +182,12 @@ fn a_process_with_a_new_slot_is_looked_for_and_heard_the_next_time() {
     let other = 17 << 12 | 5;
     world.bring_up(a, other, |_| {});
     world.recv(a, 1, &[]).unwrap();
-    while world.nodes[0].engine.poll_connect().is_some() {}
+    while world.nodes[0].engine.poll_wish().is_some() {}
     world.nodes[0].engine.handle_unreachable(Slot(17));
     let mut send = Frame::new(Kind::Send, a.qpn, other, 0xff_fffe, 0);
     let engine = &mut world.nodes[0].engine;
     engine.handle_frame(LinkId(1), &send.encode(), Source::EMPTY);
-    assert_eq!(engine.poll_connect(), Some(Slot(17)));
+    assert_eq!(engine.poll_wish(), Some(Wish::Link(Slot(17))));
     let mut answers = Wire::with_room(4);
     engine.poll_transmit(LinkId(1), &mut answers);
     assert_eq!(Frame::decode(&answers.pop().unwrap().0, 0).unwrap().kind, Kind::Dropped);

@@ -150,10 +150,13 @@ pub(super) struct World {
     /// Acknowledgements are put off to the next step, or until a request carries them.
     pub(super) lazy: bool,
     linked: bool,
+    /// Who is said to be in every group.
+    pub(super) members: Vec<Slot>,
 }
 
 pub(super) fn init(node: &Node) -> QpInit {
     QpInit {
+        service: Service::Connection,
         pd: node.pd,
         send_cq: node.cq,
         recv_cq: node.cq,
@@ -188,7 +191,14 @@ impl World {
             let (loopback, out) = (wire(), wire());
             Node { engine, slot: Slot(slot), pd, cq, alive: true, loopback, out, pending: Vec::new(), directory: None }
         };
-        Self { nodes: [node(5), node(4094)], now: Time(1_000_000), batch: usize::MAX, lazy: false, linked: false }
+        Self {
+            nodes: [node(5), node(4094)],
+            now: Time(1_000_000),
+            batch: usize::MAX,
+            lazy: false,
+            linked: false,
+            members: Vec::new(),
+        }
     }
 
     /// Lets the nodes see each other's directories; before anything else is made.
@@ -209,9 +219,17 @@ impl World {
             return false;
         }
         let mut moved = false;
-        while let Some(slot) = self.nodes[at].engine.poll_connect() {
+        while let Some(wish) = self.nodes[at].engine.poll_wish() {
             moved = true;
             let other = 1 - at;
+            let slot = match wish {
+                Wish::Link(slot) => slot,
+                Wish::Members(gid) => {
+                    let members = self.members.clone();
+                    self.nodes[at].engine.handle_members(gid, &members, 5_000_000);
+                    continue;
+                }
+            };
             if slot == self.nodes[at].slot {
                 self.nodes[at].engine.handle_link_up(slot, LOOPBACK, None);
             } else if slot == self.nodes[other].slot && self.nodes[other].alive {
@@ -492,6 +510,7 @@ pub(super) fn request<'a>(opcode: ibv_wr_opcode, wr_id: u64, list: &'a [ibv_sge]
         compare_add: 0,
         swap: 0,
         data: SendData::List(list),
+        address: None,
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_sys::*;
 
 use super::super::*;
-use crate::engine::{ModifyQp, QpId, QpInit, QpState, Registration, SendData, SendRequest};
+use crate::engine::{ModifyQp, QpId, QpInit, QpState, Registration, SendData, SendRequest, Service};
 
 pub(super) const ROLE: &str = "RDMA_SOFT_TEST_ROLE";
 pub(super) const LONG: Duration = Duration::from_secs(30);
@@ -56,6 +56,7 @@ impl Side {
         });
         let create = |depth| {
             let init = QpInit {
+                service: Service::Connection,
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
@@ -126,6 +127,7 @@ impl Side {
             compare_add: 0,
             swap: 0,
             data: SendData::List(&list),
+            address: None,
         };
         self.node.with(|engine| engine.post_send(self.qp, &request)).unwrap();
     }

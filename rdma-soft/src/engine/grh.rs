@@ -1,0 +1,182 @@
+//! The 40 bytes that lie in front of a datagram in its receive: the header by which a network would have routed it.
+//!
+//! A global route header, or, between IPv4 addresses (RoCE v2), 20 zeros and the IPv4 header, as the kernel's rxe and hardware
+//! leave it there. Sender and receiver are on one host, so nothing is routed by it; but a receiver answers by it.
+
+/// Bytes of a header.
+pub const GRH_LEN: usize = 40;
+
+/// UDP, in the protocol field of IPv4 and the next header of IPv6.
+const UDP: u8 = 17;
+/// The base transport header and the datagram's, which follow.
+const TRANSPORT: usize = 12 + 8;
+const UDP_HEADER: usize = 8;
+const IPV4_HEADER: usize = 20;
+const IMMEDIATE: usize = 4;
+const CHECKSUM: usize = 4;
+
+/// An address of a port or a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// `::ffff:a.b.c.d`.
+    #[must_use]
+    pub fn from_ipv4(address: [u8; 4]) -> Self {
+        Self(std::net::Ipv4Addr::from(address).to_ipv6_mapped().octets())
+    }
+
+    /// The IPv4 address in it, if there is one.
+    #[must_use]
+    pub fn to_ipv4(self) -> Option<[u8; 4]> {
+        std::net::Ipv6Addr::from(self.0).to_ipv4_mapped().map(|address| address.octets())
+    }
+
+    /// Whether it names a group: `ff..`, or an IPv4 group as RoCE v2 has it (`::ffff:224.0.0.0` to `::ffff:239.255.255.255`).
+    #[must_use]
+    pub fn is_multicast(self) -> bool {
+        self.0[0] == 0xff || self.to_ipv4().is_some_and(|address| address[0] & 0xf0 == 0xe0)
+    }
+}
+
+/// What kind of network the header is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// RoCE v2: IPv4 between IPv4 addresses, else IPv6.
+    Ip,
+    /// InfiniBand.
+    InfiniBand,
+}
+
+/// How packets go: what an address handle has to say of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// Which network.
+    pub network: Network,
+    /// Of the sender.
+    pub source: Gid,
+    /// Of the receiver.
+    pub destination: Gid,
+    /// Type of service.
+    pub traffic_class: u8,
+    /// 20 bits; IPv4 has none.
+    pub flow_label: u32,
+    /// Time to live.
+    pub hop_limit: u8,
+}
+
+/// A header, as it lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grh(pub [u8; GRH_LEN]);
+
+impl Grh {
+    /// Where nothing was routed.
+    pub const NONE: Self = Self([0; GRH_LEN]);
+
+    /// The header of packets that go by `route`, but for what depends on their length.
+    #[must_use]
+    pub fn new(route: &Route) -> Self {
+        let mut bytes = [0; GRH_LEN];
+        let addresses = (route.source.to_ipv4(), route.destination.to_ipv4());
+        if let (Network::Ip, (Some(source), Some(destination))) = (route.network, addresses) {
+            bytes[20] = 0x45;
+            bytes[21] = route.traffic_class;
+            // "Do not fragment", which makes an identification unnecessary.
+            bytes[26] = 0x40;
+            (bytes[28], bytes[29]) = (route.hop_limit, UDP);
+            bytes[32..36].copy_from_slice(&source);
+            bytes[36..].copy_from_slice(&destination);
+        } else {
+            const IBA: u8 = 0x1b;
+            let word = 6 << 28 | u32::from(route.traffic_class) << 20 | route.flow_label & 0x000f_ffff;
+            bytes[..4].copy_from_slice(&word.to_be_bytes());
+            bytes[6] = if route.network == Network::Ip { UDP } else { IBA };
+            bytes[7] = route.hop_limit;
+            bytes[8..24].copy_from_slice(&route.source.0);
+            bytes[24..].copy_from_slice(&route.destination.0);
+        }
+        Self(bytes)
+    }
+
+    const fn is_ipv4(&self) -> bool {
+        self.0[0] >> 4 != 6 && self.0[20] >> 4 == 4
+    }
+
+    /// The header of a datagram with `len` bytes (at most 4096).
+    #[must_use]
+    pub fn sealed(mut self, len: usize, with_imm: bool) -> Self {
+        let transport = TRANSPORT + if with_imm { IMMEDIATE } else { 0 } + len.next_multiple_of(4) + CHECKSUM;
+        let of = |len: usize| u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes();
+        if self.is_ipv4() {
+            self.0[22..24].copy_from_slice(&of(IPV4_HEADER + UDP_HEADER + transport));
+            let sum = self.0[20..].chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+            let sum: u32 = sum.sum();
+            let folded = (sum & 0xffff) + (sum >> 16);
+            #[allow(clippy::cast_possible_truncation, reason = "a sum of ten words is folded in two steps")]
+            let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
+            self.0[30..32].copy_from_slice(&checksum.to_be_bytes());
+        } else if self.0[0] >> 4 == 6 {
+            let udp = if self.0[6] == UDP { UDP_HEADER } else { 0 };
+            self.0[4..6].copy_from_slice(&of(udp + transport));
+        }
+        self
+    }
+
+    /// Where it says that the packet goes.
+    #[must_use]
+    pub fn destination(&self) -> Gid {
+        let bytes = &self.0;
+        if self.is_ipv4() {
+            Gid::from_ipv4([bytes[36], bytes[37], bytes[38], bytes[39]])
+        } else {
+            let mut gid = [0; 16];
+            gid.copy_from_slice(&bytes[24..]);
+            Gid(gid)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: Gid = Gid([0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3]);
+
+    fn route(network: Network, destination: Gid) -> Route {
+        let source = Gid::from_ipv4([10, 9, 0, 1]);
+        Route { network, source, destination, traffic_class: 0x28, flow_label: 0x1_2345, hop_limit: 64 }
+    }
+
+    /// What rxe on Linux 6.1 wrote for 15 bytes with immediate, but for its identification, which it need not have, and for
+    /// the checksum, which it does not calculate for what stays on the host.
+    #[test]
+    fn an_ipv4_header_is_what_rxe_leaves_there() {
+        let grh = Grh::new(&route(Network::Ip, Gid::from_ipv4([10, 9, 0, 1]))).sealed(15, true);
+        assert_eq!(grh.0[..20], [0; 20]);
+        let expected = [0x45, 0x28, 0, 0x48, 0, 0, 0x40, 0, 0x40, 0x11];
+        assert_eq!(grh.0[20..30], expected);
+        assert_eq!(grh.0[32..], [10, 9, 0, 1, 10, 9, 0, 1]);
+        let sum: u32 = grh.0[20..].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum is right");
+        assert_eq!(grh.destination(), Gid::from_ipv4([10, 9, 0, 1]));
+    }
+
+    #[test]
+    fn a_global_route_header_has_the_addresses_whole() {
+        for (network, next, len) in [(Network::Ip, 17, 48), (Network::InfiniBand, 0x1b, 40)] {
+            let grh = Grh::new(&route(network, GROUP)).sealed(15, false);
+            assert_eq!(grh.0[..8], [0x62, 0x81, 0x23, 0x45, 0, len, next, 64]);
+            assert_eq!(grh.0[8..24], Gid::from_ipv4([10, 9, 0, 1]).0);
+            assert_eq!(grh.destination(), GROUP);
+        }
+        assert_eq!(Grh::NONE.sealed(100, true), Grh::NONE);
+    }
+
+    #[test]
+    fn groups() {
+        assert!(GROUP.is_multicast());
+        assert!(Gid::from_ipv4([224, 0, 0, 1]).is_multicast() && Gid::from_ipv4([239, 255, 0, 1]).is_multicast());
+        assert!(!Gid::from_ipv4([10, 9, 0, 1]).is_multicast() && !Gid::from_ipv4([240, 0, 0, 1]).is_multicast());
+        assert!(!Gid([0xfe; 16]).is_multicast());
+    }
+}

@@ -1,0 +1,112 @@
+//! Datagrams to processes to which there is no link yet: they wait for it, in bounded numbers, so that the first words to a new
+//! peer are not lost. Who cannot be reached is left alone for a while, as every attempt costs a system call and more.
+
+use super::frame::Header;
+use super::types::Slot;
+
+/// So many wait for one process,
+const MAX_FOR_ONE: usize = 64;
+/// and so many in all.
+const MAX_IN_ALL: usize = 256;
+
+/// A datagram that waits.
+#[derive(Debug)]
+struct Parcel {
+    slot: Slot,
+    header: Header,
+    payload: Box<[u8]>,
+}
+
+/// What waits, and who is left alone.
+#[derive(Debug)]
+pub(super) struct Parcels {
+    waiting: Vec<Parcel>,
+    /// A bit for each slot.
+    shunned: [u64; 64],
+}
+
+impl Parcels {
+    pub(super) const fn new() -> Self {
+        Self { waiting: Vec::new(), shunned: [0; 64] }
+    }
+
+    fn is_shunned(&self, slot: Slot) -> bool {
+        self.shunned[usize::from(slot.0 >> 6 & 63)] >> (slot.0 & 63) & 1 == 1
+    }
+
+    /// Whether one more for this process would be taken.
+    pub(super) fn has_room(&self, slot: Slot) -> bool {
+        let for_it = self.waiting.iter().filter(|parcel| parcel.slot == slot).count();
+        !self.is_shunned(slot) && for_it < MAX_FOR_ONE && self.waiting.len() < MAX_IN_ALL
+    }
+
+    /// Takes one in, if there is room.
+    pub(super) fn add(&mut self, slot: Slot, header: Header, payload: Box<[u8]>) {
+        if self.has_room(slot) {
+            self.waiting.push(Parcel { slot, header, payload });
+        }
+    }
+
+    /// Takes out what waited for a process, in order.
+    pub(super) fn take(&mut self, slot: Slot) -> impl Iterator<Item = (Header, Box<[u8]>)> + use<> {
+        let (taken, left) = core::mem::take(&mut self.waiting).into_iter().partition(|parcel| parcel.slot == slot);
+        self.waiting = left;
+        let taken: Vec<Parcel> = taken;
+        taken.into_iter().map(|parcel| (parcel.header, parcel.payload))
+    }
+
+    /// A process cannot be reached: what waited for it is lost. True if something did: then the process is left alone until
+    /// [`forgive`](Self::forgive).
+    pub(super) fn lose(&mut self, slot: Slot) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|parcel| parcel.slot != slot);
+        let lost = self.waiting.len() != before;
+        if lost {
+            self.shunned[usize::from(slot.0 >> 6 & 63)] |= 1 << (slot.0 & 63);
+        }
+        lost
+    }
+
+    /// A process may be tried again.
+    pub(super) fn forgive(&mut self, slot: Slot) {
+        self.shunned[usize::from(slot.0 >> 6 & 63)] &= !(1 << (slot.0 & 63));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(parcels: &mut Parcels, slot: u16, byte: u8) {
+        parcels.add(Slot(slot), Header::default(), Box::new([byte]));
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_keeps_its_order() {
+        let mut parcels = Parcels::new();
+        for slot in 1..=8 {
+            for byte in 0..100 {
+                add(&mut parcels, slot, byte);
+            }
+        }
+        let of_one: Vec<u8> = parcels.take(Slot(2)).map(|(_, payload)| payload[0]).collect();
+        assert_eq!(of_one, (0..64).collect::<Vec<u8>>());
+        assert_eq!(parcels.waiting.len(), MAX_IN_ALL - MAX_FOR_ONE);
+        assert_eq!(parcels.take(Slot(8)).count(), 0);
+        add(&mut parcels, 8, 0);
+        assert_eq!(parcels.take(Slot(8)).count(), 1);
+    }
+
+    #[test]
+    fn who_cannot_be_reached_is_left_alone_for_a_while() {
+        let mut parcels = Parcels::new();
+        assert!(!parcels.lose(Slot(4094)), "nobody asked for it");
+        add(&mut parcels, 4094, 0);
+        add(&mut parcels, 63, 0);
+        assert!(parcels.lose(Slot(4094)));
+        assert!(!parcels.has_room(Slot(4094)) && parcels.has_room(Slot(63)));
+        parcels.forgive(Slot(4094));
+        assert!(parcels.has_room(Slot(4094)));
+        assert_eq!(parcels.take(Slot(63)).count(), 1);
+    }
+}

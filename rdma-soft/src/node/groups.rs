@@ -1,0 +1,80 @@
+//! Multicast groups of this process, as other processes see them, and theirs, as we do.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Node;
+use crate::engine::{Errno, Gid, QpId};
+use crate::link::group;
+
+/// The groups that this process has said that it is in, and what says it.
+#[derive(Debug, Default)]
+pub(super) struct Memberships(Mutex<HashMap<Gid, OwnedFd>>);
+
+impl Memberships {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Node {
+    /// Puts a queue pair into a group. When this returns, who asks finds this process there.
+    ///
+    /// # Errors
+    ///
+    /// The engine's, or why the membership cannot be made known.
+    pub(crate) fn attach(&self, qp: QpId, gid: Gid) -> Result<(), Errno> {
+        // Held throughout: two threads that attach and detach would leave the wrong thing said.
+        let mut memberships = self.memberships.lock();
+        if !self.with(|engine| engine.attach(qp, gid))? {
+            return Ok(());
+        }
+        let slot = self.lock().slots()[0];
+        match group::join(slot, gid) {
+            Ok(socket) => {
+                memberships.insert(gid, socket);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a multicast group cannot be joined");
+                self.with(|engine| engine.detach(qp, gid))?;
+                Err(Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+            }
+        }
+    }
+
+    /// Takes a queue pair out of a group.
+    ///
+    /// # Errors
+    ///
+    /// The engine's.
+    pub(crate) fn detach(&self, qp: QpId, gid: Gid) -> Result<(), Errno> {
+        let mut memberships = self.memberships.lock();
+        // What came in before is still for it.
+        if self.with_drained(|engine| engine.detach(qp, gid))? {
+            memberships.remove(&gid);
+        }
+        Ok(())
+    }
+}
+
+/// Finds out who is in groups, and tells the engine. What is found is good for fifty times as long as it took to find, so that
+/// looking takes at most a fiftieth of a processor, but not for longer than it takes to notice.
+pub(super) fn look_up(node: &Node, gids: &[Gid]) {
+    const SHORTEST: Duration = Duration::from_millis(2);
+    const LONGEST: Duration = Duration::from_millis(100);
+    let start = Instant::now();
+    let found = group::members(gids).unwrap_or_else(|error| {
+        tracing::warn!(%error, "who is in a multicast group cannot be found out: only this process is reached");
+        vec![Vec::new(); gids.len()]
+    });
+    let good_for = (start.elapsed() * 50).clamp(SHORTEST, LONGEST);
+    let nanos = u64::try_from(good_for.as_nanos()).unwrap_or(u64::MAX);
+    let mut state = node.lock();
+    for (gid, members) in gids.iter().zip(found) {
+        state.engine.handle_members(*gid, &members, nanos);
+    }
+    state.after_call();
+}

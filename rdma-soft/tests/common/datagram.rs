@@ -1,0 +1,283 @@
+//! A queue pair for datagrams on the objects of a [`Side`], and the second process that has one.
+
+use std::ffi::c_int;
+use std::io::{self, BufRead};
+use std::ptr;
+
+use rdma_sys::*;
+
+use super::puppet::{ROLE, reply};
+use super::{Config, PATIENCE, Side, verbs};
+
+/// The Q_Key of all of them, unless a test wants another.
+pub(crate) const QKEY: u32 = 0x1111_1111;
+/// What lies in front of every datagram.
+pub(crate) const GRH: usize = 40;
+/// Stands for all queue pairs of a group.
+pub(crate) const MULTICAST_QPN: u32 = 0x00ff_ffff;
+
+/// An IPv4 group, as RoCE v2 has it, that no other test run uses: `low` tells those of one test process apart.
+pub(crate) fn group_of(process: u32, low: u8) -> ibv_gid {
+    let id = process.to_be_bytes();
+    let mut raw = [0; 16];
+    raw[10..].copy_from_slice(&[0xff, 0xff, 239, id[2], id[3], low]);
+    ibv_gid { raw }
+}
+
+/// A queue pair for datagrams. Destroyed with its side.
+pub(crate) struct Datagrams {
+    pub(crate) side: Side,
+}
+
+impl Datagrams {
+    /// One in RTS.
+    pub(crate) fn new() -> Self {
+        let this = Self::with(Config::default(), false);
+        this.bring_up(QKEY);
+        this
+    }
+
+    /// One in RESET; `extended`: for the `ibv_wr_*` calls.
+    pub(crate) fn with(config: Config, extended: bool) -> Self {
+        let mut side = Side::new(config);
+        // The side's own is for connections.
+        // SAFETY: a live queue pair that nobody uses.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(side.qp) }, 0);
+        let made = side.init_attr();
+        side.qp = if extended {
+            type Ops = ibv_qp_create_send_ops_flags;
+            type Mask = ibv_qp_init_attr_mask;
+            let mut init = ibv_qp_init_attr_ex {
+                send_cq: made.send_cq,
+                recv_cq: made.recv_cq,
+                cap: made.cap,
+                qp_type: ibv_qp_type::IBV_QPT_UD,
+                pd: side.pd,
+                comp_mask: Mask::IBV_QP_INIT_ATTR_PD.0 | Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0,
+                send_ops_flags: u64::from(Ops::IBV_QP_EX_WITH_SEND.0 | Ops::IBV_QP_EX_WITH_SEND_WITH_IMM.0),
+                ..Default::default()
+            };
+            // SAFETY: live objects, a valid structure.
+            unsafe { verbs().ibv_create_qp_ex(side.context, &raw mut init) }
+        } else {
+            let mut init = ibv_qp_init_attr { qp_type: ibv_qp_type::IBV_QPT_UD, ..made };
+            // SAFETY: live objects, a valid structure.
+            unsafe { (verbs().ibv_create_qp)(side.pd, &raw mut init) }
+        };
+        assert!(!side.qp.is_null(), "{}", io::Error::last_os_error());
+        Self { side }
+    }
+
+    /// RESET to RTS.
+    pub(crate) fn bring_up(&self, qkey: u32) {
+        type M = ibv_qp_attr_mask;
+        let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_INIT, port_num: 1, qkey, ..Default::default() };
+        let birth = M::IBV_QP_STATE.0 | M::IBV_QP_PKEY_INDEX.0 | M::IBV_QP_PORT.0 | M::IBV_QP_QKEY.0;
+        assert_eq!(self.side.modify(&mut attr, birth), 0);
+        assert_eq!(self.side.set_state(ibv_qp_state::IBV_QPS_RTR), 0);
+        attr.qp_state = ibv_qp_state::IBV_QPS_RTS;
+        assert_eq!(self.side.modify(&mut attr, M::IBV_QP_STATE.0 | M::IBV_QP_SQ_PSN.0), 0);
+    }
+
+    pub(crate) fn qpn(&self) -> u32 {
+        self.side.endpoint().qpn
+    }
+
+    /// The port's address with this index.
+    pub(crate) fn gid(&self, index: c_int) -> ibv_gid {
+        let mut gid = ibv_gid::default();
+        // SAFETY: an open context, a valid out parameter.
+        assert_eq!(unsafe { (verbs().ibv_query_gid)(self.side.context, 1, index, &raw mut gid) }, 0);
+        gid
+    }
+
+    /// What leads to an address.
+    pub(crate) fn route_to(&self, gid: ibv_gid) -> ibv_ah_attr {
+        let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, sl: 3, ..Default::default() };
+        attr.grh.dgid = gid;
+        (attr.grh.hop_limit, attr.grh.traffic_class) = (64, 0x28);
+        attr
+    }
+
+    /// An address handle; the error number of a refusal.
+    pub(crate) fn try_handle(&self, mut attr: ibv_ah_attr) -> Result<Handle, c_int> {
+        // SAFETY: a live domain, a valid structure.
+        let ah = unsafe { (verbs().ibv_create_ah)(self.side.pd, &raw mut attr) };
+        if ah.is_null() { Err(io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(Handle(ah)) }
+    }
+
+    /// A handle for the port's first address.
+    pub(crate) fn handle(&self) -> Handle {
+        self.try_handle(self.route_to(self.gid(0))).unwrap()
+    }
+
+    /// A handle for a group.
+    pub(crate) fn group_handle(&self, gid: ibv_gid) -> Handle {
+        self.try_handle(self.route_to(gid)).unwrap()
+    }
+
+    /// A signaled send, as C has it.
+    pub(crate) fn request(&self, wr_id: u64, list: &mut [ibv_sge], to: &Handle, qpn: u32) -> ibv_send_wr {
+        let mut wr = ibv_send_wr {
+            wr_id,
+            sg_list: list.as_mut_ptr(),
+            num_sge: c_int::try_from(list.len()).unwrap(),
+            opcode: ibv_wr_opcode::IBV_WR_SEND,
+            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
+            ..Default::default()
+        };
+        wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: to.0, remote_qpn: qpn, remote_qkey: QKEY };
+        wr
+    }
+
+    /// Posts a request.
+    ///
+    /// # Safety
+    ///
+    /// Its list and its address handle are valid.
+    pub(crate) unsafe fn post(&self, wr: &mut ibv_send_wr) -> c_int {
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live queue pair; the caller's promise.
+        unsafe { ibv_post_send(self.side.qp, wr, &raw mut bad) }
+    }
+
+    /// Sends `len` bytes at `offset`.
+    pub(crate) fn send(&self, wr_id: u64, offset: usize, len: usize, to: &Handle, qpn: u32) {
+        let mut list = [self.side.sge(offset, len)];
+        let mut wr = self.request(wr_id, &mut list, to, qpn);
+        // SAFETY: all of it is alive.
+        assert_eq!(unsafe { self.post(&mut wr) }, 0);
+    }
+
+    /// Sends, and waits for the completion, which is a success.
+    pub(crate) fn sent(&self, wr_id: u64, offset: usize, len: usize, to: &Handle, qpn: u32) {
+        self.send(wr_id, offset, len, to, qpn);
+        assert_eq!(self.side.success(wr_id).opcode, ibv_wc_opcode::IBV_WC_SEND);
+    }
+
+    /// Posts a receive for `len` bytes and their header.
+    pub(crate) fn recv(&self, wr_id: u64, offset: usize, len: usize) {
+        assert_eq!(self.side.post_recv(wr_id, &[self.side.sge(offset, GRH + len)]), 0);
+    }
+
+    pub(crate) fn attach(&self, gid: ibv_gid) -> c_int {
+        // SAFETY: a live queue pair, a valid address.
+        unsafe { (verbs().ibv_attach_mcast)(self.side.qp, &raw const gid, 0) }
+    }
+
+    pub(crate) fn detach(&self, gid: ibv_gid) -> c_int {
+        // SAFETY: a live queue pair, a valid address.
+        unsafe { (verbs().ibv_detach_mcast)(self.side.qp, &raw const gid, 0) }
+    }
+
+    /// Whether nothing completes for a while.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let start = std::time::Instant::now();
+        while start.elapsed() < std::time::Duration::from_millis(50) {
+            if self.side.poll().is_some() {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+}
+
+/// An address handle, destroyed when dropped.
+#[derive(Debug)]
+pub(crate) struct Handle(pub(crate) *mut ibv_ah);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: alive, and not used any more.
+        let ended = unsafe { (verbs().ibv_destroy_ah)(self.0) };
+        assert!(ended == 0 || std::thread::panicking());
+    }
+}
+
+/// In the second process: has a queue pair for datagrams, does what it is told, and never returns. In the first: does nothing.
+pub(crate) fn play() {
+    let Some(options) = std::env::var_os(ROLE) else { return };
+    let end = Datagrams::new();
+    let handle = end.handle();
+    if options == "eager" {
+        // Its first datagram may come before anybody has said anything.
+        for id in 0..16 {
+            end.recv(id, 4096 * usize::try_from(id).unwrap() / 2, 1024);
+        }
+    }
+    reply(&format!("{} 0 0", end.qpn()));
+    for line in io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let numbers: Vec<u32> = rest.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        match (command, numbers.as_slice()) {
+            ("quit", []) => break,
+            ("recv", &[id, offset, len]) => {
+                end.recv(u64::from(id), offset as usize, len as usize);
+                reply("done");
+            }
+            ("send", &[offset, len, qpn]) => {
+                end.sent(1 << 40, offset as usize, len as usize, &handle, qpn);
+                reply("done");
+            }
+            // Answers whoever sent what lies there.
+            ("answer", &[offset, len]) => {
+                let source = end.side.wait();
+                let back = answer_to(&end, &source, offset as usize).unwrap();
+                let data = end.side.peek(offset as usize + GRH, len as usize);
+                end.side.put(60_000, &data);
+                end.sent(1 << 40, 60_000, len as usize, &back, source.src_qp);
+                reply(&format!("{} {}", source.status.0, source.byte_len));
+            }
+            ("wait", []) => {
+                let wc = end.side.wait();
+                reply(&format!("{} {} {} {}", wc.wr_id, wc.status.0, wc.byte_len, wc.src_qp));
+            }
+            ("try", []) => reply(&end.side.poll().map_or("none".into(), |wc| wc.wr_id.to_string())),
+            ("fill", &[offset, len, byte]) => {
+                end.side.put(offset as usize, &vec![u8::try_from(byte).unwrap(); len as usize]);
+                reply("done");
+            }
+            ("peek", &[offset, len]) => reply(&format!("{:?}", end.side.peek(offset as usize, len as usize))),
+            ("attach", &[process, low]) => {
+                reply(&end.attach(group_of(process, u8::try_from(low).unwrap())).to_string());
+            }
+            ("detach", &[process, low]) => {
+                reply(&end.detach(group_of(process, u8::try_from(low).unwrap())).to_string());
+            }
+            _ => reply(&format!("what is {command} {rest}?")),
+        }
+    }
+    drop(handle);
+    drop(end);
+    std::process::exit(0);
+}
+
+/// A handle for the sender of what was received at `offset`.
+pub(crate) fn answer_to(end: &Datagrams, wc: &ibv_wc, offset: usize) -> Result<Handle, c_int> {
+    let mut wc = *wc;
+    let mut grh = ibv_grh::default();
+    let bytes = end.side.peek(offset, GRH);
+    // SAFETY: both are 40 bytes, and every bit pattern is a header.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut grh).cast(), GRH) };
+    // SAFETY: a live domain, valid structures.
+    let ah = unsafe { (verbs().ibv_create_ah_from_wc)(end.side.pd, &raw mut wc, &raw mut grh, 1) };
+    if ah.is_null() { Err(io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(Handle(ah)) }
+}
+
+/// Sends again and again until `arrived` says that it is enough: datagrams may be lost.
+pub(crate) fn until(mut send: impl FnMut(), mut arrived: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    loop {
+        send();
+        let again = std::time::Instant::now();
+        while again.elapsed() < std::time::Duration::from_millis(200) {
+            if arrived() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing arrives");
+    }
+}
