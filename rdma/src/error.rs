@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroI32;
 
+use crate::cm::{RejectReason, WrongDevice};
 use crate::qp::{QpAttrMask, QpState};
 
 macro_rules! operations {
@@ -59,6 +60,29 @@ operations! {
     DestroyAh = "ibv_destroy_ah",
     AttachMulticast = "ibv_attach_mcast",
     DetachMulticast = "ibv_detach_mcast",
+    SetEce = "ibv_set_ece",
+    QueryEce = "ibv_query_ece",
+    CreateEventChannel = "rdma_create_event_channel",
+    CreateId = "rdma_create_id",
+    DestroyId = "rdma_destroy_id",
+    BindAddr = "rdma_bind_addr",
+    ResolveAddr = "rdma_resolve_addr",
+    ResolveRoute = "rdma_resolve_route",
+    Listen = "rdma_listen",
+    Connect = "rdma_connect",
+    Establish = "rdma_establish",
+    Accept = "rdma_accept",
+    Reject = "rdma_reject",
+    Disconnect = "rdma_disconnect",
+    Notify = "rdma_notify",
+    JoinMulticast = "rdma_join_multicast",
+    LeaveMulticast = "rdma_leave_multicast",
+    GetCmEvent = "rdma_get_cm_event",
+    SetOption = "rdma_set_option",
+    MigrateId = "rdma_migrate_id",
+    InitQpAttr = "rdma_init_qp_attr",
+    SetLocalEce = "rdma_set_local_ece",
+    GetRemoteEce = "rdma_get_remote_ece",
 }
 
 impl fmt::Display for Operation {
@@ -123,6 +147,18 @@ pub enum ErrorKind {
     },
     /// The two ends cannot work together: the link layers differ, or one has no GID.
     Incompatible,
+    /// No RDMA device, or no route, leads to or from this address.
+    NoRoute,
+    /// Somebody else is bound to this address.
+    AddressInUse,
+    /// Nobody listens at this address.
+    NotListening,
+    /// The peer did not take the connection.
+    Rejected(RejectReason),
+    /// The connection has ended, or there is none.
+    Disconnected,
+    /// The address belongs to another device than the open one.
+    WrongDevice(WrongDevice),
     /// Another error of the operating system or the provider: see [`Error::errno`].
     Os,
     /// The provider broke the interface's rules, or failed without saying why.
@@ -225,6 +261,13 @@ impl Error {
                 "the address could not be resolved: check the GID index and the route to the peer's GID"
             }
             (Operation::CreateAh, ErrorKind::InvalidInput) => "check port, GID index, LID and GID of the path",
+            (Operation::LoadLibrary, ErrorKind::NotSupported) => {
+                "install the library (rdma-core), or set RDMA_IBVERBS_PATH or RDMA_RDMACM_PATH to it"
+            }
+            (
+                Operation::CreateEventChannel,
+                ErrorKind::NotFound | ErrorKind::NoDevice | ErrorKind::PermissionDenied,
+            ) => "load the connection manager (modprobe rdma_ucm); in a container, pass /dev/infiniband/rdma_cm",
             (Operation::CreateCq | Operation::CreateQp, ErrorKind::InvalidInput) => {
                 "ask for less: compare with the device's limits (max_cqe, max_qp_wr, max_sge, inline data)"
             }
@@ -236,6 +279,15 @@ impl Error {
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
             (_, ErrorKind::PermissionDenied) => "check the rights on /dev/infiniband",
             (_, ErrorKind::PortDown) => "choose an active port, or bring the link up",
+            (Operation::BindAddr, ErrorKind::NoRoute) => "bind to an address of this host that is an RDMA device's",
+            (_, ErrorKind::NoRoute) => {
+                "check that the address is an RDMA device's, that there is a route to it, and that it answers on this network"
+            }
+            (_, ErrorKind::AddressInUse) => "take another port (0 takes a free one), or allow reuse before binding",
+            (_, ErrorKind::NotListening) => "start the server first, and check address, port and port space",
+            (_, ErrorKind::WrongDevice(_)) => {
+                "open the device that the address belongs to, or give a source address of this one"
+            }
             _ => return None,
         })
     }
@@ -277,6 +329,12 @@ impl fmt::Display for ErrorKind {
                 return Ok(());
             }
             Self::Incompatible => "the two ends cannot be connected: one has a GID and the other has not",
+            Self::NoRoute => "no RDMA device or no route for this address",
+            Self::AddressInUse => "the address is in use",
+            Self::NotListening => "nobody listens at this address",
+            Self::Rejected(reason) => return write!(f, "rejected by the peer: {reason}"),
+            Self::Disconnected => "disconnected",
+            Self::WrongDevice(devices) => return devices.fmt(f),
             Self::Os => "operating system error",
             Self::Unknown => "the provider failed without saying why",
         })
@@ -309,8 +367,10 @@ impl From<Error> for io::Error {
             ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
             ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::NoDevice | ErrorKind::NotFound => io::ErrorKind::NotFound,
-            ErrorKind::PortDown => io::ErrorKind::NotConnected,
-            ErrorKind::InUse => io::ErrorKind::AddrInUse,
+            ErrorKind::PortDown | ErrorKind::Disconnected => io::ErrorKind::NotConnected,
+            ErrorKind::InUse | ErrorKind::AddressInUse => io::ErrorKind::AddrInUse,
+            ErrorKind::NoRoute => io::ErrorKind::AddrNotAvailable,
+            ErrorKind::NotListening | ErrorKind::Rejected(_) => io::ErrorKind::ConnectionRefused,
             ErrorKind::Os => error.errno().map_or(io::ErrorKind::Other, |errno| Self::from_raw_os_error(errno).kind()),
             ErrorKind::Unknown => io::ErrorKind::Other,
             _ => io::ErrorKind::InvalidInput,

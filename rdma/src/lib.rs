@@ -80,6 +80,7 @@ mod address;
 mod async_event;
 mod attr;
 mod choose;
+pub mod cm;
 mod context;
 mod cq;
 mod device;

@@ -20,6 +20,12 @@ impl Deadline {
         self.0.is_some_and(|at| Instant::now() >= at)
     }
 
+    /// This one, or after so long if that is sooner.
+    pub(crate) fn sooner(self, timeout: Duration) -> Self {
+        let Self(Some(other)) = Self::after(Some(timeout)) else { return self };
+        Self(Some(self.0.map_or(other, |at| at.min(other))))
+    }
+
     fn left(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }

@@ -4,6 +4,7 @@
 //! was promised and is not there is a failure, never a skip. What a device cannot do is skipped by [`skip`], which says so.
 
 pub mod child;
+pub mod cm;
 
 use std::time::{Duration, Instant};
 

@@ -209,7 +209,6 @@ impl QpAttr {
     }
 
     /// What the connection manager says.
-    #[allow(dead_code, reason = "the connection manager's")]
     pub(crate) fn from_raw(raw: ibv_qp_attr, mask: QpAttrMask) -> Self {
         Self { raw, mask }
     }

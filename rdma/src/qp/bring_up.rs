@@ -204,6 +204,15 @@ impl<T: Transport> PreparedQueuePair<T> {
         self.qp.qpn()
     }
 
+    pub(crate) fn context(&self) -> Context {
+        self.qp.context()
+    }
+
+    /// All remote operations that the device has.
+    pub(crate) fn all_access(&self) -> RemoteAccess {
+        all_access(&self.context())
+    }
+
     /// Leaves the typed steps: the queue pair as it is, to be brought up by [`QueuePair::modify`].
     ///
     /// Posting to it before it is ready is an error of the provider.
@@ -233,6 +242,15 @@ impl PreparedQueuePair<Rc> {
             Err(error) => Err(Failed::new(error, self)),
         }
     }
+
+    /// Binds the queue pair with the attributes that the connection manager has put together, on iWARP too.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub(crate) fn init_with(self, attr: &QpAttr) -> Result<InitializedQueuePair<Rc>, Failed<Self>> {
+        match initialize_with(&self.qp, attr, &InitOptions::new().port(attr.as_raw().port_num)) {
+            Ok(local) => Ok(InitializedQueuePair { qp: self.qp, local }),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
 }
 
 fn initialize(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
@@ -240,9 +258,23 @@ fn initialize(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
     if context.inner.is_iwarp() {
         return Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported));
     }
-    let chosen = choose(&context, options.port, options.gid_index)?;
+    let local = local(qp, options)?;
     let access = options.remote_access.unwrap_or_else(|| all_access(&context));
-    qp.control.modify(&QpAttr::to(QpState::INIT).port(chosen.port).pkey_index(options.pkey_index).access(access))?;
+    let port = local.chosen.port;
+    qp.control.modify(&QpAttr::to(QpState::INIT).port(port).pkey_index(options.pkey_index).access(access))?;
+    Ok(local)
+}
+
+fn initialize_with(qp: &QueuePair<Rc>, attr: &QpAttr, options: &InitOptions) -> Result<Local> {
+    let local = local(qp, options)?;
+    qp.control.modify(attr)?;
+    Ok(local)
+}
+
+/// What our end of the connection is.
+fn local(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
+    let context = qp.context();
+    let chosen = choose(&context, options.port, options.gid_index)?;
     let depth = context.device_attr().max_qp_rd_atom().min(READ_DEPTH);
     let endpoint = Endpoint {
         qpn: qp.qpn(),
@@ -274,7 +306,7 @@ pub(super) fn choose(context: &Context, port: Option<u8>, gid_index: Option<u8>)
             None => (0, None),
         },
     };
-    if gid.is_none() && link_layer == LinkLayer::ETHERNET {
+    if gid.is_none() && link_layer == LinkLayer::ETHERNET && !context.inner.is_iwarp() {
         return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
     }
     Ok(Chosen { port, gid_index, gid, lid: port_attr.lid(), mtu: port_attr.active_mtu(), link_layer })
@@ -345,7 +377,7 @@ impl InitializedQueuePair<Rc> {
     /// # Errors
     ///
     /// With the queue pair: `Incompatible` when there is no common kind of address, `Timeout` when the peer's address
-    /// cannot be resolved. The queue pair may then be ready to receive only; go back with [`reset`](Self::reset).
+    /// cannot be resolved, `NotSupported` on iWARP. The queue pair may then be ready to receive only; go back with [`reset`](Self::reset).
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<Rc>, Failed<Self>> {
         match connect(&self.qp, &self.local, remote, options) {
@@ -356,6 +388,9 @@ impl InitializedQueuePair<Rc> {
 }
 
 fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
+    if qp.control.context.is_iwarp() {
+        return Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported));
+    }
     let path = path(&local.chosen, (remote.gid, remote.lid), options, Operation::ModifyQp)?;
     let mtu = [Some(remote.mtu), options.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
     qp.control.modify(

@@ -4,12 +4,15 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type};
+use rdma_sys::{
+    ibv_ece, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+};
 
 use super::attr::{QpAttr, QpState};
 use super::datagram::Datagrams;
 use super::multicast::Groups;
 use super::{QpAttrMask, transition};
+use crate::cm::Ece;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -144,6 +147,23 @@ impl QpInner {
         let result = unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
         Error::check(Operation::QueryQp, result)?;
         Ok(QpInfo { attr, cap: init.cap })
+    }
+
+    pub(crate) fn ece(&self) -> Result<Ece> {
+        self.check(Operation::QueryEce)?;
+        let mut ece = ibv_ece::default();
+        // SAFETY: ibv_query_ece wants a queue pair (1) and room for the options; no forked child (3).
+        let result = unsafe { (self.context.table.ibv_query_ece)(self.raw, &raw mut ece) };
+        Error::check(Operation::QueryEce, result)?;
+        Ok(Ece::from_raw(ece))
+    }
+
+    pub(crate) fn set_ece(&self, ece: Ece) -> Result<()> {
+        self.check(Operation::SetEce)?;
+        let mut ece = ece.to_raw();
+        // SAFETY: ibv_set_ece wants a queue pair (1) and options that live during the call; no forked child (3).
+        let result = unsafe { (self.context.table.ibv_set_ece)(self.raw, &raw mut ece) };
+        Error::check(Operation::SetEce, result)
     }
 
     /// Destroys the queue pair. On failure it is as it was.

@@ -57,6 +57,7 @@ pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 
+use crate::cm::Ece;
 use crate::context::Context;
 use crate::error::{Error, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
@@ -169,6 +170,27 @@ impl<T: Transport> QueuePair<T> {
         let answer = unsafe { (table.ibv_query_qp_data_in_order)(self.control.raw, write, 0) };
         // Without flags the answer is 0 or 1.
         Ok(answer == 1)
+    }
+
+    /// The provider's enhanced connection options: to be offered to the peer by
+    /// [`Id::set_local_ece`](crate::cm::Id::set_local_ece).
+    ///
+    /// # Errors
+    ///
+    /// `NotSupported` if it has none.
+    #[doc(alias = "ibv_query_ece")]
+    pub fn ece(&self) -> Result<Ece> {
+        self.control.ece()
+    }
+
+    /// Sets the options that the peer agreed to, before the queue pair is ready to receive.
+    ///
+    /// # Errors
+    ///
+    /// `NotSupported` if the provider has none, `InvalidInput` if they are not its.
+    #[doc(alias = "ibv_set_ece")]
+    pub fn set_ece(&self, ece: Ece) -> Result<()> {
+        self.control.set_ece(ece)
     }
 
     /// Changes attributes, the state included: the manual way, for what the typed steps do not offer.

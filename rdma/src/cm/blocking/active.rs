@@ -1,0 +1,222 @@
+//! The active end.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::connection::{ConnectError, Connection};
+use super::{apply_ece, deadline, ece, wait_for};
+use crate::cm::event::{Accepted, EventKind};
+use crate::cm::id::Id;
+use crate::cm::{ConnOptions, EventChannel, PortSpace};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::types::{AckTimeout, RemoteAccess};
+use crate::wait::Deadline;
+
+/// What to set before an address is resolved.
+#[derive(Debug, Clone, Copy, Default)]
+#[must_use]
+pub struct ResolveOptions {
+    tos: Option<u8>,
+    ack_timeout: Option<AckTimeout>,
+}
+
+impl ResolveOptions {
+    /// Nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The type of service.
+    pub fn tos(mut self, tos: u8) -> Self {
+        self.tos = Some(tos);
+        self
+    }
+
+    /// How long the queue pair shall wait for an acknowledgement; else as long as the route is said to take.
+    pub fn ack_timeout(mut self, timeout: AckTimeout) -> Self {
+        self.ack_timeout = Some(timeout);
+        self
+    }
+}
+
+/// An address and the route to it, resolved: connect next.
+pub struct Resolved<T: PortSpace = Rc> {
+    id: Id<T>,
+    channel: EventChannel,
+}
+
+/// Resolves an address and the route to it, each within the timeout.
+///
+/// `source` is our own address: it decides by which device to leave where several lead there.
+///
+/// # Errors
+///
+/// `NoRoute` if no device leads there, `Timeout` if the address does not answer, `WrongDevice` if another device than the
+/// context's leads there; those of [`EventChannel::new`].
+#[doc(alias = "rdma_resolve_addr")]
+#[doc(alias = "rdma_resolve_route")]
+pub fn resolve<T: PortSpace>(
+    context: &Context,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+    timeout: Duration,
+) -> Result<Resolved<T>> {
+    resolve_with(context, source, destination, timeout, &ResolveOptions::new())
+}
+
+/// The same, with options.
+///
+/// # Errors
+///
+/// As for [`resolve`].
+pub fn resolve_with<T: PortSpace>(
+    context: &Context,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+    timeout: Duration,
+    options: &ResolveOptions,
+) -> Result<Resolved<T>> {
+    let channel = EventChannel::new(context)?;
+    let id = channel.create_id::<T>()?;
+    if let Some(tos) = options.tos {
+        id.set_tos(tos)?;
+    }
+    if let Some(timeout) = options.ack_timeout {
+        id.set_ack_timeout(timeout)?;
+    }
+    id.resolve_addr(source, destination, timeout)?;
+    let resolved = |kind| matches!(kind, EventKind::AddrResolved).then_some(());
+    wait_for(&channel, Operation::ResolveAddr, within(timeout), resolved).map_err(|(error, _)| error)?;
+    id.raw.check_device(Operation::ResolveAddr, context)?;
+    id.resolve_route(timeout)?;
+    let resolved = |kind| matches!(kind, EventKind::RouteResolved).then_some(());
+    wait_for(&channel, Operation::ResolveRoute, within(timeout), resolved).map_err(|(error, _)| error)?;
+    Ok(Resolved { id, channel })
+}
+
+/// The kernel keeps the time; this is for one that does not.
+fn within(timeout: Duration) -> Deadline {
+    deadline(timeout.saturating_mul(2).saturating_add(Duration::from_secs(1)))
+}
+
+impl<T: PortSpace> Resolved<T> {
+    /// Our own address.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local_addr()
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.peer_addr()
+    }
+
+    /// The id.
+    #[must_use]
+    pub fn id(&self) -> &Id<T> {
+        &self.id
+    }
+
+    /// The id, to go on in the form for event loops, and the channel that it is on.
+    #[must_use]
+    pub fn into_id(self) -> (Id<T>, EventChannel) {
+        (self.id, self.channel)
+    }
+}
+
+impl Resolved<Rc> {
+    /// Binds a queue pair to the port that leads to the peer, open to all remote operations that the device has.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::init`].
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(&self, qp: PreparedQueuePair<Rc>) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
+        let access = qp.all_access();
+        self.id.init(qp, access)
+    }
+
+    /// The same, and `access` is what the peer may do, to regions that allow it too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::init`].
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init_with(
+        &self,
+        qp: PreparedQueuePair<Rc>,
+        access: RemoteAccess,
+    ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
+        self.id.init(qp, access)
+    }
+
+    /// Connects, and waits until the connection is there.
+    ///
+    /// # Errors
+    ///
+    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again: `NotListening`,
+    /// `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private data, `WrongDevice` for a queue pair of another
+    /// device; what librdmacm or the provider reports. Resolve again to try again.
+    #[doc(alias = "rdma_connect")]
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn connect(
+        self,
+        qp: InitializedQueuePair<Rc>,
+        options: &ConnOptions,
+        timeout: Duration,
+    ) -> Result<(Connection, QueuePair<Rc>), ConnectError> {
+        let deadline = deadline(timeout);
+        let ours = match self.offer_ece(&qp).and_then(|ours| self.id.connect(&qp, options).map(|()| ours)) {
+            Ok(ours) => ours,
+            Err(error) => return Err(ConnectError::new(error, qp)),
+        };
+        let answer = wait_for(&self.channel, Operation::Connect, deadline, |kind| match kind {
+            EventKind::ConnectResponse(accepted) | EventKind::Established(accepted) => Some(accepted),
+            _ => None,
+        });
+        let Accepted { private_data, parameters } = match answer {
+            Ok(accepted) => accepted,
+            Err((error, private_data)) => return Err(ConnectError { private_data, ..ConnectError::new(error, qp) }),
+        };
+        if let Err(error) = self.take_ece(&qp, ours) {
+            return Err(ConnectError::new(error, qp));
+        }
+        match self.id.establish(qp, options) {
+            Ok(qp) => Ok((Connection::new(self.id, self.channel, private_data, parameters), qp)),
+            Err(failed) => Err(ConnectError::new(failed.error, failed.object)),
+        }
+    }
+
+    /// Tells the peer the provider's enhanced connection options, as librdmacm does for its own queue pairs.
+    fn offer_ece(&self, qp: &InitializedQueuePair<Rc>) -> Result<crate::cm::Ece> {
+        let Some(ours) = ece(qp)? else { return Ok(crate::cm::Ece::default()) };
+        match self.id.set_local_ece(ours) {
+            Ok(()) => Ok(ours),
+            Err(error) if error.kind() == ErrorKind::NotSupported => Ok(crate::cm::Ece::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tells the provider what the peer answered.
+    fn take_ece(&self, qp: &InitializedQueuePair<Rc>, ours: crate::cm::Ece) -> Result<()> {
+        if ours.vendor_id == 0 {
+            return Ok(());
+        }
+        let theirs = self.id.remote_ece()?;
+        if theirs.vendor_id != 0 && theirs.vendor_id != ours.vendor_id {
+            // An answer repeats the maker of the question.
+            return Err(Error::new(Operation::GetRemoteEce, ErrorKind::Incompatible));
+        }
+        apply_ece(qp, ours, theirs)
+    }
+}
+
+impl<T: PortSpace> fmt::Debug for Resolved<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolved").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,180 @@
+//! A connection that is there, and one that did not come about.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::cm::EventChannel;
+use crate::cm::event::{ConnectionParameters, Event, EventKind, PrivateData};
+use crate::cm::id::Id;
+use crate::error::{Error, Result};
+use crate::qp::{InitializedQueuePair, QueuePair, Rc};
+use crate::wait::Deadline;
+
+/// A connection did not come about.
+pub struct ConnectError {
+    /// Why.
+    pub error: Error,
+    /// What the peer had to say, if it rejected.
+    pub private_data: PrivateData,
+    /// The queue pair.
+    pub qp: InitializedQueuePair<Rc>,
+}
+
+impl ConnectError {
+    pub(super) fn new(error: Error, qp: InitializedQueuePair<Rc>) -> Self {
+        Self { error, private_data: PrivateData::default(), qp }
+    }
+}
+
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all = f.debug_struct("ConnectError");
+        all.field("error", &self.error).field("private_data", &self.private_data).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+impl From<ConnectError> for Error {
+    fn from(error: ConnectError) -> Self {
+        error.error
+    }
+}
+
+impl From<ConnectError> for std::io::Error {
+    fn from(error: ConnectError) -> Self {
+        error.error.into()
+    }
+}
+
+/// What the connection manager has of a connection; its queue pair is apart from it, and either may go first.
+///
+/// Dropping it ends the connection: the peer sees a disconnect.
+pub struct Connection {
+    id: Id<Rc>,
+    channel: EventChannel,
+    private_data: PrivateData,
+    parameters: ConnectionParameters,
+    ended: AtomicBool,
+}
+
+/// How often a thread that waits looks whether another has taken the event meanwhile.
+const SHARED_WAIT: Duration = Duration::from_millis(100);
+
+impl Connection {
+    pub(super) fn new(
+        id: Id<Rc>,
+        channel: EventChannel,
+        private_data: PrivateData,
+        parameters: ConnectionParameters,
+    ) -> Self {
+        Self { id, channel, private_data, parameters, ended: AtomicBool::new(false) }
+    }
+
+    /// What the peer had to say as it connected or accepted, on InfiniBand and RoCE filled up with zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// What the peer asked for, or agreed to.
+    #[must_use]
+    pub fn parameters(&self) -> &ConnectionParameters {
+        &self.parameters
+    }
+
+    /// Our own address.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local_addr()
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.peer_addr()
+    }
+
+    /// Ends the connection: [`Id::disconnect`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
+        self.id.disconnect(qp)
+    }
+
+    /// Waits until the connection has ended, by whatever end; false after the timeout. Without a timeout it waits for ever.
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<bool> {
+        let deadline = Deadline::after(timeout);
+        while !self.ended.load(Ordering::Acquire) {
+            if deadline.is_over() {
+                // What is there is looked at even without time.
+                while self.try_next_event()?.is_some() {}
+                break;
+            }
+            let event = self.channel.next_event_until(deadline.sooner(SHARED_WAIT))?;
+            self.note(event.as_ref());
+        }
+        Ok(self.ended.load(Ordering::Acquire))
+    }
+
+    /// Takes an event of the connection if there is one, for who waits for the [descriptor](AsFd).
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    pub fn try_next_event(&self) -> Result<Option<Event>> {
+        let event = self.channel.try_next_event()?;
+        self.note(event.as_ref());
+        Ok(event)
+    }
+
+    fn note(&self, event: Option<&Event>) {
+        let ends = |kind: &EventKind| {
+            matches!(kind, EventKind::Disconnected | EventKind::DeviceRemoval | EventKind::TimewaitExit)
+        };
+        if event.is_some_and(|event| ends(&event.kind)) {
+            self.ended.store(true, Ordering::Release);
+        }
+    }
+
+    /// The id.
+    #[must_use]
+    pub fn id(&self) -> &Id<Rc> {
+        &self.id
+    }
+
+    /// The id, to go on in the form for event loops, and the channel that it is on.
+    #[must_use]
+    pub fn into_id(self) -> (Id<Rc>, EventChannel) {
+        (self.id, self.channel)
+    }
+}
+
+/// The descriptor that becomes readable when something happens to the connection.
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("id", &self.id).field("parameters", &self.parameters).finish_non_exhaustive()
+    }
+}

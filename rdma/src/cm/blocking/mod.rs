@@ -1,0 +1,95 @@
+//! The connection manager, each step in one call that waits.
+//!
+//! Every listener and every connection has an event channel of its own, so that nobody takes another's events. All of them can be
+//! shared by threads, and are sources of a descriptor for who wants to wait for several.
+
+mod active;
+mod connection;
+mod listener;
+
+use std::time::Duration;
+
+pub use active::{ResolveOptions, Resolved, resolve, resolve_with};
+pub use connection::{ConnectError, Connection};
+pub use listener::{IncomingConnection, ListenOptions, Listener};
+
+use super::EventChannel;
+use super::connect::Ece;
+use super::event::{Event, EventKind, PrivateData};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::qp::{InitializedQueuePair, Rc};
+use crate::wait::Deadline;
+
+/// What an id's own channel says next, of the steps that may fail.
+enum Outcome {
+    /// The event waited for, or another that is no failure.
+    Event(EventKind),
+    Failed(Error, PrivateData),
+}
+
+/// Waits for the next event of an id that has a channel of its own.
+fn next(channel: &EventChannel, operation: Operation, deadline: Deadline) -> Outcome {
+    let kind = match channel.next_event_until(deadline) {
+        Ok(Some(Event { kind, .. })) => kind,
+        Ok(None) if deadline.is_over() => {
+            return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
+        }
+        // Readable, but not for us.
+        Ok(None) => return next(channel, operation, deadline),
+        Err(error) => return Outcome::Failed(error, PrivateData::default()),
+    };
+    let error = match kind {
+        EventKind::AddrError(error)
+        | EventKind::RouteError(error)
+        | EventKind::ConnectError(error)
+        | EventKind::Unreachable(error)
+        | EventKind::MulticastError { error, .. } => error,
+        EventKind::Rejected(rejection) => return Outcome::Failed(rejection.to_error(), rejection.private_data),
+        EventKind::DeviceRemoval => Error::new(operation, ErrorKind::NoDevice),
+        EventKind::Disconnected => Error::new(operation, ErrorKind::Disconnected),
+        other => return Outcome::Event(other),
+    };
+    Outcome::Failed(error, PrivateData::default())
+}
+
+/// Waits for an event; others that are no failure are passed over.
+fn wait_for<R>(
+    channel: &EventChannel,
+    operation: Operation,
+    deadline: Deadline,
+    mut wanted: impl FnMut(EventKind) -> Option<R>,
+) -> std::result::Result<R, (Error, PrivateData)> {
+    loop {
+        match next(channel, operation, deadline) {
+            Outcome::Event(kind) => {
+                if let Some(found) = wanted(kind) {
+                    return Ok(found);
+                }
+            }
+            Outcome::Failed(error, private_data) => return Err((error, private_data)),
+        }
+    }
+}
+
+/// The time that a step may take; a time too long to be counted is for ever.
+fn deadline(timeout: Duration) -> Deadline {
+    Deadline::after(Some(timeout))
+}
+
+/// The provider's enhanced connection options, if it has any.
+fn ece(qp: &InitializedQueuePair<Rc>) -> Result<Option<Ece>> {
+    match qp.qp.ece() {
+        Ok(ece) => Ok(Some(ece).filter(|ece| ece.vendor_id != 0)),
+        Err(error) if error.kind() == ErrorKind::NotSupported => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives the provider what the peer said: its options if both are of one maker, else none.
+fn apply_ece(qp: &InitializedQueuePair<Rc>, ours: Ece, theirs: Ece) -> Result<()> {
+    let options = if theirs.vendor_id == ours.vendor_id { theirs.options } else { 0 };
+    match qp.qp.set_ece(Ece { options, ..ours }) {
+        Err(error) if error.kind() != ErrorKind::NotSupported => Err(error),
+        _ => Ok(()),
+    }
+}

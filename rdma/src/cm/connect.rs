@@ -1,0 +1,388 @@
+//! Connecting: options, and the queue pair's way through its states. Numbers cite the invariants of [`super`].
+
+use std::ffi::c_int;
+
+use rdma_sys::{ibv_ece, ibv_qp_attr, ibv_qp_state, rdma_conn_param};
+
+use super::id::{Id, Locked, RawId};
+use super::reason;
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QpAttrMask, QpState, QueuePair, Rc};
+use crate::types::{RemoteAccess, RnrTimer};
+
+/// How many reads and atomics are in service at a time, unless the device can do less: what fills a pipe.
+const READ_DEPTH: u8 = 16;
+
+/// How to connect, or to accept. What is not set has the value that most programs use.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::cm::ConnOptions;
+/// let options = ConnOptions::new().private_data(b"version 1").retry_count(3);
+/// # let _ = options;
+/// ```
+#[doc(alias = "rdma_conn_param")]
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct ConnOptions {
+    private_data: Vec<u8>,
+    responder_resources: Option<u8>,
+    initiator_depth: Option<u8>,
+    retry_count: u8,
+    rnr_retry_count: u8,
+    flow_control: bool,
+    srq: bool,
+    min_rnr_timer: RnrTimer,
+}
+
+impl Default for ConnOptions {
+    fn default() -> Self {
+        Self {
+            private_data: Vec::new(),
+            responder_resources: None,
+            initiator_depth: None,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            flow_control: true,
+            srq: false,
+            min_rnr_timer: RnrTimer::DEFAULT,
+        }
+    }
+}
+
+impl ConnOptions {
+    /// No private data, as many reads and atomics as both ends can (up to 16), 7 retries, any number of retries while the peer
+    /// has no receive posted.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to accept, on iWARP 255.
+    pub fn private_data(mut self, bytes: &[u8]) -> Self {
+        self.private_data = bytes.to_vec();
+        self
+    }
+
+    /// How many reads and atomics to serve at a time; not more than the device can.
+    pub fn responder_resources(mut self, count: u8) -> Self {
+        self.responder_resources = Some(count);
+        self
+    }
+
+    /// How many reads and atomics to have outstanding; not more than the device can and the peer serves.
+    pub fn initiator_depth(mut self, count: u8) -> Self {
+        self.initiator_depth = Some(count);
+        self
+    }
+
+    /// How often both ends try again without an answer: 0 to 7. The connecting end says.
+    pub fn retry_count(mut self, count: u8) -> Self {
+        self.retry_count = count.min(7);
+        self
+    }
+
+    /// How often the peer tries again while we have no receive posted: 0 to 6, or 7 for ever.
+    pub fn rnr_retry_count(mut self, count: u8) -> Self {
+        self.rnr_retry_count = count.min(7);
+        self
+    }
+
+    /// Whether to say that we control the flow of messages end to end.
+    pub fn flow_control(mut self, control: bool) -> Self {
+        self.flow_control = control;
+        self
+    }
+
+    /// Whether our receives come from a shared queue.
+    pub fn srq(mut self, srq: bool) -> Self {
+        self.srq = srq;
+        self
+    }
+
+    /// How long the peer shall wait before it tries again, when we have no receive posted. Not on iWARP.
+    pub fn min_rnr_timer(mut self, timer: RnrTimer) -> Self {
+        self.min_rnr_timer = timer;
+        self
+    }
+
+    /// In C's form; `offered_by_peer` is what the peer asked for, when accepting: to serve, and to be served.
+    pub(super) fn to_raw(&self, context: &Context, qpn: u32, offered_by_peer: Option<(u8, u8)>) -> rdma_conn_param {
+        let attr = context.device_attr();
+        // 255 would mean to librdmacm what the device can.
+        let device = |limit: u32| u8::try_from(limit).unwrap_or(u8::MAX).min(u8::MAX - 1);
+        let choose = |own: Option<u8>, offered: Option<u8>, device: u8| {
+            let most = offered.unwrap_or(u8::MAX).min(device);
+            own.or(offered).unwrap_or(READ_DEPTH).min(most)
+        };
+        // Some iWARP peers do not say.
+        let offered = |count: u8| Some(count).filter(|&count| count > 0 || !context.inner.is_iwarp());
+        let (serve, ask) = match offered_by_peer {
+            Some((serve, ask)) => (offered(serve), offered(ask)),
+            None => (None, None),
+        };
+        rdma_conn_param {
+            private_data: self.private_data.as_ptr().cast(),
+            private_data_len: u8::try_from(self.private_data.len()).unwrap_or(u8::MAX),
+            responder_resources: choose(self.responder_resources, serve, device(attr.max_qp_rd_atom())),
+            initiator_depth: choose(self.initiator_depth, ask, device(attr.max_qp_init_rd_atom())),
+            flow_control: self.flow_control.into(),
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry_count,
+            srq: self.srq.into(),
+            qp_num: qpn,
+        }
+    }
+
+    pub(super) fn rnr_timer(&self) -> RnrTimer {
+        self.min_rnr_timer
+    }
+
+    pub(super) fn check_len(&self, operation: Operation, context: &Context, limit: usize) -> Result<()> {
+        check_len(operation, context, &self.private_data, limit)
+    }
+}
+
+/// Private data longer than the message has room for: iWARP takes what a byte can count.
+pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
+    let limit = if context.inner.is_iwarp() { u8::MAX.into() } else { limit };
+    if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
+}
+
+/// Enhanced connection establishment: options that both providers agree on, in their maker's own code.
+#[doc(alias = "ibv_ece")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Ece {
+    /// The maker; 0 if the provider has no such options.
+    pub vendor_id: u32,
+    /// The options.
+    pub options: u32,
+}
+
+impl Ece {
+    pub(crate) fn to_raw(self) -> ibv_ece {
+        ibv_ece { vendor_id: self.vendor_id, options: self.options, comp_mask: 0 }
+    }
+
+    pub(crate) fn from_raw(raw: ibv_ece) -> Self {
+        Self { vendor_id: raw.vendor_id, options: raw.options }
+    }
+}
+
+impl RawId {
+    /// What librdmacm says that a queue pair wants to get to a state.
+    pub(super) fn qp_attr(&self, state: QpState) -> Result<QpAttr> {
+        let locked = self.lock(Operation::InitQpAttr)?;
+        locked.require_device(Operation::InitQpAttr)?;
+        let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
+        let mut mask: c_int = 0;
+        // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), and room for attributes and their mask.
+        let result = unsafe { (locked.table.rdma_init_qp_attr)(locked.raw, &raw mut raw, &raw mut mask) };
+        locked.done(Operation::InitQpAttr, result)?;
+        #[allow(
+            clippy::cast_sign_loss,
+            reason = "a set of bits; those that verbs.h does not know are an old kernel's own"
+        )]
+        let mask = QpAttrMask::from_bits_truncate(mask as u32);
+        Ok(QpAttr::from_raw(raw, mask).state(state))
+    }
+
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub(super) fn init(
+        &self,
+        qp: PreparedQueuePair<Rc>,
+        access: RemoteAccess,
+    ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
+        let attr = self.check_device(Operation::InitQpAttr, &qp.context()).and_then(|()| self.qp_attr(QpState::INIT));
+        match attr {
+            Ok(attr) => qp.init_with(&attr.access(access)),
+            Err(error) => Err(Failed::new(error, qp)),
+        }
+    }
+
+    /// To RTR and RTS, as the peer and we agreed. Nothing on iWARP, where the kernel does it as it connects.
+    pub(super) fn bring_up(&self, qp: &InitializedQueuePair<Rc>, limits: Limits, timer: RnrTimer) -> Result<()> {
+        let qp = &qp.qp;
+        if qp.control.context.is_iwarp() {
+            return Ok(());
+        }
+        let attr = self.qp_attr(QpState::RTR)?;
+        let serve = attr.as_raw().max_dest_rd_atomic.min(limits.responder_resources);
+        qp.control.modify(&attr.max_dest_rd_atomic(serve).min_rnr_timer(timer))?;
+        let attr = self.qp_attr(QpState::RTS)?;
+        let ask = attr.as_raw().max_rd_atomic.min(limits.initiator_depth);
+        qp.control.modify(&attr.max_rd_atomic(ask))
+    }
+
+    pub(super) fn remote_ece(&self) -> Result<Ece> {
+        let locked = self.lock(Operation::GetRemoteEce)?;
+        let mut raw = ibv_ece::default();
+        // SAFETY: rdma_get_remote_ece wants an id (2), whose lock is held (3), and room for the options.
+        let result = unsafe { (locked.table.rdma_get_remote_ece)(locked.raw, &raw mut raw) };
+        locked.done(Operation::GetRemoteEce, result)?;
+        Ok(Ece::from_raw(raw))
+    }
+
+    pub(super) fn set_local_ece(&self, ece: Ece) -> Result<()> {
+        let locked = self.lock(Operation::SetLocalEce)?;
+        let mut raw = ece.to_raw();
+        // SAFETY: rdma_set_local_ece wants an id (2), whose lock is held (3), and options that live during the call.
+        let result = unsafe { (locked.table.rdma_set_local_ece)(locked.raw, &raw mut raw) };
+        locked.done(Operation::SetLocalEce, result)
+    }
+
+    /// `rdma_connect` of both port spaces.
+    pub(super) fn connect(&self, mut param: rdma_conn_param) -> Result<()> {
+        let locked = self.lock(Operation::Connect)?;
+        locked.require_device(Operation::Connect)?;
+        // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device (6), and parameters whose private
+        // data is as long as they say and lives during the call: the callers' options.
+        let result = unsafe { (locked.table.rdma_connect)(locked.raw, &raw mut param) };
+        locked.done(Operation::Connect, result)
+    }
+
+    /// `rdma_accept` of both port spaces.
+    pub(super) fn accept(&self, mut param: rdma_conn_param) -> Result<()> {
+        let locked = self.lock(Operation::Accept)?;
+        locked.require_device(Operation::Accept)?;
+        // SAFETY: as for rdma_connect.
+        let result = unsafe { (locked.table.rdma_accept)(locked.raw, &raw mut param) };
+        locked.done(Operation::Accept, result)
+    }
+}
+
+/// What bounds the reads and atomics of a queue pair.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+}
+
+impl From<&rdma_conn_param> for Limits {
+    fn from(param: &rdma_conn_param) -> Self {
+        Self { responder_resources: param.responder_resources, initiator_depth: param.initiator_depth }
+    }
+}
+
+impl Id<Rc> {
+    /// Binds a queue pair of the same device to the port and partition that the id is bound to.
+    ///
+    /// Receives can be posted then, and should be before the connection is there. `access` is what the peer may do, to regions
+    /// that allow it too.
+    ///
+    /// # Errors
+    ///
+    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is not bound to a device yet.
+    #[doc(alias = "rdma_init_qp_attr")]
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(
+        &self,
+        qp: PreparedQueuePair<Rc>,
+        access: RemoteAccess,
+    ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
+        self.raw.init(qp, access)
+    }
+
+    /// Starts to connect: `ConnectResponse` follows, on iWARP `Established`; or `Rejected`, `Unreachable`, `ConnectError`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if no route was resolved; `WrongDevice`; `TooLong` for the private data; on iWARP `NotListening`.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
+        let context = qp.qp.context();
+        options.check_len(Operation::Connect, &context, super::CONNECT_PRIVATE_DATA)?;
+        self.raw.check_device(Operation::Connect, &context)?;
+        self.raw.connect(options.to_raw(&context, qp.qpn(), None))
+    }
+
+    /// Completes the connection once the peer has accepted it, on `ConnectResponse`: brings the queue pair up and tells the peer.
+    ///
+    /// On iWARP call it on `Established`; there it only says that the queue pair is ready now. `options` are those of
+    /// [`connect`](Self::connect).
+    ///
+    /// # Errors
+    ///
+    /// With the queue pair, which may be ready to receive only: `InvalidInput` if the peer has not accepted.
+    #[doc(alias = "rdma_establish")]
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn establish(
+        &self,
+        qp: InitializedQueuePair<Rc>,
+        options: &ConnOptions,
+    ) -> Result<QueuePair<Rc>, Failed<InitializedQueuePair<Rc>>> {
+        let context = qp.qp.context();
+        let limits = Limits::from(&options.to_raw(&context, qp.qpn(), None));
+        let done = (self.raw.check_device(Operation::Establish, &context))
+            .and_then(|()| self.raw.bring_up(&qp, limits, options.min_rnr_timer))
+            .and_then(|()| if context.inner.is_iwarp() { Ok(()) } else { self.tell_established() });
+        match done {
+            Ok(()) => Ok(qp.into_manual()),
+            Err(error) => Err(Failed::new(error, qp)),
+        }
+    }
+
+    fn tell_established(&self) -> Result<()> {
+        let locked = self.raw.lock(Operation::Establish)?;
+        // SAFETY: rdma_establish wants an id (2), whose lock is held (3).
+        let result = unsafe { (locked.table.rdma_establish)(locked.raw) };
+        locked.done(Operation::Establish, result)
+    }
+
+    /// Ends the connection: what is in flight on the queue pair completes as flushed, and `Disconnected` follows at both ends.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` or `Disconnected` if there is no connection.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
+        // On iWARP the kernel closes the connection in order, with what was sent, before the queue pair fails.
+        if !qp.control.context.is_iwarp() {
+            qp.set_error()?;
+        }
+        self.tell_disconnected()
+    }
+
+    /// `rdma_disconnect` alone, for an id whose queue pair is gone.
+    pub(super) fn tell_disconnected(&self) -> Result<()> {
+        let locked = self.raw.lock(Operation::Disconnect)?;
+        // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3).
+        let result = unsafe { (locked.table.rdma_disconnect)(locked.raw) };
+        locked.done(Operation::Disconnect, result)
+    }
+
+    /// What to offer to the peer in the way of enhanced connection establishment: what the queue pair's
+    /// [`ece`](QueuePair::ece) said. Set it before [`connect`](Self::connect).
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    #[doc(alias = "rdma_set_local_ece")]
+    pub fn set_local_ece(&self, ece: Ece) -> Result<()> {
+        self.raw.set_local_ece(ece)
+    }
+
+    /// What the peer has said in the way of enhanced connection establishment: for the queue pair's
+    /// [`set_ece`](QueuePair::set_ece).
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    #[doc(alias = "rdma_get_remote_ece")]
+    pub fn remote_ece(&self) -> Result<Ece> {
+        self.raw.remote_ece()
+    }
+}
+
+/// `rdma_reject`, and the one that says that the options were not liked.
+pub(super) fn reject(locked: &Locked<'_>, private_data: &[u8], ece: bool) -> Result<()> {
+    let reject = if ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
+    let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Operation::Reject, ErrorKind::TooLong))?;
+    // SAFETY: both want an id (2), whose lock is held (3), and as many bytes as they are told.
+    let result = unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
+    match result {
+        0 => Ok(()),
+        _ => Err(reason::last(Operation::Reject)),
+    }
+}

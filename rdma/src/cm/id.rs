@@ -1,0 +1,387 @@
+//! Ids: ends of connections, and listeners. Numbers cite the invariants of [`super`].
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use rdma_sys::{
+    RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
+    RdmaCm, ibv_event_type, rdma_cm_id,
+};
+
+use super::PortSpace;
+use super::channel::{ChannelInner, EventChannel, IdKey, State, lock_both};
+use super::reason::{self, WrongDevice};
+use super::sockaddr::{self, RawAddr};
+use crate::async_event::AsyncEventKind;
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::types::AckTimeout;
+
+/// An id of librdmacm (2).
+pub(crate) struct RawId {
+    raw: NonNull<rdma_cm_id>,
+    pub(super) channel: Arc<ChannelInner>,
+    pub(super) key: IdKey,
+}
+
+// SAFETY: the id is only used under its channel's lock (3), which any thread may take.
+unsafe impl Send for RawId {}
+// SAFETY: as above.
+unsafe impl Sync for RawId {}
+
+/// An id under its channel's lock (3).
+pub(super) struct Locked<'a> {
+    _state: MutexGuard<'a, State>,
+    pub(super) table: &'static RdmaCm,
+    pub(super) raw: *mut rdma_cm_id,
+}
+
+impl Locked<'_> {
+    /// The name of the device that the id is bound to.
+    fn device_name(&self) -> Option<&CStr> {
+        // SAFETY: the id lives (2) and nobody writes to it now (3).
+        let verbs = unsafe { (*self.raw).verbs };
+        // SAFETY: librdmacm keeps the context of an id open as long as the id; its device does not change.
+        let device = NonNull::new(verbs).map(|verbs| unsafe { (*verbs.as_ptr()).device })?;
+        let device = NonNull::new(device)?;
+        // SAFETY: an open context keeps its device.
+        let name = unsafe { &raw const (*device.as_ptr()).name };
+        // SAFETY: a device's name does not change and ends with a zero; it is used while the lock keeps the id.
+        Some(unsafe { CStr::from_ptr(name.cast()) })
+    }
+
+    /// An error if the id is not bound to a device yet: librdmacm would look at it (6).
+    pub(super) fn require_device(&self, operation: Operation) -> Result<()> {
+        match self.device_name() {
+            Some(_) => Ok(()),
+            None => Err(Error::new(operation, ErrorKind::InvalidInput)),
+        }
+    }
+
+    /// Whether the call worked; else `errno` says why.
+    pub(super) fn done(&self, operation: Operation, result: c_int) -> Result<()> {
+        match result {
+            0 => Ok(()),
+            -1 => Err(reason::last(operation)),
+            errno => Err(reason::from_errno(operation, errno)),
+        }
+    }
+}
+
+impl RawId {
+    /// For [`super::channel`], which has entered it into the channel's state.
+    pub(super) fn new(raw: NonNull<rdma_cm_id>, channel: Arc<ChannelInner>, key: IdKey) -> Self {
+        Self { raw, channel, key }
+    }
+
+    pub(super) fn lock(&self, operation: Operation) -> Result<Locked<'_>> {
+        self.channel.check(operation)?;
+        Ok(Locked { _state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
+    }
+
+    pub(super) fn device_name(&self) -> Option<String> {
+        let locked = self.lock(Operation::ResolveAddr).ok()?;
+        locked.device_name().map(|name| name.to_string_lossy().into_owned())
+    }
+
+    /// An error if the id is bound to another device than the one that `context` is open on, or to none.
+    pub(super) fn check_device(&self, operation: Operation, context: &Context) -> Result<()> {
+        self.channel.check(operation)?;
+        let found = self.device_name().ok_or(Error::new(operation, ErrorKind::InvalidInput))?;
+        let open = context.name();
+        if found == open && context.is_software() == self.channel.context.is_software() {
+            return Ok(());
+        }
+        Err(Error::new(operation, ErrorKind::WrongDevice(WrongDevice::new(&open, &found))))
+    }
+
+    pub(super) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let Ok(locked) = self.lock(Operation::BindAddr) else { return (None, None) };
+        // SAFETY: the id lives (2) and nobody writes to it now (3).
+        let addr = unsafe { (*locked.raw).route.addr };
+        // SAFETY: integers, which may have any value; librdmacm allocated all of it as zeros.
+        let source = unsafe { addr.__bindgen_anon_1.src_storage };
+        // SAFETY: as above.
+        let destination = unsafe { addr.__bindgen_anon_2.dst_storage };
+        (sockaddr::from_storage(&source), sockaddr::from_storage(&destination))
+    }
+
+    fn port(&self) -> Option<u8> {
+        let locked = self.lock(Operation::BindAddr).ok()?;
+        // SAFETY: the id lives (2) and nobody writes to it now (3).
+        let port = unsafe { (*locked.raw).port_num };
+        locked.device_name().map(|_| port)
+    }
+
+    pub(super) fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
+        let new = &channel.inner;
+        self.channel.check(Operation::MigrateId)?;
+        new.check(Operation::MigrateId)?;
+        if !ptr::eq(self.channel.table, new.table) {
+            // The other implementation does not know this id.
+            return Err(Error::new(Operation::MigrateId, ErrorKind::InvalidInput));
+        }
+        if Arc::ptr_eq(&self.channel, new) {
+            return Ok(());
+        }
+        let (mut from, mut to) = lock_both(&self.channel, new);
+        // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are held (3). All events of the id
+        // were acknowledged as they were taken (4), so it does not wait. No forked child (7).
+        let result = unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
+        if result != 0 {
+            return Err(reason::last(Operation::MigrateId));
+        }
+        let address = self.raw.as_ptr().addr();
+        if let Some(known) = from.ids.remove(&address) {
+            to.ids.insert(address, known);
+        }
+        drop((from, to));
+        self.channel = Arc::clone(new);
+        Ok(())
+    }
+
+    fn set_option<T>(&self, option: u32, mut value: T) -> Result<()> {
+        let locked = self.lock(Operation::SetOption)?;
+        #[allow(clippy::cast_possible_wrap, reason = "small constants")]
+        let (level, option) = (RDMA_OPTION_ID as c_int, option as c_int);
+        let value: *mut c_void = (&raw mut value).cast();
+        // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the size that it is told.
+        let result = unsafe { (locked.table.rdma_set_option)(locked.raw, level, option, value, size_of::<T>()) };
+        locked.done(Operation::SetOption, result)
+    }
+}
+
+impl Drop for RawId {
+    #[allow(clippy::mem_forget, reason = "an id that librdmacm still has needs its channel")]
+    fn drop(&mut self) {
+        if self.channel.is_forked() {
+            return;
+        }
+        let mut state = self.channel.lock();
+        let groups = state.ids.remove(&self.raw.as_ptr().addr()).map(|known| known.groups).unwrap_or_default();
+        for (_, address) in groups {
+            let mut address = RawAddr::new(address);
+            // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. If it fails, the destroy below
+            // takes the events of the group with it.
+            unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
+        }
+        // SAFETY: rdma_destroy_id wants an id that was not destroyed (2), whose lock is held (3). All its events were acknowledged
+        // as they were taken (4), so it does not wait. No forked child (7).
+        let result = unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
+        let error = (result != 0).then(|| reason::last(Operation::DestroyId));
+        drop(state);
+        if let Some(error) = error {
+            std::mem::forget(Arc::clone(&self.channel));
+            tracing::warn!(%error, "an id of the connection manager could not be destroyed; it and its channel are leaked");
+        }
+    }
+}
+
+/// In milliseconds, at least one: 0 would be no time at all, and a time too long to be counted is the longest.
+fn milliseconds(timeout: Duration) -> c_int {
+    c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
+}
+
+/// One end of a connection, from before it exists, or a listener: on the port space of `T`, TCP for [`Rc`](crate::Rc).
+///
+/// Methods start things; their outcome arrives as an [`Event`](super::Event) of the channel, which names the id by [`key`](Self::key).
+/// Dropping an id ends its connection: the peer sees `Disconnected`, and requests that wait at a listener are rejected.
+#[doc(alias = "rdma_cm_id")]
+pub struct Id<T: PortSpace> {
+    pub(super) raw: RawId,
+    space: PhantomData<T>,
+}
+
+impl<T: PortSpace> Id<T> {
+    pub(super) fn new(raw: RawId) -> Self {
+        Self { raw, space: PhantomData }
+    }
+
+    /// Its name in events.
+    #[must_use]
+    pub fn key(&self) -> IdKey {
+        self.raw.key
+    }
+
+    /// The open device of its channel.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.raw.channel.context
+    }
+
+    /// Takes a local address. Port 0 takes a free one, which [`local_addr`](Self::local_addr) then tells.
+    ///
+    /// An address of one interface binds the id to its device; the unspecified address stands for all of them.
+    ///
+    /// # Errors
+    ///
+    /// `NoRoute` if the address is no RDMA device's of this host; `AddressInUse`.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
+        let mut address = RawAddr::new(address);
+        let locked = self.raw.lock(Operation::BindAddr)?;
+        // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as its family says.
+        let result = unsafe { (locked.table.rdma_bind_addr)(locked.raw, address.as_mut_ptr()) };
+        locked.done(Operation::BindAddr, result)
+    }
+
+    /// Starts to resolve an address, and binds to the device that leads there: `AddrResolved` or `AddrError` follows.
+    ///
+    /// # Errors
+    ///
+    /// `NoRoute` if it is already clear that there is no way there.
+    #[doc(alias = "rdma_resolve_addr")]
+    pub fn resolve_addr(&self, source: Option<SocketAddr>, destination: SocketAddr, timeout: Duration) -> Result<()> {
+        let mut source = source.map(RawAddr::new);
+        let mut destination = RawAddr::new(destination);
+        let source = source.as_mut().map_or(ptr::null_mut(), RawAddr::as_mut_ptr);
+        let locked = self.raw.lock(Operation::ResolveAddr)?;
+        // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), an address or NULL, and an address.
+        let result = unsafe {
+            (locked.table.rdma_resolve_addr)(locked.raw, source, destination.as_mut_ptr(), milliseconds(timeout))
+        };
+        locked.done(Operation::ResolveAddr, result)
+    }
+
+    /// Starts to resolve the route to a resolved address: `RouteResolved` or `RouteError` follows.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if no address was resolved.
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
+        let locked = self.raw.lock(Operation::ResolveRoute)?;
+        locked.require_device(Operation::ResolveRoute)?;
+        // SAFETY: rdma_resolve_route wants an id (2), whose lock is held (3), that is bound to a device (6).
+        let result = unsafe { (locked.table.rdma_resolve_route)(locked.raw, milliseconds(timeout)) };
+        locked.done(Operation::ResolveRoute, result)
+    }
+
+    /// Starts to listen: each peer that wants to connect makes an event. The backlog is how many may wait for an answer.
+    ///
+    /// # Errors
+    ///
+    /// `AddressInUse` if somebody else listens there.
+    #[doc(alias = "rdma_listen")]
+    pub fn listen(&self, backlog: u32) -> Result<()> {
+        let locked = self.raw.lock(Operation::Listen)?;
+        let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
+        // SAFETY: rdma_listen wants an id (2), whose lock is held (3).
+        let result = unsafe { (locked.table.rdma_listen)(locked.raw, backlog) };
+        locked.done(Operation::Listen, result)
+    }
+
+    /// Our own address, once there is one.
+    #[must_use]
+    #[doc(alias = "rdma_get_local_addr")]
+    #[doc(alias = "rdma_get_src_port")]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.raw.addresses().0
+    }
+
+    /// The peer's address, once there is one.
+    #[must_use]
+    #[doc(alias = "rdma_get_peer_addr")]
+    #[doc(alias = "rdma_get_dst_port")]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.raw.addresses().1
+    }
+
+    /// The name of the device that it is bound to, once it is.
+    #[must_use]
+    pub fn device_name(&self) -> Option<String> {
+        self.raw.device_name()
+    }
+
+    /// The device's port that it is bound to, once it is.
+    #[must_use]
+    pub fn port(&self) -> Option<u8> {
+        self.raw.port()
+    }
+
+    /// The type of service, in IP's header or translated for InfiniBand. Set it before the route is resolved.
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_TOS")]
+    pub fn set_tos(&self, tos: u8) -> Result<()> {
+        self.raw.set_option(RDMA_OPTION_ID_TOS, tos)
+    }
+
+    /// How long the queue pair shall wait for an acknowledgement. Set it before connecting or accepting.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for [`AckTimeout::INFINITE`] on some kernels.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
+    pub fn set_ack_timeout(&self, timeout: AckTimeout) -> Result<()> {
+        self.raw.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, timeout.code())
+    }
+
+    /// Whether others that allow it too may bind to the same address. Set it before binding.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` once it is bound.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+    pub fn set_reuse_addr(&self, reuse: bool) -> Result<()> {
+        self.raw.set_option(RDMA_OPTION_ID_REUSEADDR, c_int::from(reuse))
+    }
+
+    /// Whether the unspecified IPv6 address stands for IPv6 only. Set it before binding.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` once it is bound.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
+    pub fn set_af_only(&self, only: bool) -> Result<()> {
+        self.raw.set_option(RDMA_OPTION_ID_AFONLY, c_int::from(only))
+    }
+
+    /// Moves the id to another channel, with the events that wait.
+    ///
+    /// A listener moves without the requests that wait at it on some kernels: take them first.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for a channel of another connection manager; the id then stays where it is.
+    #[doc(alias = "rdma_migrate_id")]
+    pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
+        self.raw.migrate(channel)
+    }
+
+    /// Tells librdmacm of an asynchronous event of the connection's queue pair: of
+    /// [`COMM_EST`](AsyncEventKind::COMM_EST), which says that the peer's last message of the connection was lost.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for events that it has no use for.
+    #[doc(alias = "rdma_notify")]
+    pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
+        let locked = self.raw.lock(Operation::Notify)?;
+        // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and passes the number on.
+        let result = unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
+        locked.done(Operation::Notify, result)
+    }
+}
+
+impl<T: PortSpace> fmt::Debug for Id<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (local, peer) = self.raw.addresses();
+        f.debug_struct("Id")
+            .field("key", &self.key())
+            .field("local", &local)
+            .field("peer", &peer)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,202 @@
+//! A request to connect: the new id, to be accepted or rejected once.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use super::channel::{EventChannel, IdKey};
+use super::connect::{self, ConnOptions, Ece, Limits};
+use super::event::{ConnectionParameters, PrivateData};
+use super::id::Id;
+use super::{ACCEPT_PRIVATE_DATA, PortSpace, REJECT_PRIVATE_DATA, UD_ACCEPT_PRIVATE_DATA};
+use crate::error::{Failed, Operation, Result};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use crate::types::RemoteAccess;
+
+/// Somebody wants to connect, or to know where to send datagrams.
+///
+/// Accepting or rejecting consumes it; dropping it rejects. It may be moved to another thread or
+/// [channel](Self::migrate) first.
+pub struct ConnectRequest<T: PortSpace> {
+    id: Id<T>,
+    listener: IdKey,
+    private_data: PrivateData,
+    parameters: ConnectionParameters,
+}
+
+impl<T: PortSpace> ConnectRequest<T> {
+    pub(super) fn new(id: Id<T>, listener: IdKey, private_data: PrivateData, parameters: ConnectionParameters) -> Self {
+        Self { id, listener, private_data, parameters }
+    }
+
+    pub(super) fn id(&self) -> &Id<T> {
+        &self.id
+    }
+
+    /// The name of the new id in events.
+    #[must_use]
+    pub fn key(&self) -> IdKey {
+        self.id.key()
+    }
+
+    /// The name of the listener.
+    #[must_use]
+    pub fn listener(&self) -> IdKey {
+        self.listener
+    }
+
+    /// What the peer had to say.
+    #[must_use]
+    pub fn private_data(&self) -> &PrivateData {
+        &self.private_data
+    }
+
+    /// Our own address.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local_addr()
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.peer_addr()
+    }
+
+    /// The device that it came by.
+    #[must_use]
+    pub fn device_name(&self) -> Option<String> {
+        self.id.device_name()
+    }
+
+    /// The device's port that it came by.
+    #[must_use]
+    pub fn port(&self) -> Option<u8> {
+        self.id.port()
+    }
+
+    /// Moves the new id to another channel.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::migrate`].
+    pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
+        self.id.migrate(channel)
+    }
+
+    /// Says no, and why: up to 148 bytes on InfiniBand and RoCE, 136 to who asks for datagrams, on iWARP 255.
+    ///
+    /// # Errors
+    ///
+    /// `TooLong`, or what librdmacm reports, for example if the peer has gone; the request is over in any case.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        let limit = if T::DATAGRAM { UD_ACCEPT_PRIVATE_DATA } else { REJECT_PRIVATE_DATA };
+        connect::check_len(Operation::Reject, self.id.context(), private_data, limit)?;
+        connect::reject(&self.id.raw.lock(Operation::Reject)?, private_data, false)
+    }
+}
+
+impl ConnectRequest<Rc> {
+    /// What the peer asks for.
+    #[must_use]
+    pub fn parameters(&self) -> &ConnectionParameters {
+        &self.parameters
+    }
+
+    /// What the peer offers in the way of enhanced connection establishment.
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    #[doc(alias = "rdma_get_remote_ece")]
+    pub fn remote_ece(&self) -> Result<Ece> {
+        self.id.remote_ece()
+    }
+
+    /// What to answer to that. Set it before [`accept`](Self::accept).
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    #[doc(alias = "rdma_set_local_ece")]
+    pub fn set_local_ece(&self, ece: Ece) -> Result<()> {
+        self.id.set_local_ece(ece)
+    }
+
+    /// Says no because of the options that the peer offers.
+    ///
+    /// # Errors
+    ///
+    /// As for [`reject`](Self::reject).
+    #[doc(alias = "rdma_reject_ece")]
+    pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
+        connect::check_len(Operation::Reject, self.id.context(), private_data, REJECT_PRIVATE_DATA)?;
+        connect::reject(&self.id.raw.lock(Operation::Reject)?, private_data, true)
+    }
+
+    /// Binds a queue pair to the port that the request came by: [`Id::init`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(
+        &self,
+        qp: PreparedQueuePair<Rc>,
+        access: RemoteAccess,
+    ) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
+        self.id.init(qp, access)
+    }
+
+    /// Says yes, with a queue pair: `Established` follows, or an error if the peer is gone by then.
+    ///
+    /// The queue pair takes messages from now on; wait for `Established` before sending.
+    ///
+    /// # Errors
+    ///
+    /// With the request and the queue pair, which may be ready already: [`reset`](InitializedQueuePair::reset) it before it is used
+    /// again. `TooLong` for the private data; `WrongDevice`; what librdmacm or the provider reports.
+    #[doc(alias = "rdma_accept")]
+    #[allow(clippy::result_large_err, clippy::type_complexity, reason = "request and queue pair come back")]
+    pub fn accept(
+        self,
+        qp: InitializedQueuePair<Rc>,
+        options: &ConnOptions,
+    ) -> Result<(Id<Rc>, QueuePair<Rc>), Failed<(Self, InitializedQueuePair<Rc>)>> {
+        self.accept_keeping(qp, options).map(|(id, qp)| (id, qp.into_manual()))
+    }
+
+    /// The same; what the queue pair can do is not in its type yet, for who has to give it back if the peer is gone.
+    #[allow(clippy::result_large_err, clippy::type_complexity, reason = "request and queue pair come back")]
+    pub(super) fn accept_keeping(
+        self,
+        qp: InitializedQueuePair<Rc>,
+        options: &ConnOptions,
+    ) -> Result<(Id<Rc>, InitializedQueuePair<Rc>), Failed<(Self, InitializedQueuePair<Rc>)>> {
+        match self.try_accept(&qp, options) {
+            Ok(()) => Ok((self.id, qp)),
+            Err(error) => Err(Failed::new(error, (self, qp))),
+        }
+    }
+
+    fn try_accept(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
+        let context = qp.qp.context();
+        options.check_len(Operation::Accept, &context, ACCEPT_PRIVATE_DATA)?;
+        self.id.raw.check_device(Operation::Accept, &context)?;
+        let offered = (self.parameters.responder_resources, self.parameters.initiator_depth);
+        let param = options.to_raw(&context, qp.qpn(), Some(offered));
+        self.id.raw.bring_up(qp, Limits::from(&param), options.rnr_timer())?;
+        self.id.raw.accept(param)
+    }
+}
+
+impl<T: PortSpace> fmt::Debug for ConnectRequest<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectRequest")
+            .field("id", &self.id)
+            .field("listener", &self.listener)
+            .field("private_data", &self.private_data)
+            .field("parameters", &self.parameters)
+            .finish()
+    }
+}

@@ -1,0 +1,147 @@
+//! What the tests of the connection manager share: the device's addresses, and pairs that it has connected.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use rdma::cm::blocking::{self, Connection, ListenOptions, Listener};
+use rdma::cm::{ConnOptions, EventChannel};
+use rdma::{Context, ErrorKind, InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+
+use crate::LIMIT;
+
+/// The environment variable that names an IPv4 address of the device to test on, where its GIDs do not.
+pub const ADDRESS: &str = "RDMA_TEST_ADDRESS";
+/// The same for IPv6.
+pub const ADDRESS6: &str = "RDMA_TEST_ADDRESS6";
+
+/// An IPv4 address of the device: from the environment, else an IPv4-mapped GID of its.
+///
+/// # Panics
+///
+/// If it has none: a device that was promised has an address.
+#[must_use]
+pub fn address(context: &Context) -> IpAddr {
+    if let Ok(text) = std::env::var(ADDRESS) {
+        return text.parse().unwrap_or_else(|error| panic!("{ADDRESS}={text}: {error}"));
+    }
+    if context.is_software() {
+        return Ipv4Addr::LOCALHOST.into();
+    }
+    let gids = (1..=context.port_count()).flat_map(|port| context.gid_table(port).expect("GIDs"));
+    gids.filter_map(|entry| entry.gid.ipv4()).next().unwrap_or_else(|| panic!("no IPv4 address: set {ADDRESS}")).into()
+}
+
+/// An IPv6 address of the device, if it has one.
+///
+/// # Panics
+///
+/// If what the environment says is none.
+#[must_use]
+pub fn address6(context: &Context) -> Option<IpAddr> {
+    if let Ok(text) = std::env::var(ADDRESS6) {
+        return Some(text.parse().unwrap_or_else(|error| panic!("{ADDRESS6}={text}: {error}")));
+    }
+    context.is_software().then_some(Ipv6Addr::LOCALHOST.into())
+}
+
+/// A free port of an address.
+#[must_use]
+pub fn any_port(address: IpAddr) -> SocketAddr {
+    SocketAddr::new(address, 0)
+}
+
+/// Whether there is a connection manager for the device; says so if not.
+///
+/// # Panics
+///
+/// If it fails for another reason than that there is none.
+#[must_use]
+pub fn available(context: &Context) -> bool {
+    match EventChannel::new(context) {
+        Ok(_) => true,
+        Err(error) if error.kind() == ErrorKind::NotSupported => {
+            crate::skip(&format!("no connection manager: {error}"));
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A listener at a free port of the device.
+///
+/// # Panics
+///
+/// If there is none to be had.
+#[must_use]
+pub fn listen(context: &Context) -> Listener {
+    Listener::bind(context, any_port(address(context)), &ListenOptions::new()).expect("a listener")
+}
+
+/// Connects a queue pair to a listener.
+///
+/// # Panics
+///
+/// If that fails.
+#[must_use]
+pub fn connect(
+    context: &Context,
+    to: SocketAddr,
+    qp: PreparedQueuePair<Rc>,
+    options: &ConnOptions,
+) -> (Connection, QueuePair<Rc>) {
+    let route = blocking::resolve(context, None, to, LIMIT).expect("a route");
+    let qp = route.init(qp).expect("INIT");
+    route.connect(qp, options, LIMIT).expect("a connection")
+}
+
+/// Accepts the next connection of a listener.
+///
+/// # Panics
+///
+/// If there is none, or it fails.
+#[must_use]
+pub fn accept(listener: &Listener, qp: PreparedQueuePair<Rc>, options: &ConnOptions) -> (Connection, QueuePair<Rc>) {
+    let request = listener.next_request(Some(LIMIT)).expect("a listener").expect("a request");
+    let qp = request.init(qp).expect("INIT");
+    request.accept(qp, options, LIMIT).expect("a connection")
+}
+
+/// Connects two queue pairs of this process: the first is the active end.
+///
+/// # Panics
+///
+/// If that fails.
+#[must_use]
+pub fn connect_pair(
+    context: &Context,
+    active: PreparedQueuePair<Rc>,
+    passive: PreparedQueuePair<Rc>,
+) -> ((Connection, QueuePair<Rc>), (Connection, QueuePair<Rc>)) {
+    let listener = listen(context);
+    let options = ConnOptions::new();
+    std::thread::scope(|scope| {
+        let passive = scope.spawn(|| accept(&listener, passive, &options));
+        let active = connect(context, listener.local_addr(), active, &options);
+        (active, passive.join().expect("the passive end"))
+    })
+}
+
+/// Binds a queue pair to the device's port before there is a peer, on any device.
+///
+/// # Panics
+///
+/// If that fails.
+#[must_use]
+pub fn init_unconnected(
+    qp: PreparedQueuePair<Rc>,
+    context: &Context,
+    access: rdma::RemoteAccess,
+) -> InitializedQueuePair<Rc> {
+    let channel = EventChannel::new(context).expect("a channel");
+    let id = channel.create_id::<Rc>().expect("an id");
+    id.bind_addr(any_port(address(context))).expect("an address");
+    id.init(qp, access).expect("INIT")
+}
+
+/// A time after which a test that waits for nothing to happen is content.
+pub const MOMENT: Duration = Duration::from_millis(50);
