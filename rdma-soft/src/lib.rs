@@ -34,9 +34,11 @@
 //! The [`engine`] is the device without input and output: queue pairs, regions, completion queues and timers as a state machine.
 //! Around it are the links to other processes, the node that drives both, and the verbs objects.
 
+mod cm;
 pub mod engine;
 mod link;
 mod node;
 mod verbs;
 
+pub use cm::rdmacm;
 pub use verbs::{ibverbs, is_soft};

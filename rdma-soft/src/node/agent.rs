@@ -21,7 +21,7 @@ const TICK: libc::c_int = 1;
 /// So many polls since it last said that it would sleep, and the application is one that polls.
 const POLLS_OF_A_POLLER: u64 = 16;
 /// Stack of the agent and of the threads that it starts: enough for a subscriber of the log.
-pub(super) const STACK: usize = 256 << 10;
+pub(crate) const STACK: usize = 256 << 10;
 
 /// Starts the agent.
 pub(super) fn start(node: &'static Node) -> io::Result<()> {
@@ -180,10 +180,10 @@ pub(super) fn watch(node: &Node, link: &Link) -> io::Result<()> {
 }
 
 /// All signals are blocked in this thread, and in threads that it starts, while this lives.
-struct BlockedSignals(libc::sigset_t);
+pub(crate) struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // SAFETY: sigset_t is plain data, valid when zero.
         let mut before: libc::sigset_t = unsafe { core::mem::zeroed() };
         // SAFETY: as above.

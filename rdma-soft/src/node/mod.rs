@@ -4,10 +4,10 @@
 //! moves frames itself; the agent thread does so while nobody else is awake, and everything that needs the operating
 //! system. Nothing spins but the application, and no hold of the lock copies more than about a megabyte.
 
-mod agent;
-mod clock;
+pub(crate) mod agent;
+pub(crate) mod clock;
 mod epoll;
-mod fork;
+pub(crate) mod fork;
 mod groups;
 mod peers;
 mod state;
@@ -212,7 +212,7 @@ fn new_timer() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn random() -> io::Result<u64> {
+pub(crate) fn random() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];
     // SAFETY: getrandom writes at most 8 bytes into a live array.
     if unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } != 8 {

@@ -18,12 +18,12 @@ use super::qp_state::Limits;
 use crate::engine::limits;
 
 /// The device has one port.
-const PORT: u8 = 1;
+pub(crate) const PORT: u8 = 1;
 /// The one partition key: full membership of the default partition.
-const PKEY: u16 = 0xffff;
+pub(crate) const PKEY: u16 = 0xffff;
 /// Not zero, so that programs that look at nothing else find a usable address.
-pub(super) const LID: u16 = 1;
-const MTU: ibv_mtu = ibv_mtu::IBV_MTU_4096;
+pub(crate) const LID: u16 = 1;
+pub(crate) const MTU: ibv_mtu = ibv_mtu::IBV_MTU_4096;
 
 /// A count as the `int` that attributes are made of.
 fn int(count: u32) -> c_int {

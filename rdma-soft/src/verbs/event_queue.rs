@@ -78,13 +78,24 @@ impl<T> EventQueue<T> {
 
     /// Removes the events that match. `seal` runs under the queue's lock, after the removal.
     pub(crate) fn retract<R>(&self, matches: impl Fn(&T) -> bool, seal: impl FnOnce() -> R) -> R {
+        self.extract(matches, seal).1
+    }
+
+    /// As [`EventQueue::retract`], and returns what was removed, in order.
+    pub(crate) fn extract<R>(&self, matches: impl Fn(&T) -> bool, seal: impl FnOnce() -> R) -> (Vec<T>, R) {
         let mut entries = self.lock();
-        let before = entries.len();
-        entries.retain(|event| !matches(event));
-        for _ in entries.len()..before {
-            self.lower();
+        let mut removed = Vec::new();
+        for event in std::mem::take(&mut *entries) {
+            if matches(&event) {
+                removed.push(event);
+                self.lower();
+            } else {
+                entries.push_back(event);
+            }
         }
-        seal()
+        let sealed = seal();
+        drop(entries);
+        (removed, sealed)
     }
 
     /// Lowers the counter by one without ever waiting, whatever the descriptor's mode. If a waiter was faster, or the kernel
@@ -202,6 +213,16 @@ mod tests {
             assert_eq!(queue.wait(|event| event).unwrap(), expected);
         }
         assert!(!readable(queue.raw_fd()));
+    }
+
+    #[test]
+    fn extracted_events_come_in_order() {
+        let queue = EventQueue::new().unwrap();
+        for event in 0..6 {
+            queue.push(event);
+        }
+        assert_eq!(queue.extract(|event| event % 2 == 0, || "sealed"), (vec![0, 2, 4], "sealed"));
+        assert_eq!(queue.wait(|event| event).unwrap(), 1);
     }
 
     #[test]

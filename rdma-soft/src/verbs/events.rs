@@ -83,18 +83,18 @@ impl Ledger {
     }
 
     /// Waits until every event that was read is acknowledged.
-    fn settle(&self) {
+    pub(crate) fn settle(&self) {
         let counts = self.lock();
         let settled = self.acknowledged.wait_while(counts, |counts| counts.completed != counts.reported);
         drop(settled.unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         !self.closed.load(Ordering::Relaxed)
     }
 
     /// From now on nothing is queued. Called under the event queue's lock, as [`Ledger::is_open`] is.
-    fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 

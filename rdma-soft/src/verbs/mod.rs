@@ -11,20 +11,20 @@
 
 mod ah;
 mod async_event;
-mod attr;
+pub(crate) mod attr;
 mod channel;
-mod context;
+pub(crate) mod context;
 mod cq;
 mod cq_ex;
-mod device;
-mod errno;
-mod event_queue;
-mod events;
+pub(crate) mod device;
+pub(crate) mod errno;
+pub(crate) mod event_queue;
+pub(crate) mod events;
 mod gate;
-mod gid;
+pub(crate) mod gid;
 mod mcast;
 mod mr;
-mod object;
+pub(crate) mod object;
 mod ops;
 mod pages;
 mod pd;

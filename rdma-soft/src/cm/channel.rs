@@ -1,0 +1,224 @@
+//! Event channels, and the events on their way to the application.
+
+use std::ffi::c_void;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use rdma_sys::{ibv_ah_attr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel};
+
+use super::message::Ece;
+use crate::engine::Errno;
+use crate::verbs::event_queue::EventQueue;
+use crate::verbs::events::Ledger;
+use crate::verbs::object::{Object, Public};
+
+/// What an event channel holds.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub(super) queue: EventQueue<Pending>,
+}
+
+impl Channel {
+    pub(super) fn new() -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self { queue: EventQueue::new()? }))
+    }
+
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.queue.raw_fd()
+    }
+
+    /// Queues an event, unless its id is gone.
+    pub(super) fn push(&self, pending: Pending) {
+        self.queue.offer(pending, |pending| pending.subject.ledger.is_open());
+    }
+}
+
+impl Public for rdma_event_channel {
+    const MARK: u64 = 0x636d_5f63_6861_6e6e;
+    type Private = Arc<Channel>;
+}
+
+/// Makes the object that C holds.
+pub(super) fn publish(channel: Arc<Channel>) -> *mut rdma_event_channel {
+    Object::create(rdma_event_channel { fd: channel.raw_fd() }, channel)
+}
+
+/// Finds the channel behind a pointer from C.
+///
+/// # Safety
+///
+/// As for [`Object::get`].
+pub(super) unsafe fn get<'a>(channel: *mut rdma_event_channel) -> Result<&'a Arc<Channel>, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { Object::get(channel) }.map(Object::private)
+}
+
+/// An id, as events know it: the pointer that C has, and the count of events that C has taken and not acknowledged.
+#[derive(Debug)]
+pub(super) struct Subject {
+    pub(super) key: u64,
+    /// Null until C has the id.
+    object: AtomicPtr<rdma_cm_id>,
+    pub(super) ledger: Ledger,
+}
+
+impl Subject {
+    pub(super) fn new(key: u64) -> Arc<Self> {
+        Arc::new(Self { key, object: AtomicPtr::new(ptr::null_mut()), ledger: Ledger::default() })
+    }
+
+    pub(super) fn object(&self) -> *mut rdma_cm_id {
+        self.object.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_object(&self, id: *mut rdma_cm_id) {
+        self.object.store(id, Ordering::Release);
+    }
+}
+
+/// A membership in a multicast group, as events know it.
+#[derive(Debug)]
+pub(super) struct Membership {
+    /// The application's pointer, which comes back in the event.
+    context: AtomicPtr<c_void>,
+    pub(super) send_only: bool,
+    pub(super) mgid: [u8; 16],
+    pub(super) ledger: Ledger,
+}
+
+impl Membership {
+    pub(super) fn new(context: *mut c_void, send_only: bool, mgid: [u8; 16]) -> Arc<Self> {
+        Arc::new(Self { context: AtomicPtr::new(context), send_only, mgid, ledger: Ledger::default() })
+    }
+
+    pub(super) fn context(&self) -> *mut c_void {
+        self.context.load(Ordering::Relaxed)
+    }
+}
+
+/// An event that waits to be taken.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// Whose it is: of a request, the listener.
+    pub(super) subject: Arc<Subject>,
+    pub(super) code: rdma_cm_event_type,
+    pub(super) status: i32,
+    pub(super) body: Body,
+}
+
+/// What an event carries.
+#[derive(Debug)]
+pub(super) enum Body {
+    None,
+    Conn(Conn),
+    /// A new id asks.
+    Request {
+        id: Arc<Subject>,
+        conn: Conn,
+    },
+    Datagram(Datagram),
+    /// A new id asks for a datagram service.
+    DatagramRequest {
+        id: Arc<Subject>,
+        private: Box<[u8]>,
+    },
+    Multicast(Arc<Membership>, Box<Datagram>),
+    Arg(u64),
+}
+
+impl Pending {
+    /// The id that a request brings.
+    pub(super) fn new_id(&self) -> Option<&Arc<Subject>> {
+        match &self.body {
+            Body::Request { id, .. } | Body::DatagramRequest { id, .. } => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Counts the event as taken. Called under the queue's lock.
+    pub(super) fn report(&self) {
+        self.subject.ledger.report();
+        if let Body::Multicast(membership, _) = &self.body {
+            membership.ledger.report();
+        }
+    }
+}
+
+/// Parameters of a connection, in an event.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Conn {
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) flow_control: bool,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
+    pub(super) srq: bool,
+    pub(super) qp_num: u32,
+    pub(super) ece: Ece,
+    pub(super) private: Box<[u8]>,
+}
+
+impl Conn {
+    pub(super) fn public(&self) -> rdma_conn_param {
+        rdma_conn_param {
+            private_data: ptr::null(),
+            private_data_len: 0,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            flow_control: self.flow_control.into(),
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry_count,
+            srq: self.srq.into(),
+            qp_num: self.qp_num,
+        }
+    }
+}
+
+/// A datagram service's address, in an event.
+#[derive(Clone)]
+pub(super) struct Datagram {
+    pub(super) ah_attr: ibv_ah_attr,
+    pub(super) qp_num: u32,
+    pub(super) qkey: u32,
+    pub(super) private: Box<[u8]>,
+}
+
+impl std::fmt::Debug for Datagram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Datagram").field("qp_num", &self.qp_num).field("qkey", &self.qkey).finish_non_exhaustive()
+    }
+}
+
+/// What keeps an event in C's hands together: what is acknowledged, and what its private data points to.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(super) subject: Arc<Subject>,
+    pub(super) membership: Option<Arc<Membership>>,
+    pub(super) private: Box<[u8]>,
+}
+
+impl Public for rdma_cm_event {
+    const MARK: u64 = 0x636d_5f65_7665_6e74;
+    type Private = Taken;
+}
+
+/// `rdma_ack_cm_event`.
+///
+/// # Safety
+///
+/// As for [`Object::free`].
+pub(super) unsafe fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let taken = unsafe { Object::get(event) }?.private();
+    let (subject, membership) = (Arc::clone(&taken.subject), taken.membership.clone());
+    // SAFETY: the caller's promise; `taken` is not used below.
+    unsafe { Object::free(event) }?;
+    if let Some(membership) = membership {
+        membership.ledger.acknowledge(1, |_| ());
+    }
+    // The last: whoever waits for it may free the id now.
+    subject.ledger.acknowledge(1, |_| ());
+    Ok(())
+}

@@ -1,0 +1,558 @@
+//! One end of a connection as a state machine without input and output: calls, messages, the end of the transport and the time
+//! go in; what is to be sent and told comes out. The states, timers and answers are those of the communication manager of the
+//! InfiniBand specification (volume 1, chapter 12), with the choices of Linux.
+//!
+//! The transport loses nothing and keeps the order, but it ends when the peer does, and a listener whose queue is full drops a
+//! request: so requests and answers are repeated, as on a network.
+//!
+//! Invariants, which the property tests check against random calls, messages and clocks:
+//!
+//! 1. Whatever a peer sends, the machine is in one of its states, and what it tells the application is at most one answer to a
+//!    request, one `Established`, one `Disconnected` and one end of the time of waiting.
+//! 2. A state that waits for the peer has a deadline.
+//! 3. A machine that is closed stays so, and says nothing.
+
+use super::message::{Message, Rej, Rep, Req, SidrRep, SidrReq};
+use crate::engine::{Errno, Time};
+
+/// How often a peer may say what has no meaning in a state before it counts as broken.
+const PATIENCE: u8 = 64;
+
+/// Reasons of a rejection that the machine itself gives.
+pub(super) mod reason {
+    pub(crate) const TIMEOUT: u16 = 4;
+    pub(crate) const INVALID_SERVICE_ID: u16 = 8;
+    pub(crate) const CONSUMER_DEFINED: u16 = 28;
+    pub(crate) const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
+}
+
+/// Answers to a request for a datagram service.
+pub(super) mod sidr {
+    pub(crate) const SUCCESS: u8 = 0;
+    pub(crate) const UNSUPPORTED: u8 = 1;
+    pub(crate) const REJECT: u8 = 2;
+}
+
+/// How long the machine waits; nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Timers {
+    /// For an answer, before it asks again.
+    pub(super) response: u64,
+    /// For an answer of a peer that asked for more time.
+    pub(super) service: u64,
+    /// How often it asks again.
+    pub(super) retries: u32,
+    /// After a connection's end.
+    pub(super) timewait: u64,
+}
+
+impl Timers {
+    const SECOND: u64 = 1_000_000_000;
+
+    /// As Linux has them on RoCE: 4.3 s for the peer's manager and a second each way, 15 retries, a minute for a slow service.
+    pub(super) const LINUX: Self =
+        Self { response: 6 * Self::SECOND, service: 67 * Self::SECOND, retries: 15, timewait: 2 * Self::SECOND };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    ReqSent,
+    ReqReceived,
+    RepSent,
+    RepReceived,
+    Established,
+    DreqSent,
+    DreqReceived,
+    TimeWait,
+    SidrSent,
+    SidrReceived,
+    /// Nothing will happen any more.
+    Closed,
+}
+
+/// What the driver has to do, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    /// Send this request, over a new transport if there is none.
+    Request(Message),
+    /// Send this, if there is a transport.
+    Send(Message),
+    /// End the transport, once all is sent.
+    Hangup,
+    /// Tell the application.
+    Tell(Told),
+}
+
+/// What the application is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// The peer accepts; the application has to establish.
+    Response(Rep),
+    Established,
+    Rejected(Rej),
+    /// A negative error number.
+    Unreachable(i32),
+    /// 0, or a negative error number.
+    Disconnected(i32),
+    TimewaitExit,
+    /// A datagram service's queue pair.
+    Datagram(SidrRep),
+    /// A datagram service's refusal: its status.
+    NoDatagram(u8),
+}
+
+/// What both ends have agreed upon, as this end's queue pair needs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Agreed {
+    pub(super) remote_qpn: u32,
+    /// What the queue pair expects first, and begins with.
+    pub(super) rq_psn: u32,
+    pub(super) sq_psn: u32,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
+    pub(super) ack_timeout: u8,
+    pub(super) traffic_class: u8,
+}
+
+/// One end of a connection, from the request on.
+#[derive(Debug)]
+pub(super) struct Machine {
+    timers: Timers,
+    state: State,
+    deadline: Option<Time>,
+    retries: u32,
+    /// The peer has the message and needs time.
+    slow: bool,
+    /// What is repeated until it is answered.
+    repeated: Option<Message>,
+    /// The end that was asked.
+    passive: bool,
+    /// The application has answered the request; before it has, it hears of nothing.
+    answered: bool,
+    disconnected: bool,
+    meaningless: u8,
+    agreed: Agreed,
+}
+
+type Outputs = Vec<Output>;
+
+impl Machine {
+    fn new(timers: Timers, state: State, passive: bool, agreed: Agreed) -> Self {
+        Self {
+            timers,
+            state,
+            deadline: None,
+            retries: timers.retries,
+            slow: false,
+            repeated: None,
+            passive,
+            answered: !passive,
+            disconnected: false,
+            meaningless: 0,
+            agreed,
+        }
+    }
+
+    /// The end that asks for a connection.
+    pub(super) fn connect(timers: Timers, req: Req, now: Time, out: &mut Outputs) -> Self {
+        let agreed = Agreed {
+            rq_psn: req.psn,
+            responder_resources: req.responder_resources,
+            initiator_depth: req.initiator_depth,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            ack_timeout: req.ack_timeout,
+            traffic_class: req.traffic_class,
+            ..Agreed::default()
+        };
+        Self::new(timers, State::ReqSent, false, agreed).ask(Message::Req(req), now, out)
+    }
+
+    /// The end that asks for a datagram service.
+    pub(super) fn ask_datagram(timers: Timers, req: SidrReq, now: Time, out: &mut Outputs) -> Self {
+        Self::new(timers, State::SidrSent, false, Agreed::default()).ask(Message::SidrReq(req), now, out)
+    }
+
+    fn ask(mut self, request: Message, now: Time, out: &mut Outputs) -> Self {
+        out.push(Output::Request(request.clone()));
+        self.repeated = Some(request);
+        self.deadline = Some(now.after(self.timers.response));
+        self
+    }
+
+    /// The end that is asked.
+    pub(super) fn requested(timers: Timers, req: &Req) -> Self {
+        let agreed = Agreed {
+            remote_qpn: req.qp_num,
+            sq_psn: req.psn,
+            // What the peer has for our requests is how many we may have under way, and the other way round.
+            responder_resources: req.initiator_depth,
+            initiator_depth: req.responder_resources,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            ack_timeout: req.ack_timeout,
+            traffic_class: req.traffic_class,
+            rq_psn: 0,
+        };
+        Self::new(timers, State::ReqReceived, true, agreed)
+    }
+
+    /// The end that is asked for a datagram service.
+    pub(super) fn datagram_requested(timers: Timers) -> Self {
+        Self::new(timers, State::SidrReceived, true, Agreed::default())
+    }
+
+    #[cfg(test)]
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    /// When [`Machine::on_time`] is to be called next.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.deadline
+    }
+
+    /// What a queue pair that goes to INIT needs.
+    pub(super) fn for_init(&self) -> Result<Agreed, Errno> {
+        match self.state {
+            State::ReqSent => Ok(self.agreed),
+            _ => self.for_ready(),
+        }
+    }
+
+    /// What a queue pair that goes to RTR or RTS needs.
+    pub(super) fn for_ready(&self) -> Result<Agreed, Errno> {
+        match self.state {
+            State::ReqReceived | State::RepReceived | State::RepSent | State::Established => Ok(self.agreed),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Accepts.
+    pub(super) fn accept(&mut self, rep: Rep, now: Time, out: &mut Outputs) -> Result<(), Errno> {
+        if self.state != State::ReqReceived {
+            return Err(Errno::INVAL);
+        }
+        self.agreed.rq_psn = rep.psn;
+        self.agreed.responder_resources = rep.responder_resources;
+        self.agreed.initiator_depth = rep.initiator_depth;
+        self.answered = true;
+        self.state = State::RepSent;
+        self.repeated = Some(Message::Rep(rep.clone()));
+        self.retries = self.timers.retries;
+        self.slow = false;
+        self.deadline = Some(now.after(self.timers.response));
+        out.push(Output::Send(Message::Rep(rep)));
+        Ok(())
+    }
+
+    /// Answers a request for a datagram service.
+    pub(super) fn accept_datagram(&mut self, rep: SidrRep, out: &mut Outputs) -> Result<(), Errno> {
+        if self.state != State::SidrReceived {
+            return Err(Errno::INVAL);
+        }
+        self.answered = true;
+        out.push(Output::Send(Message::SidrRep(rep)));
+        self.end(out);
+        Ok(())
+    }
+
+    /// Confirms the peer's acceptance.
+    pub(super) fn establish(&mut self, out: &mut Outputs) -> Result<(), Errno> {
+        if self.state != State::RepReceived {
+            return Err(Errno::INVAL);
+        }
+        self.state = State::Established;
+        out.push(Output::Send(Message::Rtu));
+        Ok(())
+    }
+
+    /// Rejects, or gives up.
+    pub(super) fn reject(&mut self, rej: Rej, now: Time, out: &mut Outputs) -> Result<(), Errno> {
+        match self.state {
+            State::ReqReceived | State::RepReceived | State::ReqSent => {
+                out.push(Output::Send(Message::Rej(rej)));
+                self.end(out);
+            }
+            State::RepSent => {
+                out.push(Output::Send(Message::Rej(rej)));
+                self.wait(now, out);
+            }
+            State::SidrReceived => {
+                let rep = SidrRep { status: sidr::REJECT, qp_num: 0, qkey: 0, private: rej.private };
+                out.push(Output::Send(Message::SidrRep(rep)));
+                self.end(out);
+            }
+            _ => return Err(Errno::INVAL),
+        }
+        self.answered = true;
+        Ok(())
+    }
+
+    /// Asks for the connection's end, or agrees to it. Changes nothing where there is no connection.
+    pub(super) fn disconnect(&mut self, now: Time, out: &mut Outputs) {
+        match self.state {
+            State::Established => {
+                self.state = State::DreqSent;
+                self.repeated = Some(Message::Dreq);
+                self.retries = self.timers.retries;
+                self.deadline = Some(now.after(self.timers.response));
+                out.push(Output::Send(Message::Dreq));
+            }
+            State::DreqReceived => {
+                out.push(Output::Send(Message::Drep));
+                self.wait(now, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// The queue pair has received something: the connection is there, whether or not the peer's confirmation has come.
+    pub(super) fn communication_established(&mut self, out: &mut Outputs) -> Result<(), Errno> {
+        match self.state {
+            State::RepSent => {
+                self.be_established(out);
+                Ok(())
+            }
+            State::Established => Err(Errno(libc::EISCONN)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// The application is done with it, in whatever state; the peer learns what it has to.
+    pub(super) fn destroy(&mut self, out: &mut Outputs) {
+        let rej = |reason| Some(Message::Rej(Rej { reason, private: Vec::new() }));
+        let last = match self.state {
+            State::ReqSent => rej(reason::TIMEOUT),
+            State::ReqReceived | State::RepReceived | State::RepSent => rej(reason::CONSUMER_DEFINED),
+            State::Established => Some(Message::Dreq),
+            State::DreqReceived => Some(Message::Drep),
+            State::SidrReceived => {
+                Some(Message::SidrRep(SidrRep { status: sidr::REJECT, qp_num: 0, qkey: 0, private: Vec::new() }))
+            }
+            State::DreqSent | State::TimeWait | State::SidrSent | State::Closed => None,
+        };
+        out.extend(last.map(Output::Send));
+        self.end(out);
+    }
+
+    /// Nobody listens at the destination.
+    pub(super) fn on_refused(&mut self, out: &mut Outputs) {
+        match self.state {
+            State::ReqSent => {
+                let rej = Rej { reason: reason::INVALID_SERVICE_ID, private: Vec::new() };
+                self.end(out);
+                out.push(Output::Tell(Told::Rejected(rej)));
+            }
+            State::SidrSent => {
+                self.end(out);
+                out.push(Output::Tell(Told::NoDatagram(sidr::UNSUPPORTED)));
+            }
+            _ => {}
+        }
+    }
+
+    /// A message of the peer.
+    pub(super) fn on_message(&mut self, message: Message, now: Time, out: &mut Outputs) {
+        use Message as M;
+        use State as S;
+        match (self.state, message) {
+            (S::ReqSent, M::Rep(rep)) => {
+                self.agreed.remote_qpn = rep.qp_num;
+                self.agreed.sq_psn = rep.psn;
+                self.agreed.responder_resources = rep.initiator_depth;
+                self.agreed.initiator_depth = rep.responder_resources;
+                self.agreed.rnr_retry_count = rep.rnr_retry_count;
+                self.state = S::RepReceived;
+                self.settle();
+                out.push(Output::Tell(Told::Response(rep)));
+            }
+            (S::ReqSent | S::RepSent, M::Mra) => {
+                self.slow = true;
+                self.deadline = Some(now.after(self.timers.service));
+            }
+            (S::ReqSent | S::SidrSent, M::Busy) => out.push(Output::Hangup),
+            (S::ReqSent | S::RepReceived | S::ReqReceived, M::Rej(rej)) => {
+                self.end(out);
+                self.tell(Told::Rejected(rej), out);
+            }
+            (S::RepSent, M::Rej(rej)) => {
+                self.wait(now, out);
+                self.tell(Told::Rejected(rej), out);
+            }
+            // Asked again: it is not lost, and will be answered.
+            (S::ReqReceived, M::Req(_)) | (S::RepReceived, M::Rep(_)) => {
+                out.push(Output::Send(M::Mra));
+                self.count_meaningless(now, out);
+            }
+            (S::RepSent, M::Rtu) => self.be_established(out),
+            (S::Established, M::Rep(_)) if !self.passive => {
+                out.push(Output::Send(M::Rtu));
+                self.count_meaningless(now, out);
+            }
+            (S::RepSent | S::Established | S::DreqSent, M::Dreq) => {
+                self.state = S::DreqReceived;
+                self.settle();
+                self.tell_disconnected(0, out);
+            }
+            (S::DreqSent | S::DreqReceived, M::Drep) => {
+                self.wait(now, out);
+                self.tell_disconnected(0, out);
+            }
+            (S::SidrSent, M::SidrRep(rep)) => {
+                self.end(out);
+                let told = match rep.status {
+                    sidr::SUCCESS => Told::Datagram(rep),
+                    status => Told::NoDatagram(status),
+                };
+                out.push(Output::Tell(told));
+            }
+            // Said before the sender knew better.
+            (S::RepReceived | S::Established | S::DreqSent | S::DreqReceived, M::Mra)
+            | (S::RepSent | S::Established | S::DreqSent | S::DreqReceived, M::Req(_))
+            | (S::Established | S::DreqSent | S::DreqReceived, M::Rtu)
+            | (S::DreqSent | S::DreqReceived, M::Rep(_))
+            | (S::DreqReceived, M::Dreq)
+            | (S::SidrReceived, M::SidrReq(_)) => self.count_meaningless(now, out),
+            (S::TimeWait | S::Closed, _) => {}
+            (state, message) => {
+                tracing::debug!(?state, ?message, "soft0: a peer does not keep to the protocol of connections");
+                self.break_off(now, out);
+            }
+        }
+    }
+
+    /// The packet was no message.
+    pub(super) fn on_garbage(&mut self, now: Time, out: &mut Outputs) {
+        if !matches!(self.state, State::TimeWait | State::Closed) {
+            self.break_off(now, out);
+        }
+    }
+
+    /// The peer is gone, with all that it had to say said: what its manager would have said for it is taken as said.
+    pub(super) fn on_hangup(&mut self, now: Time, out: &mut Outputs) {
+        let rej = |reason| Told::Rejected(Rej { reason, private: Vec::new() });
+        match self.state {
+            State::ReqSent | State::RepReceived => {
+                self.end(out);
+                out.push(Output::Tell(rej(reason::CONSUMER_DEFINED)));
+            }
+            State::ReqReceived => {
+                self.end(out);
+                self.tell(rej(reason::TIMEOUT), out);
+            }
+            State::RepSent => {
+                self.wait(now, out);
+                self.tell(rej(reason::CONSUMER_DEFINED), out);
+            }
+            State::Established => {
+                self.state = State::DreqReceived;
+                self.tell_disconnected(0, out);
+            }
+            State::DreqSent => {
+                self.wait(now, out);
+                self.tell_disconnected(0, out);
+            }
+            State::SidrSent => {
+                self.end(out);
+                out.push(Output::Tell(Told::NoDatagram(sidr::REJECT)));
+            }
+            State::DreqReceived | State::SidrReceived | State::TimeWait | State::Closed => {}
+        }
+    }
+
+    /// Time has passed.
+    pub(super) fn on_time(&mut self, now: Time, out: &mut Outputs) {
+        if self.deadline.is_none_or(|deadline| deadline > now) {
+            return;
+        }
+        if self.state == State::TimeWait {
+            self.state = State::Closed;
+            self.deadline = None;
+            self.tell(Told::TimewaitExit, out);
+            return;
+        }
+        let Some(left) = self.retries.checked_sub(1) else { return self.give_up(now, out) };
+        self.retries = left;
+        let wait = if self.slow { self.timers.service } else { self.timers.response };
+        self.deadline = Some(now.after(wait));
+        if let Some(repeated) = self.repeated.clone() {
+            out.push(match self.state {
+                State::ReqSent | State::SidrSent => Output::Request(repeated),
+                _ => Output::Send(repeated),
+            });
+        }
+    }
+
+    fn give_up(&mut self, now: Time, out: &mut Outputs) {
+        match self.state {
+            State::DreqSent => {
+                self.wait(now, out);
+                self.tell_disconnected(-libc::ETIMEDOUT, out);
+            }
+            _ => {
+                self.end(out);
+                self.tell(Told::Unreachable(-libc::ETIMEDOUT), out);
+            }
+        }
+    }
+
+    fn be_established(&mut self, out: &mut Outputs) {
+        self.state = State::Established;
+        self.settle();
+        self.tell(Told::Established, out);
+    }
+
+    /// A peer that does not keep to the protocol is as good as gone.
+    fn break_off(&mut self, now: Time, out: &mut Outputs) {
+        out.push(Output::Hangup);
+        self.on_hangup(now, out);
+    }
+
+    fn count_meaningless(&mut self, now: Time, out: &mut Outputs) {
+        self.meaningless += 1;
+        if self.meaningless >= PATIENCE {
+            self.break_off(now, out);
+        }
+    }
+
+    fn tell(&self, told: Told, out: &mut Outputs) {
+        // An application that has not answered hears nothing: its answer fails.
+        if self.answered {
+            out.push(Output::Tell(told));
+        }
+    }
+
+    fn tell_disconnected(&mut self, status: i32, out: &mut Outputs) {
+        if !self.disconnected {
+            self.disconnected = true;
+            out.push(Output::Tell(Told::Disconnected(status)));
+        }
+    }
+
+    /// Nothing is awaited.
+    fn settle(&mut self) {
+        self.deadline = None;
+        self.repeated = None;
+        self.slow = false;
+    }
+
+    fn wait(&mut self, now: Time, out: &mut Outputs) {
+        self.settle();
+        self.state = State::TimeWait;
+        self.deadline = Some(now.after(self.timers.timewait));
+        out.push(Output::Hangup);
+    }
+
+    fn end(&mut self, out: &mut Outputs) {
+        self.settle();
+        self.state = State::Closed;
+        out.push(Output::Hangup);
+    }
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -1,0 +1,434 @@
+use super::super::message::{Ece, room, tests::message};
+use super::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+const TIMERS: Timers = Timers { response: 100, service: 1000, retries: 3, timewait: 50 };
+
+fn req() -> Req {
+    Req {
+        source: SocketAddr::from(([127, 0, 0, 1], 1)),
+        destination: SocketAddr::from(([127, 0, 0, 1], 2)),
+        qp_num: 11,
+        psn: 111,
+        responder_resources: 5,
+        initiator_depth: 3,
+        retry_count: 7,
+        rnr_retry_count: 6,
+        flow_control: false,
+        srq: false,
+        ack_timeout: 19,
+        traffic_class: 0,
+        ece: Ece::default(),
+        private: vec![1; room::REQ],
+    }
+}
+
+fn rep() -> Rep {
+    Rep {
+        qp_num: 22,
+        psn: 222,
+        responder_resources: 2,
+        initiator_depth: 4,
+        rnr_retry_count: 1,
+        flow_control: false,
+        srq: false,
+        ece: Ece::default(),
+        private: Vec::new(),
+    }
+}
+
+fn rej(reason: u16) -> Rej {
+    Rej { reason, private: Vec::new() }
+}
+
+fn tells(out: &[Output]) -> Vec<Told> {
+    let told = |output: &Output| match output {
+        Output::Tell(told) => Some(told.clone()),
+        _ => None,
+    };
+    out.iter().filter_map(told).collect()
+}
+
+fn active() -> Machine {
+    Machine::connect(TIMERS, req(), Time(0), &mut Vec::new())
+}
+
+fn passive() -> Machine {
+    Machine::requested(TIMERS, &req())
+}
+
+/// A pair in the states that a confirmed connection has.
+fn connected() -> (Machine, Machine) {
+    let (mut active, mut passive, mut out) = (active(), passive(), Vec::new());
+    passive.accept(rep(), Time(0), &mut out).unwrap();
+    active.on_message(Message::Rep(rep()), Time(0), &mut out);
+    active.establish(&mut out).unwrap();
+    passive.on_message(Message::Rtu, Time(0), &mut out);
+    (active, passive)
+}
+
+/// What a machine does at a time.
+fn at(machine: &mut Machine, time: u64) -> Vec<Output> {
+    let mut out = Vec::new();
+    machine.on_time(Time(time), &mut out);
+    out
+}
+
+#[test]
+fn both_ends_agree() {
+    let (active, passive) = connected();
+    let (one, other) = (active.for_ready().unwrap(), passive.for_ready().unwrap());
+    assert_eq!((one.remote_qpn, other.remote_qpn), (22, 11));
+    assert_eq!((one.rq_psn, one.sq_psn), (111, 222));
+    assert_eq!((other.rq_psn, other.sq_psn), (222, 111));
+    // The answer's numbers hold.
+    assert_eq!((one.responder_resources, one.initiator_depth), (4, 2));
+    assert_eq!((other.responder_resources, other.initiator_depth), (2, 4));
+    assert_eq!((one.rnr_retry_count, other.rnr_retry_count), (1, 6));
+}
+
+#[test]
+fn a_silent_listener_is_asked_again_and_given_up() {
+    let mut machine = active();
+    assert_eq!(at(&mut machine, 99), []);
+    for round in 1..=3 {
+        assert_eq!(at(&mut machine, round * 100), [Output::Request(Message::Req(req()))]);
+    }
+    let out = at(&mut machine, 400);
+    assert_eq!(out, [Output::Hangup, Output::Tell(Told::Unreachable(-libc::ETIMEDOUT))]);
+    assert_eq!((machine.state(), machine.deadline()), (State::Closed, None));
+}
+
+#[test]
+fn a_slow_listener_gets_more_time() {
+    let (mut machine, mut out) = (active(), Vec::new());
+    machine.on_message(Message::Mra, Time(100), &mut out);
+    assert_eq!(machine.deadline(), Some(Time(1100)));
+    assert_eq!(at(&mut machine, 1099), []);
+    // Asked again it says so again, but the number of times is what it was.
+    for round in 1..=3 {
+        assert_eq!(at(&mut machine, 100 + round * 1000), [Output::Request(Message::Req(req()))]);
+    }
+    assert_eq!(tells(&at(&mut machine, 4100)), [Told::Unreachable(-libc::ETIMEDOUT)]);
+}
+
+#[test]
+fn a_request_that_comes_twice_is_answered_with_patience() {
+    let (mut machine, mut out) = (passive(), Vec::new());
+    machine.on_message(Message::Req(req()), Time(0), &mut out);
+    assert_eq!(out, [Output::Send(Message::Mra)]);
+    assert_eq!(machine.deadline(), None, "the application may take as long as it likes");
+}
+
+#[test]
+fn an_answer_is_repeated_until_it_is_confirmed() {
+    let (mut machine, mut out) = (passive(), Vec::new());
+    machine.accept(rep(), Time(0), &mut out).unwrap();
+    assert_eq!(at(&mut machine, 100), [Output::Send(Message::Rep(rep()))]);
+    out.clear();
+    machine.on_message(Message::Rtu, Time(150), &mut out);
+    assert_eq!(out, [Output::Tell(Told::Established)]);
+    assert_eq!(machine.deadline(), None);
+}
+
+#[test]
+fn an_answer_that_is_never_confirmed_is_given_up() {
+    let mut machine = passive();
+    machine.accept(rep(), Time(0), &mut Vec::new()).unwrap();
+    for round in 1..=3 {
+        assert_eq!(at(&mut machine, round * 100).len(), 1);
+    }
+    assert_eq!(tells(&at(&mut machine, 400)), [Told::Unreachable(-libc::ETIMEDOUT)]);
+}
+
+#[test]
+fn a_confirmation_that_was_lost_is_sent_again() {
+    let (mut active, _) = connected();
+    let mut out = Vec::new();
+    active.on_message(Message::Rep(rep()), Time(0), &mut out);
+    assert_eq!(out, [Output::Send(Message::Rtu)]);
+}
+
+#[test]
+fn nobody_listens() {
+    let (mut machine, mut out) = (active(), Vec::new());
+    machine.on_refused(&mut out);
+    assert_eq!(tells(&out), [Told::Rejected(rej(reason::INVALID_SERVICE_ID))]);
+    let req = SidrReq { source: req().source, destination: req().destination, private: Vec::new() };
+    let mut machine = Machine::ask_datagram(TIMERS, req, Time(0), &mut Vec::new());
+    out.clear();
+    machine.on_refused(&mut out);
+    assert_eq!(tells(&out), [Told::NoDatagram(sidr::UNSUPPORTED)]);
+}
+
+#[test]
+fn a_full_queue_is_tried_again() {
+    let (mut machine, mut out) = (active(), Vec::new());
+    machine.on_message(Message::Busy, Time(10), &mut out);
+    assert_eq!(out, [Output::Hangup]);
+    assert_eq!(at(&mut machine, 100), [Output::Request(Message::Req(req()))]);
+}
+
+#[test]
+fn an_end_is_asked_for_again_and_taken_after_all() {
+    let (mut machine, _) = connected();
+    let mut out = Vec::new();
+    machine.disconnect(Time(0), &mut out);
+    assert_eq!(out, [Output::Send(Message::Dreq)]);
+    for round in 1..=3 {
+        assert_eq!(at(&mut machine, round * 100), [Output::Send(Message::Dreq)]);
+    }
+    assert_eq!(tells(&at(&mut machine, 400)), [Told::Disconnected(-libc::ETIMEDOUT)]);
+    assert_eq!(tells(&at(&mut machine, 450)), [Told::TimewaitExit]);
+    assert_eq!(machine.state(), State::Closed);
+}
+
+#[test]
+fn both_ends_disconnect_at_once() {
+    let (mut one, mut other) = connected();
+    let (mut out, mut told) = (Vec::new(), Vec::new());
+    one.disconnect(Time(0), &mut out);
+    other.disconnect(Time(0), &mut out);
+    one.on_message(Message::Dreq, Time(1), &mut told);
+    other.on_message(Message::Dreq, Time(1), &mut told);
+    assert_eq!(tells(&told), [Told::Disconnected(0), Told::Disconnected(0)]);
+    told.clear();
+    one.disconnect(Time(2), &mut told);
+    other.on_message(Message::Drep, Time(3), &mut told);
+    assert_eq!(tells(&told), []);
+    assert_eq!((one.state(), other.state()), (State::TimeWait, State::TimeWait));
+}
+
+#[test]
+fn the_death_of_the_peer_in_each_state() {
+    let died = |mut machine: Machine| {
+        let mut out = Vec::new();
+        machine.on_hangup(Time(0), &mut out);
+        tells(&out)
+    };
+    assert_eq!(died(active()), [Told::Rejected(rej(reason::CONSUMER_DEFINED))]);
+    // Before it is accepted the application hears nothing, and its answer fails.
+    assert_eq!(died(passive()), []);
+    let mut machine = passive();
+    machine.on_hangup(Time(0), &mut Vec::new());
+    assert_eq!(machine.accept(rep(), Time(0), &mut Vec::new()), Err(Errno::INVAL));
+    let mut machine = passive();
+    machine.accept(rep(), Time(0), &mut Vec::new()).unwrap();
+    assert_eq!(died(machine), [Told::Rejected(rej(reason::CONSUMER_DEFINED))]);
+    let mut machine = active();
+    machine.on_message(Message::Rep(rep()), Time(0), &mut Vec::new());
+    assert_eq!(died(machine), [Told::Rejected(rej(reason::CONSUMER_DEFINED))]);
+    let (one, other) = connected();
+    assert_eq!(died(one), [Told::Disconnected(0)]);
+    assert_eq!(died(other), [Told::Disconnected(0)]);
+    let (mut one, _) = connected();
+    one.disconnect(Time(0), &mut Vec::new());
+    assert_eq!(died(one), [Told::Disconnected(0)]);
+    let (mut one, _) = connected();
+    one.on_message(Message::Dreq, Time(0), &mut Vec::new());
+    assert_eq!(died(one), []);
+}
+
+#[test]
+fn calls_in_the_wrong_state() {
+    let out = &mut Vec::new();
+    assert_eq!(active().accept(rep(), Time(0), out), Err(Errno::INVAL));
+    assert_eq!(active().establish(out), Err(Errno::INVAL));
+    assert_eq!(passive().establish(out), Err(Errno::INVAL));
+    assert_eq!(passive().communication_established(out), Err(Errno::INVAL));
+    let (mut one, mut other) = connected();
+    assert_eq!(one.communication_established(out), Err(Errno(libc::EISCONN)));
+    assert_eq!(other.reject(rej(28), Time(0), out), Err(Errno::INVAL));
+    assert_eq!(one.establish(out), Err(Errno::INVAL));
+    one.disconnect(Time(0), out);
+    assert!(one.for_ready().is_err() && one.for_init().is_err());
+}
+
+#[test]
+fn a_flood_without_meaning_ends_it() {
+    let (mut one, _) = connected();
+    let mut out = Vec::new();
+    for _ in 0..PATIENCE {
+        one.on_message(Message::Mra, Time(0), &mut out);
+    }
+    assert_eq!(tells(&out), [Told::Disconnected(0)]);
+    let (mut one, _) = connected();
+    out.clear();
+    one.on_message(Message::SidrRep(SidrRep { status: 0, qp_num: 1, qkey: 2, private: vec![] }), Time(0), &mut out);
+    assert_eq!(tells(&out), [Told::Disconnected(0)]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Accept,
+    Establish,
+    Reject,
+    Disconnect,
+    Notify,
+    Destroy,
+    Refused,
+    Garbage,
+    Hangup,
+    Message(Message),
+    Time(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => Just(Step::Accept),
+        2 => Just(Step::Establish),
+        1 => Just(Step::Reject),
+        2 => Just(Step::Disconnect),
+        1 => Just(Step::Notify),
+        1 => Just(Step::Refused),
+        1 => Just(Step::Garbage),
+        1 => Just(Step::Hangup),
+        1 => Just(Step::Destroy),
+        12 => message().prop_map(Step::Message),
+        6 => (0_u64..300).prop_map(Step::Time),
+    ]
+}
+
+fn apply(machine: &mut Machine, step: Step, now: Time, out: &mut Vec<Output>) {
+    // Refusals are as good as successes here.
+    let _result = match step {
+        Step::Accept if machine.state() == State::SidrReceived => {
+            machine.accept_datagram(SidrRep { status: 0, qp_num: 1, qkey: 2, private: vec![] }, out)
+        }
+        Step::Accept => machine.accept(rep(), now, out),
+        Step::Establish => machine.establish(out),
+        Step::Reject => machine.reject(rej(28), now, out),
+        Step::Notify => machine.communication_established(out),
+        Step::Disconnect => {
+            machine.disconnect(now, out);
+            Ok(())
+        }
+        Step::Destroy => {
+            machine.destroy(out);
+            Ok(())
+        }
+        Step::Refused => {
+            machine.on_refused(out);
+            Ok(())
+        }
+        Step::Garbage => {
+            machine.on_garbage(now, out);
+            Ok(())
+        }
+        Step::Hangup => {
+            machine.on_hangup(now, out);
+            Ok(())
+        }
+        Step::Message(message) => {
+            machine.on_message(message, now, out);
+            Ok(())
+        }
+        Step::Time(_) => {
+            machine.on_time(now, out);
+            Ok(())
+        }
+    };
+}
+
+fn start(kind: u8) -> Machine {
+    let sidr = SidrReq { source: req().source, destination: req().destination, private: vec![] };
+    match kind {
+        0 => active(),
+        1 => passive(),
+        2 => Machine::ask_datagram(TIMERS, sidr, Time(0), &mut Vec::new()),
+        _ => Machine::datagram_requested(TIMERS),
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_the_invariants_hold(kind in 0_u8..4, steps in proptest::collection::vec(step(), 0..40)) {
+        let mut machine = start(kind);
+        let (mut now, mut all) = (0, Vec::new());
+        for step in steps {
+            if let Step::Time(passed) = step {
+                now += passed;
+            }
+            let closed = machine.state() == State::Closed;
+            let mut out = Vec::new();
+            apply(&mut machine, step, Time(now), &mut out);
+            if closed {
+                prop_assert_eq!(machine.state(), State::Closed);
+                prop_assert_eq!(tells(&out), []);
+                prop_assert!(!out.iter().any(|output| matches!(output, Output::Send(_) | Output::Request(_))));
+            }
+            let waits = matches!(
+                machine.state(),
+                State::ReqSent | State::RepSent | State::DreqSent | State::TimeWait | State::SidrSent
+            );
+            prop_assert_eq!(machine.deadline().is_some(), waits, "{:?}", machine.state());
+            all.extend(tells(&out));
+        }
+        let count = |kind: fn(&Told) -> bool| all.iter().filter(|told| kind(told)).count();
+        let answers = count(|told| {
+            matches!(told, Told::Response(_) | Told::Datagram(_) | Told::NoDatagram(_) | Told::Unreachable(_))
+        });
+        prop_assert!(answers <= 1 || (answers == 2 && kind == 0), "{all:?}");
+        prop_assert!(count(|told| matches!(told, Told::Established)) <= 1);
+        prop_assert!(count(|told| matches!(told, Told::Disconnected(_))) <= 1);
+        prop_assert!(count(|told| matches!(told, Told::Rejected(_))) <= 1);
+        prop_assert!(count(|told| matches!(told, Told::TimewaitExit)) <= 1);
+    }
+
+    /// Two machines over a transport that keeps the order and may end: left alone, both come to rest, and neither believes in
+    /// a connection that the other has given up.
+    #[test]
+    fn two_ends_come_to_rest(
+        calls in proptest::collection::vec((any::<bool>(), 0_u8..6), 0..12),
+        cut in proptest::option::of(0_usize..20),
+    ) {
+        let mut ends = [active(), passive()];
+        let mut wires: [VecDeque<Message>; 2] = Default::default();
+        let mut up = true;
+        let mut calls = calls.into_iter();
+        let mut now = 0;
+        for round in 0..400 {
+            now += 40;
+            if cut == Some(round) {
+                up = false;
+            }
+            let mut outs: [Vec<Output>; 2] = Default::default();
+            if let Some((which, call)) = calls.next() {
+                let which = usize::from(which);
+                let step = [Step::Accept, Step::Establish, Step::Reject, Step::Disconnect, Step::Notify, Step::Destroy]
+                    [usize::from(call)].clone();
+                apply(&mut ends[which], step, Time(now), &mut outs[which]);
+            }
+            for which in 0..2 {
+                if let Some(message) = wires[which].pop_front() {
+                    ends[which].on_message(message, Time(now), &mut outs[which]);
+                } else if !up {
+                    ends[which].on_hangup(Time(now), &mut outs[which]);
+                }
+                ends[which].on_time(Time(now), &mut outs[which]);
+            }
+            for (which, out) in outs.into_iter().enumerate() {
+                for output in out {
+                    match output {
+                        Output::Send(message) | Output::Request(message) if up => wires[1 - which].push_back(message),
+                        Output::Hangup => up = false,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        let rests = |state| matches!(
+            state,
+            State::Closed | State::Established | State::DreqReceived | State::ReqReceived | State::RepReceived
+                | State::SidrReceived
+        );
+        prop_assert!(rests(ends[0].state()) && rests(ends[1].state()), "{:?}", ends);
+        // Who was told by its queue pair that the connection is there may be ahead of who has to confirm it.
+        let partners = [State::Established, State::RepReceived];
+        for (end, other) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
+            prop_assert!(end.state() != State::Established || partners.contains(&other.state()), "{:?}", ends);
+        }
+    }
+}

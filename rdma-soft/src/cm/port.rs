@@ -1,0 +1,288 @@
+//! Ports: which address and port an id has, decided by the kernel through the names of sockets.
+//!
+//! A name is port space, port and address. An id that is bound has the name's socket; it then listens with it or connects with it,
+//! so that the other end learns who it is from the kernel. Addresses that overlap (a wildcard and any other) are different
+//! names: whoever takes a name looks whether an overlapping one is taken, and gives its own back if so. An id that lets others
+//! use its address too has a name of its own kind, with a random end, until it listens.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use rdma_sys::rdma_port_space;
+
+use super::address::with_port;
+use super::socket::{self, PREFIX, Socket};
+use crate::engine::Errno;
+use crate::node;
+
+/// The spaces that have ports of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Space {
+    Tcp,
+    Udp,
+    Ib,
+    IpoIb,
+}
+
+impl Space {
+    const ALL: [Self; 4] = [Self::Tcp, Self::Udp, Self::Ib, Self::IpoIb];
+
+    pub(super) fn of(space: rdma_port_space) -> Option<Self> {
+        match space {
+            rdma_port_space::RDMA_PS_TCP => Some(Self::Tcp),
+            rdma_port_space::RDMA_PS_UDP => Some(Self::Udp),
+            rdma_port_space::RDMA_PS_IB => Some(Self::Ib),
+            rdma_port_space::RDMA_PS_IPOIB => Some(Self::IpoIb),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Ib => "ib",
+            Self::IpoIb => "ipoib",
+        }
+    }
+}
+
+/// How an id wants to be bound.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) space: Space,
+    pub(super) address: SocketAddr,
+    /// Others may have the address, too, if they say the same.
+    pub(super) reuse: bool,
+    /// An IPv6 wildcard stands for IPv6 addresses only.
+    pub(super) only_family: bool,
+}
+
+/// An address that is had.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) socket: Socket,
+    /// With the port that was found.
+    pub(super) address: SocketAddr,
+    wish: Wish,
+    name: String,
+}
+
+impl Wish {
+    fn start(&self, port: u16) -> String {
+        format!("{PREFIX}{}/{port}/", self.space.name())
+    }
+
+    fn name(&self, port: u16) -> String {
+        self.start(port) + &host(self.address, self.only_family)
+    }
+}
+
+/// An address without its port, as names have it.
+fn host(address: SocketAddr, only_family: bool) -> String {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() && !only_family => "*".to_owned(),
+        SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
+        _ => address.ip().to_string(),
+    }
+}
+
+/// What a name stands for: its space, its port, and its address unless that is a wildcard.
+pub(super) fn parse(name: &str) -> Option<(Space, u16, Option<IpAddr>)> {
+    let mut parts = name.strip_prefix(PREFIX)?.split('/');
+    let (space, port, host) = (parts.next()?, parts.next()?, parts.next()?);
+    if parts.next().is_some() {
+        return None;
+    }
+    let space = Space::ALL.into_iter().find(|known| known.name() == space)?;
+    let port = port.parse().ok().filter(|&port| port != 0)?;
+    let host = host.split_once('~').map_or(host, |(host, _)| host);
+    if host == "*" {
+        return Some((space, port, None));
+    }
+    let host = host.split_once('%').map_or(host, |(host, _)| host);
+    let ip: IpAddr = host.parse().ok()?;
+    Some((space, port, (!ip.is_unspecified()).then_some(ip)))
+}
+
+/// The names under which somebody may listen for an address, the most particular first.
+pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
+    let start = format!("{PREFIX}{}/{}/", space.name(), address.port());
+    let any = match address {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    [host(*address, true), any.to_string(), "*".to_owned()].map(|host| format!("{start}{host}"))
+}
+
+/// Takes an address, or any free port of it if its port is 0. `EADDRINUSE` if somebody has it, `EADDRNOTAVAIL` if somebody
+/// has one that overlaps.
+pub(super) fn bind(wish: Wish) -> Result<Bound, Errno> {
+    if wish.address.port() != 0 {
+        return take(wish, wish.address.port(), true);
+    }
+    let (first, count) = range();
+    let start = random()?;
+    for step in 0..count {
+        let port = first + u16::try_from((start + u64::from(step)) % u64::from(count)).unwrap_or(0);
+        // Nobody else asks for a port of this range by its number, as a rule: only a wildcard needs to look around.
+        match take(wish, port, wish.reuse || wish.address.ip().is_unspecified()) {
+            Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
+            other => return other,
+        }
+    }
+    Err(Errno(libc::EADDRNOTAVAIL))
+}
+
+fn take(wish: Wish, port: u16, look_around: bool) -> Result<Bound, Errno> {
+    let socket = Socket::new()?;
+    let own = wish.name(port);
+    let name = if wish.reuse { format!("{own}~{:x}", random()?) } else { own.clone() };
+    socket.bind(&name)?;
+    if look_around {
+        conflict(&wish, port, &[&name], wish.reuse)?;
+    }
+    Ok(Bound { socket, address: with_port(wish.address, port), wish, name })
+}
+
+impl Bound {
+    /// Makes it the only one of its address and listens there.
+    pub(super) fn listen(&mut self) -> Result<(), Errno> {
+        let port = self.address.port();
+        let own = self.wish.name(port);
+        if self.name != own {
+            let socket = Socket::new()?;
+            socket.bind(&own)?;
+            conflict(&self.wish, port, &[&self.name, &own], false)?;
+            // With it the old name is free again.
+            self.socket = socket;
+            self.name = own;
+        }
+        self.socket.listen()?;
+        Ok(())
+    }
+}
+
+/// Looks for names that stand in the way of one that was just taken; `ours` do not.
+fn conflict(wish: &Wish, port: u16, ours: &[&str], shared: bool) -> Result<(), Errno> {
+    let own = wish.name(port);
+    let mut others = socket::listed(&wish.start(port));
+    // What matters most is known without the kernel's list.
+    others.push(own.clone());
+    others.extend(listeners(wish.space, &with_port(wish.address, port)));
+    others.sort_unstable();
+    others.dedup();
+    for other in others {
+        let (host, other_is_shared) = other.split_once('~').map_or((&*other, false), |(host, _)| (host, true));
+        if ours.contains(&&*other) || (shared && other_is_shared) || !overlap(&own, host) {
+            continue;
+        }
+        if socket::is_taken(&other)? {
+            return Err(Errno(if host == own { libc::EADDRINUSE } else { libc::EADDRNOTAVAIL }));
+        }
+    }
+    Ok(())
+}
+
+/// Whether two names of one port stand for a common address.
+fn overlap(one: &str, other: &str) -> bool {
+    let host = |name: &str| name.rsplit_once('/').map_or(String::new(), |(_, host)| host.to_owned());
+    let (one, other) = (host(one), host(other));
+    let is_v4 = |host: &str| !host.contains(':');
+    let covers = |wide: &str, narrow: &str| match wide {
+        "*" => true,
+        "0.0.0.0" => narrow != "*" && is_v4(narrow),
+        "::" => narrow != "*" && !is_v4(narrow),
+        _ => wide == narrow,
+    };
+    covers(&one, &other) || covers(&other, &one)
+}
+
+/// The first ephemeral port and how many there are.
+fn range() -> (u16, u16) {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut numbers = text.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(first), Some(last)) if 0 < first && first <= last => (first, (last - first).saturating_add(1)),
+        _ => (32768, 28232),
+    }
+}
+
+fn random() -> Result<u64, Errno> {
+    // Half of it, so that sums do not overflow.
+    Ok(node::random()? >> 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(address: &str) -> Wish {
+        Wish { space: Space::Ib, address: address.parse().unwrap(), reuse: false, only_family: false }
+    }
+
+    fn at(address: &str, port: u16) -> Wish {
+        let wish = wish(address);
+        Wish { address: with_port(wish.address, port), ..wish }
+    }
+
+    fn refused(wish: Wish) -> i32 {
+        bind(wish).unwrap_err().0
+    }
+
+    #[test]
+    fn any_port_is_free_and_the_kernel_s() {
+        let (first, count) = range();
+        let mine = bind(wish("127.0.0.1:0")).unwrap();
+        assert!(mine.address.port() >= first && mine.address.port() - first < count);
+        assert_eq!(refused(at("127.0.0.1:0", mine.address.port())), libc::EADDRINUSE);
+        let port = mine.address.port();
+        drop(mine);
+        bind(at("127.0.0.1:0", port)).unwrap();
+    }
+
+    #[test]
+    fn wildcards_stand_in_the_way_of_what_they_cover() {
+        let wild = bind(wish("0.0.0.0:0")).unwrap();
+        let port = wild.address.port();
+        assert_eq!(refused(at("127.0.0.1:0", port)), libc::EADDRNOTAVAIL);
+        assert_eq!(refused(at("[::]:0", port)), libc::EADDRNOTAVAIL);
+        assert_eq!(refused(at("0.0.0.0:0", port)), libc::EADDRINUSE);
+        let six = bind(Wish { only_family: true, ..at("[::]:0", port) }).unwrap();
+        assert_eq!(refused(at("[::1]:0", port)), libc::EADDRNOTAVAIL);
+        drop((wild, six));
+        let particular = bind(at("127.0.0.9:0", port)).unwrap();
+        assert_eq!(refused(at("0.0.0.0:0", port)), libc::EADDRNOTAVAIL);
+        let _beside = bind(at("127.0.0.8:0", port)).unwrap();
+        let _other_family = bind(at("[::1]:0", port)).unwrap();
+        drop(particular);
+    }
+
+    #[test]
+    fn an_address_is_shared_by_those_who_say_so_until_one_listens() {
+        let port = bind(wish("127.0.0.1:0")).unwrap().address.port();
+        let shared = Wish { reuse: true, ..at("127.0.0.1:0", port) };
+        let mut one = bind(shared).unwrap();
+        let two = bind(shared).unwrap();
+        assert_eq!(refused(at("127.0.0.1:0", port)), libc::EADDRINUSE);
+        assert_eq!(one.listen(), Err(Errno(libc::EADDRINUSE)));
+        drop((one, two));
+        let mut one = bind(shared).unwrap();
+        one.listen().unwrap();
+        assert_eq!(refused(shared), libc::EADDRINUSE);
+    }
+
+    #[test]
+    fn names() {
+        let known = |name: &str| parse(&format!("{PREFIX}{name}"));
+        assert_eq!(known("tcp/7471/127.0.0.1"), Some((Space::Tcp, 7471, Some([127, 0, 0, 1].into()))));
+        assert_eq!(known("udp/1/0.0.0.0"), Some((Space::Udp, 1, None)));
+        assert_eq!(known("udp/1/*~a0"), Some((Space::Udp, 1, None)));
+        assert_eq!(known("ib/9/fe80::1%3~77"), Some((Space::Ib, 9, Some("fe80::1".parse().unwrap()))));
+        for bad in
+            ["", "tcp", "tcp/0/127.0.0.1", "tcp/70000/127.0.0.1", "tcp/1/x", "sctp/1/127.0.0.1", "tcp/1/1.1.1.1/2"]
+        {
+            assert_eq!(known(bad), None, "{bad}");
+        }
+        assert_eq!(parse("tcp/7471/127.0.0.1"), None);
+    }
+}
