@@ -15,6 +15,8 @@ use rdma::{
 
 /// The environment variable that names the device to test on.
 pub const VARIABLE: &str = "RDMA_TEST_DEVICE";
+/// Names the device of the second end of a connection, and of a second process. Without it they are on the same.
+pub const PEER_VARIABLE: &str = "RDMA_TEST_PEER_DEVICE";
 
 /// How long anything may take before a test gives up. Generous: machines are slow and shared.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -26,7 +28,22 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 /// If it is not there: a test that was promised a device fails without it.
 #[must_use]
 pub fn open() -> Opened {
-    let name = std::env::var(VARIABLE).unwrap_or_else(|_| "soft0".into());
+    open_end(child::is_child())
+}
+
+/// Opens the device of the other end.
+///
+/// # Panics
+///
+/// If it is not there.
+#[must_use]
+pub fn open_peer() -> Opened {
+    open_end(true)
+}
+
+fn open_end(second: bool) -> Opened {
+    let peer = if second { std::env::var(PEER_VARIABLE).ok() } else { None };
+    let name = peer.or_else(|| std::env::var(VARIABLE).ok()).unwrap_or_else(|| "soft0".into());
     let selector: DeviceSelector = name.parse().unwrap_or_else(|error| panic!("{VARIABLE}: {error}"));
     rdma::open(&selector).unwrap_or_else(|error| panic!("the device to test on: {error}"))
 }
@@ -137,9 +154,8 @@ impl Unconnected {
 /// Two connected ends in this process.
 #[must_use]
 pub fn pair(options: Options) -> (Side, Side) {
-    let opened = open();
-    let a = Unconnected::new(&opened, options);
-    let b = Unconnected::new(&opened, options);
+    let a = Unconnected::new(&open(), options);
+    let b = Unconnected::new(&open_peer(), options);
     let (to_a, to_b) = (a.qp.endpoint(), b.qp.endpoint());
     (a.connect(&to_b), b.connect(&to_a))
 }

@@ -7,7 +7,7 @@ address() { # interface, number
   local settings=/proc/sys/net/ipv6/conf/$1
   # Addresses of version 6 are there at once, and stay when the link goes down, as those of version 4 do.
   echo 0 >"$settings/accept_dad"; echo 1 >"$settings/keep_addr_on_down"
-  ip addr add "10.9.$2.1/24" dev "$1" && ip addr add "fd0$((9 + $2))::1/64" dev "$1" nodad && ip link set "$1" up
+  ip addr add "10.9.$2.1/24" dev "$1" && ip addr add "fd09:$2::1/64" dev "$1" nodad && ip link set "$1" up
 }
 
 active() { # device, a GID that must be there, if any
@@ -22,7 +22,7 @@ active() { # device, a GID that must be there, if any
 }
 
 device() {
-  ip link add d0 type dummy && address d0 0 && rdma link add "${1}0" type "$1" netdev d0 || return
+  ip link add d0 mtu 9000 type dummy && address d0 0 && rdma link add "${1}0" type "$1" netdev d0 || return
   case $1 in
     rxe)
       # A fenced queue of rxe stands still after a receiver was not ready (6.1, 6.12, 7.2; a C program shows it, too), so that most

@@ -115,7 +115,8 @@ impl ConnectOptions {
         self
     }
 
-    /// How often to try again without an answer: 0 to 7.
+    /// How often to try again without an answer: 0 to 7. Linux's software device rxe takes 7 for any number: it never notices that a
+    /// peer is gone, and gets large messages through where packets are lost, for which it counts every one of them.
     pub fn retry_count(mut self, count: u8) -> Self {
         self.retry_count = count;
         self

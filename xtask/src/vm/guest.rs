@@ -61,9 +61,15 @@ impl Guest {
         Ok(())
     }
 
-    /// The kernel's messages.
-    pub(crate) fn console(&self) -> String {
-        fs::read(self.console_path()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    /// The kernel's messages on the console: what is worse than a warning, and how far the guest came.
+    fn console(&self) -> String {
+        text(&self.console_path())
+    }
+
+    /// All messages of the kernel; the console's, if the guest did not come to its end.
+    pub(crate) fn messages(&self) -> String {
+        let all = text(&self.out.join("dmesg"));
+        if all.is_empty() { self.console() } else { all }
     }
 
     fn console_path(&self) -> PathBuf {
@@ -102,8 +108,9 @@ impl Guest {
         .arg(&self.image.kernel)
         .arg("-initrd")
         .arg(&self.image.initrd)
-        // Warnings are on level 4. An emulated processor that waits for a real one is no fault: no watchdog.
-        .args(["-append", "console=ttyS0 loglevel=5 nowatchdog panic=-1 mitigations=off random.trust_cpu=on"])
+        // Warnings are not on the slow console: `init` copies them from the kernel's buffer, which has room for a run's. An emulated
+        // processor that waits for a real one is no fault: no watchdog.
+        .args(["-append", "console=ttyS0 quiet log_buf_len=4M nowatchdog panic=-1 mitigations=off random.trust_cpu=on"])
         .arg("-serial")
         .arg(format!("file:{}", self.console_path().display()))
         .args(["-serial", "stdio", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
@@ -149,6 +156,10 @@ impl Guest {
         stop(&mut qemu);
         Ok(works)
     }
+}
+
+fn text(path: &Path) -> String {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
 fn stop(qemu: &mut Child) {

@@ -211,7 +211,12 @@ fn build_siw(root: &Path, apt: &Apt, own: &Path, image: &str, kernel: Kernel, si
         apt::unpack_all(&debs.join(part), &debs.join(part))?;
     }
     let mut build = Command::new("bash");
-    build.arg(root.join("tests/vm/siw.sh")).args([&debs.join("headers"), &debs.join("source"), siw]);
+    build.arg(root.join("tests/vm/siw.sh")).args([
+        &debs.join("headers"),
+        &debs.join("source"),
+        &root.join("target/vm/packages"),
+        siw,
+    ]);
     apt::output(&mut build)?;
     drop(fs::remove_dir_all(debs));
     Ok(())

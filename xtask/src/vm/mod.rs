@@ -175,8 +175,9 @@ fn fill(
     if !options.known_faults {
         report.excluded = known.exclude(&mut items)?;
     }
-    let filters = &options.filters;
-    items.retain(|item| filters.is_empty() || filters.iter().any(|filter| item.name.contains(filter)));
+    let is_asked = |name: &str| options.filters.is_empty() || options.filters.iter().any(|part| name.contains(part));
+    items.retain(|item| is_asked(&item.name));
+    report.excluded.retain(|(name, _)| is_asked(name));
     if items.is_empty() {
         return Err("no test has such a name".into());
     }
@@ -192,7 +193,7 @@ fn fill(
     let ended = guest.run(&format!("{}export PATH='{}':$PATH\nrun\n", prepare(root, run), built.programs().display()));
     report.guest_seconds = begin.elapsed().as_secs();
     report.read(&out, items.len());
-    report.complaints(&guest.console(), &known);
+    report.complaints(&guest.messages(), &known);
     ended
 }
 
@@ -201,7 +202,7 @@ fn shell(options: &Options, root: &Path, cache: &Path, run: Run, command: &str) 
     let out = out(root, cache, run)?;
     let guest = guest(options, root, cache, run, kernel, &out)?;
     guest.run(&format!("{}( {command}\n)\necho $? >/out/status\n", prepare(root, run)))?;
-    for line in report::complaints(&guest.console()) {
+    for line in report::complaints(&guest.messages()) {
         println!("kernel: {line}");
     }
     match fs::read_to_string(out.join("status")).as_deref().map(str::trim) {
