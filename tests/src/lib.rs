@@ -5,6 +5,7 @@
 
 pub mod child;
 pub mod cm;
+pub mod datagram;
 
 use std::time::{Duration, Instant};
 

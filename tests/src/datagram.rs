@@ -1,0 +1,168 @@
+//! Datagram queue pairs for device tests.
+
+use std::time::Duration;
+
+use rdma::{
+    AddressHandle, CompletionQueue, Context, Datagram, DatagramEndpoint, DatagramOptions, Grh, InitializedQueuePair,
+    Opened, Poller, ProtectionDomain, QueuePair, TransportType, Ud, WcError,
+};
+
+use crate::{LIMIT, skip};
+
+/// The queue key of the tests.
+pub const QKEY: u32 = 0x1122_3344;
+
+/// How long nothing must arrive before it counts as lost: what is late is not, so it is only a part of such tests.
+pub const SILENCE: Duration = Duration::from_millis(20);
+
+/// Opens the device to test on, if it has datagrams.
+///
+/// # Panics
+///
+/// If it is not there.
+#[must_use]
+pub fn open() -> Option<Opened> {
+    let opened = crate::open();
+    if opened.context.device().transport() == TransportType::IWARP {
+        skip("iWARP has no datagrams");
+        return None;
+    }
+    Some(opened)
+}
+
+/// A datagram queue pair.
+#[derive(Debug)]
+pub struct Post {
+    /// The open device.
+    pub context: Context,
+    /// Its port.
+    pub port: u8,
+    /// Its protection domain.
+    pub pd: ProtectionDomain,
+    /// The queue pair.
+    pub qp: QueuePair<Ud>,
+    /// Completions of sends.
+    pub sends: Poller,
+    /// Completions of receives.
+    pub receives: Poller,
+    /// How to reach it.
+    pub endpoint: DatagramEndpoint,
+}
+
+/// One that is bound to its port only, and its completion queues.
+///
+/// # Panics
+///
+/// If the device cannot.
+#[must_use]
+pub fn initialized(opened: &Opened, qkey: u32) -> (InitializedQueuePair<Ud>, [CompletionQueue; 2], ProtectionDomain) {
+    let pd = opened.context.alloc_pd().expect("a protection domain");
+    let cqs = [(); 2].map(|()| opened.context.create_cq(32).expect("a completion queue"));
+    let qp = QueuePair::datagram(&pd)
+        .send_cq(&cqs[0])
+        .recv_cq(&cqs[1])
+        .max_send_sge(2)
+        .max_recv_sge(2)
+        .max_inline_data(64)
+        .build()
+        .expect("a datagram queue pair")
+        .init(&DatagramOptions::new(qkey).port(opened.port))
+        .expect("INIT");
+    (qp, cqs, pd)
+}
+
+impl Post {
+    /// Makes one that is ready.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot.
+    #[must_use]
+    pub fn new(opened: &Opened) -> Self {
+        Self::with_key(opened, QKEY)
+    }
+
+    /// Makes one with a queue key of its own.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot.
+    #[must_use]
+    pub fn with_key(opened: &Opened, qkey: u32) -> Self {
+        let (qp, [sends, receives], pd) = initialized(opened, qkey);
+        let qp = qp.ready().expect("RTS");
+        Self {
+            context: opened.context.clone(),
+            port: opened.port,
+            pd,
+            endpoint: qp.endpoint().expect("bound to a port"),
+            qp,
+            sends: sends.poller(),
+            receives: receives.poller(),
+        }
+    }
+
+    /// The address of another.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be made.
+    #[must_use]
+    pub fn address_of(&self, peer: &Self) -> AddressHandle {
+        self.qp.address_of(&peer.endpoint).expect("an address handle")
+    }
+
+    /// Posts memory for a payload of `len` bytes.
+    ///
+    /// # Panics
+    ///
+    /// If it is refused.
+    pub fn receive(&mut self, len: usize, token: u64) {
+        self.qp.post_recv(self.pd.allocate(Grh::LEN + len).expect("memory"), token).expect("a receive");
+    }
+
+    /// Waits for the next datagram.
+    ///
+    /// # Panics
+    ///
+    /// If there is none in time, or if it failed.
+    pub fn arrived(&mut self) -> Arrived {
+        let mut completion = self.receives.wait(Some(LIMIT)).expect("poll").expect("a datagram in time");
+        assert_eq!(completion.status(), Ok(()));
+        let (token, imm, byte_len) = (completion.token(), completion.imm(), completion.byte_len());
+        let datagram = completion.take_datagram().expect("one buffer was posted");
+        Arrived { token, imm, byte_len, datagram }
+    }
+
+    /// Waits for the next send to end.
+    ///
+    /// # Panics
+    ///
+    /// If it does not in time.
+    pub fn sent(&mut self) -> (u64, Result<(), WcError>) {
+        let completion = self.sends.wait(Some(LIMIT)).expect("poll").expect("a completion in time");
+        (completion.token(), completion.status())
+    }
+
+    /// Whether nothing has arrived for a while.
+    ///
+    /// # Panics
+    ///
+    /// If polling fails.
+    pub fn is_silent(&mut self) -> bool {
+        self.receives.wait(Some(SILENCE)).expect("poll").is_none()
+    }
+}
+
+/// A datagram that arrived.
+#[derive(Debug)]
+pub struct Arrived {
+    /// The receive's token.
+    pub token: u64,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// With the header.
+    pub byte_len: usize,
+    /// The payload and the source.
+    pub datagram: Datagram,
+}
