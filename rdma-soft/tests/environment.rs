@@ -5,6 +5,7 @@ mod common;
 use std::process::Command;
 use std::ptr;
 
+use common::datagram::{Datagrams, GRH, answer_to};
 use common::{open, verbs};
 use rdma_sys::*;
 
@@ -71,6 +72,39 @@ fn on_infiniband() {
 }
 
 #[test]
+#[ignore = "run by the test below"]
+fn datagrams_on_infiniband() {
+    let (a, b) = (Datagrams::new(), Datagrams::new());
+    // By the local identifier alone: no header, but its place.
+    let local = ibv_ah_attr { dlid: 1, port_num: 1, sl: 3, ..Default::default() };
+    let to = a.try_handle(local).unwrap();
+    a.side.put(0, b"local");
+    b.recv(1, 0, 64);
+    a.sent(2, 0, 5, &to, b.qpn());
+    let wc = b.side.success(1);
+    assert_eq!((wc.byte_len, wc.wc_flags, wc.sl, wc.slid), (45, 0, 3, 1));
+    assert_eq!(b.side.peek(GRH, 5), b"local");
+    let back = answer_to(&b, &wc, 0).unwrap();
+    a.recv(3, 0, 64);
+    b.sent(4, 0, 5, &back, wc.src_qp);
+    a.side.success(3);
+    assert_eq!(a.try_handle(ibv_ah_attr { dlid: 2, ..local }).unwrap_err(), libc::EHOSTUNREACH);
+    // With a global address: a global route header.
+    b.recv(5, 0, 64);
+    a.sent(6, 0, 5, &a.handle(), b.qpn());
+    let wc = b.side.success(5);
+    assert_eq!((wc.byte_len, wc.wc_flags, wc.slid), (45, ibv_wc_flags::IBV_WC_GRH.0, 1));
+    let grh = b.side.peek(0, GRH);
+    // Version 6 and the traffic class; the length from the transport headers to the checksum; the next header; hops.
+    assert_eq!(grh[..8], [0x62, 0x80, 0, 0, 0, 32, 0x1b, 64]);
+    let back = answer_to(&b, &wc, 0).unwrap();
+    a.recv(7, 0, 64);
+    b.sent(8, 0, 5, &back, wc.src_qp);
+    a.side.success(7);
+}
+
+#[test]
 fn the_link_layer_can_be_chosen() {
     with("on_infiniband", "RDMA_SOFT_LINK_LAYER", "infiniband");
+    with("datagrams_on_infiniband", "RDMA_SOFT_LINK_LAYER", "infiniband");
 }

@@ -401,6 +401,18 @@ fn the_first_datagrams_to_a_new_process_wait_for_the_link() {
     other.finish();
 }
 
+/// Its datagram was complete before there was a link.
+#[test]
+fn the_last_words_of_a_process_are_heard() {
+    for _ in 0..3 {
+        let mut other = Puppet::start("other_process", "");
+        let end = Datagrams::new();
+        end.recv(1, 0, 64);
+        assert_eq!(other.ask(&format!("leave 0 8 {}", end.qpn())), "done");
+        assert_eq!(end.side.success(1).src_qp, other.endpoint.qpn);
+    }
+}
+
 #[test]
 fn a_process_that_stands_still_or_dies_holds_up_nobody() {
     let mut other = Puppet::start("other_process", "");

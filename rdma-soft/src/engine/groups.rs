@@ -124,6 +124,11 @@ impl Groups {
         self.known.retain(|known| known.serial != serial || known.members.is_none());
     }
 
+    /// Whether a queue pair waits for who is in a group.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.known.iter().any(|known| !known.waiting.is_empty())
+    }
+
     /// A queue pair no longer waits.
     pub(super) fn forget(&mut self, qp: u32) {
         for known in &mut self.known {

@@ -123,8 +123,12 @@ impl Engine {
     /// Adds a slot, when `create_qp` said `ENOMEM` because all queue pair numbers are taken.
     pub fn add_slot(&mut self, slot: Slot) {
         if !self.shared.slots.contains(&slot) {
+            let loopback = self.shared.slots.first().and_then(|first| self.shared.peers.link_of(*first));
             self.shared.slots.push(slot);
             self.qps.add_slot();
+            if let Some(link) = loopback {
+                self.shared.peers.up(slot, link, None);
+            }
         }
     }
 
@@ -348,6 +352,12 @@ impl Engine {
     pub fn handle_link_up(&mut self, slot: Slot, link: LinkId, directory: Option<Area>) {
         let shared = &mut self.shared;
         shared.peers.up(slot, link, directory);
+        if shared.slots.contains(&slot) {
+            // We are behind it with all our slots, whichever was asked for.
+            for own in &shared.slots {
+                shared.peers.up(*own, link, None);
+            }
+        }
         shared.peers.reserve(self.qps.len());
         for qp in self.qps.iter_mut().filter(|qp| qp.peer() == slot) {
             qp.schedule_requests(shared);
@@ -381,6 +391,18 @@ impl Engine {
         for qp in self.qps.iter_mut().filter(|qp| qp.peer() == slot && qp.may_transmit()) {
             qp.wait_for_hearing(shared);
         }
+    }
+
+    /// Whether datagrams wait for a link, or for who is in a group.
+    #[must_use]
+    pub fn has_waiting_datagrams(&self) -> bool {
+        !self.shared.peers.parcels.is_empty() || self.shared.groups.is_waited_for()
+    }
+
+    /// Whether datagrams had to wait for this link.
+    #[must_use]
+    pub fn was_awaited(&self, link: LinkId) -> bool {
+        self.shared.peers.was_awaited(link)
     }
 
     /// Something that only the driver can find.
@@ -453,9 +475,11 @@ impl Engine {
         let begins = frame.kind.is_request() && (!frame.kind.is_cut() || frame.offset() == 0);
         if !shared.peers.serves(link, sender) {
             // Nobody speaks for another process. But a process that we know may have got one more slot: a link to that will
-            // show it, and the request comes again.
-            if begins && shared.peers.get(link).is_some() {
-                shared.peers.push_stray(link, &responder::dropped(&frame));
+            // show it, and the request comes again (a datagram does not).
+            if (begins || frame.kind == Kind::Datagram) && shared.peers.get(link).is_some() {
+                if begins {
+                    shared.peers.push_stray(link, &responder::dropped(&frame));
+                }
                 shared.peers.want(sender);
             }
             return;

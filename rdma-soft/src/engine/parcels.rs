@@ -30,6 +30,10 @@ impl Parcels {
         Self { waiting: Vec::new(), shunned: [0; 64] }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     fn is_shunned(&self, slot: Slot) -> bool {
         self.shunned[usize::from(slot.0 >> 6 & 63)] >> (slot.0 & 63) & 1 == 1
     }

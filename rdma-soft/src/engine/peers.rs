@@ -57,6 +57,8 @@ pub(super) struct Link {
     pub(super) strays: VecDeque<Stray>,
     /// The peer has not made room for a long time: datagrams do not wait for it.
     pub(super) stuck: bool,
+    /// Datagrams have waited for the link.
+    awaited: bool,
     listed: bool,
 }
 
@@ -100,6 +102,11 @@ impl Peers {
         self.links.get_mut(link.0 as usize).filter(|link| link.up)
     }
 
+    /// Whether datagrams had to wait for the link.
+    pub(super) fn was_awaited(&self, id: LinkId) -> bool {
+        self.links.get(id.0 as usize).is_some_and(|link| link.awaited)
+    }
+
     /// Whether a process with this slot is behind the link.
     pub(super) fn serves(&self, link: LinkId, slot: Slot) -> bool {
         self.links.get(link.0 as usize).is_some_and(|link| link.up && link.slots.contains(&slot))
@@ -125,7 +132,11 @@ impl Peers {
         let state = self.slot(slot);
         state.link.get_or_insert(id);
         state.asked = false;
-        for (header, payload) in self.parcels.take(slot) {
+        let parcels = self.parcels.take(slot);
+        for (header, payload) in parcels {
+            if let Some(link) = self.get(id) {
+                link.awaited = true;
+            }
             self.push(id, Stray { header, payload });
         }
     }

@@ -119,6 +119,11 @@ impl Link {
         Ok(more)
     }
 
+    /// Whether the peer has taken all that was sent.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.out.is_taken()
+    }
+
     /// Makes what was sent visible, and wakes the peer if it sleeps.
     pub(crate) fn flush(&mut self) {
         if self.out.publish() {

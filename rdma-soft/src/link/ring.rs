@@ -196,6 +196,11 @@ impl<R: Region, const H: usize> Producer<R, H> {
         self.region.head().load_ordered() != self.head
     }
 
+    /// Whether the consumer says that it has taken everything.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.region.head().load() == self.published
+    }
+
     fn has_room(&mut self, len: u64) -> Result<bool, Corrupt> {
         let capacity = self.region.capacity();
         if capacity - (self.tail - self.head) >= len {

@@ -34,9 +34,18 @@ const RING_CAPACITY: usize = 1 << 20;
 static NODE: OnceLock<&'static Node> = OnceLock::new();
 
 /// Sends what was put off (see [`State::poll_cq`]) before the process is gone: a peer whose message was received here should
-/// not take our exit for a failure.
+/// not take our exit for a failure. And gives datagrams that waited for a link a moment to get there: their senders were told that
+/// they are sent.
 extern "C" fn at_exit() {
     let Some(node) = NODE.get().filter(|node| node.guard.is_owner()) else { return };
+    let waits = || !node.state.try_lock().is_ok_and(|state| !state.has_words_left());
+    for _ in 0..50 {
+        // Nothing may unwind into C.
+        if !std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).unwrap_or(false) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     // Other threads may be running still, or have ended with the lock held: no waiting for ever.
     for _ in 0..100 {
         if let Ok(mut state) = node.state.try_lock() {

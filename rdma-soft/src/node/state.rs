@@ -160,6 +160,13 @@ impl State {
         self.turn(false)
     }
 
+    /// Whether datagrams that were complete for their senders may be lost if this process ends now: they wait for a link, or its
+    /// peer, who may not have taken the link into use yet, has not taken them.
+    pub(crate) fn has_words_left(&self) -> bool {
+        let untaken = |link: &Link| self.engine.was_awaited(link.id) && !link.is_taken();
+        self.engine.has_waiting_datagrams() || self.links().any(untaken)
+    }
+
     /// Sends the acknowledgements that were put off, if there are any.
     pub(crate) fn send_deferred(&mut self) {
         self.engine.release_acks();

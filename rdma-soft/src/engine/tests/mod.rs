@@ -2,6 +2,8 @@
 
 mod world;
 
+mod datagram_oracle;
+mod datagrams;
 mod direct;
 mod errors;
 mod hostile;

@@ -30,8 +30,8 @@ fn sends_of_all_sizes_arrive_whole_and_in_order() {
             }
             wcs.sort_by_key(|wc| wc.wr_id);
             let expected = [
-                Wc { wr_id: id, status: 0, opcode: 0, byte_len: 0, imm: None, qpn: a.qpn },
-                Wc { wr_id: id + 100, status: 0, opcode: 128, byte_len: len as u32, imm: None, qpn: b.qpn },
+                Wc { wr_id: id, status: 0, opcode: 0, byte_len: 0, imm: None, qpn: a.qpn, src: 0 },
+                Wc { wr_id: id + 100, status: 0, opcode: 128, byte_len: len as u32, imm: None, qpn: b.qpn, src: a.qpn },
             ];
             assert_eq!(wcs, expected);
             assert_eq!(there.read(0, len), here.read(0, len), "{len}");

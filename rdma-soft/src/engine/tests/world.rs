@@ -278,7 +278,9 @@ impl World {
 
     fn transmit(&mut self, at: usize) -> bool {
         let node = &mut self.nodes[at];
+        let mut active = false;
         while let Some(link) = node.engine.poll_active_link() {
+            active = true;
             if !node.pending.contains(&link) {
                 node.pending.push(link);
             }
@@ -290,7 +292,8 @@ impl World {
                 node.pending.push(link);
             }
         }
-        before != node.out.frames.len() + node.loopback.frames.len()
+        // A datagram that is lost moves no frame.
+        active || before != node.out.frames.len() + node.loopback.frames.len()
     }
 
     /// Frames on their way from a node to the other.
@@ -472,6 +475,7 @@ pub(super) struct Wc {
     pub(super) byte_len: u32,
     pub(super) imm: Option<u32>,
     pub(super) qpn: u32,
+    pub(super) src: u32,
 }
 
 impl Wc {
@@ -486,6 +490,7 @@ impl Wc {
             byte_len: wc.byte_len,
             imm: has_imm.then_some(imm),
             qpn: wc.qp_num,
+            src: wc.src_qp,
         }
     }
 }
