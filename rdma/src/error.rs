@@ -279,7 +279,9 @@ impl Error {
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
             (_, ErrorKind::PermissionDenied) => "check the rights on /dev/infiniband",
             (_, ErrorKind::PortDown) => "choose an active port, or bring the link up",
-            (Operation::BindAddr, ErrorKind::NoRoute) => "bind to an address of this host that is an RDMA device's",
+            (Operation::BindAddr, ErrorKind::NoRoute) => {
+                "bind to an address of this host that is an RDMA device's, and to a port that nobody has on all addresses"
+            }
             (_, ErrorKind::NoRoute) => {
                 "check that the address is an RDMA device's, that there is a route to it, and that it answers on this network"
             }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use rdma::cm::blocking::{self, Connection, ListenOptions, Listener};
 use rdma::cm::{ConnOptions, EventChannel};
-use rdma::{Context, ErrorKind, InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
+use rdma::{
+    CompletionQueue, Context, ErrorKind, InitializedQueuePair, PreparedQueuePair, ProtectionDomain, QueuePair, Rc,
+};
 
 use crate::LIMIT;
 
@@ -50,6 +52,36 @@ pub fn any_port(address: IpAddr) -> SocketAddr {
     SocketAddr::new(address, 0)
 }
 
+/// What the queue pairs of one end use.
+#[derive(Debug)]
+pub struct End {
+    /// The domain.
+    pub pd: ProtectionDomain,
+    /// Where both queues complete.
+    pub cq: CompletionQueue,
+}
+
+impl End {
+    /// # Panics
+    ///
+    /// If the device cannot.
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        let pd = context.alloc_pd().expect("a protection domain");
+        Self { cq: context.create_cq(64).expect("a completion queue"), pd }
+    }
+
+    /// A new queue pair.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot.
+    #[must_use]
+    pub fn qp(&self) -> PreparedQueuePair<Rc> {
+        QueuePair::builder(&self.pd).cq(&self.cq).build().expect("a queue pair")
+    }
+}
+
 /// Whether there is a connection manager for the device; says so if not.
 ///
 /// # Panics
@@ -89,7 +121,7 @@ pub fn connect(
     qp: PreparedQueuePair<Rc>,
     options: &ConnOptions,
 ) -> (Connection, QueuePair<Rc>) {
-    let route = blocking::resolve(context, None, to, LIMIT).expect("a route");
+    let route = blocking::resolve::<Rc>(context, None, to, LIMIT).expect("a route");
     let qp = route.init(qp).expect("INIT");
     route.connect(qp, options, LIMIT).expect("a connection")
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rdma_sys::{RdmaCm, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
 
-use super::event::{self, Event, EventKind, PrivateData};
+use super::event::{self, ConnectionParameters, Event, EventKind, PrivateData};
 use super::id::{Id, RawId};
 use super::reason;
 use super::request::ConnectRequest;
@@ -274,7 +274,11 @@ fn sort(channel: &Arc<ChannelInner>, state: &mut State, raw: &rdma_cm_event, dat
     let Some((listener, _)) = listener else {
         return Taken::Stray(Some(id));
     };
-    let kind = EventKind::ConnectRequest(ConnectRequest::new(Id::new(id), listener, data, event::parameters(raw)));
+    let kind = if datagram {
+        EventKind::UdConnectRequest(ConnectRequest::new(Id::new(id), listener, data, ConnectionParameters::default()))
+    } else {
+        EventKind::ConnectRequest(ConnectRequest::new(Id::new(id), listener, data, event::parameters(raw)))
+    };
     Taken::Event(Event { id: listener, kind })
 }
 

@@ -59,7 +59,7 @@ impl ConnOptions {
         Self::default()
     }
 
-    /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to accept, on iWARP 255.
+    /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to accept, on iWARP 251.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self
@@ -144,9 +144,9 @@ impl ConnOptions {
     }
 }
 
-/// Private data longer than the message has room for: iWARP takes what a byte can count.
+/// Private data longer than the message has room for.
 pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
-    let limit = if context.inner.is_iwarp() { u8::MAX.into() } else { limit };
+    let limit = if context.inner.is_iwarp() { super::IWARP_PRIVATE_DATA } else { limit };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
 }
 
@@ -304,7 +304,7 @@ impl Id<Rc> {
     ///
     /// # Errors
     ///
-    /// With the queue pair, which may be ready to receive only: `InvalidInput` if the peer has not accepted.
+    /// With the queue pair, which may be ready to receive only: `Disconnected` if the peer has not accepted, or given up.
     #[doc(alias = "rdma_establish")]
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn establish(
@@ -334,7 +334,7 @@ impl Id<Rc> {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` or `Disconnected` if there is no connection.
+    /// `Disconnected` if there is no connection.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
         // On iWARP the kernel closes the connection in order, with what was sent, before the queue pair fails.

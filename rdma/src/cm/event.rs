@@ -10,7 +10,7 @@ use super::channel::{IdKey, Known};
 use super::reason::{self, RejectReason};
 use super::request::ConnectRequest;
 use crate::error::{Error, ErrorKind, Operation};
-use crate::qp::{Path, Rc};
+use crate::qp::{Path, Rc, Ud};
 use crate::types::{Gid, Lid};
 
 /// Bytes that came with a connection's messages.
@@ -114,7 +114,7 @@ pub struct UdPeer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MulticastGroup {
-    /// Its address, as it was given to `join_multicast`.
+    /// Its address, as it was given to [`join_multicast`](super::Id::join_multicast).
     pub address: Option<SocketAddr>,
     /// The way there, for an address handle.
     pub path: Path,
@@ -154,6 +154,8 @@ pub enum EventKind {
     RouteError(Error),
     /// Somebody wants to connect.
     ConnectRequest(ConnectRequest<Rc>),
+    /// Somebody wants to know where to send datagrams.
+    UdConnectRequest(ConnectRequest<Ud>),
     /// The peer has accepted: [`establish`](super::Id::establish) the connection. Not on iWARP.
     ConnectResponse(Accepted),
     /// The connection failed on its way.
@@ -174,7 +176,7 @@ pub enum EventKind {
     MulticastJoined(MulticastGroup),
     /// A group was not joined, or was lost.
     MulticastError {
-        /// Its address, as it was given to `join_multicast`.
+        /// Its address, as it was given to [`join_multicast`](super::Id::join_multicast).
         group: Option<SocketAddr>,
         /// Why.
         error: Error,

@@ -14,7 +14,7 @@ use rdma_sys::{
 };
 
 use super::PortSpace;
-use super::channel::{ChannelInner, EventChannel, IdKey, State, lock_both};
+use super::channel::{ChannelInner, EventChannel, IdKey, Known, State, lock_both};
 use super::reason::{self, WrongDevice};
 use super::sockaddr::{self, RawAddr};
 use crate::async_event::AsyncEventKind;
@@ -36,7 +36,7 @@ unsafe impl Sync for RawId {}
 
 /// An id under its channel's lock (3).
 pub(super) struct Locked<'a> {
-    _state: MutexGuard<'a, State>,
+    pub(super) state: MutexGuard<'a, State>,
     pub(super) table: &'static RdmaCm,
     pub(super) raw: *mut rdma_cm_id,
 }
@@ -53,6 +53,11 @@ impl Locked<'_> {
         let name = unsafe { &raw const (*device.as_ptr()).name };
         // SAFETY: a device's name does not change and ends with a zero; it is used while the lock keeps the id.
         Some(unsafe { CStr::from_ptr(name.cast()) })
+    }
+
+    /// What is known of the id.
+    pub(super) fn known(&mut self) -> Option<&mut Known> {
+        self.state.ids.get_mut(&self.raw.addr())
     }
 
     /// An error if the id is not bound to a device yet: librdmacm would look at it (6).
@@ -81,7 +86,7 @@ impl RawId {
 
     pub(super) fn lock(&self, operation: Operation) -> Result<Locked<'_>> {
         self.channel.check(operation)?;
-        Ok(Locked { _state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
+        Ok(Locked { state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
     }
 
     pub(super) fn device_name(&self) -> Option<String> {
@@ -220,14 +225,19 @@ impl<T: PortSpace> Id<T> {
     ///
     /// # Errors
     ///
-    /// `NoRoute` if the address is no RDMA device's of this host; `AddressInUse`.
+    /// `NoRoute` if the address is no RDMA device's of this host, or somebody has taken its port on all addresses;
+    /// `AddressInUse`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
-        let mut address = RawAddr::new(address);
+        let mut raw = RawAddr::new(address);
         let locked = self.raw.lock(Operation::BindAddr)?;
         // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as its family says.
-        let result = unsafe { (locked.table.rdma_bind_addr)(locked.raw, address.as_mut_ptr()) };
-        locked.done(Operation::BindAddr, result)
+        let result = unsafe { (locked.table.rdma_bind_addr)(locked.raw, raw.as_mut_ptr()) };
+        locked.done(Operation::BindAddr, result).map_err(|error| match error.errno() {
+            // The kernel says the same of an address that is not the host's, which the unspecified one never is.
+            Some(libc::EADDRNOTAVAIL) if address.ip().is_unspecified() => error.with_kind(ErrorKind::AddressInUse),
+            _ => error,
+        })
     }
 
     /// Starts to resolve an address, and binds to the device that leads there: `AddrResolved` or `AddrError` follows.

@@ -12,7 +12,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use rdma::QueuePair;
+//! use rdma::{QueuePair, Rc};
 //! use rdma::cm::ConnOptions;
 //! use rdma::cm::blocking::{self, ListenOptions, Listener};
 //!
@@ -31,7 +31,7 @@
 //! // ... and the other connects.
 //! let pd = context.alloc_pd()?;
 //! let cq = context.create_cq(32)?;
-//! let route = blocking::resolve(context, None, "192.0.2.1:7174".parse()?, Duration::from_secs(5))?;
+//! let route = blocking::resolve::<Rc>(context, None, "192.0.2.1:7174".parse()?, Duration::from_secs(5))?;
 //! let mut qp = route.init(QueuePair::builder(&pd).cq(&cq).build()?)?;
 //! qp.post_recv(pd.allocate(64)?, 1)?;
 //! let options = ConnOptions::new().private_data(b"hello");
@@ -79,6 +79,7 @@
 pub mod blocking;
 mod channel;
 mod connect;
+mod datagram;
 mod event;
 mod id;
 mod reason;
@@ -87,6 +88,7 @@ mod sockaddr;
 
 pub use channel::{EventChannel, IdKey};
 pub use connect::{ConnOptions, Ece};
+pub use datagram::{Membership, UdOptions};
 pub use event::{Accepted, ConnectionParameters, Event, EventKind, MulticastGroup, PrivateData, Rejection, UdPeer};
 pub use id::Id;
 use rdma_sys::{RdmaCm, rdma_port_space};
@@ -95,7 +97,7 @@ pub use request::ConnectRequest;
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::qp::{Rc, Transport};
+use crate::qp::{Rc, Transport, Ud};
 
 /// How much a request to connect can carry on InfiniBand and RoCE.
 const CONNECT_PRIVATE_DATA: usize = 56;
@@ -103,10 +105,14 @@ const CONNECT_PRIVATE_DATA: usize = 56;
 const ACCEPT_PRIVATE_DATA: usize = 196;
 /// How much a rejection can carry.
 const REJECT_PRIVATE_DATA: usize = 148;
+/// How much each message of iWARP's can carry: what a byte can count, less four that siw (6.1) adds without asking.
+const IWARP_PRIVATE_DATA: usize = 251;
+/// How much a request for datagrams can carry.
+const UD_CONNECT_PRIVATE_DATA: usize = 180;
 /// How much an answer to that can carry.
 const UD_ACCEPT_PRIVATE_DATA: usize = 136;
 
-/// A transport that the connection manager connects: [`Rc`] on its TCP port space, `Ud` on its UDP port space.
+/// A transport that the connection manager connects: [`Rc`] on its TCP port space, [`Ud`] on its UDP port space.
 pub trait PortSpace: Transport {
     /// The C interface's number for the port space.
     const PORT_SPACE: rdma_port_space;
@@ -132,6 +138,18 @@ impl PortSpace for Rc {
     }
 }
 
+impl PortSpace for Ud {
+    const PORT_SPACE: rdma_port_space = rdma_port_space::RDMA_PS_UDP;
+    const DATAGRAM: bool = true;
+
+    fn request(kind: EventKind) -> Option<ConnectRequest<Self>> {
+        match kind {
+            EventKind::UdConnectRequest(request) => Some(request),
+            _ => None,
+        }
+    }
+}
+
 /// The connection manager that the context's device belongs to.
 fn table(context: &Context) -> Result<&'static RdmaCm> {
     if context.is_software() {
@@ -143,6 +161,14 @@ fn table(context: &Context) -> Result<&'static RdmaCm> {
     })
 }
 
+/// The software device's.
+#[cfg(feature = "soft")]
+fn software() -> Result<&'static RdmaCm> {
+    Ok(rdma_soft::rdmacm())
+}
+
+/// The software device's: not in this build.
+#[cfg(not(feature = "soft"))]
 fn software() -> Result<&'static RdmaCm> {
     Err(Error::new(Operation::CreateEventChannel, ErrorKind::NotSupported))
 }

@@ -169,6 +169,15 @@ pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
             error.with_kind(ErrorKind::NoRoute)
         }
         (_, Some(libc::EADDRINUSE)) => error.with_kind(ErrorKind::AddressInUse),
+        // The kernel's answer where the connection is not in the right state: an end has given up.
+        (
+            Operation::InitQpAttr
+            | Operation::Accept
+            | Operation::Reject
+            | Operation::Establish
+            | Operation::Disconnect,
+            Some(libc::EINVAL),
+        ) => error.with_kind(ErrorKind::Disconnected),
         (Operation::Connect, Some(libc::ECONNREFUSED)) => error.with_kind(ErrorKind::NotListening),
         (_, Some(libc::ENOTCONN | libc::ECONNRESET | libc::ECONNABORTED | libc::EPIPE)) => {
             error.with_kind(ErrorKind::Disconnected)

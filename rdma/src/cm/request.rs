@@ -32,6 +32,10 @@ impl<T: PortSpace> ConnectRequest<T> {
         &self.id
     }
 
+    pub(super) fn into_id(self) -> Id<T> {
+        self.id
+    }
+
     /// The name of the new id in events.
     #[must_use]
     pub fn key(&self) -> IdKey {
@@ -83,7 +87,7 @@ impl<T: PortSpace> ConnectRequest<T> {
         self.id.migrate(channel)
     }
 
-    /// Says no, and why: up to 148 bytes on InfiniBand and RoCE, 136 to who asks for datagrams, on iWARP 255.
+    /// Says no, and why: up to 148 bytes on InfiniBand and RoCE, 136 to who asks for datagrams, on iWARP 251.
     ///
     /// # Errors
     ///

@@ -44,8 +44,8 @@ impl ResolveOptions {
 
 /// An address and the route to it, resolved: connect next.
 pub struct Resolved<T: PortSpace = Rc> {
-    id: Id<T>,
-    channel: EventChannel,
+    pub(super) id: Id<T>,
+    pub(super) channel: EventChannel,
 }
 
 /// Resolves an address and the route to it, each within the timeout.

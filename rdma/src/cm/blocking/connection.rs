@@ -13,45 +13,45 @@ use crate::error::{Error, Result};
 use crate::qp::{InitializedQueuePair, QueuePair, Rc};
 use crate::wait::Deadline;
 
-/// A connection did not come about.
-pub struct ConnectError {
+/// A connection did not come about, or the answer where to send datagrams, which has no queue pair.
+pub struct ConnectError<Q = InitializedQueuePair<Rc>> {
     /// Why.
     pub error: Error,
     /// What the peer had to say, if it rejected.
     pub private_data: PrivateData,
     /// The queue pair.
-    pub qp: InitializedQueuePair<Rc>,
+    pub qp: Q,
 }
 
-impl ConnectError {
-    pub(super) fn new(error: Error, qp: InitializedQueuePair<Rc>) -> Self {
+impl<Q> ConnectError<Q> {
+    pub(super) fn new(error: Error, qp: Q) -> Self {
         Self { error, private_data: PrivateData::default(), qp }
     }
 }
 
-impl fmt::Debug for ConnectError {
+impl<Q> fmt::Debug for ConnectError<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("ConnectError");
         all.field("error", &self.error).field("private_data", &self.private_data).finish_non_exhaustive()
     }
 }
 
-impl fmt::Display for ConnectError {
+impl<Q> fmt::Display for ConnectError<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl std::error::Error for ConnectError {}
+impl<Q> std::error::Error for ConnectError<Q> {}
 
-impl From<ConnectError> for Error {
-    fn from(error: ConnectError) -> Self {
+impl<Q> From<ConnectError<Q>> for Error {
+    fn from(error: ConnectError<Q>) -> Self {
         error.error
     }
 }
 
-impl From<ConnectError> for std::io::Error {
-    fn from(error: ConnectError) -> Self {
+impl<Q> From<ConnectError<Q>> for std::io::Error {
+    fn from(error: ConnectError<Q>) -> Self {
         error.error.into()
     }
 }

@@ -157,7 +157,7 @@ impl<T: PortSpace> fmt::Debug for Listener<T> {
 
 /// A peer that wants to connect. Accept or reject it; dropping it rejects.
 pub struct IncomingConnection<T: PortSpace = Rc> {
-    request: ConnectRequest<T>,
+    pub(super) request: ConnectRequest<T>,
     channel: EventChannel,
 }
 

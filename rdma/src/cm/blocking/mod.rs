@@ -5,12 +5,14 @@
 
 mod active;
 mod connection;
+mod datagram;
 mod listener;
 
 use std::time::Duration;
 
 pub use active::{ResolveOptions, Resolved, resolve, resolve_with};
 pub use connection::{ConnectError, Connection};
+pub use datagram::{Joined, join};
 pub use listener::{IncomingConnection, ListenOptions, Listener};
 
 use super::EventChannel;

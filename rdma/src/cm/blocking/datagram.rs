@@ -1,0 +1,168 @@
+//! Datagrams: asking for a peer's queue pair, telling ours, and multicast groups.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use super::active::Resolved;
+use super::connection::ConnectError;
+use super::listener::IncomingConnection;
+use super::{deadline, wait_for};
+use crate::cm::event::{Event, EventKind, MulticastGroup, UdPeer};
+use crate::cm::id::Id;
+use crate::cm::{EventChannel, Membership, UdOptions};
+use crate::context::Context;
+use crate::error::{Failed, Operation, Result};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Ud};
+
+impl Resolved<Ud> {
+    /// Binds a queue pair to the port that leads to the peer, with the port space's Q_Key.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::init`].
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
+        self.id.init(qp)
+    }
+
+    /// Asks the listener where to send datagrams, and waits for its answer. The id is of no more use than to be dropped.
+    ///
+    /// # Errors
+    ///
+    /// `NotListening`, `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private data.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(self, options: &UdOptions, timeout: Duration) -> Result<(Id<Ud>, UdPeer), ConnectError<()>> {
+        self.id.connect(options).map_err(|error| ConnectError::new(error, ()))?;
+        let answer = wait_for(&self.channel, Operation::Connect, deadline(timeout), |kind| match kind {
+            EventKind::UdEstablished(peer) => Some(peer),
+            _ => None,
+        });
+        match answer {
+            Ok(peer) => Ok((self.id, peer)),
+            Err((error, private_data)) => Err(ConnectError { error, private_data, qp: () }),
+        }
+    }
+}
+
+impl IncomingConnection<Ud> {
+    /// Binds a queue pair to the port that the request came by, with the port space's Q_Key.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Id::init`].
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
+        self.request.init(qp)
+    }
+
+    /// Tells the peer to send to this queue pair, which any number of peers may be told of.
+    ///
+    /// # Errors
+    ///
+    /// `WrongDevice`; `TooLong` for the private data; what librdmacm reports. The request is over then.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>> {
+        self.request.accept(qp, options).map_err(|failed| failed.error)
+    }
+}
+
+/// Joins a multicast group by the device of a local address, and waits until that is done.
+///
+/// # Errors
+///
+/// `NoRoute` if the local address is no RDMA device's, `WrongDevice` if it is another's; `Timeout`; what librdmacm reports.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use rdma::{AddressHandle, QueuePair};
+/// use rdma::cm::{Membership, blocking};
+/// # fn example(context: &rdma::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = context.alloc_pd()?;
+/// let cq = context.create_cq(32)?;
+/// let (local, group) = ("192.0.2.1:0".parse()?, "239.1.2.3:0".parse()?);
+/// let joined = blocking::join(context, local, group, Membership::Full, Duration::from_secs(5))?;
+/// let qp = joined.id().init(QueuePair::datagram(&pd).cq(&cq).build()?)?.ready()?;
+/// // To receive what is sent to the group ...
+/// let attached = qp.attach_multicast(joined.group().gid, joined.group().lid)?;
+/// // ... and to send to it, with the group's Q_Key.
+/// let address = AddressHandle::new(&pd, &joined.group().path)?;
+/// # Ok(()) }
+/// ```
+#[doc(alias = "rdma_join_multicast")]
+pub fn join(
+    context: &Context,
+    local: SocketAddr,
+    group: SocketAddr,
+    membership: Membership,
+    timeout: Duration,
+) -> Result<Joined> {
+    let channel = EventChannel::new(context)?;
+    let id = channel.create_id::<Ud>()?;
+    id.bind_addr(local)?;
+    id.raw.check_device(Operation::BindAddr, context)?;
+    id.join_multicast(group, membership)?;
+    let joined = wait_for(&channel, Operation::JoinMulticast, deadline(timeout), |kind| match kind {
+        EventKind::MulticastJoined(group) => Some(group),
+        _ => None,
+    });
+    let (address, group) = (group, joined.map_err(|(error, _)| error)?);
+    Ok(Joined { id, channel, address, group })
+}
+
+/// A multicast group that was joined; left when this is dropped. A queue pair is attached to it apart from that.
+pub struct Joined {
+    id: Id<Ud>,
+    channel: EventChannel,
+    address: SocketAddr,
+    group: MulticastGroup,
+}
+
+impl Joined {
+    /// The group, to attach to and to send to.
+    #[must_use]
+    pub fn group(&self) -> &MulticastGroup {
+        &self.group
+    }
+
+    /// The id, to bind queue pairs by.
+    #[must_use]
+    pub fn id(&self) -> &Id<Ud> {
+        &self.id
+    }
+
+    /// Takes an event of the group if there is one: that it was lost, or the device.
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    pub fn try_next_event(&self) -> Result<Option<Event>> {
+        self.channel.try_next_event()
+    }
+
+    /// Leaves the group. Dropping does the same; this says whether it worked.
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    #[doc(alias = "rdma_leave_multicast")]
+    pub fn leave(self) -> Result<()> {
+        self.id.leave_multicast(self.address)
+    }
+}
+
+/// The descriptor that becomes readable when something happens to the group.
+impl AsFd for Joined {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}
+
+impl fmt::Debug for Joined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Joined").field("group", &self.group).finish_non_exhaustive()
+    }
+}

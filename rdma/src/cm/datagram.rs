@@ -1,0 +1,221 @@
+//! Datagrams: finding a peer's queue pair, and multicast groups. Numbers cite the invariants of [`super`].
+
+use std::net::SocketAddr;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rdma_sys::{rdma_cm_join_mc_attr_ex, rdma_cm_join_mc_attr_mask as Mask, rdma_cm_mc_join_flags, rdma_conn_param};
+
+use super::connect;
+use super::id::{Id, RawId};
+use super::request::ConnectRequest;
+use super::sockaddr::RawAddr;
+use super::{UD_ACCEPT_PRIVATE_DATA, UD_CONNECT_PRIVATE_DATA};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttrMask, QpState, QueuePair, Ud};
+
+/// What to say when asking for a peer's queue pair, or telling ours.
+///
+/// # Examples
+///
+/// ```
+/// let options = rdma::cm::UdOptions::new().private_data(b"version 1");
+/// # let _ = options;
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct UdOptions {
+    private_data: Vec<u8>,
+}
+
+impl UdOptions {
+    /// No private data.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What to say to the peer: up to 180 bytes to ask, and 136 to answer.
+    pub fn private_data(mut self, bytes: &[u8]) -> Self {
+        self.private_data = bytes.to_vec();
+        self
+    }
+
+    fn to_raw(&self, operation: Operation, context: &Context, limit: usize, qpn: u32) -> Result<rdma_conn_param> {
+        connect::check_len(operation, context, &self.private_data, limit)?;
+        Ok(rdma_conn_param {
+            private_data: self.private_data.as_ptr().cast(),
+            private_data_len: u8::try_from(self.private_data.len()).unwrap_or(u8::MAX),
+            qp_num: qpn,
+            ..rdma_conn_param::default()
+        })
+    }
+}
+
+/// What part to take in a multicast group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Membership {
+    /// To send and receive.
+    Full,
+    /// To send only: not every fabric has it.
+    SendOnly,
+}
+
+impl RawId {
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    fn init_datagram(
+        &self,
+        qp: PreparedQueuePair<Ud>,
+    ) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
+        let attr = self.check_device(Operation::InitQpAttr, &qp.context()).and_then(|()| self.qp_attr(QpState::INIT));
+        match attr {
+            Ok(attr) => qp.init_with(&attr),
+            Err(error) => Err(Failed::new(error, qp)),
+        }
+    }
+
+    fn qkey(&self) -> Result<u32> {
+        let attr = self.qp_attr(QpState::INIT)?;
+        let has = attr.mask().contains(QpAttrMask::QKEY);
+        if has { Ok(attr.as_raw().qkey) } else { Err(Error::new(Operation::InitQpAttr, ErrorKind::NotSupported)) }
+    }
+
+    fn join(&self, address: SocketAddr, membership: Membership) -> Result<()> {
+        /// What events of a group are known by. Never NULL.
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        let mut locked = self.lock(Operation::JoinMulticast)?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = ptr::without_provenance_mut(number);
+        let mut raw = RawAddr::new(address);
+        let result = match membership {
+            // SAFETY: rdma_join_multicast wants an id (2), whose lock is held (3), an address, and any context.
+            Membership::Full => unsafe { (locked.table.rdma_join_multicast)(locked.raw, raw.as_mut_ptr(), name) },
+            Membership::SendOnly => {
+                let mut attr = rdma_cm_join_mc_attr_ex {
+                    comp_mask: (Mask::RDMA_CM_JOIN_MC_ATTR_ADDRESS | Mask::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS).0,
+                    join_flags: rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0,
+                    addr: raw.as_mut_ptr(),
+                };
+                // SAFETY: as above; the attributes point to an address that lives during the call.
+                unsafe { (locked.table.rdma_join_multicast_ex)(locked.raw, &raw mut attr, name) }
+            }
+        };
+        locked.done(Operation::JoinMulticast, result)?;
+        if let Some(known) = locked.known() {
+            known.groups.push((number as u64, address));
+        }
+        Ok(())
+    }
+
+    fn leave(&self, address: SocketAddr) -> Result<()> {
+        let mut locked = self.lock(Operation::LeaveMulticast)?;
+        // librdmacm leaves the one of an address that was joined last.
+        let joined = locked.known().and_then(|known| {
+            let at = known.groups.iter().rposition(|&(_, group)| group == address)?;
+            Some(known.groups.remove(at))
+        });
+        if joined.is_none() {
+            return Err(Error::new(Operation::LeaveMulticast, ErrorKind::NotFound));
+        }
+        let mut raw = RawAddr::new(address);
+        // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. All events of the group were
+        // acknowledged as they were taken (4), so it does not wait.
+        let result = unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
+        let done = locked.done(Operation::LeaveMulticast, result);
+        if done.as_ref().is_err_and(|error| error.errno() != Some(libc::EADDRNOTAVAIL)) {
+            // The group's events that are still in the kernel name what was freed (8).
+            locked.state.broken = true;
+        }
+        done
+    }
+}
+
+impl Id<Ud> {
+    /// Binds a queue pair of the same device to the port and partition that the id is bound to, with the port space's Q_Key.
+    ///
+    /// Post receives, then make it [`ready`](InitializedQueuePair::ready).
+    ///
+    /// # Errors
+    ///
+    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is not bound to a device yet.
+    #[doc(alias = "rdma_init_qp_attr")]
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
+        self.raw.init_datagram(qp)
+    }
+
+    /// The Q_Key of the port space, which all its queue pairs have.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the id is not bound to a device yet.
+    pub fn qkey(&self) -> Result<u32> {
+        self.raw.qkey()
+    }
+
+    /// Asks the listener at the resolved address for its queue pair: `UdEstablished` follows, or `Rejected`, `Unreachable`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if no route was resolved; `TooLong` for the private data.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(&self, options: &UdOptions) -> Result<()> {
+        let param = options.to_raw(Operation::Connect, self.context(), UD_CONNECT_PRIVATE_DATA, 0)?;
+        self.raw.connect(param)
+    }
+
+    /// Starts to join a multicast group, by the device that the id is bound to: `MulticastJoined` or `MulticastError` follows.
+    ///
+    /// To receive, attach a queue pair to the group that the event names. Dropping the id leaves the group.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the id is not bound to a device, or for an address that is no group's.
+    #[doc(alias = "rdma_join_multicast")]
+    #[doc(alias = "rdma_join_multicast_ex")]
+    pub fn join_multicast(&self, group: SocketAddr, membership: Membership) -> Result<()> {
+        self.raw.join(group, membership)
+    }
+
+    /// Leaves a group.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it was not joined. If the device has gone meanwhile, the channel is of no use any more.
+    #[doc(alias = "rdma_leave_multicast")]
+    pub fn leave_multicast(&self, group: SocketAddr) -> Result<()> {
+        self.raw.leave(group)
+    }
+}
+
+impl ConnectRequest<Ud> {
+    /// Binds a queue pair to the port that the request came by: [`Id::init`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
+    pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
+        self.id().init(qp)
+    }
+
+    /// Tells the peer where to send: to this queue pair, which any number of peers may be told of. No event follows.
+    ///
+    /// Its Q_Key must be the port space's, as that of queue pairs from [`init`](Self::init) is.
+    ///
+    /// # Errors
+    ///
+    /// With the request: `WrongDevice`; `TooLong` for the private data; what librdmacm reports.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>, Failed<Self>> {
+        let context = qp.context();
+        let done = (self.id().raw.check_device(Operation::Accept, &context))
+            .and_then(|()| options.to_raw(Operation::Accept, &context, UD_ACCEPT_PRIVATE_DATA, qp.qpn()))
+            .and_then(|param| self.id().raw.accept(param));
+        match done {
+            Ok(()) => Ok(self.into_id()),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+}
