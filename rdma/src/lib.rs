@@ -15,9 +15,12 @@
 //! | [`CompletionQueue`] | where finished work is reported | its context and channel |
 //! | [`Buffer`] | memory for messages, exclusive to its holder | its region and domain |
 //! | [`ExposedRegion`] | memory that peers may read or write | its domain |
-//! | [`QueuePair`] | one end of a connection | its domain and completion queues |
+//! | [`QueuePair`] | one end of a connection ([`Rc`]), or who sends to many and hears from many ([`Ud`]) | its domain and completion queues |
+//! | [`AddressHandle`] | where a datagram goes | its domain; requests to it keep it |
+//! | [`MulticastAttachment`] | a queue pair's part in a group | nothing: the queue pair leaves its groups when it ends |
 //!
-//! A [`RemoteSlice`] names a peer's exposed memory and an [`Endpoint`] its queue pair; both are plain data with a fixed wire format.
+//! A [`RemoteSlice`] names a peer's exposed memory, an [`Endpoint`] or [`DatagramEndpoint`] its queue pair; all are plain data with a
+//! fixed wire format.
 //!
 //! Parents are counted: any handle can be dropped at any time, and lives in any struct or task. A forked child cannot use the
 //! handles of its parent: calls fail with [`ErrorKind::Forked`].
@@ -52,6 +55,47 @@
 //!
 //! A completion queue needs a place for every request of its queue pairs, `max_send_wr` and `max_recv_wr` (16 each, if not
 //! said): [`QpBuilder::build`] fails where it has fewer.
+//!
+//! # Datagrams
+//!
+//! A queue pair of transport [`Ud`] has no peer. It sends messages of one packet to whom each says, and takes them from
+//! everybody who knows its Q_Key. What is lost is lost: nothing is repeated, and nobody is told. There are no reads, writes and atomic
+//! operations; asking for one does not compile.
+//!
+//! ```text
+//! datagram ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── ready ──> QueuePair
+//!                       (RESET)                       (INIT: post receives)            (RTS: send too)
+//! ```
+//!
+//! ```
+//! use rdma::{DatagramOptions, DeviceSelector, Grh, QueuePair, op::Send};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let opened = rdma::open(&DeviceSelector::Any)?;
+//! # let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
+//! let options = DatagramOptions::new(0x1234_5678).port(opened.port);
+//! let mut client = QueuePair::datagram(&pd).cq(&cq).max_inline_data(16).build()?.init(&options)?.ready()?;
+//! let served = opened.context.create_cq(64)?;
+//! let mut server = QueuePair::datagram(&pd).cq(&served).build()?.init(&options)?.ready()?;
+//!
+//! // A message arrives behind a header of 40 bytes, for which the memory needs room.
+//! server.post_recv(pd.allocate(Grh::LEN + 1024)?, 0)?;
+//! let to = server.endpoint()?;
+//! let address = client.address_of(&to)?;
+//! client.post_send(Send::inline(b"hello").to(&address, to.qpn, to.qkey)).map_err(rdma::Error::from)?;
+//!
+//! let mut poller = served.poller();
+//! let mut completion = poller.wait(None)?.expect("no time limit");
+//! let datagram = completion.take_datagram().expect("a datagram");
+//! assert_eq!(&datagram[..], b"hello");
+//! // Enough to answer: `Send::new(..).to(&back, source.qpn, qkey)`.
+//! let source = datagram.source();
+//! let back = server.answer(source)?;
+//! # assert_eq!(source.qpn, client.qpn());
+//! # Ok(()) }
+//! ```
+//!
+//! [`QueuePair::attach_multicast`] takes part in a group. On iWARP there are no datagrams.
 //!
 //! # Who has the memory
 //!

@@ -137,15 +137,25 @@ fn events_name_queue_pairs_by_number() {
 fn handles_are_inert_in_a_forked_child() {
     let context = testing::context();
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(16).unwrap();
+    let cq = context.create_cq(64).unwrap();
+    let path = crate::Path { port: 2, ..crate::Path::default() };
+    let address = crate::AddressHandle::new(&pd, &path).unwrap();
+    let options = crate::DatagramOptions::new(1);
+    let qp = pd.datagram_queue_pair().cq(&cq).build().unwrap().init(&options).unwrap();
+    let group: Gid = "ff12::1".parse().unwrap();
+    let attachment = qp.attach_multicast(group, crate::Lid::NONE).unwrap();
     // SAFETY: the child makes no call but those under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let inert = context.port_attr(2).is_err_and(|error| error.kind() == ErrorKind::Forked)
             && context.alloc_pd().is_err_and(|error| error.kind() == ErrorKind::Forked)
-            && cq.request_notify(false).is_err_and(|error| error.kind() == ErrorKind::Forked);
-        drop((cq, pd, context));
-        let destroyed = testing::calls().iter().any(|call| ["dealloc_pd", "destroy_cq", "close_device"].contains(call));
+            && cq.request_notify(false).is_err_and(|error| error.kind() == ErrorKind::Forked)
+            && crate::AddressHandle::new(&pd, &path).is_err_and(|error| error.kind() == ErrorKind::Forked)
+            && qp.attach_multicast(group, crate::Lid::NONE).is_err_and(|error| error.kind() == ErrorKind::Forked)
+            && attachment.detach().is_err_and(|failed| failed.error.kind() == ErrorKind::Forked);
+        drop((address, qp, cq, pd, context));
+        let calls = ["dealloc_pd", "destroy_cq", "close_device", "destroy_ah", "detach_mcast", "destroy_qp"];
+        let destroyed = testing::calls().iter().any(|call| calls.contains(call));
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(if inert && !destroyed { 0 } else { 1 }) };
     }
@@ -154,6 +164,8 @@ fn handles_are_inert_in_a_forked_child() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(context.port_attr(2).is_ok());
+    attachment.detach().unwrap();
+    address.close().unwrap();
 }
 
 #[test]
@@ -167,4 +179,8 @@ fn handles_go_to_any_thread() {
     fn sent<T: Send + 'static>() {}
     sent::<crate::QueuePair<crate::Rc>>();
     sent::<crate::InitializedQueuePair<crate::Rc>>();
+    sent::<crate::QueuePair<crate::Ud>>();
+    sent::<crate::Datagram>();
+    shared::<crate::AddressHandle>();
+    shared::<crate::MulticastAttachment>();
 }

@@ -1,4 +1,4 @@
-//! Queue pairs: one end of a connection.
+//! Queue pairs: one end of a connection, or of none.
 //!
 //! ```text
 //! builder ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── connect ──> QueuePair
@@ -6,12 +6,14 @@
 //!                              <───────────────────────── reset ────────────────────────────
 //! ```
 //!
+//! A datagram queue pair has the same steps, with `ready` in the place of `connect`.
+//!
 //! # Safety
 //!
 //! 1. A [`QpInner`] owns a queue pair that its context's table created; it is destroyed once. It keeps its domain and
 //!    completion queues.
-//! 2. Buffers in flight are released only after the destroy or the reset succeeded, or by their completions. If a destroy fails,
-//!    the rings and parents are leaked.
+//! 2. Buffers and address handles in flight are released only after the destroy or the reset succeeded, or by completions. If a
+//!    destroy fails, the rings, the parents and the latest address handle are leaked.
 //! 3. Nothing is called in a forked child.
 
 mod attr;
