@@ -5,6 +5,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use common::datagram::Datagrams;
 use common::{Config, Request, pair};
 use rdma_sys::*;
 
@@ -45,6 +46,51 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn posting_and_polling_allocate_nothing() {
+    connections();
+    datagrams();
+}
+
+/// Runs something until everything is warm, then counts what it allocates.
+fn count_during(what: &str, mut round: impl FnMut()) {
+    for _ in 0..1000 {
+        round();
+    }
+    COUNT.store(0, Ordering::Relaxed);
+    COUNTING.store(true, Ordering::Relaxed);
+    let start = std::time::Instant::now();
+    for _ in 0..10_000 {
+        round();
+    }
+    let elapsed = start.elapsed();
+    COUNTING.store(false, Ordering::Relaxed);
+    println!("{} ns for {what}", elapsed.as_nanos() / 10_000);
+    assert_eq!(COUNT.load(Ordering::Relaxed), 0, "{what}");
+}
+
+fn datagrams() {
+    let (a, b) = (Datagrams::new(), Datagrams::new());
+    let to = a.handle();
+    let mut list = [a.side.sge(0, 64)];
+    let mut requests = [1, 2].map(|id| a.request(id, &mut list, &to, b.qpn()));
+    requests[1].send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+    let mut sink = [b.side.sge(0, 4096)];
+    let mut recv = ibv_recv_wr { wr_id: 4, sg_list: sink.as_mut_ptr(), num_sge: 1, ..Default::default() };
+    count_during("two datagrams and their completions", || {
+        for request in &mut requests {
+            let mut bad = std::ptr::null_mut();
+            // SAFETY: a live queue pair; the request and its list are valid, the memory is registered.
+            assert_eq!(unsafe { ibv_post_recv(b.side.qp, &raw mut recv, &raw mut bad) }, 0);
+            // SAFETY: its list and its handle are alive.
+            assert_eq!(unsafe { a.post(request) }, 0);
+        }
+        for _ in 0..2 {
+            a.side.wait();
+            assert_eq!(b.side.wait().byte_len, 104);
+        }
+    });
+}
+
+fn connections() {
     let (a, b) = pair(Config::default());
     let to = b.endpoint();
     let mut list = [a.sge(0, 64)];
@@ -61,7 +107,7 @@ fn posting_and_polling_allocate_nothing() {
     requests[1].send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
     let mut recv = ibv_recv_wr { wr_id: 4, sg_list: sink.as_mut_ptr(), num_sge: 1, ..Default::default() };
     let mut wc = [ibv_wc::default(); 4];
-    let mut round = || {
+    count_during("a send, a receive, a write, a read and their completions", || {
         let (mut bad, mut bad_recv) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: a live queue pair; the request and its list are valid, the memory is registered. So for both.
         assert_eq!(unsafe { ibv_post_recv(b.qp, &raw mut recv, &raw mut bad_recv) }, 0);
@@ -77,17 +123,5 @@ fn posting_and_polling_allocate_nothing() {
             received += unsafe { ibv_poll_cq(b.cq, 4, wc.as_mut_ptr()) };
         }
         assert_eq!((sent, received), (3, 1));
-    };
-    for _ in 0..1000 {
-        round();
-    }
-    COUNTING.store(true, Ordering::Relaxed);
-    let start = std::time::Instant::now();
-    for _ in 0..10_000 {
-        round();
-    }
-    let elapsed = start.elapsed();
-    COUNTING.store(false, Ordering::Relaxed);
-    println!("{} ns for a send, a receive, a write, a read and their completions", elapsed.as_nanos() / 10_000);
-    assert_eq!(COUNT.load(Ordering::Relaxed), 0);
+    });
 }

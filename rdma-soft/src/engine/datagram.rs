@@ -17,9 +17,9 @@ use super::limits::MTU;
 use super::memory::{Gather, Source, Target};
 use super::peers::Work;
 use super::qp::Qp;
-use super::queue::boxed;
+use super::queue::{Op, boxed, fill_wqe};
 use super::shared::Shared;
-use super::types::{Address, Errno, LinkId, MULTICAST_QPN, Path, QpState, Slot, Transmit, Wish};
+use super::types::{Address, Errno, LinkId, MULTICAST_QPN, Path, QpState, SendData, SendRequest, Slot, Transmit, Wish};
 
 /// How long a datagram waits for room in a ring, in nanoseconds: many times what a process that runs needs to make some.
 const PATIENCE: u64 = 20_000_000;
@@ -54,11 +54,6 @@ impl Datagrams {
     pub(super) const fn stop(&mut self) {
         self.blocked = false;
     }
-
-    /// Says where the request at this place in the ring goes.
-    pub(super) fn set_address(&mut self, index: usize, address: &Address) {
-        self.addresses[index] = *address;
-    }
 }
 
 /// What is to be done with the request at `sq.next`.
@@ -76,6 +71,46 @@ enum Stop {
 }
 
 impl Qp {
+    /// Posts a datagram. (What is posted to a connection does not come by here: its path is short.)
+    #[inline(never)]
+    pub(super) fn post_datagram(&mut self, request: &SendRequest<'_>, shared: &mut Shared) -> Result<(), Errno> {
+        let (Some((Op::Send, with_imm)), Some(address)) = (Op::from_verbs(request.opcode), request.address) else {
+            return Err(Errno::INVAL);
+        };
+        if !self.takes_sends() {
+            return Err(Errno::INVAL);
+        }
+        if self.sq.room() == 0 {
+            return Err(Errno::NOMEM);
+        }
+        let fits = match request.data {
+            SendData::List(list) => list.len() <= self.sq.max_sge(),
+            SendData::Inline(parts) => {
+                let total = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len()));
+                total.is_some_and(|total| total <= self.sq.max_inline())
+            }
+        };
+        if !fits {
+            return Err(Errno::INVAL);
+        }
+        if matches!(self.state, QpState::Err | QpState::Sqe) {
+            let flushed = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+            self.complete_failed(self.send_cq, request.wr_id, Op::Send.completion(), flushed, shared);
+            return Ok(());
+        }
+        let index = self.sq.index(self.sq.tail);
+        let wqe = match request.data {
+            SendData::List(list) => self.sq.push_list(list),
+            SendData::Inline(parts) => self.sq.push_inline(parts),
+        };
+        fill_wqe(wqe, request, Op::Send, with_imm, self.sig_all);
+        if let Some(ud) = &mut self.ud {
+            ud.addresses[index] = *address;
+        }
+        self.schedule_datagrams(shared);
+        Ok(())
+    }
+
     /// Deals with the requests that go over no link, and gets the queue pair into the list of the link that the next one goes over.
     pub(super) fn schedule_datagrams(&mut self, shared: &mut Shared) {
         while !self.req.listed && self.may_transmit() {

@@ -50,7 +50,7 @@ pub(super) struct Qp {
     pub(super) resp: Responder,
     /// Of a queue pair for datagrams.
     pub(super) ud: Option<Box<Datagrams>>,
-    sig_all: bool,
+    pub(super) sig_all: bool,
     token: u64,
 }
 
@@ -220,13 +220,20 @@ impl Qp {
         self.complete_failed(self.recv_cq, wr_id, ibv_wc_opcode::IBV_WC_RECV, flushed, shared);
     }
 
-    fn complete_failed(&self, cq: CqId, wr_id: u64, opcode: ibv_wc_opcode, status: ibv_wc_status, shared: &mut Shared) {
+    pub(super) fn complete_failed(
+        &self,
+        cq: CqId,
+        wr_id: u64,
+        opcode: ibv_wc_opcode,
+        status: ibv_wc_status,
+        shared: &mut Shared,
+    ) {
         shared.cqs.push(cq, false, &mut shared.events, |wc| {
             (wc.wr_id, wc.opcode, wc.status, wc.qp_num) = (wr_id, opcode, status, self.qpn);
         });
     }
 
-    const fn takes_sends(&self) -> bool {
+    pub(super) const fn takes_sends(&self) -> bool {
         !matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr)
     }
 
@@ -234,15 +241,15 @@ impl Qp {
         if self.takes_sends() { Ok(self.sq.room()) } else { Err(Errno::INVAL) }
     }
 
+    #[inline(always)]
     pub(super) fn post_send(&mut self, request: &SendRequest<'_>, shared: &mut Shared) -> Result<(), Errno> {
+        if self.ud.is_some() {
+            return self.post_datagram(request, shared);
+        }
         if !self.takes_sends() {
             return Err(Errno::INVAL);
         }
         let (op, with_imm) = Op::from_verbs(request.opcode).ok_or(Errno::INVAL)?;
-        if self.ud.is_some() && (op != Op::Send || request.address.is_none()) {
-            return Err(Errno::INVAL);
-        }
-        let flushes = matches!(self.state, QpState::Err | QpState::Sqe);
         if self.sq.room() == 0 {
             return Err(Errno::NOMEM);
         }
@@ -251,7 +258,7 @@ impl Qp {
                 if list.len() > self.sq.max_sge() {
                     return Err(Errno::INVAL);
                 }
-                if !flushes {
+                if self.state != QpState::Err {
                     let wqe = self.sq.push_list(list);
                     fill_wqe(wqe, request, op, with_imm, self.sig_all);
                 }
@@ -261,18 +268,15 @@ impl Qp {
                 if op.fetches() || total.is_none_or(|total| total > self.sq.max_inline()) {
                     return Err(Errno::INVAL);
                 }
-                if !flushes {
+                if self.state != QpState::Err {
                     let wqe = self.sq.push_inline(parts);
                     fill_wqe(wqe, request, op, with_imm, self.sig_all);
                 }
             }
         }
-        if flushes {
+        if self.state == QpState::Err {
             let flushed = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
             self.complete_failed(self.send_cq, request.wr_id, op.completion(), flushed, shared);
-        } else if let (Some(ud), Some(address)) = (&mut self.ud, request.address) {
-            ud.set_address(self.sq.index(self.sq.tail - 1), address);
-            self.schedule_datagrams(shared);
         } else {
             self.transmit_directly(shared);
             self.schedule_requests(shared);

@@ -215,6 +215,7 @@ impl SendQueue {
     }
 
     /// Posts with a list of at most `max_sge` entries; the rest of the request is the caller's to fill in.
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "at most MAX_SGE entries")]
     pub(super) fn push_list(&mut self, list: &[ibv_sge]) -> &mut SendWqe {
         let index = self.index(self.tail);
@@ -229,6 +230,7 @@ impl SendQueue {
     }
 
     /// Posts with data of at most `max_inline` bytes in all; the rest of the request is the caller's to fill in.
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "at most MAX_INLINE bytes")]
     pub(super) fn push_inline(&mut self, parts: &[Source<'_>]) -> &mut SendWqe {
         let index = self.index(self.tail);

@@ -84,7 +84,7 @@ unsafe fn operands(wr: &ibv_send_wr) -> Result<Operands, Errno> {
 /// # Safety
 ///
 /// C's promises about a request of a queue pair for datagrams, and about the address handle in it.
-unsafe fn datagram_address(shared: &QpShared, wr: &ibv_send_wr) -> Result<Address, Errno> {
+unsafe fn address(shared: &QpShared, wr: &ibv_send_wr) -> Result<Address, Errno> {
     if !matches!(wr.opcode, ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM) {
         return Err(Errno::INVAL);
     }
@@ -101,21 +101,12 @@ unsafe fn datagram_address(shared: &QpShared, wr: &ibv_send_wr) -> Result<Addres
 /// # Safety
 ///
 /// C's promises about the request and what it points to.
-#[inline]
-unsafe fn send(engine: &mut Engine, shared: &QpShared, wr: &ibv_send_wr) -> Result<(), Errno> {
-    let qp = shared.id();
+#[inline(always)]
+unsafe fn send(engine: &mut Engine, qp: QpId, wr: &ibv_send_wr, address: Option<&Address>) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let list = unsafe { entries(wr.sg_list, wr.num_sge) }?;
     // SAFETY: the caller's promise.
     let operands = unsafe { operands(wr) }?;
-    let address;
-    let address = if shared.is_datagram() {
-        // SAFETY: the caller's promise.
-        address = unsafe { datagram_address(shared, wr) }?;
-        Some(&address)
-    } else {
-        None
-    };
     let request = SendRequest {
         wr_id: wr.wr_id,
         opcode: wr.opcode,
@@ -153,6 +144,17 @@ unsafe fn send_inline(engine: &mut Engine, qp: QpId, request: &SendRequest<'_>, 
     engine.post_send(qp, &SendRequest { data: SendData::Inline(pieces), ..*request })
 }
 
+/// # Safety
+///
+/// C's promises about the request and what it points to.
+#[inline(never)]
+unsafe fn send_datagram(engine: &mut Engine, shared: &QpShared, wr: &ibv_send_wr) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let address = unsafe { address(shared, wr) }?;
+    // SAFETY: the caller's promise.
+    unsafe { send(engine, shared.id(), wr, Some(&address)) }
+}
+
 /// The context's `post_send`.
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
@@ -166,8 +168,13 @@ pub(super) unsafe extern "C" fn post_send(
             while !next.is_null() {
                 // SAFETY: C's promise: a link of its list, valid for reads, and nobody writes to it meanwhile.
                 let wr = unsafe { &*next };
-                // SAFETY: C's promises about the request.
-                unsafe { send(engine, shared, wr) }?;
+                if shared.is_datagram() {
+                    // SAFETY: C's promises about the request.
+                    unsafe { send_datagram(engine, shared, wr) }?;
+                } else {
+                    // SAFETY: as above.
+                    unsafe { send(engine, shared.id(), wr, None) }?;
+                }
                 next = wr.next;
             }
             Ok(())
