@@ -174,6 +174,12 @@ impl<T> From<rdma::Failed<T>> for Failure {
     }
 }
 
+impl From<rdma::cm::blocking::ConnectError> for Failure {
+    fn from(error: rdma::cm::blocking::ConnectError) -> Self {
+        error.error.into()
+    }
+}
+
 impl From<rdma::RemoteSliceError> for Failure {
     fn from(error: rdma::RemoteSliceError) -> Self {
         Self::new(error.to_string())

@@ -5,8 +5,10 @@
 //! would not compile.
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod bootstrap;
 pub mod cli;
+pub mod cm_time;
 pub mod collectives;
 pub mod device;
 pub mod devinfo;
@@ -16,7 +18,9 @@ pub mod launcher;
 pub mod pingpong;
 pub mod placement;
 pub mod progress;
+pub mod rping;
 pub mod statistics;
 pub mod table;
+pub mod wait;
 
 pub use failure::{Failure, run};

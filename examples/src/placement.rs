@@ -164,6 +164,14 @@ pub fn launch(ranks: usize, name: impl Fn(usize) -> String) -> Result<(), Failur
     }
 }
 
+/// Starts a server (rank 0) and its client here, and waits for them.
+///
+/// # Errors
+/// Where one failed.
+pub fn launch_pair() -> Result<(), Failure> {
+    launch(2, |rank| if rank == 0 { "the server" } else { "the client" }.to_owned())
+}
+
 /// The address with the usual port, if it has none. IPv6 addresses may come with or without brackets.
 #[must_use]
 pub fn with_port(address: &str) -> String {

@@ -14,6 +14,8 @@ pub fn program(name: &str) -> Command {
     let path = match name {
         "all_reduce" => env!("CARGO_BIN_EXE_all_reduce"),
         "pingpong" => env!("CARGO_BIN_EXE_pingpong"),
+        "rping" => env!("CARGO_BIN_EXE_rping"),
+        "cm_time" => env!("CARGO_BIN_EXE_cm_time"),
         _ => env!("CARGO_BIN_EXE_devinfo"),
     };
     let mut command = Command::new(path);

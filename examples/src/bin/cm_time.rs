@@ -1,0 +1,173 @@
+//! How fast the connection manager connects, step by step: the measurement of rdmacm-utils' `cmtime`.
+//!
+//! Without `-s` and `-b` it starts both sides on this machine.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use rdma_examples::bootstrap::{Group, Roles, Terms};
+use rdma_examples::cm_time::{self, MOST_CONNECTIONS, Server, Settings};
+use rdma_examples::device::{Chosen, DeviceOptions, announce};
+use rdma_examples::progress::Progress;
+use rdma_examples::{Failure, address, cli, launcher, placement};
+use serde_json::json;
+
+/// Measures how fast the RDMA connection manager connects, as rdmacm-utils' cmtime does.
+#[derive(Clone, Debug, Parser)]
+#[command(version, after_help = rdma_examples::failure::STATUS_HELP)]
+struct Args {
+    /// Connect to the server at this address
+    #[arg(short, long, value_name = "ADDRESS")]
+    server: Option<String>,
+    /// With --server, the client's own address; without it, wait for a client on this one (0.0.0.0: on all)
+    #[arg(short, long, value_name = "ADDRESS")]
+    bind: Option<String>,
+    /// Connections of each round
+    #[arg(short, long, value_name = "N", default_value_t = 100)]
+    connections: usize,
+    /// A round for each of these numbers: how many connections are under way at the same time, at most
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
+    in_flight: Vec<usize>,
+    /// Port of the connection manager (default: 7471)
+    #[arg(short, long, value_name = "PORT")]
+    port: Option<u16>,
+    /// How often an address or a route is tried again
+    #[arg(short, long, value_name = "N", default_value_t = 2)]
+    retries: u32,
+    /// Milliseconds that an address or a route may take
+    #[arg(short, long, value_name = "MS", default_value_t = 2000)]
+    timeout: u64,
+    /// Seconds that the other side may be silent (a server waits for its client without end)
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    patience: u64,
+    /// Device: soft0, mlx5_0, any, hardware
+    #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
+    device: Option<String>,
+    /// Print one JSON object in place of tables
+    #[arg(short = 'J', long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    rdma_examples::run("cm_time", run)
+}
+
+fn run() -> Result<(), Failure> {
+    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+    let settings = args.settings()?;
+    if let Some(server) = &args.server {
+        let server = address::resolve(server, args.port())?;
+        let source = args.bind.as_deref().map(|source| address::resolve(source, 0)).transpose()?;
+        return args.measure(&args.open()?, &settings, server, source);
+    }
+    if let Some(bind) = &args.bind {
+        let chosen = args.open()?;
+        announce(&chosen.using(), args.json)?;
+        let mut server = Server::bind(&chosen.context, address::resolve(bind, args.port())?)?;
+        return server.serve(&settings, None).map(drop);
+    }
+    args.pair(&settings)
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings, Failure> {
+        let (connections, rounds) = (self.connections, self.in_flight.len());
+        if connections == 0 || connections > MOST_CONNECTIONS {
+            return Err(Failure::usage(format!("--connections {connections}: give 1 to {MOST_CONNECTIONS}")));
+        }
+        if self.in_flight.contains(&0) {
+            return Err(Failure::usage("--in-flight 0 connects nothing; give 1 or more"));
+        }
+        if rounds > 16 {
+            return Err(Failure::usage(format!("--in-flight: {rounds} rounds; give at most 16")));
+        }
+        let (timeout, patience) = (self.timeout, self.patience);
+        if timeout == 0 || timeout > 3_600_000 {
+            return Err(Failure::usage(format!("--timeout {timeout}: give 1 to 3600000 milliseconds")));
+        }
+        if patience == 0 || patience > 86400 {
+            return Err(Failure::usage(format!("--patience {patience}: give 1 to 86400 seconds")));
+        }
+        Ok(Settings {
+            connections,
+            retries: self.retries,
+            resolution: Duration::from_millis(timeout),
+            patience: Duration::from_secs(patience),
+        })
+    }
+
+    fn open(&self) -> Result<Chosen, Failure> {
+        DeviceOptions { device: self.device.clone(), port: None, gid_index: None }.open()
+    }
+
+    fn port(&self) -> u16 {
+        self.port.unwrap_or(cm_time::PORT)
+    }
+
+    /// The client's part: measures, and prints.
+    fn measure(
+        &self,
+        chosen: &Chosen,
+        settings: &Settings,
+        server: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<(), Failure> {
+        announce(&chosen.using(), self.json)?;
+        let total = settings.connections * self.in_flight.len();
+        let total = u32::try_from(total).map_err(|_| Failure::usage("too many connections"))?;
+        let mut rounds = Vec::new();
+        let mut progress = Progress::new();
+        for (done, &in_flight) in self.in_flight.iter().enumerate() {
+            progress.step("connections", done, self.in_flight.len());
+            let in_flight = in_flight.min(settings.connections);
+            let round = cm_time::client(&chosen.context, settings, (server, source), in_flight, total)?;
+            progress.clear();
+            if !self.json {
+                cm_time::print(&mut io::stdout().lock(), &round)?;
+            }
+            rounds.push(round);
+        }
+        if self.json {
+            let report = json!({
+                "program": "cm_time", "device": chosen.line, "server": server.to_string(), "rounds": rounds,
+            });
+            writeln!(io::stdout(), "{report}")?;
+        }
+        Ok(())
+    }
+
+    /// Both sides on this machine.
+    fn pair(&self, settings: &Settings) -> Result<(), Failure> {
+        let Some(place) = launcher::launched_place()? else {
+            return placement::launch_pair();
+        };
+        let terms = Terms {
+            program: "cm_time",
+            settings: format!("{settings:?} {:?}", self.in_flight),
+            roles: Roles::SERVER_AND_CLIENT,
+            timeout: settings.patience,
+        };
+        let mut group = Group::meet(place, &terms)?;
+        let result = self.side(settings, &mut group);
+        group.conclude(result)
+    }
+
+    fn side(&self, settings: &Settings, group: &mut Group) -> Result<(), Failure> {
+        let chosen = group.agree(self.open())?;
+        let is_server = group.rank() == 0;
+        let server = is_server.then(|| {
+            let address = address::of_device(&chosen.context, None)?;
+            Server::bind(&chosen.context, SocketAddr::new(address, self.port.unwrap_or(0)))
+        });
+        let server = group.agree(server.transpose())?;
+        let address = address::tell(group, server.as_ref().map(Server::local_addr))?;
+        if let Some(mut server) = server {
+            return server.serve(settings, Some(settings.patience)).map(drop);
+        }
+        self.measure(&chosen, settings, address, None)
+    }
+}

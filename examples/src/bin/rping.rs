@@ -1,0 +1,184 @@
+//! The connection manager's ping: the protocol of rdmacm-utils' `rping`, as its client and as its server.
+//!
+//! Without `-s` and `-c` it starts both sides on this machine, and checks every answer.
+#![forbid(unsafe_code)]
+
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{ArgAction, Parser};
+use rdma::Rc;
+use rdma::cm::blocking::{ListenOptions, Listener};
+use rdma_examples::bootstrap::{Group, Roles, Terms};
+use rdma_examples::cli::{self, Size};
+use rdma_examples::device::{Chosen, DeviceOptions, announce};
+use rdma_examples::rping::{self, LARGEST, SMALLEST, Settings};
+use rdma_examples::{Failure, address, launcher, placement};
+
+/// Pings of a pair that was started without a number.
+const PINGS: u64 = 100;
+
+/// Pings over connections of the RDMA connection manager, as rdmacm-utils' rping does.
+#[derive(Clone, Debug, Parser)]
+#[command(version, disable_version_flag = true, after_help = rdma_examples::failure::STATUS_HELP)]
+struct Args {
+    /// Wait for a client
+    #[arg(short, long, conflicts_with_all = ["client", "source", "count"])]
+    server: bool,
+    /// Ping a server
+    #[arg(short, long, requires = "address")]
+    client: bool,
+    /// The server's address, or the one to wait on (default: any, IPv4; ::0 is any, IPv6)
+    #[arg(short, long, value_name = "ADDRESS")]
+    address: Option<String>,
+    /// The client's own address
+    #[arg(short = 'I', long, value_name = "ADDRESS", requires = "client")]
+    source: Option<String>,
+    /// Port of the connection manager (default: 7174)
+    #[arg(short, long, value_name = "PORT")]
+    port: Option<u16>,
+    /// Pings (default: 100 if both sides are started here, else without end; 0: without end)
+    #[arg(short = 'C', long, value_name = "N")]
+    count: Option<u64>,
+    /// Bytes of each ping: 26 to 64K
+    #[arg(short = 'S', long, value_name = "SIZE", default_value_t = Size(64))]
+    size: Size,
+    /// Check what comes back
+    #[arg(short = 'V', long)]
+    validate: bool,
+    /// Print each ping's text
+    #[arg(short, long)]
+    verbose: bool,
+    /// Wait for the next client after one has gone; serve several at the same time
+    #[arg(short = 'P', long, requires = "server")]
+    persistent: bool,
+    /// End after so many clients
+    #[arg(long, value_name = "N", requires = "persistent")]
+    clients: Option<u64>,
+    /// Say on standard error what is being done
+    #[arg(short, long)]
+    debug: bool,
+    /// Make the queue pair without the connection manager's help: always so here
+    #[arg(short = 'q', long)]
+    own_qp: bool,
+    /// Device: soft0, mlx5_0, any, hardware
+    #[arg(long, value_name = "NAME", env = "RDMA_DEVICE")]
+    device: Option<String>,
+    /// Seconds that the other side may be silent (default: 30; a server waits for its first client without end)
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u64>,
+    /// Print version
+    #[arg(long, action = ArgAction::Version)]
+    version: Option<bool>,
+}
+
+fn main() -> ExitCode {
+    rdma_examples::run("rping", run)
+}
+
+fn run() -> Result<(), Failure> {
+    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+    let settings = args.settings()?;
+    if args.server {
+        return serve(&args, &settings);
+    }
+    if args.client {
+        return ping(&args, &settings);
+    }
+    pair(&args, settings)
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings, Failure> {
+        let size = self.size.0;
+        if !(SMALLEST..=LARGEST).contains(&size) {
+            return Err(Failure::usage(format!("--size {}: give {SMALLEST} to {}", self.size, Size(LARGEST))));
+        }
+        let timeout = self.timeout.unwrap_or(30);
+        if timeout == 0 || timeout > 86400 {
+            return Err(Failure::usage(format!("--timeout {timeout}: give 1 to 86400 seconds")));
+        }
+        Ok(Settings {
+            size,
+            count: self.count.filter(|&count| count > 0),
+            validate: self.validate,
+            verbose: self.verbose,
+            debug: self.debug,
+            patience: Duration::from_secs(timeout),
+        })
+    }
+
+    fn open(&self) -> Result<Chosen, Failure> {
+        DeviceOptions { device: self.device.clone(), port: None, gid_index: None }.open()
+    }
+
+    fn port(&self) -> u16 {
+        self.port.unwrap_or(rping::PORT)
+    }
+}
+
+fn listen(chosen: &Chosen, address: SocketAddr) -> Result<Listener<Rc>, Failure> {
+    Listener::bind(&chosen.context, address, &ListenOptions::new().reuse_addr(true))
+        .map_err(|error| Failure::from(error).context(format_args!("cannot listen on {address}")))
+}
+
+fn serve(args: &Args, settings: &Settings) -> Result<(), Failure> {
+    let chosen = args.open()?;
+    announce(&chosen.using(), false)?;
+    let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), args.port());
+    let address = args.address.as_deref().map_or(Ok(any), |address| address::resolve(address, args.port()))?;
+    let listener = listen(&chosen, address)?;
+    if args.persistent {
+        return rping::serve_all(&chosen.context, settings, &listener, args.clients);
+    }
+    rping::serve_one(&chosen.context, settings, &listener, args.timeout.map(Duration::from_secs)).map(drop)
+}
+
+fn ping(args: &Args, settings: &Settings) -> Result<(), Failure> {
+    let server = address::resolve(args.address.as_deref().unwrap_or_default(), args.port())?;
+    let source = args.source.as_deref().map(|source| address::resolve(source, 0)).transpose()?;
+    let chosen = args.open()?;
+    announce(&chosen.using(), false)?;
+    rping::client(&chosen.context, settings, server, source).map(drop)
+}
+
+/// Both sides on this machine.
+fn pair(args: &Args, mut settings: Settings) -> Result<(), Failure> {
+    let Some(place) = launcher::launched_place()? else {
+        return placement::launch_pair();
+    };
+    settings.count = settings.count.or(Some(PINGS));
+    settings.validate = true;
+    let terms = Terms {
+        program: "rping",
+        settings: format!("{settings:?}"),
+        roles: Roles::SERVER_AND_CLIENT,
+        timeout: settings.patience,
+    };
+    let mut group = Group::meet(place, &terms)?;
+    let result = side(args, &settings, &mut group);
+    group.conclude(result)
+}
+
+fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failure> {
+    let chosen = group.agree(args.open())?;
+    let is_server = group.rank() == 0;
+    let listener = is_server.then(|| {
+        let address = match &args.address {
+            Some(address) => address::resolve(address, 0)?,
+            None => SocketAddr::new(address::of_device(&chosen.context, None)?, 0),
+        };
+        listen(&chosen, SocketAddr::new(address.ip(), args.port.unwrap_or(0)))
+    });
+    let listener = group.agree(listener.transpose())?;
+    let server = address::tell(group, listener.as_ref().map(Listener::local_addr))?;
+    if let Some(listener) = listener {
+        return rping::serve_one(&chosen.context, settings, &listener, Some(settings.patience)).map(drop);
+    }
+    announce(&chosen.using(), false)?;
+    let pings = rping::client(&chosen.context, settings, server, None)?;
+    writeln!(io::stdout(), "{pings} pings of {} bytes by {server}: all came back as they were", settings.size)?;
+    Ok(())
+}

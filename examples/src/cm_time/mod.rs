@@ -1,0 +1,87 @@
+//! How fast connections are set up and ended, step by step: what rdmacm-utils' `cmtime` measures.
+//!
+//! Both sides are event loops over the connection manager's non-blocking calls, so that any number of connections can be under way.
+
+mod client;
+mod pool;
+mod server;
+mod steps;
+
+use std::time::Duration;
+
+use rdma::cm::ConnOptions;
+
+pub use client::run as client;
+pub use server::Server;
+pub use steps::{Round, Row, Step, print};
+
+/// The port of rdmacm-utils' cmtime.
+pub const PORT: u16 = 7471;
+/// More connections than this are a mistake.
+pub const MOST_CONNECTIONS: usize = 100_000;
+
+/// What to measure, and how long to wait.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Connections of a round.
+    pub connections: usize,
+    /// How often an address or a route is tried again.
+    pub retries: u32,
+    /// How long an address or a route may take.
+    pub resolution: Duration,
+    /// How long nothing may happen at all.
+    pub patience: Duration,
+}
+
+/// What the client says with each request: how many connections are to come in all its rounds, so that the server knows when it
+/// is done. A client that does not say so (rdmacm-utils' cmtime) has one round, as long as the server's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// Connections that the client makes in all.
+    pub total: u32,
+}
+
+impl Announcement {
+    /// What makes it one.
+    const MAGIC: [u8; 12] = *b"rdma-cm_time";
+    /// Bytes of the message.
+    pub const LEN: usize = 16;
+
+    /// The private data of a request.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..12].copy_from_slice(&Self::MAGIC);
+        bytes[12..].copy_from_slice(&self.total.to_be_bytes());
+        bytes
+    }
+
+    /// Reads private data, which may have zeros behind it.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (total, _) = bytes.strip_prefix(&Self::MAGIC)?.split_first_chunk()?;
+        Some(Self { total: u32::from_be_bytes(*total) })
+    }
+}
+
+/// The parameters of every connection; nothing is sent over it.
+fn options() -> ConnOptions {
+    ConnOptions::new().responder_resources(1).initiator_depth(1).retry_count(7).rnr_retry_count(7)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn announcements_are_recognised() {
+        let announcement = Announcement { total: 0x0102_0304 };
+        let mut bytes = announcement.to_bytes().to_vec();
+        assert_eq!(bytes[12..], [1, 2, 3, 4]);
+        bytes.resize(56, 0);
+        assert_eq!(Announcement::from_bytes(&bytes), Some(announcement));
+        for foreign in [&b""[..], &b"rdma-cm_time"[..], &b"rdma-cm_time\0\0\0"[..], &[0; 56]] {
+            assert_eq!(Announcement::from_bytes(foreign), None);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The side that accepts.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma::cm::{ConnectRequest, EventChannel, EventKind, Id, IdKey};
+use rdma::{Context, Error, QueuePair, Rc, RemoteAccess};
+
+use super::pool::Pool;
+use super::{Announcement, Settings, options};
+use crate::Failure;
+
+/// Requests that wait for an answer, at most: the kernel's own limit.
+const BACKLOG: u32 = 1024;
+
+/// Accepts connections, and ends them after the client did.
+#[derive(Debug)]
+pub struct Server {
+    /// First, so that nobody comes in while connections end.
+    _listener: Id<Rc>,
+    channel: EventChannel,
+    address: SocketAddr,
+    pool: Pool,
+    /// Connections that are there, or about to be.
+    open: HashMap<IdKey, (Id<Rc>, QueuePair<Rc>)>,
+    accepted: usize,
+    ended: usize,
+}
+
+impl Server {
+    /// Listens.
+    ///
+    /// # Errors
+    /// Where the address cannot be had.
+    pub fn bind(context: &Context, address: SocketAddr) -> Result<Self, Failure> {
+        let listen = || {
+            let channel = EventChannel::new(context)?;
+            let listener = channel.create_id::<Rc>()?;
+            listener.set_reuse_addr(true)?;
+            listener.bind_addr(address)?;
+            listener.listen(BACKLOG)?;
+            let bound = listener.local_addr().unwrap_or(address);
+            Ok((channel, listener, bound))
+        };
+        let cannot = |error: Error| Failure::from(error).context(format_args!("cannot listen on {address}"));
+        let (channel, listener, address) = listen().map_err(cannot)?;
+        let pool = Pool::new(context)?;
+        Ok(Self { _listener: listener, channel, address, pool, open: HashMap::new(), accepted: 0, ended: 0 })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts until one client has made, and ended, all connections that it announced: of the settings' number, if it
+    /// announced nothing. `first` is how long to wait for it; without end, if not given.
+    ///
+    /// # Errors
+    /// Where it goes before that, or does nothing for too long.
+    pub fn serve(&mut self, settings: &Settings, first: Option<Duration>) -> Result<usize, Failure> {
+        let mut expected = settings.connections;
+        while self.ended < expected {
+            let patience = if self.accepted == 0 { first } else { Some(settings.patience) };
+            let Some(event) = self.channel.next_event(patience)? else {
+                return Err(self.silence(expected, patience.unwrap_or_default()));
+            };
+            match event.kind {
+                EventKind::ConnectRequest(request) => {
+                    if let Some(announced) = Announcement::from_bytes(request.private_data()) {
+                        expected = usize::try_from(announced.total).unwrap_or(usize::MAX);
+                    }
+                    self.accept(request).map_err(|e| Failure::from(e).context("cannot accept a connection"))?;
+                }
+                EventKind::Disconnected => {
+                    let Some((id, qp)) = self.open.remove(&event.id) else { continue };
+                    // It is over for the client already; what is left is our own end of it.
+                    id.disconnect(&qp).ok();
+                    self.ended += 1;
+                }
+                EventKind::Rejected(rejection) => return Err(self.broken(event.id, rejection.to_error())),
+                EventKind::Unreachable(error) | EventKind::ConnectError(error) => {
+                    return Err(self.broken(event.id, error));
+                }
+                EventKind::DeviceRemoval => return Err(Failure::new("the device is gone")),
+                // Established, and the wait after a connection's end.
+                _ => {}
+            }
+        }
+        Ok(self.ended)
+    }
+
+    fn accept(&mut self, request: ConnectRequest<Rc>) -> Result<(), Error> {
+        let qp = request.init(self.pool.queue_pair()?, RemoteAccess::empty())?;
+        let (id, qp) = request.accept(qp, &options()).map_err(|failed| failed.error)?;
+        self.open.insert(id.key(), (id, qp));
+        self.accepted += 1;
+        Ok(())
+    }
+
+    fn broken(&mut self, id: IdKey, error: Error) -> Failure {
+        self.open.remove(&id);
+        Failure::from(error).context(format_args!("connection {} broke while it was made", self.accepted))
+    }
+
+    fn silence(&self, expected: usize, patience: Duration) -> Failure {
+        let (accepted, seconds) = (self.accepted, patience.as_secs());
+        if accepted == 0 {
+            return Failure::new(format!("no client came to {} within {seconds} s", self.address));
+        }
+        let ended = self.ended;
+        Failure::new(format!(
+            "the client has been silent for {seconds} s, with {accepted} of {expected} connections made and {ended} ended"
+        ))
+    }
+}

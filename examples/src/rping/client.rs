@@ -1,0 +1,79 @@
+//! The side that pings.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma::cm::blocking;
+use rdma::{Context, ExposedRegion, Rc, RemoteAccess};
+
+use super::session::{Arrival, Session, Unconnected};
+use super::{Advert, Settings, ping_text};
+use crate::Failure;
+
+/// How long the address and the route may take: what rdmacm-utils gives them.
+const RESOLUTION: Duration = Duration::from_secs(2);
+
+/// Connects to a server, pings it, and disconnects; says how many pings there were.
+///
+/// # Errors
+/// Where the connection cannot be made or breaks, and where a wrong text came back.
+pub fn run(
+    context: &Context,
+    settings: &Settings,
+    server: SocketAddr,
+    source: Option<SocketAddr>,
+) -> Result<u64, Failure> {
+    let unreachable = |failure: Failure| failure.context(format_args!("cannot connect to {server}"));
+    let route = blocking::resolve::<Rc>(context, source, server, RESOLUTION).map_err(|e| unreachable(e.into()))?;
+    settings.step(format_args!("address and route of {server} are resolved"));
+    let access = RemoteAccess::READ | RemoteAccess::WRITE;
+    let unconnected = Unconnected::new(context, |qp| Ok(route.init_with(qp, access)?))?;
+    let text = unconnected.region(settings.size, RemoteAccess::READ)?;
+    let answer = unconnected.region(settings.size, RemoteAccess::WRITE)?;
+    let (qp, rest) = unconnected.split();
+    let connected = route.connect(qp, &settings.options(), settings.patience);
+    let (connection, qp) = connected.map_err(|error| unreachable(error.error.into()))?;
+    settings.step(format_args!("connected to {server}"));
+    let mut session = Session::new(connection, qp, rest, "the server", settings.patience);
+    let mut number = 0;
+    while settings.count.is_none_or(|count| number < count) {
+        ping(settings, &mut session, number, &text, &answer).map_err(|e| e.context(format_args!("ping {number}")))?;
+        number += 1;
+    }
+    settings.step(format_args!("disconnecting"));
+    session.disconnect();
+    Ok(number)
+}
+
+fn ping(
+    settings: &Settings,
+    session: &mut Session,
+    number: u64,
+    text: &ExposedRegion,
+    answer: &ExposedRegion,
+) -> Result<(), Failure> {
+    let expected = ping_text(number, settings.size);
+    text.copy_in(0, &expected)?;
+    for region in [text, answer] {
+        session.send(Advert::of(&region.remote(..)?)?.to_bytes())?;
+        go_ahead(session)?;
+    }
+    let mut came = vec![0; settings.size];
+    answer.copy_out(0, &mut came)?;
+    if settings.validate {
+        if let Some(at) = came.iter().zip(&expected).position(|(came, expected)| came != expected) {
+            return Err(Failure::new(format!("data mismatch: byte {at} of {} is another one", came.len())));
+        }
+    }
+    Ok(settings.show("ping data", &came)?)
+}
+
+/// Waits until the server has done its part.
+fn go_ahead(session: &mut Session) -> Result<(), Failure> {
+    match session.next()? {
+        // What it says is not defined.
+        Arrival::Message(_) => Ok(()),
+        Arrival::Gone => Err(Failure::new("the server has disconnected")),
+        Arrival::Data => Err(Failure::new("a transfer of ours has ended, and there was none")),
+    }
+}

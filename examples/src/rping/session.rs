@@ -1,0 +1,230 @@
+//! One end of a connection: its queues, its messages, and waiting for what comes.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rdma::cm::blocking::Connection;
+use rdma::op::{Opcode, Send};
+use rdma::{
+    Buffer, CompletionChannel, CompletionQueue, Context, ExposedRegion, InitializedQueuePair, Poller,
+    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RemoteAccess, WcStatus,
+};
+
+use super::wire::MESSAGE;
+use crate::{Failure, wait};
+
+/// Receives that are posted; one message is under way at a time, and one more is a peer's mistake that is noticed.
+const RECEIVES: u32 = 2;
+/// Sends under way: a message and the data that it follows.
+const SENDS: u32 = 4;
+/// After the queue was flushed, how long to wait for the word that the peer has disconnected.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A queue pair that can be connected: receives are posted.
+#[derive(Debug)]
+pub(super) struct Unconnected {
+    /// The queue pair.
+    pub(super) qp: InitializedQueuePair<Rc>,
+    rest: Rest,
+}
+
+/// What a session has besides its queue pair.
+#[derive(Debug)]
+pub(super) struct Rest {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    spare: Vec<Buffer>,
+}
+
+impl Unconnected {
+    /// Makes a queue pair, which `init` brings to its second state.
+    pub(super) fn new(
+        context: &Context,
+        init: impl FnOnce(PreparedQueuePair<Rc>) -> Result<InitializedQueuePair<Rc>, Failure>,
+    ) -> Result<Self, Failure> {
+        let pd = context.alloc_pd()?;
+        let channel = context.create_completion_channel()?;
+        let cq = context.cq_builder(SENDS + RECEIVES).channel(&channel).build()?;
+        let qp = QueuePair::<Rc>::builder(&pd).cq(&cq).max_send_wr(SENDS).max_recv_wr(RECEIVES).build()?;
+        let mut qp = init(qp)?;
+        let mut buffers = pd.allocate((SENDS + RECEIVES) as usize * MESSAGE)?;
+        for _ in 0..RECEIVES {
+            qp.post_recv(buffers.split_to(MESSAGE), 0)?;
+        }
+        let spare = (0..SENDS).map(|_| buffers.split_to(MESSAGE)).collect();
+        Ok(Self { qp, rest: Rest { pd, cq, channel, spare } })
+    }
+
+    /// Memory for the texts.
+    pub(super) fn region(&self, size: usize, access: RemoteAccess) -> Result<ExposedRegion, Failure> {
+        Ok(self.rest.pd.allocate_exposed(size, access)?)
+    }
+
+    /// The queue pair, to be connected, and the rest.
+    pub(super) fn split(self) -> (InitializedQueuePair<Rc>, Rest) {
+        (self.qp, self.rest)
+    }
+}
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// A message came.
+    Message([u8; MESSAGE]),
+    /// A read or a write is done.
+    Data,
+    /// The peer has disconnected, or is gone.
+    Gone,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// The queue pair.
+    pub(super) qp: QueuePair<Rc>,
+    connection: Connection,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    poller: Poller,
+    spare: Vec<Buffer>,
+    arrivals: VecDeque<Arrival>,
+    patience: Duration,
+    /// What to call the other side.
+    peer: &'static str,
+    flushed: bool,
+    gone: bool,
+    _pd: ProtectionDomain,
+}
+
+impl Session {
+    /// A session over a connection that was made.
+    pub(super) fn new(
+        connection: Connection,
+        qp: QueuePair<Rc>,
+        rest: Rest,
+        peer: &'static str,
+        patience: Duration,
+    ) -> Self {
+        let Rest { pd, cq, channel, spare } = rest;
+        Self {
+            qp,
+            connection,
+            poller: cq.poller(),
+            cq,
+            channel,
+            spare,
+            arrivals: VecDeque::new(),
+            patience,
+            peer,
+            flushed: false,
+            gone: false,
+            _pd: pd,
+        }
+    }
+
+    /// Sends a message.
+    pub(super) fn send(&mut self, message: [u8; MESSAGE]) -> Result<(), Failure> {
+        let deadline = Instant::now() + self.patience;
+        let mut buffer = loop {
+            match self.spare.pop() {
+                Some(buffer) => break buffer,
+                None => self.pump(deadline)?,
+            }
+        };
+        buffer.copy_from_slice(&message);
+        Ok(self.qp.post_send(Send::new(buffer))?)
+    }
+
+    /// What happens next.
+    pub(super) fn next(&mut self) -> Result<Arrival, Failure> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            if let Some(arrival) = self.arrivals.pop_front() {
+                return Ok(arrival);
+            }
+            self.pump(deadline)?;
+        }
+    }
+
+    /// Ends the connection, and waits for a moment until the peer knows.
+    pub(super) fn disconnect(self) {
+        // Where the peer was first, or is not there any more, there is nothing left to end.
+        if self.connection.disconnect(&self.qp).is_ok() && !self.gone {
+            self.connection.wait_disconnected(Some(FAREWELL)).ok();
+        }
+    }
+
+    /// Handles one completion, or says that the peer is gone; sleeps until there is something to do.
+    fn pump(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let mut deadline = deadline;
+        loop {
+            if self.take()? {
+                return Ok(());
+            }
+            if self.gone {
+                // All that came before it has been taken.
+                self.arrivals.push_back(Arrival::Gone);
+                return Ok(());
+            }
+            if self.flushed {
+                deadline = deadline.min(Instant::now() + FAREWELL);
+            }
+            self.cq.request_notify(false)?;
+            // What came before the queue was armed makes no event.
+            if self.take()? {
+                return Ok(());
+            }
+            if !wait::readable(&[self.channel.as_fd(), self.connection.as_fd()], Some(deadline))? {
+                return Err(self.silence());
+            }
+            while self.channel.try_wait()?.is_some() {}
+            self.gone = self.connection.wait_disconnected(Some(Duration::ZERO))?;
+        }
+    }
+
+    fn silence(&self) -> Failure {
+        let peer = self.peer;
+        if self.flushed {
+            return Failure::new(format!("the connection to {peer} broke, and nothing says why"));
+        }
+        Failure::new(format!("{peer} has been silent for {} s", self.patience.as_secs()))
+    }
+
+    /// Takes a completion, if there is one.
+    fn take(&mut self) -> Result<bool, Failure> {
+        let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
+        let opcode = completion.opcode();
+        if let Err(error) = completion.status() {
+            if error.status == WcStatus::WR_FLUSH_ERR {
+                // The end of the connection, whatever its reason is: that comes by another way.
+                self.flushed = true;
+                return Ok(true);
+            }
+            let what = match opcode {
+                Opcode::Recv | Opcode::RecvWriteImm => "cannot receive a message",
+                Opcode::Send => "cannot send a message",
+                Opcode::Read => "cannot read the client's text",
+                _ => "cannot write to the client",
+            };
+            return Err(Failure::new(format!("{what}: {error}")));
+        }
+        match opcode {
+            Opcode::Recv => {
+                let length = completion.byte_len();
+                let buffer = completion.take_buffer().filter(|_| length == MESSAGE);
+                let wrong = || Failure::new(format!("{} sent {length} bytes; rping's messages have 16", self.peer));
+                let buffer = buffer.ok_or_else(wrong)?;
+                let mut message = [0; MESSAGE];
+                message.copy_from_slice(&buffer);
+                self.qp.post_recv(buffer, 0)?;
+                self.arrivals.push_back(Arrival::Message(message));
+            }
+            Opcode::Send => self.spare.extend(completion.take_buffer()),
+            Opcode::Read | Opcode::Write => self.arrivals.push_back(Arrival::Data),
+            _ => return Err(Failure::new(format!("{} did what is no part of rping: {opcode:?}", self.peer))),
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,494 @@
+//! `rping` and `cm_time` on the software device: with themselves, and with peers that keep no rules. What they do with
+//! rdmacm-utils' programs is for `tests/vm`.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStderr, Output};
+use std::time::Duration;
+
+use common::*;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rdma::cm::ConnOptions;
+use rdma::cm::blocking::{self, Connection, ListenOptions, Listener};
+use rdma::op::Send;
+use rdma::{
+    CompletionQueue, Context, DeviceSelector, ExposedRegion, InitializedQueuePair, Poller, ProtectionDomain, QueuePair,
+    Rc, RemoteAccess, RemoteSlice,
+};
+use rdma_examples::rping::Advert;
+use serde_json::Value;
+
+/// How long anything here may take, on a machine that does other things as well.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server in the background, and where it listens.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Server {
+    /// Starts `rping -s` on a port that nobody has; it says where it listens.
+    fn start(args: &[&str]) -> Self {
+        let all = [&["-s", "-d", "-a", "127.0.0.1", "-p", "0", "--timeout", "60"], args].concat();
+        let mut child = start("rping", &all);
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("rping: listening on ").map(str::parse);
+        let Some(Ok(address)) = address else { panic!("the server did not begin: {line}: {:?}", finish_bare(child)) };
+        Self { address, child, stderr }
+    }
+
+    /// The client's options for this server.
+    fn with(&self, args: &[&str]) -> Vec<String> {
+        let port = self.address.port().to_string();
+        let host = self.address.ip().to_string();
+        ["-c", "-a", &host, "-p", &port].iter().chain(args).map(|&arg| arg.to_owned()).collect()
+    }
+
+    fn client(&self, args: &[&str]) -> Output {
+        let args = self.with(args);
+        run("rping", &args.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// How it ended, and what it said besides its steps.
+    fn end(mut self) -> (bool, String) {
+        let mut complaints = String::new();
+        let steps = ["listening", "connected", "the client has disconnected"];
+        loop {
+            let mut line = String::new();
+            if self.stderr.read_line(&mut line).unwrap() == 0 {
+                break;
+            }
+            let is_step = line.strip_prefix("rping: ").is_some_and(|rest| steps.iter().any(|s| rest.starts_with(s)));
+            if !is_step {
+                complaints.push_str(&line);
+            }
+        }
+        let status = self.child.wait().unwrap();
+        assert!(status.code().is_some_and(|code| code != 101), "{status}: {complaints}");
+        (status.success(), complaints)
+    }
+
+    fn ends_well(self) {
+        let (well, complaints) = self.end();
+        assert!(well && complaints.is_empty(), "{complaints}");
+    }
+
+    /// It says one line with `part`, and fails.
+    fn has_failed(self, part: &str) {
+        let (well, complaints) = self.end();
+        assert!(!well && complaints.lines().count() == 1 && complaints.contains(part), "{part:?}: {complaints}");
+    }
+}
+
+/// The status of a program that is about to end.
+fn finish_bare(mut child: Child) -> std::process::ExitStatus {
+    child.wait().unwrap()
+}
+
+/// A peer of one of the programs that does as the test says.
+struct Peer {
+    connection: Connection,
+    qp: QueuePair<Rc>,
+    poller: Poller,
+    pd: ProtectionDomain,
+    _cq: CompletionQueue,
+}
+
+fn soft0() -> Context {
+    rdma::open(&"soft0".parse::<DeviceSelector>().unwrap()).unwrap().context
+}
+
+type Parts = (ProtectionDomain, CompletionQueue);
+
+fn queue_pair(
+    context: &Context,
+    init: impl FnOnce(rdma::PreparedQueuePair<Rc>) -> InitializedQueuePair<Rc>,
+) -> (InitializedQueuePair<Rc>, Parts) {
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(32).unwrap();
+    let mut qp = init(QueuePair::builder(&pd).cq(&cq).build().unwrap());
+    for _ in 0..4 {
+        qp.post_recv(pd.allocate(64).unwrap(), 1).unwrap();
+    }
+    (qp, (pd, cq))
+}
+
+fn options() -> ConnOptions {
+    ConnOptions::new().responder_resources(1).initiator_depth(1)
+}
+
+impl Peer {
+    /// A client of a server.
+    fn of(server: &Server) -> Self {
+        let context = soft0();
+        let route = blocking::resolve::<Rc>(&context, None, server.address, PATIENCE).unwrap();
+        let (qp, parts) =
+            queue_pair(&context, |qp| route.init_with(qp, RemoteAccess::READ | RemoteAccess::WRITE).unwrap());
+        let (connection, qp) = route.connect(qp, &options(), PATIENCE).unwrap();
+        Self::new(connection, qp, parts)
+    }
+
+    /// A server, and the `rping -c` that has connected to it.
+    fn with_client(args: &[&str]) -> (Self, Child) {
+        let context = soft0();
+        let listener: Listener =
+            Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let port = listener.local_addr().port().to_string();
+        let child = start("rping", &[&["-c", "-a", "127.0.0.1", "-p", &port, "-V", "-C", "3"], args].concat());
+        let request = listener.next_request(Some(PATIENCE)).unwrap().expect("the client comes");
+        let (qp, parts) =
+            queue_pair(&context, |qp| request.init_with(qp, RemoteAccess::READ | RemoteAccess::WRITE).unwrap());
+        let (connection, qp) = request.accept(qp, &options(), PATIENCE).unwrap();
+        (Self::new(connection, qp, parts), child)
+    }
+
+    fn new(connection: Connection, qp: QueuePair<Rc>, (pd, cq): Parts) -> Self {
+        Self { connection, qp, poller: cq.poller(), pd, _cq: cq }
+    }
+
+    fn send(&mut self, message: &[u8]) {
+        let mut buffer = self.pd.allocate(message.len()).unwrap();
+        buffer.copy_from_slice(message);
+        self.qp.post_send(Send::new(buffer).token(2)).unwrap();
+    }
+
+    /// Waits for a message.
+    fn receive(&mut self) -> Vec<u8> {
+        loop {
+            let Some(mut completion) = self.poller.poll().unwrap() else {
+                std::thread::yield_now();
+                continue;
+            };
+            completion.status().unwrap();
+            if completion.token() == 1 {
+                let length = completion.byte_len();
+                return completion.take_buffer().unwrap()[..length].to_vec();
+            }
+        }
+    }
+
+    /// Memory with a text, as a client has it.
+    fn region(&self, text: &[u8]) -> ExposedRegion {
+        let region = self.pd.allocate_exposed(text.len(), RemoteAccess::READ | RemoteAccess::WRITE).unwrap();
+        region.copy_in(0, text).unwrap();
+        region
+    }
+
+    fn advertise(&mut self, slice: RemoteSlice) {
+        self.send(&Advert::of(&slice).unwrap().to_bytes());
+    }
+
+    /// Leaves as a client does.
+    fn leave(self) {
+        self.connection.disconnect(&self.qp).unwrap();
+        self.connection.wait_disconnected(Some(PATIENCE)).unwrap();
+    }
+
+    /// Stays until the program has ended the connection.
+    fn wait(&self) {
+        assert!(self.connection.wait_disconnected(Some(PATIENCE)).unwrap());
+    }
+}
+
+mod rping {
+    use super::*;
+
+    #[test]
+    fn both_sides_are_ours() {
+        assert!(succeed("rping", &[]).contains("\n100 pings of 64 bytes by 127.0.0.1:"));
+        for size in ["26", "100", "4096", "64K"] {
+            let bytes = if size == "64K" { "65536" } else { size };
+            let out = succeed("rping", &["-S", size, "-C", "5", "-a", "127.0.0.1"]);
+            assert!(out.contains(&format!("\n5 pings of {bytes} bytes by 127.0.0.1:")), "{out}");
+        }
+    }
+
+    #[test]
+    fn ipv6_is_an_address_as_well() {
+        if !std::fs::read_to_string("/proc/net/if_inet6").is_ok_and(|list| list.contains("00000001 01")) {
+            // A host without IPv6.
+            return;
+        }
+        let out = succeed("rping", &["-C", "5", "-a", "::1"]);
+        assert!(out.contains("\n5 pings of 64 bytes by [::1]:"), "{out}");
+    }
+
+    #[test]
+    fn texts_are_shown_on_both_sides() {
+        let mut server = Server::start(&["-v"]);
+        let client = server.client(&["-v", "-V", "-C", "3", "-S", "30"]);
+        let lines = |what: &str| -> String {
+            ["0: ABCDEFGHIJKLMNOP", "1: BCDEFGHIJKLMNOPQ", "2: CDEFGHIJKLMNOPQR"]
+                .iter()
+                .map(|text| format!("{what}: rdma-ping-{text}\n"))
+                .collect()
+        };
+        let shown = text(&client.stdout);
+        assert!(shown.starts_with("# using soft0") && shown.ends_with(&lines("ping data")), "{client:?}");
+        let shown = std::io::read_to_string(server.child.stdout.take().unwrap()).unwrap();
+        assert!(shown.starts_with("# using soft0") && shown.ends_with(&lines("server ping data")), "{shown}");
+        server.ends_well();
+    }
+
+    #[test]
+    fn a_persistent_server_has_several_clients_at_a_time() {
+        let server = Server::start(&["-P", "--clients", "6"]);
+        let one_by_one = || assert!(server.client(&["-V", "-C", "5", "-S", "1000"]).status.success());
+        one_by_one();
+        one_by_one();
+        let args = server.with(&["-V", "-C", "200"]);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let clients: Vec<Child> = (0..4).map(|_| start("rping", &args)).collect();
+        for client in clients {
+            let output = finish(client);
+            assert!(output.status.success(), "{}", text(&output.stderr));
+        }
+        server.ends_well();
+    }
+
+    #[test]
+    fn refuses_bad_input() {
+        for (args, part) in [
+            (&["-S", "25"][..], "--size 25"),
+            (&["-S", "65537"], "--size 65537"),
+            (&["-S", "x"], "a size is a number"),
+            (&["--timeout", "0"], "--timeout 0"),
+            (&["-c"], "--address"),
+            (&["-c", "-s", "-a", "127.0.0.1"], "cannot be used with"),
+            (&["-P"], "--server"),
+            (&["-I", "127.0.0.1"], "--client"),
+            (&["-c", "-a", "no such host"], "no such host"),
+            (&["-s", "-a", "no such host"], "no such host"),
+            (&["--device", "mlx9_9"], "mlx9_9"),
+            (&["-s", "-a", "192.0.2.77"], "cannot listen on 192.0.2.77:7174"),
+        ] {
+            fail("rping", args, part);
+        }
+        assert!(succeed("rping", &["--version"]).contains(env!("CARGO_PKG_VERSION")));
+    }
+
+    #[test]
+    fn nobody_listens() {
+        let listener: Listener =
+            Listener::bind(&soft0(), "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let port = listener.local_addr().port().to_string();
+        drop(listener);
+        let output = run("rping", &["-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains(&format!("cannot connect to 127.0.0.1:{port}")), "{output:?}");
+    }
+
+    #[test]
+    fn a_port_is_had_once() {
+        let server = Server::start(&[]);
+        let port = server.address.port().to_string();
+        let second = run("rping", &["-s", "-a", "127.0.0.1", "-p", &port]);
+        assert!(!second.status.success());
+        assert!(text(&second.stderr).contains("cannot listen on"), "{second:?}");
+        assert!(server.client(&["-C", "1"]).status.success());
+        server.ends_well();
+    }
+
+    #[test]
+    fn a_client_that_tells_nonsense_is_refused() {
+        let advert =
+            |address, len, rkey| Advert::of(&RemoteSlice::new(address, len, rkey)).unwrap().to_bytes().to_vec();
+        for (message, part) in [
+            (advert(0x1000, 0, 1), "ping 0: the client tells of 0 bytes at 0x1000: there is no room for 1"),
+            (advert(0x1000, 65537, 1), "a ping has at most 65536"),
+            (advert(0x1000, u32::MAX.into(), 1), "a ping has at most 65536"),
+            (advert(u64::MAX - 5, 64, 1), "no memory is there"),
+            (advert(0x1000, 64, 0xdead_beef), "cannot read the client's text"),
+            (vec![1; 5], "sent 5 bytes; rping's messages have 16"),
+            (vec![1; 40], "cannot receive a message"),
+        ] {
+            let server = Server::start(&[]);
+            let mut peer = Peer::of(&server);
+            peer.send(&message);
+            server.has_failed(part);
+            drop(peer);
+        }
+    }
+
+    #[test]
+    fn a_client_that_breaks_off_is_noticed() {
+        let server = Server::start(&[]);
+        let mut peer = Peer::of(&server);
+        let text = peer.region(b"half a ping\0");
+        peer.advertise(text.remote(..).unwrap());
+        peer.receive();
+        peer.leave();
+        server.has_failed("ping 0: the client has disconnected, or gone on, in the middle of the ping");
+
+        // Before its first ping, it may.
+        let server = Server::start(&[]);
+        Peer::of(&server).leave();
+        server.ends_well();
+    }
+
+    #[test]
+    fn a_client_that_is_killed_is_noticed() {
+        let server = Server::start(&["-v"]);
+        let args = server.with(&[]);
+        let client = start("rping", &args.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut server = server;
+        // It pings for ever: the first text that the server shows says that it has begun.
+        let mut stdout = BufReader::new(server.child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("ping data") {
+            line.clear();
+            assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "the server ended");
+        }
+        let reader = std::thread::spawn(move || drop(std::io::read_to_string(stdout)));
+        kill(Pid::from_raw(client.id().cast_signed()), Signal::SIGKILL).unwrap();
+        drop(finish(client));
+        // In the middle of a ping or between two: which one it was is not known, but it ends and does not panic.
+        let (well, complaints) = server.end();
+        assert!(well || complaints.lines().count() == 1 && complaints.contains(": ping "), "{complaints}");
+        reader.join().unwrap();
+    }
+
+    #[test]
+    fn a_text_without_an_end_and_a_sink_without_room() {
+        // All of it goes back, and nothing that lies behind it.
+        let server = Server::start(&[]);
+        let mut peer = Peer::of(&server);
+        let (source, sink) = (peer.region(&[b'x'; 64]), peer.region(&[b'.'; 100]));
+        peer.advertise(source.remote(..).unwrap());
+        peer.receive();
+        peer.advertise(sink.remote(..).unwrap());
+        peer.receive();
+        let mut bytes = [0; 100];
+        sink.copy_out(0, &mut bytes).unwrap();
+        assert_eq!((&bytes[..64], &bytes[64..]), (&[b'x'; 64][..], &[b'.'; 36][..]));
+        // The next one has nowhere to go.
+        peer.advertise(source.remote(..).unwrap());
+        peer.receive();
+        peer.advertise(sink.remote(..63).unwrap());
+        server.has_failed("ping 1: the client tells of 63 bytes");
+    }
+
+    #[test]
+    fn a_persistent_server_outlives_a_bad_client() {
+        let server = Server::start(&["-P", "--clients", "2"]);
+        let mut peer = Peer::of(&server);
+        peer.send(&[0; 3]);
+        peer.wait();
+        assert!(server.client(&["-V", "-C", "5"]).status.success());
+        let (well, complaints) = server.end();
+        assert!(!well && complaints.contains("sent 3 bytes"), "{complaints}");
+        assert!(complaints.contains("1 of 2 clients did not end well"), "{complaints}");
+    }
+
+    #[test]
+    fn a_server_that_keeps_no_rules_is_noticed() {
+        // It says what is not so.
+        let (mut peer, client) = Peer::with_client(&[]);
+        peer.receive();
+        peer.send(&[0; 16]);
+        peer.receive();
+        peer.send(&[0; 16]);
+        client_has_failed(client, "ping 0: data mismatch: byte 0 of 64");
+
+        // It leaves.
+        let (mut peer, client) = Peer::with_client(&[]);
+        peer.receive();
+        peer.leave();
+        client_has_failed(client, "ping 0: the server has disconnected");
+
+        // It sends something else.
+        let (mut peer, client) = Peer::with_client(&[]);
+        peer.receive();
+        peer.send(&[0; 17]);
+        client_has_failed(client, "ping 0: cannot receive a message");
+
+        // It says nothing.
+        let (mut peer, client) = Peer::with_client(&["--timeout", "1"]);
+        peer.receive();
+        client_has_failed(client, "ping 0: the server has been silent for 1 s");
+    }
+
+    fn client_has_failed(client: Child, part: &str) {
+        has_failed("rping -c", &finish(client), part);
+    }
+}
+
+mod cm_time {
+    use super::*;
+
+    fn json(args: &[&str]) -> Value {
+        serde_json::from_str(&succeed("cm_time", &[&["--json"], args].concat())).unwrap()
+    }
+
+    fn is_right(report: &Value, connections: u64, in_flight: &[u64]) {
+        let rounds = report["rounds"].as_array().unwrap();
+        assert_eq!(rounds.iter().map(|round| round["in_flight"].as_u64().unwrap()).collect::<Vec<_>>(), in_flight);
+        for round in rounds {
+            assert_eq!(round["connections"], connections);
+            assert!(round["connections_per_second"].as_f64().unwrap() > 0.0, "{round}");
+            assert!(round["disconnections_per_second"].as_f64().unwrap() > 0.0, "{round}");
+            for step in round["steps"].as_array().unwrap() {
+                let number = |name: &str| step[name].as_f64().unwrap();
+                assert!(number("min_us") <= number("avg_us") && number("avg_us") <= number("max_us"), "{step}");
+                assert!(number("max_us") <= number("total_ms") * 1e3 * (1.0 + 1e-9), "{step}");
+            }
+        }
+    }
+
+    #[test]
+    fn both_sides_are_ours() {
+        is_right(&json(&[]), 100, &[1, 32]);
+        is_right(&json(&["-c", "1"]), 1, &[1, 1]);
+        // More queue pairs than a completion queue has room for.
+        is_right(&json(&["-c", "300", "-n", "300"]), 300, &[300]);
+        let out = succeed("cm_time", &["-c", "3", "-n", "2"]);
+        for part in ["# 3 connections, 2 at a time", "resolve route:", "disconnect   :", "connections/s "] {
+            assert!(out.contains(part), "{part:?} is not in\n{out}");
+        }
+    }
+
+    #[test]
+    fn server_and_client_are_started_apart() {
+        let listener: Listener =
+            Listener::bind(&soft0(), "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let port = listener.local_addr().port().to_string();
+        drop(listener);
+        let server = start("cm_time", &["-b", "127.0.0.1", "-p", &port, "--patience", "60"]);
+        // Nothing says when it listens.
+        let report = loop {
+            let output = run("cm_time", &["-s", "127.0.0.1", "-b", "127.0.0.1", "-p", &port, "-c", "7", "-J"]);
+            if output.status.success() {
+                break serde_json::from_slice::<Value>(&output.stdout).unwrap();
+            }
+            assert!(text(&output.stderr).contains("cannot connect to"), "{output:?}");
+        };
+        is_right(&report, 7, &[1, 7]);
+        assert_eq!(report["rounds"][0]["steps"][1]["step"], "bind addr");
+        // It was told how many come, and ends by itself.
+        assert!(finish(server).status.success());
+    }
+
+    #[test]
+    fn refuses_bad_input() {
+        for (args, part) in [
+            (&["-c", "0"][..], "--connections 0"),
+            (&["-c", "100001"], "--connections 100001"),
+            (&["-n", "0"], "--in-flight 0"),
+            (&["-n", "1,x"], "in-flight"),
+            (&["-t", "0"], "--timeout 0"),
+            (&["--patience", "0"], "--patience 0"),
+            (&["-s", "no such host"], "no such host"),
+            (&["-b", "192.0.2.77"], "cannot listen on 192.0.2.77:7471"),
+            (&["-d", "mlx9_9"], "mlx9_9"),
+        ] {
+            fail("cm_time", args, part);
+        }
+    }
+}
