@@ -83,8 +83,10 @@ pub(super) unsafe extern "C" fn get_cm_event(
 
 /// `rdma_ack_cm_event`.
 pub(super) unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    // SAFETY: C's promise about the event.
-    minus_one(unsafe { channel::acknowledge(event) })
+    minus_one(Service::get().and_then(|_| {
+        // SAFETY: C's promise about the event.
+        unsafe { channel::acknowledge(event) }
+    }))
 }
 
 /// The manager, and the key of an id.

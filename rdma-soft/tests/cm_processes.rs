@@ -1,0 +1,361 @@
+//! Connections between two processes: the death of one in every state, a process that stands still, forks; and what depends on
+//! times, with times made short by the environment.
+
+mod cm_support;
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr;
+use std::time::Duration;
+
+use cm_support::*;
+use rdma_sys::*;
+
+const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
+const ROLE: &str = "RDMA_SOFT_TEST_PUPPET";
+const MARK: &str = "@ ";
+
+/// A second process: this test program again, which does what it is told, line by line.
+struct Puppet {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Puppet {
+    fn start() -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
+            .env(ROLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        writeln!(self.input, "{command}").unwrap();
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the other process has ended");
+            if let Some((_, answer)) = line.split_once(MARK) {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, command: &str) {
+        assert_eq!(self.ask(command), "0", "{command}");
+    }
+
+    fn expect(&mut self, event: Event) {
+        assert_eq!(self.ask("take"), format!("{} 0", name(event)));
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn stop(&self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: the child is not waited for yet, so the id is its own.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+        let mut status = 0;
+        // SAFETY: a valid out parameter.
+        let stopped = unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) };
+        assert!(stopped == pid && libc::WIFSTOPPED(status));
+    }
+}
+
+impl Drop for Puppet {
+    fn drop(&mut self) {
+        // Both fail where the process is gone.
+        let _killed = self.child.kill();
+        let _waited = self.child.wait();
+    }
+}
+
+/// The other process runs this test, and nothing else.
+#[test]
+fn other_process() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let channel = Channel::new();
+    let (mut listener, mut id): (Option<Id>, Option<Id>) = (None, None);
+    for line in io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let mut words = line.split(' ');
+        let (command, number) = (words.next().unwrap(), words.next().map_or(0, |word| word.parse::<u16>().unwrap()));
+        let current = || id.as_ref().unwrap();
+        let answer = match command {
+            "listen" => {
+                let asked = channel.tcp();
+                assert_eq!(asked.bind(loopback(0)), 0);
+                assert_eq!(asked.listen(i32::from(number)), 0);
+                let port = asked.port();
+                listener = Some(asked);
+                port.to_string()
+            }
+            "resolve" => {
+                let asking = channel.tcp();
+                resolve(&asking, &channel, loopback(number));
+                id = Some(asking);
+                "0".to_owned()
+            }
+            "take" => {
+                let told = channel.next();
+                if told.code == Event::RDMA_CM_EVENT_CONNECT_REQUEST {
+                    id = Some(told.request());
+                }
+                format!("{} {}", name(told.code), told.status)
+            }
+            "connect" => current().connect(b"from another process", 3).to_string(),
+            "accept" => current().accept(b"to another process", 4).to_string(),
+            "establish" => current().establish().to_string(),
+            "disconnect" => current().disconnect().to_string(),
+            _ => format!("what is {line}?"),
+        };
+        println!("{MARK}{answer}");
+    }
+    drop((listener, id));
+    std::process::exit(0);
+}
+
+/// The other process listens, and we ask.
+fn asked() -> (Puppet, Id, Channel) {
+    let mut other = Puppet::start();
+    let port = other.ask("listen 4").parse().unwrap();
+    let (id, channel) = resolved(TCP, loopback(port));
+    assert_eq!(id.connect(b"hello", 5), 0);
+    (other, id, channel)
+}
+
+/// We listen, and the other process asks.
+fn asking() -> (Puppet, Id, Channel, Told) {
+    let (listener, channel, to) = listener(TCP, 4);
+    let mut other = Puppet::start();
+    other.tell(&format!("resolve {}", to.port()));
+    other.tell("connect");
+    let told = channel.next();
+    assert_eq!(&told.private[..20], b"from another process");
+    (other, listener, channel, told)
+}
+
+#[test]
+fn two_processes_connect() {
+    let (mut other, id, channel) = asked();
+    other.expect(Event::RDMA_CM_EVENT_CONNECT_REQUEST);
+    other.tell("accept");
+    let told = channel.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
+    assert_eq!((&told.private[..18], told.conn.qp_num), (&b"to another process"[..], 4));
+    assert_eq!(id.establish(), 0);
+    other.expect(Event::RDMA_CM_EVENT_ESTABLISHED);
+    other.tell("disconnect");
+    channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
+    assert_eq!(id.disconnect(), 0);
+    other.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
+}
+
+#[test]
+fn the_listener_dies_before_it_takes_the_request() {
+    let (mut other, _id, channel) = asked();
+    other.kill();
+    channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+}
+
+#[test]
+fn the_listener_dies_before_it_answers() {
+    let (mut other, _id, channel) = asked();
+    other.expect(Event::RDMA_CM_EVENT_CONNECT_REQUEST);
+    other.kill();
+    channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+}
+
+#[test]
+fn the_listener_dies_before_its_answer_is_confirmed() {
+    let (mut other, id, channel) = asked();
+    other.expect(Event::RDMA_CM_EVENT_CONNECT_REQUEST);
+    other.tell("accept");
+    channel.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
+    other.kill();
+    channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+    assert_eq!(id.establish(), libc::EINVAL);
+}
+
+#[test]
+fn the_listener_dies_when_connected() {
+    for disconnected in [false, true] {
+        let (mut other, id, channel) = asked();
+        other.expect(Event::RDMA_CM_EVENT_CONNECT_REQUEST);
+        other.tell("accept");
+        channel.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
+        assert_eq!(id.establish(), 0);
+        if disconnected {
+            other.expect(Event::RDMA_CM_EVENT_ESTABLISHED);
+            assert_eq!(id.disconnect(), 0);
+            other.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
+        }
+        other.kill();
+        channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
+    }
+}
+
+#[test]
+fn the_client_dies_before_it_is_answered() {
+    let (mut other, _listener, channel, told) = asking();
+    let id = told.request();
+    other.kill();
+    // Nothing is heard of it, but the answer fails.
+    channel.expect_silence(Duration::from_millis(30));
+    until("the answer fails", || id.accept(b"", 1) == libc::EINVAL);
+}
+
+#[test]
+fn the_client_dies_before_it_confirms() {
+    let (mut other, _listener, channel, told) = asking();
+    let _id = told.request();
+    assert_eq!(_id.accept(b"", 1), 0);
+    other.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
+    other.kill();
+    channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+}
+
+#[test]
+fn the_client_dies_when_connected() {
+    let (mut other, _listener, channel, told) = asking();
+    let id = told.request();
+    assert_eq!(id.accept(b"", 1), 0);
+    other.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
+    other.tell("establish");
+    channel.expect(Event::RDMA_CM_EVENT_ESTABLISHED);
+    other.kill();
+    channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
+}
+
+#[test]
+fn a_dead_process_s_port_is_free() {
+    let mut other = Puppet::start();
+    let port: u16 = other.ask("listen 4").parse().unwrap();
+    let channel = Channel::new();
+    let id = channel.tcp();
+    assert_eq!(id.bind(loopback(port)), libc::EADDRINUSE);
+    other.kill();
+    assert_eq!(id.bind(loopback(port)), 0);
+    assert_eq!(id.listen(1), 0);
+}
+
+#[test]
+fn in_a_forked_child_everything_is_inert() {
+    let Pair { active: (active, channel), passive: (passive, other), listener } = connected();
+    let event = {
+        let id = other.tcp();
+        assert_eq!(id.resolve_addr(loopback(5)), 0);
+        let event = other.take();
+        ack(event);
+        id
+    };
+    let inert = || {
+        let mut taken = ptr::null_mut();
+        // SAFETY: alive; an out parameter.
+        let code = unsafe { (cm().rdma_get_cm_event)(channel.0, &raw mut taken) };
+        // SAFETY: nothing to promise.
+        let made = unsafe { (cm().rdma_create_event_channel)() };
+        // SAFETY: alive, in the parent; here it fails.
+        let destroyed = unsafe { (cm().rdma_destroy_id)(event.0) };
+        outcome(code) == libc::ENODEV
+            && made.is_null()
+            && outcome(destroyed) == libc::ENODEV
+            && active.disconnect() == libc::ENODEV
+            && passive.bind(loopback(0)) == libc::ENODEV
+            && listener.listen(1) == libc::ENODEV
+    };
+    // SAFETY: the child calls functions that fail at once, and `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = i32::from(!inert());
+        // SAFETY: ends the child without running anything else.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: a valid out parameter.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+    // The parent's connection is what it was.
+    assert_eq!(active.disconnect(), 0);
+    other.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
+}
+
+/// Runs one of the tests below with short times.
+fn with_short_times(test: &str) {
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new(program);
+    command.args(["--exact", test, "--ignored"]).env("RDMA_SOFT_CM_TIMEOUT", "30");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+fn a_process_that_stands_still_is_given_up() {
+    with_short_times("standing_still");
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn standing_still() {
+    let mut other = Puppet::start();
+    let port = other.ask("listen 4").parse().unwrap();
+    other.stop();
+    let (id, channel) = resolved(TCP, loopback(port));
+    assert_eq!(id.connect(b"", 5), 0);
+    channel.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
+}
+
+#[test]
+fn an_end_that_nobody_agrees_to_comes_all_the_same() {
+    with_short_times("nobody_agrees");
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn nobody_agrees() {
+    let Pair { active, passive: _passive, listener: _listener } = connected();
+    assert_eq!(active.0.disconnect(), 0);
+    active.1.expect_status(Event::RDMA_CM_EVENT_DISCONNECTED, -libc::ETIMEDOUT);
+    active.1.expect(Event::RDMA_CM_EVENT_TIMEWAIT_EXIT);
+}
+
+#[test]
+fn a_full_queue_is_asked_again() {
+    with_short_times("full_queue");
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn full_queue() {
+    let (_listener, channel, to) = listener(TCP, 2);
+    let clients: Vec<_> = (0..3).map(|_| resolved(TCP, to)).collect();
+    for (id, _) in &clients {
+        assert_eq!(id.connect(b"", 5), 0);
+    }
+    // The third is asked again until there is room.
+    for _ in 0..3 {
+        assert_eq!(channel.next().request().reject(b""), 0);
+    }
+    for (_, channel) in &clients {
+        channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+    }
+    // Where there never is, it gives up.
+    let clients: Vec<_> = (0..3).map(|_| resolved(TCP, to)).collect();
+    for (id, channel) in &clients {
+        assert_eq!(id.connect(b"", 5), 0);
+        assert!(!channel.is_readable(Duration::from_millis(5)));
+    }
+    clients[2].1.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
+}
