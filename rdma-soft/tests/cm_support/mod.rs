@@ -8,6 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_sys::*;
@@ -263,7 +264,12 @@ impl Told {
 /// Parameters of a call, with private data.
 pub(crate) struct Param<'a>(pub(crate) rdma_conn_param, std::marker::PhantomData<&'a [u8]>);
 
-pub(crate) fn param(private: &[u8], qp_num: u32) -> Param<'_> {
+pub(crate) fn param(private: &[u8], mut qp_num: u32) -> Param<'_> {
+    if on_system() && qp_num < 16 {
+        // The kernel takes a number that it has seen not long ago for a connection that is stale.
+        static NEXT: AtomicU32 = AtomicU32::new(1000);
+        qp_num = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
     let param = rdma_conn_param {
         private_data: private.as_ptr().cast(),
         private_data_len: u8::try_from(private.len()).unwrap(),
