@@ -65,8 +65,6 @@ pub use types::{
 const SLOT_TIMER: u32 = 1 << 31;
 const GROUP_TIMER: u32 = 1 << 30;
 const OWNER_MASK: u32 = GROUP_TIMER - 1;
-/// How long datagrams to a process that cannot be reached are lost without another attempt, in nanoseconds.
-const SHUN: u64 = 100_000_000;
 
 /// What an engine is made with.
 #[derive(Debug)]
@@ -381,8 +379,8 @@ impl Engine {
     /// No process has that slot, or it refuses us.
     pub fn handle_unreachable(&mut self, slot: Slot) {
         let shared = &mut self.shared;
-        if shared.peers.unreachable(slot) {
-            shared.timers.start(SLOT_TIMER | u32::from(slot.0), 0, SHUN);
+        if let Some(nanos) = shared.peers.unreachable(slot) {
+            shared.timers.start(SLOT_TIMER | u32::from(slot.0), 0, nanos);
         }
         if shared.peers.link_of(slot).is_some() {
             // The peer has connected to us meanwhile. What is under way there is not sent again.

@@ -8,6 +8,9 @@ use super::types::Slot;
 const MAX_FOR_ONE: usize = 64;
 /// and so many in all.
 const MAX_IN_ALL: usize = 256;
+/// How long a process that cannot be reached is left alone, in nanoseconds: twice as long each time, up to 16 times.
+const SHUN: u64 = 100_000_000;
+const MAX_DOUBLINGS: u8 = 4;
 
 /// A datagram that waits.
 #[derive(Debug)]
@@ -23,11 +26,13 @@ pub(super) struct Parcels {
     waiting: Vec<Parcel>,
     /// A bit for each slot.
     shunned: [u64; 64],
+    /// How often in a row each could not be reached.
+    failures: Box<[u8]>,
 }
 
 impl Parcels {
-    pub(super) const fn new() -> Self {
-        Self { waiting: Vec::new(), shunned: [0; 64] }
+    pub(super) fn new() -> Self {
+        Self { waiting: Vec::new(), shunned: [0; 64], failures: vec![0; 1 << 12].into_boxed_slice() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -51,24 +56,28 @@ impl Parcels {
         }
     }
 
-    /// Takes out what waited for a process, in order.
+    /// A process has been reached: takes out what waited for it, in order.
     pub(super) fn take(&mut self, slot: Slot) -> impl Iterator<Item = (Header, Box<[u8]>)> + use<> {
+        self.failures[usize::from(slot.0 & 0xfff)] = 0;
         let (taken, left) = core::mem::take(&mut self.waiting).into_iter().partition(|parcel| parcel.slot == slot);
         self.waiting = left;
         let taken: Vec<Parcel> = taken;
         taken.into_iter().map(|parcel| (parcel.header, parcel.payload))
     }
 
-    /// A process cannot be reached: what waited for it is lost. True if something did: then the process is left alone until
-    /// [`forgive`](Self::forgive).
-    pub(super) fn lose(&mut self, slot: Slot) -> bool {
+    /// A process cannot be reached: what waited for it is lost. If something did, the process is left alone until
+    /// [`forgive`](Self::forgive), which is due after so many nanoseconds.
+    pub(super) fn lose(&mut self, slot: Slot) -> Option<u64> {
         let before = self.waiting.len();
         self.waiting.retain(|parcel| parcel.slot != slot);
-        let lost = self.waiting.len() != before;
-        if lost {
-            self.shunned[usize::from(slot.0 >> 6 & 63)] |= 1 << (slot.0 & 63);
+        if self.waiting.len() == before {
+            return None;
         }
-        lost
+        self.shunned[usize::from(slot.0 >> 6 & 63)] |= 1 << (slot.0 & 63);
+        let failures = &mut self.failures[usize::from(slot.0 & 0xfff)];
+        let nanos = SHUN << *failures;
+        *failures = (*failures + 1).min(MAX_DOUBLINGS);
+        Some(nanos)
     }
 
     /// A process may be tried again.
@@ -104,13 +113,20 @@ mod tests {
     #[test]
     fn who_cannot_be_reached_is_left_alone_for_a_while() {
         let mut parcels = Parcels::new();
-        assert!(!parcels.lose(Slot(4094)), "nobody asked for it");
-        add(&mut parcels, 4094, 0);
+        assert_eq!(parcels.lose(Slot(4094)), None, "nobody asked for it");
         add(&mut parcels, 63, 0);
-        assert!(parcels.lose(Slot(4094)));
+        let mut times = Vec::new();
+        for _ in 0..9 {
+            parcels.forgive(Slot(4094));
+            add(&mut parcels, 4094, 0);
+            times.push(parcels.lose(Slot(4094)).unwrap() / SHUN);
+        }
+        assert_eq!(times, [1, 2, 4, 8, 16, 16, 16, 16, 16]);
         assert!(!parcels.has_room(Slot(4094)) && parcels.has_room(Slot(63)));
         parcels.forgive(Slot(4094));
         assert!(parcels.has_room(Slot(4094)));
-        assert_eq!(parcels.take(Slot(63)).count(), 1);
+        assert_eq!((parcels.take(Slot(63)).count(), parcels.take(Slot(4094)).count()), (1, 0));
+        add(&mut parcels, 4094, 0);
+        assert_eq!(parcels.lose(Slot(4094)), Some(SHUN), "it had been reached");
     }
 }

@@ -155,8 +155,8 @@ impl Peers {
         slots
     }
 
-    /// A process cannot be reached; true if datagrams were lost by that.
-    pub(super) fn unreachable(&mut self, slot: Slot) -> bool {
+    /// A process cannot be reached. If datagrams were lost by that: for how many nanoseconds it is left alone.
+    pub(super) fn unreachable(&mut self, slot: Slot) -> Option<u64> {
         self.slot(slot).asked = false;
         self.parcels.lose(slot)
     }

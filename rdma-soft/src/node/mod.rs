@@ -16,7 +16,7 @@ mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
@@ -38,8 +38,12 @@ static NODE: OnceLock<&'static Node> = OnceLock::new();
 /// they are sent.
 extern "C" fn at_exit() {
     let Some(node) = NODE.get().filter(|node| node.guard.is_owner()) else { return };
-    let waits = || !node.state.try_lock().is_ok_and(|state| !state.has_words_left());
-    for _ in 0..50 {
+    let waits = || match node.state.try_lock() {
+        Ok(state) => state.has_words_left(),
+        Err(TryLockError::Poisoned(state)) => state.into_inner().has_words_left(),
+        Err(TryLockError::WouldBlock) => true,
+    };
+    for _ in 0..500 {
         // Nothing may unwind into C.
         if !std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).unwrap_or(false) {
             break;
