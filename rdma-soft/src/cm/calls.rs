@@ -380,7 +380,7 @@ pub(super) unsafe extern "C" fn notify(id: *mut rdma_cm_id, event: ibv_event_typ
     // SAFETY: C's promise about the id.
     minus_one(unsafe { find(id) }.and_then(|(service, key)| match event {
         ibv_event_type::IBV_EVENT_COMM_EST => {
-            service.with(|state| state.try_step(key, |machine, out| machine.communication_established(out)))
+            service.with(|state| state.call(key, |machine, out| machine.communication_established(out)))
         }
         _ => Err(Errno::INVAL),
     }))
@@ -404,7 +404,7 @@ unsafe fn try_disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     unsafe { qp::to_error(id) }?;
     service.with(|state| {
-        state.try_step(key, |machine, out| {
+        state.call(key, |machine, out| {
             machine.disconnect(crate::node::clock::now(), out);
             Ok(())
         })

@@ -394,7 +394,7 @@ impl State {
         if answer.private.len() > room {
             return Err(Errno::INVAL);
         }
-        self.try_step(key, |machine, out| {
+        self.call(key, |machine, out| {
             if is_datagram {
                 let private = answer.private;
                 let rep = SidrRep { status: 0, qp_num: answer.qp_num & 0x00ff_ffff, qkey, private };
@@ -422,7 +422,7 @@ impl State {
             return Err(Errno::INVAL);
         }
         let reason = if reason == 0 { reason::CONSUMER_DEFINED } else { reason };
-        self.try_step(key, |machine, out| machine.reject(Rej { reason, private }, now(), out))
+        self.call(key, |machine, out| machine.reject(Rej { reason, private }, now(), out))
     }
 
     /// Takes a channel's request off its listener's count, and the new id to the channel where it was taken.
@@ -457,6 +457,17 @@ impl State {
         }
     }
 
+    /// Lets an id's machine make a step that the application asks for. What the peer had said before comes first: a call does
+    /// not overtake it.
+    pub(super) fn call(
+        &mut self,
+        key: u64,
+        work: impl FnOnce(&mut Machine, &mut Vec<Output>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.receive(key);
+        self.try_step(key, work)
+    }
+
     /// Lets an id's machine make a step that cannot fail, and does what it says.
     pub(super) fn step(&mut self, key: u64, work: impl FnOnce(&mut Machine, &mut Vec<Output>)) {
         // An id that is gone, or has no machine, makes no step.
@@ -467,7 +478,7 @@ impl State {
     }
 
     /// Lets an id's machine make a step, and does what it says.
-    pub(super) fn try_step(
+    fn try_step(
         &mut self,
         key: u64,
         work: impl FnOnce(&mut Machine, &mut Vec<Output>) -> Result<(), Errno>,

@@ -28,7 +28,10 @@ pub(super) unsafe fn attributes(
 ) -> Result<(ibv_qp_attr, ibv_qp_attr_mask), Errno> {
     // SAFETY: the caller's promise.
     let key = unsafe { id::get(id) }?.subject.key;
-    Service::get()?.with(|service| wire::qp_attributes(service.entry(key)?, state))
+    Service::get()?.with(|service| {
+        service.receive(key);
+        wire::qp_attributes(service.entry(key)?, state)
+    })
 }
 
 fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), Errno> {
@@ -120,7 +123,7 @@ pub(super) unsafe fn confirm(id: *mut rdma_cm_id) -> Result<(), Errno> {
     let confirmed = ready.and_then(|()| {
         // SAFETY: the caller's promise.
         let key = unsafe { id::get(id) }?.subject.key;
-        Service::get()?.with(|service| service.try_step(key, |machine, out| machine.establish(out)))
+        Service::get()?.with(|service| service.call(key, |machine, out| machine.establish(out)))
     });
     confirmed.inspect_err(|_| {
         // SAFETY: the caller's promise.

@@ -403,7 +403,7 @@ impl State {
     }
 
     /// Takes what a connection's peer has sent.
-    fn receive(&mut self, key: u64) {
+    pub(super) fn receive(&mut self, key: u64) {
         for _ in 0..TURN {
             let Some(socket) = self.entries.get(&key).and_then(Entry::connected) else { return };
             let received = match socket.receive() {
