@@ -109,6 +109,16 @@ pub fn listen(context: &Context) -> Listener {
     Listener::bind(context, any_port(address(context)), &ListenOptions::new()).expect("a listener")
 }
 
+/// The way to a listener.
+///
+/// # Panics
+///
+/// If there is none.
+#[must_use]
+pub fn resolve(context: &Context, to: SocketAddr) -> blocking::Resolved<Rc> {
+    blocking::resolve(context, None, to, LIMIT).expect("a route")
+}
+
 /// Connects a queue pair to a listener.
 ///
 /// # Panics
@@ -121,7 +131,7 @@ pub fn connect(
     qp: PreparedQueuePair<Rc>,
     options: &ConnOptions,
 ) -> (Connection, QueuePair<Rc>) {
-    let route = blocking::resolve::<Rc>(context, None, to, LIMIT).expect("a route");
+    let route = resolve(context, to);
     let qp = route.init(qp).expect("INIT");
     route.connect(qp, options, LIMIT).expect("a connection")
 }

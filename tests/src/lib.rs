@@ -7,11 +7,16 @@ pub mod child;
 pub mod cm;
 pub mod datagram;
 
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use rdma::cm::ConnOptions;
+use rdma::cm::blocking::{Connection, Listener};
+use rdma::op::{Opcode, Read};
 use rdma::{
     Buffer, CompletionQueue, ConnectOptions, Context, DeviceSelector, ExposedSlice, InitOptions, Opened, Poller,
-    ProtectionDomain, QueuePair, Rc, RemoteAccess, WcError,
+    ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, TransportType, WcError,
 };
 
 /// The environment variable that names the device to test on.
@@ -54,7 +59,7 @@ pub fn skip(reason: &str) {
     // Standard error, because libtest swallows what a passing test prints through the macros' usual way.
     let thread = std::thread::current();
     let line = format!("SKIP {}: {reason}\n", thread.name().unwrap_or("test"));
-    let _written = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+    let _written = Write::write_all(&mut std::io::stderr(), line.as_bytes());
 }
 
 /// All rights that a peer can have.
@@ -97,6 +102,8 @@ pub struct Side {
     pub sends: Poller,
     /// Completions of receives.
     pub receives: Poller,
+    /// What the connection manager holds of it, on iWARP.
+    pub connection: Option<Connection>,
 }
 
 /// An end that is not connected yet.
@@ -134,13 +141,16 @@ impl Unconnected {
             .max_recv_sge(options.sges)
             .max_inline_data(options.inline)
             .build()
-            .expect("a queue pair")
-            .init(&InitOptions::new().port(opened.port).remote_access(options.access))
-            .expect("INIT");
+            .expect("a queue pair");
+        let qp = if is_iwarp(&context) {
+            cm::init_unconnected(qp, &context, options.access)
+        } else {
+            qp.init(&InitOptions::new().port(opened.port).remote_access(options.access)).expect("INIT")
+        };
         Self { context, pd, qp, send_cq, recv_cq, options }
     }
 
-    /// Brings it up to RTS.
+    /// Brings it up to RTS, on devices whose queue pairs connect by what they know of each other.
     ///
     /// # Panics
     ///
@@ -148,17 +158,105 @@ impl Unconnected {
     #[must_use]
     pub fn connect(self, peer: &rdma::Endpoint) -> Side {
         let qp = self.qp.connect(peer, &self.options.connect).expect("RTS");
-        Side { context: self.context, pd: self.pd, qp, sends: self.send_cq.poller(), receives: self.recv_cq.poller() }
+        Side {
+            context: self.context,
+            pd: self.pd,
+            qp,
+            sends: self.send_cq.poller(),
+            receives: self.recv_cq.poller(),
+            connection: None,
+        }
     }
+
+    /// Connects to the end of another process that does the same: by an exchange over the channel, or by the connection manager
+    /// where there is no other way.
+    ///
+    /// # Panics
+    ///
+    /// If that fails.
+    #[must_use]
+    pub fn meet<R: BufRead, W: Write>(self, channel: &mut child::Channel<R, W>) -> Side {
+        if !is_iwarp(&self.context) {
+            let peer = channel.exchange(&self.qp.endpoint());
+            return self.connect(&peer);
+        }
+        if child::is_child() {
+            let listener = cm::listen(&self.context);
+            channel.send(listener.local_addr().to_string().as_bytes());
+            return self.accept(&listener);
+        }
+        let address = String::from_utf8(channel.receive()).expect("an address");
+        self.call(address.parse().expect("an address"))
+    }
+
+    fn call(self, to: SocketAddr) -> Side {
+        let route = cm::resolve(&self.context, to);
+        self.managed(|qp| route.connect(qp, &ConnOptions::new(), LIMIT).expect("a connection"))
+    }
+
+    fn accept(self, listener: &Listener) -> Side {
+        let request = listener.next_request(Some(LIMIT)).expect("a listener").expect("a request");
+        self.managed(|qp| request.accept(qp, &ConnOptions::new(), LIMIT).expect("a connection"))
+    }
+
+    fn managed(self, connect: impl FnOnce(rdma::InitializedQueuePair<Rc>) -> (Connection, QueuePair<Rc>)) -> Side {
+        let (connection, qp) = connect(self.qp);
+        Side {
+            context: self.context,
+            pd: self.pd,
+            qp,
+            sends: self.send_cq.poller(),
+            receives: self.recv_cq.poller(),
+            connection: Some(connection),
+        }
+    }
+}
+
+/// Connects two ends of this process.
+///
+/// # Panics
+///
+/// If that fails.
+#[must_use]
+pub fn join(a: Unconnected, b: Unconnected) -> (Side, Side) {
+    if is_iwarp(&a.context) {
+        let listener = cm::listen(&b.context);
+        let address = listener.local_addr();
+        return std::thread::scope(|scope| {
+            let b = scope.spawn(|| b.accept(&listener));
+            (a.call(address), b.join().expect("the passive end"))
+        });
+    }
+    let (to_a, to_b) = (a.qp.endpoint(), b.qp.endpoint());
+    (a.connect(&to_b), b.connect(&to_a))
+}
+
+/// Why what exchanges endpoints cannot be tested there.
+pub const MANAGED: &str = "iWARP connects by the connection manager only";
+/// Why what a peer refuses cannot be tested there.
+pub const LOCAL: &str = "iWARP completes a request when it is sent; what the peer refuses ends the connection";
+
+/// Whether the device speaks iWARP, which connects by the connection manager only, and has neither immediate data nor a way to wait
+/// for a receive.
+#[must_use]
+pub fn is_iwarp(context: &Context) -> bool {
+    context.device().transport() == TransportType::IWARP
+}
+
+/// Skips a test on iWARP, with this reason.
+#[must_use]
+pub fn skipped_on_iwarp(context: &Context, reason: &str) -> bool {
+    let skipped = is_iwarp(context);
+    if skipped {
+        skip(reason);
+    }
+    skipped
 }
 
 /// Two connected ends in this process.
 #[must_use]
 pub fn pair(options: Options) -> (Side, Side) {
-    let a = Unconnected::new(&open(), options);
-    let b = Unconnected::new(&open_peer(), options);
-    let (to_a, to_b) = (a.qp.endpoint(), b.qp.endpoint());
-    (a.connect(&to_b), b.connect(&to_a))
+    join(Unconnected::new(&open(), options), Unconnected::new(&open_peer(), options))
 }
 
 /// A completion, taken out of its poller.
@@ -173,7 +271,7 @@ pub struct Done {
     /// Immediate data.
     pub imm: Option<u32>,
     /// What it was.
-    pub opcode: rdma::op::Opcode,
+    pub opcode: Opcode,
     /// Its buffers, in order.
     pub buffers: Vec<Buffer>,
     /// Its slices of exposed regions, in order.
@@ -249,6 +347,29 @@ pub fn wait_within(poller: &mut Poller, limit: Duration) -> Option<Done> {
         }
         std::thread::yield_now();
     }
+}
+
+/// Reads from the peer. Everything that was requested before has been done there when it returns.
+///
+/// # Panics
+///
+/// If that fails.
+#[must_use]
+pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
+    let len = usize::try_from(remote.len()).expect("a length");
+    if !is_iwarp(&side.context) {
+        side.qp.post_send(Read::new(side.pd.allocate(len).expect("a buffer"), remote)).expect("post");
+        let done = wait(&mut side.sends);
+        assert_eq!((done.status, done.opcode), (Ok(()), Opcode::Read));
+        return done.buffer().to_vec();
+    }
+    // There the answer is a write by the peer.
+    let sink = side.pd.allocate_exposed(len, RemoteAccess::WRITE).expect("a region");
+    side.qp.post_send(Read::new(sink.slice(..).expect("a slice"), remote)).expect("post");
+    assert_eq!(wait(&mut side.sends).status, Ok(()));
+    let mut bytes = vec![0; len];
+    sink.copy_out(0, &mut bytes).expect("within the region");
+    bytes
 }
 
 /// A buffer with this content.

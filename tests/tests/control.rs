@@ -7,7 +7,7 @@ use rdma::{
     ConnectOptions, Context, Device, DeviceSelector, Endpoint, ErrorKind, InitOptions, LinkLayer, Mtu, OpenError,
     PortState, QpAttr, QpState, QueuePair, RemoteAccess,
 };
-use rdma_tests::open;
+use rdma_tests::{open, skipped_on_iwarp};
 
 #[test]
 fn the_device_is_listed_and_says_what_it_is() {
@@ -132,6 +132,9 @@ fn pair(context: &Context, port: u8) -> (Connected, Connected) {
 #[test]
 fn two_queue_pairs_connect() {
     let opened = open();
+    if skipped_on_iwarp(&opened.context, rdma_tests::MANAGED) {
+        return;
+    }
     let (a, b) = pair(&opened.context, opened.port);
     assert_ne!(a.qpn(), b.qpn());
     let info = a.query().unwrap();
@@ -144,6 +147,9 @@ fn two_queue_pairs_connect() {
 #[test]
 fn error_and_reset_lead_back_to_the_start() {
     let opened = open();
+    if skipped_on_iwarp(&opened.context, rdma_tests::MANAGED) {
+        return;
+    }
     let (a, b) = pair(&opened.context, opened.port);
     a.set_error().unwrap();
     assert_eq!(a.state().unwrap(), QpState::ERR);
@@ -182,6 +188,9 @@ fn more_than_the_device_has_is_an_error() {
 #[test]
 fn parents_can_go_first() {
     let opened = open();
+    if skipped_on_iwarp(&opened.context, rdma_tests::MANAGED) {
+        return;
+    }
     let (a, b) = pair(&opened.context, opened.port);
     drop(opened);
     assert_eq!(a.state().unwrap(), QpState::RTS);

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 
 use rdma::op::{Send, Write};
 use rdma::{
-    AckTimeout, AsyncEventKind, ConnectOptions, Context, EventSource, PortState, QpState, RemoteSlice, TransportType,
-    WcStatus,
+    AckTimeout, AsyncEventKind, ConnectOptions, Context, EventSource, PortState, QpState, RemoteSlice, WcStatus,
 };
 use rdma_tests::child::{self, Running};
 use rdma_tests::{
-    Done, LIMIT, Options, Side, Unconnected, all_rights, buffer, open, open_peer, pattern, poll, skip, wait,
+    LIMIT, Options, Side, Unconnected, all_rights, buffer, is_iwarp, open, open_peer, pattern, poll, skip, wait,
 };
 
 const BLOCK: usize = 32 << 10;
@@ -34,12 +33,12 @@ struct Objects(Option<String>);
 impl Objects {
     fn now() -> Self {
         let output = Command::new("rdma").args(["resource", "show"]).output();
-        Self(
-            output
-                .ok()
-                .filter(|output| output.status.success())
-                .map(|output| String::from_utf8(output.stdout).unwrap()),
-        )
+        Self(output.ok().filter(|output| output.status.success()).map(|output| {
+            // Not contexts: the connection manager's library keeps those that it has opened until the process ends.
+            let text = String::from_utf8(output.stdout).unwrap();
+            let words: Vec<_> = text.split_whitespace().collect();
+            words.windows(2).filter(|pair| pair[0] != "ctx").map(|pair| pair.join(" ")).collect::<Vec<_>>().join(", ")
+        }))
     }
 
     /// Everything is as it was. The kernel may take a moment: identifiers of connections live until their last timer.
@@ -56,39 +55,61 @@ impl Objects {
     }
 }
 
-fn is_iwarp(context: &Context) -> bool {
-    context.device().transport() == TransportType::IWARP
+/// How a stream of requests came to its end.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// By the first completion that is not a success.
+    Failed(WcStatus),
+    /// By the end of the connection, and nothing has failed: iWARP's writes are complete when they are sent, so there may be none
+    /// under way. What was posted since is never flushed by siw: a process's doorbell carries no request that it could flush.
+    Disconnected,
 }
 
-/// The first completion that is not a success, and how many were before it. `more` posts what keeps the queue busy.
-fn first_error(side: &mut Side, mut more: impl FnMut(&mut Side, Done)) -> (WcStatus, usize) {
+/// Writes to the peer without pause until that fails. `watch` is told after each success how many there were.
+fn write_until_it_fails(side: &mut Side, remote: RemoteSlice, mut watch: impl FnMut(u32)) -> End {
     let begin = Instant::now();
+    for seed in 0..8 {
+        side.qp.post_send(Write::new(buffer(&side.pd, &pattern(BLOCK, seed)), remote)).unwrap();
+    }
     let mut completed = 0;
     loop {
-        assert!(begin.elapsed() < LIMIT, "no error after {completed} completions");
         let Some(done) = poll(&mut side.sends) else {
+            let connection = side.connection.as_ref();
+            if connection.is_some_and(|connection| connection.wait_disconnected(Some(Duration::ZERO)).unwrap()) {
+                return poll(&mut side.sends)
+                    .and_then(|done| done.status.err())
+                    .map_or(End::Disconnected, |error| End::Failed(error.status));
+            }
+            assert!(begin.elapsed() < LIMIT, "{completed} are complete, and nothing comes of the last");
             std::thread::yield_now();
             continue;
         };
-        match done.status {
-            Err(error) => return (error.status, completed),
-            Ok(()) => more(side, done),
+        if let Err(error) = done.status {
+            return End::Failed(error.status);
         }
         completed += 1;
-    }
-}
-
-/// Posts again what was done, while that is possible.
-fn write_again(side: &mut Side, mut done: Done, remote: RemoteSlice) {
-    if let Some(buffer) = done.buffers.pop() {
+        watch(completed);
         // In the error state a post may be refused.
-        drop(side.qp.post_send(Write::new(buffer, remote)));
+        drop(side.qp.post_send(Write::new(done.buffer(), remote)));
     }
 }
 
-fn fill(side: &mut Side, remote: RemoteSlice) {
-    for seed in 0..8 {
-        side.qp.post_send(Write::new(buffer(&side.pd, &pattern(BLOCK, seed)), remote)).unwrap();
+fn is_in_error(side: &Side) {
+    // siw of 6.1 does not tell.
+    if !is_iwarp(&side.context) {
+        assert_eq!(side.qp.state().unwrap(), QpState::ERR);
+    }
+}
+
+/// The end on iWARP: what was under way is flushed, and the connection manager tells that the connection is over.
+fn is_disconnected(side: &Side, end: &End) {
+    let connection = side.connection.as_ref().unwrap();
+    match end {
+        End::Disconnected => {}
+        End::Failed(status) => {
+            assert_eq!(*status, WcStatus::WR_FLUSH_ERR);
+            assert!(connection.wait_disconnected(Some(IN_TIME)).unwrap(), "the end of the connection in time");
+        }
     }
 }
 
@@ -97,9 +118,7 @@ fn a_peer_killed_in_mid_transfer_ends_it() {
     if child::is_child() {
         let mut channel = child::channel();
         // Regions end in the reverse order of their creation when a process dies, and so do queue pairs.
-        let side = Unconnected::new(&open(), options());
-        let peer = channel.exchange(&side.qp.endpoint());
-        let side = side.connect(&peer);
+        let side = Unconnected::new(&open(), options()).meet(&mut channel);
         let region = side.pd.allocate_exposed(BLOCK, all_rights()).unwrap();
         channel.send(&region.remote(..).unwrap().to_bytes());
         channel.receive();
@@ -108,38 +127,34 @@ fn a_peer_killed_in_mid_transfer_ends_it() {
     let objects = Objects::now();
     for round in 0..2 {
         let mut running = Running::start("a_peer_killed_in_mid_transfer_ends_it");
-        let side = Unconnected::new(&open(), options());
-        let peer = running.channel.exchange(&side.qp.endpoint());
-        let mut side = side.connect(&peer);
+        let mut side = Unconnected::new(&open(), options()).meet(&mut running.channel);
         let remote = running.channel.receive_slice();
         side.qp.post_recv(side.pd.allocate(8).unwrap(), 9).unwrap();
-        fill(&mut side, remote);
-        let mut left = 20 + 10 * round;
-        let mut killed = Instant::now();
-        let (status, completed) = first_error(&mut side, |side, done| {
-            left -= 1;
-            if left == 0 {
+        let mut killed = None;
+        let end = write_until_it_fails(&mut side, remote, |completed| {
+            if completed == 20 + 10 * round {
                 running.kill();
-                killed = Instant::now();
+                killed = Some(Instant::now());
             }
-            write_again(side, done, remote);
         });
-        assert!(left <= 0, "an error before the peer was killed: {status:?} after {completed}");
-        assert!(killed.elapsed() < IN_TIME, "{:?}", killed.elapsed());
+        let killed = killed.unwrap_or_else(|| panic!("{end:?} before the peer was killed")).elapsed();
+        assert!(killed < IN_TIME, "{killed:?}");
+        eprintln!("NOTE {end:?} after {killed:?}");
         if is_iwarp(&side.context) {
-            assert_eq!(status, WcStatus::WR_FLUSH_ERR);
+            is_disconnected(&side, &end);
         } else {
             // The kernel takes the key before the queue pair, and a request may come in between.
-            assert!([WcStatus::RETRY_EXC_ERR, WcStatus::REM_ACCESS_ERR].contains(&status), "{status:?}");
+            let expected = [WcStatus::RETRY_EXC_ERR, WcStatus::REM_ACCESS_ERR].map(End::Failed);
+            assert!(expected.contains(&end), "{end:?}");
         }
-        assert_eq!(side.qp.state().unwrap(), QpState::ERR);
+        is_in_error(&side);
         assert_eq!(wait(&mut side.receives).status.unwrap_err().status, WcStatus::WR_FLUSH_ERR);
         while let Some(done) = poll(&mut side.sends) {
             assert_eq!(done.status.unwrap_err().status, WcStatus::WR_FLUSH_ERR);
         }
-        let Side { context, pd, qp, sends, receives } = side;
+        let Side { context, pd, qp, sends, receives, connection } = side;
         qp.close().unwrap();
-        drop((sends, receives, pd, context));
+        drop((connection, sends, receives, pd, context));
         objects.are_back();
     }
 }
@@ -195,28 +210,26 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
         let region = b.pd.allocate_exposed(BLOCK, all_rights()).unwrap();
         let remote = region.remote(..).unwrap();
         a.qp.post_recv(a.pd.allocate(8).unwrap(), 9).unwrap();
-        fill(&mut a, remote);
-        let mut left = 20;
-        let mut down = Instant::now();
-        let (status, _) = first_error(&mut a, |a, done| {
-            left -= 1;
-            if left == 0 {
+        let mut down = None;
+        let end = write_until_it_fails(&mut a, remote, |completed| {
+            if completed == 20 {
                 link.set("down");
-                down = Instant::now();
+                down = Some(Instant::now());
             }
-            write_again(a, done, remote);
         });
-        assert!(left <= 0, "an error before the link was down: {status}");
-        assert!(down.elapsed() < IN_TIME, "{:?}", down.elapsed());
-        eprintln!("NOTE first error {status} after {:?}", down.elapsed());
-        let expected = match (is_iwarp(context), is_far) {
-            (true, _) => WcStatus::WR_FLUSH_ERR,
-            (false, true) => WcStatus::RETRY_EXC_ERR,
-            // rxe finds no route for the packet, and so fails the request at once.
-            (false, false) => WcStatus::LOC_QP_OP_ERR,
-        };
-        assert_eq!(status, expected);
-        assert_eq!(a.qp.state().unwrap(), QpState::ERR);
+        let down = down.unwrap_or_else(|| panic!("{end:?} before the link was down")).elapsed();
+        assert!(down < IN_TIME, "{down:?}");
+        eprintln!("NOTE {end:?} after {down:?}");
+        if is_iwarp(context) {
+            is_disconnected(&a, &end);
+        } else if is_far {
+            assert_eq!(end, End::Failed(WcStatus::RETRY_EXC_ERR));
+        } else {
+            // rxe finds no route for the packet. In 6.1 it says so of that request; in 6.12 it flushes it like the others.
+            let expected = [WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR].map(End::Failed);
+            assert!(expected.contains(&end), "{end:?}");
+        }
+        is_in_error(&a);
         assert_eq!(wait(&mut a.receives).status.unwrap_err().status, WcStatus::WR_FLUSH_ERR);
         port_event(context, port, AsyncEventKind::PORT_ERR);
         wait_for_port(context, port, PortState::DOWN);

@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 use rdma::op::{CompareSwap, FetchAdd, Opcode, Read, Send, SendImm, Work, Write, WriteImm};
 use rdma::{Buffer, ErrorKind, ExposedRegion, PostError, RemoteSlice};
 use rdma_tests::child::{self, Running};
-use rdma_tests::{Done, Options, Side, Unconnected, all_rights, buffer, open, pair, pattern, poll, wait};
+use rdma_tests::{
+    Done, Options, Side, Unconnected, all_rights, buffer, open, pair, pattern, poll, skipped_on_iwarp, wait,
+};
 
 const REGION: usize = 256 << 10;
 const LONGEST: usize = 100_000;
@@ -293,6 +295,9 @@ fn memory_after(seed: u64, side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
 
 #[test]
 fn random_requests_within_a_process() {
+    if skipped_on_iwarp(&open().context, "iWARP does not wait for a receive") {
+        return;
+    }
     let seed = seed();
     let (mut a, mut b) = pair(Options::default());
     let region = b.pd.allocate_exposed(REGION, all_rights()).unwrap();
@@ -310,9 +315,7 @@ fn random_requests_within_a_process() {
 fn random_requests_between_processes() {
     if child::is_child() {
         let mut channel = child::channel();
-        let side = Unconnected::new(&open(), Options::default());
-        let peer = channel.exchange(&side.qp.endpoint());
-        let mut side = side.connect(&peer);
+        let mut side = Unconnected::new(&open(), Options::default()).meet(&mut channel);
         let region = side.pd.allocate_exposed(REGION, all_rights()).unwrap();
         channel.send(&region.remote(..).unwrap().to_bytes());
         let seed = u64::from_ne_bytes(channel.receive_exact());
@@ -325,11 +328,12 @@ fn random_requests_between_processes() {
         verify(&region, &memory);
         return;
     }
+    if skipped_on_iwarp(&open().context, "iWARP does not wait for a receive") {
+        return;
+    }
     let seed = seed();
     let mut running = Running::start("random_requests_between_processes");
-    let side = Unconnected::new(&open(), Options::default());
-    let peer = running.channel.exchange(&side.qp.endpoint());
-    let mut side = side.connect(&peer);
+    let mut side = Unconnected::new(&open(), Options::default()).meet(&mut running.channel);
     let remote = running.channel.receive_slice();
     running.channel.send(&seed.to_ne_bytes());
     let memory = memory_after(seed, &mut side, remote);
