@@ -36,8 +36,12 @@ impl Objects {
         Self(output.ok().filter(|output| output.status.success()).map(|output| {
             // Not contexts: the connection manager's library keeps those that it has opened until the process ends.
             let text = String::from_utf8(output.stdout).unwrap();
-            let words: Vec<_> = text.split_whitespace().collect();
-            words.windows(2).filter(|pair| pair[0] != "ctx").map(|pair| pair.join(" ")).collect::<Vec<_>>().join(", ")
+            let mut words = Vec::new();
+            for word in text.split_whitespace() {
+                let is_count_of_contexts = words.last() == Some(&"ctx");
+                words.push(if is_count_of_contexts { "-" } else { word });
+            }
+            words.join(" ")
         }))
     }
 
