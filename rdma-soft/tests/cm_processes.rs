@@ -359,3 +359,24 @@ fn full_queue() {
     }
     clients[2].1.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
 }
+
+/// The kernel does so, too. What librdmacm leaves of the id is not to be used there; here it may be destroyed.
+#[test]
+fn the_end_of_a_channel_is_the_end_of_its_ids() {
+    let (_listener, channel, to) = listener(TCP, 2);
+    // SAFETY: nothing to promise.
+    let own = unsafe { (cm().rdma_create_event_channel)() };
+    let mut id = ptr::null_mut();
+    // SAFETY: alive; an out parameter.
+    assert_eq!(unsafe { (cm().rdma_create_id)(own, &raw mut id, ptr::null_mut(), TCP) }, 0);
+    let id = Id::adopt(id);
+    assert_eq!(id.resolve_addr(to), 0);
+    assert_eq!(id.resolve_route(), 0);
+    assert_eq!(id.connect(b"", 5), 0);
+    let passive = channel.next().request();
+    assert_eq!(passive.accept(b"", 5), 0);
+    // SAFETY: alive, and not used below.
+    unsafe { (cm().rdma_destroy_event_channel)(own) };
+    channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+    assert_eq!(id.establish(), libc::EINVAL);
+}

@@ -166,7 +166,7 @@ unsafe fn request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errno> {
     let (code, status, id) = (look!(event, event), look!(event, status), look!(event, id));
     let good = match code {
         Event::RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
-        _ if status != 0 => Err(Errno(status.checked_neg().unwrap_or(libc::EIO))),
+        _ if status != 0 => Err(Errno(status.checked_abs().unwrap_or(libc::EIO))),
         Event::RDMA_CM_EVENT_CONNECT_REQUEST => Ok(()),
         _ => Err(Errno::INVAL),
     };

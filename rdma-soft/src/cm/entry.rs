@@ -507,9 +507,7 @@ impl State {
                 Output::Hangup => self.hang_up(key),
                 Output::Tell(told) => {
                     if let Ok(entry) = self.entry(key) {
-                        if let Some(pending) = wire::told(entry, told) {
-                            entry.channel.push(pending);
-                        }
+                        entry.channel.push(wire::told(entry, told));
                     }
                 }
             }

@@ -6,6 +6,7 @@
 //! use its address too has a name of its own kind, with a random end, until it listens.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::thread;
 
 use rdma_sys::rdma_port_space;
 
@@ -13,6 +14,9 @@ use super::address::with_port;
 use super::socket::{self, PREFIX, Socket};
 use crate::engine::Errno;
 use crate::node;
+
+/// How often a name is tried that somebody has: it may be somebody who looks whether it is taken ([`socket::is_taken`]).
+const PATIENCE: u32 = 3;
 
 /// The spaces that have ports of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,10 +146,14 @@ fn take(wish: Wish, port: u16, look_around: bool) -> Result<Bound, Errno> {
     let socket = Socket::new()?;
     let own = wish.name(port);
     let name = if wish.reuse { format!("{own}~{:x}", random()?) } else { own.clone() };
-    socket.bind(&name).map_err(|error| match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => wish.in_use(),
-        _ => error.into(),
-    })?;
+    let mut patience = PATIENCE;
+    while let Err(error) = socket.bind(&name) {
+        if error.raw_os_error() != Some(libc::EADDRINUSE) {
+            return Err(error.into());
+        }
+        patience = patience.checked_sub(1).ok_or(wish.in_use())?;
+        thread::yield_now();
+    }
     if look_around {
         conflict(&wish, port, &[&name], wish.reuse)?;
     }
@@ -184,7 +192,8 @@ fn conflict(wish: &Wish, port: u16, ours: &[&str], shared: bool) -> Result<(), E
         if ours.contains(&&*other) || (shared && other_is_shared) || !overlap(&own, host) {
             continue;
         }
-        if socket::is_taken(&other)? {
+        // Twice: the first time it may be somebody else who looks.
+        if socket::is_taken(&other)? && socket::is_taken(&other)? {
             return Err(if host == own { wish.in_use() } else { Errno(libc::EADDRNOTAVAIL) });
         }
     }

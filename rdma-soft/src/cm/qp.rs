@@ -34,9 +34,12 @@ pub(super) unsafe fn attributes(
     })
 }
 
-fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), Errno> {
+/// # Safety
+///
+/// A live queue pair.
+unsafe fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), Errno> {
     let mask = c_int::try_from(mask.0).unwrap_or(0);
-    // SAFETY: a live queue pair: the callers have it from a live id, or have made it.
+    // SAFETY: the caller's promise; valid attributes.
     match unsafe { (crate::ibverbs().ibv_modify_qp)(qp, &raw mut attr, mask) } {
         0 => Ok(()),
         errno => Err(Errno(errno)),
@@ -60,7 +63,8 @@ unsafe fn advance(
     // SAFETY: the caller's promise.
     let (mut attr, mask) = unsafe { attributes(id, state) }?;
     change(&mut attr);
-    modify(qp, attr, mask)
+    // SAFETY: C's promise: an id's queue pair is alive.
+    unsafe { modify(qp, attr, mask) }
 }
 
 /// Makes the id's queue pair, if it has one, ready to receive.
@@ -107,7 +111,8 @@ pub(super) unsafe fn to_error(id: *mut rdma_cm_id) -> Result<(), Errno> {
         return Ok(());
     }
     let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
-    modify(qp, attr, ibv_qp_attr_mask::IBV_QP_STATE)
+    // SAFETY: C's promise: an id's queue pair is alive.
+    unsafe { modify(qp, attr, ibv_qp_attr_mask::IBV_QP_STATE) }
 }
 
 /// Makes the id's queue pair ready for a peer that has accepted, and confirms; where there is none only confirms.
@@ -159,12 +164,14 @@ pub(super) unsafe fn confirm_with(id: *mut rdma_cm_id, theirs: Ece) -> Result<()
 unsafe fn begin(id: *mut rdma_cm_id, qp: *mut ibv_qp) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let (attr, mask) = unsafe { attributes(id, ibv_qp_state::IBV_QPS_INIT) }?;
-    modify(qp, attr, mask)?;
+    // SAFETY: the caller's promise.
+    unsafe { modify(qp, attr, mask) }?;
     if look!(id, qp_type) == ibv_qp_type::IBV_QPT_UD {
         for state in [ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS] {
             // SAFETY: the caller's promise.
             let (attr, mask) = unsafe { attributes(id, state) }?;
-            modify(qp, attr, mask)?;
+            // SAFETY: the caller's promise.
+            unsafe { modify(qp, attr, mask) }?;
         }
     }
     Ok(())

@@ -65,7 +65,7 @@ pub(super) fn request(listener: Arc<Subject>, id: Arc<Subject>, message: Message
 }
 
 /// The event for what an id's machine tells.
-pub(super) fn told(entry: &Entry, told: Told) -> Option<Pending> {
+pub(super) fn told(entry: &Entry, told: Told) -> Pending {
     let conn = |private: Box<[u8]>| Body::Conn(Conn { private, ..Conn::default() });
     let (code, status, body) = match told {
         Told::Response(rep) => {
@@ -101,7 +101,7 @@ pub(super) fn told(entry: &Entry, told: Told) -> Option<Pending> {
             }
         }
     };
-    Some(Pending { subject: Arc::clone(&entry.subject), code, status, body })
+    Pending { subject: Arc::clone(&entry.subject), code, status, body }
 }
 
 fn ends(entry: &Entry) -> Result<(SocketAddr, SocketAddr), Errno> {
