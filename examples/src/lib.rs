@@ -10,6 +10,7 @@ pub mod bootstrap;
 pub mod cli;
 pub mod cm_time;
 pub mod collectives;
+pub mod connect;
 pub mod device;
 pub mod devinfo;
 pub mod environment;

@@ -11,6 +11,7 @@ use clap::Parser;
 use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
 use rdma_examples::collectives::{Communicator, Element, Pattern, Tensor, Tuning};
+use rdma_examples::connect::ConnectionOptions;
 use rdma_examples::device::{DeviceOptions, announce};
 use rdma_examples::placement::{self, PlacementOptions};
 use rdma_examples::progress::Progress;
@@ -26,6 +27,8 @@ struct Args {
     placement: PlacementOptions,
     #[command(flatten)]
     device: DeviceOptions,
+    #[command(flatten)]
+    connection: ConnectionOptions,
     /// Smallest size in bytes
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "8")]
     min: Size,
@@ -185,6 +188,7 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mu
     if first {
         announce(&chosen.using(), args.json)?;
     }
+    tuning.method = args.connection.settle(&chosen, group, 0, args.json)?;
     let mut comm = Communicator::new(&chosen, group, tuning)?;
     let count = sizes.last().map_or(0, |bytes| bytes / size_of::<T>());
     let input = comm.allocate::<T>(group, count)?;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::Parser;
 use rdma_examples::bootstrap::{self, Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
+use rdma_examples::connect::{ConnectionOptions, Method};
 use rdma_examples::device::{DeviceOptions, announce};
 use rdma_examples::launcher::{self, Place, Root};
 use rdma_examples::pingpong::{Link, Op, Settings, bandwidth, compat, latency, report};
@@ -31,6 +32,8 @@ struct Args {
     server: Option<String>,
     #[command(flatten)]
     device: DeviceOptions,
+    #[command(flatten)]
+    connection: ConnectionOptions,
     /// What to measure with (default: send)
     #[arg(long, value_enum)]
     op: Option<Op>,
@@ -113,6 +116,9 @@ fn run() -> Result<(), Failure> {
 impl Args {
     fn settings(&self) -> Result<Settings, Failure> {
         self.check_common()?;
+        if self.connection.is_asked_for() {
+            self.check_manager()?;
+        }
         let depth = self.tx_depth.unwrap_or(128);
         if depth == 0 || depth > 8192 {
             return Err(Failure::usage(format!("--tx-depth {depth}: give 1 to 8192")));
@@ -139,12 +145,24 @@ impl Args {
         }
     }
 
+    fn check_manager(&self) -> Result<(), Failure> {
+        match self.mtu {
+            Some(mtu) => {
+                Err(Failure::usage(format!("--mtu {mtu}: the connection manager chooses the MTU; leave it out")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// What ibv_rc_pingpong has, too; the rest is refused.
     fn compat_options(&self) -> Result<compat::Options, Failure> {
         self.check_common()?;
         let not_there = |option: String, instead: &str| {
             Err(Failure::usage(format!("--compat does what ibv_rc_pingpong does, and that has no {option}; {instead}")))
         };
+        if self.connection.is_asked_for() {
+            return not_there("--cm".into(), "it exchanges addresses over TCP");
+        }
         match (self.op, self.test, self.tx_depth, self.bind) {
             (Some(op @ (Op::Write | Op::Read)), ..) => not_there(format!("--op {op}"), "it sends messages"),
             (_, Some(Test::Bw | Test::Both), ..) => not_there("bandwidth test".into(), "leave --test out"),
@@ -223,6 +241,10 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     if client || !launcher::is_launched() {
         announce(&chosen.using(), args.json)?;
     }
+    let method = args.connection.settle(&chosen, group, 1, args.json)?;
+    // Without --cm, this is found out only here.
+    let fits = if method == Method::Endpoints { Ok(()) } else { args.check_manager() };
+    group.agree(fits)?;
     let (mut latencies, mut bandwidths) = (Vec::new(), Vec::new());
     let mut progress = Progress::new();
     let sizes = args.sizes();
@@ -230,7 +252,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     if args.test() != Test::Bw {
         for (done, &size) in sizes.iter().enumerate() {
             progress.step("latency", done, sizes.len());
-            let mut link = Link::connect(&chosen, group, settings, size, cores.shared)?;
+            let mut link = Link::connect(&chosen, group, settings, size, method, cores.shared)?;
             if print && done == 0 {
                 report::heading(&link, "Latency")?;
                 table::latency_head(&mut io::stdout())?;
@@ -246,7 +268,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     if args.test() != Test::Lat {
         for (done, &size) in sizes.iter().enumerate() {
             progress.step("bandwidth", done, sizes.len());
-            let mut link = Link::connect(&chosen, group, settings, size, cores.shared)?;
+            let mut link = Link::connect(&chosen, group, settings, size, method, cores.shared)?;
             if print && done == 0 {
                 report::heading(&link, "BW")?;
                 table::bandwidth_head(&mut io::stdout())?;

@@ -11,6 +11,7 @@ use super::tensor::Tensor;
 use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
+use crate::connect::Method;
 use crate::device::Chosen;
 
 /// How the collectives are to be done; the defaults suit one host with the software device.
@@ -30,6 +31,8 @@ pub struct Tuning {
     pub shared_cores: bool,
     /// How long the other ranks may make no progress.
     pub stall: Duration,
+    /// How the ranks connect.
+    pub method: Method,
 }
 
 impl Default for Tuning {
@@ -42,6 +45,7 @@ impl Default for Tuning {
             watch_memory: true,
             shared_cores: false,
             stall: Duration::from_secs(60),
+            method: Method::Endpoints,
         }
     }
 }
@@ -74,7 +78,7 @@ impl Communicator {
         let is_peer = |peer: usize| peer != rank && (mesh || peer == left || peer == right);
         let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
-        let fabric = Fabric::connect(chosen, group, &peers, tuning.watch_memory, patience)?;
+        let fabric = Fabric::connect(chosen, group, &peers, tuning.watch_memory, tuning.method, patience)?;
         let (mut ring, mut direct) = (None, None);
         if world > 1 {
             ring = Some(Ring::new(&fabric, group, tuning.chunk, tuning.lead)?);

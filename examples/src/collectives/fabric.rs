@@ -2,20 +2,23 @@
 //!
 //! How a rank notices depends on the device. Where writes land in order, a second write of a counter follows the first,
 //! and the receiver watches its own memory, which costs no call. Everywhere else the write carries immediate data, and
-//! the receiver's completion queue says that it has come: the only thing that verbs promises.
+//! the receiver's completion queue says that it has come: the only thing that verbs promises. iWARP has no immediate data: there a
+//! message follows the write, and since nothing makes a sender wait there until there is a receive for it, the receiver reports.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rdma::op::{Write, WriteImm};
+use rdma::cm::blocking::Connection;
+use rdma::op::{Send, Write, WriteImm};
 use rdma::{
-    CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice, InitializedQueuePair, Poller,
-    ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
+    CompletionQueue, ExposedRegion, ExposedSlice, Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice,
+    RnrTimer,
 };
 
 use super::wait::{Patience, Wait};
 use crate::Failure;
 use crate::bootstrap::Group;
+use crate::connect::{self, Connected, How, Method, Receives, Unconnected, is_iwarp};
 use crate::device::Chosen;
 
 /// Independent streams of notices between two ranks.
@@ -29,9 +32,13 @@ pub(super) enum Lane {
     Part,
     /// Results of the direct algorithms.
     Result,
+    /// The first message of a connection, on iWARP.
+    First,
+    /// How many messages were received, on iWARP: four bytes follow.
+    Report,
 }
 
-const LANES: usize = 4;
+const LANES: usize = 6;
 /// Counters are a cache line apart.
 pub(super) const LINE: usize = INLINE as usize;
 /// What a request takes with it: a line.
@@ -45,10 +52,17 @@ const NUMBER: u64 = (1 << 48) - 1;
 /// Requests under way when the send queue counts as full: leaves room for what one message takes.
 const FULL: u64 = DEPTH as u64 - 2 * UNSIGNALED;
 
+/// The room that a message takes that is a notice by itself.
+const NOTICE: usize = 8;
+/// iWARP has no receiver that makes its sender wait: at most so many messages to a peer are not known to be received. As many
+/// reports may be under way to it, and there is a receive for each.
+const UNCONFIRMED: u32 = 64;
+
 /// A connected rank.
 #[derive(Debug)]
 struct Peer {
     qp: QueuePair<Rc>,
+    _connection: Option<Connection>,
     /// Its counters of what this rank sent.
     counters: [RemoteSlice; LANES],
     /// Notices sent to it and received from it.
@@ -59,6 +73,14 @@ struct Peer {
     completed: u64,
     /// The number of the last one that read memory of ours.
     last_data: u64,
+    /// On iWARP, messages sent to it, which of them it has said to have, messages received from it, and which of them it was told;
+    /// all modulo 2^32.
+    messages: u32,
+    confirmed: u32,
+    taken: u32,
+    reported: u32,
+    /// The message that followed the last data.
+    last_message: u32,
 }
 
 /// Connections to some of the ranks of a group.
@@ -67,6 +89,8 @@ pub(super) struct Fabric {
     peers: Vec<Option<Peer>>,
     counters: ExposedRegion,
     in_order: bool,
+    /// Notices are messages, because there is no immediate data.
+    by_messages: bool,
     send_poller: Poller,
     recv_poller: Poller,
     recv_cq: CompletionQueue,
@@ -81,32 +105,34 @@ impl Fabric {
         group: &mut Group,
         peers: &[usize],
         watch_memory: bool,
+        method: Method,
         patience: Patience,
     ) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
-        let prepared = Self::prepare(chosen, world, peers, patience);
+        // All ranks have to tell each other in the same way.
+        let alike = group.all_gather(&[u8::from(is_iwarp(&chosen.context))])?;
+        let by_messages = alike.iter().any(|vote| vote == &[1]);
+        let prepared = Self::prepare(chosen, world, peers, by_messages, patience);
         let (mut fabric, queue_pairs) = group.agree(prepared)?;
-
-        // Everybody hears where everybody's queue pairs are, and takes out those that are meant for it.
-        let mut endpoints = vec![0; world * Endpoint::LEN];
-        for (peer, qp) in peers.iter().zip(&queue_pairs) {
-            endpoints[peer * Endpoint::LEN..][..Endpoint::LEN].copy_from_slice(&qp.endpoint().to_bytes());
-        }
-        let all = group.all_gather(&endpoints)?;
+        let how = How { method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
+        let connected = connect::connect(chosen, group, queue_pairs, &how)?;
         let counters = exchange(group, &fabric.counters)?;
-        let mut connected = Ok(());
-        for (&peer, qp) in peers.iter().zip(queue_pairs) {
-            let bytes = all[peer].get(rank * Endpoint::LEN..(rank + 1) * Endpoint::LEN).unwrap_or_default();
-            match Peer::connect(qp, bytes, &counters[peer], rank) {
-                Ok(connected) => fabric.peers[peer] = Some(connected),
-                Err(failure) => connected = Err(failure.context(format_args!("cannot connect to rank {peer}"))),
-            }
-        }
-        group.agree(connected)?;
-        let in_order =
-            watch_memory && fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
+        let mut called = Vec::new();
+        let added = connected.into_iter().try_for_each(|connected| {
+            let (peer, is_active) = (connected.peer, connected.is_active);
+            fabric.peers[peer] = Some(Peer::new(connected, &counters[peer], rank)?);
+            called.push((peer, is_active));
+            Ok(())
+        });
+        group.agree(added)?;
+        let in_order = watch_memory
+            && !by_messages
+            && fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
         // Both ends of a connection have to do the same.
         fabric.in_order = group.all_gather(&[u8::from(in_order)])?.iter().all(|vote| vote == &[1]);
+        if by_messages {
+            fabric.break_the_ice(&called)?;
+        }
         Ok(fabric)
     }
 
@@ -114,8 +140,9 @@ impl Fabric {
         chosen: &Chosen,
         world: usize,
         peers: &[usize],
+        by_messages: bool,
         patience: Patience,
-    ) -> Result<(Self, Vec<InitializedQueuePair<Rc>>), Failure> {
+    ) -> Result<(Self, Vec<Unconnected>), Failure> {
         let context = &chosen.context;
         let pd = context.alloc_pd()?;
         let depth = DEPTH * u32::try_from(peers.len()).unwrap_or(u32::MAX).max(1);
@@ -132,16 +159,35 @@ impl Fabric {
                 .max_recv_wr(DEPTH)
                 .max_inline_data(INLINE)
                 .build()?;
-            let mut qp = qp.init(&chosen.init_options(RemoteAccess::WRITE))?;
-            for _ in 0..DEPTH {
-                qp.post_recv((), peer as u64)?;
-            }
-            queue_pairs.push(qp);
+            let notices = if by_messages { Some(pd.allocate(DEPTH as usize * NOTICE)?) } else { None };
+            let receives: Receives = Box::new(move |qp| {
+                let mut notices = notices;
+                for _ in 0..DEPTH {
+                    match &mut notices {
+                        Some(room) => qp.post_recv(room.split_to(NOTICE), peer as u64)?,
+                        None => qp.post_recv((), peer as u64)?,
+                    }
+                }
+                Ok(())
+            });
+            queue_pairs.push(Unconnected { peer, qp, receives });
         }
         let peers = (0..world).map(|_| None).collect();
         let (send_poller, recv_poller) = (send_cq.poller(), recv_cq.poller());
-        let fabric = Self { peers, counters, in_order: false, send_poller, recv_poller, recv_cq, pd, patience };
+        let fabric =
+            Self { peers, counters, in_order: false, by_messages, send_poller, recv_poller, recv_cq, pd, patience };
         Ok((fabric, queue_pairs))
+    }
+
+    /// On iWARP, the end that has called has to send first.
+    fn break_the_ice(&mut self, called: &[(usize, bool)]) -> Result<(), Failure> {
+        for &(to, _) in called.iter().filter(|(_, is_active)| *is_active) {
+            self.notify(to, Lane::First)?;
+        }
+        for &(from, _) in called.iter().filter(|(_, is_active)| !*is_active) {
+            self.wait_for(from, Lane::First, 1)?;
+        }
+        Ok(())
     }
 
     /// Allocates memory that the other ranks may write to.
@@ -173,6 +219,12 @@ impl Fabric {
             peer.posted += 1;
             peer.qp.post_send(Write::new(source, place).unsignaled())?;
             peer.tell(to, lane, true)?;
+        } else if self.by_messages {
+            peer.posted += 1;
+            peer.qp.post_send(Write::new(source, place).unsignaled())?;
+            peer.messages = peer.messages.wrapping_add(1);
+            peer.last_message = peer.messages;
+            peer.message(to, &[lane as u8], true)?;
         } else {
             peer.posted += 1;
             let request = WriteImm::new(source, place, lane as u32).token(token(to, peer.posted));
@@ -223,10 +275,14 @@ impl Fabric {
     /// Tells a peer something on `lane` that needs no more words.
     pub(super) fn notify(&mut self, to: usize, lane: Lane) -> Result<(), Failure> {
         self.make_room(to)?;
-        let in_order = self.in_order;
+        let (in_order, by_messages) = (self.in_order, self.by_messages);
         let peer = peer(&mut self.peers, to)?;
         if in_order {
             return peer.tell(to, lane, false);
+        }
+        if by_messages {
+            peer.messages = peer.messages.wrapping_add(1);
+            return peer.message(to, &[lane as u8], false);
         }
         peer.posted += 1;
         let nowhere = peer.counters[lane as usize].slice(0..0)?;
@@ -258,8 +314,19 @@ impl Fabric {
         Ok(())
     }
 
-    /// Waits until a send, and all sends to the same peer before it, are complete.
+    /// Waits until what a send, and all sends to the same peer before it, were sent from may change.
     pub(super) fn wait_sent(&mut self, to: usize, number: u64) -> Result<(), Failure> {
+        self.wait_complete(to, number)?;
+        if self.by_messages && number > 0 {
+            // The kernel's siw completes requests whose data TCP has yet to look at, so that only the peer knows better.
+            let last = peer(&mut self.peers, to)?.last_message;
+            self.wait_confirmed(to, |peer| peer.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a send, and all sends to the same peer before it, are complete.
+    fn wait_complete(&mut self, to: usize, number: u64) -> Result<(), Failure> {
         let mut wait = Wait::default();
         while peer(&mut self.peers, to)?.completed < number {
             if self.collect_sent()? {
@@ -267,6 +334,21 @@ impl Fabric {
             }
             if let Some(nap) = self.patience.pause(&mut wait)? {
                 std::thread::sleep(nap);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a peer's reports.
+    fn wait_confirmed(&mut self, to: usize, enough: impl Fn(&Peer) -> bool) -> Result<(), Failure> {
+        let mut wait = Wait::default();
+        while !enough(peer(&mut self.peers, to)?) {
+            if self.collect_received(None)? {
+                continue;
+            }
+            if let Some(nap) = self.patience.pause(&mut wait)? {
+                self.collect_sent()?;
+                self.collect_received(Some(nap))?;
             }
         }
         Ok(())
@@ -282,14 +364,17 @@ impl Fabric {
         Ok(())
     }
 
-    /// Waits while the send queue of a peer is full.
+    /// Waits while the send queue of a peer is full, or its receives may be used up.
     fn make_room(&mut self, to: usize) -> Result<(), Failure> {
+        if self.by_messages {
+            self.wait_confirmed(to, |peer| peer.messages.wrapping_sub(peer.confirmed) < UNCONFIRMED)?;
+        }
         let peer = peer(&mut self.peers, to)?;
         if peer.posted - peer.completed < FULL {
             return Ok(());
         }
         let enough = peer.posted - FULL + UNSIGNALED;
-        self.wait_sent(to, enough)
+        self.wait_complete(to, enough)
     }
 }
 
@@ -319,35 +404,97 @@ impl Fabric {
             channel.wait(Some(nap))?;
         }
         let mut any = false;
-        while let Some(completion) = self.recv_poller.poll()? {
+        while let Some(mut completion) = self.recv_poller.poll()? {
             any = true;
             let from = usize::try_from(completion.token()).unwrap_or(usize::MAX);
             completion.status().map_err(|e| Failure::new(format!("a message from rank {from} failed: {e}")))?;
-            let lane = completion.imm().map_or(LANES, |imm| imm as usize);
+            let (buffer, length) = (completion.take_buffer(), completion.byte_len());
+            let imm = completion.imm();
             let peer = peer(&mut self.peers, from)?;
-            let count = peer.received.get_mut(lane).ok_or_else(|| Failure::new("a notice that makes no sense"))?;
-            *count += 1;
-            peer.qp.post_recv((), from as u64)?;
+            let Some(buffer) = buffer else {
+                peer.count(imm.map_or(LANES, |imm| imm as usize))?;
+                peer.qp.post_recv((), from as u64)?;
+                continue;
+            };
+            peer.take_message(&buffer[..length])?;
+            peer.qp.post_recv(buffer, from as u64)?;
+        }
+        if any && self.by_messages {
+            self.report()?;
         }
         Ok(any)
+    }
+
+    /// Tells peers which of their messages have come, and that there are receives for as many more.
+    fn report(&mut self) -> Result<(), Failure> {
+        for to in 0..self.peers.len() {
+            let Some(peer) = &mut self.peers[to] else { continue };
+            if peer.taken == peer.reported {
+                continue;
+            }
+            peer.reported = peer.taken;
+            let [a, b, c, d] = peer.taken.to_be_bytes();
+            // Reports go where there is room for them: the last two places.
+            let most = (peer.posted + 2).saturating_sub(u64::from(DEPTH));
+            self.wait_complete(to, most)?;
+            if let Some(peer) = &mut self.peers[to] {
+                peer.message(to, &[Lane::Report as u8, a, b, c, d], true)?;
+            }
+        }
+        Ok(())
     }
 }
 
 impl Peer {
-    fn connect(
-        qp: InitializedQueuePair<Rc>,
-        endpoint: &[u8],
-        counters: &RemoteSlice,
-        rank: usize,
-    ) -> Result<Self, Failure> {
-        let remote = Endpoint::from_bytes(endpoint)?;
-        let qp = qp.connect(&remote, &ConnectOptions::new().rnr_retry(7))?;
+    fn new(connected: Connected, counters: &RemoteSlice, rank: usize) -> Result<Self, Failure> {
+        let Connected { qp, connection, .. } = connected;
         let place = |lane| {
             let at = counter(rank, lane);
             counters.slice(at..at + 8).map_err(Failure::from)
         };
-        let counters = [place(Lane::Ring)?, place(Lane::Credit)?, place(Lane::Part)?, place(Lane::Result)?];
-        Ok(Self { qp, counters, sent: [0; LANES], received: [0; LANES], posted: 0, completed: 0, last_data: 0 })
+        let [ring, credit, part, result] = [Lane::Ring, Lane::Credit, Lane::Part, Lane::Result].map(place);
+        let [first, report] = [Lane::First, Lane::Report].map(place);
+        Ok(Self {
+            qp,
+            _connection: connection,
+            counters: [ring?, credit?, part?, result?, first?, report?],
+            sent: [0; LANES],
+            received: [0; LANES],
+            posted: 0,
+            completed: 0,
+            last_data: 0,
+            messages: 0,
+            confirmed: 0,
+            taken: 0,
+            reported: 0,
+            last_message: 0,
+        })
+    }
+
+    /// Sends a notice as a message.
+    fn message(&mut self, to: usize, notice: &[u8], signaled: bool) -> Result<(), Failure> {
+        self.posted += 1;
+        let request = Send::inline(notice).token(token(to, self.posted));
+        Ok(self.qp.post_send(request.signaled(signaled || self.posted % UNSIGNALED == 0))?)
+    }
+
+    /// Takes note of a notice that has come as a message.
+    fn take_message(&mut self, notice: &[u8]) -> Result<(), Failure> {
+        if let &[lane, a, b, c, d] = notice {
+            if lane == Lane::Report as u8 {
+                self.confirmed = u32::from_be_bytes([a, b, c, d]);
+                return Ok(());
+            }
+        }
+        self.taken = self.taken.wrapping_add(1);
+        self.count(notice.first().map_or(LANES, |&lane| lane.into()))
+    }
+
+    /// Counts a notice.
+    fn count(&mut self, lane: usize) -> Result<(), Failure> {
+        let count = self.received.get_mut(lane).ok_or_else(|| Failure::new("a notice that makes no sense"))?;
+        *count += 1;
+        Ok(())
     }
 
     /// Writes the number of notices to the peer's counter.

@@ -1,22 +1,27 @@
 //! One end of the connection, and its memory.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use rdma::cm::blocking::Connection;
 use rdma::op::{Opcode, Read, Send, Write, WriteImm};
 use rdma::{
-    Buffer, CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ExposedRegion, ExposedSlice,
-    InitializedQueuePair, Mtu, Poller, QueuePair, Rc, RemoteAccess, RemoteSlice, RnrTimer,
+    Buffer, CompletionChannel, CompletionQueue, ExposedRegion, ExposedSlice, InitializedQueuePair, Mtu, Poller,
+    PreparedQueuePair, QueuePair, Rc, RemoteAccess, RemoteSlice, RnrTimer,
 };
 
 use super::{Op, Settings, fill, is_intact, last_byte};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::collectives::wait::{Patience, Wait};
+use crate::connect::{self, Connected, How, Method, Receives, Unconnected, is_iwarp};
 use crate::device::Chosen;
 
 /// Largest message that is copied into its request, where the device can.
 const INLINE: u32 = 220;
+/// The same on iWARP, whose devices refuse queue pairs with more than they have.
+const IWARP_INLINE: u32 = 64;
 /// Messages under way hold at most about this much memory.
 const MEMORY: usize = 32 << 20;
 /// How long the other side may be silent.
@@ -34,19 +39,26 @@ pub struct Link {
     channel: CompletionChannel,
     poller: Poller,
     patience: Patience,
-    ends: (Endpoint, Endpoint),
+    ends: (String, String),
+    _connection: Option<Connection>,
+    /// iWARP: no immediate data, and no sender waits for receives by itself.
+    is_iwarp: bool,
+    inline: u32,
     /// What the peer writes to, or reads from.
     window: ExposedRegion,
     /// What this side writes from, or reads into.
     source: ExposedRegion,
     window_there: RemoteSlice,
     /// Buffers that may be sent.
-    spare: Vec<Buffer>,
+    spare: VecDeque<Buffer>,
     /// Messages under way at once.
     depth: u64,
     posted: u64,
     completed: u64,
     arrived: u64,
+    /// Messages that may be sent in all, because there are receives for them; and those that were given to the peer.
+    permitted: u64,
+    sent: u64,
     wrong: u64,
 }
 
@@ -54,11 +66,13 @@ pub struct Link {
 struct Prepared {
     cq: CompletionQueue,
     channel: CompletionChannel,
-    qp: InitializedQueuePair<Rc>,
+    qp: PreparedQueuePair<Rc>,
+    receives: Receives,
     window: ExposedRegion,
     source: ExposedRegion,
-    spare: Vec<Buffer>,
+    spare: VecDeque<Buffer>,
     depth: u64,
+    inline: u32,
 }
 
 impl Prepared {
@@ -69,32 +83,45 @@ impl Prepared {
         let receives = 2 * depth;
         let pd = context.alloc_pd()?;
         let channel = context.create_completion_channel()?;
-        let cq = context.cq_builder(depth + receives + 2).channel(&channel).build()?;
+        let is_iwarp = is_iwarp(context);
+        let inline = if is_iwarp { IWARP_INLINE } else { INLINE };
+        // On iWARP a message follows each write that is told, and permissions go between messages.
+        let sends = if is_iwarp { 2 * depth + 2 } else { depth + 1 };
+        let cq = context.cq_builder(sends + receives + 1).channel(&channel).build()?;
         let access = RemoteAccess::READ | RemoteAccess::WRITE;
         let window = pd.allocate_exposed(size, access)?;
         let source = pd.allocate_exposed(size, access)?;
         let qp = QueuePair::<Rc>::builder(&pd)
             .cq(&cq)
-            .max_send_wr(depth + 1)
+            .max_send_wr(sends)
             .max_recv_wr(receives)
-            .max_inline_data(INLINE)
+            .max_inline_data(inline)
             .build()?;
-        let mut qp = qp.init(&chosen.init_options(access))?;
-        let mut spare = Vec::new();
-        if settings.op == Op::Send {
-            let mut all = pd.allocate((depth + receives) as usize * size)?;
+        let mut spare = VecDeque::new();
+        let (room, all) = match settings.op {
+            Op::Send => {
+                // The kernel's siw completes requests whose data TCP has yet to look at. Taken in turn, none of so many buffers is
+                // needed again before its message has come: no more than that are permitted ahead.
+                let spares = if is_iwarp { 2 * depth } else { depth };
+                let mut all = pd.allocate((spares + receives) as usize * size)?;
+                spare.extend((0..spares).map(|_| all.split_to(size)));
+                (size, Some(all))
+            }
+            // Only word of writes comes, which has no bytes; but siw refuses receives without memory.
+            Op::Write | Op::Read if is_iwarp => (1, Some(pd.allocate(receives as usize)?)),
+            Op::Write | Op::Read => (0, None),
+        };
+        let receives: Receives = Box::new(move |qp: &mut InitializedQueuePair<Rc>| {
+            let mut all = all;
             for _ in 0..receives {
-                qp.post_recv(all.split_to(size), 0)?;
+                match &mut all {
+                    Some(all) => qp.post_recv(all.split_to(room), 0)?,
+                    None => qp.post_recv((), 0)?,
+                }
             }
-            for _ in 0..depth {
-                spare.push(all.split_to(size));
-            }
-        } else {
-            for _ in 0..receives {
-                qp.post_recv((), 0)?;
-            }
-        }
-        Ok(Self { cq, channel, qp, window, source, spare, depth: depth.into() })
+            Ok(())
+        });
+        Ok(Self { cq, channel, qp, receives, window, source, spare, depth: depth.into(), inline })
     }
 }
 
@@ -108,17 +135,24 @@ impl Link {
         group: &mut Group,
         settings: &Settings,
         size: usize,
+        method: Method,
         shared_cores: bool,
     ) -> Result<Self, Failure> {
         let prepared =
             group.agree(chosen.mtu(settings.mtu).and_then(|mtu| Ok((mtu, Prepared::new(chosen, settings, size)?))));
-        let (mtu, Prepared { cq, channel, qp, window, source, spare, depth }) = prepared?;
-        let local = qp.endpoint();
-        let mut hello = local.to_bytes().to_vec();
-        hello.extend(window.remote(..)?.to_bytes());
-        let there = group.all_gather(&hello)?.swap_remove(1 - group.rank());
-        let connected = connect(qp, &there, mtu).map_err(|e| e.context("cannot connect"));
-        let (qp, remote, window_there) = group.agree(connected)?;
+        let (mtu, Prepared { cq, channel, qp, receives, window, source, spare, depth, inline }) = prepared?;
+        let access = RemoteAccess::READ | RemoteAccess::WRITE;
+        let how = How { method, access, mtu: Some(mtu), min_rnr_timer: RnrTimer::at_least(Duration::ZERO) };
+        let peer = 1 - group.rank();
+        let connected = connect::connect(chosen, group, vec![Unconnected { peer, qp, receives }], &how)?.pop();
+        let Some(Connected { qp, connection, ends, .. }) = connected else {
+            return Err(Failure::new("there is nobody to connect to"));
+        };
+        let there = group.all_gather(&window.remote(..)?.to_bytes())?.swap_remove(peer);
+        let there: Result<[u8; RemoteSlice::WIRE_LEN], _> = there.try_into();
+        let window_there = group.agree(
+            there.map(|bytes| RemoteSlice::from_bytes(&bytes)).map_err(|_| Failure::new("the peer sent no address")),
+        )?;
         let in_order = qp.writes_in_order().unwrap_or(false) && !settings.events;
         let in_order = group.all_gather(&[u8::from(in_order)])?.iter().all(|vote| vote == &[1]);
         Ok(Self {
@@ -131,7 +165,10 @@ impl Link {
             cq,
             channel,
             patience: Patience::new(group.watch(), shared_cores, STALL),
-            ends: (local, remote),
+            ends,
+            _connection: connection,
+            is_iwarp: is_iwarp(&chosen.context),
+            inline,
             window,
             source,
             window_there,
@@ -140,6 +177,8 @@ impl Link {
             posted: 0,
             completed: 0,
             arrived: 0,
+            permitted: 2 * depth - 2,
+            sent: 0,
             wrong: 0,
         })
     }
@@ -165,7 +204,7 @@ impl Link {
     /// Largest message that is copied into its request.
     #[must_use]
     pub fn inline(&self) -> u32 {
-        self.qp.send_queue().max_inline_data().min(INLINE)
+        self.qp.send_queue().max_inline_data().min(self.inline)
     }
 
     /// How messages are noticed.
@@ -178,9 +217,15 @@ impl Link {
         }
     }
 
+    /// Whether the device is iWARP.
+    #[must_use]
+    pub fn is_iwarp(&self) -> bool {
+        self.is_iwarp
+    }
+
     /// This end and the other.
     #[must_use]
-    pub fn ends(&self) -> (&Endpoint, &Endpoint) {
+    pub fn ends(&self) -> (&str, &str) {
         (&self.ends.0, &self.ends.1)
     }
 
@@ -195,6 +240,10 @@ impl Link {
     /// # Errors
     /// Where the device refuses, or the connection breaks.
     pub fn send(&mut self, number: u64) -> Result<(), Failure> {
+        if self.is_iwarp {
+            self.wait_while(|link| link.sent >= link.permitted)?;
+        }
+        self.sent += 1;
         self.posted += 1;
         if !self.settings.check && self.size <= self.inline() as usize {
             let mut bytes = [0; INLINE as usize];
@@ -203,7 +252,7 @@ impl Link {
             return self.qp.post_send(request).map_err(Failure::from);
         }
         let mut buffer = loop {
-            match self.spare.pop() {
+            match self.spare.pop_front() {
                 Some(buffer) => break buffer,
                 None => self.wait_while(|link| link.spare.is_empty())?,
             }
@@ -222,24 +271,32 @@ impl Link {
         self.posted += 1;
         let there = self.window_there;
         let token = self.posted;
+        let with_immediate = told && !self.is_iwarp;
         if !self.settings.check && self.size <= self.inline() as usize {
             let mut bytes = [0; INLINE as usize];
             bytes[self.size - 1] = last_byte(number);
             let bytes = &bytes[..self.size];
-            if told {
-                self.qp.post_send(WriteImm::inline(bytes, there, 0).token(token)).map_err(Failure::from)
+            if with_immediate {
+                self.qp.post_send(WriteImm::inline(bytes, there, 0).token(token))?;
             } else {
-                self.qp.post_send(Write::inline(bytes, there).token(token)).map_err(Failure::from)
+                self.qp.post_send(Write::inline(bytes, there).token(token))?;
             }
         } else {
             self.set_source(number)?;
             let source = self.source.slice(..)?;
-            if told {
-                self.qp.post_send(WriteImm::new(source, there, 0).token(token)).map_err(Failure::from)
+            if with_immediate {
+                self.qp.post_send(WriteImm::new(source, there, 0).token(token))?;
             } else {
-                self.qp.post_send(Write::new(source, there).token(token)).map_err(Failure::from)
+                self.qp.post_send(Write::new(source, there).token(token))?;
             }
         }
+        if told && self.is_iwarp { self.send_nothing() } else { Ok(()) }
+    }
+
+    /// A message without contents: on iWARP, word of a write, or permission to send more.
+    fn send_nothing(&mut self) -> Result<(), Failure> {
+        self.posted += 1;
+        self.qp.post_send(Send::new(()).token(self.posted)).map_err(Failure::from)
     }
 
     /// Reads the peer's memory.
@@ -373,17 +430,25 @@ impl Link {
         match opcode {
             Opcode::Recv | Opcode::RecvWriteImm => {
                 let (length, buffer) = (completion.byte_len(), completion.take_buffer());
-                let number = self.arrived;
-                self.arrived += 1;
-                match buffer {
-                    Some(buffer) => {
-                        if self.settings.check {
-                            let intact = length == buffer.len() && is_intact(&buffer, number);
-                            self.wrong += u64::from(!intact);
-                        }
-                        self.qp.post_recv(buffer, 0)?;
+                // Messages have a byte at least.
+                let is_empty = self.is_iwarp && length == 0;
+                if is_empty && self.settings.op == Op::Send {
+                    self.permitted += self.depth;
+                } else {
+                    let number = self.arrived;
+                    self.arrived += 1;
+                    if let (Some(buffer), true, false) = (&buffer, self.settings.check, is_empty) {
+                        let intact = length == buffer.len() && is_intact(buffer, number);
+                        self.wrong += u64::from(!intact);
                     }
+                }
+                match buffer {
+                    Some(buffer) => self.qp.post_recv(buffer, 0)?,
                     None => self.qp.post_recv((), 0)?,
+                }
+                // Only now there is a receive for one more.
+                if self.is_iwarp && !is_empty && self.arrived % self.depth == 0 {
+                    self.send_nothing()?;
                 }
             }
             _ => {
@@ -420,17 +485,4 @@ impl Link {
         }
         Ok(())
     }
-}
-
-fn connect(
-    qp: InitializedQueuePair<Rc>,
-    there: &[u8],
-    mtu: Mtu,
-) -> Result<(QueuePair<Rc>, Endpoint, RemoteSlice), Failure> {
-    let (endpoint, window) = there.split_at_checked(Endpoint::LEN).unwrap_or_default();
-    let remote = Endpoint::from_bytes(endpoint)?;
-    let window = window.try_into().map_err(|_| Failure::new("the peer sent no address"))?;
-    let options = ConnectOptions::new().mtu(mtu).rnr_retry(7).min_rnr_timer(RnrTimer::at_least(Duration::ZERO));
-    let qp = qp.connect(&remote, &options)?;
-    Ok((qp, remote, RemoteSlice::from_bytes(window)))
 }

@@ -2,8 +2,6 @@
 
 use std::io::{self, Write};
 
-use rdma::Endpoint;
-
 use super::Link;
 use crate::Failure;
 use crate::table::{RULER, settings_row};
@@ -22,16 +20,11 @@ pub fn heading(link: &Link, test: &str) -> Result<(), Failure> {
     let mtu = format!("{}[B]", link.mtu());
     let on_off = |on: bool| if on { "ON" } else { "OFF" };
     writeln!(out, "{RULER}\n                    {title}")?;
-    settings_row(&mut out, ("Number of qps", "1"), ("Transport type", "IB"))?;
+    settings_row(&mut out, ("Number of qps", "1"), ("Transport type", if link.is_iwarp() { "IW" } else { "IB" }))?;
     settings_row(&mut out, ("Connection type", "RC"), ("Using SRQ", "OFF"))?;
     settings_row(&mut out, ("TX depth", &depth), ("Mtu", &mtu))?;
     settings_row(&mut out, ("Max inline data", &inline), ("Use events", on_off(settings.events)))?;
     settings_row(&mut out, ("Contents checked", on_off(settings.check)), ("Arrivals", link.notice()))?;
-    writeln!(out, "{RULER}\n local address: {}\n remote address: {}\n{RULER}", address(local), address(remote))?;
+    writeln!(out, "{RULER}\n local address: {}\n remote address: {}\n{RULER}", local, remote)?;
     Ok(())
-}
-
-fn address(end: &Endpoint) -> String {
-    let gid = end.gid.map_or_else(String::new, |gid| format!("  GID {gid}"));
-    format!("LID {:#06x} QPN {:#08x} PSN {:#08x}{gid}", end.lid.0, end.qpn, end.psn)
 }

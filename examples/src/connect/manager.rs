@@ -1,0 +1,341 @@
+//! Connecting by the connection manager.
+//!
+//! Of two ranks, the higher one calls. Each listens on a port of its own, which the others hear of over the bootstrap, and calls
+//! and answers at the same time, so that nobody waits for somebody who waits. The private data says for which job, from whom and to
+//! whom a call is; others are rejected, and told why.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rdma::ErrorKind;
+use rdma::cm::ConnOptions;
+use rdma::cm::blocking::{self, ConnectError, Connection, IncomingConnection, ListenOptions, Listener};
+
+use super::{Connected, How, Unconnected};
+use crate::Failure;
+use crate::bootstrap::{Group, Watch};
+use crate::device::Chosen;
+
+/// How long one step of a connection may take.
+const STEP: Duration = Duration::from_secs(10);
+/// How long all of this rank's may take.
+const ALL: Duration = Duration::from_secs(60);
+/// How often to look whether a rank has died meanwhile.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The beginning of the private data; changes with what follows.
+const MAGIC: [u8; 8] = *b"rdma-cm1";
+
+/// Who calls whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Card {
+    /// A random number that only the ranks of a job know.
+    job: u64,
+    from: u32,
+    to: u32,
+}
+
+impl Card {
+    const LEN: usize = 24;
+
+    fn new(job: u64, from: usize, to: usize) -> Self {
+        let number = |rank| u32::try_from(rank).unwrap_or(u32::MAX);
+        Self { job, from: number(from), to: number(to) }
+    }
+
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..16].copy_from_slice(&self.job.to_be_bytes());
+        bytes[16..20].copy_from_slice(&self.from.to_be_bytes());
+        bytes[20..].copy_from_slice(&self.to.to_be_bytes());
+        bytes
+    }
+
+    /// Reads the beginning of private data, which may be filled up.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (magic, rest) = bytes.split_first_chunk::<8>()?;
+        let (job, rest) = rest.split_first_chunk::<8>()?;
+        let (from, rest) = rest.split_first_chunk::<4>()?;
+        let (to, _) = rest.split_first_chunk::<4>()?;
+        let card = Self { job: u64::from_be_bytes(*job), from: u32::from_be_bytes(*from), to: u32::from_be_bytes(*to) };
+        (*magic == MAGIC).then_some(card)
+    }
+}
+
+/// What both halves of the work need.
+struct Work<'a> {
+    chosen: &'a Chosen,
+    how: &'a How,
+    rank: usize,
+    job: u64,
+    watch: Watch,
+    deadline: Instant,
+    /// Why one half has failed, and the other need not go on.
+    failed: OnceLock<Failure>,
+}
+
+/// Connects every rank to its peers; collective.
+pub(super) fn connect(
+    chosen: &Chosen,
+    group: &mut Group,
+    queue_pairs: Vec<Unconnected>,
+    how: &How,
+    ip: IpAddr,
+) -> Result<Vec<Connected>, Failure> {
+    let rank = group.rank();
+    let listener = Listener::bind(&chosen.context, SocketAddr::new(ip, 0), &ListenOptions::new());
+    let listener =
+        group.agree(listener.map_err(|error| Failure::from(error).context(format_args!("cannot listen at {ip}"))))?;
+    // Rank 0's random number is the job's.
+    let random = RandomState::new().build_hasher().finish();
+    let all = group.all_gather(format!("{random} {}", listener.local_addr()).as_bytes())?;
+    let told: Vec<(u64, SocketAddr)> = all.iter().filter_map(|bytes| parse(bytes)).collect();
+    if told.len() != all.len() {
+        return Err(Failure::new("a rank sent something else than its address; are all ranks the same build?"));
+    }
+    let order: Vec<usize> = queue_pairs.iter().map(|unconnected| unconnected.peer).collect();
+    let (to_call, to_answer): (Vec<_>, Vec<_>) =
+        queue_pairs.into_iter().partition(|unconnected| unconnected.peer < rank);
+    let work = Work {
+        chosen,
+        how,
+        rank,
+        job: told[0].0,
+        watch: group.watch(),
+        deadline: Instant::now() + ALL,
+        failed: OnceLock::new(),
+    };
+    let connected = std::thread::scope(|scope| {
+        let answering = scope.spawn(|| work.noting(work.answer(&listener, to_answer)));
+        let source = SocketAddr::new(ip, 0);
+        let called = to_call.into_iter().map(|unconnected| {
+            let (peer, target) = (unconnected.peer, told[unconnected.peer].1);
+            work.call(source, target, unconnected)
+                .map_err(|failure| failure.context(format_args!("cannot connect to rank {peer} at {target}")))
+        });
+        let called = work.noting(called.collect::<Result<Vec<_>, _>>());
+        let answered = answering.join().unwrap_or_else(|_| Err(Failure::new("the answering thread has died")));
+        called.and_then(|mut called| {
+            called.extend(answered?);
+            Ok(called)
+        })
+    });
+    // Not an agreement: those that wait for a call of this rank hear of its failure when it ends.
+    let mut connected = connected?;
+    group.barrier()?;
+    connected.sort_by_key(|one| order.iter().position(|&peer| peer == one.peer));
+    Ok(connected)
+}
+
+fn parse(told: &[u8]) -> Option<(u64, SocketAddr)> {
+    let (job, address) = std::str::from_utf8(told).ok()?.split_once(' ')?;
+    Some((job.parse().ok()?, address.parse().ok()?))
+}
+
+impl Work<'_> {
+    fn noting<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
+        result.map_err(|failure| self.failed.get_or_init(|| failure).clone())
+    }
+
+    fn options(&self, to: usize) -> ConnOptions {
+        let card = Card::new(self.job, self.rank, to);
+        ConnOptions::new().rnr_retry_count(7).min_rnr_timer(self.how.min_rnr_timer).private_data(&card.to_bytes())
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        self.watch.check()?;
+        self.failed.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// The active end of one connection.
+    fn call(&self, source: SocketAddr, target: SocketAddr, unconnected: Unconnected) -> Result<Connected, Failure> {
+        self.check()?;
+        let Unconnected { peer, qp, receives } = unconnected;
+        let route = blocking::resolve(&self.chosen.context, Some(source), target, STEP)?;
+        let mut qp = route.init_with(qp, self.how.access)?;
+        receives(&mut qp)?;
+        let (connection, qp) = route.connect(qp, &self.options(peer), STEP).map_err(explain)?;
+        if Card::from_bytes(connection.private_data()) != Some(Card::new(self.job, peer, self.rank)) {
+            return Err(Failure::new("somebody else has answered"));
+        }
+        let ends = (end(connection.local_addr(), qp.qpn()), end(connection.peer_addr(), connection.parameters().qpn));
+        Ok(Connected { peer, qp, connection: Some(connection), is_active: true, ends })
+    }
+
+    /// The passive end of all others.
+    fn answer(&self, listener: &Listener, mut waiting: Vec<Unconnected>) -> Result<Vec<Connected>, Failure> {
+        let mut connected = Vec::new();
+        while !waiting.is_empty() {
+            self.check()?;
+            if Instant::now() > self.deadline {
+                let missing: Vec<String> = waiting.iter().map(|one| one.peer.to_string()).collect();
+                let (missing, seconds) = (missing.join(", "), ALL.as_secs());
+                return Err(Failure::new(format!("no connection of ranks {missing} has come within {seconds} s")));
+            }
+            let Some(request) = listener.next_request(Some(LOOK))? else { continue };
+            let caller = Card::from_bytes(request.private_data());
+            let place = waiting.iter().position(|one| caller == Some(Card::new(self.job, one.peer, self.rank)));
+            let Some(place) = place else {
+                refuse(request, self.job, caller);
+                continue;
+            };
+            let unconnected = waiting.swap_remove(place);
+            let peer = unconnected.peer;
+            let accepted = self.accept(request, unconnected);
+            connected
+                .push(accepted.map_err(|f| f.context(format_args!("cannot accept the connection of rank {peer}")))?);
+        }
+        Ok(connected)
+    }
+
+    fn accept(&self, request: IncomingConnection, unconnected: Unconnected) -> Result<Connected, Failure> {
+        let Unconnected { peer, qp, receives } = unconnected;
+        let theirs = request.parameters().qpn;
+        let mut qp = request.init_with(qp, self.how.access)?;
+        receives(&mut qp)?;
+        let (connection, qp): (Connection, _) = request.accept(qp, &self.options(peer), STEP).map_err(explain)?;
+        let ends = (end(connection.local_addr(), qp.qpn()), end(connection.peer_addr(), theirs));
+        Ok(Connected { peer, qp, connection: Some(connection), is_active: false, ends })
+    }
+}
+
+/// Rejects a call that is not for this rank, and says so.
+fn refuse(request: IncomingConnection, job: u64, caller: Option<Card>) {
+    let why = match caller {
+        None => "it does not speak our protocol",
+        Some(card) if card.job != job => "it belongs to another job",
+        Some(_) => "it is not expected here",
+    };
+    let from = request.peer_addr().map_or_else(|| "somewhere".to_owned(), |address| address.to_string());
+    drop(writeln!(io::stderr(), "ignored a connection from {from}: {why}"));
+    // The caller may have gone.
+    let _rejected = request.reject(why.as_bytes());
+}
+
+/// With what the peer had to say.
+fn explain(error: ConnectError) -> Failure {
+    let said = String::from_utf8_lossy(&error.private_data).trim_end_matches('\0').to_owned();
+    let failure = Failure::from(error.error);
+    match error.error.kind() {
+        ErrorKind::Rejected(_) if !said.is_empty() => Failure::new(format!("{failure}: {said}")),
+        _ => failure,
+    }
+}
+
+fn end(address: Option<SocketAddr>, qpn: u32) -> String {
+    let address = address.map_or_else(|| "?".to_owned(), |address| address.to_string());
+    format!("{address} QPN {qpn:#08x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma::{QueuePair, Rc};
+
+    use super::*;
+
+    #[test]
+    fn cards_survive_the_wire_and_its_filling() {
+        let card = Card::new(u64::MAX - 3, 7, 2);
+        let mut bytes = card.to_bytes().to_vec();
+        assert_eq!(Card::from_bytes(&bytes), Some(card));
+        bytes.resize(56, 0);
+        assert_eq!(Card::from_bytes(&bytes), Some(card));
+        assert_eq!(Card::from_bytes(&bytes[..23]), None);
+        bytes[7] = b'2';
+        assert_eq!(Card::from_bytes(&bytes), None);
+        assert_eq!(Card::from_bytes(&[]), None);
+    }
+
+    #[test]
+    fn addresses_are_read() {
+        assert_eq!(parse(b"5 127.0.0.1:80"), Some((5, "127.0.0.1:80".parse().unwrap())));
+        assert_eq!(parse(b"5 [fd09::1]:80"), Some((5, "[fd09::1]:80".parse().unwrap())));
+        for bad in [&b""[..], b"5", b"x 127.0.0.1:80", b"5 127.0.0.1", b"\xff 127.0.0.1:80"] {
+            assert_eq!(parse(bad), None);
+        }
+    }
+
+    fn chosen() -> Chosen {
+        crate::device::DeviceOptions { device: Some("soft0".to_owned()), port: None, gid_index: None }.open().unwrap()
+    }
+
+    fn how(ip: IpAddr) -> How {
+        let (access, min_rnr_timer) = (rdma::RemoteAccess::WRITE, rdma::RnrTimer::DEFAULT);
+        How { method: super::super::Method::Manager(ip), access, mtu: None, min_rnr_timer }
+    }
+
+    fn unconnected(chosen: &Chosen, peer: usize) -> Unconnected {
+        let pd = chosen.context.alloc_pd().unwrap();
+        let cq = chosen.context.create_cq(64).unwrap();
+        let qp = QueuePair::builder(&pd).cq(&cq).build().unwrap();
+        Unconnected { peer, qp, receives: Box::new(|_| Ok(())) }
+    }
+
+    fn work<'a>(chosen: &'a Chosen, how: &'a How, rank: usize, job: u64) -> Work<'a> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        Work { chosen, how, rank, job, watch: Watch::new(), deadline, failed: OnceLock::new() }
+    }
+
+    /// Rank 0 expects rank 1 of job 5, and gets calls of others first.
+    #[test]
+    fn strangers_are_rejected_and_told_why() {
+        let chosen = chosen();
+        let ip = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let how = how(ip);
+        let listener: Listener =
+            Listener::bind(&chosen.context, SocketAddr::new(ip, 0), &ListenOptions::new()).unwrap();
+        let (source, target) = (SocketAddr::new(ip, 0), listener.local_addr());
+        std::thread::scope(|scope| {
+            let zero = work(&chosen, &how, 0, 5);
+            let answering = scope.spawn({
+                let chosen = &chosen;
+                move || zero.answer(&listener, vec![unconnected(chosen, 1)])
+            });
+            let call = |rank, job, to| work(&chosen, &how, rank, job).call(source, target, unconnected(&chosen, to));
+            for (rank, job, to, why) in [
+                (1, 6, 0, "belongs to another job"),
+                (2, 5, 0, "is not expected here"),
+                (1, 5, 3, "is not expected here"),
+            ] {
+                let failure = call(rank, job, to).unwrap_err().to_string();
+                assert!(failure.contains(why), "{why:?} is not in {failure}");
+            }
+            // Somebody who has no card at all.
+            let route = blocking::resolve::<Rc>(&chosen.context, Some(source), target, STEP).unwrap();
+            let qp = route.init(unconnected(&chosen, 0).qp).unwrap();
+            let options = ConnOptions::new().private_data(b"let me in");
+            let failure = route.connect(qp, &options, STEP).map_err(explain).unwrap_err().to_string();
+            assert!(failure.contains("does not speak our protocol"), "{failure}");
+            let called = call(1, 5, 0).unwrap();
+            let answered = answering.join().unwrap().unwrap();
+            assert_eq!((called.peer, called.is_active), (0, true));
+            assert_eq!((answered.len(), answered[0].peer, answered[0].is_active), (1, 1, false));
+        });
+    }
+
+    /// Who answers has to be the rank that was called.
+    #[test]
+    fn an_answer_of_somebody_else_is_refused() {
+        let chosen = chosen();
+        let ip = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let how = how(ip);
+        let listener: Listener =
+            Listener::bind(&chosen.context, SocketAddr::new(ip, 0), &ListenOptions::new()).unwrap();
+        let target = listener.local_addr();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let request = listener.next_request(Some(STEP)).unwrap().unwrap();
+                let qp = request.init(unconnected(&chosen, 0).qp).unwrap();
+                // The caller has gone before, or has not.
+                drop(request.accept(qp, &ConnOptions::new().private_data(b"yes?"), STEP));
+            });
+            let called = work(&chosen, &how, 1, 5).call(SocketAddr::new(ip, 0), target, unconnected(&chosen, 0));
+            assert!(called.unwrap_err().to_string().contains("somebody else"));
+        });
+    }
+}
