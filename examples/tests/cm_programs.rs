@@ -456,10 +456,7 @@ mod cm_time {
 
     #[test]
     fn server_and_client_are_started_apart() {
-        let listener: Listener =
-            Listener::bind(&soft0(), "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
-        let port = listener.local_addr().port().to_string();
-        drop(listener);
+        let (_, port) = listener();
         let server = start("cm_time", &["-b", "127.0.0.1", "-p", &port, "--patience", "60"]);
         // Nothing says when it listens.
         let report = loop {
@@ -473,6 +470,66 @@ mod cm_time {
         assert_eq!(report["rounds"][0]["steps"][1]["step"], "bind addr");
         // It was told how many come, and ends by itself.
         assert!(finish(server).status.success());
+    }
+
+    /// A listener of the test's own, and its port as text.
+    fn listener() -> (Listener, String) {
+        let listener: Listener =
+            Listener::bind(&soft0(), "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let port = listener.local_addr().port().to_string();
+        (listener, port)
+    }
+
+    /// Accepts the next connection.
+    fn accept(listener: &Listener) -> Peer {
+        let request = listener.next_request(Some(PATIENCE)).unwrap().expect("the client comes");
+        let (qp, parts) = queue_pair(&soft0(), |qp| request.init_with(qp, RemoteAccess::empty()).unwrap());
+        let (connection, qp) = request.accept(qp, &options(), PATIENCE).unwrap();
+        Peer::new(connection, qp, parts)
+    }
+
+    #[test]
+    fn a_server_that_breaks_off_is_noticed() {
+        // It ends the first connection as soon as it is there.
+        let (listener, port) = listener();
+        let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "-c", "3", "-n", "1", "--patience", "60"]);
+        accept(&listener).leave();
+        // The second one may be on its way.
+        let _second = listener.next_request(Some(Duration::ZERO));
+        has_failed("cm_time -s", &finish(client), "127.0.0.1:");
+
+        // It refuses.
+        let (listener, port) = self::listener();
+        let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port]);
+        listener.next_request(Some(PATIENCE)).unwrap().expect("the client comes").reject(b"no").unwrap();
+        has_failed("cm_time -s", &finish(client), "rejected by the peer");
+
+        // It does not answer.
+        let (listener, port) = self::listener();
+        let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "--patience", "1"]);
+        let _request = listener.next_request(Some(PATIENCE)).unwrap();
+        has_failed("cm_time -s", &finish(client), "nothing has come from 127.0.0.1:");
+    }
+
+    #[test]
+    fn a_client_that_breaks_off_is_noticed() {
+        let (listener, port) = listener();
+        let address = listener.local_addr();
+        drop(listener);
+        let server = start("cm_time", &["-b", "127.0.0.1", "-p", &port, "-c", "5", "--patience", "3"]);
+        // One of five, without a word about their number.
+        let context = soft0();
+        let (connection, qp, _parts) = loop {
+            let route = blocking::resolve::<Rc>(&context, None, address, PATIENCE).unwrap();
+            let (qp, parts) = queue_pair(&context, |qp| route.init_with(qp, RemoteAccess::empty()).unwrap());
+            match route.connect(qp, &options(), PATIENCE) {
+                Ok((connection, qp)) => break (connection, qp, parts),
+                // Nothing says when it listens.
+                Err(error) => assert_eq!(error.error.kind(), rdma::ErrorKind::NotListening, "{error}"),
+            }
+        };
+        connection.disconnect(&qp).unwrap();
+        has_failed("cm_time -b", &finish(server), "with 1 of 5 connections made and 1 ended");
     }
 
     #[test]
