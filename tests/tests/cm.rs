@@ -390,9 +390,12 @@ fn many_connect_at_the_same_time() {
                     let end = End::new(&context);
                     let request = listener.next_request(Some(LIMIT)).unwrap().unwrap();
                     let name = request.private_data()[..4].to_vec();
-                    let qp = request.init(end.qp()).unwrap();
+                    let mut qp = request.init(end.qp()).unwrap();
                     let options = ConnOptions::new().private_data(&name);
+                    qp.post_recv(end.pd.allocate(8).unwrap(), 0).unwrap();
                     let (connection, mut qp) = request.accept(qp, &options, LIMIT).unwrap();
+                    // On iWARP the active end sends first.
+                    assert_eq!(wait(&mut end.cq.poller()).buffer()[..4], name);
                     qp.post_send(Send::new(buffer(&end.pd, &name))).unwrap();
                     assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
                     assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
@@ -409,11 +412,15 @@ fn many_connect_at_the_same_time() {
                     let mut qp = route.init(end.qp()).unwrap();
                     qp.post_recv(end.pd.allocate(8).unwrap(), 0).unwrap();
                     let options = ConnOptions::new().private_data(&name);
-                    let (connection, qp) = route.connect(qp, &options, LIMIT).unwrap();
+                    let (connection, mut qp) = route.connect(qp, &options, LIMIT).unwrap();
                     assert!(connection.private_data().starts_with(&name));
-                    let done = wait(&mut end.cq.poller());
-                    assert_eq!((done.status, done.byte_len), (Ok(()), 4));
-                    assert_eq!(done.buffer()[..4], name);
+                    qp.post_send(Send::new(buffer(&end.pd, &name)).token(1)).unwrap();
+                    let mut poller = end.cq.poller();
+                    for _ in 0..2 {
+                        let done = wait(&mut poller);
+                        assert_eq!(done.status, Ok(()));
+                        assert_eq!(done.buffer()[..4], name);
+                    }
                     connection.disconnect(&qp).unwrap();
                 }
             });

@@ -97,8 +97,8 @@ pub(super) enum Told {
     TimewaitExit,
     /// A datagram service's queue pair.
     Datagram(SidrRep),
-    /// A datagram service's refusal: its status.
-    NoDatagram(u8),
+    /// A datagram service's refusal: its status, and what it has to say.
+    NoDatagram(u8, Vec<u8>),
 }
 
 /// What both ends have agreed upon, as this end's queue pair needs it.
@@ -348,7 +348,7 @@ impl Machine {
             }
             State::SidrSent => {
                 self.end(out);
-                out.push(Output::Tell(Told::NoDatagram(sidr::UNSUPPORTED)));
+                out.push(Output::Tell(Told::NoDatagram(sidr::UNSUPPORTED, Vec::new())));
             }
             _ => {}
         }
@@ -405,7 +405,7 @@ impl Machine {
                 self.end(out);
                 let told = match rep.status {
                     sidr::SUCCESS => Told::Datagram(rep),
-                    status => Told::NoDatagram(status),
+                    status => Told::NoDatagram(status, rep.private),
                 };
                 out.push(Output::Tell(told));
             }
@@ -457,7 +457,7 @@ impl Machine {
             }
             State::SidrSent => {
                 self.end(out);
-                out.push(Output::Tell(Told::NoDatagram(sidr::REJECT)));
+                out.push(Output::Tell(Told::NoDatagram(sidr::REJECT, Vec::new())));
             }
             State::DreqReceived | State::SidrReceived | State::TimeWait | State::Closed => {}
         }

@@ -87,7 +87,11 @@ pub(super) fn told(entry: &Entry, told: Told) -> Pending {
             (Event::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(&rej.private, room::REJ)))
         }
         Told::Unreachable(status) => (Event::RDMA_CM_EVENT_UNREACHABLE, status, Body::None),
-        Told::NoDatagram(status) => (Event::RDMA_CM_EVENT_UNREACHABLE, status.into(), Body::None),
+        Told::NoDatagram(status, private) => {
+            let private = padded(&private, room::SIDR_REP);
+            let refusal = Datagram { ah_attr: ibv_ah_attr::default(), qp_num: 0, qkey: 0, private };
+            (Event::RDMA_CM_EVENT_UNREACHABLE, status.into(), Body::Datagram(refusal))
+        }
         Told::Disconnected(status) => (Event::RDMA_CM_EVENT_DISCONNECTED, status, conn(Box::default())),
         Told::TimewaitExit => (Event::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, conn(Box::default())),
         Told::Datagram(SidrRep { qp_num, qkey, private, .. }) => {

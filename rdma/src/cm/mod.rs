@@ -54,7 +54,7 @@
 //!  Disconnected <───────────────────────────────────────── disconnect
 //! ```
 //!
-//! On iWARP `connect` ends in `Established` at once, and the kernel brings the queue pair up.
+//! On iWARP `connect` ends in `Established` at once, and the kernel brings the queue pair up; the active end must send first.
 //!
 //! # Who keeps what
 //!
@@ -85,6 +85,8 @@ mod id;
 mod reason;
 mod request;
 mod sockaddr;
+#[cfg(test)]
+mod tests;
 
 pub use channel::{EventChannel, IdKey};
 pub use connect::{ConnOptions, Ece};
@@ -152,6 +154,10 @@ impl PortSpace for Ud {
 
 /// The connection manager that the context's device belongs to.
 fn table(context: &Context) -> Result<&'static RdmaCm> {
+    #[cfg(test)]
+    if let Some(table) = crate::testing::cm::table() {
+        return Ok(table);
+    }
     if context.is_software() {
         return software();
     }

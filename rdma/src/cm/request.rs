@@ -154,7 +154,8 @@ impl ConnectRequest<Rc> {
 
     /// Says yes, with a queue pair: `Established` follows, or an error if the peer is gone by then.
     ///
-    /// The queue pair takes messages from now on; wait for `Established` before sending.
+    /// The queue pair takes messages from now on; wait for `Established` before sending, on iWARP for the first message of the end
+    /// that connected.
     ///
     /// # Errors
     ///

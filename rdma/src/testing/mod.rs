@@ -11,6 +11,7 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub(crate) mod cm;
 mod data_path;
 mod datagrams;
 mod table;

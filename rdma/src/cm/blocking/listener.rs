@@ -243,6 +243,8 @@ impl IncomingConnection<Rc> {
 
     /// Says yes, and waits until the connection is there.
     ///
+    /// On iWARP the end that connected must be the first to send: what comes before it is ready ends the connection.
+    ///
     /// # Errors
     ///
     /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again: `Timeout` if the peer
@@ -276,7 +278,12 @@ impl IncomingConnection<Rc> {
         });
         match established {
             Ok(_) => Ok((Connection::new(id, channel, private_data, peer), qp.into_manual())),
-            Err((error, _)) => Err(ConnectError::new(error, qp)),
+            Err((error, private_data)) => {
+                // Whoever rejects what was accepted has given up.
+                let gone = matches!(error.kind(), ErrorKind::Rejected(_) | ErrorKind::NotListening);
+                let error = if gone { Error::new(Operation::Accept, ErrorKind::Disconnected) } else { error };
+                Err(ConnectError { private_data, ..ConnectError::new(error, qp) })
+            }
         }
     }
 }

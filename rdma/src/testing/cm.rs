@@ -1,0 +1,442 @@
+//! A librdmacm for unit tests: ids in memory, events as the test makes them. Numbers cite the invariants of [`super`].
+//!
+//! It checks what the real one would suffer from: ids destroyed while events of theirs are not acknowledged, channels while they
+//! have ids, and everything that is destroyed twice.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use libc::sockaddr;
+use rdma_sys::*;
+
+use super::{born, called, died, set_errno};
+
+static TABLE: RdmaCm = RdmaCm {
+    rdma_create_event_channel: create_event_channel,
+    rdma_destroy_event_channel: destroy_event_channel,
+    rdma_create_id: create_id,
+    rdma_destroy_id: destroy_id,
+    rdma_bind_addr: bind_addr,
+    rdma_resolve_addr: resolve_addr,
+    rdma_resolve_route: resolve_route,
+    rdma_listen: listen,
+    rdma_connect: connect,
+    rdma_accept: accept,
+    rdma_establish: establish,
+    rdma_reject: reject,
+    rdma_disconnect: disconnect,
+    rdma_notify: notify,
+    rdma_join_multicast: join_multicast,
+    rdma_leave_multicast: leave_multicast,
+    rdma_get_cm_event: get_cm_event,
+    rdma_ack_cm_event: ack_cm_event,
+    rdma_set_option: set_option,
+    rdma_migrate_id: migrate_id,
+    rdma_init_qp_attr: init_qp_attr,
+    rdma_set_local_ece: set_local_ece,
+    rdma_get_remote_ece: get_remote_ece,
+    ..RdmaCm::UNSUPPORTED
+};
+
+/// What the real library keeps behind an id.
+#[repr(C)]
+struct FakeId {
+    base: rdma_cm_id,
+    unacknowledged: Cell<u32>,
+}
+
+/// What it keeps behind a channel.
+#[repr(C)]
+struct FakeChannel {
+    base: rdma_event_channel,
+    ids: Cell<u32>,
+}
+
+/// What a call was given.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Given {
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    pub(crate) qpn: u32,
+}
+
+#[derive(Default)]
+struct CmWorld {
+    on: bool,
+    events: VecDeque<(usize, rdma_cm_event, Vec<u8>)>,
+    given: Option<Given>,
+    /// The contexts that groups were joined with.
+    joined: Vec<usize>,
+    local_ece: Option<ibv_ece>,
+    remote_ece: ibv_ece,
+    /// The name of the device that ids get bound to.
+    device: Option<&'static str>,
+    attr: ibv_qp_attr,
+}
+
+thread_local! {
+    static CM: RefCell<CmWorld> = RefCell::default();
+}
+
+fn cm<R>(f: impl FnOnce(&mut CmWorld) -> R) -> R {
+    CM.with_borrow_mut(f)
+}
+
+/// The table, in tests that have asked for it.
+pub(crate) fn table() -> Option<&'static RdmaCm> {
+    cm(|cm| cm.on).then_some(&TABLE)
+}
+
+/// Makes this test's connection manager this one.
+pub(crate) fn switch_on() {
+    cm(|cm| cm.on = true);
+}
+
+/// Ids get bound to a device of this name from now on.
+pub(crate) fn bind_to(device: &'static str) {
+    cm(|cm| cm.device = Some(device));
+}
+
+/// What the last connect, accept or reject was given.
+pub(crate) fn given() -> Given {
+    cm(|cm| cm.given.clone()).unwrap_or_default()
+}
+
+/// The contexts of the groups that were joined.
+pub(crate) fn joined() -> Vec<usize> {
+    cm(|cm| cm.joined.clone())
+}
+
+pub(crate) fn local_ece() -> Option<ibv_ece> {
+    cm(|cm| cm.local_ece)
+}
+
+pub(crate) fn set_remote_ece(ece: ibv_ece) {
+    cm(|cm| cm.remote_ece = ece);
+}
+
+/// What `rdma_init_qp_attr` says besides.
+pub(crate) fn set_attr(attr: ibv_qp_attr) {
+    cm(|cm| cm.attr = attr);
+}
+
+/// An event of an id, with private data that lives until it is acknowledged.
+pub(crate) fn raise(channel: *mut rdma_event_channel, event: rdma_cm_event, data: &[u8]) {
+    cm(|cm| cm.events.push_back((channel.addr(), event, data.to_vec())));
+    // SAFETY: a channel of ours (1).
+    super::table::ring(unsafe { (*channel).fd });
+}
+
+/// A new id, as a request brings one.
+pub(crate) fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
+    let mut id = ptr::null_mut();
+    // SAFETY: a channel of ours (1), room for a pointer.
+    unsafe { create_id(channel, &raw mut id, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
+    bind(id);
+    id
+}
+
+/// What the real one does when an id's device is known.
+pub(crate) fn bind(id: *mut rdma_cm_id) {
+    let name = cm(|cm| cm.device.unwrap_or("fake0"));
+    let mut device = ibv_device::default();
+    for (to, from) in device.name.iter_mut().zip(name.bytes()) {
+        #[allow(clippy::cast_possible_wrap, reason = "a letter")]
+        {
+            *to = from as _;
+        }
+    }
+    // Kept for ever, as the real one keeps devices.
+    let device = Box::into_raw(Box::new(device));
+    let verbs = Box::into_raw(Box::new(ibv_context { device, ..ibv_context::default() }));
+    // SAFETY: an id of ours (1).
+    unsafe { (*id).verbs = verbs };
+    // SAFETY: as above.
+    unsafe { (*id).port_num = 2 };
+}
+
+fn fail(errno: i32) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// Records a call that only works or fails.
+fn simple(operation: &'static str) -> c_int {
+    match called(operation) {
+        0 => 0,
+        errno => fail(errno),
+    }
+}
+
+unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
+    let errno = called("create_event_channel");
+    if errno != 0 {
+        set_errno(errno);
+        return ptr::null_mut();
+    }
+    born("event_channel");
+    // SAFETY: eventfd has no conditions.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC) };
+    Box::into_raw(Box::new(FakeChannel { base: rdma_event_channel { fd }, ids: Cell::new(0) })).cast()
+}
+
+unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
+    called("destroy_event_channel");
+    died("event_channel");
+    // SAFETY: made by create_event_channel (1).
+    let channel = unsafe { Box::from_raw(channel.cast::<FakeChannel>()) };
+    assert_eq!(channel.ids.get(), 0, "ids live on a channel that is destroyed");
+    // SAFETY: the channel's own descriptor.
+    unsafe { libc::close(channel.base.fd) };
+}
+
+/// # Safety
+///
+/// `channel` is one of ours that lives.
+unsafe fn count(channel: *mut rdma_event_channel, by: i32) {
+    // SAFETY: the caller's promise (1).
+    let ids = unsafe { &(*channel.cast::<FakeChannel>()).ids };
+    ids.set(ids.get().checked_add_signed(by).unwrap());
+}
+
+unsafe extern "C" fn create_id(
+    channel: *mut rdma_event_channel,
+    out: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: rdma_port_space,
+) -> c_int {
+    if simple("create_id") != 0 {
+        return -1;
+    }
+    born("id");
+    // SAFETY: a channel of ours, by the caller.
+    unsafe { count(channel, 1) };
+    let base = rdma_cm_id { channel, context, ps, ..rdma_cm_id::default() };
+    // SAFETY: room for a pointer, by the caller.
+    unsafe { *out = Box::into_raw(Box::new(FakeId { base, unacknowledged: Cell::new(0) })).cast() };
+    0
+}
+
+unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
+    if simple("destroy_id") != 0 {
+        return -1;
+    }
+    died("id");
+    // SAFETY: made by create_id (1).
+    let id = unsafe { Box::from_raw(id.cast::<FakeId>()) };
+    assert_eq!(id.unacknowledged.get(), 0, "this would wait for ever");
+    // SAFETY: the id's channel lives, by the caller.
+    unsafe { count(id.base.channel, -1) };
+    0
+}
+
+unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int {
+    if simple("bind_addr") != 0 {
+        return -1;
+    }
+    // SAFETY: addresses of ours are as large as the storage.
+    let storage: libc::sockaddr_storage = unsafe { *address.cast() };
+    // SAFETY: an id of ours (1).
+    unsafe { (*id).route.addr.__bindgen_anon_1 = rdma_addr__bindgen_ty_1 { src_storage: storage } };
+    bind(id);
+    0
+}
+
+unsafe extern "C" fn resolve_addr(_: *mut rdma_cm_id, _: *mut sockaddr, _: *mut sockaddr, timeout: c_int) -> c_int {
+    assert!(timeout > 0);
+    simple("resolve_addr")
+}
+
+unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _: c_int) -> c_int {
+    // SAFETY: an id of ours (1).
+    let verbs = unsafe { (*id).verbs };
+    // The real one does not ask.
+    assert!(!verbs.is_null(), "NULL would be followed");
+    simple("resolve_route")
+}
+
+unsafe extern "C" fn listen(_: *mut rdma_cm_id, _: c_int) -> c_int {
+    simple("listen")
+}
+
+/// # Safety
+///
+/// The parameters' private data is as long as they say.
+unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'static str) -> c_int {
+    // SAFETY: an id of ours (1).
+    let verbs = unsafe { (*id).verbs };
+    // The real one does not ask.
+    assert!(!verbs.is_null(), "NULL would be followed");
+    // SAFETY: parameters from the caller.
+    let param = unsafe { *param };
+    // SAFETY: by the caller.
+    let data = unsafe { std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into()) };
+    let given = Given {
+        private_data: data.to_vec(),
+        responder_resources: param.responder_resources,
+        initiator_depth: param.initiator_depth,
+        qpn: param.qp_num,
+    };
+    cm(|cm| cm.given = Some(given));
+    simple(operation)
+}
+
+unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    // SAFETY: by the caller.
+    unsafe { take(id, param, "connect") }
+}
+
+unsafe extern "C" fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    // SAFETY: by the caller.
+    unsafe { take(id, param, "accept") }
+}
+
+unsafe extern "C" fn establish(_: *mut rdma_cm_id) -> c_int {
+    simple("establish")
+}
+
+unsafe extern "C" fn reject(_: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
+    // SAFETY: by the caller.
+    let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
+    cm(|cm| cm.given = Some(Given { private_data: data.to_vec(), ..Given::default() }));
+    simple("reject")
+}
+
+unsafe extern "C" fn disconnect(_: *mut rdma_cm_id) -> c_int {
+    simple("disconnect")
+}
+
+unsafe extern "C" fn notify(_: *mut rdma_cm_id, _: ibv_event_type) -> c_int {
+    simple("notify")
+}
+
+unsafe extern "C" fn join_multicast(_: *mut rdma_cm_id, _: *mut sockaddr, context: *mut c_void) -> c_int {
+    let result = simple("join_multicast");
+    if result == 0 {
+        cm(|cm| cm.joined.push(context.addr()));
+    }
+    result
+}
+
+unsafe extern "C" fn leave_multicast(_: *mut rdma_cm_id, _: *mut sockaddr) -> c_int {
+    simple("leave_multicast")
+}
+
+unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+    if simple("get_cm_event") != 0 {
+        return -1;
+    }
+    let found = cm(|cm| {
+        let at = cm.events.iter().position(|(of, ..)| *of == channel.addr())?;
+        cm.events.remove(at)
+    });
+    let Some((_, mut event, data)) = found else { return fail(libc::EAGAIN) };
+    let mut value = 0;
+    // SAFETY: a channel of ours, by the caller.
+    let fd = unsafe { (*channel).fd };
+    // SAFETY: eventfd_read wants room for the value.
+    unsafe { libc::eventfd_read(fd, &raw mut value) };
+    if !data.is_empty() {
+        let data: &'static mut [u8] = Box::leak(data.into_boxed_slice());
+        // At the start of every kind of parameters.
+        event.param.conn.private_data = data.as_ptr().cast();
+    }
+    note(&event, 1);
+    // SAFETY: room for a pointer, by the caller.
+    unsafe { *out = Box::into_raw(Box::new(event)) };
+    0
+}
+
+/// Counts what is not acknowledged, for ids that live by the test's word.
+fn note(event: &rdma_cm_event, by: i32) {
+    let request = event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+    let id = if request { event.listen_id } else { event.id };
+    // Tests make up ids at addresses below this.
+    if id.addr() > 4096 {
+        // SAFETY: an id of ours (1).
+        let counter = unsafe { &(*id.cast::<FakeId>()).unacknowledged };
+        counter.set(counter.get().checked_add_signed(by).unwrap());
+    }
+}
+
+unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    called("ack_cm_event");
+    // SAFETY: made by get_cm_event, acknowledged once.
+    let event = unsafe { Box::from_raw(event) };
+    note(&event, -1);
+    0
+}
+
+unsafe extern "C" fn set_option(_: *mut rdma_cm_id, _: c_int, _: c_int, _: *mut c_void, len: usize) -> c_int {
+    assert!(len == 1 || len == 4);
+    simple("set_option")
+}
+
+unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+    if simple("migrate_id") != 0 {
+        return -1;
+    }
+    // SAFETY: an id of ours (1).
+    let old = unsafe { (*id).channel };
+    // SAFETY: it lives as long as its ids.
+    unsafe { count(old, -1) };
+    // SAFETY: a channel of ours, by the caller.
+    unsafe { count(channel, 1) };
+    // SAFETY: an id of ours (1).
+    unsafe { (*id).channel = channel };
+    0
+}
+
+unsafe extern "C" fn init_qp_attr(_: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
+    if simple("init_qp_attr") != 0 {
+        return -1;
+    }
+    use ibv_qp_attr_mask as M;
+    // SAFETY: attributes from the caller.
+    let state = unsafe { (*attr).qp_state };
+    let bits = match state {
+        ibv_qp_state::IBV_QPS_INIT => M::IBV_QP_STATE | M::IBV_QP_ACCESS_FLAGS | M::IBV_QP_PKEY_INDEX | M::IBV_QP_PORT,
+        ibv_qp_state::IBV_QPS_RTR => {
+            M::IBV_QP_STATE
+                | M::IBV_QP_AV
+                | M::IBV_QP_PATH_MTU
+                | M::IBV_QP_DEST_QPN
+                | M::IBV_QP_RQ_PSN
+                | M::IBV_QP_MAX_DEST_RD_ATOMIC
+                | M::IBV_QP_MIN_RNR_TIMER
+        }
+        _ => {
+            M::IBV_QP_STATE
+                | M::IBV_QP_TIMEOUT
+                | M::IBV_QP_RETRY_CNT
+                | M::IBV_QP_RNR_RETRY
+                | M::IBV_QP_SQ_PSN
+                | M::IBV_QP_MAX_QP_RD_ATOMIC
+        }
+    };
+    let values = cm(|cm| cm.attr);
+    // SAFETY: room for the attributes, by the caller.
+    unsafe { *attr = ibv_qp_attr { qp_state: state, port_num: 2, ..values } };
+    // With bits that no verbs.h knows, as old kernels set them.
+    #[allow(clippy::cast_possible_wrap, reason = "a set of bits")]
+    let bits = (bits.0 | 0xe0_0000) as c_int;
+    // SAFETY: room for the mask, by the caller.
+    unsafe { *mask = bits };
+    0
+}
+
+unsafe extern "C" fn set_local_ece(_: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: options from the caller.
+    let ece = unsafe { *ece };
+    cm(|cm| cm.local_ece = Some(ece));
+    simple("set_local_ece")
+}
+
+unsafe extern "C" fn get_remote_ece(_: *mut rdma_cm_id, out: *mut ibv_ece) -> c_int {
+    // SAFETY: room for the options, by the caller.
+    unsafe { *out = cm(|cm| cm.remote_ece) };
+    simple("get_remote_ece")
+}
