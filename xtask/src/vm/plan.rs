@@ -46,6 +46,7 @@ impl Built {
         if build {
             apt::make(&root.join("target/vm"))?;
             apt::write(list.clone(), &build_tests(root)?)?;
+            strip(&list, &root.join("target/vm/tests"))?;
             if with_programs {
                 let status = cargo(root).args(["build", "--release", "--package", "rdma-examples", "--bins"]).status();
                 if !status.map_err(|error| format!("cannot run cargo: {error}"))?.success() {
@@ -107,13 +108,25 @@ fn build_tests(root: &Path) -> Result<String, String> {
     Ok(list)
 }
 
+/// Puts binaries without what debuggers need in the place of those in the list: an emulated machine is slow to map them.
+fn strip(list: &Path, folder: &Path) -> Result<(), String> {
+    apt::make(folder)?;
+    let mut stripped = String::new();
+    for (binary, path) in entries(&read(list)?) {
+        let to = folder.join(binary);
+        apt::output(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(path))?;
+        stripped += &format!("{binary} {}\n", to.display());
+    }
+    apt::write(list.to_owned(), &stripped).map(drop)
+}
+
 /// The tests of a binary that are not ignored.
 fn list_tests(root: &Path, binary: &str, path: &str) -> Result<Vec<Item>, String> {
     let list = |more: &[&str]| apt::output(Command::new(path).args(["--list", "--format=terse"]).args(more));
     let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
     let item = |test: &str| Item {
         name: format!("{binary}::{test}"),
-        command: format!("cd '{}/tests' && '{path}' --exact {test} --nocapture --test-threads=1", root.display()),
+        command: format!("cd '{}/tests' && exec '{path}' --exact {test} --nocapture --test-threads=1", root.display()),
     };
     Ok(names(&all).filter(|test| !names(&ignored).any(|ignored| ignored == *test)).map(item).collect())
 }

@@ -2,26 +2,27 @@
 
 use std::{env, path::Path};
 
+/// To run anything.
+const ALWAYS: [(&str, &str); 2] = [("bash", "bash"), ("strip", "binutils")];
 /// To build and to boot the guest.
-const TOOLS: [(&str, &str); 9] = [
+const TOOLS: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("apt-get", "apt"),
     ("dpkg-deb", "dpkg"),
     ("tar", "tar"),
     ("xz", "xz-utils"),
     ("gzip", "gzip"),
-    ("bash", "bash"),
     ("grep", "grep"),
-    ("timeout", "coreutils"),
 ];
 /// To build the module siw.
-const COMPILER: [(&str, &str); 3] = [("make", "make"), ("gcc-12", "gcc-12"), ("strip", "binutils")];
+const COMPILER: [(&str, &str); 2] = [("make", "make"), ("gcc-12", "gcc-12")];
 
 /// Says in one line what is missing, if anything is.
 pub(crate) fn check(with_guest: bool, with_compiler: bool) -> Result<(), String> {
     let tools = if with_guest { &TOOLS[..] } else { &[] };
     let compiler = if with_compiler { &COMPILER[..] } else { &[] };
-    let missing: Vec<_> = tools.iter().chain(compiler).filter(|(program, _)| !is_there(program)).collect();
+    let missing: Vec<_> =
+        ALWAYS.iter().chain(tools).chain(compiler).filter(|(program, _)| !is_there(program)).collect();
     if missing.is_empty() {
         return Ok(());
     }
