@@ -123,6 +123,19 @@ mod all_reduce {
         }
     }
 
+    /// As on iWARP, with more of them than may be under way.
+    #[test]
+    fn arrivals_told_by_messages_sum() {
+        for algo in ["auto", "ring", "direct"] {
+            for ranks in ["2", "4"] {
+                let sizes = ["-r", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "8K"];
+                let report = json(&[&sizes[..], &["--messages", "--algo", algo]].concat());
+                assert_eq!(report["notice"], "told by messages");
+                is_right(&report, 4);
+            }
+        }
+    }
+
     #[test]
     fn prints_the_table_of_nccl_tests() {
         let out = succeed("all_reduce", &["-r", "2", "--min", "64", "--max", "128", "-n", "2"]);

@@ -68,6 +68,9 @@ struct Args {
     /// Learn of arrivals by completions, even where the device allows to watch memory
     #[arg(long, hide_short_help = true)]
     completions: bool,
+    /// Tell of arrivals by messages of their own, which iWARP does in any case
+    #[arg(long, hide_short_help = true)]
+    messages: bool,
     /// How to do it; auto: by size
     #[arg(short, long, value_enum, default_value_t = Algo::Auto)]
     algo: Algo,
@@ -165,6 +168,7 @@ impl Args {
             tuning.one_step = one_step.0;
         }
         tuning.watch_memory = !self.completions;
+        tuning.by_messages = self.messages;
         match self.algo {
             Algo::Auto => {}
             Algo::Ring => (tuning.one_step, tuning.two_steps) = (0, 0),

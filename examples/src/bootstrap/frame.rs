@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Changes whenever anything here or in what the programs exchange does.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Nothing that ranks tell each other is longer: addresses of all queue pairs of some hundred ranks.
 const MAX_LENGTH: usize = 64 << 20;
 /// Nor is what somebody says of whom nothing is known yet.

@@ -27,6 +27,8 @@ pub struct Tuning {
     pub two_steps: usize,
     /// Watch memory for arrivals where the device says that writes land in order.
     pub watch_memory: bool,
+    /// Tell of arrivals by messages of their own, as iWARP needs it, on every device.
+    pub by_messages: bool,
     /// There are more ranks than cores.
     pub shared_cores: bool,
     /// How long the other ranks may make no progress.
@@ -43,6 +45,7 @@ impl Default for Tuning {
             one_step: 16 << 10,
             two_steps: usize::MAX,
             watch_memory: true,
+            by_messages: false,
             shared_cores: false,
             stall: Duration::from_secs(60),
             method: Method::Endpoints,
@@ -78,7 +81,7 @@ impl Communicator {
         let is_peer = |peer: usize| peer != rank && (mesh || peer == left || peer == right);
         let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
-        let fabric = Fabric::connect(chosen, group, &peers, tuning.watch_memory, tuning.method, patience)?;
+        let fabric = Fabric::connect(chosen, group, &peers, &tuning, patience)?;
         let (mut ring, mut direct) = (None, None);
         if world > 1 {
             ring = Some(Ring::new(&fabric, group, tuning.chunk, tuning.lead)?);

@@ -15,10 +15,11 @@ use rdma::{
     RnrTimer,
 };
 
+use super::communicator::Tuning;
 use super::wait::{Patience, Wait};
 use crate::Failure;
 use crate::bootstrap::Group;
-use crate::connect::{self, Connected, How, Method, Receives, Unconnected, is_iwarp};
+use crate::connect::{self, Connected, How, Receives, Unconnected, is_iwarp};
 use crate::device::Chosen;
 
 /// Independent streams of notices between two ranks.
@@ -104,17 +105,17 @@ impl Fabric {
         chosen: &Chosen,
         group: &mut Group,
         peers: &[usize],
-        watch_memory: bool,
-        method: Method,
+        tuning: &Tuning,
         patience: Patience,
     ) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         // All ranks have to tell each other in the same way.
-        let alike = group.all_gather(&[u8::from(is_iwarp(&chosen.context))])?;
+        let alike = group.all_gather(&[u8::from(tuning.by_messages || is_iwarp(&chosen.context))])?;
         let by_messages = alike.iter().any(|vote| vote == &[1]);
         let prepared = Self::prepare(chosen, world, peers, by_messages, patience);
         let (mut fabric, queue_pairs) = group.agree(prepared)?;
-        let how = How { method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
+        let how =
+            How { method: tuning.method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
         let connected = connect::connect(chosen, group, queue_pairs, &how)?;
         let counters = exchange(group, &fabric.counters)?;
         let mut called = Vec::new();
@@ -125,7 +126,7 @@ impl Fabric {
             Ok(())
         });
         group.agree(added)?;
-        let in_order = watch_memory
+        let in_order = tuning.watch_memory
             && !by_messages
             && fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
         // Both ends of a connection have to do the same.
@@ -197,7 +198,11 @@ impl Fabric {
 
     /// How messages are noticed.
     pub(super) fn notice(&self) -> &'static str {
-        if self.in_order { "watched in memory" } else { "told by completions" }
+        match (self.in_order, self.by_messages) {
+            (true, _) => "watched in memory",
+            (false, true) => "told by messages",
+            (false, false) => "told by completions",
+        }
     }
 
     /// Writes `source` to a place at a peer, and tells it on `lane`. Returns the number to [wait for](Self::wait_sent)
