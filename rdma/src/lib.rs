@@ -16,6 +16,7 @@
 //! | [`Buffer`] | memory for messages, exclusive to its holder | its region and domain |
 //! | [`ExposedRegion`] | memory that peers may read or write | its domain |
 //! | [`QueuePair`] | one end of a connection ([`Rc`]), or who sends to many and hears from many ([`Ud`]) | its domain and completion queues |
+//! | [`cm::EventChannel`], [`cm::Id`] | the connection manager's | an id its channel, a channel its context |
 //! | [`AddressHandle`] | where a datagram goes | its domain; requests to it keep it |
 //! | [`MulticastAttachment`] | a queue pair's part in a group | nothing: the queue pair leaves its groups when it ends |
 //!
@@ -52,6 +53,8 @@
 //! builder ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── connect ──> QueuePair
 //!                      (RESET)                       (INIT: post receives)              (RTS: send too)
 //! ```
+//!
+//! The connection manager, [`cm`], connects by IP address and port, as sockets do; on iWARP there is no other way.
 //!
 //! A completion queue needs a place for every request of its queue pairs, `max_send_wr` and `max_recv_wr` (16 each, if not
 //! said): [`QpBuilder::build`] fails where it has fewer.

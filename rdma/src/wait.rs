@@ -1,7 +1,7 @@
 //! Waiting for a descriptor, with a deadline.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,26 @@ impl Deadline {
     fn left(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }
+}
+
+/// A new epoll, to be watched in place of a descriptor that must not be lent.
+pub(crate) fn epoll() -> io::Result<OwnedFd> {
+    // SAFETY: epoll_create1 has no conditions.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes the epoll readable while `fd` is.
+pub(crate) fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
+    #[allow(clippy::cast_sign_loss, reason = "a flag")]
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    // SAFETY: epoll_ctl wants two descriptors and an event that lives during the call.
+    let result = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Waits until `fd` is readable; false at the deadline. Interruptions by signals do not end the wait.

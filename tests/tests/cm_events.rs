@@ -360,3 +360,21 @@ fn listeners_and_connections_fit_event_loops() {
         assert!(active.wait_disconnected(Some(Duration::ZERO)).unwrap());
     });
 }
+
+#[test]
+fn who_writes_to_a_channels_descriptor_commands_nobody() {
+    use std::io::Write;
+    let Some(context) = device() else { return };
+    let channel = EventChannel::new(&context).unwrap();
+    let listener = listening(&channel);
+    // Descriptors are lent by safe functions, so safe code can write to them. To librdmacm's this would be the command to report an
+    // event at an address of the writer's choice.
+    let mut fd = std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap());
+    let mut command = vec![12, 0, 0, 0, 8, 0, 0x58, 1];
+    command.extend(8_u64.to_ne_bytes());
+    assert!(fd.write_all(&command).is_err());
+    assert!(channel.try_next_event().unwrap().is_none());
+    let to = listener.local_addr().unwrap();
+    let id = resolved(&channel, to);
+    assert_eq!(id.peer_addr(), Some(to));
+}

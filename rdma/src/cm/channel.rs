@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,8 +40,9 @@ impl fmt::Display for IdKey {
 
 /// Where the events of any number of ids arrive, of the connection manager that the context's device belongs to.
 ///
-/// The descriptor ([`AsFd`]) is readable while events wait, and non-blocking: it fits epoll and async runtimes. An event is
-/// acknowledged before it is returned and names its id by [`IdKey`]. Clones are handles to the same channel; its ids keep it.
+/// The descriptor ([`AsFd`]) is readable while events wait: it fits poll, epoll and async runtimes, and is good for nothing else (it is an
+/// epoll that watches librdmacm's). An event is acknowledged before it is returned and names its id by [`IdKey`]. Clones are handles
+/// to the same channel; its ids keep it.
 ///
 /// One lock guards the channel and its ids. It is held for the length of a system call; on iWARP that of a
 /// [`connect`](Id::connect) may take as long as TCP needs to reach the peer, so that ids which connect want channels of their own there.
@@ -71,6 +73,8 @@ pub(crate) struct ChannelInner {
     pub(super) table: &'static RdmaCm,
     pub(super) context: Context,
     state: Mutex<State>,
+    /// What is lent: an epoll that watches the channel's descriptor (9).
+    lent: OwnedFd,
 }
 
 /// What the lock guards, besides librdmacm's own data (3).
@@ -109,7 +113,7 @@ impl ChannelInner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is alive (1) and this field does not change.
         let fd = unsafe { (*self.raw.as_ptr()).fd };
         // SAFETY: open as long as the channel, which `self` keeps (1).
@@ -147,9 +151,16 @@ impl EventChannel {
         // SAFETY: rdma_create_event_channel asks for nothing.
         let raw = unsafe { (table.rdma_create_event_channel)() };
         let raw = NonNull::new(raw).ok_or_else(|| reason::last(Operation::CreateEventChannel))?;
-        let inner = ChannelInner { raw, table, context: context.clone(), state: Mutex::default() };
-        set_nonblocking(inner.fd().as_raw_fd())
-            .map_err(|error| reason::from_errno(Operation::CreateEventChannel, error.raw_os_error().unwrap_or(0)))?;
+        let failed =
+            |error: io::Error| reason::from_errno(Operation::CreateEventChannel, error.raw_os_error().unwrap_or(0));
+        let lent = wait::epoll().inspect_err(|_| {
+            // SAFETY: just made by this table, and nobody knows it.
+            unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
+        });
+        let lent = lent.map_err(failed)?;
+        let inner = ChannelInner { raw, table, context: context.clone(), state: Mutex::default(), lent };
+        set_nonblocking(inner.fd().as_raw_fd()).map_err(failed)?;
+        wait::watch(&inner.lent, inner.fd()).map_err(failed)?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -209,7 +220,7 @@ impl EventChannel {
             if let Some(event) = self.try_next_event()? {
                 return Ok(Some(event));
             }
-            let ready = wait::readable(self.as_fd(), deadline)
+            let ready = wait::readable(self.inner.fd(), deadline)
                 .map_err(|error| reason::from_errno(Operation::GetCmEvent, error.raw_os_error().unwrap_or(0)))?;
             // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
             if !ready || deadline.is_over() {
@@ -305,13 +316,13 @@ pub(super) fn lock_both<'a>(
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.fd()
+        self.inner.lent.as_fd()
     }
 }
 
 impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> i32 {
-        self.inner.fd().as_raw_fd()
+        self.inner.lent.as_raw_fd()
     }
 }
 

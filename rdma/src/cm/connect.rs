@@ -4,8 +4,7 @@ use std::ffi::c_int;
 
 use rdma_sys::{ibv_ece, ibv_qp_attr, ibv_qp_state, rdma_conn_param};
 
-use super::id::{Id, Locked, RawId};
-use super::reason;
+use super::id::{Id, RawId};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QpAttrMask, QpState, QueuePair, Rc};
@@ -250,6 +249,16 @@ impl RawId {
         let result = unsafe { (locked.table.rdma_accept)(locked.raw, &raw mut param) };
         locked.done(Operation::Accept, result)
     }
+
+    /// `rdma_reject`, and the one that says that the options were not liked.
+    pub(super) fn reject(&self, private_data: &[u8], for_ece: bool) -> Result<()> {
+        let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Operation::Reject, ErrorKind::TooLong))?;
+        let locked = self.lock(Operation::Reject)?;
+        let reject = if for_ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
+        // SAFETY: both want an id (2), whose lock is held (3), and as many bytes as they are told.
+        let result = unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
+        locked.done(Operation::Reject, result)
+    }
 }
 
 /// What bounds the reads and atomics of a queue pair.
@@ -372,17 +381,5 @@ impl Id<Rc> {
     #[doc(alias = "rdma_get_remote_ece")]
     pub fn remote_ece(&self) -> Result<Ece> {
         self.raw.remote_ece()
-    }
-}
-
-/// `rdma_reject`, and the one that says that the options were not liked.
-pub(super) fn reject(locked: &Locked<'_>, private_data: &[u8], ece: bool) -> Result<()> {
-    let reject = if ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
-    let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Operation::Reject, ErrorKind::TooLong))?;
-    // SAFETY: both want an id (2), whose lock is held (3), and as many bytes as they are told.
-    let result = unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
-    match result {
-        0 => Ok(()),
-        _ => Err(reason::last(Operation::Reject)),
     }
 }

@@ -75,6 +75,7 @@
 //! 7. Nothing is called in a forked child.
 //! 8. When leaving a group fails, librdmacm has freed what the kernel's events of the group name: no event is taken from the
 //!    channel any more.
+//! 9. librdmacm's descriptor is not lent: what is written to it are commands to the kernel, with addresses to write answers to.
 
 pub mod blocking;
 mod channel;

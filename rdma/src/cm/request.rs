@@ -96,7 +96,7 @@ impl<T: PortSpace> ConnectRequest<T> {
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         let limit = if T::DATAGRAM { UD_ACCEPT_PRIVATE_DATA } else { REJECT_PRIVATE_DATA };
         connect::check_len(Operation::Reject, self.id.context(), private_data, limit)?;
-        connect::reject(&self.id.raw.lock(Operation::Reject)?, private_data, false)
+        self.id.raw.reject(private_data, false)
     }
 }
 
@@ -135,7 +135,7 @@ impl ConnectRequest<Rc> {
     #[doc(alias = "rdma_reject_ece")]
     pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
         connect::check_len(Operation::Reject, self.id.context(), private_data, REJECT_PRIVATE_DATA)?;
-        connect::reject(&self.id.raw.lock(Operation::Reject)?, private_data, true)
+        self.id.raw.reject(private_data, true)
     }
 
     /// Binds a queue pair to the port that the request came by: [`Id::init`].

@@ -1,5 +1,41 @@
 //! The connection manager, each step in one call that waits.
 //!
+//! ```
+//! use std::time::Duration;
+//! use rdma::cm::blocking::{self, ListenOptions, Listener};
+//! use rdma::cm::ConnOptions;
+//! use rdma::{Error, QueuePair, Rc, op::Send};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! const LIMIT: Duration = Duration::from_secs(10);
+//! let context = rdma::open(&"soft0".parse()?)?.context;
+//! let listener: Listener = Listener::bind(&context, "127.0.0.1:0".parse()?, &ListenOptions::new())?;
+//! let address = listener.local_addr();
+//!
+//! let (pd, cq) = (context.alloc_pd()?, context.create_cq(32)?);
+//! let server = std::thread::spawn(move || -> Result<(), Error> {
+//!     let request = listener.next_request(Some(LIMIT))?.expect("somebody connects");
+//!     assert!(request.private_data().starts_with(b"hello"));
+//!     let mut qp = request.init(QueuePair::builder(&pd).cq(&cq).build()?)?;
+//!     // Before the connection is there: the peer may send at once.
+//!     qp.post_recv(pd.allocate(64)?, 1)?;
+//!     let (connection, _qp) = request.accept(qp, &ConnOptions::new(), LIMIT)?;
+//!     assert_eq!(cq.poller().wait(Some(LIMIT))?.expect("a message").byte_len(), 3);
+//!     assert!(connection.wait_disconnected(Some(LIMIT))?);
+//!     Ok(())
+//! });
+//!
+//! let (pd, cq) = (context.alloc_pd()?, context.create_cq(32)?);
+//! let route = blocking::resolve::<Rc>(&context, None, address, LIMIT)?;
+//! let qp = route.init(QueuePair::builder(&pd).cq(&cq).max_inline_data(8).build()?)?;
+//! let (connection, mut qp) = route.connect(qp, &ConnOptions::new().private_data(b"hello"), LIMIT)?;
+//! qp.post_send(Send::inline(b"hey")).map_err(Error::from)?;
+//! cq.poller().wait(Some(LIMIT))?.expect("it is sent").status()?;
+//! connection.disconnect(&qp)?;
+//! server.join().expect("no panic")?;
+//! # Ok(()) }
+//! ```
+//!
 //! Every listener and every connection has an event channel of its own, so that nobody takes another's events. All of them can be
 //! shared by threads, and are sources of a descriptor for who wants to wait for several.
 

@@ -1,0 +1,14 @@
+//! What an id can do depends on its port space.
+
+use rdma::cm::{Id, Membership};
+use rdma::{QueuePair, Rc, Ud};
+
+fn join(id: &Id<Rc>) {
+    let _joined = id.join_multicast("239.1.1.1:0".parse().unwrap(), Membership::Full);
+}
+
+fn disconnect(id: &Id<Ud>, qp: &QueuePair<Rc>) {
+    let _disconnected = id.disconnect(qp);
+}
+
+fn main() {}
