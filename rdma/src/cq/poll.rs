@@ -177,10 +177,30 @@ impl Poller {
         Some(Found { wc, token, info })
     }
 
+    /// A request with an address handle, and otherwise at most one segment: the handle is given up now, for the request has
+    /// ended.
+    fn take_addressed(&mut self, grabbed: Grabbed, info: Info) {
+        // SAFETY: with neither run nor scope nor many segments, what makes it neither single nor empty is the handle; nothing
+        // below looks for it.
+        let address = unsafe { grabbed.take_address() };
+        if info.without_address().is_single() {
+            self.held.set(grabbed.into_single());
+        } else {
+            grabbed.release();
+        }
+        // Last of all: destroying it may log, and a subscriber may panic. The segment is held by then.
+        drop(address);
+    }
+
     #[cold]
     fn take_other(&mut self, grabbed: Grabbed, wc: *const ibv_wc) -> bool {
         // SAFETY: F1: one that was fetched.
         let &ibv_wc { wr_id, status, vendor_err, .. } = unsafe { &*wc };
+        let (_, info) = grabbed.read();
+        if info.without_address().is_at_most_single() {
+            self.take_addressed(grabbed, info);
+            return true;
+        }
         let claimed = RingTable::claimed(grabbed, wr_id, &self.cached);
         if claimed.scoped {
             claimed.finish_scoped(status.0, vendor_err);
@@ -315,8 +335,14 @@ impl Held {
 
     #[cold]
     fn take_other_if(&mut self, kind: Kind) -> Option<Segment> {
-        let (claimed, _) = self.request.as_mut()?;
-        if claimed.peek()?.kind() == kind { claimed.take() } else { None }
+        if self.peek()?.kind() != kind {
+            return None;
+        }
+        match &mut self.request {
+            Some((claimed, _)) => claimed.take(),
+            // There was an address handle beside it.
+            None => self.single.take().map(Single::take),
+        }
     }
 }
 

@@ -48,6 +48,12 @@ impl Info {
         Self(self.0 | ADDRESSED)
     }
 
+    /// The same, once the address handle has been taken out.
+    #[inline]
+    pub(crate) const fn without_address(self) -> Self {
+        Self(self.0 & !ADDRESSED)
+    }
+
     #[inline(always)]
     pub(crate) const fn datagram(self, datagram: bool) -> Self {
         Self(if datagram { self.0 | DATAGRAM } else { self.0 })
@@ -57,6 +63,12 @@ impl Info {
     #[inline(always)]
     pub(crate) const fn is_single(self) -> bool {
         self.0 << REST == 1 << REST
+    }
+
+    /// One segment or none, and nothing else to do.
+    #[inline(always)]
+    pub(crate) const fn is_at_most_single(self) -> bool {
+        self.0 << REST <= 1 << REST
     }
 
     /// No segment, and nothing else to do.
@@ -111,6 +123,7 @@ mod tests {
                     assert_eq!((info.is_scoped(), info.is_forced()), (scoped, forced));
                     assert_eq!(info.is_single(), run == 0 && count == 1 && !scoped);
                     assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
+                    assert_eq!(info.is_at_most_single(), info.is_single() || info.is_empty());
                     assert!(!info.is_addressed() && !info.is_datagram());
                     // Where it came from changes nothing for the memory; an address handle is something else to do.
                     let datagram = info.datagram(true);
@@ -120,6 +133,8 @@ mod tests {
                     assert!(!addressed.is_single() && !addressed.is_empty());
                     assert_eq!((addressed.run(), usize::from(addressed.count())), (run, count));
                     assert_eq!((addressed.opcode(), addressed.is_forced()), (opcode, forced));
+                    assert!(!addressed.without_address().is_addressed());
+                    assert_eq!(addressed.without_address().is_single(), info.is_single());
                 }
             }
         }

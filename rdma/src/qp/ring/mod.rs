@@ -184,6 +184,22 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// Moves the address handle out.
+    ///
+    /// # Safety
+    ///
+    /// The slot is the caller's by R1, and holds a handle that is not moved out again (R3).
+    #[inline]
+    unsafe fn read_address(&self) -> Arc<AhInner> {
+        let entry = self.entry.get();
+        // SAFETY: only an address inside the entry is computed.
+        let address = unsafe { &raw const (*entry).address };
+        // SAFETY: initialised, and moved out once: the caller's promise.
+        unsafe { address.cast::<Arc<AhInner>>().read() }
+    }
+}
+
 /// A slot that was just claimed, to be made into what fits its request. It must be: it frees nothing by itself.
 #[must_use]
 #[derive(Clone, Copy)]
@@ -213,6 +229,20 @@ impl Grabbed {
     pub(crate) fn release(self) {
         // SAFETY: R4.
         unsafe { self.slot.as_ref() }.state.release();
+    }
+
+    /// Takes the address handle out of an [addressed](Info::is_addressed) slot.
+    ///
+    /// # Safety
+    ///
+    /// It is one, this is called once, and what follows is [`into_single`](Self::into_single) or [`release`](Self::release): they
+    /// do not look for the handle.
+    #[inline]
+    pub(crate) unsafe fn take_address(&self) -> Arc<AhInner> {
+        // SAFETY: R4.
+        let slot = unsafe { self.slot.as_ref() };
+        // SAFETY: R1: we are the claimer; the rest is the caller's promise.
+        unsafe { slot.read_address() }
     }
 
     /// For any request.
@@ -424,12 +454,9 @@ impl Claimed {
             return None;
         }
         let slot = &self.ring().slots[self.index() as usize];
-        let entry = slot.entry.get();
-        // SAFETY: only an address inside the entry is computed.
-        let address = unsafe { &raw const (*entry).address };
         // SAFETY: R1 and R3: the slot is claimed and `addressed`, so it holds an initialised handle; `addressed` was cleared, so
         // that it is moved out once.
-        Some(unsafe { address.cast::<Arc<AhInner>>().read() })
+        Some(unsafe { slot.read_address() })
     }
 
     /// Frees the slot without dropping the segments: the caller of a failed post still has them.
