@@ -75,6 +75,11 @@ struct CmWorld {
     /// The name of the device that ids get bound to.
     device: Option<&'static str>,
     attr: ibv_qp_attr,
+    /// Whether what is asked for happens.
+    answers: bool,
+    /// What the provider offers in the way of enhanced connections, if it has them, and what it was told.
+    provider_ece: Option<ibv_ece>,
+    told_ece: Vec<ibv_ece>,
 }
 
 thread_local! {
@@ -116,6 +121,48 @@ pub(crate) fn local_ece() -> Option<ibv_ece> {
 
 pub(crate) fn set_remote_ece(ece: ibv_ece) {
     cm(|cm| cm.remote_ece = ece);
+}
+
+/// What is asked for happens from now on: addresses and routes are resolved, peers accept, connections are established.
+pub(crate) fn answer() {
+    cm(|cm| cm.answers = true);
+}
+
+/// The provider has enhanced connections.
+pub(crate) fn set_provider_ece(ece: ibv_ece) {
+    cm(|cm| cm.provider_ece = Some(ece));
+}
+
+/// What the provider was told to use.
+pub(crate) fn told_ece() -> Vec<ibv_ece> {
+    cm(|cm| cm.told_ece.clone())
+}
+
+pub(super) unsafe extern "C" fn query_ece(_: *mut ibv_qp, out: *mut ibv_ece) -> c_int {
+    let Some(ece) = cm(|cm| cm.provider_ece) else { return libc::EOPNOTSUPP };
+    // SAFETY: room for the options, by the caller.
+    unsafe { *out = ece };
+    0
+}
+
+pub(super) unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: options from the caller.
+    let ece = unsafe { *ece };
+    cm(|cm| {
+        cm.told_ece.push(ece);
+        cm.provider_ece = Some(ece);
+    });
+    0
+}
+
+/// What follows if a call worked.
+fn then(id: *mut rdma_cm_id, result: c_int, event: rdma_cm_event_type) -> c_int {
+    if result == 0 && cm(|cm| cm.answers) {
+        // SAFETY: an id of ours (1).
+        let channel = unsafe { (*id).channel };
+        raise(channel, rdma_cm_event { id, event, ..rdma_cm_event::default() }, b"");
+    }
+    result
 }
 
 /// What `rdma_init_qp_attr` says besides.
@@ -245,9 +292,12 @@ unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut sockaddr) -> c
     0
 }
 
-unsafe extern "C" fn resolve_addr(_: *mut rdma_cm_id, _: *mut sockaddr, _: *mut sockaddr, timeout: c_int) -> c_int {
+unsafe extern "C" fn resolve_addr(id: *mut rdma_cm_id, _: *mut sockaddr, _: *mut sockaddr, timeout: c_int) -> c_int {
     assert!(timeout > 0);
-    simple("resolve_addr")
+    if cm(|cm| cm.answers) {
+        bind(id);
+    }
+    then(id, simple("resolve_addr"), rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED)
 }
 
 unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _: c_int) -> c_int {
@@ -255,7 +305,7 @@ unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _: c_int) -> c_int {
     let verbs = unsafe { (*id).verbs };
     // The real one does not ask.
     assert!(!verbs.is_null(), "NULL would be followed");
-    simple("resolve_route")
+    then(id, simple("resolve_route"), rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED)
 }
 
 unsafe extern "C" fn listen(_: *mut rdma_cm_id, _: c_int) -> c_int {
@@ -286,12 +336,14 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
 
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: by the caller.
-    unsafe { take(id, param, "connect") }
+    let result = unsafe { take(id, param, "connect") };
+    then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE)
 }
 
 unsafe extern "C" fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: by the caller.
-    unsafe { take(id, param, "accept") }
+    let result = unsafe { take(id, param, "accept") };
+    then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED)
 }
 
 unsafe extern "C" fn establish(_: *mut rdma_cm_id) -> c_int {

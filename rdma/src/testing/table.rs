@@ -39,6 +39,8 @@ pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_modify_qp: modify_qp,
     ibv_query_qp: query_qp,
     ibv_destroy_qp: destroy_qp,
+    ibv_query_ece: super::cm::query_ece,
+    ibv_set_ece: super::cm::set_ece,
     ibv_create_ah: datagrams::create_ah,
     ibv_destroy_ah: datagrams::destroy_ah,
     ibv_init_ah_from_wc: datagrams::init_ah_from_wc,
