@@ -1,8 +1,8 @@
 //! What hostile but safe code may do while a request is posted or given up: panic where ours calls it.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -87,11 +87,13 @@ fn a_panic_while_a_leak_is_logged_does_not_undo_it() {
 /// Memory whose owner panics when it is dropped.
 struct Bomb(Box<[u8]>);
 
-static EXPLODED: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    static EXPLODED: Cell<usize> = const { Cell::new(0) };
+}
 
 impl Drop for Bomb {
     fn drop(&mut self) {
-        EXPLODED.fetch_add(1, Ordering::Relaxed);
+        EXPLODED.set(EXPLODED.get() + 1);
         assert!(std::thread::panicking(), "the owner's");
     }
 }
@@ -131,8 +133,32 @@ fn an_owner_that_panics_when_it_is_given_up_does_not_block_the_queue() {
         let panic = catch_unwind(AssertUnwindSafe(|| rig.poller.poll().map(|found| found.is_some())));
         assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
         assert_eq!(regions(), 0, "round {round}");
-        assert_eq!(EXPLODED.swap(0, Ordering::Relaxed), 7);
+        assert_eq!(EXPLODED.take(), 7);
     }
+}
+
+#[test]
+fn owners_that_panic_when_a_batch_is_given_up_do_not_block_the_queue() {
+    let mut rig = Rig::new();
+    for round in 0..u64::from(SEND_DEPTH) {
+        let mut batch = rig.qp.batch();
+        for len in 1..4 {
+            let bomb = rig.pd.register(Bomb(vec![0; len].into())).unwrap();
+            batch.push(op::Send::new(bomb)).unwrap();
+        }
+        let panic = catch_unwind(AssertUnwindSafe(|| drop(batch)));
+        assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
+        assert_eq!(regions(), 0, "round {round}");
+        assert_eq!(EXPLODED.take(), 3);
+    }
+    // The same when the queue pair is reset.
+    for len in 1..4 {
+        let bomb = rig.pd.register(Bomb(vec![0; len].into())).unwrap();
+        rig.qp.post_send(op::Send::new(bomb)).unwrap();
+    }
+    let panic = catch_unwind(AssertUnwindSafe(|| rig.qp.modify(&QpAttr::to(QpState::RESET))));
+    assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
+    assert_eq!((regions(), EXPLODED.take()), (0, 3));
 }
 
 #[test]

@@ -252,6 +252,30 @@ fn a_panic_while_a_handle_is_given_up_blocks_nothing() {
     }
 }
 
+#[test]
+fn a_panic_while_a_batchs_handle_is_given_up_blocks_nothing() {
+    let mut post = Post::new();
+    let first = post.address();
+    post.send(&first, true);
+    drop(first);
+    for round in 0..SEND_DEPTH as usize {
+        let addresses = [post.address(), post.address(), post.address()];
+        let mut batch = post.qp.batch();
+        for to in &addresses {
+            batch.push(op::Send::inline(b"y").to(to, 5, 6)).unwrap();
+        }
+        drop(addresses);
+        fail("destroy_ah", libc::EIO);
+        attacks::panics(|| drop(batch));
+        post.check();
+        assert_eq!(handles(), round + 2, "one could not be destroyed in each round, and one is the latest");
+    }
+    let a = post.address();
+    post.send(&a, true);
+    drop(a);
+    post.check();
+}
+
 /// Numbers that are different everywhere.
 struct Random(u64);
 

@@ -1,6 +1,8 @@
 //! The end of a ring that posts.
 
+use std::any::Any;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -208,13 +210,18 @@ impl Producer {
         // SAFETY: the caller's promise.
         unsafe { self.park(count) };
         let mut first = true;
+        let mut panics = Panics(None);
         for ahead in 0..count {
             let Some(mut claimed) = self.take_back(self.staged(ahead)) else { continue };
-            if let Some(address) = claimed.take_address().filter(|_| first) {
-                first = false;
-                *restore = Some(address);
-            }
+            panics.catch(|| {
+                if let Some(address) = claimed.take_address().filter(|_| first) {
+                    first = false;
+                    *restore = Some(address);
+                }
+                drop(claimed);
+            });
         }
+        panics.resume();
     }
 
     /// Corrects how many unsignaled requests and holes lie before the head.
@@ -233,14 +240,16 @@ impl Producer {
     /// Releases everything that is parked: the device is known to have lost access to it. What a poller holds at this
     /// moment it releases itself. Segments are dropped here, under no lock.
     pub(crate) fn reclaim(&mut self) {
+        let mut panics = Panics(None);
         for index in 0..self.depth {
             let word = self.ring().slots.get(index as usize).and_then(|slot| slot.state.parked());
             if let Some(word) = word {
                 let id = id_of_word(word) & !(u64::MAX << USE_BITS);
-                drop(self.take_back(Staged { wr_id: self.queue_bits | id }));
+                panics.catch(|| drop(self.take_back(Staged { wr_id: self.queue_bits | id })));
             }
         }
         self.run = 0;
+        panics.resume();
     }
 
     /// How many slots are parked.
@@ -250,6 +259,23 @@ impl Producer {
 
     pub(super) fn close(&self) {
         self.ring().resume.store(self.next_lap().count(), Ordering::Relaxed);
+    }
+}
+
+/// What users' drops panic with, kept until everything is given up: slots that were skipped would block the queue for ever.
+struct Panics(Option<Box<dyn Any + Send>>);
+
+impl Panics {
+    fn catch(&mut self, give_up: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(give_up)) {
+            self.0 = Some(panic);
+        }
+    }
+
+    fn resume(self) {
+        if let Some(panic) = self.0.filter(|_| !std::thread::panicking()) {
+            resume_unwind(panic);
+        }
     }
 }
 
