@@ -550,6 +550,31 @@ fn who_may_be_in_a_group() {
 }
 
 #[test]
+fn a_forked_child_keeps_nobody_out_of_a_group() {
+    let end = Datagrams::new();
+    let gid = group_of(std::process::id(), 14);
+    assert_eq!(end.attach(gid), 0);
+    // SAFETY: the child only waits for its end, by calls that are allowed there.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        loop {
+            // SAFETY: no requirement.
+            unsafe { libc::pause() };
+        }
+    }
+    assert!(pid > 0);
+    // The child has a copy of what said that we are in the group.
+    let left = end.detach(gid);
+    let back = end.attach(gid);
+    // SAFETY: our child, which nobody has waited for.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    // SAFETY: as above; no status is asked for.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+    assert_eq!((left, back), (0, 0));
+    assert_eq!(end.detach(gid), 0);
+}
+
+#[test]
 fn a_context_takes_its_handles_and_memberships_along() {
     let context = common::open();
     // SAFETY: an open context.

@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use super::slot;
 use crate::engine::{Gid, Slot};
 
-/// What the names begin with: then the slot, the group's address in hexadecimal, and the process id.
+/// What the names begin with: then the slot, the group's address in hexadecimal, and a number that makes the name one that nobody
+/// has.
 const PREFIX: &str = "rdma-soft-group-";
 
 /// So many processes of one group are sent to.
@@ -24,10 +25,11 @@ fn hex(gid: Gid) -> String {
 }
 
 /// Says that the process with a slot is in a group, until the value is dropped.
-pub(crate) fn join(slot: Slot, gid: Gid) -> io::Result<OwnedFd> {
+///
+/// `number` is random: a forked child still has the names that its parent had, and anybody can bind one that can be foreseen.
+pub(crate) fn join(slot: Slot, gid: Gid, number: u64) -> io::Result<OwnedFd> {
     let socket = slot::new_socket(0)?;
-    // The number of the process tells it from a forked child of a former owner of the slot, which may still have the name.
-    let (address, len) = slot::abstract_address(&format!("{PREFIX}{}-{}-{}", slot.0, hex(gid), std::process::id()));
+    let (address, len) = slot::abstract_address(&format!("{PREFIX}{}-{}-{number:x}", slot.0, hex(gid)));
     // SAFETY: bind reads `len` bytes, which is at most the size, of a live sockaddr_un.
     if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
         return Err(io::Error::last_os_error());
@@ -72,9 +74,9 @@ mod tests {
 
     #[test]
     fn who_joins_is_found_until_it_leaves() {
-        let first = join(Slot(7), gid(1)).unwrap();
-        let _other = join(Slot(8), gid(2)).unwrap();
-        let second = join(Slot(9), gid(1)).unwrap();
+        let first = join(Slot(7), gid(1), 1).unwrap();
+        let _other = join(Slot(8), gid(2), 2).unwrap();
+        let second = join(Slot(9), gid(1), u64::MAX).unwrap();
         let find = || {
             let mut found = members(&[gid(1), gid(2), gid(3)]).unwrap();
             found.iter_mut().for_each(|slots| slots.sort_unstable());

@@ -32,7 +32,7 @@ impl Node {
             return Ok(());
         }
         let slot = self.lock().slots()[0];
-        match group::join(slot, gid) {
+        match super::random().and_then(|number| group::join(slot, gid, number)) {
             Ok(socket) => {
                 memberships.insert(gid, socket);
                 Ok(())
