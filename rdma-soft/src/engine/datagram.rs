@@ -193,7 +193,9 @@ impl Qp {
 
     /// Copies the request at `sq.next`, to be sent when there is a link.
     fn park(&self, slot: Slot, shared: &mut Shared) {
-        if !shared.peers.parcels.has_room(slot) {
+        let index = self.sq.index(self.sq.next);
+        let is_for_group = self.ud.as_ref().is_some_and(|ud| ud.addresses[index].path.group.is_some());
+        if !shared.peers.parcels.has_room(slot, is_for_group) {
             return;
         }
         let mut copy = None;

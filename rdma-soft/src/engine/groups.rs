@@ -74,9 +74,11 @@ impl Groups {
         self.attached.iter().find(|(_, member)| *member == qp).map(|(gid, _)| *gid)
     }
 
-    /// The queue pairs of this process in a group, one after the other.
-    pub(super) fn member_here(&self, gid: Gid, index: usize) -> Option<u32> {
-        self.attached.iter().filter(|(group, _)| *group == gid).nth(index).map(|(_, qp)| *qp)
+    /// The first queue pair of this process in a group from a place on, and the place after it: one after the other, however many
+    /// there are, in one pass.
+    pub(super) fn member_here(&self, gid: Gid, from: usize) -> Option<(u32, usize)> {
+        let at = from + self.attached.get(from..)?.iter().position(|(group, _)| *group == gid)?;
+        Some((self.attached[at].1, at + 1))
     }
 
     fn has_members_here(&self, gid: Gid) -> bool {
@@ -104,7 +106,8 @@ impl Groups {
             }
             return (Next::Later, false);
         };
-        let other = members.iter().copied().find(|slot| slot.0 >= from);
+        // Anybody can say that many are in it, so each step is a short one.
+        let other = members.get(members.partition_point(|slot| slot.0 < from)).copied();
         let own = Some(own).filter(|own| own.0 >= from && self.has_members_here(gid));
         let next = other.into_iter().chain(own).min();
         (next.map_or(Next::End, Next::Member), false)
@@ -153,7 +156,14 @@ mod tests {
         assert_eq!(groups.attach(gid(1), 7), Ok(true));
         assert_eq!(groups.attach(gid(1), 7), Ok(false));
         assert_eq!(groups.attach(gid(1), 8), Ok(false));
-        assert_eq!((groups.member_here(gid(1), 1), groups.member_here(gid(1), 2)), (Some(8), None));
+        assert_eq!(groups.attach(gid(2), 7), Ok(true));
+        assert_eq!(groups.attach(gid(1), 9), Ok(false));
+        let all = |gid| {
+            let next = |&(_, from): &(u32, usize)| groups.member_here(gid, from);
+            std::iter::successors(groups.member_here(gid, 0), next).map(|(qp, _)| qp).collect::<Vec<_>>()
+        };
+        assert_eq!((all(gid(1)), all(gid(2)), all(gid(3))), (vec![7, 8, 9], vec![7], vec![]));
+        assert_eq!((groups.detach(gid(2), 7), groups.detach(gid(1), 9)), (Ok(true), Ok(false)));
         assert_eq!(groups.detach(gid(2), 7), Err(Errno::INVAL));
         assert_eq!(groups.detach(gid(1), 7), Ok(false));
         assert_eq!(groups.detach(gid(1), 7), Err(Errno::INVAL));

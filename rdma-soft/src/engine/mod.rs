@@ -515,12 +515,12 @@ impl Engine {
         payload.copy_to_slice(&mut grh.0);
         if frame.to == MULTICAST_QPN {
             let gid = grh.destination();
-            let mut index = 0;
-            while let Some(member) = self.shared.groups.member_here(gid, index) {
+            let mut place = 0;
+            while let Some((member, next)) = self.shared.groups.member_here(gid, place) {
                 if let Ok(qp) = self.qps.get_mut(QpId(member)) {
                     qp.handle_datagram(frame, &grh, data, &mut self.shared);
                 }
-                index += 1;
+                place = next;
             }
         } else if let Some(index) = shared.own_index(frame.to) {
             if let Ok(qp) = self.qps.get_mut(QpId(index)) {

@@ -8,6 +8,9 @@ use super::types::Slot;
 const MAX_FOR_ONE: usize = 64;
 /// and so many in all.
 const MAX_IN_ALL: usize = 256;
+/// So many wait where one that is for a group may wait too. Anybody can say that processes are in a group that nobody reaches: what
+/// goes to them leaves room for what does not.
+const MAX_WITH_GROUPS: usize = MAX_IN_ALL / 2;
 /// How long a process that cannot be reached is left alone, in nanoseconds: twice as long each time, up to 16 times.
 const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
@@ -43,15 +46,16 @@ impl Parcels {
         self.shunned[usize::from(slot.0 >> 6 & 63)] >> (slot.0 & 63) & 1 == 1
     }
 
-    /// Whether one more for this process would be taken.
-    pub(super) fn has_room(&self, slot: Slot) -> bool {
-        let for_it = self.waiting.iter().filter(|parcel| parcel.slot == slot).count();
-        !self.is_shunned(slot) && for_it < MAX_FOR_ONE && self.waiting.len() < MAX_IN_ALL
+    /// Whether one more for this process would be taken; `is_for_group`: as one of a group.
+    pub(super) fn has_room(&self, slot: Slot, is_for_group: bool) -> bool {
+        let in_all = if is_for_group { MAX_WITH_GROUPS } else { MAX_IN_ALL };
+        let for_it = || self.waiting.iter().filter(|parcel| parcel.slot == slot).count();
+        !self.is_shunned(slot) && self.waiting.len() < in_all && for_it() < MAX_FOR_ONE
     }
 
     /// Takes one in, if there is room.
     pub(super) fn add(&mut self, slot: Slot, header: Header, payload: Box<[u8]>) {
-        if self.has_room(slot) {
+        if self.has_room(slot, false) {
             self.waiting.push(Parcel { slot, header, payload });
         }
     }
@@ -104,6 +108,7 @@ mod tests {
         }
         let of_one: Vec<u8> = parcels.take(Slot(2)).map(|(_, payload)| payload[0]).collect();
         assert_eq!(of_one, (0..64).collect::<Vec<u8>>());
+        assert!(parcels.has_room(Slot(2), false) && !parcels.has_room(Slot(2), true));
         assert_eq!(parcels.waiting.len(), MAX_IN_ALL - MAX_FOR_ONE);
         assert_eq!(parcels.take(Slot(8)).count(), 0);
         add(&mut parcels, 8, 0);
@@ -122,9 +127,9 @@ mod tests {
             times.push(parcels.lose(Slot(4094)).unwrap() / SHUN);
         }
         assert_eq!(times, [1, 2, 4, 8, 16, 16, 16, 16, 16]);
-        assert!(!parcels.has_room(Slot(4094)) && parcels.has_room(Slot(63)));
+        assert!(!parcels.has_room(Slot(4094), false) && parcels.has_room(Slot(63), true));
         parcels.forgive(Slot(4094));
-        assert!(parcels.has_room(Slot(4094)));
+        assert!(parcels.has_room(Slot(4094), true));
         assert_eq!((parcels.take(Slot(63)).count(), parcels.take(Slot(4094)).count()), (1, 0));
         add(&mut parcels, 4094, 0);
         assert_eq!(parcels.lose(Slot(4094)), Some(SHUN), "it had been reached");

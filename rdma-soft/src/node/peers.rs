@@ -27,21 +27,24 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
         let result = reach(node, slot).map(prove);
         let result = result.and_then(|up| if up.peer.slots.contains(&slot) { Ok(up) } else { Err(Refusal::Nobody) });
         if let Err(refusal) = result.and_then(|up| Ok(add(node, up)?)) {
+            give_up(node, slot);
             match &refusal {
                 Refusal::Nobody => tracing::debug!(slot = slot.0, "{refusal}"),
                 _ => tracing::warn!(slot = slot.0, "no link to process number {}: {refusal}", slot.0),
             }
-            let mut state = node.lock();
-            state.engine.handle_unreachable(slot);
-            state.after_call();
         }
     });
     if let Err(error) = started {
+        give_up(node, slot);
         tracing::warn!(%error, "no thread to connect to a peer");
-        let mut state = node.lock();
-        state.engine.handle_unreachable(slot);
-        state.after_call();
     }
+}
+
+/// Tells the engine that a process cannot be reached. Before that is logged: a subscriber may panic, and the engine asks once.
+fn give_up(node: &Node, slot: Slot) {
+    let mut state = node.lock();
+    state.engine.handle_unreachable(slot);
+    state.after_call();
 }
 
 /// A link to the process with a slot. One that is stopped is waited for, as if there were a link already; one that runs and

@@ -15,6 +15,9 @@ use crate::link::ring::Corrupt;
 /// While nobody else looks at the timers, an application that polls does, every so many empty polls: reading the clock
 /// takes as long as all the rest of an empty poll.
 const POLLS_PER_CLOCK: u64 = 32;
+/// What is left to take in from the next link, and then to send, in bytes, after a link that had more than there was to spend:
+/// so no peer, however fast, keeps the others or our answers waiting for ever.
+const SHARE: usize = COPY_BUDGET / 64;
 
 /// What the agent thread is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,7 +243,10 @@ impl State {
         }
         let engine = &mut self.engine;
         match link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload)) {
-            Ok(more) => more,
+            Ok(more) => {
+                *budget = (*budget).max(SHARE);
+                more
+            }
             Err(Corrupt) => {
                 self.remove_corrupt(index);
                 false
@@ -422,5 +428,40 @@ impl State {
                 self.engine.handle_unreachable(slot);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::engine::{EngineConfig, Gather, Header, Outbound, Source};
+    use crate::link::memory::Side;
+
+    #[test]
+    fn who_sends_more_than_can_be_taken_does_not_keep_the_others_out() {
+        let timer = super::super::new_timer().unwrap();
+        let wakers = Wakers { timer, bell: duplex::new_bell().unwrap(), epoll: Epoll::new().unwrap() };
+        let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });
+        let mut state = State::new(engine, Slot(7), wakers, 4096);
+        let mut peers = Vec::new();
+        for _ in 0..3 {
+            let memory = Memory::create(8 << 20).unwrap();
+            state.add_link(memory.ends(Side::Acceptor), None);
+            peers.push(Link::new(LinkId(0), 0, memory.ends(Side::Opener), None));
+        }
+        // Frames that mean nothing take their time, too.
+        let (header, payload) = (Header::default(), vec![0; 60_000]);
+        let frame = [Source::of(&payload)];
+        for _ in 0..100 {
+            for peer in &mut peers[..2] {
+                assert!(peer.try_push(&header, &Gather::of(&frame)));
+                peer.flush();
+            }
+        }
+        assert!(peers[2].try_push(&header, &Gather::of(&[])));
+        peers[2].flush();
+        assert!(state.progress());
+        let quiet: Vec<bool> = state.links().map(Link::is_quiet).collect();
+        assert_eq!(quiet, [false, false, true]);
     }
 }

@@ -403,6 +403,30 @@ fn who_is_in_a_group_is_asked_again_after_a_while() {
 }
 
 #[test]
+fn a_group_of_pretenders_keeps_no_datagram_from_a_new_process() {
+    let memory = Memory::new(4096);
+    let mut world = world();
+    let (a, b) = (end(&mut world, 0), end(&mut world, 1));
+    let key = world.register(1, &memory, ALL);
+    world.recv(b, 10, &[sge(&memory, key, 0, 100)]).unwrap();
+    send(&mut world, a, 1, &[], &to_group(GROUP));
+    assert_eq!(world.nodes[0].engine.poll_wish(), Some(Wish::Members(GROUP)));
+    let pretenders: Vec<Slot> = (1000..2000).map(Slot).collect();
+    let engine = &mut world.nodes[0].engine;
+    engine.handle_members(GROUP, &pretenders, 1_000_000);
+    // They are being connected to, which takes long.
+    let mut tried = 0;
+    while let Some(Wish::Link(slot)) = engine.poll_wish() {
+        assert!(pretenders.contains(&slot));
+        tried += 1;
+    }
+    assert!(tried > 0);
+    send(&mut world, a, 2, &[], &to(b));
+    world.settle();
+    assert_eq!((world.statuses(0), world.statuses(1)), (vec![(1, 0), (2, 0)], vec![(10, 0)]));
+}
+
+#[test]
 fn only_datagram_queue_pairs_are_in_groups() {
     let mut world = world();
     let [a, _] = world.connect([0, 0]);
