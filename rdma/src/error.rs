@@ -282,6 +282,13 @@ impl Error {
             (Operation::BindAddr, ErrorKind::NoRoute) => {
                 "bind to an address of this host that is an RDMA device's, and to a port that nobody has on all addresses"
             }
+            (Operation::ResolveAddr | Operation::ResolveRoute, ErrorKind::Timeout) => {
+                "nobody has this address on the device's network, or a firewall is in the way"
+            }
+            (Operation::Connect, ErrorKind::Timeout) => {
+                "the peer's host or its program does not answer: see whether they are well"
+            }
+            (_, ErrorKind::Rejected(RejectReason::STALE_CONNECTION)) => "try again, or with a new queue pair",
             (_, ErrorKind::NoRoute) => {
                 "check that the address is an RDMA device's, that there is a route to it, and that it answers on this network"
             }
