@@ -440,3 +440,64 @@ fn a_process_of_another_user_is_not_heard() {
     trap.accept().expect_end();
     serves(&channel, to.port());
 }
+
+#[test]
+fn a_peer_cannot_put_its_answer_off_for_ever() {
+    // Asked, it wants more time, again and again.
+    let (id, own, peer, _) = caught();
+    assert!((0..64).all(|_| peer.send(&message(2))));
+    peer.expect_end();
+    own.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+    drop(id);
+    // Asking, it does the same with our answer.
+    let (_listener, channel, to) = listener(TCP, 8);
+    let (client, port) = Raw::connected(to.port());
+    assert!(client.send(&request(port, to.port())));
+    let id = channel.next().request();
+    assert_eq!(id.accept(b"", 1), 0);
+    assert_eq!(client.receive()[..HEADER], message(3));
+    assert!((0..64).all(|_| client.send(&message(2))));
+    client.expect_end();
+    channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
+}
+
+#[test]
+fn a_name_that_leads_nowhere_does_not_hide_a_listener_at_every_address() {
+    let channel = Channel::new();
+    let listener = channel.tcp();
+    assert_eq!(listener.bind("0.0.0.0:0".parse().unwrap()), 0);
+    assert_eq!(listener.listen(8), 0);
+    let port = listener.port();
+    // Somebody takes the name of one of its addresses, and lets nobody in.
+    let trap = Raw::bound(&socket_name(port));
+    // SAFETY: an open descriptor.
+    assert_eq!(unsafe { libc::listen(trap.fd(), 0) }, 0);
+    let waiting = Raw::new();
+    assert!(waiting.try_connect(port));
+    serves(&channel, port);
+}
+
+#[test]
+fn a_listener_of_another_user_does_not_hide_ours() {
+    // SAFETY: no conditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let channel = Channel::new();
+    let listener = channel.tcp();
+    assert_eq!(listener.bind("0.0.0.0:0".parse().unwrap()), 0);
+    assert_eq!(listener.listen(8), 0);
+    let port = listener.port();
+    let trap = thread::spawn(move || {
+        // SAFETY: changes the credentials of this thread, which ends soon.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+        assert_eq!(changed, 0);
+        let trap = Raw::bound(&socket_name(port));
+        trap.listen();
+        trap
+    })
+    .join()
+    .unwrap();
+    serves(&channel, port);
+    trap.accept().expect_end();
+}

@@ -374,6 +374,11 @@ fn multicast_groups() {
     assert!(channel.is_readable(PATIENCE));
     assert_eq!(leave(member, group(3)), 0);
     assert!(!channel.is_readable(Duration::ZERO));
+    // Of two of one address the last is left.
+    assert_eq!(join(member, group(4), 0x41), 0);
+    assert_eq!(join(member, group(4), 0x42), 0);
+    assert_eq!(leave(member, group(4)), 0);
+    assert_eq!(channel.expect(Event::RDMA_CM_EVENT_MULTICAST_JOIN).ud.private_data.addr(), 0x41);
     // Only for datagrams.
     let tcp = channel.tcp();
     assert_eq!(tcp.bind(loopback(0)), 0);

@@ -271,9 +271,9 @@ impl Entry {
         Ok(())
     }
 
-    /// Forgets one, and its event if that is not taken yet.
+    /// Forgets one, the last that was joined of its address, and its event if that is not taken yet.
     pub(super) fn leave(&mut self, group: &SocketAddr) -> Result<Arc<Membership>, Errno> {
-        let place = self.memberships.iter().position(|(joined, _)| joined == group);
+        let place = self.memberships.iter().rposition(|(joined, _)| joined == group);
         let (_, membership) = self.memberships.remove(place.ok_or(Errno(libc::EADDRNOTAVAIL))?);
         let of_membership = |pending: &Pending| match &pending.body {
             Body::Multicast(told, _) => Arc::ptr_eq(told, &membership),
@@ -526,34 +526,41 @@ impl State {
     fn dial(&mut self, key: u64, message: &Message, bound: Option<Bound>) -> Result<(), Errno> {
         let entry = self.entry(key)?;
         let (Some(local), Some(peer)) = (entry.local, entry.peer) else { return Err(Errno::INVAL) };
-        let space = entry.space;
-        let socket = match bound {
+        let (space, wish) = (entry.space, entry.wish(local));
+        let mut socket = match bound {
             Some(bound) => bound.socket,
             // The first connection has ended; its name is free, unless somebody was quick.
-            None => port::bind(entry.wish(local)).or_else(|_| port::bind(entry.wish(with_port(local, 0))))?.socket,
+            None => port::bind(wish).or_else(|_| port::bind(entry.wish(with_port(local, 0))))?.socket,
         };
-        let mut refused = true;
+        // Anybody can take the name of an address under a listener at all of them: who is no help does not end the search.
+        let mut found = Err(Errno(libc::ECONNREFUSED));
         for name in port::listeners(space, &peer) {
             match socket.connect(&name) {
                 Ok(()) => {
-                    refused = false;
-                    break;
+                    let listener = socket.peer()?;
+                    if listener.uid == trust::own_uid() {
+                        found = Ok(());
+                        break;
+                    }
+                    tracing::warn!(
+                        pid = listener.pid,
+                        uid = listener.uid,
+                        %peer,
+                        "soft0: a process of another user listens there"
+                    );
+                    // Our name is free once the socket is closed.
+                    drop(socket);
+                    socket = port::bind(wish)?.socket;
                 }
                 Err(error) => match error.raw_os_error() {
                     // Nobody there, or something else.
                     Some(libc::ECONNREFUSED | libc::EPROTOTYPE) => {}
+                    Some(libc::EAGAIN) => found = Err(error.into()),
                     _ => return Err(error.into()),
                 },
             }
         }
-        if refused {
-            return Err(Errno(libc::ECONNREFUSED));
-        }
-        let listener = socket.peer()?;
-        if listener.uid != trust::own_uid() {
-            tracing::warn!(pid = listener.pid, uid = listener.uid, %peer, "soft0: a process of another user listens there");
-            return Err(Errno(libc::ECONNREFUSED));
-        }
+        found?;
         let token = self.watch_connection(key, &socket)?;
         let _lost = socket.send(&message.encode());
         if let Role::Connected { link, .. } = &mut self.entry(key)?.role {

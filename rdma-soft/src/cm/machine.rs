@@ -372,6 +372,8 @@ impl Machine {
             (S::ReqSent | S::RepSent, M::Mra) => {
                 self.slow = true;
                 self.deadline = Some(now.after(self.timers.service));
+                // Time is not given without end.
+                self.count_meaningless(now, out);
             }
             (S::ReqSent | S::SidrSent, M::Busy) => out.push(Output::Hangup),
             (S::ReqSent | S::RepReceived | S::ReqReceived, M::Rej(rej)) => {

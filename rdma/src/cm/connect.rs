@@ -356,7 +356,9 @@ impl Id<Rc> {
     /// `rdma_disconnect` alone, for an id whose queue pair is gone.
     pub(super) fn tell_disconnected(&self) -> Result<()> {
         let locked = self.raw.lock(Operation::Disconnect)?;
-        // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3).
+        locked.require_device(Operation::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
+        // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a device (6), at which librdmacm looks
+        // without asking before version 19.
         let result = unsafe { (locked.table.rdma_disconnect)(locked.raw) };
         locked.done(Operation::Disconnect, result)
     }

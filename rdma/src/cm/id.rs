@@ -135,6 +135,10 @@ impl RawId {
             return Ok(());
         }
         let (mut from, mut to) = lock_both(&self.channel, new);
+        if from.broken {
+            // The events of a group that was not left would come along (8).
+            return Err(Error::new(Operation::MigrateId, ErrorKind::NoDevice));
+        }
         // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are held (3). All events of the id
         // were acknowledged as they were taken (4), so it does not wait. No forked child (7).
         let result = unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
@@ -169,16 +173,19 @@ impl Drop for RawId {
         }
         let mut state = self.channel.lock();
         let groups = state.ids.remove(&self.raw.as_ptr().addr()).map(|known| known.groups).unwrap_or_default();
+        let mut stuck = false;
         for (_, address) in groups {
             let mut address = RawAddr::new(address);
             // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. If it fails, the destroy below
-            // takes the events of the group with it.
-            unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
+            // takes the events of the group with it; if that fails, too, no event is taken any more (8).
+            let left = unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
+            stuck |= left != 0;
         }
         // SAFETY: rdma_destroy_id wants an id that was not destroyed (2), whose lock is held (3). All its events were acknowledged
         // as they were taken (4), so it does not wait. No forked child (7).
         let result = unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
         let error = (result != 0).then(|| reason::last(Operation::DestroyId));
+        state.broken |= stuck && error.is_some();
         drop(state);
         if let Some(error) = error {
             std::mem::forget(Arc::clone(&self.channel));
@@ -364,7 +371,8 @@ impl<T: PortSpace> Id<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for a channel of another connection manager; the id then stays where it is.
+    /// `InvalidInput` for a channel of another connection manager; `NoDevice` if the id's channel has lost a device that had joined
+    /// groups. The id then stays where it is.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
         self.raw.migrate(channel)

@@ -74,7 +74,7 @@
 //! 6. librdmacm looks at the device of an id without asking whether it has one: calls that do are made only if it has.
 //! 7. Nothing is called in a forked child.
 //! 8. When leaving a group fails, librdmacm has freed what the kernel's events of the group name: no event is taken from the
-//!    channel any more.
+//!    channel any more, nor moved to another, unless the id was destroyed and the events with it.
 //! 9. librdmacm's descriptor is not lent: what is written to it are commands to the kernel, with addresses to write answers to.
 
 pub mod blocking;

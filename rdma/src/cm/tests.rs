@@ -258,6 +258,7 @@ fn what_librdmacm_does_not_check_is_checked_here() {
     assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
     let qp = failed.object.init(&crate::InitOptions::new().port(2)).unwrap();
     assert_eq!(id.connect(&qp, &ConnOptions::new()).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(id.tell_disconnected().unwrap_err().kind(), ErrorKind::Disconnected);
     let datagram = channel.create_id::<Ud>().unwrap();
     assert_eq!(datagram.connect(&UdOptions::new()).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(datagram.qkey().unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -269,7 +270,7 @@ fn what_librdmacm_does_not_check_is_checked_here() {
     let EventKind::ConnectRequest(request) = next(&channel).kind else { panic!() };
     let Failed { error, .. } = request.accept(qp, &ConnOptions::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    for call in ["resolve_route", "connect", "accept", "init_qp_attr"] {
+    for call in ["resolve_route", "connect", "accept", "init_qp_attr", "disconnect"] {
         assert_eq!(calls(call), 0, "{call}");
     }
     // Times are at least one millisecond, and not negative.
@@ -543,4 +544,68 @@ fn handles_go_to_any_thread() {
     shared::<blocking::IncomingConnection>();
     shared::<blocking::Connection>();
     shared::<blocking::Joined>();
+}
+
+/// Joins a group, and fails to leave it.
+fn stuck_in_a_group(channel: &EventChannel) -> Id<Ud> {
+    let id = channel.create_id::<Ud>().unwrap();
+    let group = "239.1.1.1:0".parse().unwrap();
+    id.join_multicast(group, Membership::Full).unwrap();
+    testing::fail("leave_multicast", libc::EACCES);
+    id
+}
+
+#[test]
+fn events_of_a_group_that_cannot_be_left_do_not_move_to_another_channel() {
+    let (channel, other) = (channel(), channel());
+    let mut id = stuck_in_a_group(&channel);
+    assert!(id.leave_multicast("239.1.1.1:0".parse().unwrap()).is_err());
+    assert_eq!(id.migrate(&other).unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(calls("migrate_id"), 0);
+    drop(id);
+    assert!(other.try_next_event().unwrap().is_none());
+}
+
+#[test]
+fn an_id_that_can_neither_leave_its_group_nor_be_destroyed_ends_its_channel() {
+    let channel = channel();
+    let id = stuck_in_a_group(&channel);
+    testing::fail("destroy_id", libc::EACCES);
+    drop(id);
+    // The kernel still has the group, and librdmacm has freed what its events name.
+    assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(calls("get_cm_event"), 0);
+    // Where destroying works nothing is left that could be named.
+    let channel = self::channel();
+    drop(stuck_in_a_group(&channel));
+    assert!(channel.try_next_event().unwrap().is_none());
+}
+
+/// More events than anybody takes within `SHORT`.
+const FLOOD: u32 = 1_000_000;
+const SHORT: Duration = Duration::from_millis(1);
+
+#[test]
+fn events_without_end_do_not_keep_waiting_calls_from_their_deadlines() {
+    fake::switch_on();
+    let context = testing::context();
+    let listener = Listener::<Rc>::bind(&context, address(), &ListenOptions::new()).unwrap();
+    fake::flood(event(raw_id(listener.id()), Code::RDMA_CM_EVENT_ADDR_CHANGE), FLOOD);
+    assert!(listener.next_request(Some(SHORT)).unwrap().is_none());
+    assert_ne!(fake::flood_left(), 0);
+
+    let channel = channel();
+    let id = channel.create_id::<Rc>().unwrap();
+    fake::flood(event(raw_id(&id), Code::RDMA_CM_EVENT_ADDR_CHANGE), FLOOD);
+    let nothing = |_| None::<()>;
+    let deadline = crate::wait::Deadline::after(Some(SHORT));
+    let (error, _) = blocking::wait_for(&channel, Operation::Connect, deadline, nothing).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert_ne!(fake::flood_left(), 0);
+
+    let connection = blocking::Connection::new(id, channel, PrivateData::default(), ConnectionParameters::default());
+    fake::flood(event(raw_id(connection.id()), Code::RDMA_CM_EVENT_ADDR_CHANGE), FLOOD);
+    assert!(!connection.wait_disconnected(Some(SHORT)).unwrap());
+    assert_ne!(fake::flood_left(), 0);
+    fake::flood(rdma_cm_event::default(), 0);
 }

@@ -80,6 +80,8 @@ struct CmWorld {
     /// What the provider offers in the way of enhanced connections, if it has them, and what it was told.
     provider_ece: Option<ibv_ece>,
     told_ece: Vec<ibv_ece>,
+    /// What every channel says once nothing else waits, and how often.
+    flood: Option<(rdma_cm_event, u32)>,
 }
 
 thread_local! {
@@ -203,6 +205,24 @@ pub(crate) fn bind(id: *mut rdma_cm_id) {
     unsafe { (*id).verbs = verbs };
     // SAFETY: as above.
     unsafe { (*id).port_num = 2 };
+}
+
+/// All channels say this, so often, once nothing else waits.
+pub(crate) fn flood(event: rdma_cm_event, count: u32) {
+    cm(|cm| cm.flood = Some((event, count)));
+}
+
+/// How often it was not said yet.
+pub(crate) fn flood_left() -> u32 {
+    cm(|cm| cm.flood.map_or(0, |(_, left)| left))
+}
+
+fn next_of_flood() -> Option<rdma_cm_event> {
+    cm(|cm| {
+        let (event, left) = cm.flood.as_mut()?;
+        *left = left.checked_sub(1)?;
+        Some(*event)
+    })
 }
 
 fn fail(errno: i32) -> c_int {
@@ -385,7 +405,13 @@ unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *m
         let at = cm.events.iter().position(|(of, ..)| *of == channel.addr())?;
         cm.events.remove(at)
     });
-    let Some((_, mut event, data)) = found else { return fail(libc::EAGAIN) };
+    let Some((_, mut event, data)) = found else {
+        let Some(event) = next_of_flood() else { return fail(libc::EAGAIN) };
+        note(&event, 1);
+        // SAFETY: room for a pointer, by the caller.
+        unsafe { *out = Box::into_raw(Box::new(event)) };
+        return 0;
+    };
     let mut value = 0;
     // SAFETY: a channel of ours, by the caller.
     let fd = unsafe { (*channel).fd };

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::LAST_LOOKS;
 use crate::cm::EventChannel;
 use crate::cm::event::{ConnectionParameters, Event, EventKind, PrivateData};
 use crate::cm::id::Id;
@@ -71,7 +72,7 @@ pub struct Connection {
 const SHARED_WAIT: Duration = Duration::from_millis(100);
 
 impl Connection {
-    pub(super) fn new(
+    pub(in crate::cm) fn new(
         id: Id<Rc>,
         channel: EventChannel,
         private_data: PrivateData,
@@ -124,7 +125,11 @@ impl Connection {
         while !self.ended.load(Ordering::Acquire) {
             if deadline.is_over() {
                 // What is there is looked at even without time.
-                while self.try_next_event()?.is_some() {}
+                for _ in 0..LAST_LOOKS {
+                    if self.try_next_event()?.is_none() {
+                        break;
+                    }
+                }
                 break;
             }
             let event = self.channel.next_event_until(deadline.sooner(SHARED_WAIT))?;

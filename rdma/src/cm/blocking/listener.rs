@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::connection::{ConnectError, Connection};
-use super::{apply_ece, deadline, ece, wait_for};
+use super::{LAST_LOOKS, apply_ece, deadline, ece, wait_for};
 use crate::cm::event::{ConnectionParameters, EventKind};
 use crate::cm::id::Id;
 use crate::cm::request::ConnectRequest;
@@ -115,10 +115,12 @@ impl<T: PortSpace> Listener<T> {
     /// `NoDevice` once the device is removed; what librdmacm reports, for example no more file descriptors.
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<IncomingConnection<T>>> {
         let deadline = Deadline::after(timeout);
-        loop {
+        let mut looks = 0..LAST_LOOKS;
+        // Peers that are not for us do not take us past it for ever.
+        while !deadline.is_over() || looks.next().is_some() {
             let Some(event) = self.channel.next_event_until(deadline)? else {
                 if deadline.is_over() {
-                    return Ok(None);
+                    break;
                 }
                 continue;
             };
@@ -133,6 +135,7 @@ impl<T: PortSpace> Listener<T> {
             }
             return IncomingConnection::new(request).map(Some);
         }
+        Ok(None)
     }
 
     /// The id.

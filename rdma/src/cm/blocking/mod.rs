@@ -58,6 +58,9 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::{InitializedQueuePair, Rc};
 use crate::wait::Deadline;
 
+/// How many events are still looked at once the time is over: what waits when there is no time to wait, but not what keeps coming.
+const LAST_LOOKS: u32 = 1024;
+
 /// What an id's own channel says next, of the steps that may fail.
 enum Outcome {
     /// The event waited for, or another that is no failure.
@@ -67,14 +70,16 @@ enum Outcome {
 
 /// Waits for the next event of an id that has a channel of its own.
 fn next(channel: &EventChannel, operation: Operation, deadline: Deadline) -> Outcome {
-    let kind = match channel.next_event_until(deadline) {
-        Ok(Some(Event { kind, .. })) => kind,
-        Ok(None) if deadline.is_over() => {
-            return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
+    let kind = loop {
+        match channel.next_event_until(deadline) {
+            Ok(Some(Event { kind, .. })) => break kind,
+            Ok(None) if deadline.is_over() => {
+                return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
+            }
+            // Readable, but not for us.
+            Ok(None) => {}
+            Err(error) => return Outcome::Failed(error, PrivateData::default()),
         }
-        // Readable, but not for us.
-        Ok(None) => return next(channel, operation, deadline),
-        Err(error) => return Outcome::Failed(error, PrivateData::default()),
     };
     let error = match kind {
         EventKind::AddrError(error)
@@ -91,7 +96,7 @@ fn next(channel: &EventChannel, operation: Operation, deadline: Deadline) -> Out
 }
 
 /// Waits for an event; others that are no failure are passed over.
-fn wait_for<R>(
+pub(super) fn wait_for<R>(
     channel: &EventChannel,
     operation: Operation,
     deadline: Deadline,
@@ -102,6 +107,10 @@ fn wait_for<R>(
             Outcome::Event(kind) => {
                 if let Some(found) = wanted(kind) {
                     return Ok(found);
+                }
+                // Else events without end would take us past it.
+                if deadline.is_over() {
+                    return Err((Error::new(operation, ErrorKind::Timeout), PrivateData::default()));
                 }
             }
             Outcome::Failed(error, private_data) => return Err((error, private_data)),
