@@ -10,7 +10,7 @@ TESTS="messages_of_all_sizes_arrive_whole writes_and_reads_reach_exposed_memory 
 
 if [ "$1" = list ]; then
   case $2 in
-    rxe) printf '%s\n' loss_rc loss_processes loss_random loss_pingpong loss_all_reduce killed_rank far_link_down far_peer_killed ;;
+    rxe) printf '%s\n' loss_rc loss_random loss_pingpong loss_all_reduce killed_rank far_link_down far_peer_killed ;;
     siw) printf '%s\n' loss_rc loss_processes ;;
   esac
   exit
@@ -88,9 +88,9 @@ case $2 in
   loss_processes) tests processes two_processes_do_everything writes_complete_while_the_target_sleeps ;;
   loss_random) tests random random_requests_between_processes random_requests_within_a_process ;;
   loss_pingpong)
-    pingpong_both --op send --check --test lat -n 20 --size 16K && pingpong_both --op write --check --test bw -n 50 --size 64K &&
-      pingpong_both --op read --check --test bw -n 50 --size 64K ;;
-  loss_all_reduce) all_reduce_both --min 1K --max 256K --factor 4 --iters 3 --warmup 1 ;;
+    pingpong_both --op send --check --test lat -n 20 --size 16K && pingpong_both --op write --check --test bw -n 20 --size 64K &&
+      pingpong_both --op read --check --test bw -n 20 --size 64K ;;
+  loss_all_reduce) all_reduce_both --min 1K --max 256K --factor 16 --iters 2 --warmup 1 ;;
   killed_rank) killed_rank ;;
   far_link_down) tests faults a_link_set_down_in_mid_transfer_ends_it_and_comes_back ;;
   far_peer_killed) tests faults a_peer_killed_in_mid_transfer_ends_it ;;
