@@ -30,6 +30,8 @@ struct Shared {
     /// None once it is destroyed (1).
     qp: Option<Handle>,
     members: Vec<Member>,
+    /// Of the latest member.
+    serial: u64,
 }
 
 struct Handle {
@@ -40,6 +42,8 @@ struct Handle {
 struct Member {
     gid: Gid,
     lid: Lid,
+    /// Tells it from one before, whose attachments are left over from a destroy that failed.
+    serial: u64,
     attachments: usize,
 }
 
@@ -62,17 +66,11 @@ impl Handle {
     }
 }
 
-impl Shared {
-    fn position(&self, gid: Gid, lid: Lid) -> Option<usize> {
-        self.members.iter().position(|member| (member.gid, member.lid) == (gid, lid))
-    }
-}
-
 impl Groups {
     /// Of a queue pair that was just created; it calls [`end`](Self::end) to be destroyed.
     pub(super) fn new(raw: *mut ibv_qp, context: &Arc<ContextInner>) -> Self {
         let qp = Some(Handle { raw, context: Arc::clone(context) });
-        Self { shared: Arc::new(Mutex::new(Shared { qp, members: Vec::new() })), fork: context.fork }
+        Self { shared: Arc::new(Mutex::new(Shared { qp, members: Vec::new(), serial: 0 })), fork: context.fork }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -87,30 +85,34 @@ impl Groups {
         }
         let mut shared = self.lock();
         let gone = Error::new(Operation::AttachMulticast, ErrorKind::NoDevice);
-        match shared.position(gid, lid) {
-            Some(at) => shared.members[at].attachments += 1,
-            None => {
-                shared.qp.as_ref().ok_or(gone)?.attach(gid, lid)?;
-                shared.members.push(Member { gid, lid, attachments: 1 });
-            }
-        }
+        let member = shared.members.iter_mut().find(|member| (member.gid, member.lid) == (gid, lid));
+        let serial = if let Some(member) = member {
+            member.attachments += 1;
+            member.serial
+        } else {
+            shared.qp.as_ref().ok_or(gone)?.attach(gid, lid)?;
+            shared.serial += 1;
+            let serial = shared.serial;
+            shared.members.push(Member { gid, lid, serial, attachments: 1 });
+            serial
+        };
         drop(shared);
-        Ok(MulticastAttachment { groups: self.clone(), gid, lid, detached: false })
+        Ok(MulticastAttachment { groups: self.clone(), gid, lid, serial, detached: false })
     }
 
-    /// Gives up one attachment. Nothing to do if the queue pair has ended.
-    fn detach(&self, gid: Gid, lid: Lid) -> Result<()> {
+    /// Gives up one attachment of a member. Nothing to do if the queue pair has left the group, or ended.
+    fn detach(&self, serial: u64) -> Result<()> {
         if crate::fork::check(self.fork, Operation::DetachMulticast).is_err() {
             return Err(Error::new(Operation::DetachMulticast, ErrorKind::Forked));
         }
         let mut shared = self.lock();
-        let Some(at) = shared.position(gid, lid) else { return Ok(()) };
+        let Some(at) = shared.members.iter().position(|member| member.serial == serial) else { return Ok(()) };
         if shared.members[at].attachments > 1 {
             shared.members[at].attachments -= 1;
             return Ok(());
         }
         if let Some(qp) = &shared.qp {
-            qp.detach(gid, lid)?;
+            qp.detach(shared.members[at].gid, shared.members[at].lid)?;
         }
         shared.members.swap_remove(at);
         Ok(())
@@ -119,7 +121,7 @@ impl Groups {
     /// Detaches from all groups, and destroys the queue pair by `destroy`: attachments that are left do nothing afterwards.
     pub(super) fn end(&self, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut shared = self.lock();
-        let Shared { qp, members } = &mut *shared;
+        let Shared { qp, members, .. } = &mut *shared;
         if let Some(handle) = qp {
             // What cannot be detached makes the destroy fail, which says so.
             members.retain(|member| handle.detach(member.gid, member.lid).is_err());
@@ -142,6 +144,7 @@ pub struct MulticastAttachment {
     groups: Groups,
     gid: Gid,
     lid: Lid,
+    serial: u64,
     detached: bool,
 }
 
@@ -165,7 +168,7 @@ impl MulticastAttachment {
     /// What the provider reports, with the attachment.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach(mut self) -> Result<(), Failed<Self>> {
-        match self.groups.detach(self.gid, self.lid) {
+        match self.groups.detach(self.serial) {
             Ok(()) => {
                 self.detached = true;
                 Ok(())
@@ -180,7 +183,7 @@ impl Drop for MulticastAttachment {
         if self.detached {
             return;
         }
-        match self.groups.detach(self.gid, self.lid) {
+        match self.groups.detach(self.serial) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Forked => {}
             Err(error) => {

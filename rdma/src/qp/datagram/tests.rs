@@ -301,6 +301,21 @@ fn a_queue_pair_that_cannot_leave_a_group_is_not_destroyed_and_leaks() {
 }
 
 #[test]
+fn an_attachment_from_before_a_failed_destroy_is_not_a_newer_ones_end() {
+    let bench = Bench::new();
+    let qp = bench.ready();
+    let old = qp.attach_multicast(group(), Lid(1)).unwrap();
+    fail("destroy_qp", libc::EIO);
+    let qp = qp.close().unwrap_err().object;
+    assert!(testing::groups_of(qp.as_raw()).is_empty());
+    let new = qp.attach_multicast(group(), Lid(1)).unwrap();
+    old.detach().unwrap();
+    assert_eq!(testing::groups_of(qp.as_raw()), [(group(), 1)]);
+    new.detach().unwrap();
+    assert!(testing::groups_of(qp.as_raw()).is_empty());
+}
+
+#[test]
 fn what_is_no_group_is_not_attached() {
     let bench = Bench::new();
     let qp = bench.ready();
