@@ -1,10 +1,11 @@
 //! Datagram queue pairs for device tests.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use rdma::{
-    AddressHandle, CompletionQueue, Context, Datagram, DatagramEndpoint, DatagramOptions, Grh, InitializedQueuePair,
-    Opened, Poller, ProtectionDomain, QueuePair, TransportType, Ud, WcError,
+    AddressHandle, CompletionQueue, Context, Datagram, DatagramEndpoint, DatagramOptions, Gid, Grh,
+    InitializedQueuePair, Opened, Poller, ProtectionDomain, QueuePair, TransportType, Ud, WcError,
 };
 
 use crate::{LIMIT, skip};
@@ -165,4 +166,46 @@ pub struct Arrived {
     pub byte_len: usize,
     /// The payload and the source.
     pub datagram: Datagram,
+}
+
+/// A group that no other test and no other process uses, in the form that the device's addresses have.
+///
+/// # Panics
+///
+/// Never: it is one by its form.
+#[must_use]
+pub fn group(post: &Post, number: u8) -> Gid {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    match post.endpoint.gid.and_then(Gid::ipv4) {
+        Some(_) => Ipv4Addr::new(239, high, low, number).into(),
+        None => format!("ff12::{high:x}:{low:x}:{number:x}").parse().expect("a GID"),
+    }
+}
+
+/// Lets the host's network deliver a group to its own members: what joining it by the connection manager does on RoCE. As long as
+/// the socket lives.
+///
+/// # Panics
+///
+/// If there is no socket.
+#[must_use]
+pub fn join(post: &Post, gid: Gid) -> Option<UdpSocket> {
+    let (group, interface) = (gid.ipv4()?, post.endpoint.gid?.ipv4()?);
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    // The software device needs no network, and its host may have none.
+    socket.join_multicast_v4(&group, &interface).ok().map(|()| socket)
+}
+
+/// The way to a group: as to a peer, from the same GID.
+///
+/// # Panics
+///
+/// If there is no address handle.
+#[must_use]
+pub fn address_of_group(post: &Post, gid: Gid) -> AddressHandle {
+    let mut path = post.qp.path_to(&post.endpoint).unwrap();
+    let route = path.route.get_or_insert_default();
+    route.gid = gid;
+    route.hop_limit = 1;
+    AddressHandle::new(&post.pd, &path).unwrap()
 }

@@ -1,11 +1,10 @@
 //! Unreliable datagrams in one process, on the device under test.
 
-use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
 use rdma::op::{Opcode, Send, SendImm};
-use rdma::{AddressHandle, DatagramOptions, ErrorKind, Gid, Grh, Lid, MULTICAST_QPN, QpState, QueuePair, WcStatus};
-use rdma_tests::datagram::{Post, QKEY, initialized, open};
+use rdma::{AddressHandle, DatagramOptions, ErrorKind, Grh, Lid, MULTICAST_QPN, QpState, QueuePair, WcStatus};
+use rdma_tests::datagram::{Post, QKEY, address_of_group, group, initialized, join, open};
 use rdma_tests::{LIMIT, buffer, pattern, skip};
 
 /// Two queue pairs, or none where the device has no datagrams.
@@ -429,32 +428,6 @@ fn raw_requests_go_to_an_address_too() {
     };
     assert_eq!((done.wr_id, done.status), (7, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS));
     memory[0] = 0;
-}
-
-/// A group that no other test and no other process uses, in the form that the device's addresses have.
-fn group(post: &Post, number: u8) -> Gid {
-    let [.., high, low] = std::process::id().to_be_bytes();
-    match post.endpoint.gid.and_then(Gid::ipv4) {
-        Some(_) => Ipv4Addr::new(239, high, low, number).into(),
-        None => format!("ff12::{high:x}:{low:x}:{number:x}").parse().expect("a GID"),
-    }
-}
-
-/// Lets the host's network deliver a group to its own members: what joining it by the connection manager does on RoCE.
-fn join(post: &Post, gid: Gid) -> Option<UdpSocket> {
-    let (group, interface) = (gid.ipv4()?, post.endpoint.gid?.ipv4()?);
-    let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-    // The software device needs no network, and its host may have none.
-    socket.join_multicast_v4(&group, &interface).ok().map(|()| socket)
-}
-
-/// The way to a group: as to a peer, from the same GID.
-fn address_of_group(post: &Post, gid: Gid) -> AddressHandle {
-    let mut path = post.qp.path_to(&post.endpoint).unwrap();
-    let route = path.route.get_or_insert_default();
-    route.gid = gid;
-    route.hop_limit = 1;
-    AddressHandle::new(&post.pd, &path).unwrap()
 }
 
 /// Groups over InfiniBand need a LID from the subnet manager, which only joining gets.

@@ -1,0 +1,152 @@
+//! Datagrams between processes. What is lost is sent again, as programs do that use them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma::op::Send;
+use rdma::{DatagramEndpoint, Gid, Lid, LinkLayer, MULTICAST_QPN};
+use rdma_tests::child::{self, Running};
+use rdma_tests::datagram::{Arrived, Post, QKEY, address_of_group, group, join, open};
+use rdma_tests::{LIMIT, skip};
+
+/// After this time without an answer, a question is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
+const CLIENTS: usize = 3;
+const QUESTIONS: u8 = 20;
+
+/// The next datagram, if there is one within `patience`; its receive is posted again.
+fn arrived(post: &mut Post, patience: Duration) -> Option<(Vec<u8>, rdma::Source)> {
+    let mut completion = post.receives.wait(Some(patience)).expect("poll")?;
+    assert_eq!(completion.status(), Ok(()));
+    let datagram = completion.take_datagram().expect("one buffer was posted");
+    let found = (datagram.to_vec(), *datagram.source());
+    post.qp.post_recv(datagram.into_buffer(), 0).expect("there is room again");
+    Some(found)
+}
+
+fn client(mut channel: child::ChildChannel) {
+    let opened = open().expect("as the parent found");
+    let mut post = Post::new(&opened);
+    let server = DatagramEndpoint::from_bytes(&channel.receive()).expect("an endpoint");
+    let address = post.qp.address_of(&server).unwrap();
+    for _ in 0..4 {
+        post.receive(64, 0);
+    }
+    let end = Instant::now() + LIMIT;
+    for number in 0..QUESTIONS {
+        loop {
+            assert!(Instant::now() < end, "no answer to {number}");
+            post.qp.post_send(Send::inline(&[number]).to(&address, server.qpn, server.qkey)).unwrap();
+            assert_eq!(post.sent().1, Ok(()));
+            match arrived(&mut post, AGAIN) {
+                Some((answer, source)) if answer == [number, !number] => {
+                    assert_eq!(source.qpn, server.qpn);
+                    break;
+                }
+                // Lost, or the answer to a question that was asked twice.
+                _ => {}
+            }
+        }
+    }
+    channel.send(b"done");
+}
+
+#[test]
+fn a_server_answers_processes_that_it_has_never_heard_of() {
+    if child::is_child() {
+        return client(child::channel());
+    }
+    let Some(opened) = open() else { return };
+    let mut server = Post::new(&opened);
+    for token in 0..16 {
+        server.receive(64, token);
+    }
+    let endpoint = server.endpoint.to_bytes();
+    let stop = Arc::new(AtomicBool::new(false));
+    let serving = thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            let mut peers = std::collections::BTreeSet::new();
+            while !stop.load(Ordering::Relaxed) {
+                let Some((question, source)) = arrived(&mut server, Duration::from_millis(10)) else { continue };
+                peers.insert(source.qpn);
+                let back = server.qp.answer(&source).unwrap();
+                let answer = [question[0], !question[0]];
+                server.qp.post_send(Send::inline(&answer).to(&back, source.qpn, QKEY)).unwrap();
+                assert_eq!(server.sent().1, Ok(()));
+            }
+            peers.len()
+        }
+    });
+    let mut clients: Vec<_> =
+        (0..CLIENTS).map(|_| Running::start("a_server_answers_processes_that_it_has_never_heard_of")).collect();
+    for client in &mut clients {
+        client.channel.send(&endpoint);
+    }
+    for client in &mut clients {
+        assert_eq!(client.channel.receive(), b"done");
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(serving.join().unwrap(), CLIENTS);
+}
+
+fn member(mut channel: child::ChildChannel) {
+    let opened = open().expect("as the parent found");
+    let mut post = Post::new(&opened);
+    let gid = Gid::from_bytes(channel.receive_exact());
+    let _joined = join(&post, gid);
+    let attached = post.qp.attach_multicast(gid, Lid::NONE).unwrap();
+    post.receive(64, 0);
+    let Arrived { datagram, .. } = post.arrived();
+    assert_eq!(&datagram[..], b"to all");
+    assert!(datagram.source().is_to_a_group());
+    channel.send(b"heard");
+    // The parent says when to end; a member that is killed while it is attached is tried by not telling one.
+    assert_eq!(channel.receive(), b"leave");
+    attached.detach().unwrap();
+    channel.send(b"left");
+}
+
+#[test]
+fn a_group_reaches_members_in_other_processes() {
+    const NAME: &str = "a_group_reaches_members_in_other_processes";
+    if child::is_child() {
+        return member(child::channel());
+    }
+    let Some(opened) = open() else { return };
+    if opened.context.port_attr(opened.port).unwrap().link_layer() != LinkLayer::ETHERNET {
+        return skip("a group must be joined on InfiniBand");
+    }
+    let mut post = Post::new(&opened);
+    let gid = group(&post, 9);
+    let _joined = join(&post, gid);
+    let address = address_of_group(&post, gid);
+    let mut members = [Running::start(NAME), Running::start(NAME)];
+    for member in &mut members {
+        member.channel.send(&gid.to_bytes());
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let sending = thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            while !stop.load(Ordering::Relaxed) {
+                post.qp.post_send(Send::inline(b"to all").to(&address, MULTICAST_QPN, QKEY)).unwrap();
+                assert_eq!(post.sent().1, Ok(()));
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    });
+    for member in &mut members {
+        assert_eq!(member.channel.receive(), b"heard");
+    }
+    // One leaves, and the other dies: the sender does not notice.
+    let [mut leaves, dies] = members;
+    leaves.channel.send(b"leave");
+    assert_eq!(leaves.channel.receive(), b"left");
+    drop(dies);
+    thread::sleep(Duration::from_millis(20));
+    stop.store(true, Ordering::Relaxed);
+    sending.join().unwrap();
+}
