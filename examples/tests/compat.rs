@@ -82,7 +82,7 @@ fn server_and_client_find_each_other() {
 /// Starts a server and a client with different options; each has to fail and say why, unless the part is empty.
 fn differ(host: u8, server: &[&str], client: &[&str], parts: [&str; 2]) {
     let address = free_address(host);
-    let common = ["--compat", "--timeout", "3"];
+    let common = ["--compat", "--timeout", "5"];
     let other = start("pingpong", &[&common[..], &["--server", &address], server].concat());
     let client = run("pingpong", &[&common[..], &[&address], client].concat());
     for (name, output, part) in [("the server", &finish(other), parts[0]), ("the client", &client, parts[1])] {

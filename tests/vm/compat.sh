@@ -86,8 +86,6 @@ run() {
     esac
   done
   prepare
-  # A port of this MTU: its netdev has to have a larger one, and keeps it, because other cases may run meanwhile.
-  if [ "$mtu" -gt 1024 ] && [ "$(</sys/class/net/d0/mtu)" -lt 4200 ]; then ip link set d0 mtu 9000; fi
   theirs+=(-d "$device" -g "$gid" -p "$port" -s "$size" -n "$iterations" -m "$mtu")
   ours+=(--compat --device "$device" --gid-index "$gid" --size "$size" --iters "$iterations" --mtu "$mtu" --timeout 60)
   case $role in
