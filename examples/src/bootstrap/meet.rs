@@ -57,6 +57,10 @@ pub(super) fn gather(
             }
         }
         if Instant::now() >= deadline {
+            for _ in 0..unheard {
+                // It may be the one that is missing.
+                drop(writeln!(io::stderr(), "{}: a connection has come, and it does not say who it is", own.program));
+            }
             let missing: Vec<String> =
                 (1..ranks.len()).filter(|&r| ranks[r].is_none()).map(|r| r.to_string()).collect();
             let (missing, seconds) = ((roles.missing)(&missing, own.world), timeout.as_secs());
