@@ -32,10 +32,37 @@ impl Family {
 /// # Errors
 /// Where there is none.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
+    if host.is_empty() {
+        return Err(Failure::usage("an empty text is not an address; give one, or the name of a host"));
+    }
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    // Elsewhere addresses have ports, and IPv6 addresses have colons.
+    let port_of =
+        |(name, port): (&str, &str)| (!name.contains(':') || name.ends_with(']')).then(|| port.parse().ok())?;
+    let given: Option<u16> = host.rsplit_once(':').filter(|_| bare.parse::<IpAddr>().is_err()).and_then(port_of);
+    if let Some(given) = given {
+        return Err(Failure::usage(format!(
+            "{host} is an address with a port; give the port by itself: --port {given}"
+        )));
+    }
     let unknown = |why: String| Failure::new(format!("{host} is not an address or the name of a host{why}"));
     let mut found = (bare, port).to_socket_addrs().map_err(|error| unknown(format!(": {error}")))?;
     found.next().ok_or_else(|| unknown(String::new()))
+}
+
+/// The own address to connect to `server` from.
+///
+/// # Errors
+/// Where there is none, or it is of the other version of IP.
+pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Failure> {
+    let source = resolve(host, 0)?;
+    if source.is_ipv4() == server.is_ipv4() {
+        return Ok(source);
+    }
+    let (from, to) = (source.ip(), server.ip());
+    Err(Failure::usage(format!(
+        "from {from} to {to}: IPv4 and IPv6 do not connect; give an own address like the server's"
+    )))
 }
 
 /// An address of this host at which the connection manager finds the device, of that family if one is given.
@@ -126,6 +153,11 @@ mod tests {
         assert_eq!(resolve("10.9.0.1", 5).unwrap(), "10.9.0.1:5".parse().unwrap());
         assert_eq!(resolve("::1", 5).unwrap(), "[::1]:5".parse().unwrap());
         assert_eq!(resolve("[::1]", 5).unwrap(), "[::1]:5".parse().unwrap());
+        for with_port in ["10.9.0.1:80", "[::1]:80", "node1:80"] {
+            let complaint = resolve(with_port, 5).unwrap_err().to_string();
+            assert!(complaint.ends_with("--port 80"), "{complaint}");
+        }
+        assert!(resolve("", 5).is_err());
         assert!(resolve("no such host", 5).unwrap_err().to_string().contains("no such host"));
     }
 }

@@ -120,6 +120,12 @@ impl PlacementOptions {
 pub fn from_environment(root: Option<&str>) -> Option<Result<Place, Failure>> {
     environment::told().map(|told| {
         let environment::Told { launcher, rank, world, meeting, job } = told;
+        if rank >= world {
+            return Err(Failure::usage(format!(
+                "this is rank {rank} of {world} by the environment of {launcher}, and ranks count from 0; \
+                 unset its variables, or correct them"
+            )));
+        }
         let root = match (root, meeting) {
             (Some(root), _) => check_address(root).map(|()| Root::Address(root.to_owned()))?,
             (None, Some(meeting)) => meet_at(&meeting, rank)?,

@@ -5,7 +5,7 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStderr, Output};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::Duration;
 
 use common::*;
@@ -32,10 +32,23 @@ struct Server {
 }
 
 impl Server {
+    const ARGS: [&str; 7] = ["-s", "-d", "-a", "127.0.0.1", "-p", "0", "--timeout=60"];
+
     /// Starts `rping -s` on a port that nobody has; it says where it listens.
     fn start(args: &[&str]) -> Self {
-        let all = [&["-s", "-d", "-a", "127.0.0.1", "-p", "0", "--timeout", "60"], args].concat();
-        let mut child = start("rping", &all);
+        Self::of(program("rping").args(Self::ARGS).args(args))
+    }
+
+    /// The same, with that many open files at most.
+    fn with_files(files: u32, args: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        let limited = format!("ulimit -n {files}; exec \"$@\"");
+        shell.args(["-c", &limited, "sh", env!("CARGO_BIN_EXE_rping")]).env("RDMA_DEVICE", "soft0");
+        Self::of(shell.stdout(Stdio::piped()).stderr(Stdio::piped()).args(Self::ARGS).args(args))
+    }
+
+    fn of(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         stderr.read_line(&mut line).unwrap();
@@ -127,12 +140,18 @@ fn options() -> ConnOptions {
 impl Peer {
     /// A client of a server.
     fn of(server: &Server) -> Self {
+        Self::may_be_refused(server, PATIENCE).expect("the server accepts")
+    }
+
+    /// The same, if the server accepts.
+    fn may_be_refused(server: &Server, patience: Duration) -> Option<Self> {
         let context = soft0();
         let route = blocking::resolve::<Rc>(&context, None, server.address, PATIENCE).unwrap();
         let (qp, parts) =
             queue_pair(&context, |qp| route.init_with(qp, RemoteAccess::READ | RemoteAccess::WRITE).unwrap());
-        let (connection, qp) = route.connect(qp, &options(), PATIENCE).unwrap();
-        Self::new(connection, qp, parts)
+        // One without its files may say nothing at all.
+        let (connection, qp) = route.connect(qp, &options(), patience).ok()?;
+        Some(Self::new(connection, qp, parts))
     }
 
     /// A server, and the `rping -c` that has connected to it.
@@ -253,6 +272,16 @@ mod rping {
         server.ends_well();
     }
 
+    /// For both sides as for a client.
+    #[test]
+    fn a_count_of_0_is_without_end() {
+        let mut child = start("rping", &["-C", "0", "-v"]);
+        let mut shown = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(shown.any(|line| line.unwrap().starts_with("ping data: rdma-ping-500: ")), "it has ended");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
     #[test]
     fn refuses_bad_input() {
         for (args, part) in [
@@ -268,6 +297,9 @@ mod rping {
             (&["-s", "-a", "no such host"], "no such host"),
             (&["--device", "mlx9_9"], "mlx9_9"),
             (&["-s", "-a", "192.0.2.77"], "cannot listen on 192.0.2.77:7174"),
+            (&["-c", "-a", ""], "an empty text is not an address"),
+            (&["-c", "-a", "127.0.0.1:99"], "give the port by itself: --port 99"),
+            (&["-c", "-a", "127.0.0.1", "-I", "::1"], "IPv4 and IPv6"),
         ] {
             fail("rping", args, part);
         }
@@ -385,6 +417,25 @@ mod rping {
         let (well, complaints) = server.end();
         assert!(!well && complaints.contains("sent 3 bytes"), "{complaints}");
         assert!(complaints.contains("1 of 2 clients did not end well"), "{complaints}");
+    }
+
+    /// Clients that only hold their connections take all the files that a server may open. Later ones are refused, and the server
+    /// is there for others when they have gone. What the last free file is wanted for depends on the limit.
+    #[test]
+    fn a_persistent_server_outlives_the_end_of_its_files() {
+        for files in 40..44 {
+            let mut server = Server::with_files(files, &["-P"]);
+            let silent: Vec<Peer> =
+                (0..16).filter_map(|_| Peer::may_be_refused(&server, Duration::from_secs(1))).collect();
+            assert!(silent.len() < 16, "{files} files are enough");
+            drop(silent);
+            let served = (0..100).any(|_| server.client(&["-V", "-C", "2"]).status.success());
+            let still = server.child.try_wait().unwrap();
+            server.child.kill().unwrap();
+            server.child.wait().unwrap();
+            let said = std::io::read_to_string(server.stderr).unwrap();
+            assert!(served && still.is_none(), "{files} files: {still:?}\n{said}");
+        }
     }
 
     #[test]
@@ -544,6 +595,8 @@ mod cm_time {
             (&["-s", "no such host"], "no such host"),
             (&["-b", "192.0.2.77"], "cannot listen on 192.0.2.77:7471"),
             (&["-d", "mlx9_9"], "mlx9_9"),
+            (&["-s", "[::1]:99"], "give the port by itself: --port 99"),
+            (&["-s", "::1", "-b", "127.0.0.1"], "IPv4 and IPv6"),
         ] {
             fail("cm_time", args, part);
         }

@@ -136,6 +136,17 @@ fn pingpong_takes_its_side_from_the_environment() {
 }
 
 #[test]
+fn a_rank_that_cannot_be_is_refused() {
+    for (name, args) in [("all_reduce", &[][..]), ("pingpong", &[]), ("pingpong", &["--compat"])] {
+        let set = |name: &'static str, value: &str| (name, value.to_owned());
+        let environment = vec![set("RANK", "2"), set("WORLD_SIZE", "2"), set("MASTER_ADDR", "127.0.0.1")];
+        let output = ranks(name, args, &[environment]).swap_remove(0);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        has_failed(name, &output, "rank 2 of 2 by the environment of torchrun");
+    }
+}
+
+#[test]
 fn an_option_goes_before_the_environment() {
     let more = [("SLURM_JOB_ID", "1"), ("SLURM_NNODES", "1")];
     let outputs = ranks("all_reduce", &[&SMALL[..], &["--ranks", "2"]].concat(), &[set(1, 7, SLURM, &more)]);

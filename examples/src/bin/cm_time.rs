@@ -61,7 +61,7 @@ fn run() -> Result<(), Failure> {
     let settings = args.settings()?;
     if let Some(server) = &args.server {
         let server = address::resolve(server, args.port())?;
-        let source = args.bind.as_deref().map(|source| address::resolve(source, 0)).transpose()?;
+        let source = args.bind.as_deref().map(|source| address::resolve_source(source, &server)).transpose()?;
         return args.measure(&args.open()?, &settings, server, source);
     }
     if let Some(bind) = &args.bind {

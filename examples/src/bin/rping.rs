@@ -138,7 +138,7 @@ fn serve(args: &Args, settings: &Settings) -> Result<(), Failure> {
 
 fn ping(args: &Args, settings: &Settings) -> Result<(), Failure> {
     let server = address::resolve(args.address.as_deref().unwrap_or_default(), args.port())?;
-    let source = args.source.as_deref().map(|source| address::resolve(source, 0)).transpose()?;
+    let source = args.source.as_deref().map(|source| address::resolve_source(source, &server)).transpose()?;
     let chosen = args.open()?;
     announce(&chosen.using(), false)?;
     rping::client(&chosen.context, settings, server, source).map(drop)
@@ -149,7 +149,9 @@ fn pair(args: &Args, mut settings: Settings) -> Result<(), Failure> {
     let Some(place) = launcher::launched_place()? else {
         return placement::launch_pair();
     };
-    settings.count = settings.count.or(Some(PINGS));
+    if args.count.is_none() {
+        settings.count = Some(PINGS);
+    }
     settings.validate = true;
     let terms = Terms {
         program: "rping",

@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use rdma::cm::blocking::{IncomingConnection, Listener};
 use rdma::op::{Read, Write as RdmaWrite};
-use rdma::{Context, ExposedRegion, Rc, RemoteAccess};
+use rdma::{Context, ErrorKind, ExposedRegion, Rc, RemoteAccess};
 
 use super::session::{Arrival, Session, Unconnected};
 use super::wire::MESSAGE;
@@ -37,7 +38,8 @@ pub fn serve_one(
 /// Answers any number of clients, each in a thread of its own; returns after `clients` of them, if that is given.
 ///
 /// # Errors
-/// At the end, how many clients did not end well: each has been told of on standard error.
+/// At the end, how many clients did not end well: each has been told of on standard error. Where there are no more files, memory or
+/// threads for a client, that client is turned away.
 pub fn serve_all(
     context: &Context,
     settings: &Settings,
@@ -49,13 +51,22 @@ pub fn serve_all(
     let (mut served, mut failed) = (0u64, 0);
     while clients.is_none_or(|clients| served < clients) {
         // Now and then, to forget who has ended.
-        let request = listener.next_request(Some(Duration::from_secs(1)))?;
+        let request = match listener.next_request(Some(Duration::from_secs(1))) {
+            Ok(request) => request,
+            // It was this client's; there is room again for the next one when another has gone.
+            Err(error) if is_shortage(error) => {
+                complain(&Failure::from(error).context("a client was turned away"));
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
         let (ended, still): (Vec<_>, Vec<_>) = running.into_iter().partition(JoinHandle::is_finished);
         running = still;
         failed += ended.into_iter().map(|client| u64::from(!client.join().unwrap_or(false))).sum::<u64>();
         let Some(request) = request else { continue };
         if running.len() >= MOST_CLIENTS {
-            request.reject(&[])?;
+            // The client may have gone.
+            request.reject(&[]).ok();
             continue;
         }
         let (context, settings) = (context.clone(), settings.clone());
@@ -63,18 +74,34 @@ pub fn serve_all(
             let name = request.peer_addr().map_or_else(|| "a client".to_owned(), |address| address.to_string());
             let result = serve(&context, &settings, request);
             if let Err(failure) = &result {
-                // Nobody has to read standard error.
-                drop(writeln!(io::stderr(), "rping: {name}: {failure}"));
+                complain(&failure.clone().context(name));
             }
             result.is_ok()
-        })?;
-        running.push(client);
+        });
+        match client {
+            Ok(client) => running.push(client),
+            Err(error) => {
+                complain(&Failure::from(error).context("a client was turned away, there is no thread for it"));
+                continue;
+            }
+        }
         served += 1;
     }
     for client in running {
         failed += u64::from(!client.join().unwrap_or(false));
     }
     if failed > 0 { Err(Failure::new(format!("{failed} of {served} clients did not end well"))) } else { Ok(()) }
+}
+
+/// Whether this process has too much of something, which may be over soon.
+fn is_shortage(error: rdma::Error) -> bool {
+    let too_many = |errno| matches!(Errno::from_raw(errno), Errno::EMFILE | Errno::ENFILE);
+    error.kind() == ErrorKind::OutOfMemory || error.errno().is_some_and(too_many)
+}
+
+fn complain(failure: &Failure) {
+    // Nobody has to read standard error.
+    drop(writeln!(io::stderr(), "rping: {failure}"));
 }
 
 fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>) -> Result<u64, Failure> {

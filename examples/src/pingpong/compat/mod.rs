@@ -11,7 +11,7 @@ mod wire;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use rdma::{ConnectOptions, LinkLayer};
+use rdma::{ConnectOptions, LinkLayer, Mtu};
 use serde_json::json;
 
 use crate::bootstrap;
@@ -77,6 +77,9 @@ impl Options {
         }
         if self.service_level > 15 {
             return refuse(format!("--sl {}: a service level is 0 to 15", self.service_level));
+        }
+        if Mtu::from_bytes(self.mtu).is_none() {
+            return refuse(format!("--mtu {}: an MTU is 256, 512, 1024, 2048 or 4096", self.mtu));
         }
         // The C program counts both in an `int`.
         if self.iterations > i32::MAX as u64 {
@@ -221,6 +224,7 @@ mod tests {
             Options { receives: 0, ..Options::new() },
             Options { receives: 1 << 20, ..Options::new() },
             Options { service_level: 16, ..Options::new() },
+            Options { mtu: 1500, ..Options::new() },
             Options { iterations: 1 << 31, ..Options::new() },
         ] {
             assert!(bad.validate().is_err(), "{bad:?}");
