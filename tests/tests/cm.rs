@@ -451,3 +451,78 @@ fn a_killed_peer_is_noticed() {
     running.kill();
     assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
 }
+
+/// How many descriptors and threads this process has.
+fn held() -> [usize; 2] {
+    ["/proc/self/fd", "/proc/self/task"].map(|path| std::fs::read_dir(path).unwrap().count())
+}
+
+#[test]
+fn what_ends_leaves_nothing_behind() {
+    const WARM: usize = 3;
+    // In a process of its own: others open and close, too.
+    if !child::is_child() {
+        if device().is_some() {
+            Running::start("what_ends_leaves_nothing_behind").finish();
+        }
+        return;
+    }
+    let Some(context) = device() else { return };
+    let listener = listen(&context);
+    let to = listener.local_addr();
+    let mut before = [0; 2];
+    // Guests are slow.
+    let rounds = if context.is_software() { 100 } else { 10 };
+    for round in 0..WARM + rounds {
+        if round == WARM {
+            before = held();
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _connected = accept(&listener, End::new(&context).qp(), &ConnOptions::new());
+                drop(listener.next_request(Some(LIMIT)).unwrap().unwrap());
+            });
+            let _connected = connect(&context, to, End::new(&context).qp(), &ConnOptions::new());
+            try_connect(&context, to, &ConnOptions::new()).unwrap_err();
+        });
+        // One that was only resolved, and a listener that nobody has heard of.
+        drop((resolve(&context, to), listen(&context)));
+    }
+    // Threads that were joined may not be gone yet.
+    let patience = std::time::Instant::now() + LIMIT;
+    while held() != before {
+        assert!(std::time::Instant::now() < patience, "{:?} descriptors and threads, {before:?} before", held());
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_queue_pair_that_another_route_or_request_has_initialized_connects() {
+    let Some(context) = device() else { return };
+    let (one, other) = (listen(&context), listen(&context));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let [first, second] = [&one, &other].map(|it| it.next_request(Some(LIMIT)).unwrap().unwrap());
+            let ends = [End::new(&context), End::new(&context)];
+            let [mut a, mut b] = [first.init(ends[0].qp()).unwrap(), second.init(ends[1].qp()).unwrap()];
+            for (end, qp) in [(&ends[0], &mut a), (&ends[1], &mut b)] {
+                qp.post_recv(end.pd.allocate(64).unwrap(), 1).unwrap();
+            }
+            let (_first, _b) = first.accept(b, &ConnOptions::new(), LIMIT).unwrap();
+            let (_second, _a) = second.accept(a, &ConnOptions::new(), LIMIT).unwrap();
+            for end in &ends {
+                assert_eq!(wait(&mut end.cq.poller()).byte_len, 4);
+            }
+        });
+        let ends = [End::new(&context), End::new(&context)];
+        let [first, second] = [&one, &other].map(|it| resolve(&context, it.local_addr()));
+        let [a, b] = [first.init(ends[0].qp()).unwrap(), second.init(ends[1].qp()).unwrap()];
+        let second = scope.spawn(|| second.connect(a, &ConnOptions::new(), LIMIT).unwrap());
+        let (_first, mut b) = first.connect(b, &ConnOptions::new(), LIMIT).unwrap();
+        let (_second, mut a) = second.join().unwrap();
+        for (end, qp) in [(&ends[1], &mut b), (&ends[0], &mut a)] {
+            qp.post_send(Send::new(buffer(&end.pd, b"ping"))).unwrap();
+            assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
+        }
+    });
+}

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -377,4 +377,89 @@ fn who_writes_to_a_channels_descriptor_commands_nobody() {
     let to = listener.local_addr().unwrap();
     let id = resolved(&channel, to);
     assert_eq!(id.peer_addr(), Some(to));
+}
+
+#[test]
+fn edge_triggered_epoll_misses_no_event() {
+    let Some(context) = device() else { return };
+    let channel = EventChannel::new(&context).unwrap();
+    // SAFETY: no requirement.
+    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    assert!(epoll >= 0);
+    // SAFETY: open, and nobody else's.
+    let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+    let mut interest = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+    // SAFETY: open descriptors, a live event.
+    let added =
+        unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, channel.as_raw_fd(), &raw mut interest) };
+    assert_eq!(added, 0);
+    // Until it says that there is something, and then all that there is.
+    let wait = || {
+        let mut slot = libc::epoll_event { events: 0, u64: 0 };
+        let limit = i32::try_from(LIMIT.as_millis()).unwrap();
+        // SAFETY: room for one event.
+        assert_eq!(unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut slot, 1, limit) }, 1, "no edge in time");
+        std::iter::from_fn(|| channel.try_next_event().unwrap()).collect::<Vec<_>>()
+    };
+    let listener = listen(&context);
+    for _ in 0..20 {
+        let ids: Vec<_> = (0..3).map(|_| channel.create_id::<Rc>().unwrap()).collect();
+        for id in &ids {
+            id.resolve_addr(None, listener.local_addr(), LIMIT).unwrap();
+        }
+        let mut resolved = 0;
+        while resolved < ids.len() {
+            for event in wait() {
+                assert!(matches!(event.kind, EventKind::AddrResolved), "{event:?}");
+                resolved += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn ids_cross_each_other_between_channels_that_threads_take_from() {
+    const TURNS: usize = 100;
+    let Some(context) = device() else { return };
+    let listener = listen(&context);
+    let channels = [EventChannel::new(&context).unwrap(), EventChannel::new(&context).unwrap()];
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        let takers = channels.each_ref().map(|channel| {
+            let ended = &ended;
+            scope.spawn(move || {
+                let mut count = 0;
+                while !ended.load(std::sync::atomic::Ordering::Acquire) {
+                    count += usize::from(channel.next_event(Some(Duration::from_millis(5))).unwrap().is_some());
+                }
+                count + std::iter::from_fn(|| channel.try_next_event().unwrap()).count()
+            })
+        });
+        // One goes there while the other comes here.
+        let movers = [0, 1].map(|first| {
+            let (channels, to) = (&channels, listener.local_addr());
+            scope.spawn(move || {
+                for turn in 0..TURNS {
+                    let mut id = channels[(first + turn) % 2].create_id::<Rc>().unwrap();
+                    id.resolve_addr(None, to, LIMIT).unwrap();
+                    for step in 1..4 {
+                        id.migrate(&channels[(first + turn + step) % 2]).unwrap();
+                        assert_eq!(id.peer_addr(), Some(to));
+                    }
+                    let patience = Instant::now() + LIMIT;
+                    while id.resolve_route(LIMIT).is_err() {
+                        assert!(Instant::now() < patience, "the address is not resolved");
+                        thread::yield_now();
+                    }
+                }
+            })
+        });
+        for mover in movers {
+            mover.join().unwrap();
+        }
+        ended.store(true, std::sync::atomic::Ordering::Release);
+        let taken: usize = takers.map(|taker| taker.join().unwrap()).into_iter().sum();
+        // The event of the address is taken before the route can be asked for; that of the route may go with its id.
+        assert!((2 * TURNS..=4 * TURNS).contains(&taken), "{taken}");
+    });
 }

@@ -437,6 +437,8 @@ impl State {
 
     /// Ends an id: the peer learns of it, its events are taken back, and no more come.
     pub(super) fn destroy(&mut self, key: u64) {
+        // As in `call`: what is said in the end is an answer to what the peer has said.
+        self.receive(key);
         let before = self.entries.get(&key).and_then(Entry::deadline);
         self.step(key, |machine, out| machine.destroy(out));
         self.reschedule(key, before);
