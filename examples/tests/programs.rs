@@ -211,9 +211,9 @@ mod all_reduce {
         let common = ["--world", "2", "--root", &root, "--timeout", "3", "--max", "64"];
         let rank = start("all_reduce", &[&common[..], &["--rank", "0"]].concat());
         let mut stream = connect(&root);
-        // A hello of 16384 bytes, of which one comes each tenth of a second.
+        // In the version of the protocol that is spoken: a hello of 16384 bytes, of which one comes each tenth of a second.
         let begun = Instant::now();
-        let dripping = stream.write_all(b"rdma-job\0\0\0\x01H\0\0\x40\0").is_ok();
+        let dripping = stream.write_all(b"rdma-job\0\0\0\x02H\0\0\x40\0").is_ok();
         while dripping && stream.write_all(b"x").is_ok() && begun.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(100));
         }
