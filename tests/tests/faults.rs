@@ -209,7 +209,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
     let (context, port) = (&opened.context, opened.port);
     // The interface is then the other end's.
     let is_far = std::env::var_os(rdma_tests::PEER_VARIABLE).is_some();
-    for _ in 0..2 {
+    for _ in 0..if is_far { 1 } else { 2 } {
         let (mut a, b) = connect();
         let region = b.pd.allocate_exposed(BLOCK, all_rights()).unwrap();
         let remote = region.remote(..).unwrap();

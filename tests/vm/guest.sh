@@ -43,7 +43,7 @@ result() { # status, milliseconds, name
     *) word=FAILED ;;
   esac
   printf '%s\t%s\t%s\t%s\n' "$word" "$1" "$seconds" "$3" >>"$OUT"/results
-  printf '%-70s %s  %s s\n' "$3" "$word" "$seconds"
+  printf '%-5s %-70s %s  %s s\n' "$RDMA_DEVICE" "$3" "$word" "$seconds"
 }
 
 # limit COMMAND SECONDS: as `timeout` does it, which would be one more program to start in an emulated machine.
