@@ -1,12 +1,15 @@
 //! What other launchers say in the environment: mpirun (Open MPI), mpiexec (Hydra: MPICH, Intel MPI), srun (Slurm), torchrun.
 //!
 //! All say which rank a process is and how many there are. Where rank 0 is, torchrun says; Slurm lists the hosts; the others say at
-//! least whether all ranks are on one host.
+//! least whether all ranks are on one host. What tells one job from another is in the environment as well, but for Hydra, whose
+//! process on this host does.
+
+mod proxy;
 
 use std::env;
 use std::net::Ipv4Addr;
 
-use crate::bootstrap;
+use crate::{Failure, bootstrap};
 
 /// A place in a job, as a launcher tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +68,7 @@ const LAUNCHERS: [Launcher; 4] = [
         local: &["MPI_LOCALNRANKS"],
         hosts: &[],
         list: &[],
-        job: &[],
+        job: &["PMI_JOBID", "FLUX_JOB_ID"],
     },
     Launcher {
         name: "Slurm",
@@ -88,32 +91,132 @@ const LAUNCHERS: [Launcher; 4] = [
 ];
 
 /// What the environment of this process says; `None` where no launcher has been there.
-#[must_use]
-pub fn told() -> Option<Told> {
-    told_by(|name| env::var(name).ok())
+///
+/// # Errors
+/// Where a variable that counts is set and makes no sense, by itself or with another one: nothing else is to be taken for it.
+pub fn told() -> Result<Option<Told>, Failure> {
+    let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    told_by(&Variables(&variable), proxy::identity)
 }
 
-fn told_by(variable: impl Fn(&str) -> Option<String>) -> Option<Told> {
-    let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
-    let first = |names: &[&str]| names.iter().find_map(|name| number(name));
-    let (launcher, rank, world) =
-        LAUNCHERS.iter().find_map(|launcher| Some((launcher, number(launcher.rank)?, first(launcher.world)?)))?;
-    let identity: Vec<String> = launcher.job.iter().filter_map(|name| variable(name)).collect();
+/// The environment. What is empty there is as good as not set.
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Variables<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        self.0(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    }
+
+    fn is_set(&self, name: &str) -> bool {
+        self.text(name).is_some()
+    }
+
+    fn number(&self, name: &str) -> Result<Option<usize>, Failure> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| wrong(name, &text, "it is to be a number"))
+    }
+
+    /// The first of these numbers that is there.
+    fn first(&self, names: &[&'static str]) -> Result<Option<usize>, Failure> {
+        names.iter().find(|name| self.is_set(name)).map_or(Ok(None), |name| self.number(name))
+    }
+
+    /// The port that the environment gives to the ranks.
+    fn port(&self) -> Result<Option<u16>, Failure> {
+        let name = "MASTER_PORT";
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let port = text.parse().ok().filter(|&port| port != 0);
+        let port: u16 = port.ok_or_else(|| wrong(name, &text, "a port is a number from 1 to 65535"))?;
+        if self.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True") {
+            return Ok(Some(port));
+        }
+        // torchrun listens there itself.
+        let next = port.checked_add(1);
+        next.map(Some)
+            .ok_or_else(|| wrong(name, &text, "torchrun has that port, the ranks the next, and there is none"))
+    }
+
+    /// The host that the environment gives to the ranks.
+    fn host(&self) -> Result<Option<String>, Failure> {
+        let name = "MASTER_ADDR";
+        let host = self.text(name);
+        let has_port = |host: &String| {
+            host.rsplit_once(':').is_some_and(|(front, _)| !front.contains(':') || front.ends_with(']'))
+        };
+        match host.as_ref().filter(|host| has_port(host)) {
+            Some(host) => Err(wrong(name, host, "the port is for MASTER_PORT")),
+            None => Ok(host),
+        }
+    }
+}
+
+fn wrong(name: &str, value: &str, why: &str) -> Failure {
+    Failure::usage(format!("{name} is {value:?} in the environment: {why}; correct it, or unset it"))
+}
+
+impl Launcher {
+    /// Whether it has started this process: it has said which rank this is, and how many there are.
+    ///
+    /// # Errors
+    /// Where it has said one of the two.
+    fn has_been_here(&self, variables: &Variables<'_>) -> Result<bool, Failure> {
+        let (rank, world) = (variables.is_set(self.rank), self.world.iter().any(|name| variables.is_set(name)));
+        // srun in the role of mpiexec: its own variables say more.
+        let is_other = self.name == "mpiexec"
+            && variables.is_set("PMI_JOBID")
+            && variables.text("SLURM_PROCID") == variables.text(self.rank);
+        if rank == world || is_other {
+            return Ok(rank && !is_other);
+        }
+        let is_meant = match self.name {
+            // A shell of an allocation has one of the two.
+            "Slurm" => false,
+            // So may one in which somebody has used these words for something else.
+            "torchrun" => ["MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"].iter().any(|name| variables.is_set(name)),
+            _ => true,
+        };
+        let (there, missing) = if rank { (self.rank, self.world[0]) } else { (self.world[0], self.rank) };
+        let name = self.name;
+        let complaint = format!(
+            "{there} is set in the environment and {missing} is not, and {name} sets both; set it, or unset the other"
+        );
+        if is_meant { Err(Failure::usage(complaint)) } else { Ok(false) }
+    }
+}
+
+fn told_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -> Result<Option<Told>, Failure> {
+    let mut found = None;
+    for launcher in &LAUNCHERS {
+        if launcher.has_been_here(variables)? {
+            found = Some(launcher);
+            break;
+        }
+    }
+    let Some(launcher) = found else { return Ok(None) };
+    let (Some(rank), Some(world)) = (variables.number(launcher.rank)?, variables.first(launcher.world)?) else {
+        return Ok(None);
+    };
+    let (local, hosts) = (variables.first(launcher.local)?, variables.first(launcher.hosts)?);
+    if local.is_some_and(|local| local > world) {
+        let (local_name, local) = (launcher.local[0], local.unwrap_or_default());
+        let what = format!("there are only {world} ranks by {}", launcher.world[0]);
+        return Err(wrong(local_name, &local.to_string(), &what));
+    }
+    let one_host = local == Some(world) || hosts == Some(1);
+    let mut identity: Vec<String> = launcher.job.iter().filter_map(|name| variables.text(name)).collect();
+    if identity.is_empty() && one_host {
+        // With several hosts there are several of them.
+        identity.extend(proxy());
+    }
     let job = if identity.is_empty() { 0 } else { hash(&identity.join(" ")) };
 
-    let one_host = first(launcher.local) == Some(world) || first(launcher.hosts) == Some(1);
-    let given = variable("MASTER_ADDR").filter(|host| !host.is_empty());
-    let listed = || launcher.list.iter().find_map(|name| first_host(&variable(name)?));
+    let given = variables.host()?;
+    let listed = || launcher.list.iter().find_map(|name| first_host(&variables.text(name)?));
     let local = || one_host.then(|| Ipv4Addr::LOCALHOST.to_string());
     let host = given.or_else(local).or_else(listed);
-    let port = match number("MASTER_PORT").and_then(|port| u16::try_from(port).ok()) {
-        // torchrun may listen there itself.
-        Some(port) if variable("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True") => port.saturating_add(1),
-        Some(port) => port,
-        None => free_port(job),
-    };
+    let port = variables.port()?.unwrap_or_else(|| free_port(job));
     let meeting = host.map(|host| Meeting { host, port });
-    Some(Told { launcher: launcher.name, rank, world, meeting, job })
+    Ok(Some(Told { launcher: launcher.name, rank, world, meeting, job }))
 }
 
 /// A port below those that the kernel gives to connections, different for most jobs.
@@ -150,8 +253,13 @@ fn first_host(list: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn read(set: &[(&str, &str)], proxy: Option<&str>) -> Result<Option<Told>, Failure> {
+        let variable = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        told_by(&Variables(&variable), || proxy.map(str::to_owned))
+    }
+
     fn found(set: &[(&str, &str)]) -> Option<Told> {
-        told_by(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+        read(set, None).unwrap()
     }
 
     fn place(set: &[(&str, &str)]) -> (usize, usize, Option<String>) {
@@ -160,11 +268,91 @@ mod tests {
     }
 
     #[test]
-    fn half_an_environment_is_none() {
+    fn half_an_environment_is_none_where_it_may_be_of_something_else() {
         assert_eq!(found(&[]), None);
         assert_eq!(found(&[("SLURM_PROCID", "3")]), None);
-        assert_eq!(found(&[("RANK", "one"), ("WORLD_SIZE", "2")]), None);
+        assert_eq!(found(&[("SLURM_NTASKS", "3"), ("SLURM_NNODES", "x")]), None);
+        assert_eq!(found(&[("RANK", "captain")]), None);
+        assert_eq!(found(&[("RANK", "captain"), ("WORLD_SIZE", " ")]), None);
         assert_eq!(found(&[("MASTER_ADDR", "node7"), ("MASTER_PORT", "99")]), None);
+        assert_eq!(found(&[("MASTER_PORT", "nonsense")]), None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said() {
+        let torch = [("RANK", "1"), ("WORLD_SIZE", "2")];
+        let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+        let mpirun = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")];
+        let agent = ("TORCHELASTIC_USE_AGENT_STORE", "True");
+        type Set<'a> = &'a [(&'a str, &'a str)];
+        let cases: [(&[Set<'_>], &str); 21] = [
+            (&[&[("RANK", "one"), torch[1]]], "RANK is \"one\""),
+            (&[&[("RANK", "-1"), torch[1]]], "RANK is \"-1\""),
+            (&[&[torch[0], ("WORLD_SIZE", "2x")]], "WORLD_SIZE is \"2x\""),
+            (&[&[torch[0], ("WORLD_SIZE", "99999999999999999999")]], "WORLD_SIZE is"),
+            (&[&torch, &[("LOCAL_WORLD_SIZE", "all")]], "LOCAL_WORLD_SIZE is \"all\""),
+            (&[&torch, &[("LOCAL_WORLD_SIZE", "3")]], "only 2 ranks by WORLD_SIZE"),
+            (&[&torch, &[("MASTER_PORT", "http")]], "MASTER_PORT is \"http\""),
+            (&[&torch, &[("MASTER_PORT", "0")]], "from 1 to 65535"),
+            (&[&torch, &[("MASTER_PORT", "65536")]], "from 1 to 65535"),
+            (&[&torch, &[("MASTER_PORT", "65535"), agent]], "there is none"),
+            (&[&torch, &[("MASTER_ADDR", "node7:99")]], "for MASTER_PORT"),
+            (&[&torch, &[("MASTER_ADDR", "[::1]:99")]], "for MASTER_PORT"),
+            (&[&[torch[0], ("MASTER_ADDR", "node7")]], "RANK is set in the environment and WORLD_SIZE is not"),
+            (&[&[torch[1], ("LOCAL_RANK", "0")]], "WORLD_SIZE is set in the environment and RANK is not"),
+            (&[&hydra[..1]], "PMI_SIZE is not, and mpiexec sets both"),
+            (&[&hydra, &[("MPI_LOCALNRANKS", "?")]], "MPI_LOCALNRANKS is \"?\""),
+            (&[&mpirun[1..]], "OMPI_COMM_WORLD_RANK is not, and mpirun sets both"),
+            (&[&mpirun, &[("OMPI_COMM_WORLD_LOCAL_SIZE", "1.5")]], "OMPI_COMM_WORLD_LOCAL_SIZE is \"1.5\""),
+            (&[&slurm, &[("SLURM_NNODES", "1-2")]], "SLURM_NNODES is \"1-2\""),
+            (&[&slurm, &[("SLURM_STEP_NUM_TASKS", "two")]], "SLURM_STEP_NUM_TASKS is \"two\""),
+            (&[&slurm, &[("SLURM_NNODES", "1"), ("MASTER_PORT", "x")]], "MASTER_PORT is \"x\""),
+        ];
+        for (parts, said) in cases {
+            let failure = read(&parts.concat(), None).expect_err(said);
+            assert!(failure.to_string().contains(said), "{said:?} is not in {failure}");
+            assert_eq!(failure.kind(), crate::failure::Kind::Usage);
+        }
+    }
+
+    #[test]
+    fn what_is_empty_is_not_set() {
+        let torch = [("RANK", "1"), ("WORLD_SIZE", " 2 "), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_PORT", "")];
+        assert_eq!(place(&torch), (1, 2, Some("127.0.0.1:18515".to_owned())));
+        assert_eq!(place(&[&torch[..2], &[("MASTER_ADDR", "::1"), ("MASTER_PORT", "5")]].concat()).2.unwrap(), "::1:5");
+    }
+
+    /// They have nothing in their environments that tells them apart.
+    #[test]
+    fn jobs_of_hydra_on_one_host_have_ports_of_their_own() {
+        let hydra = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
+        let meeting = |proxy| read(&hydra, Some(proxy)).unwrap().map(|told| (told.job, told.meeting));
+        assert_eq!(meeting("4711 99"), meeting("4711 99"));
+        assert_ne!(meeting("4711 99"), meeting("4712 99"));
+        // Each host of several has a process of its own.
+        let several = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
+        assert_eq!(read(&several, Some("4711 99")).unwrap().unwrap().job, 0);
+        let named = [&several[..], &[("FLUX_JOB_ID", "f1")]].concat();
+        assert_ne!(found(&named).unwrap().job, 0);
+    }
+
+    #[test]
+    fn srun_may_speak_as_mpiexec() {
+        let set = [
+            ("PMI_RANK", "1"),
+            ("PMI_SIZE", "4"),
+            ("PMI_JOBID", "77.0"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_NODELIST", "n[5-6]"),
+        ];
+        let told = found(&set).unwrap();
+        assert_eq!((told.launcher, told.rank, told.world), ("Slurm", 1, 4));
+        assert_eq!(told.meeting.unwrap().host, "n5");
+        // Hydra under srun: that has started its processes, one for each host.
+        let hydra = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("PMI_RANK", "3"), ("PMI_SIZE", "4")];
+        assert_eq!(found(&hydra).map(|told| (told.launcher, told.rank, told.world)), Some(("mpiexec", 3, 4)));
     }
 
     #[test]

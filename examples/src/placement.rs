@@ -80,8 +80,8 @@ impl PlacementOptions {
     /// How many ranks this process starts, or 1 where it is a rank itself.
     #[must_use]
     pub fn local_ranks(&self) -> usize {
-        let is_rank =
-            self.rank.is_some() || launcher::is_launched() || self.ranks.is_none() && environment::told().is_some();
+        let is_told = || !matches!(environment::told(), Ok(None));
+        let is_rank = self.rank.is_some() || launcher::is_launched() || self.ranks.is_none() && is_told();
         if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
     }
 
@@ -118,8 +118,8 @@ impl PlacementOptions {
 /// says of where to meet.
 #[must_use]
 pub fn from_environment(root: Option<&str>) -> Option<Result<Place, Failure>> {
-    environment::told().map(|told| {
-        let environment::Told { launcher, rank, world, meeting, job } = told;
+    environment::told().transpose().map(|told| {
+        let environment::Told { launcher, rank, world, meeting, job } = told?;
         if rank >= world {
             return Err(Failure::usage(format!(
                 "this is rank {rank} of {world} by the environment of {launcher}, and ranks count from 0; \

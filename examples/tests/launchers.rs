@@ -3,7 +3,11 @@
 
 mod common;
 
-use std::process::{Command, Output, Stdio};
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 
 use common::*;
 use serde_json::Value;
@@ -147,6 +151,75 @@ fn a_rank_that_cannot_be_is_refused() {
 }
 
 #[test]
+fn an_environment_that_makes_no_sense_is_said() {
+    let torch: [(&str, &str); 3] = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
+    let with = |changes: &[(&'static str, &str)]| -> Vec<(&'static str, String)> {
+        torch.iter().chain(changes).map(|(name, value)| (*name, (*value).to_owned())).collect()
+    };
+    for (changes, said) in [
+        (&[("MASTER_PORT", "http")][..], "MASTER_PORT is \"http\" in the environment"),
+        (&[("MASTER_PORT", "70000")], "a port is a number from 1 to 65535"),
+        (&[("RANK", "first")], "RANK is \"first\""),
+        (&[("WORLD_SIZE", "")], "RANK is set in the environment and WORLD_SIZE is not"),
+        (&[("WORLD_SIZE", "99999")], "at most 4096"),
+        (&[("MASTER_ADDR", "127.0.0.1:99")], "the port is for MASTER_PORT"),
+    ] {
+        for name in ["all_reduce", "pingpong"] {
+            if name == "pingpong" && said == "at most 4096" {
+                continue;
+            }
+            let output = ranks(name, &[], &[with(changes)]).swap_remove(0);
+            assert_eq!(output.status.code(), Some(2), "{name} {changes:?}: {output:?}");
+            has_failed(name, &output, said);
+        }
+    }
+    // Who says otherwise is not asked.
+    let output = ranks("all_reduce", &[&SMALL[..], &["--ranks", "2"]].concat(), &[with(&[("MASTER_PORT", "http")])]);
+    all_succeed(&output);
+    // What is not text is not a number, either.
+    let mut command = program("all_reduce");
+    command.envs(with(&[])).env("RANK", OsStr::from_bytes(b"\xff"));
+    has_failed("all_reduce", &finish(command.spawn().unwrap()), "RANK is ");
+}
+
+/// A job that Hydra has started, as far as its ranks can tell: they descend from a process with that name. Rank 0 starts at once, and
+/// rank 1 when a line has come.
+fn hydra_job(folder: &Path) -> Child {
+    let ranks = r#"
+        PMI_RANK=0 "$@" & zero=$!
+        read -r line
+        PMI_RANK=1 sh -c '"$@" && true' sh "$@" & one=$!
+        wait $zero && wait $one"#;
+    let mut proxy = Command::new(folder.join("hydra_pmi_proxy"));
+    proxy.args(["-c", ranks, "sh"]).arg(program("all_reduce").get_program()).args(SMALL);
+    proxy.env_clear().env("PATH", "/usr/bin:/bin").env("RDMA_DEVICE", "soft0");
+    proxy.env("PMI_SIZE", "2").env("MPI_LOCALNRANKS", "2");
+    proxy.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Hydra tells its ranks nothing that other jobs do not hear as well.
+#[test]
+fn two_jobs_of_hydra_do_not_meet() {
+    let folder = std::env::temp_dir().join(format!("rdma-launchers-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::os::unix::fs::symlink("/bin/sh", folder.join("hydra_pmi_proxy")).unwrap();
+    let go_on = |job: &mut Child| job.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let mut early = hydra_job(&folder);
+    let mut late = hydra_job(&folder);
+    go_on(&mut late);
+    have_summed_together(&finish(late));
+    go_on(&mut early);
+    have_summed_together(&finish(early));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The same for the output of two ranks in one.
+fn have_summed_together(output: &Output) {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    is_right(&text(&output.stdout), 2);
+}
+
+#[test]
 fn an_option_goes_before_the_environment() {
     let more = [("SLURM_JOB_ID", "1"), ("SLURM_NNODES", "1")];
     let outputs = ranks("all_reduce", &[&SMALL[..], &["--ranks", "2"]].concat(), &[set(1, 7, SLURM, &more)]);
@@ -171,6 +244,19 @@ fn mpirun_starts_ranks() {
     let output = mpirun("3", "all_reduce", &SMALL);
     assert!(output.status.success(), "{}", text(&output.stderr));
     is_right(&text(&output.stdout), 3);
+}
+
+#[test]
+fn two_jobs_of_mpirun_do_not_meet() {
+    if !has("two_jobs_of_mpirun_do_not_meet", "mpirun", "openmpi-bin") {
+        return;
+    }
+    let jobs = ["2", "3"].map(|count| (count, std::thread::spawn(move || mpirun(count, "all_reduce", &SMALL))));
+    for (count, job) in jobs {
+        let output = job.join().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        is_right(&text(&output.stdout), count.parse().unwrap());
+    }
 }
 
 #[test]

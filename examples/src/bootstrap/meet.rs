@@ -147,7 +147,7 @@ fn hear(stream: &TcpStream) -> Result<Hello, Rejected> {
 /// The rank that a connection becomes.
 fn admit(stream: &mut TcpStream, peer: &Hello, own: &Hello, ranks: &[Option<TcpStream>]) -> Result<usize, Rejected> {
     if peer.job != own.job {
-        refuse(stream, "this rank belongs to another job");
+        refuse(stream, "this rank belongs to another job; give each job an address of its own (--root)");
         return Err(Rejected::Stranger("it belongs to another job".to_owned()));
     }
     let rank = peer.rank as usize;
