@@ -283,16 +283,26 @@ impl Group {
 
     /// Replaces a failure by the death of a rank that it follows from, if there was one.
     fn explain(&self, failure: Failure) -> Failure {
-        let deadline = Instant::now() + EXPLANATION;
-        while Instant::now() < deadline {
-            if let Err(news) = self.watch.check() {
-                return news;
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        if let Some(news) = self.news() {
+            return news;
         }
         let failure = failure.with_last_warning();
         // The launcher's ranks share one standard error: say whose line this is.
         if launcher::is_launched() { failure.context(format_args!("rank {}", self.rank)) } else { failure }
+    }
+
+    /// Waits for a moment for the news of a death.
+    fn news(&self) -> Option<Failure> {
+        let deadline = Instant::now() + EXPLANATION;
+        loop {
+            if let Err(news) = self.watch.check() {
+                return Some(news);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn receive(&self) -> Result<(usize, Frame), Failure> {
@@ -301,15 +311,19 @@ impl Group {
                 self.watch.check()?;
                 Err(Failure::peer("another rank has failed"))
             }
-            Ok((peer, Frame::Bye)) => Err(Failure::peer(format!("rank {peer} finished before the others"))),
+            Ok((peer, Frame::Bye)) => {
+                // It may leave because another has failed, and be faster than the news of that.
+                self.watch.check()?;
+                Err(Failure::peer(format!("rank {peer} finished before the others")))
+            }
             Ok(message) => Ok(message),
         }
     }
 
     fn send(&self, frame: &Frame) -> Result<(), Failure> {
         send_to_all(&self.writers, frame, None).map_err(|(peer, error)| {
-            let gone = || Failure::new(format!("cannot send to rank {peer}: {error}"));
-            self.watch.check().err().unwrap_or_else(gone)
+            // Whoever reads from it learns why, and may be about to.
+            self.news().unwrap_or_else(|| Failure::new(format!("cannot send to rank {peer}: {error}")))
         })
     }
 }

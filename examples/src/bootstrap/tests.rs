@@ -89,6 +89,23 @@ fn agreement_fails_with_the_first_that_failed() {
     assert_eq!(results[2].0, Kind::Peer);
 }
 
+/// A rank that leaves because another has failed may be heard of before that one.
+#[test]
+fn who_leaves_first_is_not_why() {
+    let (listener, address) = listener();
+    let zero = thread::spawn(move || {
+        let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 };
+        let group = Group::meet(place, &terms("same")).unwrap();
+        group.watch.set(Failure::peer("rank 7 failed: no more paper"));
+        group.receive().unwrap_err().to_string()
+    });
+    let mut stream = TcpStream::connect(address).unwrap();
+    write_head(&mut stream).unwrap();
+    Hello { job: 5, rank: 1, world: 2, program: "test".into(), settings: "same".into() }.write(&mut stream).unwrap();
+    Frame::Bye.write(&mut stream).unwrap();
+    assert_eq!(zero.join().unwrap(), "rank 7 failed: no more paper");
+}
+
 /// What rank 0 of two says when this connects to it, and what it answers.
 fn rank_zero_meets(first: impl FnOnce(&mut TcpStream)) -> (String, String) {
     let (listener, address) = listener();
