@@ -292,6 +292,7 @@ mod rping {
             (&["-c"], "--address"),
             (&["-c", "-s", "-a", "127.0.0.1"], "cannot be used with"),
             (&["-P"], "--server"),
+            (&["-s", "-P", "--clients", "0"], "--clients 0"),
             (&["-I", "127.0.0.1"], "--client"),
             (&["-c", "-a", "no such host"], "no such host"),
             (&["-s", "-a", "no such host"], "no such host"),

@@ -100,6 +100,9 @@ impl Args {
         if timeout == 0 || timeout > 86400 {
             return Err(Failure::usage(format!("--timeout {timeout}: give 1 to 86400 seconds")));
         }
+        if self.clients == Some(0) {
+            return Err(Failure::usage("--clients 0 serves nobody; give 1 or more"));
+        }
         Ok(Settings {
             size,
             count: self.count.filter(|&count| count > 0),

@@ -1,7 +1,7 @@
 //! The side that answers.
 
 use std::io::{self, Write};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -46,51 +46,76 @@ pub fn serve_all(
     listener: &Listener<Rc>,
     clients: Option<u64>,
 ) -> Result<(), Failure> {
-    settings.step(format_args!("listening on {}", listener.local_addr()));
-    let mut running: Vec<JoinHandle<bool>> = Vec::new();
-    let (mut served, mut failed) = (0u64, 0);
-    while clients.is_none_or(|clients| served < clients) {
-        // Now and then, to forget who has ended.
-        let request = match listener.next_request(Some(Duration::from_secs(1))) {
-            Ok(request) => request,
-            // It was this client's; there is room again for the next one when another has gone.
-            Err(error) if is_shortage(error) => {
-                complain(&Failure::from(error).context("a client was turned away"));
-                None
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let (ended, still): (Vec<_>, Vec<_>) = running.into_iter().partition(JoinHandle::is_finished);
-        running = still;
-        failed += ended.into_iter().map(|client| u64::from(!client.join().unwrap_or(false))).sum::<u64>();
-        let Some(request) = request else { continue };
-        if running.len() >= MOST_CLIENTS {
-            // The client may have gone.
-            request.reject(&[]).ok();
-            continue;
-        }
-        let (context, settings) = (context.clone(), settings.clone());
-        let client = std::thread::Builder::new().name(format!("client-{served}")).spawn(move || {
-            let name = request.peer_addr().map_or_else(|| "a client".to_owned(), |address| address.to_string());
-            let result = serve(&context, &settings, request);
-            if let Err(failure) = &result {
-                complain(&failure.clone().context(name));
-            }
-            result.is_ok()
-        });
-        match client {
-            Ok(client) => running.push(client),
-            Err(error) => {
-                complain(&Failure::from(error).context("a client was turned away, there is no thread for it"));
+    Hall { most: MOST_CLIENTS, start: Builder::spawn }.serve(context, settings, listener, clients)
+}
+
+/// What a client's thread does; whether the client ended well.
+type Work = Box<dyn FnOnce() -> bool + Send>;
+
+/// Room for clients: where it ends, they are turned away.
+struct Hall {
+    /// How many are served at the same time.
+    most: usize,
+    /// How a client gets its thread.
+    start: fn(Builder, Work) -> io::Result<JoinHandle<bool>>,
+}
+
+impl Hall {
+    fn serve(
+        &self,
+        context: &Context,
+        settings: &Settings,
+        listener: &Listener<Rc>,
+        clients: Option<u64>,
+    ) -> Result<(), Failure> {
+        settings.step(format_args!("listening on {}", listener.local_addr()));
+        let mut running: Vec<JoinHandle<bool>> = Vec::new();
+        let (mut served, mut failed) = (0u64, 0);
+        while clients.is_none_or(|clients| served < clients) {
+            // Now and then, to forget who has ended.
+            let request = match listener.next_request(Some(Duration::from_secs(1))) {
+                Ok(request) => request,
+                // It was this client's; there is room again for the next one when another has gone.
+                Err(error) if is_shortage(error) => {
+                    complain(&Failure::from(error).context("a client was turned away"));
+                    None
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let (ended, still): (Vec<_>, Vec<_>) = running.into_iter().partition(JoinHandle::is_finished);
+            running = still;
+            failed += ended.into_iter().map(|client| u64::from(!client.join().unwrap_or(false))).sum::<u64>();
+            let Some(request) = request else { continue };
+            if running.len() >= self.most {
+                complain(&Failure::new(format!("a client was turned away, there are {} already", running.len())));
+                // It may have gone.
+                request.reject(&[]).ok();
                 continue;
             }
+            let (context, settings) = (context.clone(), settings.clone());
+            let work = Box::new(move || {
+                let name = request.peer_addr().map_or_else(|| "a client".to_owned(), |address| address.to_string());
+                let result = serve(&context, &settings, request);
+                if let Err(failure) = &result {
+                    complain(&failure.clone().context(name));
+                }
+                result.is_ok()
+            });
+            match (self.start)(Builder::new().name(format!("client-{served}")), work) {
+                Ok(client) => running.push(client),
+                // The request goes with its work, which rejects it.
+                Err(error) => {
+                    complain(&Failure::from(error).context("a client was turned away, there is no thread for it"));
+                    continue;
+                }
+            }
+            served += 1;
         }
-        served += 1;
+        for client in running {
+            failed += u64::from(!client.join().unwrap_or(false));
+        }
+        if failed > 0 { Err(Failure::new(format!("{failed} of {served} clients did not end well"))) } else { Ok(()) }
     }
-    for client in running {
-        failed += u64::from(!client.join().unwrap_or(false));
-    }
-    if failed > 0 { Err(Failure::new(format!("{failed} of {served} clients did not end well"))) } else { Ok(()) }
 }
 
 /// Whether this process has too much of something, which may be over soon.
@@ -152,4 +177,119 @@ fn answer(settings: &Settings, session: &mut Session, text: &ExposedRegion) -> R
 
 fn out_of_turn() -> Failure {
     Failure::new("the client has disconnected, or gone on, in the middle of the ping")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rdma::cm::blocking::{self, ListenOptions};
+    use rdma::{DeviceSelector, RemoteAccess};
+
+    use super::*;
+    use crate::rping::ping_text;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn settings() -> Settings {
+        Settings { size: 64, count: Some(3), validate: true, verbose: false, debug: false, patience: PATIENCE }
+    }
+
+    fn soft0() -> Context {
+        rdma::open(&"soft0".parse::<DeviceSelector>().unwrap()).unwrap().context
+    }
+
+    /// A client that has connected, and waits.
+    struct Guest {
+        session: Session,
+        text: ExposedRegion,
+        answer: ExposedRegion,
+    }
+
+    impl Guest {
+        fn enter(context: &Context, server: SocketAddr) -> Result<Self, rdma::Error> {
+            let route = blocking::resolve::<Rc>(context, None, server, PATIENCE)?;
+            let access = RemoteAccess::READ | RemoteAccess::WRITE;
+            let unconnected = Unconnected::new(context, |qp| Ok(route.init_with(qp, access)?)).unwrap();
+            let (text, answer) =
+                (unconnected.region(64, RemoteAccess::READ).unwrap(), unconnected.region(64, access).unwrap());
+            let (qp, rest) = unconnected.split();
+            let (connection, qp) = route.connect(qp, &settings().options(), PATIENCE).map_err(|error| error.error)?;
+            Ok(Self { session: Session::new(connection, qp, rest, "the server", PATIENCE), text, answer })
+        }
+
+        fn ping(&mut self, number: u64) {
+            let expected = ping_text(number, 64);
+            self.text.copy_in(0, &expected).unwrap();
+            for region in [&self.text, &self.answer] {
+                self.session.send(Advert::of(&region.remote(..).unwrap()).unwrap().to_bytes()).unwrap();
+                assert!(matches!(self.session.next(), Ok(Arrival::Message(_))));
+            }
+            let mut came = vec![0; 64];
+            self.answer.copy_out(0, &mut came).unwrap();
+            assert_eq!(came, expected);
+        }
+    }
+
+    fn is_rejected(entered: Result<Guest, rdma::Error>) -> bool {
+        entered.is_err_and(|error| matches!(error.kind(), ErrorKind::Rejected(_)))
+    }
+
+    fn hall(hall: Hall, clients: u64, guests: impl FnOnce(&Context, SocketAddr)) {
+        let context = soft0();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = Listener::bind(&context, any, &ListenOptions::new()).unwrap();
+        let address = listener.local_addr();
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| hall.serve(&context, &settings(), &listener, Some(clients)));
+            guests(&context, address);
+            serving.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn clients_beyond_the_limit_are_rejected_and_others_go_on() {
+        hall(Hall { most: 2, start: Builder::spawn }, 3, |context, server| {
+            let mut guests = [(); 2].map(|()| Guest::enter(context, server).unwrap());
+            for number in 0..3 {
+                assert!(is_rejected(Guest::enter(context, server)), "there is room for two");
+                guests.iter_mut().for_each(|guest| guest.ping(number));
+            }
+            let [leaving, mut staying] = guests;
+            leaving.session.disconnect();
+            // Its thread may take a moment to end.
+            let mut late = loop {
+                match Guest::enter(context, server) {
+                    Ok(guest) => break guest,
+                    rejected => assert!(is_rejected(rejected)),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            late.ping(0);
+            staying.ping(9);
+            late.session.disconnect();
+            staying.session.disconnect();
+        });
+    }
+
+    #[test]
+    fn without_a_thread_a_client_is_rejected_and_others_go_on() {
+        static SHORT: AtomicBool = AtomicBool::new(false);
+        fn start(builder: Builder, work: Work) -> io::Result<JoinHandle<bool>> {
+            if SHORT.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(11)) } else { builder.spawn(work) }
+        }
+        hall(Hall { most: 9, start }, 2, |context, server| {
+            let mut early = Guest::enter(context, server).unwrap();
+            early.ping(0);
+            SHORT.store(true, Ordering::Relaxed);
+            assert!(is_rejected(Guest::enter(context, server)), "there is no thread");
+            early.ping(1);
+            SHORT.store(false, Ordering::Relaxed);
+            let mut late = Guest::enter(context, server).unwrap();
+            late.ping(0);
+            early.session.disconnect();
+            late.session.disconnect();
+        });
+    }
 }
