@@ -38,7 +38,7 @@ struct Args {
     /// Each size is this many times the one before
     #[arg(short = 'f', long, value_name = "N", default_value_t = 2)]
     factor: usize,
-    /// Timed iterations of each size (default: 20, and more for small sizes)
+    /// Timed iterations of each size (default: 20, and more for small sizes where they are fast)
     #[arg(short = 'n', long, value_name = "N")]
     iters: Option<usize>,
     /// Iterations before the timed ones
@@ -75,6 +75,11 @@ struct Args {
     #[arg(short, long, value_enum, default_value_t = Algo::Auto)]
     algo: Algo,
 }
+
+/// How long the iterations beyond the usual ones may take: where ranks share busy cores, each may cost many milliseconds.
+const BUDGET: Duration = Duration::from_millis(250);
+/// The usual iterations.
+const ITERATIONS: usize = 20;
 
 /// Memory of a rank besides its tensors: scratch memory and what the device needs.
 const OVERHEAD: u128 = 32 << 20;
@@ -177,8 +182,11 @@ impl Args {
         Ok(tuning)
     }
 
-    fn iterations(&self, size: usize) -> usize {
-        self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(20, 1000))
+    /// How many to time, where one takes so long: more of what is small, as far as time allows.
+    fn iterations(&self, size: usize, one: Duration) -> usize {
+        let in_time = BUDGET.as_nanos() / one.as_nanos().max(1);
+        let in_time = usize::try_from(in_time).unwrap_or(usize::MAX);
+        self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(ITERATIONS, 1000).min(in_time).max(ITERATIONS))
     }
 }
 
@@ -294,11 +302,16 @@ impl Bench<'_> {
         let pattern = Pattern::<T>::new(rank, world, self.size);
         input.fill(count, |start, elements| pattern.fill(start, elements))?;
         self.group.barrier()?;
+        let warming = Instant::now();
         for _ in 0..self.args.warmup {
             self.comm.all_reduce(input, output, count)?;
         }
-        let iterations = self.args.iterations(self.size);
-        self.group.barrier()?;
+        // All have to do as many: the slowest says.
+        let warming = warming.elapsed() / u32::try_from(self.args.warmup.max(1)).unwrap_or(u32::MAX);
+        let nanos = u64::try_from(warming.as_nanos()).unwrap_or(u64::MAX);
+        let all = self.group.all_gather(&nanos.to_be_bytes())?;
+        let slowest = all.iter().filter_map(|n| n.as_slice().try_into().ok().map(u64::from_be_bytes)).max();
+        let iterations = self.args.iterations(self.size, Duration::from_nanos(slowest.unwrap_or(0)));
         self.comm.barrier()?;
         let started = Instant::now();
         for _ in 0..iterations {
