@@ -136,6 +136,8 @@ enum Taken {
     Event(Event),
     /// Of an id that is gone. The request that it may have brought ends when this is dropped, after the lock.
     Stray(#[allow(dead_code, reason = "its drop is what it is for")] Option<RawId>),
+    /// A request whose id uses another channel (5).
+    Elsewhere,
 }
 
 impl EventChannel {
@@ -201,6 +203,9 @@ impl EventChannel {
                 Taken::Nothing => return Ok(None),
                 Taken::Event(event) => return Ok(Some(event)),
                 Taken::Stray(_) => {}
+                Taken::Elsewhere => {
+                    tracing::warn!("a request came while its listener moved to another channel; it is left unanswered");
+                }
             }
         }
     }
@@ -280,6 +285,11 @@ fn sort(channel: &Arc<ChannelInner>, state: &mut State, raw: &rdma_cm_event, dat
     let Some(new) = NonNull::new(raw.id).filter(|new| !state.ids.contains_key(&new.as_ptr().addr())) else {
         return Taken::Stray(None);
     };
+    // SAFETY: librdmacm has just made the id, and nobody else knows it.
+    let on = unsafe { (*new.as_ptr()).channel };
+    if on != channel.raw.as_ptr() {
+        return Taken::Elsewhere;
+    }
     let datagram = listener.is_some_and(|(_, datagram)| datagram);
     let id = adopt(channel, state, new, datagram);
     let Some((listener, _)) = listener else {

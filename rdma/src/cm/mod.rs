@@ -70,7 +70,8 @@
 //! 4. An event is taken, copied and acknowledged under one hold of the lock, so that nothing points to it afterwards, and
 //!    neither destroying nor migrating an id nor leaving a group waits for anybody.
 //! 5. The pointers in events are looked up among the living ids of the channel, and used only if they are there. A new id is
-//!    taken over only if it is not among them.
+//!    taken over only if it is not among them, and on this channel: librdmacm puts it on its listener's, which is another one if a
+//!    request is made while the listener moves, and which nothing of ours would keep. Such an id is leaked.
 //! 6. librdmacm looks at the device of an id without asking whether it has one: calls that do are made only if it has.
 //! 7. Nothing is called in a forked child.
 //! 8. When leaving a group fails, librdmacm has freed what the kernel's events of the group name: no event is taken from the

@@ -133,6 +133,20 @@ fn events_of_nobody_are_passed_over() {
 }
 
 #[test]
+fn a_request_whose_id_is_on_another_channel_is_left_alone() {
+    // The provider checks that no channel ends before its ids.
+    let (channel, other) = (channel(), std::mem::ManuallyDrop::new(channel()));
+    let listener = channel.create_id::<Rc>().unwrap();
+    let new = fake::newborn(raw_channel(&other));
+    let raw = rdma_cm_event { listen_id: raw_id(&listener), ..event(new, Code::RDMA_CM_EVENT_CONNECT_REQUEST) };
+    raise(&channel, raw, b"");
+    raise(&channel, event(raw_id(&listener), Code::RDMA_CM_EVENT_ADDR_CHANGE), b"");
+    assert!(matches!(next(&channel).kind, EventKind::AddrChange));
+    drop((listener, channel));
+    assert_eq!((testing::live("id"), calls("destroy_id")), (1, 1), "its channel could be gone by the time it is used");
+}
+
+#[test]
 fn private_data_is_what_is_there() {
     let channel = channel();
     let id = channel.create_id::<Rc>().unwrap();
