@@ -11,7 +11,7 @@ use rdma::op::Send;
 use rdma::{AckTimeout, Context, ErrorKind, QpState, QueuePair, Rc};
 use rdma_tests::child::{self, Running};
 use rdma_tests::cm::{End, MOMENT, accept, address, address6, any_port, available, connect, connect_pair, listen};
-use rdma_tests::{LIMIT, buffer, open, skip, wait};
+use rdma_tests::{LIMIT, buffer, is_iwarp, open, skip, wait};
 
 /// The open device, if it has a connection manager.
 fn device() -> Option<Context> {
@@ -100,6 +100,34 @@ fn nobody_listens() {
     let ((active, _), (passive, _)) = connect_pair(&context, qp, End::new(&context).qp());
     assert_eq!(active.peer_addr(), passive.local_addr());
     assert_eq!(active.local_addr().map(|it| it.ip()), passive.peer_addr().map(|it| it.ip()));
+}
+
+#[test]
+fn what_was_posted_before_a_reset_receives_nothing() {
+    let Some(context) = device() else { return };
+    let to = listen(&context).local_addr();
+    let (a, b) = (End::new(&context), End::new(&context));
+    let route = resolve(&context, to);
+    let mut qp = route.init(a.qp()).unwrap();
+    // Two, so that the queue is not empty after the one message.
+    for token in [7, 8] {
+        qp.post_recv(a.pd.allocate(64).unwrap(), token).unwrap();
+    }
+    let failed = route.connect(qp, &ConnOptions::new(), LIMIT).unwrap_err();
+    let qp = match failed.qp.reset() {
+        // Their memory is given up here: a device that still wrote to it would write to somebody else's.
+        Ok(qp) => qp,
+        Err(failed) => {
+            assert!(is_iwarp(&context), "{failed}");
+            assert_eq!(failed.error.kind(), ErrorKind::InUse);
+            // What a reset does not end, a destroy does.
+            failed.object.into_manual().close().unwrap();
+            a.qp()
+        }
+    };
+    let ((_active, mut a_qp), (_passive, mut b_qp)) = connect_pair(&context, qp, b.qp());
+    talk((&a, &mut a_qp), (&b, &mut b_qp));
+    assert_eq!(a.cq.stale_completions(), 0);
 }
 
 fn route_qp(end: &End, context: &Context, to: SocketAddr) -> rdma::InitializedQueuePair<Rc> {

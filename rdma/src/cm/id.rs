@@ -279,7 +279,8 @@ impl<T: PortSpace> Id<T> {
         locked.done(Operation::ResolveRoute, result)
     }
 
-    /// Starts to listen: each peer that wants to connect makes an event. The backlog is how many may wait for an answer.
+    /// Starts to listen: each peer that wants to connect makes an event. The backlog is how many may wait for an answer;
+    /// 0 stands for as many as the system allows.
     ///
     /// # Errors
     ///

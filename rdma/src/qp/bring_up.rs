@@ -337,7 +337,7 @@ impl<T: Transport> InitializedQueuePair<T> {
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the queue pair.
+    /// As for [`QueuePair::reset`], with the queue pair.
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn reset(self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         let local = self.local;

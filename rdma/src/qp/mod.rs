@@ -15,6 +15,8 @@
 //! 2. Buffers and address handles in flight are released only after the destroy or the reset succeeded, or by completions. If a
 //!    destroy fails, the rings, the parents and the latest address handle are leaked.
 //! 3. Nothing is called in a forked child.
+//! 4. A reset is not made on iWARP while requests are in flight: iWARP's states have none, and drivers answer that it is done while
+//!    the receives stay where they are, to be filled by the next connection.
 
 mod attr;
 mod bring_up;
@@ -61,7 +63,7 @@ pub use send::SendQueue;
 
 use crate::cm::Ece;
 use crate::context::Context;
-use crate::error::{Error, Failed, Operation, Result};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
 
 mod sealed {
@@ -202,14 +204,19 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// `InvalidTransition` names attributes that are missing or not allowed; `InvalidInput` means that they are the right
-    /// ones, and a value is wrong.
+    /// ones, and a value is wrong. `InUse` for a change to RESET on iWARP while anything is in flight.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
+        let resets = attr.target() == Some(QpState::RESET);
+        if resets && self.send.is_iwarp() && self.send.in_flight() + self.recv.in_flight() > 0 {
+            // (4)
+            return Err(Error::new(Operation::ModifyQp, ErrorKind::InUse));
+        }
         self.control.modify(attr)?;
         if T::IS_DATAGRAM {
             datagram::follow(&mut self.control, &mut self.send, attr);
         }
-        if attr.target() == Some(QpState::RESET) {
+        if resets {
             // The device has let go of everything (2).
             self.send.reclaim();
             self.recv.reclaim();
@@ -230,7 +237,8 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the queue pair.
+    /// With the queue pair: what the provider reports; `InUse` on iWARP while anything is in flight, receives too, because there a
+    /// reset does not end it: [`set_error`](Self::set_error) does, or to drop the queue pair.
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn reset(mut self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         match self.modify(&QpAttr::to(QpState::RESET)) {

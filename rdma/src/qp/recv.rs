@@ -93,6 +93,11 @@ impl RecvQueue {
         }
     }
 
+    /// How many requests the device may still have.
+    pub(super) fn in_flight(&self) -> usize {
+        self.attached.producer.parked()
+    }
+
     /// Fills in the request and the slot at the head. `park` writes the segments and says how many.
     #[inline(always)]
     pub(super) fn stage<T: Transport, L: Local>(

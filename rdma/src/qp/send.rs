@@ -264,6 +264,15 @@ impl SendQueue {
         self.address.leak();
     }
 
+    /// How many requests the device may still have.
+    pub(super) fn in_flight(&self) -> usize {
+        self.attached.producer.parked()
+    }
+
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.limits.is_iwarp
+    }
+
     /// How long a datagram may be from now on.
     pub(super) fn set_max_message(&mut self, bytes: u32) {
         self.limits.max_message = bytes;

@@ -158,9 +158,9 @@ impl Resolved<Rc> {
     ///
     /// # Errors
     ///
-    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again: `NotListening`,
-    /// `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private data, `WrongDevice` for a queue pair of another
-    /// device; what librdmacm or the provider reports. Resolve again to try again.
+    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again (on iWARP, to be made anew
+    /// if anything is posted to it): `NotListening`, `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private
+    /// data, `WrongDevice` for a queue pair of another device; what librdmacm or the provider reports. Resolve again to try again.
     #[doc(alias = "rdma_connect")]
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn connect(

@@ -39,7 +39,7 @@ impl ListenOptions {
         Self::default()
     }
 
-    /// How many requests may wait for an answer.
+    /// How many requests may wait for an answer; 0: as many as the system allows.
     pub fn backlog(mut self, count: u32) -> Self {
         self.backlog = count;
         self
@@ -250,9 +250,9 @@ impl IncomingConnection<Rc> {
     ///
     /// # Errors
     ///
-    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again: `Timeout` if the peer
-    /// does not answer, `Disconnected` if it has gone; `TooLong` for the private data; what librdmacm or the provider reports. The
-    /// request is over then.
+    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again (on iWARP, to be made anew
+    /// if anything is posted to it): `Timeout` if the peer does not answer, `Disconnected` if it has gone; `TooLong` for the private
+    /// data; what librdmacm or the provider reports. The request is over then.
     #[doc(alias = "rdma_accept")]
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn accept(

@@ -142,6 +142,31 @@ fn reads_on_iwarp_need_an_exposed_sink() {
 }
 
 #[test]
+fn a_reset_on_iwarp_gives_nothing_back() {
+    for receive in [false, true] {
+        let mut rig = Rig::new();
+        rig.qp.send.pretend_iwarp();
+        if receive {
+            rig.qp.post_recv(rig.buffer(16), 1).unwrap();
+        } else {
+            rig.send(1, true);
+        }
+        let resets = || testing::calls().iter().filter(|&&call| call == "modify_qp").count();
+        let before = resets();
+        let failed = rig.qp.reset().unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::InUse);
+        assert!(failed.error.to_string().contains("make a new one"), "{}", failed.error);
+        rig.qp = failed.object;
+        assert_eq!(rig.qp.modify(&QpAttr::to(QpState::RESET)).unwrap_err().kind(), ErrorKind::InUse);
+        // Neither the device nor anybody's memory was touched.
+        assert_eq!((resets(), regions()), (before, 1));
+        rig.complete(rig.wr_id(0), ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+        assert_eq!(rig.next().map(|(token, ..)| token), Some(1));
+        rig.qp.reset().unwrap();
+    }
+}
+
+#[test]
 fn an_exposed_region_is_not_revoked_while_it_is_in_flight() {
     let mut rig = Rig::new();
     let region = rig.pd.allocate_exposed(64, RemoteAccess::WRITE | RemoteAccess::ATOMIC).unwrap();
