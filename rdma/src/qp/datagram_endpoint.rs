@@ -1,6 +1,6 @@
 //! What one must know to send datagrams to a queue pair, and its bytes on the wire.
 
-use super::endpoint::EndpointError;
+use super::endpoint::{self, Common, DATAGRAM, EndpointError};
 use crate::types::{Gid, Lid, Mtu};
 
 /// The address of a datagram queue pair, to be given to peers by any means.
@@ -35,21 +35,16 @@ pub struct DatagramEndpoint {
 
 impl DatagramEndpoint {
     /// The length on the wire.
-    pub const LEN: usize = 32;
-    /// The version of the format; not one of [`Endpoint`](super::Endpoint)'s.
-    const VERSION: u8 = 0x81;
+    pub const LEN: usize = endpoint::LEN;
+    /// The version of the format.
+    const VERSION: u8 = DATAGRAM | 1;
 
     /// The bytes to send: version, MTU, LID, queue pair number, queue key, four zeros, GID; numbers in network order.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[0] = Self::VERSION;
-        bytes[1] = u8::try_from(self.mtu.as_raw()).unwrap_or(0);
-        bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
-        bytes[4..8].copy_from_slice(&self.qpn.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.qkey.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.gid.unwrap_or_default().to_bytes());
-        bytes
+        let Self { qpn, qkey, gid, lid, mtu } = *self;
+        let [k0, k1, k2, k3] = qkey.to_be_bytes();
+        Common { qpn, gid, lid, mtu }.to_bytes(Self::VERSION, [k0, k1, k2, k3, 0, 0, 0, 0])
     }
 
     /// Reads and checks what a peer sent.
@@ -58,30 +53,10 @@ impl DatagramEndpoint {
     ///
     /// The bytes have the wrong length or version, or a field that cannot be.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
-        let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| EndpointError::Length(bytes.len()))?;
-        let [version, mtu, l0, l1, q0, q1, q2, q3, k0, k1, k2, k3, z0, z1, z2, z3, gid @ ..] = *bytes;
-        if version != Self::VERSION {
-            return Err(EndpointError::Version(version));
-        }
-        let mtu = Mtu::from_raw(mtu.into());
-        let qpn = u32::from_be_bytes([q0, q1, q2, q3]);
-        if mtu.bytes().is_none() {
-            return Err(EndpointError::Field("MTU"));
-        }
-        if qpn == 0 || qpn >= 1 << 24 {
-            return Err(EndpointError::Field("queue pair number"));
-        }
-        if [z0, z1, z2, z3] != [0; 4] {
-            return Err(EndpointError::Field("reserved byte"));
-        }
-        let gid = Gid::from_bytes(gid);
-        Ok(Self {
-            qpn,
-            qkey: u32::from_be_bytes([k0, k1, k2, k3]),
-            gid: (!gid.is_zero()).then_some(gid),
-            lid: Lid(u16::from_be_bytes([l0, l1])),
-            mtu,
-        })
+        let (Common { qpn, gid, lid, mtu }, own) = Common::from_bytes(bytes, Self::VERSION)?;
+        let [k0, k1, k2, k3, reserved @ ..] = own;
+        endpoint::check_reserved(&reserved)?;
+        Ok(Self { qpn, qkey: u32::from_be_bytes([k0, k1, k2, k3]), gid, lid, mtu })
     }
 }
 
@@ -119,6 +94,6 @@ mod tests {
             bad[at] = value;
             assert!(DatagramEndpoint::from_bytes(&bad).is_err(), "byte {at} = {value}");
         }
-        assert_eq!(Endpoint::from_bytes(&good), Err(EndpointError::Version(0x81)));
+        assert_eq!(Endpoint::from_bytes(&good), Err(EndpointError::Version { theirs: 0x81, ours: 1 }));
     }
 }

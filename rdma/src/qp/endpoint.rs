@@ -37,26 +37,33 @@ pub struct Endpoint {
     pub responder_resources: u8,
 }
 
-/// Bytes that are no [`Endpoint`].
+/// Bytes that are no [`Endpoint`], or no [`DatagramEndpoint`](super::DatagramEndpoint).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndpointError {
     /// Not [`Endpoint::LEN`] bytes, but this many.
     Length(usize),
-    /// Of another version of the format.
-    Version(u8),
+    /// Of another version of the format, or of the other transport.
+    Version {
+        /// What the bytes say.
+        theirs: u8,
+        /// What they should.
+        ours: u8,
+    },
     /// A field has a value that it cannot have.
     Field(&'static str),
 }
 
 impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Length(len) => write!(f, "an endpoint is {} bytes long, these are {len}", Endpoint::LEN),
-            Self::Version(version) => write!(
+        match *self {
+            Self::Length(len) => write!(f, "an endpoint is {LEN} bytes long, these are {len}"),
+            Self::Version { theirs, ours } if (theirs ^ ours) & DATAGRAM != 0 => {
+                f.write_str("the peer's endpoint is of the other transport: connections and datagrams do not meet")
+            }
+            Self::Version { theirs, ours } => write!(
                 f,
-                "the peer's endpoint has format version {version}, ours is {}: use the same version at both ends",
-                Endpoint::VERSION
+                "the peer's endpoint has format version {theirs}, ours is {ours}: use the same version at both ends"
             ),
             Self::Field(field) => write!(f, "the peer's endpoint has an impossible {field}"),
         }
@@ -65,9 +72,62 @@ impl fmt::Display for EndpointError {
 
 impl std::error::Error for EndpointError {}
 
+/// The length on the wire, of either transport.
+pub(super) const LEN: usize = 32;
+/// Of the version: for datagrams.
+pub(super) const DATAGRAM: u8 = 0x80;
+
+/// What endpoints of both transports have. On the wire: version, MTU, LID and queue pair number, 8 bytes of the transport's own,
+/// GID; numbers in network order.
+pub(super) struct Common {
+    pub(super) qpn: u32,
+    pub(super) gid: Option<Gid>,
+    pub(super) lid: Lid,
+    pub(super) mtu: Mtu,
+}
+
+impl Common {
+    pub(super) fn to_bytes(&self, version: u8, own: [u8; 8]) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        bytes[0] = version;
+        bytes[1] = u8::try_from(self.mtu.as_raw()).unwrap_or(0);
+        bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
+        bytes[4..8].copy_from_slice(&self.qpn.to_be_bytes());
+        bytes[8..16].copy_from_slice(&own);
+        bytes[16..].copy_from_slice(&self.gid.unwrap_or_default().to_bytes());
+        bytes
+    }
+
+    /// Reads and checks what a peer sent; the transport's own bytes are left to it.
+    pub(super) fn from_bytes(bytes: &[u8], ours: u8) -> Result<(Self, [u8; 8]), EndpointError> {
+        let bytes: &[u8; LEN] = bytes.try_into().map_err(|_| EndpointError::Length(bytes.len()))?;
+        let [theirs, mtu, l0, l1, q0, q1, q2, q3, o0, o1, o2, o3, o4, o5, o6, o7, gid @ ..] = *bytes;
+        if theirs != ours {
+            return Err(EndpointError::Version { theirs, ours });
+        }
+        let mtu = Mtu::from_raw(mtu.into());
+        if mtu.bytes().is_none() {
+            return Err(EndpointError::Field("MTU"));
+        }
+        let qpn = u32::from_be_bytes([q0, q1, q2, q3]);
+        if qpn == 0 || qpn >= 1 << 24 {
+            return Err(EndpointError::Field("queue pair number"));
+        }
+        let gid = Gid::from_bytes(gid);
+        let gid = (!gid.is_zero()).then_some(gid);
+        let lid = Lid(u16::from_be_bytes([l0, l1]));
+        Ok((Self { qpn, gid, lid, mtu }, [o0, o1, o2, o3, o4, o5, o6, o7]))
+    }
+}
+
+/// Bytes that mean nothing yet.
+pub(super) fn check_reserved(bytes: &[u8]) -> Result<(), EndpointError> {
+    if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(EndpointError::Field("reserved byte")) }
+}
+
 impl Endpoint {
     /// The length on the wire.
-    pub const LEN: usize = 32;
+    pub const LEN: usize = LEN;
     /// The version of the format.
     const VERSION: u8 = 1;
 
@@ -75,15 +135,9 @@ impl Endpoint {
     /// in network order.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[0] = Self::VERSION;
-        bytes[1] = u8::try_from(self.mtu.as_raw()).unwrap_or(0);
-        bytes[2..4].copy_from_slice(&self.lid.0.to_be_bytes());
-        bytes[4..8].copy_from_slice(&self.qpn.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.psn.to_be_bytes());
-        bytes[12] = self.responder_resources;
-        bytes[16..].copy_from_slice(&self.gid.unwrap_or_default().to_bytes());
-        bytes
+        let Self { qpn, psn, gid, lid, mtu, responder_resources } = *self;
+        let [p0, p1, p2, p3] = psn.to_be_bytes();
+        Common { qpn, gid, lid, mtu }.to_bytes(Self::VERSION, [p0, p1, p2, p3, responder_resources, 0, 0, 0])
     }
 
     /// Reads and checks what a peer sent.
@@ -92,29 +146,14 @@ impl Endpoint {
     ///
     /// The bytes have the wrong length or version, or a field that cannot be.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
-        let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| EndpointError::Length(bytes.len()))?;
-        let [version, mtu, l0, l1, q0, q1, q2, q3, p0, p1, p2, p3, responder_resources, z0, z1, z2, gid @ ..] = *bytes;
-        if version != Self::VERSION {
-            return Err(EndpointError::Version(version));
-        }
-        let mtu = Mtu::from_raw(mtu.into());
-        let qpn = u32::from_be_bytes([q0, q1, q2, q3]);
+        let (Common { qpn, gid, lid, mtu }, own) = Common::from_bytes(bytes, Self::VERSION)?;
+        let [p0, p1, p2, p3, responder_resources, reserved @ ..] = own;
         let psn = u32::from_be_bytes([p0, p1, p2, p3]);
-        if mtu.bytes().is_none() {
-            return Err(EndpointError::Field("MTU"));
-        }
-        if qpn == 0 || qpn >= 1 << 24 {
-            return Err(EndpointError::Field("queue pair number"));
-        }
         if psn >= 1 << 24 {
             return Err(EndpointError::Field("packet number"));
         }
-        if [z0, z1, z2] != [0; 3] {
-            return Err(EndpointError::Field("reserved byte"));
-        }
-        let gid = Gid::from_bytes(gid);
-        let gid = (!gid.is_zero()).then_some(gid);
-        Ok(Self { qpn, psn, gid, lid: Lid(u16::from_be_bytes([l0, l1])), mtu, responder_resources })
+        check_reserved(&reserved)?;
+        Ok(Self { qpn, psn, gid, lid, mtu, responder_resources })
     }
 }
 
@@ -141,6 +180,17 @@ mod tests {
         assert_eq!(Endpoint::from_bytes(&bytes), Ok(endpoint()));
         let no_gid = Endpoint { gid: None, ..endpoint() };
         assert_eq!(Endpoint::from_bytes(&no_gid.to_bytes()), Ok(no_gid));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let of_version = |version| {
+            let mut bytes = endpoint().to_bytes();
+            bytes[0] = version;
+            Endpoint::from_bytes(&bytes).unwrap_err().to_string()
+        };
+        assert!(of_version(2).contains("format version 2, ours is 1"));
+        assert!(of_version(0x81).contains("the other transport"));
     }
 
     #[test]
