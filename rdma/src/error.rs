@@ -119,7 +119,7 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The device is gone, or there is none.
     NoDevice,
-    /// There is no such port, GID or P_Key.
+    /// There is no such port, GID, P_Key, group or file.
     NotFound,
     /// The port is not active.
     PortDown,
@@ -145,7 +145,7 @@ pub enum ErrorKind {
         /// Attributes that the transition does not allow and that were given.
         not_allowed: QpAttrMask,
     },
-    /// The two ends cannot work together: the link layers differ, or one has no GID.
+    /// The two ends cannot work together: the link layers differ, one has no GID, or the makers' options differ.
     Incompatible,
     /// No RDMA device, or no route, leads to or from this address.
     NoRoute,
@@ -257,6 +257,27 @@ impl Error {
             (Operation::ModifyQp, ErrorKind::InvalidInput) => {
                 "the set of attributes is right, so a value is not: check port, P_Key and GID index, MTU and address"
             }
+            (Operation::ModifyQp, ErrorKind::InUse) => {
+                "on iWARP a reset ends nothing that is in flight: destroy the queue pair and make a new one"
+            }
+            (Operation::ModifyQp | Operation::CreateAh, ErrorKind::Incompatible) => {
+                "one end has a GID and the other has not"
+            }
+            (Operation::QueryPort | Operation::QueryGid | Operation::QueryPkey, ErrorKind::NotFound) => {
+                "the device has no such port, GID or P_Key"
+            }
+            (Operation::GetRemoteEce, ErrorKind::Incompatible) => {
+                "the peer answers in another maker's enhanced connection options: it, or what is between, is broken"
+            }
+            (Operation::CreateAh, ErrorKind::NotFound) => "no GID of this port is the one that the message was sent to",
+            (Operation::LeaveMulticast, ErrorKind::NotFound) => "this id has not joined the group, or has left it",
+            (Operation::Connect | Operation::Accept | Operation::Reject, ErrorKind::TooLong) => {
+                "private data has at most 56 bytes to connect, 196 to accept and 148 to reject (datagrams: 180, 136, 136; iWARP: 251)"
+            }
+            (
+                Operation::ResolveRoute | Operation::Connect | Operation::Accept | Operation::InitQpAttr,
+                ErrorKind::InvalidInput,
+            ) => "the id is not there yet: resolve the address, then the route",
             (Operation::CreateAh, ErrorKind::Timeout) => {
                 "the address could not be resolved: check the GID index and the route to the peer's GID"
             }
@@ -317,7 +338,7 @@ impl fmt::Display for ErrorKind {
             Self::PermissionDenied => "permission denied",
             Self::OutOfMemory => "out of memory or device resources",
             Self::NoDevice => "no such device, or it is gone",
-            Self::NotFound => "there is no such port, GID or P_Key",
+            Self::NotFound => "not found",
             Self::PortDown => "the port is not active",
             Self::WouldBlock => "would block",
             Self::CompletionQueueTooSmall { needed, free } => {
@@ -337,7 +358,7 @@ impl fmt::Display for ErrorKind {
                 }
                 return Ok(());
             }
-            Self::Incompatible => "the two ends cannot be connected: one has a GID and the other has not",
+            Self::Incompatible => "the two ends cannot work together",
             Self::NoRoute => "no RDMA device or no route for this address",
             Self::AddressInUse => "the address is in use",
             Self::NotListening => "nobody listens at this address",

@@ -97,6 +97,10 @@ impl AddressHandle {
         if context.is_iwarp() {
             return Err(Error::new(Operation::CreateAh, ErrorKind::NotSupported));
         }
+        if path.port == 0 || path.port > context.device_attr.port_count() {
+            // Providers have tables of ports.
+            return Err(Error::new(Operation::CreateAh, ErrorKind::InvalidInput));
+        }
         let mut attr = path.to_raw();
         // SAFETY: ibv_create_ah wants a domain, which the new value keeps (1), and attributes that live during the call; no
         // forked child (3).

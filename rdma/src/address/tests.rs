@@ -87,3 +87,13 @@ fn what_nobody_can_find_the_way_back_for_is_refused() {
     fail("init_ah_from_wc", libc::ENODATA);
     assert_eq!(kind(&from, 2), ErrorKind::NotFound);
 }
+
+#[test]
+fn a_port_that_the_device_lacks_does_not_reach_the_provider() {
+    let pd = testing::context().alloc_pd().unwrap();
+    for port in [0, 3, 255] {
+        let error = AddressHandle::new(&pd, &Path { port, ..path() }).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+    assert!(!testing::calls().contains(&"create_ah"));
+}

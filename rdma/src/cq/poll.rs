@@ -374,6 +374,40 @@ impl fmt::Debug for Poller {
     }
 }
 
+/// Taking the memory of a request that has ended, by what `take_if` gives of each kind.
+macro_rules! takes {
+    ($type:ident) => {
+        impl $type<'_> {
+            /// The request's next piece of memory, if it is a buffer.
+            #[inline]
+            #[must_use = "the buffer is given up otherwise"]
+            pub fn take_buffer(&mut self) -> Option<Buffer> {
+                let segment = self.take_if(Kind::LocalHost)?;
+                // SAFETY: of that kind, from a buffer, and holding its place (M4).
+                Some(unsafe { Buffer::from_segment(segment) })
+            }
+
+            /// The request's next piece of memory, if it is a buffer of a GPU.
+            #[must_use = "the buffer is given up otherwise"]
+            pub fn take_gpu_buffer(&mut self) -> Option<Buffer<Gpu>> {
+                let segment = self.take_if(Kind::LocalGpu)?;
+                // SAFETY: of that kind, from a buffer, and holding its place (M4).
+                Some(unsafe { Buffer::from_segment(segment) })
+            }
+
+            /// The request's next piece of memory, if it is a slice of an exposed region.
+            #[must_use = "the slice is given up otherwise"]
+            pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
+                let segment = self.take_if(Kind::Exposed)?;
+                // SAFETY: of that kind.
+                Some(unsafe { ExposedSlice::from_segment(segment) })
+            }
+        }
+    };
+}
+takes!(Completion);
+takes!(Released);
+
 /// A finished request, and the memory that it gives back.
 ///
 /// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings. What is not taken is given up, and the request's place
@@ -492,31 +526,6 @@ impl<'a> Completion<'a> {
         self.poller.held.take_if(self.found, kind)
     }
 
-    /// The request's next piece of memory, if it is a buffer.
-    #[inline]
-    #[must_use = "the buffer is given up otherwise"]
-    pub fn take_buffer(&mut self) -> Option<Buffer> {
-        let segment = self.take_if(Kind::LocalHost)?;
-        // SAFETY: of that kind, from a buffer, and holding its place (M4).
-        Some(unsafe { Buffer::from_segment(segment) })
-    }
-
-    /// The request's next piece of memory, if it is a buffer of a GPU.
-    #[must_use = "the buffer is given up otherwise"]
-    pub fn take_gpu_buffer(&mut self) -> Option<Buffer<Gpu>> {
-        let segment = self.take_if(Kind::LocalGpu)?;
-        // SAFETY: of that kind, from a buffer, and holding its place (M4).
-        Some(unsafe { Buffer::from_segment(segment) })
-    }
-
-    /// The request's next piece of memory, if it is a slice of an exposed region.
-    #[must_use = "the slice is given up otherwise"]
-    pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
-        let segment = self.take_if(Kind::Exposed)?;
-        // SAFETY: of that kind.
-        Some(unsafe { ExposedSlice::from_segment(segment) })
-    }
-
     /// The next of the unsignaled requests that this completion releases, oldest first. If this one went well, so did they.
     pub fn next_unsignaled(&mut self) -> Option<Released<'_>> {
         let (claimed, unsignaled) = self.poller.held.request.as_mut()?;
@@ -561,30 +570,6 @@ impl<'a> Released<'a> {
 
     fn take_if(&mut self, kind: Kind) -> Option<Segment> {
         if self.claimed.peek()?.kind() == kind { self.claimed.take() } else { None }
-    }
-
-    /// The request's next piece of memory, if it is a buffer.
-    #[must_use = "the buffer is given up otherwise"]
-    pub fn take_buffer(&mut self) -> Option<Buffer> {
-        let segment = self.take_if(Kind::LocalHost)?;
-        // SAFETY: of that kind, from a buffer, and holding its place (M4).
-        Some(unsafe { Buffer::from_segment(segment) })
-    }
-
-    /// The request's next piece of memory, if it is a buffer of a GPU.
-    #[must_use = "the buffer is given up otherwise"]
-    pub fn take_gpu_buffer(&mut self) -> Option<Buffer<Gpu>> {
-        let segment = self.take_if(Kind::LocalGpu)?;
-        // SAFETY: of that kind, from a buffer, and holding its place (M4).
-        Some(unsafe { Buffer::from_segment(segment) })
-    }
-
-    /// The request's next piece of memory, if it is a slice of an exposed region.
-    #[must_use = "the slice is given up otherwise"]
-    pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
-        let segment = self.take_if(Kind::Exposed)?;
-        // SAFETY: of that kind.
-        Some(unsafe { ExposedSlice::from_segment(segment) })
     }
 }
 

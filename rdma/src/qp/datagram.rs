@@ -100,15 +100,26 @@ impl Datagrams {
 #[cold]
 pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr) {
     let raw = attr.as_raw();
+    if attr.target() == Some(QpState::RESET) {
+        unbind(control, send);
+    }
     if attr.mask().contains(QpAttrMask::PORT) {
-        // A port that cannot be asked is limited by the device alone.
-        if let Ok(chosen) = bring_up::choose(&control.context(), Some(raw.port_num), None) {
-            bind(control, send, chosen, 0);
+        match bring_up::choose(&control.context(), Some(raw.port_num), None) {
+            Ok(chosen) => bind(control, send, chosen, 0),
+            // A port that cannot be asked is limited by the device alone.
+            Err(_) => unbind(control, send),
         }
     }
     let bound = control.datagrams.as_mut().and_then(|datagrams| datagrams.bound.as_mut());
     if let Some((_, qkey)) = bound.filter(|_| attr.mask().contains(QpAttrMask::QKEY)) {
         *qkey = raw.qkey;
+    }
+}
+
+fn unbind(control: &mut QpInner, send: &mut SendQueue) {
+    send.set_max_message(LONGEST);
+    if let Some(datagrams) = &mut control.datagrams {
+        datagrams.bound = None;
     }
 }
 
@@ -156,7 +167,6 @@ impl PreparedQueuePair<Ud> {
     }
 
     /// Binds the queue pair as `attr` has it, to INIT: the connection manager knows port, P_Key and Q_Key.
-    #[allow(dead_code, reason = "the connection manager's")]
     #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub(crate) fn init_with(mut self, attr: &QpAttr) -> Result<InitializedQueuePair<Ud>, Failed<Self>> {
         match self.qp.modify(attr) {

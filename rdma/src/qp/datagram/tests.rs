@@ -80,6 +80,12 @@ fn attributes_changed_by_hand_are_followed() {
     assert_eq!((qp.max_message(), qp.endpoint().unwrap().qkey), (1024, 7));
     qp.modify(&QpAttr::new().qkey(8)).unwrap();
     assert_eq!(qp.endpoint().unwrap().qkey, 8);
+    // Bound to nothing, or to a port that does not answer.
+    qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
+    assert_eq!((qp.max_message(), qp.port().unwrap_err().kind()), (4096, ErrorKind::InvalidInput));
+    qp.modify(&QpAttr::to(QpState::INIT).port(2).pkey_index(0).qkey(7)).unwrap();
+    qp.modify(&QpAttr::to(QpState::INIT).port(1)).unwrap();
+    assert_eq!((qp.max_message(), qp.endpoint().unwrap_err().kind()), (4096, ErrorKind::InvalidInput));
     // What the connection manager does.
     let attr = QpAttr::to(QpState::INIT).port(2).pkey_index(0).qkey(0x0123_4567);
     let attr = QpAttr::from_raw(*attr.as_raw(), attr.mask());
