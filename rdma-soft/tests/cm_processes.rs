@@ -291,16 +291,6 @@ fn in_a_forked_child_everything_is_inert() {
     other.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
 }
 
-/// Runs one of the tests below with short times.
-fn with_short_times(test: &str) {
-    let program = std::env::current_exe().unwrap();
-    let mut command = Command::new(program);
-    command.args(["--exact", test, "--ignored"]).env("RDMA_SOFT_CM_TIMEOUT", "30");
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
-
 #[test]
 fn a_process_that_stands_still_is_given_up() {
     with_short_times("standing_still");
@@ -358,6 +348,31 @@ fn full_queue() {
         assert!(!channel.is_readable(Duration::from_millis(5)));
     }
     clients[2].1.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
+}
+
+#[test]
+fn a_shortage_of_descriptors_is_not_an_address_of_others() {
+    with_short_times("no_descriptors");
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn no_descriptors() {
+    // An address for documentation, which is nobody's.
+    let nowhere = "192.0.2.77:0".parse().unwrap();
+    let channel = Channel::new();
+    let id = channel.tcp();
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: valid for writes.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    let none = libc::rlimit { rlim_cur: 0, ..limit };
+    // SAFETY: valid for reads. What is open stays open.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+    let short = id.bind(nowhere);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    assert_eq!((short, id.bind(nowhere)), (libc::EMFILE, libc::ENODEV));
+    assert_eq!(id.bind(loopback(0)), 0);
 }
 
 /// The kernel does so, too. What librdmacm leaves of the id is not to be used there; here it may be destroyed.

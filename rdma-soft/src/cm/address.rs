@@ -1,6 +1,5 @@
 //! Addresses: from and to C's `sockaddr`, and which of them are this host's.
 
-use std::io;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 
@@ -94,18 +93,26 @@ pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
 }
 
 /// Whether the address, its port aside, is one of this host's. The kernel is asked, by a socket that is bound there and closed.
-pub(super) fn is_local(address: &SocketAddr) -> bool {
+///
+/// # Errors
+///
+/// Why it cannot be asked: there are no more descriptors, or there is no memory.
+pub(super) fn is_local(address: &SocketAddr) -> Result<bool, Errno> {
     let ip = address.ip();
     if ip.is_unspecified() || ip.is_multicast() {
-        return false;
+        return Ok(false);
     }
     // A namespace whose loopback is down, or without IPv6: the device works all the same.
-    ip.is_loopback() || matches!(ip, IpAddr::V4(v4) if v4.octets()[0] == 127) || binds(address)
-}
-
-fn binds(address: &SocketAddr) -> bool {
-    let bound: io::Result<UdpSocket> = UdpSocket::bind(with_port(*address, 0));
-    bound.is_ok()
+    if ip.is_loopback() {
+        return Ok(true);
+    }
+    match UdpSocket::bind(with_port(*address, 0)) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => Err(Errno(errno)),
+            _ => Ok(false),
+        },
+    }
 }
 
 /// The multicast GID of a group, as RoCE v2 makes it: an IPv4 group's is mapped, an IPv6 group's is itself.
@@ -152,7 +159,7 @@ mod tests {
 
     #[test]
     fn whose_addresses() {
-        let local = |text: &str| is_local(&text.parse().unwrap());
+        let local = |text: &str| is_local(&text.parse().unwrap()).unwrap();
         assert!(local("127.0.0.1:5") && local("127.8.9.10:0") && local("[::1]:7"));
         // Addresses for documentation are nobody's.
         assert!(!local("192.0.2.1:5") && !local("[2001:db8::1]:5"));

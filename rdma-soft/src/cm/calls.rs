@@ -9,11 +9,10 @@ use rdma_sys::{
     rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 
-use super::channel::{self, Channel};
-use super::entry::Parameters;
+use super::channel::{self, Channel, Conn};
 use super::id::{self, Inner, look};
 use super::machine::reason;
-use super::message::Ece;
+use super::message::{Ece, Terms};
 use super::service::{self, Service};
 use super::{address, device, events, qp};
 use crate::engine::Errno;
@@ -201,31 +200,31 @@ unsafe fn private(data: *const c_void, len: u8) -> Vec<u8> {
 /// # Safety
 ///
 /// A live id; `param` is null or C's, and its private data as it says.
-unsafe fn parameters(id: *mut rdma_cm_id, inner: &Inner, param: *const rdma_conn_param) -> Parameters {
-    let mut parameters = Parameters {
+unsafe fn parameters(id: *mut rdma_cm_id, inner: &Inner, param: *const rdma_conn_param) -> Conn {
+    let mut terms = Terms {
         responder_resources: inner.responder_resources,
         initiator_depth: inner.initiator_depth,
-        retry_count: 7,
         rnr_retry_count: 7,
         private: inner.connect_data.clone(),
-        ..Parameters::default()
+        ..Terms::default()
     };
+    let mut retry_count = 7;
     // SAFETY: the caller's promise.
     if let Some(param) = unsafe { param.as_ref() } {
-        parameters.qp_num = param.qp_num;
-        parameters.srq = param.srq != 0;
-        parameters.flow_control = param.flow_control != 0;
-        parameters.retry_count = param.retry_count;
-        parameters.rnr_retry_count = param.rnr_retry_count;
+        terms.qp_num = param.qp_num;
+        terms.srq = param.srq != 0;
+        terms.flow_control = param.flow_control != 0;
+        terms.rnr_retry_count = param.rnr_retry_count;
+        retry_count = param.retry_count;
         // SAFETY: the caller's promise.
-        parameters.private.extend(unsafe { private(param.private_data, param.private_data_len) });
+        terms.private.extend(unsafe { private(param.private_data, param.private_data_len) });
     }
     let qp = look!(id, qp);
     if !qp.is_null() {
-        parameters.qp_num = look!(qp, qp_num);
-        parameters.srq = !look!(qp, srq).is_null();
+        terms.qp_num = look!(qp, qp_num);
+        terms.srq = !look!(qp, srq).is_null();
     }
-    parameters
+    Conn { retry_count, terms }
 }
 
 /// Which depths a call asks for: 255 stands for as many as there can be.
@@ -273,8 +272,8 @@ unsafe fn try_connect(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Res
         inner.responder_resources = most(responder, max_responder);
         inner.initiator_depth = most(initiator, max_initiator);
         // SAFETY: the caller's promise.
-        let asked = unsafe { parameters(id, &inner, param) };
-        Parameters { ece: inner.local_ece, ..asked }
+        let Conn { retry_count, terms } = unsafe { parameters(id, &inner, param) };
+        Conn { retry_count, terms: Terms { ece: inner.local_ece, ..terms } }
     };
     service.with(|state| state.connect(key, asked))?;
     state.lock().connect_data = Vec::new();
@@ -309,9 +308,9 @@ unsafe fn try_accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Resu
         inner.responder_resources = agree(responder, inner.responder_resources, max_responder);
         inner.initiator_depth = agree(initiator, inner.initiator_depth, max_initiator);
         // SAFETY: the caller's promise.
-        let answer = unsafe { parameters(id, &inner, param) };
+        let Conn { terms, .. } = unsafe { parameters(id, &inner, param) };
         // The peer's own vendor, as a sign that its options were read.
-        Parameters { ece: Ece { vendor: inner.remote_ece.vendor, options: inner.local_ece.options }, ..answer }
+        Terms { ece: Ece { vendor: inner.remote_ece.vendor, options: inner.local_ece.options }, ..terms }
     };
     let is_datagram = look!(id, qp_type) == ibv_qp_type::IBV_QPT_UD;
     if !is_datagram {

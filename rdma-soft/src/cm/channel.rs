@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rdma_sys::{ibv_ah_attr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel};
 
-use super::message::Ece;
+use super::message::Terms;
 use crate::engine::Errno;
 use crate::verbs::event_queue::EventQueue;
 use crate::verbs::events::Ledger;
@@ -146,32 +146,26 @@ impl Pending {
     }
 }
 
-/// Parameters of a connection, in an event.
+/// Parameters of a connection: in an event, or as the application gives them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Conn {
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
-    pub(super) flow_control: bool,
     pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) srq: bool,
-    pub(super) qp_num: u32,
-    pub(super) ece: Ece,
-    pub(super) private: Box<[u8]>,
+    pub(super) terms: Terms,
 }
 
 impl Conn {
     pub(super) fn public(&self) -> rdma_conn_param {
+        let terms = &self.terms;
         rdma_conn_param {
             private_data: ptr::null(),
             private_data_len: 0,
-            responder_resources: self.responder_resources,
-            initiator_depth: self.initiator_depth,
-            flow_control: self.flow_control.into(),
+            responder_resources: terms.responder_resources,
+            initiator_depth: terms.initiator_depth,
+            flow_control: terms.flow_control.into(),
             retry_count: self.retry_count,
-            rnr_retry_count: self.rnr_retry_count,
-            srq: self.srq.into(),
-            qp_num: self.qp_num,
+            rnr_retry_count: terms.rnr_retry_count,
+            srq: terms.srq.into(),
+            qp_num: terms.qp_num,
         }
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use rdma_sys::{ibv_qp_type, rdma_cm_event_type};
 
 use super::address::{self, with_port};
-use super::channel::{Body, Channel, Membership, Pending, Subject};
+use super::channel::{Body, Channel, Conn, Membership, Pending, Subject};
 use super::machine::{Agreed, Machine, Output, reason};
-use super::message::{Ece, Message, Rej, Rep, Req, SidrRep, SidrReq, room};
+use super::message::{Message, Rej, Rep, Req, SidrRep, SidrReq, Terms, room};
 use super::port::{self, Bound, Space, Wish};
 use super::service::State;
 use super::socket::Socket;
@@ -52,20 +52,6 @@ pub(super) struct Options {
     pub(super) ack_timeout: Option<u8>,
     pub(super) reuse: bool,
     pub(super) only_family: Option<bool>,
-}
-
-/// What the application says when it connects or accepts.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Parameters {
-    pub(super) qp_num: u32,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
-    pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) flow_control: bool,
-    pub(super) srq: bool,
-    pub(super) ece: Ece,
-    pub(super) private: Vec<u8>,
 }
 
 /// An id.
@@ -158,13 +144,10 @@ impl Entry {
     ) -> bool {
         let Some((space, port, ip)) = name else { return false };
         let Some(local) = self.local else { return false };
+        let is_local = |address| address::is_local(address) == Ok(true);
         let to_us = destination.port() == local.port()
-            && if local.ip().is_unspecified() {
-                address::is_local(destination)
-            } else {
-                destination.ip() == local.ip()
-            };
-        let from_there = source.port() == port && ip.map_or_else(|| address::is_local(source), |ip| ip == source.ip());
+            && if local.ip().is_unspecified() { is_local(destination) } else { destination.ip() == local.ip() };
+        let from_there = source.port() == port && ip.map_or_else(|| is_local(source), |ip| ip == source.ip());
         is_datagram == self.is_datagram() && space == self.space && to_us && from_there
     }
 
@@ -192,7 +175,7 @@ impl Entry {
         if !matches!(self.role, Role::Idle) {
             return Err(Errno::INVAL);
         }
-        if !address.ip().is_unspecified() && !address::is_local(&address) {
+        if !address.ip().is_unspecified() && !address::is_local(&address)? {
             return Err(Errno(libc::ENODEV));
         }
         let bound = port::bind(self.wish(address))?;
@@ -208,7 +191,7 @@ impl Entry {
     /// Finds the device and our address for a peer's.
     pub(super) fn resolve_address(&mut self, source: Option<SocketAddr>, wanted: SocketAddr) -> Result<(), Errno> {
         let destination = if wanted.ip().is_unspecified() { address::loopback_of(&wanted) } else { wanted };
-        let is_ours = address::is_local(&destination);
+        let is_ours = address::is_local(&destination)?;
         if matches!(self.role, Role::Idle) {
             let source = source
                 .unwrap_or_else(|| if is_ours { with_port(destination, 0) } else { address::any_of(&destination) });
@@ -345,34 +328,27 @@ impl State {
     }
 
     /// Asks for a connection, or for a datagram service.
-    pub(super) fn connect(&mut self, key: u64, asked: Parameters) -> Result<(), Errno> {
+    pub(super) fn connect(&mut self, key: u64, asked: Conn) -> Result<(), Errno> {
         let timers = self.timers;
         let entry = self.entry(key)?;
         let room = if entry.is_datagram() { room::SIDR_REQ } else { room::REQ };
         let (Some(source), Some(destination)) = (entry.local, entry.peer) else { return Err(Errno::INVAL) };
-        if !matches!(entry.role, Role::RouteResolved(_)) || asked.private.len() > room {
+        if !matches!(entry.role, Role::RouteResolved(_)) || asked.terms.private.len() > room {
             return Err(Errno::INVAL);
         }
         let mut out = Vec::new();
         let machine = if entry.is_datagram() {
-            let req = SidrReq { source, destination, private: asked.private };
+            let req = SidrReq { source, destination, private: asked.terms.private };
             Machine::ask_datagram(timers, req, now(), &mut out)
         } else {
             let req = Req {
                 source,
                 destination,
-                qp_num: asked.qp_num & 0x00ff_ffff,
                 psn: entry.psn,
-                responder_resources: asked.responder_resources,
-                initiator_depth: asked.initiator_depth,
+                terms: asked.terms.fitted(),
                 retry_count: asked.retry_count.min(7),
-                rnr_retry_count: asked.rnr_retry_count.min(7),
-                flow_control: asked.flow_control,
-                srq: asked.srq,
                 ack_timeout: entry.options.ack_timeout.unwrap_or(wire::ACK_TIMEOUT),
                 traffic_class: entry.options.traffic_class,
-                ece: asked.ece,
-                private: asked.private,
             };
             Machine::connect(timers, req, now(), &mut out)
         };
@@ -387,7 +363,7 @@ impl State {
     }
 
     /// Accepts a request.
-    pub(super) fn accept_request(&mut self, key: u64, answer: Parameters, qkey: u32) -> Result<(), Errno> {
+    pub(super) fn accept_request(&mut self, key: u64, answer: Terms, qkey: u32) -> Result<(), Errno> {
         let entry = self.entry(key)?;
         let (is_datagram, psn) = (entry.is_datagram(), entry.psn);
         let room = if is_datagram { room::SIDR_REP } else { room::REP };
@@ -395,23 +371,12 @@ impl State {
             return Err(Errno::INVAL);
         }
         self.call(key, |machine, out| {
+            let terms = answer.fitted();
             if is_datagram {
-                let private = answer.private;
-                let rep = SidrRep { status: 0, qp_num: answer.qp_num & 0x00ff_ffff, qkey, private };
+                let rep = SidrRep { status: 0, qp_num: terms.qp_num, qkey, private: terms.private };
                 return machine.accept_datagram(rep, out);
             }
-            let rep = Rep {
-                qp_num: answer.qp_num & 0x00ff_ffff,
-                psn,
-                responder_resources: answer.responder_resources,
-                initiator_depth: answer.initiator_depth,
-                rnr_retry_count: answer.rnr_retry_count.min(7),
-                flow_control: answer.flow_control,
-                srq: answer.srq,
-                ece: answer.ece,
-                private: answer.private,
-            };
-            machine.accept(rep, now(), out)
+            machine.accept(Rep { psn, terms }, now(), out)
         })
     }
 
@@ -531,8 +496,9 @@ impl State {
         let (space, wish) = (entry.space, entry.wish(local));
         let mut socket = match bound {
             Some(bound) => bound.socket,
-            // The first connection has ended; its name is free, unless somebody was quick.
-            None => port::bind(wish).or_else(|_| port::bind(entry.wish(with_port(local, 0))))?.socket,
+            // The first connection has ended, and its name is free. If somebody was quick the request is lost, and made again: under
+            // another name nobody would believe it.
+            None => port::bind(wish)?.socket,
         };
         // Anybody can take the name of an address under a listener at all of them: who is no help does not end the search.
         let mut found = Err(Errno(libc::ECONNREFUSED));

@@ -101,10 +101,10 @@ unsafe fn process(
             match code {
                 Event::RDMA_CM_EVENT_CONNECT_RESPONSE => {
                     if look!(id, qp).is_null() {
-                        state.lock().remote_ece = conn.ece;
+                        state.lock().remote_ece = conn.terms.ece;
                     } else {
                         // SAFETY: the caller's promise.
-                        match unsafe { qp::confirm_with(id, conn.ece) } {
+                        match unsafe { qp::confirm_with(id, conn.terms.ece) } {
                             Ok(()) => code = Event::RDMA_CM_EVENT_ESTABLISHED,
                             Err(errno) => {
                                 tracing::debug!(?errno, "soft0: a connection's queue pair cannot be made ready");
@@ -189,8 +189,8 @@ fn parts(parameters: Parameters) -> (Union, Box<[u8]>) {
     match parameters {
         Parameters::None => (Union::None, Box::default()),
         Parameters::Conn(mut conn) => {
-            let private = mem::take(&mut conn.private);
-            (Union::Conn(conn.public()), private)
+            let private = mem::take(&mut conn.terms.private);
+            (Union::Conn(conn.public()), private.into_boxed_slice())
         }
         Parameters::Datagram(Datagram { ah_attr, qp_num, qkey, private }) => {
             let ud = rdma_ud_param { ah_attr, qp_num, qkey, ..rdma_ud_param::default() };
@@ -237,9 +237,9 @@ unsafe fn fill(id: *mut rdma_cm_id, sync: bool, conn: Option<&Conn>) -> Result<(
     let state = unsafe { id::get(id) }?;
     if let Some(conn) = conn {
         let mut inner = state.lock();
-        inner.initiator_depth = conn.initiator_depth;
-        inner.responder_resources = conn.responder_resources;
-        inner.remote_ece = conn.ece;
+        inner.initiator_depth = conn.terms.initiator_depth;
+        inner.responder_resources = conn.terms.responder_resources;
+        inner.remote_ece = conn.terms.ece;
     }
     if sync {
         // SAFETY: the caller's promise.

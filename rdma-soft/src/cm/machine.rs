@@ -159,10 +159,10 @@ impl Machine {
     pub(super) fn connect(timers: Timers, req: Req, now: Time, out: &mut Outputs) -> Self {
         let agreed = Agreed {
             rq_psn: req.psn,
-            responder_resources: req.responder_resources,
-            initiator_depth: req.initiator_depth,
+            responder_resources: req.terms.responder_resources,
+            initiator_depth: req.terms.initiator_depth,
             retry_count: req.retry_count,
-            rnr_retry_count: req.rnr_retry_count,
+            rnr_retry_count: req.terms.rnr_retry_count,
             ack_timeout: req.ack_timeout,
             traffic_class: req.traffic_class,
             ..Agreed::default()
@@ -185,13 +185,13 @@ impl Machine {
     /// The end that is asked.
     pub(super) fn requested(timers: Timers, req: &Req) -> Self {
         let agreed = Agreed {
-            remote_qpn: req.qp_num,
+            remote_qpn: req.terms.qp_num,
             sq_psn: req.psn,
             // What the peer has for our requests is how many we may have under way, and the other way round.
-            responder_resources: req.initiator_depth,
-            initiator_depth: req.responder_resources,
+            responder_resources: req.terms.initiator_depth,
+            initiator_depth: req.terms.responder_resources,
             retry_count: req.retry_count,
-            rnr_retry_count: req.rnr_retry_count,
+            rnr_retry_count: req.terms.rnr_retry_count,
             ack_timeout: req.ack_timeout,
             traffic_class: req.traffic_class,
             rq_psn: 0,
@@ -236,8 +236,8 @@ impl Machine {
             return Err(Errno::INVAL);
         }
         self.agreed.rq_psn = rep.psn;
-        self.agreed.responder_resources = rep.responder_resources;
-        self.agreed.initiator_depth = rep.initiator_depth;
+        self.agreed.responder_resources = rep.terms.responder_resources;
+        self.agreed.initiator_depth = rep.terms.initiator_depth;
         self.answered = true;
         self.state = State::RepSent;
         self.repeated = Some(Message::Rep(rep.clone()));
@@ -360,11 +360,11 @@ impl Machine {
         use State as S;
         match (self.state, message) {
             (S::ReqSent, M::Rep(rep)) => {
-                self.agreed.remote_qpn = rep.qp_num;
+                self.agreed.remote_qpn = rep.terms.qp_num;
                 self.agreed.sq_psn = rep.psn;
-                self.agreed.responder_resources = rep.initiator_depth;
-                self.agreed.initiator_depth = rep.responder_resources;
-                self.agreed.rnr_retry_count = rep.rnr_retry_count;
+                self.agreed.responder_resources = rep.terms.initiator_depth;
+                self.agreed.initiator_depth = rep.terms.responder_resources;
+                self.agreed.rnr_retry_count = rep.terms.rnr_retry_count;
                 self.state = S::RepReceived;
                 self.settle();
                 out.push(Output::Tell(Told::Response(rep)));

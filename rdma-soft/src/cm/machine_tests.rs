@@ -1,4 +1,4 @@
-use super::super::message::{Ece, room, tests::message};
+use super::super::message::{Terms, room, tests::message};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -10,33 +10,25 @@ fn req() -> Req {
     Req {
         source: SocketAddr::from(([127, 0, 0, 1], 1)),
         destination: SocketAddr::from(([127, 0, 0, 1], 2)),
-        qp_num: 11,
         psn: 111,
-        responder_resources: 5,
-        initiator_depth: 3,
+        terms: Terms {
+            qp_num: 11,
+            responder_resources: 5,
+            initiator_depth: 3,
+            rnr_retry_count: 6,
+            private: vec![1; room::REQ],
+            ..Terms::default()
+        },
         retry_count: 7,
-        rnr_retry_count: 6,
-        flow_control: false,
-        srq: false,
         ack_timeout: 19,
         traffic_class: 0,
-        ece: Ece::default(),
-        private: vec![1; room::REQ],
     }
 }
 
 fn rep() -> Rep {
-    Rep {
-        qp_num: 22,
-        psn: 222,
-        responder_resources: 2,
-        initiator_depth: 4,
-        rnr_retry_count: 1,
-        flow_control: false,
-        srq: false,
-        ece: Ece::default(),
-        private: Vec::new(),
-    }
+    let terms =
+        Terms { qp_num: 22, responder_resources: 2, initiator_depth: 4, rnr_retry_count: 1, ..Terms::default() };
+    Rep { psn: 222, terms }
 }
 
 fn rej(reason: u16) -> Rej {

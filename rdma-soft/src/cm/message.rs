@@ -2,16 +2,17 @@
 //!
 //! ```text
 //! magic "rscm", version u16, kind u16, then by kind:
-//! 1 Req      source, destination (addresses), queue pair u32, psn u32, responder resources, initiator depth, retries,
-//!            rnr retries, flow control, srq, ack timeout, traffic class (a byte each), ECE vendor u32, ECE options u32, private
-//! 2 Mra      -                       3 Rep   queue pair u32, psn u32, responder resources, initiator depth, rnr retries,
-//! 4 Rtu      -                               flow control, srq, 3 bytes of zero, ECE vendor u32, ECE options u32, private
+//! 1 Req      source, destination (addresses), terms; their bytes are retries, ack timeout, traffic class
+//! 2 Mra      -
+//! 3 Rep      terms; their bytes are zero
+//! 4 Rtu      -
 //! 5 Rej      reason u16, private     6 Dreq  -            7 Drep  -            8 Busy  -
 //! 9 SidrReq  source, destination, private                10 SidrRep  status u8, queue pair u32, qkey u32, private
 //! ```
 //!
-//! An address is a family (4 or 6), the port, the scope and 16 bytes; private data is a length and so many bytes. Whatever is
-//! not exactly this is no message.
+//! An address is a family (4 or 6), the port, the scope and 16 bytes; private data is a length and so many bytes. Terms are queue
+//! pair u32, psn u32, responder resources, initiator depth, rnr retries, flow control, srq (a byte each), three bytes more, ECE
+//! vendor u32, ECE options u32, private. Whatever is not exactly this is no message.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -38,38 +39,44 @@ pub(super) struct Ece {
     pub(super) options: u32,
 }
 
+/// What either end says of itself when it connects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub(super) qp_num: u32,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) rnr_retry_count: u8,
+    pub(super) flow_control: bool,
+    pub(super) srq: bool,
+    pub(super) ece: Ece,
+    pub(super) private: Vec<u8>,
+}
+
+impl Terms {
+    /// With what a message has bits for.
+    pub(super) fn fitted(self) -> Self {
+        Self { qp_num: self.qp_num & 0x00ff_ffff, rnr_retry_count: self.rnr_retry_count.min(7), ..self }
+    }
+}
+
 /// A request for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Req {
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
-    pub(super) qp_num: u32,
     /// The first packet sequence number that the sender expects.
     pub(super) psn: u32,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
+    pub(super) terms: Terms,
     pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) flow_control: bool,
-    pub(super) srq: bool,
     pub(super) ack_timeout: u8,
     pub(super) traffic_class: u8,
-    pub(super) ece: Ece,
-    pub(super) private: Vec<u8>,
 }
 
 /// The answer that accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rep {
-    pub(super) qp_num: u32,
     pub(super) psn: u32,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) flow_control: bool,
-    pub(super) srq: bool,
-    pub(super) ece: Ece,
-    pub(super) private: Vec<u8>,
+    pub(super) terms: Terms,
 }
 
 /// The answer that does not.
@@ -124,21 +131,9 @@ impl Message {
             Self::Req(req) => {
                 out.address(&req.source);
                 out.address(&req.destination);
-                out.u32(req.qp_num);
-                out.u32(req.psn);
-                out.bytes(&[req.responder_resources, req.initiator_depth, req.retry_count, req.rnr_retry_count]);
-                out.bytes(&[req.flow_control.into(), req.srq.into(), req.ack_timeout, req.traffic_class]);
-                out.ece(req.ece);
-                out.private(&req.private);
+                out.terms(&req.terms, req.psn, [req.retry_count, req.ack_timeout, req.traffic_class]);
             }
-            Self::Rep(rep) => {
-                out.u32(rep.qp_num);
-                out.u32(rep.psn);
-                out.bytes(&[rep.responder_resources, rep.initiator_depth, rep.rnr_retry_count]);
-                out.bytes(&[rep.flow_control.into(), rep.srq.into(), 0, 0, 0]);
-                out.ece(rep.ece);
-                out.private(&rep.private);
-            }
+            Self::Rep(rep) => out.terms(&rep.terms, rep.psn, [0; 3]),
             Self::Rej(rej) => {
                 out.u16(rej.reason);
                 out.private(&rej.private);
@@ -167,53 +162,19 @@ impl Message {
         let message = match from.u16()? {
             1 => {
                 let (source, destination) = from.addresses()?;
-                let (qp_num, psn) = (from.u24()?, from.u24()?);
-                let [responder_resources, initiator_depth] = from.take()?;
-                let (retry_count, rnr_retry_count) = (from.below(8)?, from.below(8)?);
-                let (flow_control, srq) = (from.flag()?, from.flag()?);
-                let ack_timeout = from.below(32)?;
-                let [traffic_class] = from.take()?;
-                let ece = from.ece()?;
-                let private = from.private(room::REQ)?;
-                Self::Req(Req {
-                    source,
-                    destination,
-                    qp_num,
-                    psn,
-                    responder_resources,
-                    initiator_depth,
-                    retry_count,
-                    rnr_retry_count,
-                    flow_control,
-                    srq,
-                    ack_timeout,
-                    traffic_class,
-                    ece,
-                    private,
-                })
+                let (terms, psn, [retry_count, ack_timeout, traffic_class]) = from.terms(room::REQ)?;
+                if retry_count >= 8 || ack_timeout >= 32 {
+                    return None;
+                }
+                Self::Req(Req { source, destination, psn, terms, retry_count, ack_timeout, traffic_class })
             }
             2 => Self::Mra,
             3 => {
-                let (qp_num, psn) = (from.u24()?, from.u24()?);
-                let [responder_resources, initiator_depth] = from.take()?;
-                let rnr_retry_count = from.below(8)?;
-                let (flow_control, srq) = (from.flag()?, from.flag()?);
-                if from.take()? != [0; 3] {
+                let (terms, psn, zero) = from.terms(room::REP)?;
+                if zero != [0; 3] {
                     return None;
                 }
-                let ece = from.ece()?;
-                let private = from.private(room::REP)?;
-                Self::Rep(Rep {
-                    qp_num,
-                    psn,
-                    responder_resources,
-                    initiator_depth,
-                    rnr_retry_count,
-                    flow_control,
-                    srq,
-                    ece,
-                    private,
-                })
+                Self::Rep(Rep { psn, terms })
             }
             4 => Self::Rtu,
             5 => Self::Rej(Rej { reason: from.u16()?, private: from.private(room::REJ)? }),
@@ -265,9 +226,16 @@ impl Writer {
         self.bytes(&value.to_le_bytes());
     }
 
-    fn ece(&mut self, ece: Ece) {
-        self.u32(ece.vendor);
-        self.u32(ece.options);
+    /// Terms, with the sender's packet sequence number and what a request has more.
+    fn terms(&mut self, terms: &Terms, psn: u32, more: [u8; 3]) {
+        self.u32(terms.qp_num);
+        self.u32(psn);
+        self.bytes(&[terms.responder_resources, terms.initiator_depth, terms.rnr_retry_count]);
+        self.bytes(&[terms.flow_control.into(), terms.srq.into()]);
+        self.bytes(&more);
+        self.u32(terms.ece.vendor);
+        self.u32(terms.ece.options);
+        self.private(&terms.private);
     }
 
     fn address(&mut self, address: &SocketAddr) {
@@ -323,8 +291,17 @@ impl Reader<'_> {
         self.below(2).map(|value| value == 1)
     }
 
-    fn ece(&mut self) -> Option<Ece> {
-        Some(Ece { vendor: self.u32()?, options: self.u32()? })
+    fn terms(&mut self, room: usize) -> Option<(Terms, u32, [u8; 3])> {
+        let (qp_num, psn) = (self.u24()?, self.u24()?);
+        let [responder_resources, initiator_depth] = self.take()?;
+        let rnr_retry_count = self.below(8)?;
+        let (flow_control, srq) = (self.flag()?, self.flag()?);
+        let more = self.take()?;
+        let ece = Ece { vendor: self.u32()?, options: self.u32()? };
+        let private = self.private(room)?;
+        let terms =
+            Terms { qp_num, responder_resources, initiator_depth, rnr_retry_count, flow_control, srq, ece, private };
+        Some((terms, psn, more))
     }
 
     fn addresses(&mut self) -> Option<(SocketAddr, SocketAddr)> {
@@ -380,57 +357,29 @@ pub(super) mod tests {
         proptest::collection::vec(any::<u8>(), 0..=room)
     }
 
-    fn ece() -> impl Strategy<Value = Ece> {
-        (any::<u32>(), any::<u32>()).prop_map(|(vendor, options)| Ece { vendor, options })
+    fn terms(room: usize) -> impl Strategy<Value = Terms> {
+        let depths = (any::<u8>(), any::<u8>());
+        let ece = (any::<u32>(), any::<u32>()).prop_map(|(vendor, options)| Ece { vendor, options });
+        let all = (0_u32..1 << 24, depths, 0_u8..8, any::<bool>(), any::<bool>(), ece, private(room));
+        all.prop_map(|(qp_num, depths, rnr_retry_count, flow_control, srq, ece, private)| Terms {
+            qp_num,
+            responder_resources: depths.0,
+            initiator_depth: depths.1,
+            rnr_retry_count,
+            flow_control,
+            srq,
+            ece,
+            private,
+        })
     }
 
     pub(in super::super) fn message() -> BoxedStrategy<Message> {
         let number = 0_u32..1 << 24;
-        let req = (
-            addresses(),
-            (number.clone(), number.clone()),
-            (any::<u8>(), any::<u8>(), 0_u8..8, 0_u8..8),
-            (any::<bool>(), any::<bool>(), 0_u8..32, any::<u8>()),
-            ece(),
-            private(room::REQ),
-        );
-        let req = req.prop_map(|(addresses, numbers, depths, rest, ece, private)| {
-            Message::Req(Req {
-                source: addresses.0,
-                destination: addresses.1,
-                qp_num: numbers.0,
-                psn: numbers.1,
-                responder_resources: depths.0,
-                initiator_depth: depths.1,
-                retry_count: depths.2,
-                rnr_retry_count: depths.3,
-                flow_control: rest.0,
-                srq: rest.1,
-                ack_timeout: rest.2,
-                traffic_class: rest.3,
-                ece,
-                private,
-            })
+        let req = (addresses(), number.clone(), terms(room::REQ), 0_u8..8, 0_u8..32, any::<u8>());
+        let req = req.prop_map(|((source, destination), psn, terms, retry_count, ack_timeout, traffic_class)| {
+            Message::Req(Req { source, destination, psn, terms, retry_count, ack_timeout, traffic_class })
         });
-        let rep = (
-            (number.clone(), number.clone()),
-            (any::<u8>(), any::<u8>(), 0_u8..8, any::<bool>(), any::<bool>()),
-            ece(),
-            private(room::REP),
-        );
-        let rep = rep.prop_map(|(numbers, rest, ece, private)| {
-            Message::Rep(Rep {
-                qp_num: numbers.0,
-                psn: numbers.1,
-                responder_resources: rest.0,
-                initiator_depth: rest.1,
-                rnr_retry_count: rest.2,
-                flow_control: rest.3,
-                srq: rest.4,
-                ece,
-                private,
-            })
-        });
+        let rep = (number.clone(), terms(room::REP)).prop_map(|(psn, terms)| Message::Rep(Rep { psn, terms }));
         let rej =
             (any::<u16>(), private(room::REJ)).prop_map(|(reason, private)| Message::Rej(Rej { reason, private }));
         let sidr_req = (addresses(), private(room::SIDR_REQ)).prop_map(|(addresses, private)| {

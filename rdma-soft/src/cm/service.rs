@@ -34,7 +34,7 @@ const SILENCE: u64 = 10_000_000_000;
 /// How long a listener rests when the process has no descriptor left.
 const REST: u64 = 100_000_000;
 
-static SERVICE: OnceLock<&'static Service> = OnceLock::new();
+static SERVICE: OnceLock<Arc<Service>> = OnceLock::new();
 
 /// The connection manager of this process.
 #[derive(Debug)]
@@ -91,10 +91,13 @@ impl Service {
             return Ok(service);
         }
         super::device::open()?;
-        let service: &'static Self = Box::leak(Box::new(Self::new()?));
+        let service = Arc::new(Self::new()?);
         let signals = BlockedSignals::new();
         let started = thread::Builder::new().name("rdma-soft-cm".into()).stack_size(STACK);
-        let started = started.spawn(move || service.run());
+        let started = started.spawn({
+            let service = Arc::clone(&service);
+            move || service.run()
+        });
         drop(signals);
         started.map(drop)?;
         Ok(SERVICE.get_or_init(|| service))

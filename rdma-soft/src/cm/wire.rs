@@ -12,7 +12,7 @@ use super::channel::{Body, Conn, Datagram, Membership, Pending, Subject};
 use super::device;
 use super::entry::Entry;
 use super::machine::Told;
-use super::message::{Ece, Message, SidrRep, room};
+use super::message::{Message, SidrRep, Terms, room};
 use crate::engine::Errno;
 use crate::verbs::attr::{LID, MTU, PKEY, PORT};
 
@@ -32,33 +32,26 @@ const MULTICAST_QPN: u32 = 0x00ff_ffff;
 const MULTICAST_LID: u16 = 0xc000;
 
 /// Private data as InfiniBand's messages carry it: the whole room, zeroes behind what the peer has given.
-fn padded(private: &[u8], room: usize) -> Box<[u8]> {
-    let mut padded = vec![0; room];
-    for (to, from) in padded.iter_mut().zip(private) {
-        *to = *from;
-    }
-    padded.into()
+fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
+    private.resize(room, 0);
+    private
+}
+
+/// A peer's terms as this end has them: how many of the peer's requests we may have to hold is how many it may have under way.
+fn mirrored(terms: Terms, room: usize) -> Terms {
+    let (responder_resources, initiator_depth) = (terms.initiator_depth, terms.responder_resources);
+    Terms { responder_resources, initiator_depth, private: padded(terms.private, room), ..terms }
 }
 
 /// The event of a request that has come to a listener.
 pub(super) fn request(listener: Arc<Subject>, id: Arc<Subject>, message: Message) -> Pending {
     let body = match message {
-        Message::Req(req) => Body::Request {
-            id,
-            conn: Conn {
-                // How many of the peer's requests we may have to hold is how many it may have under way.
-                responder_resources: req.initiator_depth,
-                initiator_depth: req.responder_resources,
-                flow_control: req.flow_control,
-                retry_count: req.retry_count,
-                rnr_retry_count: req.rnr_retry_count,
-                srq: req.srq,
-                qp_num: req.qp_num,
-                ece: req.ece,
-                private: padded(&req.private, room::REQ),
-            },
-        },
-        Message::SidrReq(req) => Body::DatagramRequest { id, private: padded(&req.private, room::SIDR_REQ) },
+        Message::Req(req) => {
+            Body::Request { id, conn: Conn { retry_count: req.retry_count, terms: mirrored(req.terms, room::REQ) } }
+        }
+        Message::SidrReq(req) => {
+            Body::DatagramRequest { id, private: padded(req.private, room::SIDR_REQ).into_boxed_slice() }
+        }
         _ => Body::None,
     };
     Pending { subject: listener, code: Event::RDMA_CM_EVENT_CONNECT_REQUEST, status: 0, body }
@@ -66,36 +59,24 @@ pub(super) fn request(listener: Arc<Subject>, id: Arc<Subject>, message: Message
 
 /// The event for what an id's machine tells.
 pub(super) fn told(entry: &Entry, told: Told) -> Pending {
-    let conn = |private: Box<[u8]>| Body::Conn(Conn { private, ..Conn::default() });
+    let conn = |private| Body::Conn(Conn { terms: Terms { private, ..Terms::default() }, ..Conn::default() });
     let (code, status, body) = match told {
         Told::Response(rep) => {
-            let conn = Conn {
-                responder_resources: rep.initiator_depth,
-                initiator_depth: rep.responder_resources,
-                flow_control: rep.flow_control,
-                retry_count: 0,
-                rnr_retry_count: rep.rnr_retry_count,
-                srq: rep.srq,
-                qp_num: rep.qp_num,
-                ece: Ece { vendor: rep.ece.vendor, options: rep.ece.options },
-                private: padded(&rep.private, room::REP),
-            };
+            let conn = Conn { retry_count: 0, terms: mirrored(rep.terms, room::REP) };
             (Event::RDMA_CM_EVENT_CONNECT_RESPONSE, 0, Body::Conn(conn))
         }
-        Told::Established => (Event::RDMA_CM_EVENT_ESTABLISHED, 0, conn(Box::default())),
-        Told::Rejected(rej) => {
-            (Event::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(&rej.private, room::REJ)))
-        }
+        Told::Established => (Event::RDMA_CM_EVENT_ESTABLISHED, 0, conn(Vec::new())),
+        Told::Rejected(rej) => (Event::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(rej.private, room::REJ))),
         Told::Unreachable(status) => (Event::RDMA_CM_EVENT_UNREACHABLE, status, Body::None),
         Told::NoDatagram(status, private) => {
-            let private = padded(&private, room::SIDR_REP);
+            let private = padded(private, room::SIDR_REP).into_boxed_slice();
             let refusal = Datagram { ah_attr: ibv_ah_attr::default(), qp_num: 0, qkey: 0, private };
             (Event::RDMA_CM_EVENT_UNREACHABLE, status.into(), Body::Datagram(refusal))
         }
-        Told::Disconnected(status) => (Event::RDMA_CM_EVENT_DISCONNECTED, status, conn(Box::default())),
-        Told::TimewaitExit => (Event::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, conn(Box::default())),
+        Told::Disconnected(status) => (Event::RDMA_CM_EVENT_DISCONNECTED, status, conn(Vec::new())),
+        Told::TimewaitExit => (Event::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, conn(Vec::new())),
         Told::Datagram(SidrRep { qp_num, qkey, private, .. }) => {
-            let private = padded(&private, room::SIDR_REP);
+            let private = padded(private, room::SIDR_REP).into_boxed_slice();
             match address_vector(entry) {
                 Ok(ah_attr) => {
                     let datagram = Datagram { ah_attr, qp_num, qkey, private };
