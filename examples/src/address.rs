@@ -1,31 +1,16 @@
 //! Addresses for the connection manager: what names on the command line mean, and which address of this host leads to the chosen
 //! device.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
 use rdma::cm::blocking::{ListenOptions, Listener};
 use rdma::{Context, Rc};
 
 use crate::Failure;
 use crate::bootstrap::Group;
-
-/// IPv4 or IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl Family {
-    fn has(self, address: &IpAddr) -> bool {
-        match self {
-            Self::V4 => address.is_ipv4(),
-            Self::V6 => address.is_ipv6(),
-        }
-    }
-}
+use crate::device::Chosen;
 
 /// The address that a host's name, or an address as text, stands for. IPv6 addresses may come in brackets.
 ///
@@ -65,25 +50,38 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
     )))
 }
 
-/// An address of this host at which the connection manager finds the device, of that family if one is given.
+/// An address of this host at which the connection manager finds the device: that of the port's GID, if it has one, else the first
+/// of an interface that leads there.
 ///
 /// # Errors
-/// Where the device has none.
-pub fn of_device(context: &Context, family: Option<Family>) -> Result<IpAddr, Failure> {
-    let mut addresses = of_host();
-    // The software device is at all of them, and loopback is the one that does not change; no hardware is there.
-    addresses.retain(|address| context.is_software() || !address.is_loopback());
-    addresses.sort_by_key(|address| (!address.is_loopback(), address.is_ipv6()));
+/// Where there is none.
+pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
+    // It is at all addresses, and this one does not change.
+    if chosen.context.is_software() {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    let of_gid = chosen.gid.filter(|entry| !entry.gid.is_link_local()).map(|entry| entry.gid);
+    let of_gid = of_gid.map(|gid| gid.ipv4().map_or(IpAddr::V6(gid.ipv6()), IpAddr::V4));
     let mut last = None;
-    for address in addresses.into_iter().filter(|address| family.is_none_or(|family| family.has(address))) {
-        match Listener::<Rc>::bind(context, SocketAddr::new(address, 0), &ListenOptions::new()) {
-            Ok(_) => return Ok(address),
-            Err(error) => last = Some(error),
+    for ip in of_gid.into_iter().chain(of_host()) {
+        match leads_to(&chosen.context, ip) {
+            Ok(()) => return Ok(ip),
+            Err(failure) => last = Some(failure.context(ip)),
         }
     }
-    let name = context.name();
-    let why = last.map_or_else(String::new, |error| format!(" ({error})"));
-    Err(Failure::new(format!("no address of this host leads to {name}{why}; give one to its network interface")))
+    let why = last.map_or_else(|| "there is none but loopback's".to_owned(), |failure| failure.to_string());
+    Err(Failure::new(format!(
+        "no address of this host leads to {} by the connection manager ({why}); give its network interface one",
+        chosen.context.name()
+    )))
+}
+
+/// Whether the connection manager finds the device at an address of this host.
+///
+/// # Errors
+/// Why it does not.
+pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
+    Listener::<Rc>::bind(context, SocketAddr::new(ip, 0), &ListenOptions::new()).map(drop).map_err(Failure::from)
 }
 
 /// Tells the other processes of a pair where rank 0, which gives it, listens. Every process has to call it.
@@ -96,57 +94,23 @@ pub fn tell(group: &mut Group, own: Option<SocketAddr>) -> Result<SocketAddr, Fa
     String::from_utf8_lossy(&told).parse().map_err(|_| Failure::new("the server has no address"))
 }
 
-/// The addresses of this host, but for link-local ones, which mean nothing without an interface.
+/// The addresses of this host's interfaces that others can reach and that need no scope, those of the old version of IP first.
 fn of_host() -> Vec<IpAddr> {
-    // Where /proc is not there, loopback is.
-    let v4 = std::fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
-    let v6 = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
-    let mut all = ipv4(&v4);
-    all.extend(ipv6(&v6));
-    if !all.contains(&Ipv4Addr::LOCALHOST.into()) {
-        all.push(Ipv4Addr::LOCALHOST.into());
-    }
+    let Ok(all) = getifaddrs() else { return Vec::new() };
+    let ip = |address: SockaddrStorage| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
+        (_, Some(v6)) => Some(IpAddr::V6(v6.ip())).filter(|_| !v6.ip().is_unicast_link_local()),
+        _ => None,
+    };
+    let mut all: Vec<IpAddr> = all.filter_map(|interface| interface.address.and_then(ip)).collect();
+    all.retain(|ip| !ip.is_loopback());
+    all.sort_by_key(IpAddr::is_ipv6);
     all
-}
-
-/// The local addresses in the kernel's routing tables: a leaf's address, and in the next lines what it is.
-fn ipv4(fib_trie: &str) -> Vec<IpAddr> {
-    let mut found = Vec::new();
-    let mut leaf = None;
-    for line in fib_trie.lines().map(str::trim) {
-        if let Some(address) = line.strip_prefix("|-- ") {
-            leaf = address.parse::<Ipv4Addr>().ok().map(IpAddr::V4);
-        } else if line == "/32 host LOCAL" {
-            found.extend(leaf.filter(|address| !found.contains(address)));
-        }
-    }
-    found
-}
-
-/// The addresses in the kernel's list: 32 digits, index, length of the prefix, scope, flags, name.
-fn ipv6(if_inet6: &str) -> Vec<IpAddr> {
-    let digits = if_inet6.lines().filter_map(|line| line.split_whitespace().next());
-    let addresses = digits.filter_map(|digits| u128::from_str_radix(digits, 16).ok()).map(Ipv6Addr::from);
-    addresses.filter(|address| !address.is_unicast_link_local()).map(IpAddr::V6).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernels_lists_are_read() {
-        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 10.9.0.0\n\
-                    \x20       /24 link UNICAST\n     |-- 10.9.0.1\n        /32 host LOCAL\n     |-- 10.9.0.255\n\
-                    \x20       /32 link BROADCAST\nLocal:\n     |-- 10.9.0.1\n        /32 host LOCAL\n";
-        assert_eq!(ipv4(trie), ["10.9.0.1".parse::<IpAddr>().unwrap()]);
-        let list = "00000000000000000000000000000001 01 80 10 80       lo\n\
-                    fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n\
-                    fd000000000000000000000000000002 04 40 00 82     eth0\n";
-        assert_eq!(ipv6(list), ["::1".parse::<IpAddr>().unwrap(), "fd00::2".parse().unwrap()]);
-        assert!(ipv4("nonsense").is_empty() && ipv6("nonsense\n\n").is_empty());
-        assert!(of_host().contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)));
-    }
 
     #[test]
     fn addresses_and_names_resolve() {

@@ -160,7 +160,7 @@ impl Args {
         let chosen = group.agree(self.open())?;
         let is_server = group.rank() == 0;
         let server = is_server.then(|| {
-            let address = address::of_device(&chosen.context, None)?;
+            let address = address::of_device(&chosen)?;
             Server::bind(&chosen.context, SocketAddr::new(address, self.port.unwrap_or(0)))
         });
         let server = group.agree(server.transpose())?;

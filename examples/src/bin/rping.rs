@@ -173,7 +173,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     let listener = is_server.then(|| {
         let address = match &args.address {
             Some(address) => address::resolve(address, 0)?,
-            None => SocketAddr::new(address::of_device(&chosen.context, None)?, 0),
+            None => SocketAddr::new(address::of_device(&chosen)?, 0),
         };
         listen(&chosen, SocketAddr::new(address.ip(), args.port.unwrap_or(0)))
     });

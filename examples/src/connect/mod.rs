@@ -1,6 +1,5 @@
 //! Connecting queue pairs to those of other ranks: by an exchange of endpoints over the bootstrap, or by the connection manager.
 
-mod address;
 mod manager;
 
 use std::net::IpAddr;
@@ -11,9 +10,9 @@ use rdma::{
     RnrTimer, TransportType,
 };
 
-use crate::Failure;
 use crate::bootstrap::Group;
 use crate::device::{Chosen, announce};
+use crate::{Failure, address};
 
 /// The options that say how to connect; the same in every program.
 #[derive(Clone, Debug, clap::Args)]
@@ -62,8 +61,13 @@ impl ConnectionOptions {
         if !any(1) && group.rank() == speaker {
             announce("iWARP connects by the connection manager only: as with --cm", stdout_taken)?;
         }
-        let found = group.agree(address::find(chosen, self.cm_address));
-        found.map(Method::Manager)
+        let found = match self.cm_address {
+            None => address::of_device(chosen),
+            Some(ip) => address::leads_to(&chosen.context, ip)
+                .map(|()| ip)
+                .map_err(|failure| failure.context(format_args!("--cm-address {ip}"))),
+        };
+        group.agree(found).map(Method::Manager)
     }
 }
 
