@@ -32,7 +32,8 @@ device() {
     *) active "${1}0" || return ;;
   esac
   export RDMA_TEST_ADDRESS=10.9.0.1 RDMA_TEST_ADDRESS6=fd09::1 RDMA_TEST_NETDEV=d0
-  rdma resource show >/tmp/resources
+  # What is compared with nothing in the end would say nothing.
+  rdma resource show >/tmp/resources && grep -q "${1}0: .*qp" /tmp/resources
 }
 
 result() { # status, milliseconds, name
