@@ -1,7 +1,8 @@
 //! What the tests of the connection manager share: the device's addresses, and pairs that it has connected.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rdma::cm::blocking::{self, Connection, ListenOptions, Listener};
 use rdma::cm::{ConnOptions, EventChannel};
@@ -166,6 +167,19 @@ pub fn connect_pair(
         let active = connect(context, listener.local_addr(), active, &options);
         (active, passive.join().expect("the passive end"))
     })
+}
+
+/// On iWARP, waits until the other end says that it has accepted: siw may leave unread what is sent to it before.
+///
+/// # Panics
+///
+/// If it does not say so within [`LIMIT`].
+pub fn wait_accepted(context: &Context, accepted: &AtomicBool) {
+    let end = Instant::now() + LIMIT;
+    while crate::is_iwarp(context) && !accepted.load(Ordering::Acquire) {
+        assert!(Instant::now() < end, "nobody has accepted in time");
+        std::thread::yield_now();
+    }
 }
 
 /// Binds a queue pair to the device's port before there is a peer, on any device.

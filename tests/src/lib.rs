@@ -183,10 +183,15 @@ impl Unconnected {
         if child::is_child() {
             let listener = cm::listen(&self.context);
             channel.send(listener.local_addr().to_string().as_bytes());
-            return self.accept(&listener);
+            let side = self.accept(&listener);
+            channel.send(b"accepted");
+            return side;
         }
         let address = String::from_utf8(channel.receive()).expect("an address");
-        self.call(address.parse().expect("an address"))
+        let side = self.call(address.parse().expect("an address"));
+        // siw may leave unread what is sent before.
+        assert_eq!(channel.receive(), b"accepted");
+        side
     }
 
     fn call(self, to: SocketAddr) -> Side {

@@ -1,7 +1,7 @@
 //! The connection manager on a device: reliable connections, in the form that waits.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +10,9 @@ use rdma::cm::{ConnOptions, EventChannel, RejectReason};
 use rdma::op::Send;
 use rdma::{AckTimeout, Context, ErrorKind, QpState, QueuePair, Rc};
 use rdma_tests::child::{self, Running};
-use rdma_tests::cm::{End, MOMENT, accept, address, address6, any_port, available, connect, connect_pair, listen};
+use rdma_tests::cm::{
+    End, MOMENT, accept, address, address6, any_port, available, connect, connect_pair, listen, wait_accepted,
+};
 use rdma_tests::{LIMIT, buffer, is_iwarp, open, skip, wait};
 
 /// The open device, if it has a connection manager.
@@ -49,6 +51,7 @@ fn two_ends_connect_and_talk() {
     let Some(context) = device() else { return };
     let listener = listen(&context);
     let to = listener.local_addr();
+    let accepted = AtomicBool::new(false);
     assert_ne!(to.port(), 0);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -60,6 +63,7 @@ fn two_ends_connect_and_talk() {
             let mut qp = request.init(end.qp()).unwrap();
             qp.post_recv(end.pd.allocate(64).unwrap(), 1).unwrap();
             let (connection, mut qp) = request.accept(qp, &ConnOptions::new().private_data(b"welcome"), LIMIT).unwrap();
+            accepted.store(true, Ordering::Release);
             let done = wait(&mut end.cq.poller());
             assert_eq!((done.status, done.token, done.byte_len), (Ok(()), 1, 4));
             qp.post_send(Send::new(buffer(&end.pd, b"pong"))).unwrap();
@@ -74,6 +78,7 @@ fn two_ends_connect_and_talk() {
         qp.post_recv(end.pd.allocate(64).unwrap(), 2).unwrap();
         let (connection, mut qp) = route.connect(qp, &ConnOptions::new().private_data(b"hello"), LIMIT).unwrap();
         assert!(connection.private_data().starts_with(b"welcome"), "{connection:?}");
+        wait_accepted(&context, &accepted);
         qp.post_send(Send::new(buffer(&end.pd, b"ping")).token(3)).unwrap();
         let mut poller = end.cq.poller();
         let mut tokens = [wait(&mut poller), wait(&mut poller)].map(|done| (done.status, done.token));
@@ -413,6 +418,7 @@ fn many_connect_at_the_same_time() {
     let listener = listen(&context);
     let to = listener.local_addr();
     let served = AtomicUsize::new(0);
+    let accepted = [(); CLIENTS].map(|()| [(); EACH].map(|()| AtomicBool::new(false)));
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -424,6 +430,7 @@ fn many_connect_at_the_same_time() {
                     let options = ConnOptions::new().private_data(&name);
                     qp.post_recv(end.pd.allocate(8).unwrap(), 0).unwrap();
                     let (connection, mut qp) = request.accept(qp, &options, LIMIT).unwrap();
+                    accepted[usize::from(name[1])][usize::from(name[2])].store(true, Ordering::Release);
                     // On iWARP the active end sends first.
                     assert_eq!(wait(&mut end.cq.poller()).buffer()[..4], name);
                     qp.post_send(Send::new(buffer(&end.pd, &name))).unwrap();
@@ -433,9 +440,9 @@ fn many_connect_at_the_same_time() {
             });
         }
         for client in 0..CLIENTS {
-            let context = &context;
+            let (context, accepted) = (&context, &accepted[client]);
             scope.spawn(move || {
-                for turn in 0..EACH {
+                for (turn, accepted) in accepted.iter().enumerate() {
                     let name = [b'c', u8::try_from(client).unwrap(), u8::try_from(turn).unwrap(), 1];
                     let end = End::new(context);
                     let route = resolve(context, to);
@@ -444,6 +451,7 @@ fn many_connect_at_the_same_time() {
                     let options = ConnOptions::new().private_data(&name);
                     let (connection, mut qp) = route.connect(qp, &options, LIMIT).unwrap();
                     assert!(connection.private_data().starts_with(&name));
+                    wait_accepted(context, accepted);
                     qp.post_send(Send::new(buffer(&end.pd, &name)).token(1)).unwrap();
                     let mut poller = end.cq.poller();
                     for _ in 0..2 {
@@ -528,6 +536,7 @@ fn what_ends_leaves_nothing_behind() {
 fn a_queue_pair_that_another_route_or_request_has_initialized_connects() {
     let Some(context) = device() else { return };
     let (one, other) = (listen(&context), listen(&context));
+    let accepted = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             let [first, second] = [&one, &other].map(|it| it.next_request(Some(LIMIT)).unwrap().unwrap());
@@ -538,6 +547,7 @@ fn a_queue_pair_that_another_route_or_request_has_initialized_connects() {
             }
             let (_first, _b) = first.accept(b, &ConnOptions::new(), LIMIT).unwrap();
             let (_second, _a) = second.accept(a, &ConnOptions::new(), LIMIT).unwrap();
+            accepted.store(true, Ordering::Release);
             for end in &ends {
                 assert_eq!(wait(&mut end.cq.poller()).byte_len, 4);
             }
@@ -548,6 +558,7 @@ fn a_queue_pair_that_another_route_or_request_has_initialized_connects() {
         let second = scope.spawn(|| second.connect(a, &ConnOptions::new(), LIMIT).unwrap());
         let (_first, mut b) = first.connect(b, &ConnOptions::new(), LIMIT).unwrap();
         let (_second, mut a) = second.join().unwrap();
+        wait_accepted(&context, &accepted);
         for (end, qp) in [(&ends[1], &mut b), (&ends[0], &mut a)] {
             qp.post_send(Send::new(buffer(&end.pd, b"ping"))).unwrap();
             assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));

@@ -51,16 +51,18 @@ transfer() { # role, family, size
   [ "$(pings theirs)" -eq $count ] || fail "theirs printed $(pings theirs) pings"
 }
 
-# The texts that ours prints are those that theirs prints in its place.
+# The texts that ours prints are those that theirs prints in its place. One of the two ends is ours each time: on siw the C program
+# can wait for ever for another.
 texts() { # role
-  local both=(-a "$RDMA_TEST_ADDRESS" -p "$port" -S 200 -v -C 70) who server
+  local both=(-a "$RDMA_TEST_ADDRESS" -p "$port" -S 200 -v -C 70) who other server
   for who in "$ours" "$theirs"; do
+    [ "$who" = "$ours" ] && other=$theirs || other=$ours
     if [ "$1" = client ]; then
-      begin server "$theirs" -s "${both[@]:0:6}" && server=$! && listening
+      begin server "$other" -s "${both[@]:0:6}" && server=$! && listening
       well client "$who" -c "${both[@]}"
     else
       begin server "$who" -s "${both[@]:0:6}" -v && server=$! && listening
-      well client "$theirs" -c "${both[@]}"
+      well client "$other" -c "${both[@]}"
     fi
     ended_well $server server
     grep 'ping data' "$out/$1.stdout" >"$out/texts.$([ "$who" = "$ours" ] && echo ours || echo theirs)"

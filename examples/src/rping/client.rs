@@ -6,9 +6,10 @@ use std::time::Duration;
 use rdma::cm::blocking;
 use rdma::{Context, ExposedRegion, Rc, RemoteAccess};
 
-use super::session::{Arrival, Session, Unconnected};
+use super::session::{Arrival, Nudge, Session, Unconnected};
 use super::{Advert, Settings, ping_text};
 use crate::Failure;
+use crate::connect::is_iwarp;
 
 /// How long the address and the route may take: what rdmacm-utils gives them.
 const RESOLUTION: Duration = Duration::from_secs(2);
@@ -35,6 +36,9 @@ pub fn run(
     let (connection, qp) = connected.map_err(|error| unreachable(error.error.into()))?;
     settings.step(format_args!("connected to {server}"));
     let mut session = Session::new(connection, qp, rest, "the server", settings.patience);
+    if is_iwarp(context) {
+        session.nudge_by(Nudge::Write);
+    }
     let mut number = 0;
     while settings.count.is_none_or(|count| number < count) {
         ping(settings, &mut session, number, &text, &answer).map_err(|e| e.context(format_args!("ping {number}")))?;

@@ -9,10 +9,11 @@ use rdma::cm::blocking::{IncomingConnection, Listener};
 use rdma::op::{Read, Write as RdmaWrite};
 use rdma::{Context, ErrorKind, ExposedRegion, Rc, RemoteAccess};
 
-use super::session::{Arrival, Session, Unconnected};
+use super::session::{Arrival, Nudge, Session, Unconnected};
 use super::wire::MESSAGE;
 use super::{Advert, LARGEST, Settings, until_nul};
 use crate::Failure;
+use crate::connect::is_iwarp;
 
 /// Clients that are served at the same time; others are turned away.
 const MOST_CLIENTS: usize = 256;
@@ -139,6 +140,9 @@ fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>
     let (connection, qp) = accepted.map_err(|e| Failure::from(e.error).context("cannot accept the client"))?;
     settings.step(format_args!("connected"));
     let mut session = Session::new(connection, qp, rest, "the client", settings.patience);
+    if is_iwarp(context) {
+        session.nudge_by(Nudge::Read(text.slice(..0)?));
+    }
     let mut number = 0;
     while answer(settings, &mut session, &text).map_err(|e| e.context(format_args!("ping {number}")))? {
         number += 1;

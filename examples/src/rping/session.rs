@@ -5,10 +5,10 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rdma::cm::blocking::Connection;
-use rdma::op::{Opcode, Send};
+use rdma::op::{Opcode, Read, Send, Write};
 use rdma::{
-    Buffer, CompletionChannel, CompletionQueue, Context, ExposedRegion, InitializedQueuePair, Poller,
-    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RemoteAccess, WcStatus,
+    Buffer, CompletionChannel, CompletionQueue, Context, ExposedRegion, ExposedSlice, InitializedQueuePair, Poller,
+    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, WcStatus,
 };
 
 use super::wire::MESSAGE;
@@ -20,6 +20,30 @@ const RECEIVES: u32 = 2;
 const SENDS: u32 = 4;
 /// After the queue was flushed, how long to wait for the word that the peer has disconnected.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The token of a nudge.
+const NUDGE: u64 = 1;
+
+/// What an end does on iWARP when nothing comes at first.
+///
+/// In Linux's siw (6.1 to 6.18) what arrives while the end that accepts is still about it lies unread until more bytes arrive.
+#[derive(Debug)]
+pub(super) enum Nudge {
+    /// The end that connected writes no bytes: those are more, and touch nothing. It does so each second, as it cannot know when
+    /// the other has accepted.
+    Write,
+    /// The end that accepted reads no bytes, to here: the answer is more. Once is enough; but it may not send before the other is
+    /// ready for it, and so leaves it time.
+    Read(ExposedSlice),
+}
+
+impl Nudge {
+    /// With the time for it.
+    fn planned(self) -> (Self, Instant) {
+        let seconds = if matches!(self, Self::Write) { 1 } else { 3 };
+        (self, Instant::now() + Duration::from_secs(seconds))
+    }
+}
 
 /// A queue pair that can be connected: receives are posted.
 #[derive(Debug)]
@@ -95,6 +119,10 @@ pub(super) struct Session {
     peer: &'static str,
     flushed: bool,
     gone: bool,
+    /// A message has come.
+    heard: bool,
+    /// What to do, and when, if nothing has come by then.
+    nudge: Option<(Nudge, Instant)>,
     _pd: ProtectionDomain,
 }
 
@@ -120,8 +148,15 @@ impl Session {
             peer,
             flushed: false,
             gone: false,
+            heard: false,
+            nudge: None,
             _pd: pd,
         }
+    }
+
+    /// Sets what to do when nothing comes at first.
+    pub(super) fn nudge_by(&mut self, nudge: Nudge) {
+        self.nudge = Some(nudge.planned());
     }
 
     /// Sends a message.
@@ -176,11 +211,26 @@ impl Session {
             if self.take()? {
                 return Ok(());
             }
-            if !wait::readable(&[self.channel.as_fd(), self.connection.as_fd()], Some(deadline))? {
-                return Err(self.silence());
+            let until = self.nudge.as_ref().map_or(deadline, |(_, at)| deadline.min(*at));
+            if !wait::readable(&[self.channel.as_fd(), self.connection.as_fd()], Some(until))? {
+                if until == deadline {
+                    return Err(self.silence());
+                }
+                self.give_nudge();
             }
             while self.channel.try_wait()?.is_some() {}
             self.gone = self.connection.wait_disconnected(Some(Duration::ZERO))?;
+        }
+    }
+
+    fn give_nudge(&mut self) {
+        // A key that stands for nothing: with no bytes, nobody looks at it.
+        let nothing = RemoteSlice::new(0, 0, 1);
+        // Whatever keeps it from being posted shows elsewhere, as the end of the connection.
+        match self.nudge.take() {
+            Some((Nudge::Write, _)) => drop(self.qp.post_send(Write::inline(&[], nothing).token(NUDGE))),
+            Some((Nudge::Read(sink), _)) => drop(self.qp.post_send(Read::new(sink, nothing).token(NUDGE))),
+            None => {}
         }
     }
 
@@ -195,7 +245,7 @@ impl Session {
     /// Takes a completion, if there is one.
     fn take(&mut self) -> Result<bool, Failure> {
         let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
-        let opcode = completion.opcode();
+        let (opcode, is_nudge) = (completion.opcode(), completion.token() == NUDGE);
         if let Err(error) = completion.status() {
             if error.status == WcStatus::WR_FLUSH_ERR {
                 // The end of the connection, whatever its reason is: that comes by another way.
@@ -203,6 +253,7 @@ impl Session {
                 return Ok(true);
             }
             let what = match opcode {
+                _ if is_nudge => "cannot wake the connection",
                 Opcode::Recv | Opcode::RecvWriteImm => "cannot receive a message",
                 Opcode::Send => "cannot send a message",
                 Opcode::Read => "cannot read the client's text",
@@ -219,12 +270,73 @@ impl Session {
                 let mut message = [0; MESSAGE];
                 message.copy_from_slice(&buffer);
                 self.qp.post_recv(buffer, 0)?;
+                (self.nudge, self.heard) = (None, true);
                 self.arrivals.push_back(Arrival::Message(message));
             }
+            Opcode::Write if is_nudge && !self.heard => self.nudge = Some(Nudge::Write.planned()),
+            _ if is_nudge => {}
             Opcode::Send => self.spare.extend(completion.take_buffer()),
             Opcode::Read | Opcode::Write => self.arrivals.push_back(Arrival::Data),
             _ => return Err(Failure::new(format!("{} did what is no part of rping: {opcode:?}", self.peer))),
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma::cm::ConnOptions;
+    use rdma::cm::blocking::{self, ListenOptions, Listener};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// A client's end and a server's, on the software device, and where the server reads no bytes to.
+    fn pair() -> (Session, Session, ExposedRegion) {
+        let device =
+            crate::device::DeviceOptions { device: Some("soft0".to_owned()), port: None, gid_index: None }.open();
+        let context = device.unwrap().context;
+        let listener: Listener =
+            Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
+        let options = ConnOptions::new();
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let request = listener.next_request(Some(LIMIT)).unwrap().unwrap();
+                let unconnected = Unconnected::new(&context, |qp| Ok(request.init(qp)?)).unwrap();
+                let sink = unconnected.region(1, RemoteAccess::WRITE).unwrap();
+                let (qp, rest) = unconnected.split();
+                let (connection, qp) = request.accept(qp, &options, LIMIT).unwrap();
+                (Session::new(connection, qp, rest, "the client", LIMIT), sink)
+            });
+            let route = blocking::resolve::<Rc>(&context, None, listener.local_addr(), LIMIT).unwrap();
+            let (qp, rest) = Unconnected::new(&context, |qp| Ok(route.init(qp)?)).unwrap().split();
+            let (connection, qp) = route.connect(qp, &options, LIMIT).unwrap();
+            let (server, sink) = server.join().unwrap();
+            (Session::new(connection, qp, rest, "the server", LIMIT), server, sink)
+        })
+    }
+
+    /// The end of a nudge is no transfer's, and the other end hears nothing of it.
+    #[test]
+    fn nudges_are_no_news() {
+        let (mut client, mut server, sink) = pair();
+        client.nudge = Some((Nudge::Write, Instant::now()));
+        server.nudge = Some((Nudge::Read(sink.slice(..0).unwrap()), Instant::now()));
+        for end in [&mut client, &mut server] {
+            // Nothing else comes that this could have handled.
+            end.pump(Instant::now() + LIMIT).unwrap();
+            assert!(end.arrivals.is_empty());
+        }
+        assert!(matches!(client.nudge, Some((Nudge::Write, _))), "a client nudges until it hears something");
+        assert!(server.nudge.is_none(), "a server nudges once");
+        // The connection is as good as before.
+        for turn in 0..3 {
+            client.send([turn; MESSAGE]).unwrap();
+            assert_eq!(server.next().unwrap(), Arrival::Message([turn; MESSAGE]));
+            server.send([!turn; MESSAGE]).unwrap();
+            assert_eq!(client.next().unwrap(), Arrival::Message([!turn; MESSAGE]));
+        }
+        assert!(client.nudge.is_none());
     }
 }

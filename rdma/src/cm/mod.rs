@@ -55,6 +55,9 @@
 //! ```
 //!
 //! On iWARP `connect` ends in `Established` at once, and the kernel brings the queue pair up; the active end must send first.
+//! Linux's siw (6.1 to 6.18) may leave that message unread if it comes before the other end has accepted, until more bytes follow.
+//! Programs that can tell each other wait for the other end's word; others may write no bytes while no answer comes
+//! (`Write::inline(&[], ..)`, to any key), which touches nothing and wakes the other end.
 //!
 //! # Who keeps what
 //!

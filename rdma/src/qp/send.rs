@@ -14,7 +14,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
-use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_send_wr};
+use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, ibv_send_wr, ibv_sge};
 
 #[cfg(doc)]
 use super::QueuePair;
@@ -163,13 +163,20 @@ impl SendQueue {
         };
         let mut list = SgeList::new(sges, self.domain);
         work.local.describe(&mut list)?;
-        let (segments, len) = list.finish();
+        let (mut segments, len) = list.finish();
         work.operation.fill(wr, len, segments)?;
         if work.flags & super::op::INLINE != 0 && len > u64::from(self.limits.max_inline) {
             return Err(Refusal::TooLong);
         }
-        if O::IS_READ && self.limits.is_iwarp && !work.local.is_open_to_writes() {
-            return Err(Refusal::NotSupported);
+        if O::IS_READ && self.limits.is_iwarp {
+            if !work.local.is_open_to_writes() {
+                return Err(Refusal::NotSupported);
+            }
+            if segments == 0 {
+                // siw takes a read's list for one of one element: without any, for what an earlier request has left there.
+                *sges.first_mut().ok_or(Refusal::TooManySegments)? = ibv_sge { addr: 0, length: 0, lkey: 0 };
+                segments = 1;
+            }
         }
         if let Some(address) = work.operation.address() {
             if !ptr::eq(address.domain(), self.domain) {

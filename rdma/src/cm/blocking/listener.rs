@@ -246,7 +246,8 @@ impl IncomingConnection<Rc> {
 
     /// Says yes, and waits until the connection is there.
     ///
-    /// On iWARP the end that connected must be the first to send: what comes before it is ready ends the connection.
+    /// On iWARP the end that connected must be the first to send: what comes before it is ready ends the connection. On siw it
+    /// better waits until this has returned: see [there](crate::cm#order-of-things).
     ///
     /// # Errors
     ///

@@ -139,6 +139,12 @@ fn reads_on_iwarp_need_an_exposed_sink() {
     let writable = rig.pd.allocate_exposed(8, RemoteAccess::WRITE).unwrap();
     let sink = writable.slice(..).unwrap();
     rig.qp.post_send(op::Read::new(sink, remote())).unwrap();
+    // siw reads as much as an earlier request's list says if there is none.
+    rig.qp.post_send(op::Read::new(writable.slice(..0).unwrap(), remote())).unwrap();
+    let posted = rig.posted();
+    let [_, empty] = &posted[..] else { panic!("{posted:?}") };
+    let [element] = &empty.sges[..] else { panic!("{empty:?}") };
+    assert_eq!((element.addr, element.length, element.lkey), (0, 0, 0));
 }
 
 #[test]
