@@ -38,7 +38,7 @@ struct Args {
     /// Each size is this many times the one before
     #[arg(short = 'f', long, value_name = "N", default_value_t = 2)]
     factor: usize,
-    /// Timed iterations of each size (default: 20, and more for small sizes where they are fast)
+    /// Timed iterations of each size (default: 20 to 1000, more for small sizes; fewer, where they take long)
     #[arg(short = 'n', long, value_name = "N")]
     iters: Option<usize>,
     /// Iterations before the timed ones
@@ -76,10 +76,11 @@ struct Args {
     algo: Algo,
 }
 
-/// How long the iterations beyond the usual ones may take: where ranks share busy cores, each may cost many milliseconds.
-const BUDGET: Duration = Duration::from_millis(250);
-/// The usual iterations.
-const ITERATIONS: usize = 20;
+/// How long the iterations of one measurement may take, if their number is not given. Where ranks share busy cores, each may take
+/// a hundred times as long as elsewhere.
+const BUDGET: Duration = Duration::from_millis(500);
+/// Fewer than these are no measurement.
+const FEWEST: usize = 5;
 
 /// Memory of a rank besides its tensors: scratch memory and what the device needs.
 const OVERHEAD: u128 = 32 << 20;
@@ -182,11 +183,11 @@ impl Args {
         Ok(tuning)
     }
 
-    /// How many to time, where one takes so long: more of what is small, as far as time allows.
+    /// How many to time, where one takes so long.
     fn iterations(&self, size: usize, one: Duration) -> usize {
         let in_time = BUDGET.as_nanos() / one.as_nanos().max(1);
         let in_time = usize::try_from(in_time).unwrap_or(usize::MAX);
-        self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(ITERATIONS, 1000).min(in_time).max(ITERATIONS))
+        self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(20, 1000).min(in_time).max(FEWEST))
     }
 }
 
