@@ -556,11 +556,31 @@ mod cm_time {
         listener.next_request(Some(PATIENCE)).unwrap().expect("the client comes").reject(b"no").unwrap();
         has_failed("cm_time -s", &finish(client), "rejected by the peer");
 
+        // It has one round only.
+        let (listener, port) = self::listener();
+        let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "-c", "1", "-n", "1,1"]);
+        accept(&listener).leave();
+        listener.next_request(Some(PATIENCE)).unwrap().expect("the client comes").reject(b"no").unwrap();
+        has_failed("cm_time -s", &finish(client), "round 2: cannot connect to");
+
         // It does not answer.
         let (listener, port) = self::listener();
         let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "--patience", "1"]);
         let _request = listener.next_request(Some(PATIENCE)).unwrap();
         has_failed("cm_time -s", &finish(client), "nothing has come from 127.0.0.1:");
+    }
+
+    /// What the server of C's cmtime relies on.
+    #[test]
+    fn a_client_ends_its_first_connection_first() {
+        let (listener, port) = listener();
+        let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "-c", "20", "-n", "1"]);
+        let peers: Vec<Peer> = (0..20).map(|_| accept(&listener)).collect();
+        for peer in peers {
+            assert!(peer.connection.wait_disconnected(Some(PATIENCE)).unwrap());
+            peer.leave();
+        }
+        assert!(finish(client).status.success());
     }
 
     #[test]

@@ -29,7 +29,8 @@ struct Args {
     /// Connections of each round
     #[arg(short, long, value_name = "N", default_value_t = 100)]
     connections: usize,
-    /// A round for each of these numbers: how many connections are under way at the same time, at most
+    /// A round for each of these numbers: how many connections are under way at the same time, at most (rdmacm-utils' cmtime 44
+    /// refuses what follows a round of 1 connection)
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
     in_flight: Vec<usize>,
     /// Port of the connection manager (default: 7471)
@@ -124,7 +125,11 @@ impl Args {
         for (done, &in_flight) in self.in_flight.iter().enumerate() {
             progress.step("connections", done, self.in_flight.len());
             let in_flight = in_flight.min(settings.connections);
-            let round = cm_time::client(&chosen.context, settings, (server, source), in_flight, total)?;
+            let round = cm_time::client(&chosen.context, settings, (server, source), in_flight, total);
+            let round = round.map_err(|failure| match done {
+                0 => failure,
+                _ => failure.context(format_args!("round {}", done + 1)),
+            })?;
             progress.clear();
             if !self.json {
                 cm_time::print(&mut io::stdout().lock(), &round)?;
