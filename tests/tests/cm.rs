@@ -132,7 +132,6 @@ fn what_was_posted_before_a_reset_receives_nothing() {
     };
     let ((_active, mut a_qp), (_passive, mut b_qp)) = connect_pair(&context, qp, b.qp());
     talk((&a, &mut a_qp), (&b, &mut b_qp));
-    assert_eq!(a.cq.stale_completions(), 0);
 }
 
 fn route_qp(end: &End, context: &Context, to: SocketAddr) -> rdma::InitializedQueuePair<Rc> {

@@ -380,7 +380,8 @@ impl<T: PortSpace> Id<T> {
     }
 
     /// Tells librdmacm of an asynchronous event of the connection's queue pair: of
-    /// [`COMM_EST`](AsyncEventKind::COMM_EST), which says that the peer's last message of the connection was lost.
+    /// [`COMM_EST`](AsyncEventKind::COMM_EST), which says that the peer's last message of the connection was lost. Nothing happens if
+    /// the connection is established already.
     ///
     /// # Errors
     ///
@@ -390,7 +391,11 @@ impl<T: PortSpace> Id<T> {
         let locked = self.raw.lock(Operation::Notify)?;
         // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and passes the number on.
         let result = unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
-        locked.done(Operation::Notify, result)
+        match locked.done(Operation::Notify, result) {
+            // It came by itself meanwhile.
+            Err(error) if error.errno() == Some(libc::EISCONN) => Ok(()),
+            done => done,
+        }
     }
 }
 

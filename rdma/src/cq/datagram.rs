@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
-use super::poll::Completion;
+use super::completion::Completion;
 use crate::address::{Grh, Source};
 use crate::mr::{Buffer, Kind, Segment};
 

@@ -12,6 +12,7 @@
 //! 4. Nothing is called in a forked child.
 
 mod channel;
+mod completion;
 mod datagram;
 mod poll;
 mod wait;
@@ -25,8 +26,9 @@ use rdma_sys::ibv_cq;
 
 pub(crate) use channel::ChannelInner;
 pub use channel::CompletionChannel;
+pub use completion::{Completion, Released};
 pub use datagram::Datagram;
-pub use poll::{Completion, Poller, Released};
+pub use poll::Poller;
 
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};

@@ -8,7 +8,8 @@ use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::poll::{Completion, Found, Poller};
+use super::completion::Completion;
+use super::poll::{Found, Poller};
 use crate::error::{Error, Operation, Result};
 use crate::wait::{self, Deadline};
 

@@ -1,0 +1,218 @@
+//! Completions, and the memory that they give back. F, H, M and R are the invariants of [`poll`](super::poll), [`mr`](crate::mr)
+//! and [`ring`](crate::qp::ring).
+
+use std::fmt;
+
+use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+
+use super::poll::{Found, Poller};
+use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
+use crate::qp::op::Opcode;
+use crate::qp::ring::{Claimed, Info};
+use crate::types::{WcError, WcStatus};
+
+/// Taking the memory of a request that has ended, by what `take_if` gives of each kind.
+macro_rules! takes {
+    ($type:ident) => {
+        impl $type<'_> {
+            /// The request's next piece of memory, if it is a buffer.
+            #[inline]
+            #[must_use = "the buffer is given up otherwise"]
+            pub fn take_buffer(&mut self) -> Option<Buffer> {
+                let segment = self.take_if(Kind::LocalHost)?;
+                // SAFETY: of that kind, from a buffer, and holding its place (M4).
+                Some(unsafe { Buffer::from_segment(segment) })
+            }
+
+            /// The request's next piece of memory, if it is a buffer of a GPU.
+            #[must_use = "the buffer is given up otherwise"]
+            pub fn take_gpu_buffer(&mut self) -> Option<Buffer<Gpu>> {
+                let segment = self.take_if(Kind::LocalGpu)?;
+                // SAFETY: of that kind, from a buffer, and holding its place (M4).
+                Some(unsafe { Buffer::from_segment(segment) })
+            }
+
+            /// The request's next piece of memory, if it is a slice of an exposed region.
+            #[must_use = "the slice is given up otherwise"]
+            pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
+                let segment = self.take_if(Kind::Exposed)?;
+                // SAFETY: of that kind.
+                Some(unsafe { ExposedSlice::from_segment(segment) })
+            }
+        }
+    };
+}
+takes!(Completion);
+takes!(Released);
+
+/// A finished request, and the memory that it gives back.
+///
+/// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings. What is not taken is given up, and the request's place
+/// in the queue is free, when the poller is used or dropped next.
+pub struct Completion<'a> {
+    poller: &'a mut Poller,
+    found: Found,
+}
+
+impl<'a> Completion<'a> {
+    #[inline(always)]
+    pub(super) fn new(poller: &'a mut Poller, found: Found) -> Self {
+        Self { poller, found }
+    }
+
+    #[inline]
+    fn wc(&self) -> &ibv_wc {
+        // SAFETY: F1: initialised; the poller is borrowed, so that it fetches nothing meanwhile.
+        unsafe { &*self.found.wc }
+    }
+
+    /// Whether it went well.
+    ///
+    /// # Errors
+    ///
+    /// How it failed. The queue pair is in the error state then.
+    #[inline]
+    pub fn status(&self) -> Result<(), WcError> {
+        let wc = self.wc();
+        if wc.status == ibv_wc_status::IBV_WC_SUCCESS {
+            return Ok(());
+        }
+        Err(WcError { status: WcStatus::from_raw(wc.status.0), vendor_err: wc.vendor_err })
+    }
+
+    /// The number that the request was given.
+    #[inline]
+    #[must_use]
+    pub fn token(&self) -> u64 {
+        self.found.token
+    }
+
+    /// What the request was.
+    #[inline]
+    #[must_use]
+    pub fn opcode(&self) -> Opcode {
+        let wc = self.wc();
+        let is_write = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+        if self.found.info.opcode() == Opcode::Recv && is_write && self.status().is_ok() {
+            return Opcode::RecvWriteImm;
+        }
+        self.found.info.opcode()
+    }
+
+    /// Bytes received, read, or written by the peer; 0 for other requests and failed ones. Of a datagram it counts the 40 bytes
+    /// of the header too. A number from the device: check it before use as a length.
+    #[inline]
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        match self.found.info.opcode() {
+            Opcode::Send | Opcode::Write => 0,
+            _ if self.status().is_err() => 0,
+            _ => self.wc().byte_len as usize,
+        }
+    }
+
+    /// The immediate data that came with it.
+    #[inline]
+    #[must_use]
+    pub fn imm(&self) -> Option<u32> {
+        let wc = self.wc();
+        let with_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+        if self.found.info.opcode() != Opcode::Recv || !with_imm || self.status().is_err() {
+            return None;
+        }
+        // SAFETY: any 32 bits are a number; the flag says that they are immediate data.
+        Some(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }))
+    }
+
+    /// The number of the queue pair.
+    #[inline]
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.wc().qp_num
+    }
+
+    /// Whether the request was posted unsignaled, and the queue had it signaled so as not to fill up.
+    #[inline]
+    #[must_use]
+    pub fn is_forced(&self) -> bool {
+        self.found.info.is_forced()
+    }
+
+    /// What the peer's 8 bytes were before an atomic operation that went well. Call it before the memory is taken.
+    #[must_use]
+    pub fn old_value(&self) -> Option<u64> {
+        let is_atomic = matches!(self.found.info.opcode(), Opcode::CompareSwap | Opcode::FetchAdd);
+        if !is_atomic || self.status().is_err() {
+            return None;
+        }
+        self.poller.held.peek().and_then(Segment::word)
+    }
+
+    /// The completion, and what the slot said of the request.
+    pub(super) fn parts(&self) -> (&ibv_wc, Info) {
+        (self.wc(), self.found.info)
+    }
+
+    /// The next piece of memory, to look at.
+    pub(super) fn peek(&self) -> Option<&Segment> {
+        // Of a request without memory, nothing is held.
+        self.poller.held.peek()
+    }
+
+    #[inline(always)]
+    fn take_if(&mut self, kind: Kind) -> Option<Segment> {
+        self.poller.held.take_if(self.found, kind)
+    }
+
+    /// The next of the unsignaled requests that this completion releases, oldest first. If this one went well, so did they.
+    pub fn next_unsignaled(&mut self) -> Option<Released<'_>> {
+        let (claimed, unsignaled) = self.poller.held.request.as_mut()?;
+        *unsignaled = None;
+        *unsignaled = claimed.next_unsignaled();
+        unsignaled.as_mut().map(Released::new)
+    }
+}
+
+impl fmt::Debug for Completion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completion")
+            .field("status", &self.status())
+            .field("opcode", &self.opcode())
+            .field("token", &self.token())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request without a completion of its own, and the memory that it gives back: one that was posted unsignaled, or that
+/// the device did not take.
+pub struct Released<'a> {
+    claimed: &'a mut Claimed,
+}
+
+impl<'a> Released<'a> {
+    pub(crate) fn new(claimed: &'a mut Claimed) -> Self {
+        Self { claimed }
+    }
+
+    /// The number that the request was given.
+    #[must_use]
+    pub fn token(&self) -> u64 {
+        self.claimed.token
+    }
+
+    /// What the request was.
+    #[must_use]
+    pub fn opcode(&self) -> Opcode {
+        self.claimed.info.opcode()
+    }
+
+    fn take_if(&mut self, kind: Kind) -> Option<Segment> {
+        if self.claimed.peek()?.kind() == kind { self.claimed.take() } else { None }
+    }
+}
+
+impl fmt::Debug for Released<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Released").field("token", &self.token()).field("opcode", &self.opcode()).finish_non_exhaustive()
+    }
+}
