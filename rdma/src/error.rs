@@ -277,7 +277,7 @@ impl Error {
             (
                 Operation::ResolveRoute | Operation::Connect | Operation::Accept | Operation::InitQpAttr,
                 ErrorKind::InvalidInput,
-            ) => "the id is not there yet: resolve the address, then the route",
+            ) => "an id is connected once, after its address and then its route were resolved",
             (Operation::CreateAh, ErrorKind::Timeout) => {
                 "the address could not be resolved: check the GID index and the route to the peer's GID"
             }

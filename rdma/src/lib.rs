@@ -122,6 +122,8 @@
 //!
 //! `soft` (default) builds the software device in. `RDMA_SOFT=off` leaves it out of a run.
 
+#![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
+
 mod absence;
 mod address;
 mod async_event;

@@ -187,7 +187,6 @@ impl RawId {
         Ok(QpAttr::from_raw(raw, mask).state(state))
     }
 
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub(super) fn init(
         &self,
         qp: PreparedQueuePair<Rc>,
@@ -284,7 +283,6 @@ impl Id<Rc> {
     ///
     /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is not bound to a device yet.
     #[doc(alias = "rdma_init_qp_attr")]
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(
         &self,
         qp: PreparedQueuePair<Rc>,
@@ -315,7 +313,6 @@ impl Id<Rc> {
     ///
     /// With the queue pair, which may be ready to receive only: `Disconnected` if the peer has not accepted, or given up.
     #[doc(alias = "rdma_establish")]
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn establish(
         &self,
         qp: InitializedQueuePair<Rc>,

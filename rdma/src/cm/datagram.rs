@@ -63,7 +63,6 @@ pub enum Membership {
 }
 
 impl RawId {
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     fn init_datagram(
         &self,
         qp: PreparedQueuePair<Ud>,
@@ -140,7 +139,6 @@ impl Id<Ud> {
     ///
     /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is not bound to a device yet.
     #[doc(alias = "rdma_init_qp_attr")]
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
         self.raw.init_datagram(qp)
     }
@@ -195,7 +193,6 @@ impl ConnectRequest<Ud> {
     /// # Errors
     ///
     /// As there.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
         self.id().init(qp)
     }

@@ -143,7 +143,6 @@ impl ConnectRequest<Rc> {
     /// # Errors
     ///
     /// As there.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(
         &self,
         qp: PreparedQueuePair<Rc>,
@@ -162,7 +161,7 @@ impl ConnectRequest<Rc> {
     /// With the request and the queue pair, which may be ready already: [`reset`](InitializedQueuePair::reset) it before it is used
     /// again. `TooLong` for the private data; `WrongDevice`; what librdmacm or the provider reports.
     #[doc(alias = "rdma_accept")]
-    #[allow(clippy::result_large_err, clippy::type_complexity, reason = "request and queue pair come back")]
+    #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub fn accept(
         self,
         qp: InitializedQueuePair<Rc>,
@@ -172,7 +171,7 @@ impl ConnectRequest<Rc> {
     }
 
     /// The same; what the queue pair can do is not in its type yet, for who has to give it back if the peer is gone.
-    #[allow(clippy::result_large_err, clippy::type_complexity, reason = "request and queue pair come back")]
+    #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub(super) fn accept_keeping(
         self,
         qp: InitializedQueuePair<Rc>,

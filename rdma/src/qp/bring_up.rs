@@ -236,7 +236,6 @@ impl PreparedQueuePair<Rc> {
     ///
     /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that does not exist, `NotSupported` on
     /// iWARP, where only the connection manager can connect.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(self, options: &InitOptions) -> Result<InitializedQueuePair<Rc>, Failed<Self>> {
         match initialize(&self.qp, options) {
             Ok(local) => Ok(InitializedQueuePair { qp: self.qp, local }),
@@ -245,7 +244,6 @@ impl PreparedQueuePair<Rc> {
     }
 
     /// Binds the queue pair with the attributes that the connection manager has put together, on iWARP too.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub(crate) fn init_with(self, attr: &QpAttr) -> Result<InitializedQueuePair<Rc>, Failed<Self>> {
         match initialize_with(&self.qp, attr, &InitOptions::new().port(attr.as_raw().port_num)) {
             Ok(local) => Ok(InitializedQueuePair { qp: self.qp, local }),
@@ -338,7 +336,6 @@ impl<T: Transport> InitializedQueuePair<T> {
     /// # Errors
     ///
     /// As for [`QueuePair::reset`], with the queue pair.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn reset(self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         let local = self.local;
         self.qp.reset().map_err(|failed| Failed::new(failed.error, Self { qp: failed.object, local }))
@@ -379,7 +376,6 @@ impl InitializedQueuePair<Rc> {
     ///
     /// With the queue pair: `Incompatible` when there is no common kind of address, `Timeout` when the peer's address
     /// cannot be resolved, `NotSupported` on iWARP. The queue pair may then be ready to receive only; go back with [`reset`](Self::reset).
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<Rc>, Failed<Self>> {
         match connect(&self.qp, &self.local, remote, options) {
             Ok(()) => Ok(self.qp),

@@ -151,7 +151,6 @@ impl PreparedQueuePair<Ud> {
     ///
     /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that does not exist,
     /// `PermissionDenied` for a Q_Key that only privileged processes may have.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(mut self, options: &DatagramOptions) -> Result<InitializedQueuePair<Ud>, Failed<Self>> {
         let psn = options.psn.unwrap_or_else(random_psn);
         let result = bring_up::choose(&self.qp.context(), options.port, options.gid_index).and_then(|chosen| {
@@ -167,7 +166,6 @@ impl PreparedQueuePair<Ud> {
     }
 
     /// Binds the queue pair as `attr` has it, to INIT: the connection manager knows port, P_Key and Q_Key.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub(crate) fn init_with(mut self, attr: &QpAttr) -> Result<InitializedQueuePair<Ud>, Failed<Self>> {
         match self.qp.modify(attr) {
             Ok(()) => Ok(InitializedQueuePair { qp: self.qp, local: Start { psn: random_psn() } }),
@@ -183,7 +181,6 @@ impl InitializedQueuePair<Ud> {
     ///
     /// What the provider reports, with the queue pair. It may then be ready to receive only; go back with
     /// [`reset`](Self::reset).
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn ready(self) -> Result<QueuePair<Ud>, Failed<Self>> {
         let steps = [QpAttr::to(QpState::RTR), QpAttr::to(QpState::RTS).sq_psn(self.local.psn)];
         match steps.iter().try_for_each(|step| self.qp.control.modify(step)) {

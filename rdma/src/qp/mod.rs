@@ -239,7 +239,6 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// With the queue pair: what the provider reports; `InUse` on iWARP while anything is in flight, receives too, because there a
     /// reset does not end it: [`set_error`](Self::set_error) does, or to drop the queue pair.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn reset(mut self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         match self.modify(&QpAttr::to(QpState::RESET)) {
             Ok(()) => Ok(PreparedQueuePair::new(self)),
@@ -255,7 +254,6 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// What the provider reports, with the queue pair, which still works, but has left its multicast groups.
     #[doc(alias = "ibv_destroy_qp")]
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn close(mut self) -> Result<(), Failed<Self>> {
         match self.destroy() {
             Ok(()) => Ok(()),

@@ -104,7 +104,6 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// `InvalidInput`, with the queue pair, if it reports to others.
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn into_raw(self) -> Result<RawQueuePair<T>, Failed<Self>> {
         if self.control.send_cq.is_raw && self.control.recv_cq.is_raw {
             return Ok(RawQueuePair { qp: self });

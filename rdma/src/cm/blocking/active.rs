@@ -134,7 +134,6 @@ impl Resolved<Rc> {
     /// # Errors
     ///
     /// As for [`Id::init`].
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(&self, qp: PreparedQueuePair<Rc>) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
         let access = qp.all_access();
         self.id.init(qp, access)
@@ -145,7 +144,6 @@ impl Resolved<Rc> {
     /// # Errors
     ///
     /// As for [`Id::init`].
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init_with(
         &self,
         qp: PreparedQueuePair<Rc>,
@@ -162,7 +160,6 @@ impl Resolved<Rc> {
     /// if anything is posted to it): `NotListening`, `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private
     /// data, `WrongDevice` for a queue pair of another device; what librdmacm or the provider reports. Resolve again to try again.
     #[doc(alias = "rdma_connect")]
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn connect(
         self,
         qp: InitializedQueuePair<Rc>,

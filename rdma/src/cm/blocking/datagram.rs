@@ -22,7 +22,6 @@ impl Resolved<Ud> {
     /// # Errors
     ///
     /// As for [`Id::init`].
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
         self.id.init(qp)
     }
@@ -52,7 +51,6 @@ impl IncomingConnection<Ud> {
     /// # Errors
     ///
     /// As for [`Id::init`].
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
         self.request.init(qp)
     }

@@ -224,7 +224,6 @@ impl IncomingConnection<Rc> {
     /// # Errors
     ///
     /// As for [`Id::init`].
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init(&self, qp: PreparedQueuePair<Rc>) -> Result<InitializedQueuePair<Rc>, Failed<PreparedQueuePair<Rc>>> {
         let access = qp.all_access();
         self.request.init(qp, access)
@@ -235,7 +234,6 @@ impl IncomingConnection<Rc> {
     /// # Errors
     ///
     /// As for [`Id::init`].
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn init_with(
         &self,
         qp: PreparedQueuePair<Rc>,
@@ -255,7 +253,6 @@ impl IncomingConnection<Rc> {
     /// if anything is posted to it): `Timeout` if the peer does not answer, `Disconnected` if it has gone; `TooLong` for the private
     /// data; what librdmacm or the provider reports. The request is over then.
     #[doc(alias = "rdma_accept")]
-    #[allow(clippy::result_large_err, reason = "the queue pair comes back")]
     pub fn accept(
         self,
         qp: InitializedQueuePair<Rc>,
