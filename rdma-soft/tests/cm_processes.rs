@@ -2,50 +2,29 @@
 //! times, with times made short by the environment.
 
 mod cm_support;
+#[path = "common/second.rs"]
+mod second;
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{self, BufRead};
 use std::ptr;
 use std::time::Duration;
 
 use cm_support::*;
 use rdma_sys::*;
+use second::{ROLE, Second, reply};
 
 const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
-const ROLE: &str = "RDMA_SOFT_TEST_PUPPET";
-const MARK: &str = "@ ";
 
-/// A second process: this test program again, which does what it is told, line by line.
-struct Puppet {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
+/// A second process, which has an id and a listener.
+struct Puppet(Second);
 
 impl Puppet {
     fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
-            .env(ROLE, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, input, output }
+        Self(Second::start("other_process", "1"))
     }
 
     fn ask(&mut self, command: &str) -> String {
-        writeln!(self.input, "{command}").unwrap();
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the other process has ended");
-            if let Some((_, answer)) = line.split_once(MARK) {
-                return answer.trim_end().to_owned();
-            }
-        }
+        self.0.ask(command)
     }
 
     fn tell(&mut self, command: &str) {
@@ -54,29 +33,6 @@ impl Puppet {
 
     fn expect(&mut self, event: Event) {
         assert_eq!(self.ask("take"), format!("{} 0", name(event)));
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn stop(&self) {
-        let pid = i32::try_from(self.child.id()).unwrap();
-        // SAFETY: the child is not waited for yet, so the id is its own.
-        assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
-        let mut status = 0;
-        // SAFETY: a valid out parameter.
-        let stopped = unsafe { libc::waitpid(pid, &raw mut status, libc::WUNTRACED) };
-        assert!(stopped == pid && libc::WIFSTOPPED(status));
-    }
-}
-
-impl Drop for Puppet {
-    fn drop(&mut self) {
-        // Both fail where the process is gone.
-        let _killed = self.child.kill();
-        let _waited = self.child.wait();
     }
 }
 
@@ -121,7 +77,7 @@ fn other_process() {
             "disconnect" => current().disconnect().to_string(),
             _ => format!("what is {line}?"),
         };
-        println!("{MARK}{answer}");
+        reply(&answer);
     }
     drop((listener, id));
     std::process::exit(0);
@@ -165,7 +121,7 @@ fn two_processes_connect() {
 #[test]
 fn the_listener_dies_before_it_takes_the_request() {
     let (mut other, _id, channel) = asked();
-    other.kill();
+    other.0.kill();
     channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
 }
 
@@ -173,7 +129,7 @@ fn the_listener_dies_before_it_takes_the_request() {
 fn the_listener_dies_before_it_answers() {
     let (mut other, _id, channel) = asked();
     other.expect(Event::RDMA_CM_EVENT_CONNECT_REQUEST);
-    other.kill();
+    other.0.kill();
     channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
 }
 
@@ -183,7 +139,7 @@ fn the_listener_dies_before_its_answer_is_confirmed() {
     other.expect(Event::RDMA_CM_EVENT_CONNECT_REQUEST);
     other.tell("accept");
     channel.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
-    other.kill();
+    other.0.kill();
     channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     assert_eq!(id.establish(), libc::EINVAL);
 }
@@ -201,7 +157,7 @@ fn the_listener_dies_when_connected() {
             assert_eq!(id.disconnect(), 0);
             other.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
         }
-        other.kill();
+        other.0.kill();
         channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
     }
 }
@@ -210,7 +166,7 @@ fn the_listener_dies_when_connected() {
 fn the_client_dies_before_it_is_answered() {
     let (mut other, _listener, channel, told) = asking();
     let id = told.request();
-    other.kill();
+    other.0.kill();
     // Nothing is heard of it, but the answer fails.
     channel.expect_silence(Duration::from_millis(30));
     until("the answer fails", || id.accept(b"", 1) == libc::EINVAL);
@@ -222,7 +178,7 @@ fn the_client_dies_before_it_confirms() {
     let _id = told.request();
     assert_eq!(_id.accept(b"", 1), 0);
     other.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
-    other.kill();
+    other.0.kill();
     channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
 }
 
@@ -234,7 +190,7 @@ fn the_client_dies_when_connected() {
     other.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
     other.tell("establish");
     channel.expect(Event::RDMA_CM_EVENT_ESTABLISHED);
-    other.kill();
+    other.0.kill();
     channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
 }
 
@@ -245,7 +201,7 @@ fn a_dead_process_s_port_is_free() {
     let channel = Channel::new();
     let id = channel.tcp();
     assert_eq!(id.bind(loopback(port)), libc::EADDRINUSE);
-    other.kill();
+    other.0.kill();
     assert_eq!(id.bind(loopback(port)), 0);
     assert_eq!(id.listen(1), 0);
 }
@@ -301,7 +257,7 @@ fn a_process_that_stands_still_is_given_up() {
 fn standing_still() {
     let mut other = Puppet::start();
     let port = other.ask("listen 4").parse().unwrap();
-    other.stop();
+    other.0.stop();
     let (id, channel) = resolved(TCP, loopback(port));
     assert_eq!(id.connect(b"", 5), 0);
     channel.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);

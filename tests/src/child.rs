@@ -3,7 +3,7 @@
 //! Both ends exchange lines over the child's standard input and output. The test harness prints there too, so lines of ours
 //! carry a mark.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rdma::{Endpoint, RemoteSlice};
@@ -137,10 +137,13 @@ impl Running {
     ///
     /// # Panics
     ///
-    /// If its test failed.
+    /// If its test failed, or there is no test of that name.
     pub fn finish(mut self) {
+        let mut output = Vec::new();
+        self.channel.lines.read_to_end(&mut output).expect("what the child says");
         let status = self.child.wait().expect("wait");
-        assert!(status.success(), "the child's half failed: {status}");
+        let has_run = String::from_utf8_lossy(&output).contains("1 passed");
+        assert!(status.success() && has_run, "the child's half failed, or did not run: {status}");
     }
 }
 

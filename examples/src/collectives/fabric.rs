@@ -299,24 +299,15 @@ impl Fabric {
     /// Waits until `count` notices have come from a peer on `lane`, since the beginning.
     #[inline]
     pub(super) fn wait_for(&mut self, from: usize, lane: Lane, count: u64) -> Result<(), Failure> {
-        let mut wait = Wait::default();
         if self.in_order {
+            let mut wait = Wait::default();
             let at = counter(from, lane);
             while self.counters.load_u64(at, Ordering::Acquire)? < count {
                 self.pause(&mut wait)?;
             }
             return Ok(());
         }
-        while peer(&mut self.peers, from)?.received[lane as usize] < count {
-            if self.collect_received(None)? {
-                continue;
-            }
-            if let Some(nap) = self.patience.pause(&mut wait)? {
-                self.collect_sent()?;
-                self.collect_received(Some(nap))?;
-            }
-        }
-        Ok(())
+        self.wait_told(from, |peer| peer.received[lane as usize] >= count)
     }
 
     /// Waits until what a send, and all sends to the same peer before it, were sent from may change.
@@ -325,7 +316,7 @@ impl Fabric {
         if self.by_messages && number > 0 {
             // The kernel's siw completes requests whose data TCP has yet to look at, so that only the peer knows better.
             let last = peer(&mut self.peers, to)?.last_message;
-            self.wait_confirmed(to, |peer| peer.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
+            self.wait_told(to, |peer| peer.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
         }
         Ok(())
     }
@@ -344,10 +335,10 @@ impl Fabric {
         Ok(())
     }
 
-    /// Waits for a peer's reports.
-    fn wait_confirmed(&mut self, to: usize, enough: impl Fn(&Peer) -> bool) -> Result<(), Failure> {
+    /// Waits until a peer's messages have told enough.
+    fn wait_told(&mut self, from: usize, enough: impl Fn(&Peer) -> bool) -> Result<(), Failure> {
         let mut wait = Wait::default();
-        while !enough(peer(&mut self.peers, to)?) {
+        while !enough(peer(&mut self.peers, from)?) {
             if self.collect_received(None)? {
                 continue;
             }
@@ -372,7 +363,7 @@ impl Fabric {
     /// Waits while the send queue of a peer is full, or its receives may be used up.
     fn make_room(&mut self, to: usize) -> Result<(), Failure> {
         if self.by_messages {
-            self.wait_confirmed(to, |peer| peer.messages.wrapping_sub(peer.confirmed) < UNCONFIRMED)?;
+            self.wait_told(to, |peer| peer.messages.wrapping_sub(peer.confirmed) < UNCONFIRMED)?;
         }
         let peer = peer(&mut self.peers, to)?;
         if peer.posted - peer.completed < FULL {

@@ -6,7 +6,7 @@ use std::ptr;
 
 use rdma_sys::*;
 
-use super::puppet::{ROLE, reply};
+use super::second::{ROLE, reply};
 use super::{Config, PATIENCE, Side, verbs};
 
 /// The Q_Key of all of them, unless a test wants another.

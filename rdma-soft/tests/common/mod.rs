@@ -8,6 +8,7 @@
 
 pub(crate) mod datagram;
 pub(crate) mod puppet;
+pub(crate) mod second;
 
 use std::ffi::c_int;
 use std::io;

@@ -1,61 +1,24 @@
-//! A second process: this test program again, which holds one [`Side`] and does what it is told, line by line.
+//! A second process, which holds one [`Side`].
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{self, BufRead};
+use std::ops::{Deref, DerefMut};
 
+use super::second::{ROLE, Second, reply};
 use super::{Config, Endpoint, Request, Side};
 use rdma_sys::{ibv_qp_state, ibv_wr_opcode};
 
-pub(super) const ROLE: &str = "RDMA_SOFT_TEST_PUPPET";
-/// Answers begin with it, to tell them from what the test harness prints.
-const MARK: &str = "@ ";
-
 /// The second process, as the first one sees it.
 pub(crate) struct Puppet {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    process: Second,
     pub(crate) endpoint: Endpoint,
 }
 
 impl Puppet {
     /// Starts the process; `role` is the name of the test that calls [`play`].
     pub(crate) fn start(role: &str, options: &str) -> Self {
-        let program = std::env::current_exe().unwrap();
-        let mut child = Command::new(program)
-            .args(["--exact", role, "--nocapture", "--test-threads=1"])
-            .env(ROLE, options)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut puppet = Self { child, input, output, endpoint: Endpoint { qpn: 0, addr: 0, rkey: 0 } };
-        puppet.endpoint = parse_endpoint(&puppet.answer());
-        puppet
-    }
-
-    fn say(&mut self, command: &str) {
-        writeln!(self.input.as_mut().unwrap(), "{command}").unwrap();
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the other process has ended");
-            // The harness may have begun the line.
-            if let Some((_, answer)) = line.split_once(MARK) {
-                return answer.trim_end().to_owned();
-            }
-        }
-    }
-
-    /// Says something and returns the answer.
-    pub(crate) fn ask(&mut self, command: &str) -> String {
-        self.say(command);
-        self.answer()
+        let mut process = Second::start(role, options);
+        let endpoint = parse_endpoint(&process.answer());
+        Self { process, endpoint }
     }
 
     /// Connects the other process's side to ours.
@@ -64,44 +27,23 @@ impl Puppet {
         assert_eq!(self.ask(&format!("connect {qpn} {addr} {rkey}")), "done");
     }
 
-    pub(crate) fn pid(&self) -> i32 {
-        i32::try_from(self.child.id()).unwrap()
-    }
-
-    /// Sends a signal.
-    pub(crate) fn signal(&self, signal: i32) {
-        // SAFETY: no requirement; the child is not waited for yet, so the id is its own.
-        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
-    }
-
-    /// Stops the process, and waits until all of its threads stand still.
-    pub(crate) fn stop(&self) {
-        self.signal(libc::SIGSTOP);
-        let mut status = 0;
-        // SAFETY: a valid out parameter; the child is not waited for elsewhere meanwhile.
-        let stopped = unsafe { libc::waitpid(self.pid(), &raw mut status, libc::WUNTRACED) };
-        assert!(stopped == self.pid() && libc::WIFSTOPPED(status));
-    }
-
-    /// Kills the process, as nothing can prevent.
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
     /// Ends the process, which must agree.
-    pub(crate) fn finish(mut self) {
-        self.say("quit");
-        self.input = None;
-        assert!(self.child.wait().unwrap().success());
+    pub(crate) fn finish(self) {
+        self.process.finish();
     }
 }
 
-impl Drop for Puppet {
-    fn drop(&mut self) {
-        // Both fail where the process is gone, as it should be.
-        let _killed = self.child.kill();
-        let _waited = self.child.wait();
+impl Deref for Puppet {
+    type Target = Second;
+
+    fn deref(&self) -> &Second {
+        &self.process
+    }
+}
+
+impl DerefMut for Puppet {
+    fn deref_mut(&mut self) -> &mut Second {
+        &mut self.process
     }
 }
 
@@ -129,12 +71,6 @@ pub(crate) fn play() {
     }
     drop(side);
     std::process::exit(0);
-}
-
-pub(super) fn reply(text: &str) {
-    let mut output = io::stdout().lock();
-    writeln!(output, "{MARK}{text}").unwrap();
-    output.flush().unwrap();
 }
 
 fn obey(side: &mut Side, command: &str, rest: &str) {
