@@ -91,15 +91,29 @@ pub(crate) fn watch(socket: &OwnedFd, pid: i32) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
     if get_option(socket, SO_PEERPIDFD, &mut fd).is_err() {
-        // SAFETY: pidfd_open has no conditions; its descriptor is closed on exec.
-        let result = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        fd = libc::c_int::try_from(result).unwrap_or(-1);
+        return open_process(pid);
     }
     if fd < 0 {
-        return Err(io::Error::last_os_error());
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: the kernel just made it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The same for a process by its number.
+pub(crate) fn open_process(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open has no conditions; its descriptor is closed on exec.
+    let result = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = libc::c_int::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: the kernel just made it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether the process of a descriptor of [`watch`] has died. Does not wait.
+pub(crate) fn has_died(pidfd: &OwnedFd) -> bool {
+    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: poll reads and writes one pollfd, which is live.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
 /// Whether a process is stopped, by a signal or a debugger: then it cannot answer, and it is no fault of its own.

@@ -166,7 +166,7 @@ fn remove(node: &Node, id: LinkId, generation: u32, why: &str) {
     }
     state.drain_fully();
     if state.link_of_generation(id, generation).is_some() {
-        state.remove_link(id, why);
+        state.end_link(id, why);
     }
     state.after_call();
 }

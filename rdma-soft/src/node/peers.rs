@@ -177,6 +177,12 @@ fn add(node: &Node, up: Established) -> io::Result<()> {
         }
     }
     state.progress();
+    // It may have died meanwhile, and its other links be gone. What it had sent is taken in.
+    if state.link(id).and_then(|link| link.peer.as_ref()).is_some_and(|peer| trust::has_died(&peer.pidfd)) {
+        state.drain_fully();
+        state.end_link(id, "the peer has died");
+        state.after_call();
+    }
     // The peer does not know yet whether to ring.
     state.wake_agent();
     Ok(())

@@ -11,6 +11,7 @@ use crate::engine::{CqId, Engine, Errno, Event, Grant, LinkId, Slot, Time, Trans
 use crate::link::duplex::{self, Backlog, Link, Peer};
 use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
 use crate::link::ring::Corrupt;
+use crate::link::trust;
 
 /// While nobody else looks at the timers, an application that polls does, every so many empty polls: reading the clock
 /// takes as long as all the rest of an empty poll.
@@ -37,6 +38,8 @@ pub(crate) struct State {
     pub(crate) engine: Engine,
     /// By number.
     links: Vec<Option<Link>>,
+    /// Who sends first at the next turn: the link after one that had more to send than a turn has to spend, or 0.
+    first: usize,
     /// How often a completion queue was polled.
     pub(crate) polls: u64,
     /// `polls` when the application last said that it would sleep.
@@ -70,6 +73,7 @@ impl State {
         Self {
             engine,
             links: Vec::new(),
+            first: 0,
             polls: 0,
             polls_at_settle: 0,
             agent: Agent::Awake,
@@ -142,6 +146,18 @@ impl State {
             self.wakers.epoll.remove(peer.pidfd.as_fd());
         }
         self.engine.handle_link_down(id);
+    }
+
+    /// Ends a link whose peer has hung up or died, and with it every other one to a process that has died: when both ends open
+    /// a link at once there are two, and who is told that the peer is dead finds nothing of it.
+    pub(crate) fn end_link(&mut self, id: LinkId, why: &str) {
+        let pid = self.link(id).and_then(|link| link.peer.as_ref()).map(|peer| peer.pid);
+        self.remove_link(id, why);
+        let is_dead = |peer: &Peer| Some(peer.pid) == pid && trust::has_died(&peer.pidfd);
+        let dead: Vec<_> = self.links().filter(|link| link.peer.as_ref().is_some_and(is_dead)).map(|l| l.id).collect();
+        for id in dead {
+            self.remove_link(id, why);
+        }
     }
 
     /// Polls a completion queue, and if it is empty makes progress and polls again.
@@ -264,7 +280,7 @@ impl State {
     /// Sends for the links that have something new, and for those that could not send everything before. What goes to
     /// this process itself is taken in at once.
     fn transmit(&mut self, budget: &mut usize) -> bool {
-        let mut more = false;
+        let mut more = self.first != 0 && self.transmit_after(budget);
         for index in 0..self.links.len() {
             if self.links[index].as_ref().is_some_and(Link::may_continue) {
                 more |= self.transmit_on(index, budget);
@@ -272,6 +288,18 @@ impl State {
         }
         while let Some(id) = self.engine.poll_active_link() {
             more |= self.transmit_on(id.0 as usize, budget);
+        }
+        more
+    }
+
+    /// Sends for the links from `first` on: one before them has had its turn.
+    #[cold]
+    fn transmit_after(&mut self, budget: &mut usize) -> bool {
+        let mut more = false;
+        for index in core::mem::take(&mut self.first)..self.links.len() {
+            if self.links[index].as_ref().is_some_and(Link::may_continue) {
+                more |= self.transmit_on(index, budget);
+            }
         }
         more
     }
@@ -291,6 +319,7 @@ impl State {
                 Transmit::More => {
                     link.backlog = Backlog::More;
                     *budget = 0;
+                    self.first = index + 1;
                 }
             }
             let is_loopback = link.peer.is_none();
@@ -434,21 +463,28 @@ impl State {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::engine::{EngineConfig, Gather, Header, Outbound, Source};
+    use crate::engine::{Address, Gid, Grh, Network, Path, Route, SendData, SendRequest};
+    use crate::engine::{EngineConfig, Gather, Header, ModifyQp, Outbound, PdId, QpInit, QpState, Service, Source};
     use crate::link::memory::Side;
 
-    #[test]
-    fn who_sends_more_than_can_be_taken_does_not_keep_the_others_out() {
+    /// A state with so many links, and what is at their other ends.
+    fn linked(count: usize) -> (State, Vec<Link>) {
         let timer = super::super::new_timer().unwrap();
         let wakers = Wakers { timer, bell: duplex::new_bell().unwrap(), epoll: Epoll::new().unwrap() };
         let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });
         let mut state = State::new(engine, Slot(7), wakers, 4096);
-        let mut peers = Vec::new();
-        for _ in 0..3 {
+        let peers = (0..count).map(|_| {
             let memory = Memory::create(8 << 20).unwrap();
             state.add_link(memory.ends(Side::Acceptor), None);
-            peers.push(Link::new(LinkId(0), 0, memory.ends(Side::Opener), None));
-        }
+            Link::new(LinkId(0), 0, memory.ends(Side::Opener), None)
+        });
+        let peers = peers.collect();
+        (state, peers)
+    }
+
+    #[test]
+    fn who_sends_more_than_can_be_taken_does_not_keep_the_others_out() {
+        let (mut state, mut peers) = linked(3);
         // Frames that mean nothing take their time, too.
         let (header, payload) = (Header::default(), vec![0; 60_000]);
         let frame = [Source::of(&payload)];
@@ -463,5 +499,94 @@ mod tests {
         assert!(state.progress());
         let quiet: Vec<bool> = state.links().map(Link::is_quiet).collect();
         assert_eq!(quiet, [false, false, true]);
+    }
+
+    #[test]
+    fn a_link_with_much_to_send_does_not_keep_the_others_waiting() {
+        let (mut state, peers) = linked(3);
+        let engine = &mut state.engine;
+        let (pd, cq) = (engine.alloc_pd().unwrap(), engine.create_cq(4096, 1).unwrap());
+        let text = [1; 1024];
+        for (link, count) in [(0, 4096), (1, 4096), (2, 1)] {
+            let slot = Slot(100 + link);
+            engine.handle_link_up(slot, LinkId(u32::from(link)), None);
+            let qp = datagrams(engine, pd, cq);
+            for _ in 0..count {
+                let address = address(u32::from(slot.0) << 12 | 2);
+                let data = SendData::Inline(&[Source::of(&text)]);
+                let request = SendRequest {
+                    wr_id: 1,
+                    opcode: rdma_sys::ibv_wr_opcode::IBV_WR_SEND,
+                    flags: 0,
+                    imm: 0,
+                    remote_addr: 0,
+                    rkey: 0,
+                    compare_add: 0,
+                    swap: 0,
+                    data,
+                    address: Some(&address),
+                };
+                engine.post_send(qp, &request).unwrap();
+            }
+        }
+        for _ in 0..3 {
+            assert!(state.progress());
+        }
+        assert!(peers.iter().all(|peer| !peer.is_quiet()));
+    }
+
+    #[test]
+    fn all_links_to_a_dead_process_end_at_once() {
+        let (mut state, _peers) = linked(0);
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let mut add = |pid, pidfd| {
+            let directory = rdma_mem::SharedMemory::new(crate::engine::DIRECTORY_LEN).unwrap();
+            let directory = rdma_mem::Mapping::map(directory.fd().unwrap(), directory.len()).unwrap();
+            let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+            let bell = duplex::new_bell().unwrap();
+            let peer = Peer { pid, slots: vec![], socket: socket.into(), pidfd, bell, directory: directory.into() };
+            state.add_link(Memory::create(4096).unwrap().ends(Side::Acceptor), Some(peer))
+        };
+        let of_child = [0; 3].map(|_| add(pid, trust::open_process(pid).unwrap()));
+        // Another process that has the number by now, and ourselves.
+        let own = i32::try_from(std::process::id()).unwrap();
+        let others = [pid, own].map(|pid| add(pid, trust::open_process(own).unwrap()));
+        let left = |state: &State| state.links().map(|link| link.id).collect::<Vec<_>>();
+        // One may hang up for other reasons.
+        state.end_link(of_child[0], "test");
+        assert_eq!(left(&state), [of_child[1], of_child[2], others[0], others[1]]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        state.end_link(of_child[1], "test");
+        assert_eq!(left(&state), others);
+    }
+
+    /// A queue pair for datagrams that can send.
+    fn datagrams(engine: &mut Engine, pd: PdId, cq: CqId) -> crate::engine::QpId {
+        let init = QpInit {
+            service: Service::Datagrams,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr: 4096,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 1024,
+            sq_sig_all: false,
+            token: 2,
+        };
+        let (qp, _) = engine.create_qp(&init).unwrap();
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            engine.modify_qp(qp, &ModifyQp { state: Some(state), ..ModifyQp::default() }).unwrap();
+        }
+        qp
+    }
+
+    fn address(qpn: u32) -> Address {
+        let (source, destination) = (Gid::from_ipv4([10, 0, 0, 1]), Gid::from_ipv4([10, 0, 0, 2]));
+        let route = Route { network: Network::Ip, source, destination, traffic_class: 0, flow_label: 0, hop_limit: 1 };
+        Address { path: Path { grh: Grh::new(&route), group: None, sl: 0, slid: 0 }, qpn, qkey: 0 }
     }
 }

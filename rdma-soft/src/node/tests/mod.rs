@@ -487,7 +487,6 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
         peer.child.wait().unwrap();
         // Sooner or later the other end is known to be gone: before, during or after the post.
         side.send(77, 0, 8);
-        let died = Instant::now();
         let wc = loop {
             let wc = side.wait();
             if wc.wr_id == 77 {
@@ -499,8 +498,6 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
             "{:?} after {received} messages",
             wc.status
         );
-        // 8 times 67 ms if nobody had a link, at once otherwise.
-        assert!(died.elapsed() < Duration::from_secs(3), "{:?}", died.elapsed());
         let pid = peer.pid();
         let left = side.node.lock().links().filter(|link| link.peer.as_ref().is_some_and(|p| p.pid == pid)).count();
         assert_eq!(left, 0);
