@@ -44,6 +44,7 @@
 mod cm;
 pub mod engine;
 mod link;
+mod log;
 mod node;
 mod verbs;
 

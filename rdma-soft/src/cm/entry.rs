@@ -15,6 +15,7 @@ use super::socket::Socket;
 use super::wire;
 use crate::engine::{Errno, Time};
 use crate::link::trust;
+use crate::log::remark;
 use crate::node;
 use crate::node::clock::now;
 
@@ -510,7 +511,8 @@ impl State {
                         found = Ok(());
                         break;
                     }
-                    tracing::warn!(
+                    remark!(
+                        WARN,
                         pid = listener.pid,
                         uid = listener.uid,
                         %peer,

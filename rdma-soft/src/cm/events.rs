@@ -14,6 +14,7 @@ use super::id::{self, look, put};
 use super::qp;
 use super::service::Service;
 use crate::engine::Errno;
+use crate::log::remark;
 use crate::verbs::object::Object;
 
 type Event = rdma_cm_event_type;
@@ -107,7 +108,7 @@ unsafe fn process(
                         match unsafe { qp::confirm_with(id, conn.terms.ece) } {
                             Ok(()) => code = Event::RDMA_CM_EVENT_ESTABLISHED,
                             Err(errno) => {
-                                tracing::debug!(?errno, "soft0: a connection's queue pair cannot be made ready");
+                                remark!(DEBUG, ?errno, "soft0: a connection's queue pair cannot be made ready");
                                 state.lock().connect_error = true;
                                 (code, status) = (Event::RDMA_CM_EVENT_CONNECT_ERROR, -1);
                             }
@@ -221,7 +222,7 @@ unsafe fn bring(
     let id = unsafe { id::create_requested(listener, channel, new, false) };
     // SAFETY: just made.
     if let Err(errno) = unsafe { fill(id, sync, conn) } {
-        tracing::warn!(?errno, "soft0: the id of a request cannot be made");
+        remark!(WARN, ?errno, "soft0: the id of a request cannot be made");
         // SAFETY: just made, and nobody knows of it.
         let _gone = unsafe { id::destroy(id) };
         return None;

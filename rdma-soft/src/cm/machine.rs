@@ -14,6 +14,7 @@
 
 use super::message::{Message, Rej, Rep, Req, SidrRep, SidrReq};
 use crate::engine::{Errno, Time};
+use crate::log::remark;
 
 /// How often a peer may say what has no meaning in a state before it counts as broken.
 const PATIENCE: u8 = 64;
@@ -420,7 +421,7 @@ impl Machine {
             | (S::SidrReceived, M::SidrReq(_)) => self.count_meaningless(now, out),
             (S::TimeWait | S::Closed, _) => {}
             (state, message) => {
-                tracing::debug!(?state, ?message, "soft0: a peer does not keep to the protocol of connections");
+                remark!(DEBUG, ?state, ?message, "soft0: a peer does not keep to the protocol of connections");
                 self.break_off(now, out);
             }
         }

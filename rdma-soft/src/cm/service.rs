@@ -21,6 +21,7 @@ use super::socket::{Received, Socket};
 use super::wire;
 use crate::engine::{Errno, Time};
 use crate::link::trust;
+use crate::log::remark;
 use crate::node::agent::{BlockedSignals, STACK};
 use crate::node::clock::now;
 use crate::node::fork::ForkGuard;
@@ -151,7 +152,7 @@ impl Service {
             let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.turn()));
             if turn.is_err() {
                 // The hook has reported it. Going on serves the ids that it did not concern.
-                tracing::error!("soft0's connection manager panicked; this is a defect of rdma-soft");
+                remark!(ERROR, "soft0's connection manager panicked; this is a defect of rdma-soft");
                 thread::sleep(std::time::Duration::from_millis(10));
             }
         }
@@ -314,7 +315,7 @@ impl State {
                 Err(error) => {
                     let errno = error.raw_os_error().unwrap_or(0);
                     if matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) {
-                        tracing::warn!(%error, "soft0: a listener cannot take a connection now");
+                        remark!(WARN, %error, "soft0: a listener cannot take a connection now");
                         let raw = listening.raw();
                         let _not_there = watch(self.epoll, libc::EPOLL_CTL_DEL, raw, token);
                         self.sockets.remove(&token);
@@ -326,7 +327,7 @@ impl State {
             match socket.peer() {
                 Ok(peer) if peer.uid == trust::own_uid() => {}
                 Ok(peer) => {
-                    tracing::debug!(?peer, "soft0: a process of another user may not connect");
+                    remark!(DEBUG, ?peer, "soft0: a process of another user may not connect");
                     continue;
                 }
                 Err(_) => continue,
@@ -360,7 +361,7 @@ impl State {
         };
         match message {
             Some(message) => self.requested(listener, socket, message),
-            None => tracing::debug!("soft0: a connection ends before a request"),
+            None => remark!(DEBUG, "soft0: a connection ends before a request"),
         }
     }
 
@@ -375,7 +376,7 @@ impl State {
         let name = socket.peer_name().and_then(|name| port::parse(&name));
         let is_datagram = matches!(message, Message::SidrReq(_));
         if !asked.admits(is_datagram, &source, &destination, name) {
-            tracing::debug!(%source, %destination, "soft0: a request that its sender cannot make");
+            remark!(DEBUG, %source, %destination, "soft0: a request that its sender cannot make");
             return;
         }
         if !asked.has_room() {

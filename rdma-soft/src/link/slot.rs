@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::engine::Slot;
+use crate::log::remark;
 
 /// All slots. 0 is kept free, as queue pair numbers 0 and 1 are special; so is 4095, for 0xffffff.
 pub(crate) const ALL: RangeInclusive<u16> = 1..=4094;
@@ -45,7 +46,7 @@ pub(crate) fn claim(range: &RangeInclusive<u16>, start: u16) -> io::Result<Liste
         }
         return Ok(Listener { slot, socket });
     }
-    tracing::error!("all {count} names for processes that use the software RDMA device are taken on this host");
+    remark!(ERROR, "all {count} names for processes that use the software RDMA device are taken on this host");
     Err(io::Error::from_raw_os_error(libc::EMFILE))
 }
 

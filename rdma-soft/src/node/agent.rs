@@ -15,6 +15,7 @@ use super::{Node, epoll, groups, peers};
 use crate::engine::{Area, Grant, LinkId, Wish};
 use crate::link::duplex::Link;
 use crate::link::packet::{self, Body, Kind};
+use crate::log::{self, remark};
 
 /// How often the agent looks in while the application polls, in milliseconds.
 const TICK: libc::c_int = 1;
@@ -34,13 +35,14 @@ pub(super) fn start(node: &'static Node) -> io::Result<()> {
 fn run(node: &'static Node) {
     let mut polls_before = 0;
     loop {
+        log::say();
         let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let wait = take_turn(node, &mut polls_before);
             node.epoll.wait(wait, |source| handle(node, source));
         }));
         if turn.is_err() {
             // The panic has been reported by the hook. Going on serves the queue pairs that it did not concern.
-            tracing::error!("the software RDMA device's agent panicked; this is a defect of rdma-soft");
+            remark!(ERROR, "the software RDMA device's agent panicked; this is a defect of rdma-soft");
             thread::sleep(std::time::Duration::from_millis(10));
         }
     }
@@ -127,7 +129,7 @@ fn receive(node: &Node, id: LinkId, generation: u32) {
                 }
             }
             // Not worth a link: what could have been done directly goes through the ring.
-            Err(error) => tracing::warn!(%error, "a region of a peer cannot be mapped"),
+            Err(error) => remark!(WARN, %error, "a region of a peer cannot be mapped"),
         }
     }
 }
@@ -154,7 +156,8 @@ fn send_grant(node: &Node, grant: &Grant) {
     let Some(peer) = state.link(grant.link).and_then(|link| link.peer.as_ref()) else { return };
     let body = Body::default().u64(u64::from(grant.rkey)).u64(grant.offset).u64(grant.len as u64);
     if let Err(error) = packet::send(&peer.socket, Kind::Grant, &body, &[grant.backing.fd()]) {
-        tracing::debug!(%error, pid = peer.pid, "a region cannot be sent to its peer");
+        let pid = peer.pid;
+        remark!(DEBUG, %error, pid, "a region cannot be sent to its peer");
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Node;
 use crate::engine::{Errno, Gid, QpId};
 use crate::link::group;
+use crate::log::remark;
 
 /// The groups that this process has said that it is in, and what says it.
 #[derive(Debug, Default)]
@@ -38,9 +39,10 @@ impl Node {
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!(%error, "a multicast group cannot be joined");
+                let errno = Errno(error.raw_os_error().unwrap_or(libc::EIO));
+                remark!(WARN, %error, "a multicast group cannot be joined");
                 self.with(|engine| engine.detach(qp, gid))?;
-                Err(Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+                Err(errno)
             }
         }
     }
@@ -67,7 +69,7 @@ pub(super) fn look_up(node: &Node, gids: &[Gid]) {
     const LONGEST: Duration = Duration::from_millis(100);
     let start = Instant::now();
     let found = group::members(gids).unwrap_or_else(|error| {
-        tracing::warn!(%error, "who is in a multicast group cannot be found out: only this process is reached");
+        remark!(WARN, %error, "who is in a multicast group cannot be found out: only this process is reached");
         vec![Vec::new(); gids.len()]
     });
     let good_for = (start.elapsed() * 50).clamp(SHORTEST, LONGEST);

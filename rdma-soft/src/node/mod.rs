@@ -27,6 +27,7 @@ use self::state::State;
 use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event};
 use crate::link::slot::{self, Listener};
 use crate::link::{duplex, memory};
+use crate::log::{self, remark};
 
 /// Bytes of each ring, unless the environment says otherwise.
 const RING_CAPACITY: usize = 1 << 20;
@@ -55,9 +56,28 @@ extern "C" fn at_exit() {
         if let Ok(mut state) = node.state.try_lock() {
             // Nothing may unwind into C.
             let _result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| state.send_deferred()));
-            return;
+            break;
         }
         std::thread::yield_now();
+    }
+    // Why a call failed that made the program end. By the agent: what is left of this thread is not enough for a subscriber.
+    for _ in 0..100 {
+        if log::is_all_said() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Whether the process that started the node is another.
+pub(crate) fn is_forked_child() -> bool {
+    NODE.get().is_some_and(|node| !node.guard.is_owner())
+}
+
+/// Has the agent look at everything, if there is one.
+pub(crate) fn ring() {
+    if let Some(node) = NODE.get() {
+        duplex::ring(&node.bell);
     }
 }
 
@@ -87,10 +107,16 @@ impl Node {
     /// says more).
     #[inline]
     pub(crate) fn get() -> Result<&'static Self, Errno> {
-        static STARTING: Mutex<()> = Mutex::new(());
         if let Some(node) = NODE.get() {
             return if node.guard.is_owner() { Ok(node) } else { Err(Errno(libc::ENODEV)) };
         }
+        // Without an agent nobody else says why.
+        Self::start().inspect_err(|_| log::say())
+    }
+
+    #[cold]
+    fn start() -> Result<&'static Self, Errno> {
+        static STARTING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(node) = NODE.get() {
             return Ok(node);
@@ -109,8 +135,9 @@ impl Node {
                 Ok(node)
             }
             Err(error) => {
-                tracing::error!(%error, "the software RDMA device cannot start");
-                Err(Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+                let errno = Errno(error.raw_os_error().unwrap_or(libc::EIO));
+                remark!(ERROR, %error, "the software RDMA device cannot start");
+                Err(errno)
             }
         }
     }
@@ -129,7 +156,7 @@ impl Node {
         let seed = random()?;
         let listener = claim(&epoll, 0)?;
         let slot = listener.slot;
-        tracing::debug!(slot = slot.0, "software RDMA device starts");
+        remark!(DEBUG, slot = slot.0, "software RDMA device starts");
         let engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
         let wakers = state::Wakers { timer: timer.try_clone()?, bell: bell.try_clone()?, epoll: epoll.try_clone()? };
         let state = State::new(engine, slot, wakers, ring_capacity());

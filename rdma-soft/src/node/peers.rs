@@ -11,6 +11,7 @@ use super::{Node, agent, epoll};
 use crate::engine::{Area, DIRECTORY_LEN, Slot};
 use crate::link::handshake::{self, Established, Local, Refusal};
 use crate::link::{slot, trust};
+use crate::log::remark;
 
 /// The longest that either side waits for the other in one step.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,19 +29,19 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
         let result = result.and_then(|up| if up.peer.slots.contains(&slot) { Ok(up) } else { Err(Refusal::Nobody) });
         if let Err(refusal) = result.and_then(|up| Ok(add(node, up)?)) {
             give_up(node, slot);
-            match &refusal {
-                Refusal::Nobody => tracing::debug!(slot = slot.0, "{refusal}"),
-                _ => tracing::warn!(slot = slot.0, "no link to process number {}: {refusal}", slot.0),
+            match refusal {
+                Refusal::Nobody => remark!(DEBUG, slot = slot.0, "{refusal}"),
+                _ => remark!(WARN, slot = slot.0, "no link to process number {}: {refusal}", slot.0),
             }
         }
     });
     if let Err(error) = started {
         give_up(node, slot);
-        tracing::warn!(%error, "no thread to connect to a peer");
+        remark!(WARN, %error, "no thread to connect to a peer");
     }
 }
 
-/// Tells the engine that a process cannot be reached. Before that is logged: a subscriber may panic, and the engine asks once.
+/// Tells the engine that a process cannot be reached.
 fn give_up(node: &Node, slot: Slot) {
     let mut state = node.lock();
     state.engine.handle_unreachable(slot);
@@ -79,7 +80,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             Ok(socket) => socket,
             Err(error) => {
                 if error.kind() != io::ErrorKind::WouldBlock {
-                    tracing::warn!(%error, "a peer cannot be let in");
+                    remark!(WARN, %error, "a peer cannot be let in");
                     // Out of descriptors, most likely: the peer waits in the queue, and asking again at once is no use.
                     thread::sleep(Duration::from_millis(10));
                 }
@@ -87,7 +88,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             }
         };
         if let Err(refusal) = handshake::screen(&socket) {
-            tracing::warn!("a process was not let in: {refusal}");
+            remark!(WARN, "a process was not let in: {refusal}");
             continue;
         }
         let seat = Seat::take(node);
@@ -96,7 +97,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             drop(seat);
         });
         if let Err(error) = started {
-            tracing::warn!(%error, "no thread to let a peer in");
+            remark!(WARN, %error, "no thread to let a peer in");
             break;
         }
     }
@@ -129,7 +130,7 @@ fn greet(node: &'static Node, socket: OwnedFd) {
         Ok(()) => {}
         // Somebody looked whether we are there.
         Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
-        Err(refusal) => tracing::warn!("a process was not let in: {refusal}"),
+        Err(refusal) => remark!(WARN, "a process was not let in: {refusal}"),
     }
 }
 
@@ -153,8 +154,9 @@ fn prove(mut up: Established) -> Established {
 fn add(node: &Node, up: Established) -> io::Result<()> {
     let Established { ends, peer } = up;
     let pid = peer.pid;
-    tracing::debug!(pid, slots = ?peer.slots, "link up");
     let slots = peer.slots.clone();
+    let shown = slots.clone();
+    remark!(DEBUG, pid, slots = ?shown, "link up");
     let directory = Arc::clone(&peer.directory);
     let mut state = node.lock();
     let id = state.add_link(ends, Some(peer));

@@ -12,6 +12,7 @@ use crate::link::duplex::{self, Backlog, Link, Peer};
 use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
 use crate::link::ring::Corrupt;
 use crate::link::trust;
+use crate::log::remark;
 
 /// While nobody else looks at the timers, an application that polls does, every so many empty polls: reading the clock
 /// takes as long as all the rest of an empty poll.
@@ -141,7 +142,8 @@ impl State {
     pub(crate) fn remove_link(&mut self, id: LinkId, why: &str) {
         let Some(link) = self.links.get_mut(id.0 as usize).and_then(Option::take) else { return };
         if let Some(peer) = &link.peer {
-            tracing::debug!(pid = peer.pid, why, "link down");
+            let (pid, why) = (peer.pid, why.to_owned());
+            remark!(DEBUG, pid, why, "link down");
             self.wakers.epoll.remove(peer.socket.as_fd());
             self.wakers.epoll.remove(peer.pidfd.as_fd());
         }
@@ -273,7 +275,7 @@ impl State {
     fn remove_corrupt(&mut self, index: usize) {
         let Some(link) = &self.links[index] else { return };
         let pid = link.peer.as_ref().map_or(0, |peer| peer.pid);
-        tracing::warn!(pid, "process {pid} wrote an impossible value into its link; the link is closed");
+        remark!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
         self.remove_link(link.id, "corrupt");
     }
 
@@ -453,7 +455,7 @@ impl State {
         match id {
             Ok(id) => self.engine.handle_link_up(slot, id, None),
             Err(error) => {
-                tracing::warn!(%error, "no memory for the ring of this process to itself");
+                remark!(WARN, %error, "no memory for the ring of this process to itself");
                 self.engine.handle_unreachable(slot);
             }
         }

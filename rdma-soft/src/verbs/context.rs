@@ -16,6 +16,7 @@ use super::events::AsyncEvents;
 use super::gid::{self, GidEntry};
 use super::object::{Object, Public};
 use super::{Errno, ah, cq, mr, ops, pd, qp};
+use crate::log::remark;
 use crate::node::Node;
 
 /// What an opened device is, apart from its public part. Its objects share it.
@@ -169,7 +170,8 @@ unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
         // SAFETY: the caller's promise; `state` is not used below.
         return unsafe { Object::free(whole(context)) };
     }
-    tracing::warn!(objects = orphans.len(), "soft0: a context is closed before its objects");
+    let objects = orphans.len();
+    remark!(WARN, objects, "soft0: a context is closed before its objects");
     orphans.sort_by_key(|child| child.order());
     for orphan in orphans {
         match orphan {

@@ -11,6 +11,7 @@ use rdma_sys::{ibv_device, ibv_node_type, ibv_transport_type};
 
 use super::object::{Object, Public};
 use super::{Errno, errno};
+use crate::log::remark;
 
 /// The device's name.
 const NAME: &str = "soft0";
@@ -28,7 +29,7 @@ impl LinkLayer {
         match env::var("RDMA_SOFT_LINK_LAYER") {
             Ok(value) if value.eq_ignore_ascii_case("infiniband") => Self::InfiniBand,
             Ok(value) if !value.eq_ignore_ascii_case("ethernet") => {
-                tracing::warn!(value, "RDMA_SOFT_LINK_LAYER is neither infiniband nor ethernet: taking ethernet");
+                remark!(WARN, value, "RDMA_SOFT_LINK_LAYER is neither infiniband nor ethernet: taking ethernet");
                 Self::Ethernet
             }
             _ => Self::Ethernet,

@@ -16,6 +16,7 @@ use super::qp_ex::{self, Builder};
 use super::qp_state::{self, Attributes, Refusal, Transport};
 use super::{Errno, attr, cq, pd};
 use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, Service, limits};
+use crate::log::remark;
 use crate::node::Node;
 
 /// What the device keeps about a queue pair.
@@ -286,7 +287,7 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         let next = match changed {
             Ok(next) => next,
             Err(Failure::Refused(actual, refusal)) => {
-                tracing::debug!(?actual, ?mask, ?refusal, "soft0: modify_qp is refused");
+                remark!(DEBUG, ?actual, ?mask, ?refusal, "soft0: modify_qp is refused");
                 return Err(refusal.into());
             }
             Err(Failure::Engine(errno)) => return Err(errno),
