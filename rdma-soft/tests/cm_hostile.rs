@@ -204,12 +204,15 @@ fn request(from: u16, to: u16) -> Vec<u8> {
     request
 }
 
-/// An honest client is served.
+/// An honest client is served, after those that came before it.
 fn serves(channel: &Channel, port: u16) {
     let (id, own) = resolved(TCP, loopback(port));
     assert_eq!(id.connect(b"honest", 5), 0);
-    let told = channel.next();
-    assert_eq!(&told.private[..6], b"honest");
+    let mut told = channel.next();
+    while !told.private.starts_with(b"honest") {
+        drop(told.request());
+        told = channel.next();
+    }
     assert_eq!(told.request().reject(b""), 0);
     own.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
 }
@@ -280,9 +283,6 @@ fn every_byte_of_a_request_may_be_anything() {
                 drop(channel.next().request());
             }
         }
-    }
-    while channel.is_readable(A_WHILE) {
-        drop(channel.next().request());
     }
     serves(&channel, to.port());
 }

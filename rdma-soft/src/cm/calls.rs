@@ -113,7 +113,7 @@ pub(super) unsafe fn bind(id: *mut rdma_cm_id, addr: *const sockaddr) -> Result<
     let (service, key) = unsafe { find(id) }?;
     // SAFETY: the caller's promise.
     let address = unsafe { address::read(addr) }?;
-    service.with(|state| state.entry(key)?.bind(address))?;
+    service.bind(key, address)?;
     // SAFETY: the caller's promise.
     unsafe { id::show_addresses(id) }
 }
@@ -150,7 +150,7 @@ pub(super) unsafe fn resolve(
     // Shown first: another thread may take the event at once.
     // SAFETY: the caller's promise.
     unsafe { id::show_destination(id, &destination) };
-    service.with(|state| state.entry(key)?.resolve_address(source, destination))?;
+    service.resolve_address(key, source, destination)?;
     // SAFETY: the caller's promise.
     unsafe { events::complete(id) }
 }
@@ -176,7 +176,7 @@ pub(super) unsafe fn route(id: *mut rdma_cm_id) -> Result<(), Errno> {
 pub(super) unsafe extern "C" fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: C's promise about the id.
     minus_one(unsafe { find(id) }.and_then(|(service, key)| {
-        service.with(|state| state.listen(key, backlog))?;
+        service.listen(key, backlog)?;
         // SAFETY: C's promise about the id.
         unsafe { id::show_addresses(id) }
     }))

@@ -9,8 +9,8 @@ use super::address::{self, with_port};
 use super::channel::{Body, Channel, Conn, Membership, Pending, Subject};
 use super::machine::{Agreed, Machine, Output, reason};
 use super::message::{Message, Rej, Rep, Req, SidrRep, SidrReq, Terms, room};
-use super::port::{self, Bound, Space, Wish};
-use super::service::State;
+use super::port::{self, Bound, Sole, Space, Wish};
+use super::service::{Service, State};
 use super::socket::Socket;
 use super::wire;
 use crate::engine::{Errno, Time};
@@ -171,15 +171,17 @@ impl Entry {
         }
     }
 
-    /// Takes a local address.
-    pub(super) fn bind(&mut self, address: SocketAddr) -> Result<(), Errno> {
-        if !matches!(self.role, Role::Idle) {
+    /// Has no local address yet.
+    fn is_idle(&self) -> bool {
+        matches!(self.role, Role::Idle)
+    }
+
+    /// Gets a local address.
+    fn become_bound(&mut self, bound: Bound) -> Result<(), Errno> {
+        if !self.is_idle() {
+            // Another thread was quicker.
             return Err(Errno::INVAL);
         }
-        if !address.ip().is_unspecified() && !address::is_local(&address)? {
-            return Err(Errno(libc::ENODEV));
-        }
-        let bound = port::bind(self.wish(address))?;
         self.local = Some(bound.address);
         self.role = Role::Bound(bound);
         Ok(())
@@ -189,18 +191,7 @@ impl Entry {
         self.channel.push(Pending { subject: Arc::clone(&self.subject), code, status, body });
     }
 
-    /// Finds the device and our address for a peer's.
-    pub(super) fn resolve_address(&mut self, source: Option<SocketAddr>, wanted: SocketAddr) -> Result<(), Errno> {
-        let destination = if wanted.ip().is_unspecified() { address::loopback_of(&wanted) } else { wanted };
-        let is_ours = address::is_local(&destination)?;
-        if matches!(self.role, Role::Idle) {
-            let source = source
-                .unwrap_or_else(|| if is_ours { with_port(destination, 0) } else { address::any_of(&destination) });
-            if source.is_ipv4() != destination.is_ipv4() {
-                return Err(Errno::INVAL);
-            }
-            self.bind(source)?;
-        }
+    fn resolve_address(&mut self, destination: SocketAddr, is_ours: bool) -> Result<(), Errno> {
         let local = self.local.ok_or(Errno::INVAL)?;
         if local.is_ipv4() != destination.is_ipv4() || !matches!(self.role, Role::Bound(_)) {
             return Err(Errno::INVAL);
@@ -298,13 +289,58 @@ impl Entry {
     }
 }
 
-impl State {
-    /// Starts to listen; an id that is not bound is bound to any port of the IPv4 wildcard.
-    pub(super) fn listen(&mut self, key: u64, backlog: i32) -> Result<(), Errno> {
-        let entry = self.entry(key)?;
-        if matches!(entry.role, Role::Idle) {
-            entry.bind(SocketAddr::from(([0, 0, 0, 0], 0)))?;
+/// What takes a name, and looks for others that stand in its way: without the lock, for that may last.
+impl Service {
+    /// Takes a local address for an id.
+    pub(super) fn bind(&self, key: u64, address: SocketAddr) -> Result<(), Errno> {
+        let wish = self.with(|state| {
+            let entry = state.entry(key)?;
+            if entry.is_idle() { Ok(entry.wish(address)) } else { Err(Errno::INVAL) }
+        })?;
+        if !address.ip().is_unspecified() && !address::is_local(&address)? {
+            return Err(Errno(libc::ENODEV));
         }
+        let bound = port::bind(wish)?;
+        self.with(|state| state.entry(key)?.become_bound(bound))
+    }
+
+    /// Finds the device and our address for a peer's.
+    pub(super) fn resolve_address(
+        &self,
+        key: u64,
+        source: Option<SocketAddr>,
+        wanted: SocketAddr,
+    ) -> Result<(), Errno> {
+        let destination = if wanted.ip().is_unspecified() { address::loopback_of(&wanted) } else { wanted };
+        let is_ours = address::is_local(&destination)?;
+        if self.with(|state| state.entry(key).map(|entry| entry.is_idle()))? {
+            let source = source
+                .unwrap_or_else(|| if is_ours { with_port(destination, 0) } else { address::any_of(&destination) });
+            if source.is_ipv4() != destination.is_ipv4() {
+                return Err(Errno::INVAL);
+            }
+            self.bind(key, source)?;
+        }
+        self.with(|state| state.entry(key)?.resolve_address(destination, is_ours))
+    }
+
+    /// Starts to listen; an id that is not bound is bound to any port of the IPv4 wildcard.
+    pub(super) fn listen(&self, key: u64, backlog: i32) -> Result<(), Errno> {
+        if self.with(|state| state.entry(key).map(|entry| entry.is_idle()))? {
+            self.bind(key, SocketAddr::from(([0, 0, 0, 0], 0)))?;
+        }
+        let claim = self.with(|state| match &state.entry(key)?.role {
+            Role::Bound(bound) => Ok(bound.claim()),
+            _ => Err(Errno::INVAL),
+        })?;
+        let sole = claim.map(|claim| claim()).transpose()?;
+        self.with(|state| state.listen(key, backlog, sole))
+    }
+}
+
+impl State {
+    fn listen(&mut self, key: u64, backlog: i32, sole: Option<Sole>) -> Result<(), Errno> {
+        let entry = self.entry(key)?;
         let mut bound = match std::mem::replace(&mut entry.role, Role::Idle) {
             Role::Bound(bound) => bound,
             other => {
@@ -312,7 +348,7 @@ impl State {
                 return Err(Errno::INVAL);
             }
         };
-        let listens = bound.listen().and_then(|()| self.watch_listener(key, &bound.socket));
+        let listens = bound.listen(sole).and_then(|()| self.watch_listener(key, &bound.socket));
         let backlog =
             u32::try_from(backlog).ok().filter(|&wish| wish != 0 && wish <= MAX_BACKLOG).unwrap_or(MAX_BACKLOG);
         let entry = self.entry(key)?;
@@ -499,7 +535,7 @@ impl State {
             Some(bound) => bound.socket,
             // The first connection has ended, and its name is free. If somebody was quick the request is lost, and made again: under
             // another name nobody would believe it.
-            None => port::bind(wish)?.socket,
+            None => port::rebind(wish)?.socket,
         };
         // Anybody can take the name of an address under a listener at all of them: who is no help does not end the search.
         let mut found = Err(Errno(libc::ECONNREFUSED));
@@ -520,7 +556,7 @@ impl State {
                     );
                     // Our name is free once the socket is closed.
                     drop(socket);
-                    socket = port::bind(wish)?.socket;
+                    socket = port::rebind(wish)?.socket;
                 }
                 Err(error) => match error.raw_os_error() {
                     // Nobody there, or something else.

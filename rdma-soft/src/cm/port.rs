@@ -123,7 +123,8 @@ pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
     [host(*address, true), any.to_string(), "*".to_owned()].map(|host| format!("{start}{host}"))
 }
 
-/// Takes an address, or any free port of it if its port is 0. `EADDRINUSE` if somebody has it, `EADDRNOTAVAIL` if somebody
+/// Takes an address, or any free port of it if its port is 0. Not for under a lock: it may take as long as the kernel needs to list
+/// all sockets of the host, some 2 us each. `EADDRINUSE` if somebody has it, `EADDRNOTAVAIL` if somebody
 /// has one that overlaps, or if it is a wildcard: so Linux tells them apart.
 pub(super) fn bind(wish: Wish) -> Result<Bound, Errno> {
     if wish.address.port() != 0 {
@@ -140,6 +141,12 @@ pub(super) fn bind(wish: Wish) -> Result<Bound, Errno> {
         }
     }
     Err(Errno(libc::EADDRNOTAVAIL))
+}
+
+/// Takes an address again that was had a moment ago. Looks for no others, so that it may be done under a lock: what was let in before
+/// may stay.
+pub(super) fn rebind(wish: Wish) -> Result<Bound, Errno> {
+    take(wish, wish.address.port(), false)
 }
 
 fn take(wish: Wish, port: u16, look_around: bool) -> Result<Bound, Errno> {
@@ -160,18 +167,31 @@ fn take(wish: Wish, port: u16, look_around: bool) -> Result<Bound, Errno> {
     Ok(Bound { socket, address: with_port(wish.address, port), wish, name })
 }
 
+/// The name of an address that one alone has: who listens has it.
+#[derive(Debug)]
+pub(super) struct Sole {
+    socket: Socket,
+    name: String,
+}
+
 impl Bound {
-    /// Makes it the only one of its address and listens there.
-    pub(super) fn listen(&mut self) -> Result<(), Errno> {
-        let port = self.address.port();
-        let own = self.wish.name(port);
-        if self.name != own {
+    /// What takes the sole name of the address, if this is not it.
+    pub(super) fn claim(&self) -> Option<impl FnOnce() -> Result<Sole, Errno> + use<>> {
+        let (wish, port, present) = (self.wish, self.address.port(), self.name.clone());
+        let name = wish.name(port);
+        (present != name).then_some(move || {
             let socket = Socket::new()?;
-            socket.bind(&own)?;
-            conflict(&self.wish, port, &[&self.name, &own], false)?;
+            socket.bind(&name)?;
+            conflict(&wish, port, &[&present, &name], false)?;
+            Ok(Sole { socket, name })
+        })
+    }
+
+    /// Listens, under the sole name if that was taken.
+    pub(super) fn listen(&mut self, sole: Option<Sole>) -> Result<(), Errno> {
+        if let Some(Sole { socket, name }) = sole {
             // With it the old name is free again.
-            self.socket = socket;
-            self.name = own;
+            (self.socket, self.name) = (socket, name);
         }
         self.socket.listen()?;
         Ok(())
@@ -278,13 +298,14 @@ mod tests {
     fn an_address_is_shared_by_those_who_say_so_until_one_listens() {
         let port = bind(wish("127.0.0.1:0")).unwrap().address.port();
         let shared = Wish { reuse: true, ..at("127.0.0.1:0", port) };
-        let mut one = bind(shared).unwrap();
+        let one = bind(shared).unwrap();
         let two = bind(shared).unwrap();
         assert_eq!(refused(at("127.0.0.1:0", port)), libc::EADDRINUSE);
-        assert_eq!(one.listen(), Err(Errno(libc::EADDRINUSE)));
+        assert_eq!(one.claim().unwrap()().unwrap_err(), Errno(libc::EADDRINUSE));
         drop((one, two));
         let mut one = bind(shared).unwrap();
-        one.listen().unwrap();
+        let sole = one.claim().unwrap()().unwrap();
+        one.listen(Some(sole)).unwrap();
         assert_eq!(refused(shared), libc::EADDRINUSE);
     }
 

@@ -1,16 +1,15 @@
 //! The transport: abstract Unix sockets of sequenced packets, whose names are ports.
 //!
-//! The kernel decides who has a name, per network namespace, and frees it when its owner dies. Nothing here ever blocks. A
-//! forked child closes its copies at once, or the parent's names and connections would outlive it.
+//! The kernel decides who has a name, per network namespace, and frees it when its owner has closed it or died: with the last copy of
+//! the descriptor, no earlier, whatever was shut down. Nothing here ever blocks.
 
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 
 use super::message;
+use crate::link::private::Private;
 use crate::link::trust::{self, Credentials};
 
 /// Before every name. The digit is the protocol's version: other versions are other worlds.
@@ -18,26 +17,17 @@ pub(super) const PREFIX: &str = "rdma-soft-cm1/";
 
 /// A socket, closed in forked children.
 #[derive(Debug)]
-pub(super) struct Socket {
-    fd: OwnedFd,
-    place: usize,
-}
+pub(super) struct Socket(Private);
 
 impl Socket {
-    fn adopt(fd: OwnedFd) -> Self {
-        let place = forked::enter(fd.as_raw_fd());
-        Self { fd, place }
-    }
-
     pub(super) fn new() -> io::Result<Self> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: socket has no conditions.
-        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-        own(fd).map(Self::adopt)
+        Private::make(|| unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map(Self)
     }
 
     pub(super) fn raw(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.0.as_raw_fd()
     }
 
     /// Takes a name; `EADDRINUSE` if somebody has it.
@@ -62,9 +52,8 @@ impl Socket {
     /// Takes a waiting connection; `EAGAIN` if there is none.
     pub(super) fn accept(&self) -> io::Result<Self> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: accept4 may be given no address to write to.
-        let fd = unsafe { libc::accept4(self.raw(), ptr::null_mut(), ptr::null_mut(), flags) };
-        own(fd).map(Self::adopt)
+        // SAFETY: accept4 may be given no address to write to. The socket does not block.
+        Private::make(|| unsafe { libc::accept4(self.raw(), ptr::null_mut(), ptr::null_mut(), flags) }).map(Self)
     }
 
     /// The name that the peer's end is bound to, if it has one.
@@ -81,7 +70,7 @@ impl Socket {
 
     /// Who made the peer's end.
     pub(super) fn peer(&self) -> io::Result<Credentials> {
-        trust::peer_of(&self.fd)
+        trust::peer_of(&self.0)
     }
 
     /// Sends a packet, whole or not at all.
@@ -105,12 +94,6 @@ impl Socket {
             Ok(len) if len > packet.len() => Ok(Received::TooLong),
             Ok(len) => Ok(Received::Packet(packet[..len].to_vec())),
         }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        forked::leave(self.place);
     }
 }
 
@@ -144,12 +127,6 @@ pub(super) fn listed(start: &str) -> Vec<String> {
     names
 }
 
-fn own(fd: RawFd) -> io::Result<OwnedFd> {
-    check(fd)?;
-    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: the callers' system calls just returned it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -167,80 +144,6 @@ fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     }
     let len = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
     Ok((address, libc::socklen_t::try_from(len).unwrap_or(0)))
-}
-
-/// The descriptors that a forked child closes. A child may have been forked while another thread held any lock, so the handler
-/// only reads atomics: chunks that are linked once and never freed.
-mod forked {
-    use super::*;
-
-    const CHUNK: usize = 512;
-
-    struct Chunk {
-        fds: [AtomicI32; CHUNK],
-        next: AtomicPtr<Self>,
-    }
-
-    static FIRST: Chunk = Chunk { fds: [const { AtomicI32::new(-1) }; CHUNK], next: AtomicPtr::new(ptr::null_mut()) };
-    /// Places that are free, and how many were ever used.
-    static PLACES: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
-
-    fn next(chunk: &'static Chunk) -> Option<&'static Chunk> {
-        let next = chunk.next.load(Ordering::Acquire);
-        // SAFETY: null, or a chunk that was leaked before it was linked.
-        unsafe { next.as_ref() }
-    }
-
-    fn entry(place: usize) -> &'static AtomicI32 {
-        let mut chunk = &FIRST;
-        for _ in 0..place / CHUNK {
-            chunk = next(chunk).unwrap_or_else(|| {
-                let fds = [const { AtomicI32::new(-1) }; CHUNK];
-                let new = Box::leak(Box::new(Chunk { fds, next: AtomicPtr::new(ptr::null_mut()) }));
-                // Only ever called under the lock of `PLACES`.
-                chunk.next.store(new, Ordering::Release);
-                new
-            });
-        }
-        &chunk.fds[place % CHUNK]
-    }
-
-    extern "C" fn in_child() {
-        let mut chunk = Some(&FIRST);
-        while let Some(here) = chunk {
-            for fd in &here.fds {
-                let fd = fd.swap(-1, Ordering::Relaxed);
-                if fd >= 0 {
-                    // SAFETY: close is safe after fork. The descriptor is the connection manager's, which does nothing in a
-                    // child but to leak.
-                    unsafe { libc::close(fd) };
-                }
-            }
-            chunk = next(here);
-        }
-    }
-
-    pub(super) fn enter(fd: RawFd) -> usize {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            // SAFETY: registers a function that lives as long as the program and only does what is allowed after fork.
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        });
-        let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-        let (free, used) = &mut *places;
-        let place = free.pop().unwrap_or_else(|| {
-            *used += 1;
-            *used - 1
-        });
-        entry(place).store(fd, Ordering::Relaxed);
-        place
-    }
-
-    pub(super) fn leave(place: usize) {
-        let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-        entry(place).store(-1, Ordering::Relaxed);
-        places.0.push(place);
-    }
 }
 
 #[cfg(test)]

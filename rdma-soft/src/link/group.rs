@@ -5,8 +5,9 @@
 //! refuse a link or are not in the group and drop what they get.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
+use super::private::Private;
 use super::slot;
 use crate::engine::{Gid, Slot};
 
@@ -26,9 +27,9 @@ fn hex(gid: Gid) -> String {
 
 /// Says that the process with a slot is in a group, until the value is dropped.
 ///
-/// `number` is random: a forked child still has the names that its parent had, and anybody can bind one that can be foreseen.
-pub(crate) fn join(slot: Slot, gid: Gid, number: u64) -> io::Result<OwnedFd> {
-    let socket = slot::new_socket(0)?;
+/// `number` is random: anybody can bind a name that can be foreseen, and a forked child that has not run yet has its parent's.
+pub(crate) fn join(slot: Slot, gid: Gid, number: u64) -> io::Result<Private> {
+    let socket = slot::named_socket(0)?;
     let (address, len) = slot::abstract_address(&format!("{PREFIX}{}-{}-{number:x}", slot.0, hex(gid)));
     // SAFETY: bind reads `len` bytes, which is at most the size, of a live sockaddr_un.
     if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {

@@ -10,6 +10,7 @@ pub(crate) mod group;
 pub(crate) mod handshake;
 pub(crate) mod memory;
 pub(crate) mod packet;
+pub(crate) mod private;
 pub(crate) mod ring;
 pub(crate) mod slot;
 pub(crate) mod trust;

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use super::private::Private;
 use crate::engine::Slot;
 use crate::log::remark;
 
@@ -22,7 +23,7 @@ pub(crate) struct Listener {
     /// Its number.
     pub(crate) slot: Slot,
     /// Where peers connect; accepting does not block.
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: Private,
 }
 
 /// Takes a slot out of `range`, the first free one from `start` on.
@@ -30,7 +31,7 @@ pub(crate) fn claim(range: &RangeInclusive<u16>, start: u16) -> io::Result<Liste
     let (first, count) = (*range.start(), range.end() - range.start() + 1);
     for i in 0..count {
         let slot = Slot(first + (start.wrapping_add(i)) % count);
-        let socket = new_socket(libc::SOCK_NONBLOCK)?;
+        let socket = named_socket(libc::SOCK_NONBLOCK)?;
         let (address, len) = address(slot);
         // SAFETY: bind reads `len` bytes, which is at most the size, of a live sockaddr_un.
         if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
@@ -52,7 +53,7 @@ pub(crate) fn claim(range: &RangeInclusive<u16>, start: u16) -> io::Result<Liste
 
 /// Connects to the process that has a slot. Every later operation on the socket, and this one, takes at most `patience`.
 pub(crate) fn connect(slot: Slot, patience: Duration) -> io::Result<OwnedFd> {
-    let socket = new_socket(0)?;
+    let socket = new_socket()?;
     set_patience(&socket, patience)?;
     let (address, len) = address(slot);
     // SAFETY: connect reads `len` bytes, which is at most the size, of a live sockaddr_un.
@@ -76,10 +77,15 @@ pub(crate) fn accept(listener: &Listener, patience: Duration) -> io::Result<Owne
     Ok(socket)
 }
 
-/// A socket of the kind that all names here are for.
-pub(super) fn new_socket(flags: libc::c_int) -> io::Result<OwnedFd> {
+/// A socket for a name, which no forked child keeps.
+pub(super) fn named_socket(flags: libc::c_int) -> io::Result<Private> {
     // SAFETY: socket has no conditions.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags, 0) };
+    Private::make(|| unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags, 0) })
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    // SAFETY: socket has no conditions.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -79,7 +79,7 @@ pub(crate) struct Credentials {
 }
 
 /// Who is at the other end of a socket: who connected, or who listened.
-pub(crate) fn peer_of(socket: &OwnedFd) -> io::Result<Credentials> {
+pub(crate) fn peer_of(socket: &impl AsRawFd) -> io::Result<Credentials> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     get_option(socket, libc::SO_PEERCRED, &mut cred)?;
     Ok(Credentials { pid: cred.pid, uid: cred.uid })
@@ -130,7 +130,7 @@ pub(crate) fn own_uid() -> u32 {
 }
 
 /// Reads a socket option into a value of plain data.
-fn get_option<T: Copy>(socket: &OwnedFd, option: libc::c_int, value: &mut T) -> io::Result<()> {
+fn get_option<T: Copy>(socket: &impl AsRawFd, option: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut len = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
     let to = (&raw mut *value).cast();
     // SAFETY: getsockopt writes at most `len` bytes to a live value; both callers' types are plain integers.

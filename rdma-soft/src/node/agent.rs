@@ -4,7 +4,7 @@
 //! While the application polls, the agent only looks in once a millisecond, to notice when it stops; peers do not
 //! ring it then.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::{io, thread};
 
@@ -204,32 +204,4 @@ impl Drop for BlockedSignals {
         // SAFETY: reads one set from a live one.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, core::ptr::null_mut()) };
     }
-}
-
-/// For `fork`: closes what would keep this process's name alive in a child.
-pub(super) fn close_in_child(fd: RawFd) {
-    use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-    use std::sync::Once;
-
-    static FDS: [AtomicI32; 64] = [const { AtomicI32::new(-1) }; 64];
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
-    static ONCE: Once = Once::new();
-
-    extern "C" fn in_child() {
-        for fd in &FDS {
-            let fd = fd.swap(-1, Ordering::Relaxed);
-            if fd >= 0 {
-                // SAFETY: close is safe after fork. The descriptor is the node's, which does nothing in a child.
-                unsafe { libc::close(fd) };
-            }
-        }
-    }
-
-    if let Some(entry) = FDS.get(COUNT.fetch_add(1, Ordering::Relaxed)) {
-        entry.store(fd.as_raw_fd(), Ordering::Relaxed);
-    }
-    ONCE.call_once(|| {
-        // SAFETY: registers a function that lives as long as the program and only does what is allowed after fork.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
 }

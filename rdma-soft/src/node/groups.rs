@@ -1,21 +1,21 @@
 //! Multicast groups of this process, as other processes see them, and theirs, as we do.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Node;
 use crate::engine::{Errno, Gid, QpId};
 use crate::link::group;
+use crate::link::private::Private;
 use crate::log::remark;
 
 /// The groups that this process has said that it is in, and what says it.
 #[derive(Debug, Default)]
-pub(super) struct Memberships(Mutex<HashMap<Gid, OwnedFd>>);
+pub(super) struct Memberships(Mutex<HashMap<Gid, Private>>);
 
 impl Memberships {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, OwnedFd>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Private>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,7 +15,7 @@ mod state;
 mod tests;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use rdma_mem::SharedMemory;
@@ -237,7 +237,6 @@ impl Node {
 fn claim(epoll: &Epoll, index: u32) -> io::Result<Listener> {
     let start = u16::try_from(std::process::id() % 4096).unwrap_or(0);
     let listener = slot::claim(&slot::ALL, start)?;
-    agent::close_in_child(listener.socket.as_raw_fd());
     epoll.add(listener.socket.as_fd(), Source::Listener(index), libc::EPOLLONESHOT)?;
     Ok(listener)
 }
