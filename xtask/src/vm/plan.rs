@@ -12,6 +12,9 @@ use crate::apt;
 const LIMIT: u32 = 120;
 /// Test binaries that need a compiler and no device.
 const NOT_FOR_A_DEVICE: [&str; 1] = ["compile_fail"];
+/// What is optimized for the guest, where checksums and contents of messages are computed by an emulated processor. Everything else is
+/// as `cargo test` builds it and has mostly left it: what `--release` does more takes longer than it saves.
+const OPTIMIZED: [&str; 6] = ["rdma", "rdma-sys", "rdma-mem", "rdma-soft", "rdma-tests", "rdma-examples"];
 /// How a script of cases begins, after its interpreter's line.
 const CASES: &str = "# cases:";
 /// What is planned last: it disturbs the device's links, and then looks at what everything has left behind.
@@ -39,20 +42,12 @@ pub(crate) struct Built {
 impl Built {
     /// Builds the device tests and the programs, or finds what the last build has left.
     pub(crate) fn new(root: &Path, with_programs: bool, build: bool) -> Result<Self, String> {
-        let metadata = apt::output(cargo(root).args(["metadata", "--no-deps", "--format-version=1"]))?;
-        let metadata: serde_json::Value = serde_json::from_str(&metadata).map_err(|error| error.to_string())?;
-        let target = metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
-        let list = root.join("target/vm/tests.txt");
+        let all = root.join("target/vm");
+        let (list, programs) = (all.join("tests.txt"), all.join("programs"));
         if build {
-            apt::make(&root.join("target/vm"))?;
-            apt::write(list.clone(), &build_tests(root)?)?;
-            strip(&list, &root.join("target/vm/tests"))?;
-            if with_programs {
-                let status = cargo(root).args(["build", "--release", "--package", "rdma-examples", "--bins"]).status();
-                if !status.map_err(|error| format!("cannot run cargo: {error}"))?.success() {
-                    return Err("the programs do not build".into());
-                }
-            }
+            let built = build_binaries(root, with_programs)?;
+            apt::write(list.clone(), &strip(&built, "test", &all.join("tests"))?)?;
+            strip(&built, "bin", &programs)?;
         }
         let mut tests = Vec::new();
         for (binary, path) in entries(&read(&list)?) {
@@ -60,7 +55,7 @@ impl Built {
         }
         // cargo reports its binaries in the order in which they were done.
         tests.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Self { root: root.to_owned(), tests, programs: Path::new(target).join("release"), with_programs })
+        Ok(Self { root: root.to_owned(), tests, programs, with_programs })
     }
 
     /// The folder of the programs.
@@ -83,41 +78,73 @@ impl Built {
     }
 }
 
-/// Builds the device tests; lines of a name and a path.
-fn build_tests(root: &Path) -> Result<String, String> {
-    let output = cargo(root)
-        .args(["test", "--package", "rdma-tests", "--tests", "--no-run", "--message-format=json-render-diagnostics"])
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| format!("cannot run cargo: {error}"))?;
-    if !output.status.success() {
-        return Err("the device tests do not build".into());
-    }
-    let mut list = String::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
-        let is_test = message["target"]["kind"][0] == "test";
-        if let (true, Some(path), Some(binary)) =
-            (is_test, message["executable"].as_str(), message["target"]["name"].as_str())
-        {
-            if !NOT_FOR_A_DEVICE.contains(&binary) {
-                list += &format!("{binary} {path}\n");
-            }
-        }
-    }
-    Ok(list)
+/// A binary that cargo has built.
+struct Binary {
+    /// `test` or `bin`.
+    kind: String,
+    name: String,
+    path: String,
 }
 
-/// Puts binaries without what debuggers need in the place of those in the list: an emulated machine is slow to map them.
-fn strip(list: &Path, folder: &Path) -> Result<(), String> {
-    apt::make(folder)?;
-    let mut stripped = String::new();
-    for (binary, path) in entries(&read(list)?) {
-        let to = folder.join(binary);
-        apt::output(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(path))?;
-        stripped += &format!("{binary} {}\n", to.display());
+/// Builds the device tests and the programs. For the whole workspace, since the features of what both depend on are then those of
+/// `cargo test`, which need not be built again.
+fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, String> {
+    let mut command = cargo(root);
+    command.args(["build", "--workspace", "--message-format=json-render-diagnostics"]);
+    if with_programs {
+        command.arg("--bins");
     }
-    apt::write(list.to_owned(), &stripped).map(drop)
+    for package in OPTIMIZED {
+        command.args(["opt-level=1", "debug=false"].map(|it| format!("--config=profile.dev.package.{package}.{it}")));
+    }
+    for test in device_tests(root)? {
+        command.args(["--test", &test]);
+    }
+    let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cannot run cargo: {error}"))?;
+    if !output.status.success() {
+        return Err("the device tests and the programs do not build".into());
+    }
+    let ours = ["tests", "examples"].map(|folder| root.join(folder).join("Cargo.toml"));
+    let mut binaries = Vec::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        let target = &message["target"];
+        let (kind, name) = (target["kind"][0].as_str(), target["name"].as_str());
+        // Other packages have tests of the same names.
+        let package = message["manifest_path"].as_str().map(Path::new);
+        let is_ours = match kind {
+            Some("test") => package == Some(&*ours[0]),
+            Some("bin") => package == Some(&*ours[1]),
+            _ => false,
+        };
+        if let (true, Some(kind), Some(name), Some(path)) = (is_ours, kind, name, message["executable"].as_str()) {
+            binaries.push(Binary { kind: kind.into(), name: name.into(), path: path.into() });
+        }
+    }
+    Ok(binaries)
+}
+
+/// The names of the binaries of the device tests.
+fn device_tests(root: &Path) -> Result<Vec<String>, String> {
+    let folder = root.join("tests/tests");
+    let files = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let sources =
+        files.filter_map(|file| Some(file.ok()?.path())).filter(|path| path.extension() == Some("rs".as_ref()));
+    let names = sources.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+    Ok(names.filter(|name| !NOT_FOR_A_DEVICE.contains(&name.as_str())).collect())
+}
+
+/// Puts the binaries of a kind into a folder, without what debuggers need: an emulated machine is slow to map them. Lines of a name and
+/// a path.
+fn strip(binaries: &[Binary], kind: &str, folder: &Path) -> Result<String, String> {
+    apt::make(folder)?;
+    let mut list = String::new();
+    for Binary { name, path, .. } in binaries.iter().filter(|binary| binary.kind == kind) {
+        let to = folder.join(name);
+        apt::output(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(path))?;
+        list += &format!("{name} {}\n", to.display());
+    }
+    Ok(list)
 }
 
 /// The tests of a binary that are not ignored.
