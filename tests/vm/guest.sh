@@ -36,6 +36,13 @@ device() {
   rdma resource show >/tmp/resources && grep -q "${1}0: .*qp" /tmp/resources
 }
 
+# Has files in memory, where each opening and mapping asks nobody: the host's lie under an overlay, which copies what is changed.
+keep() { # file...
+  local libraries=/usr/lib/x86_64-linux-gnu
+  touch -c "$@" /usr/bin/{bash,timeout,sleep,grep,rping,cmtime,ibv_rc_pingpong,rdma} $libraries/{ld-linux-x86-64,libc,libm,libgcc_s,libtinfo}.so.* \
+    $libraries/{libibverbs,librdmacm,libnl-3,libnl-route-3,libmnl,libselinux,libpcre2-8}.so.* $libraries/libibverbs/lib{rxe,siw}-rdmav34.so
+} 2>/dev/null
+
 result() { # status, milliseconds, name
   local word=ok seconds=$(($2 / 1000)).$(($2 / 100 % 10))
   case $1 in

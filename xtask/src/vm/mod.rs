@@ -210,7 +210,11 @@ fn fill(
     };
     let guest = guest(options, root, cache, run, kernel, &out)?;
     let begin = Instant::now();
-    let ended = guest.run(&format!("{}export PATH='{}':$PATH\nrun\n", prepare(root, run), built.programs().display()));
+    let programs = built.programs().display();
+    let ended = guest.run(&format!(
+        "{}export PATH='{programs}':$PATH\nkeep '{programs}'/* target/vm/tests/*\nrun\n",
+        prepare(root, run)
+    ));
     report.guest_seconds = begin.elapsed().as_secs();
     report.read(&out, items.len());
     report.complaints(&guest.messages(), &known);
