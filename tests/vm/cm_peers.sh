@@ -11,12 +11,15 @@ fail() {
   exit 1
 }
 
+# As `sleep`, which would be one more program to start in an emulated machine. In a shell of its own: it sets $!.
+pause() ( read -rt "$1" <> <(:) )
+
 # Waits until somebody listens on the port.
 listening() {
-  local _
+  local _ pattern="LISTEN[^"$'\n'"]*:$port "
   for _ in $(seq 200); do
-    ! rdma resource show cm_id 2>/dev/null | grep LISTEN | grep -q ":$port " || return 0
-    sleep 0.05
+    [[ ! $(rdma resource show cm_id 2>/dev/null) =~ $pattern ]] || return 0
+    pause 0.05
   done
   fail "nobody listens on port $port"
 }

@@ -25,9 +25,16 @@ fail() {
   exit 1
 }
 
-# The C program's client does not wait for its server, so it is started again until it finds it. Only that is forgiven.
+# The C program's client does not wait for its server, so it is started again until it finds it. Only that is forgiven. An attempt is
+# expensive in an emulated machine: the first waits until somebody listens on the port.
 c_client() {
-  local status
+  local status _ listens
+  printf -v listens ':%04X 0+:0000 0A ' "$port"
+  for _ in $(seq 200); do
+    [[ ! $(</proc/net/tcp)$(</proc/net/tcp6) =~ $listens ]] || break
+    # As `sleep`, without a program; in a shell of its own, since it sets $!.
+    (read -rt 0.05 <> <(:))
+  done
   for _ in $(seq 200); do
     timeout 60 ibv_rc_pingpong "${theirs[@]}" 127.0.0.1 >"$out/c.stdout" 2>"$out/c.stderr"
     status=$?

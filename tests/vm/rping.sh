@@ -20,8 +20,8 @@ list() {
 pinging() { # whose
   local _
   for _ in $(seq 400); do
-    ! grep -q 'ping data' "$out/$1.stdout" || return 0
-    sleep 0.05
+    [[ $(<"$out/$1.stdout") != *'ping data'* ]] || return 0
+    pause 0.05
   done
   fail "$1 shows no pings"
 }
