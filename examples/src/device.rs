@@ -14,7 +14,7 @@ pub struct DeviceOptions {
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
     pub device: Option<String>,
     /// Port of the device
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub port: Option<u8>,
     /// Entry of the port's GID table (default: the GID that reaches farthest)
     #[arg(short = 'x', long, value_name = "N")]

@@ -199,6 +199,9 @@ pub fn check_address(address: &str) -> Result<(), Failure> {
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     match port {
         Some(Ok(port)) if port != 0 => Ok(()),
+        Some(_) if address.ends_with(|last: char| last.is_ascii_digit()) => {
+            Err(Failure::usage(format!("{address} has no port from 1 to 65535; give host:port, such as node1:18515")))
+        }
         _ => Err(Failure::usage(format!("{address} is not an address; give host:port, such as node1:18515"))),
     }
 }

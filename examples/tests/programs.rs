@@ -162,8 +162,10 @@ mod all_reduce {
 
     #[test]
     fn refuses_bad_input() {
-        let cases: [(&[&str], &str); 19] = [
+        let cases: [(&[&str], &str); 21] = [
             (&["--device", "mlx9_9"], "mlx9_9"),
+            (&["--port", "0"], "'0' for '--port"),
+            (&["--rank", "0", "--world", "2", "--root", "127.0.0.1:65536"], "no port from 1 to 65535"),
             (&["--device", "soft0:7"], "port"),
             (&["--port", "9"], "port"),
             (&["--gid-index", "200"], "GID"),

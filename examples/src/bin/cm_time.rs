@@ -69,7 +69,7 @@ fn run() -> Result<(), Failure> {
         let chosen = args.open()?;
         announce(&chosen.using(), args.json)?;
         let mut server = Server::bind(&chosen.context, address::resolve(bind, args.port())?)?;
-        return server.serve(&settings, None).map(drop);
+        return server.serve(&settings).map(drop);
     }
     args.pair(&settings)
 }
@@ -171,7 +171,8 @@ impl Args {
         let server = group.agree(server.transpose())?;
         let address = address::tell(group, server.as_ref().map(Server::local_addr))?;
         if let Some(mut server) = server {
-            return server.serve(settings, Some(settings.patience)).map(drop);
+            // Where the client dies, the launcher ends this.
+            return server.serve(settings).map(drop);
         }
         self.measure(&chosen, settings, address, None)
     }

@@ -56,16 +56,16 @@ impl Server {
     }
 
     /// Accepts until one client has made, and ended, all connections that it announced: of the settings' number, if it
-    /// announced nothing. `first` is how long to wait for it; without end, if not given.
+    /// announced nothing. It waits for the first one without end: a client may be busy with thousands of addresses before it asks.
     ///
     /// # Errors
     /// Where it goes before that, or does nothing for too long.
-    pub fn serve(&mut self, settings: &Settings, first: Option<Duration>) -> Result<usize, Failure> {
+    pub fn serve(&mut self, settings: &Settings) -> Result<usize, Failure> {
         let mut expected = settings.connections;
         while self.ended < expected {
-            let patience = if self.accepted == 0 { first } else { Some(settings.patience) };
+            let patience = (self.accepted > 0).then_some(settings.patience);
             let Some(event) = self.channel.next_event(patience)? else {
-                return Err(self.silence(expected, patience.unwrap_or_default()));
+                return Err(self.silence(expected, settings.patience));
             };
             match event.kind {
                 EventKind::ConnectRequest(request) => {
@@ -106,11 +106,7 @@ impl Server {
     }
 
     fn silence(&self, expected: usize, patience: Duration) -> Failure {
-        let (accepted, seconds) = (self.accepted, patience.as_secs());
-        if accepted == 0 {
-            return Failure::new(format!("no client came to {} within {seconds} s", self.address));
-        }
-        let ended = self.ended;
+        let (accepted, ended, seconds) = (self.accepted, self.ended, patience.as_secs());
         Failure::new(format!(
             "the client has been silent for {seconds} s, with {accepted} of {expected} connections made and {ended} ended"
         ))
