@@ -27,6 +27,8 @@ pub(crate) struct Guest {
     pub(crate) out: PathBuf,
     pub(crate) accelerator: Accelerator,
     pub(crate) processors: u8,
+    /// Guests that run at the same time, this one included.
+    pub(crate) guests: usize,
     pub(crate) memory: u32,
     pub(crate) limit: Duration,
 }
@@ -96,7 +98,7 @@ impl Guest {
         };
         let (accelerator, processor, clock) = match accelerator {
             Accelerator::Kvm => ("kvm", "host", ""),
-            Accelerator::Tcg | Accelerator::Auto => ("tcg,thread=multi", EMULATED, EMULATED_CLOCK),
+            Accelerator::Tcg | Accelerator::Auto => (self.emulator(), EMULATED, EMULATED_CLOCK),
         };
         // Warnings are not on the slow console: `init` copies them from the kernel's buffer, which has room for a run's. An emulated
         // processor that waits for a real one is no fault: no watchdog, and no panic over a timer that seems to stand still.
@@ -130,6 +132,14 @@ impl Guest {
         .stdin(Stdio::null())
         .stdout(stdout);
         qemu.spawn().map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
+    }
+
+    /// Where there is not a real processor for each emulated one, those of a guest take turns in one thread, which ends a turn when its
+    /// processor waits or spins. With a thread for each, the one that spins for a lock keeps its holder from running: two guests
+    /// on two processors then take twice the time.
+    fn emulator(&self) -> &'static str {
+        let real = thread::available_parallelism().map_or(1, usize::from);
+        if self.guests * usize::from(self.processors) > real { "tcg,thread=single" } else { "tcg,thread=multi" }
     }
 
     /// Decides between KVM and TCG, by a trial where the answer is not known yet: there are machines whose KVM starts a guest and

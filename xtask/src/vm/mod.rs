@@ -118,7 +118,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     }
     let built = Built::new(&root, !options.no_programs, !options.no_build)?;
     let mut table = Table::default();
-    // A guest waits about half of its time, for timers and for its other processor: those of one kernel run at the same time.
+    // The guests of one kernel run at the same time.
     for group in runs.chunk_by(|a, b| a.kernel == b.kernel) {
         for &run in group {
             println!("\n=== {} on {}", run.device.name(), run.kernel_name());
@@ -253,6 +253,7 @@ fn guest(options: &Options, root: &Path, cache: &Path, run: Run, kernel: Kernel,
         out: out.to_owned(),
         accelerator: options.accelerator,
         processors: options.processors,
+        guests: runs(&options.device, &options.kernel).iter().filter(|other| other.kernel == run.kernel).count(),
         memory: options.memory,
         limit: Duration::from_secs(options.limit),
     };
