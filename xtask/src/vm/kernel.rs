@@ -81,7 +81,8 @@ pub(crate) struct Image {
 /// Builds what is not there yet.
 pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image, String> {
     if with_siw && !kernel.has_siw() {
-        return Err("siw: Debian's kernels lack it, and it is built here for 6.1 and 6.12 only".into());
+        let why = "Debian's kernels lack it, and what builds 7.2's modules needs gcc 14 and a C library of 2.38, newer than Debian 12's";
+        return Err(format!("siw is there on 6.1 and 6.12 only: {why}"));
     }
     let all = root.join("target/vm");
     let packages = all.join("packages");
