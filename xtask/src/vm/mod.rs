@@ -116,16 +116,16 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let &[run] = &runs[..] else { return Err("--shell takes one device and one kernel".into()) };
         return shell(options, &root, &cache, run, command);
     }
-    let built = Built::new(&root, !options.no_programs, !options.no_build)?;
+    // The network is slow, and compilers are.
+    let built = thread::scope(|scope| {
+        scope.spawn(|| runs.iter().for_each(|&run| fetch(options, &root, &cache, run)));
+        Built::new(&root, !options.no_programs, !options.no_build)
+    })?;
     let mut table = Table::default();
     // The guests of one kernel run at the same time.
     for group in runs.chunk_by(|a, b| a.kernel == b.kernel) {
         for &run in group {
             println!("\n=== {} on {}", run.device.name(), run.kernel_name());
-            // One after the other: they share what they download.
-            if let Some(kernel) = run.kernel {
-                drop(guest(options, &root, &cache, run, kernel, &cache.join("run-trial")));
-            }
         }
         let reports = thread::scope(|scope| {
             let one = |&run: &Run| {
@@ -147,6 +147,13 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     }
     print!("\n{table}");
     table.verdict()
+}
+
+/// Gets what a guest needs, before several need it at the same time. What goes wrong shows again when it is to be run.
+fn fetch(options: &Options, root: &Path, cache: &Path, run: Run) {
+    if let Some(kernel) = run.kernel {
+        drop(guest(options, root, cache, run, kernel, &cache.join("run-trial")));
+    }
 }
 
 /// What to run: each driver on each kernel, the software device once.
