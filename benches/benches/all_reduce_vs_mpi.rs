@@ -55,7 +55,7 @@ fn skip(why: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The table for one number of ranks, and what its bars need.
+/// The table for one number of ranks, and the values for its bars.
 struct Report {
     ranks: usize,
     table: Table,
@@ -75,7 +75,8 @@ impl Report {
     fn add(&mut self, programs: &[Program], point: Point, rounds: usize) -> io::Result<()> {
         let mut times: Vec<Vec<f64>> = vec![Vec::with_capacity(rounds); programs.len()];
         for round in 0..rounds {
-            // Who goes first changes, so that nobody always runs on the caches that the same other one left.
+            // The first program changes, so that no program always runs on the caches that the same
+            // other one left.
             for step in 0..programs.len() {
                 let index = (round + step) % programs.len();
                 quiet::wait(Duration::from_secs(if rounds > 1 { 2 } else { 0 }));

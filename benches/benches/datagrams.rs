@@ -1,5 +1,5 @@
-//! A datagram's post and its poll over a provider that does nothing: always to the same address, and to two in turn, where each
-//! request keeps the address handle of the one before it.
+//! A datagram's post and its poll over a provider that does nothing: always to the same address,
+//! and to two in turn, where each request keeps the address handle of the one before it.
 //!
 //! A program of its own: in one with `post_poll` the compiler would lay out both in another way.
 //!
@@ -75,7 +75,8 @@ impl Datagrams {
         let qp = QueuePair::datagram(&pd).cq(&cq).max_send_wr(device::DEPTH).build()?.init(&options)?.ready()?;
         let to = qp.endpoint()?;
         let addresses = (0..addresses).map(|_| qp.address_of(&to)).collect::<Result<_, _>>()?;
-        // SAFETY: the context was opened above for this value alone, and only this thread uses it.
+        // SAFETY: install wants a live context that no other thread uses: it was opened above for
+        // this value alone.
         unsafe { null::install(opened.context.as_raw()) };
         Ok(Self { qp, poller: cq.poller(), buffer: Some(pd.allocate(LEN)?), addresses })
     }

@@ -1,4 +1,5 @@
-//! A 64-byte message between two polling processes, beside a cache line's way and TCP: half a round trip.
+//! A 64-byte message between two polling processes, beside a cache line's way and TCP: half a round
+//! trip.
 //!
 //! `cargo bench -p rdma-benches --bench latency -- [rounds=N]`
 

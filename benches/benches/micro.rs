@@ -1,4 +1,5 @@
-//! Small parts alone: the copies that everything which touches exposed memory goes through, and the loop that adds.
+//! Small parts alone: the copies that everything which touches exposed memory goes through, and the
+//! loop that adds.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -21,14 +22,16 @@ fn copies(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("rdma_mem::copy", size), |bencher| {
             bencher.iter(|| {
                 let (sink, source, len) = black_box((sink.as_mut_ptr(), source.as_ptr(), size));
-                // SAFETY: both vectors hold `len` bytes, are different memory, and nobody else touches them.
+                // SAFETY: copy wants two ranges of `len` bytes that do not overlap and that nothing
+                // else uses: two vectors of `size` bytes.
                 unsafe { rdma_mem::copy(sink, source, len) };
             });
         });
         group.bench_function(BenchmarkId::new("rdma_mem::copy_ordered", size), |bencher| {
             bencher.iter(|| {
                 let (sink, source, len) = black_box((sink.as_mut_ptr(), source.as_ptr(), size));
-                // SAFETY: as above.
+                // SAFETY: copy_ordered wants two ranges of `len` bytes that do not overlap and that
+                // nothing else uses: two vectors of `size` bytes.
                 unsafe { rdma_mem::copy_ordered(sink, source, len) };
             });
         });
@@ -46,7 +49,7 @@ fn sums(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("accumulate", size), |bencher| {
             bencher.iter(|| f32::accumulate(black_box(&mut sums), black_box(&more)));
         });
-        // One element at a time, which is what the loop would cost if it did not become vector instructions.
+        // One element at a time: the cost of the loop without vector instructions.
         group.bench_function(BenchmarkId::new("one by one", size), |bencher| {
             bencher.iter(|| {
                 for (sum, more) in black_box(&mut sums).iter_mut().zip(black_box(&more)) {

@@ -1,5 +1,6 @@
-//! A safe, owned post and its poll beside the raw sequence: nanoseconds, instructions and allocations per operation, over a
-//! provider that does nothing and over the software device within one process.
+//! A safe, owned post and its poll beside the raw sequence: nanoseconds, instructions and
+//! allocations per operation, over a provider that does nothing and over the software device within
+//! one process.
 //!
 //! `cargo bench -p rdma-benches --bench post_poll -- [rounds=N]`
 
@@ -60,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// One way over one provider, ready to run.
 struct Case {
     sequence: Sequence,
-    /// What the sequence works on, dropped after it.
+    /// The objects of the sequence, dropped after it.
     end: End,
     _other: (End, ExposedRegion),
 }
@@ -77,7 +78,7 @@ impl Case {
 
     /// # Errors
     ///
-    /// What the device reports.
+    /// The device's error.
     fn named(name: &str) -> io::Result<Self> {
         let opened = device::open()?;
         let (one, other) = (Prepared::new(&opened)?, Prepared::new(&opened)?);
@@ -87,14 +88,16 @@ impl Case {
         let over_null = name.ends_with("null provider");
         let remote = if over_null { None } else { Some(region.remote(..)?) };
         if over_null {
-            // SAFETY: the context was opened above for this case alone, and only this thread uses it.
+            // SAFETY: install wants a live context that no other thread uses: it was opened above
+            // for this case alone.
             unsafe { null::install(opened.context.as_raw()) };
         }
         let sequence = if name.starts_with("raw") {
             let remote = remote.map(|remote| Remote { address: remote.address(), rkey: remote.rkey() });
             let (pd, qp, cq) = (end.pd.as_raw(), end.qp.as_raw(), end.cq.as_raw());
-            // SAFETY: the domain, the queue pair and the queue are of one context, made with its table; `end` keeps them for
-            // as long as the sequence, which is dropped first; nothing else posts to them or polls them.
+            // SAFETY: RawSequence::new wants live objects of one table, until the sequence is
+            // dropped, that nothing else uses: `end` keeps them for as long as the sequence, which
+            // is dropped first; nothing else posts to them or polls them.
             Sequence::Raw(unsafe { RawSequence::new(opened.context.table(), pd, qp, cq, remote) }?)
         } else {
             Sequence::Owned(OwnedSequence { poller: end.cq.poller(), buffer: Some(end.pd.allocate(LEN)?), remote })
@@ -110,8 +113,8 @@ impl Case {
     }
 }
 
-/// The same as [`RawSequence`], by the safe owned interface: a buffer goes into the request and comes back with its
-/// completion.
+/// The same as [`RawSequence`], by the safe owned interface: a buffer goes into the request and
+/// comes back with its completion.
 struct OwnedSequence {
     poller: Poller,
     buffer: Option<Buffer>,
@@ -149,7 +152,7 @@ fn lost() -> io::Error {
     io::Error::other("the buffer did not come back")
 }
 
-/// A case with what was measured of it.
+/// A case with its measurements.
 struct Measured {
     name: &'static str,
     case: Case,

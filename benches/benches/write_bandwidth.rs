@@ -5,13 +5,13 @@
 use std::error::Error;
 use std::time::Duration;
 
-use rdma_benches::contender::{CrossProcessWrite, Memcpy, RdmaWrite, Target};
+use rdma_benches::contender::{Copy, Method, RdmaWrite, Target};
 use rdma_benches::pair::{self, Contenders, Outcome, Plan};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
 use rdma_benches::{device, mode};
 
-/// Writes that may be on their way at a time.
+/// Writes in flight at a time.
 const IN_FLIGHT: [u64; 2] = [1, 8];
 
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
@@ -27,8 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut contenders: Contenders = Vec::new();
         for size in SIZES {
             let target = Target::connect(role, channel, size)?;
-            contenders.push(Box::new(CrossProcessWrite::new(target.clone(), size)?));
-            contenders.push(Box::new(Memcpy::new(target, size)?));
+            contenders.push(Box::new(Copy::new(&target, Method::CrossProcessWrite)));
+            contenders.push(Box::new(Copy::new(&target, Method::Memcpy)));
             for in_flight in IN_FLIGHT {
                 contenders.push(Box::new(RdmaWrite::connect(role, channel, &opened, size, in_flight)?));
             }

@@ -1,53 +1,45 @@
-//! Which cores this process may use, and pinning a thread to one of them.
+//! The cores of this process, and threads pinned to one of them.
 
 use std::io;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// The calling thread, to the scheduler's calls.
+const SELF: Pid = Pid::from_raw(0);
 
 /// The cores that the calling thread may run on, in ascending order.
 ///
 /// # Errors
 ///
-/// What `sched_getaffinity` reports.
+/// The error of `sched_getaffinity`.
 pub fn cores() -> io::Result<Vec<usize>> {
-    // SAFETY: `cpu_set_t` is plain data (an array of integers), for which all zeros is a value: the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: pid 0 is the calling thread; `set` is writable for the `size_of_val(&set)` bytes that the call is told of.
-    let rc = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
-    if rc != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let limit = usize::try_from(libc::CPU_SETSIZE).unwrap_or(0);
-    // SAFETY: `CPU_ISSET` indexes the set's words; every index is below `CPU_SETSIZE`.
-    Ok((0..limit).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect())
+    let set = sched_getaffinity(SELF)?;
+    Ok((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect())
 }
 
-/// Pins the calling thread, and what it spawns from now on, to `core`.
+/// Pins the calling thread, and the threads and processes that it starts from now on, to `core`.
 ///
 /// # Errors
 ///
-/// As [`set`].
+/// The errors of [`set`].
 pub fn pin(core: usize) -> io::Result<()> {
     set(&[core])
 }
 
-/// Lets the calling thread, and what it spawns from now on, run on all of `cores`.
+/// Lets the calling thread, and the threads and processes that it starts from now on, run on all of
+/// `cores`.
 ///
 /// # Errors
 ///
-/// `InvalidInput` for a core number that no set can hold; otherwise what `sched_setaffinity` reports.
+/// `InvalidInput` for a core number that no set can hold; otherwise the error of
+/// `sched_setaffinity`.
 pub fn set(cores: &[usize]) -> io::Result<()> {
-    // SAFETY: as in `cores`: all zeros is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    let limit = usize::try_from(libc::CPU_SETSIZE).unwrap_or(0);
+    let mut set = CpuSet::new();
     for &core in cores {
-        if core >= limit {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("core {core}: at most {limit} are known")));
-        }
-        // SAFETY: `CPU_SET` indexes the set's words; `core` was checked to be below `CPU_SETSIZE`.
-        unsafe { libc::CPU_SET(core, &mut set) };
+        set.set(core)?;
     }
-    // SAFETY: pid 0 is the calling thread; `set` is readable for the `size_of_val(&set)` bytes that the call is told of.
-    let rc = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
-    if rc != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    Ok(sched_setaffinity(SELF, &set)?)
 }
 
 /// Two different cores for the two ends of a comparison.

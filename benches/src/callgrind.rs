@@ -1,15 +1,17 @@
-//! Instruction counts: this executable again, under valgrind's callgrind, with N and with 2N iterations.
+//! Instruction counts: this executable again, under valgrind's callgrind, with N and with 2N
+//! iterations.
 
 use std::io;
 use std::process::Command;
 
-/// The instructions per iteration of what this executable does for `--count=<name> --iterations=<n>`.
+/// The instructions per iteration of this executable with `--count=<name> --iterations=<n>`.
 ///
-/// What start-up, connection and clean-up execute is the same for both runs and drops out of the difference.
+/// The instructions of start-up, connection and clean-up are the same in both runs and drop out of
+/// the difference.
 ///
 /// # Errors
 ///
-/// `NotFound` when valgrind is not installed; otherwise what went wrong with a run.
+/// `NotFound` when valgrind is not installed; otherwise the error of a run.
 pub fn per_iteration(name: &str, iterations: u32) -> io::Result<f64> {
     let once = instructions(name, iterations)?;
     let twice = instructions(name, iterations * 2)?;

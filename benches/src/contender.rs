@@ -1,4 +1,4 @@
-//! What the software device is compared with, and the device itself: one module per contender.
+//! The contenders of the comparisons: the software device, and its competitors. One module each.
 
 mod cache_line;
 mod copy;
@@ -7,7 +7,7 @@ mod rdma_write;
 mod tcp;
 
 pub use cache_line::CacheLine;
-pub use copy::{CrossProcessWrite, Memcpy, Target};
+pub use copy::{Copy, Method, Target};
 pub use rdma_send::RdmaSend;
 pub use rdma_write::RdmaWrite;
 pub use tcp::TcpSpin;

@@ -25,12 +25,12 @@ pub fn open() -> io::Result<Opened> {
     rdma::open(&selector).map_err(io::Error::other)
 }
 
-/// One end of a connection that is not there yet: receives may be posted.
+/// One end of a connection before it is connected: receives may be posted.
 #[derive(Debug)]
 pub struct Prepared {
-    /// Where its memory is registered.
+    /// The domain of its memory.
     pub pd: ProtectionDomain,
-    /// Where both of its queues report.
+    /// The completion queue of both of its queues.
     pub cq: CompletionQueue,
     /// The queue pair.
     pub qp: InitializedQueuePair<Rc>,
@@ -41,9 +41,9 @@ pub struct Prepared {
 pub struct End {
     /// The queue pair.
     pub qp: QueuePair<Rc>,
-    /// Where both of its queues report.
+    /// The completion queue of both of its queues.
     pub cq: CompletionQueue,
-    /// Where its memory is registered.
+    /// The domain of its memory.
     pub pd: ProtectionDomain,
 }
 
@@ -52,7 +52,7 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// What the device reports.
+    /// The device's error.
     pub fn new(opened: &Opened) -> io::Result<Self> {
         let pd = opened.context.alloc_pd()?;
         let cq = opened.context.create_cq(2 * DEPTH)?;
@@ -65,7 +65,7 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// What the device reports.
+    /// The device's error.
     pub fn connect(self, remote: &Endpoint) -> io::Result<End> {
         let qp = self.qp.connect(remote, &ConnectOptions::new())?;
         Ok(End { qp, cq: self.cq, pd: self.pd })
@@ -75,7 +75,7 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// What the device or the channel reports.
+    /// The error of the device or of the channel.
     pub fn meet(self, channel: &mut Channel) -> io::Result<End> {
         let remote = channel.exchange(&self.qp.endpoint().to_bytes())?;
         let end = self.connect(&Endpoint::from_bytes(&remote).map_err(io::Error::other)?)?;

@@ -1,7 +1,8 @@
-//! What the benchmarks share: pinning, quiet moments, two-process comparisons, statistics, tables.
+//! The parts that the benchmarks share: pinning, quiet moments, comparisons of two processes,
+//! statistics, tables.
 //!
-//! The benchmarks are benchmarks: they print what they measured, and how it stands against the bars that the project set
-//! itself, and fail only when something does not work. `RESULTS.md` has the last full run.
+//! Benchmarks print measurements, and how these stand against the project's own bars; they fail
+//! only when something does not work. `RESULTS.md` has the last full run.
 
 pub mod affinity;
 pub mod allocations;

@@ -1,8 +1,9 @@
-//! How a benchmark was started.
+//! The mode and the options of a benchmark.
 
 /// Whether to run everything once and briefly, only to show that it works.
 ///
-/// Cargo passes `--bench` for `cargo bench`, and nothing (or `--test`) when it runs a benchmark as a test.
+/// Cargo passes `--bench` for `cargo bench`, and nothing (or `--test`) when it runs a benchmark as
+/// a test.
 #[must_use]
 pub fn is_smoke() -> bool {
     let has = |flag: &str| std::env::args().any(|argument| argument == flag);

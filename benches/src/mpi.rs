@@ -119,7 +119,7 @@ fn our_time(json: &[u8], size: usize) -> io::Result<f64> {
 ///
 /// # Errors
 ///
-/// `NotFound` when `mpicc` or `mpirun` is not installed; otherwise what the compiler says.
+/// `NotFound` when `mpicc` or `mpirun` is not installed; otherwise the compiler's error.
 pub fn compile(folder: &Path) -> io::Result<PathBuf> {
     run(Command::new("mpirun").arg("--version"))?;
     std::fs::create_dir_all(folder)?;
@@ -133,7 +133,7 @@ pub fn compile(folder: &Path) -> io::Result<PathBuf> {
 ///
 /// # Errors
 ///
-/// What cargo says.
+/// The build's error.
 pub fn build_ours() -> io::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

@@ -1,8 +1,9 @@
-//! Two processes that play a comparison together: the leader measures, the follower answers.
+//! Comparisons between two processes: the leader measures, the follower answers.
 //!
-//! The leader spawns its own executable again as the follower; both build the same list of contenders, connected through
-//! a [`Channel`], and then the leader tells the follower which one runs next and for how many iterations. Every round runs
-//! every contender once, so that a change of the machine's state hits all of them.
+//! The leader spawns its own executable again as the follower; both build the same list of
+//! contenders, connected through a [`Channel`], and then the leader tells the follower which
+//! contender runs next, and how many iterations. Every round runs every contender once, so that a
+//! change of the machine's state hits all of them.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +18,7 @@ use crate::{affinity, quiet, stats};
 /// The first argument of a process that is a follower; the second is its core.
 const FOLLOW: &str = "--follow";
 
-/// Which end of the comparison this process is.
+/// The end of the comparison that this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Measures, on the first core.
@@ -42,7 +43,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// What the socket reports.
+    /// The socket's error.
     pub fn send(&mut self, line: &str) -> io::Result<()> {
         self.writer.write_all(format!("{line}\n").as_bytes())
     }
@@ -51,7 +52,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// What the socket reports; `UnexpectedEof` when the other process is gone.
+    /// The socket's error; `UnexpectedEof` when the other process is gone.
     pub fn receive(&mut self) -> io::Result<String> {
         let mut line = String::new();
         match self.reader.read_line(&mut line)? {
@@ -60,25 +61,19 @@ impl Channel {
         }
     }
 
-    /// Sends bytes and receives those of the other side: what both ends do to connect.
+    /// Sends bytes and receives the other side's, as both ends do to connect.
     ///
     /// # Errors
     ///
-    /// As [`Self::send`] and [`Self::receive`]; `InvalidData` when what came is not hexadecimal.
+    /// The errors of [`Self::send`] and [`Self::receive`]; `InvalidData` when the answer is no list
+    /// of bytes.
     pub fn exchange(&mut self, bytes: &[u8]) -> io::Result<Vec<u8>> {
-        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.send(&text)?;
-        let answer = self.receive()?;
-        answer
-            .as_bytes()
-            .chunks(2)
-            .map(|pair| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok()))
-            .collect::<Option<_>>()
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not hexadecimal: {answer:?}")))
+        self.send(&serde_json::to_string(bytes)?)?;
+        Ok(serde_json::from_str(&self.receive()?)?)
     }
 }
 
-/// One way to do what is compared. Both processes hold one of each.
+/// One participant of a comparison. Both processes hold an end of each.
 pub trait Contender {
     /// Its name in the table.
     fn name(&self) -> String;
@@ -87,21 +82,21 @@ pub trait Contender {
     ///
     /// # Errors
     ///
-    /// Whatever stops the comparison.
+    /// The error that stops the comparison.
     fn lead(&mut self, iterations: u64) -> io::Result<Duration>;
 
     /// The follower's side; nothing where the follower has no part.
     ///
     /// # Errors
     ///
-    /// Whatever stops the comparison.
+    /// The error that stops the comparison.
     fn follow(&mut self, iterations: u64) -> io::Result<()> {
         let _ = iterations;
         Ok(())
     }
 }
 
-/// What both processes compare.
+/// The contenders of a comparison, in the same order in both processes.
 pub type Contenders = Vec<Box<dyn Contender>>;
 
 /// How long a comparison runs.
@@ -109,8 +104,9 @@ pub type Contenders = Vec<Box<dyn Contender>>;
 pub struct Plan {
     /// Rounds, each of which runs every contender once.
     pub rounds: usize,
-    /// Blocks at the start of a contender's turn that do not count: until what its last turn left behind has settled (a thread
-    /// that was put to sleep meanwhile takes up to a scheduler's tick to notice that there is work again).
+    /// Blocks at the start of a contender's turn that do not count: until the effects of its last
+    /// turn are over (a thread that was put to sleep meanwhile takes up to a scheduler's tick to
+    /// wake up).
     pub warm_up: usize,
     /// Timed blocks of a contender within a round; the round's value is their median.
     pub blocks: usize,
@@ -132,23 +128,25 @@ impl Plan {
     }
 }
 
-/// What one contender did.
+/// The measurements of one contender.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The contender's name.
     pub name: String,
-    /// Nanoseconds per iteration, a value per round: index `i` is the same round for every contender.
+    /// Nanoseconds per iteration, a value per round: index `i` is the same round for every
+    /// contender.
     pub rounds: Vec<f64>,
     /// Rounds in which the scheduler took a core away from one of the ends.
     pub disturbed: usize,
 }
 
-/// Runs `build`'s contenders between two pinned processes. In the leader this returns the outcomes; in the follower it
-/// does not return.
+/// Runs `build`'s contenders between two pinned processes. In the leader this returns the outcomes;
+/// in the follower it does not return.
 ///
 /// # Errors
 ///
-/// What the set-up or a contender reports. A follower prints what stopped it, and the leader then ends too.
+/// The error of the set-up or of a contender. A follower prints its error, and the leader then ends
+/// too.
 pub fn compare(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<Vec<Outcome>> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(FOLLOW) {
@@ -165,20 +163,14 @@ pub fn compare(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Con
 fn follow(core: usize, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<()> {
     affinity::pin(core)?;
     // A follower that spins must not outlive its leader.
-    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
     let socket: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
     let mut channel = Channel::new(UnixStream::from(socket))?;
     let mut contenders = build(Role::Follower, &mut channel)?;
     loop {
         let Ok(line) = channel.receive() else { return Ok(()) };
-        let mut words = line.split(' ').map(str::parse::<u64>);
-        let (Some(Ok(index)), Some(Ok(iterations)), Some(Ok(blocks))) = (words.next(), words.next(), words.next())
-        else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a command: {line:?}")));
-        };
-        let contender = usize::try_from(index).ok().and_then(|index| contenders.get_mut(index));
-        let contender = contender.ok_or_else(|| io::Error::other(format!("no contender {index}")))?;
+        let (index, iterations, blocks): (usize, u64, usize) = serde_json::from_str(&line)?;
+        let contender = contenders.get_mut(index).ok_or_else(|| io::Error::other(format!("no contender {index}")))?;
         let before = quiet::preemptions()?;
         for _ in 0..blocks {
             contender.follow(iterations)?;
@@ -269,9 +261,11 @@ struct Turn {
 }
 
 impl Turn {
-    /// Runs them; returns the median block's nanoseconds per iteration, and whether a core was taken away meanwhile.
+    /// Runs the blocks; returns the median block's nanoseconds per iteration, and whether a core
+    /// was taken away meanwhile.
     fn run(&self, channel: &mut Channel, contender: &mut dyn Contender) -> io::Result<(f64, bool)> {
-        channel.send(&format!("{} {} {}", self.index, self.iterations, self.warm_up + self.blocks))?;
+        let blocks = self.warm_up + self.blocks;
+        channel.send(&serde_json::to_string(&(self.index, self.iterations, blocks))?)?;
         for _ in 0..self.warm_up {
             contender.lead(self.iterations)?;
         }

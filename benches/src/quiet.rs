@@ -1,9 +1,11 @@
-//! Keeping other processes out of a measurement: waiting for a quiet moment, and knowing when one was not.
+//! Keeps other processes out of a measurement: waits for a quiet moment, and counts disturbances.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Below what share of busy time the machine counts as quiet.
+use nix::sys::resource::{UsageWho, getrusage};
+
+/// The machine counts as quiet below this share of busy time.
 const QUIET: f64 = 0.10;
 
 /// Waits until the cores have been idle for a moment, at most `bound`.
@@ -25,7 +27,7 @@ fn share(part: u64, whole: u64) -> f64 {
     f64::from(u32::try_from(permille).unwrap_or(u32::MAX)) / 1000.0
 }
 
-/// Ticks that all cores spent busy, and in all, since the machine started.
+/// Busy ticks of all cores, and all ticks, since the machine started.
 fn busy_and_total() -> Option<(u64, u64)> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let fields: Vec<u64> =
@@ -36,18 +38,15 @@ fn busy_and_total() -> Option<(u64, u64)> {
     Some((total - idle, total))
 }
 
-/// How often the scheduler took the core away from this process so far. A measurement during which this grew was
-/// disturbed.
+/// How often the scheduler took a core away from this process so far. A measurement during which
+/// the number grew was disturbed.
 ///
 /// # Errors
 ///
-/// What `getrusage` reports.
+/// The error of `getrusage`.
 pub fn preemptions() -> io::Result<u64> {
-    // SAFETY: `rusage` is plain data, for which all zeros is a value.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a writable `rusage`, and `RUSAGE_SELF` is a valid target.
-    let rc = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
-    if rc != 0 { Err(io::Error::last_os_error()) } else { Ok(u64::try_from(usage.ru_nivcsw).unwrap_or(0)) }
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    Ok(u64::try_from(usage.involuntary_context_switches()).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
-//! What a C program does for one operation: fill in a request, post it, poll until its completion is there.
+//! The calls of a C program for one operation: fill in a request, post it, poll until its
+//! completion is there.
 //!
 //! Invariants:
-//! 1. `qp`, `cq` and `mr` are live objects of one context, kept alive by whoever made the sequence for as long as it exists.
-//! 2. `source` is the memory of `mr`: `LEN` bytes, untouched by anything else while a request is in flight.
+//! 1. `qp`, `cq` and `mr` are live objects of one context: `new` wants that of its caller, for as
+//!    long as the sequence exists, and makes `mr` itself.
+//! 2. `source` is the memory of `mr`: `LEN` bytes, which nothing else uses while a request is in
+//!    flight.
 
 use std::io;
 use std::ptr;
@@ -15,7 +18,7 @@ use rdma_sys::{
 /// Bytes in a message.
 const LEN: u32 = 64;
 
-/// Where a one-sided write goes.
+/// The target of a one-sided write.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
     /// The address at the target.
@@ -41,8 +44,9 @@ impl RawSequence {
     ///
     /// # Safety
     ///
-    /// `pd`, `qp` and `cq` are live objects that `table` made; they stay alive until the sequence is dropped. `cq` is where
-    /// `qp` reports sends. Nothing else uses these queues while [`Self::run`] runs.
+    /// `pd`, `qp` and `cq` are live objects that `table` made, until the sequence is dropped. `cq`
+    /// is the completion queue for sends of `qp`. Nothing else uses these queues while
+    /// [`Self::run`] runs.
     ///
     /// # Errors
     ///
@@ -56,7 +60,9 @@ impl RawSequence {
     ) -> io::Result<Self> {
         let mut source = Box::new([0x5a; LEN as usize]);
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        // SAFETY: `pd` is live (the caller); the range is the box's, which the sequence keeps until it deregisters.
+        // SAFETY: ibv_reg_mr wants a live domain, this function's condition, and memory that stays
+        // valid until it is deregistered: the box's, which the sequence keeps until its drop, which
+        // deregisters.
         let mr = unsafe { table.ibv_reg_mr(pd, source.as_mut_ptr().cast(), source.len(), access) };
         if mr.is_null() {
             return Err(io::Error::last_os_error());
@@ -80,7 +86,7 @@ impl RawSequence {
 
     #[inline]
     fn post(&mut self) -> io::Result<()> {
-        // SAFETY: (1).
+        // SAFETY: the read wants a live region (1).
         let lkey = unsafe { (*self.mr).lkey };
         let mut sge = ibv_sge { addr: self.source.as_ptr().addr() as u64, length: LEN, lkey };
         let mut wr = ibv_send_wr {
@@ -98,8 +104,9 @@ impl RawSequence {
         }
         self.next_id += 1;
         let mut bad = ptr::null_mut();
-        // SAFETY: `qp` is live (1); `wr` is a chain of one request whose list holds one element, both alive during the call;
-        // the element lies in `mr` (2) and stays untouched until the completion is polled: `run` polls before it posts again.
+        // SAFETY: ibv_post_send wants a live queue pair (1), a chain of requests with lists that
+        // live during the call: locals, and memory that stays registered and unchanged until the
+        // completion (2): `run` polls before it posts again.
         match unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) } {
             0 => Ok(()),
             errno => Err(io::Error::from_raw_os_error(errno)),
@@ -110,7 +117,7 @@ impl RawSequence {
     fn poll(&mut self) -> io::Result<()> {
         let mut wc = ibv_wc::default();
         loop {
-            // SAFETY: `cq` is live (1), and there is room for one completion.
+            // SAFETY: ibv_poll_cq wants a live queue (1) and room for one completion, a local.
             match unsafe { ibv_poll_cq(self.cq, 1, &raw mut wc) } {
                 0 => {}
                 1 if wc.status == ibv_wc_status::IBV_WC_SUCCESS && wc.wr_id == self.next_id - 1 => return Ok(()),
@@ -123,7 +130,8 @@ impl RawSequence {
 
 impl Drop for RawSequence {
     fn drop(&mut self) {
-        // SAFETY: (1); nothing is in flight: `run` returns after the last completion, or the queue pair is dead.
+        // SAFETY: the symbol wants a live region (1) that no request uses: `run` returns after the
+        // last completion, or with an error that has ended the queue pair.
         unsafe { (self.table.ibv_dereg_mr)(self.mr) };
     }
 }

@@ -1,9 +1,9 @@
-//! Order statistics: what the tables show of the rounds of a comparison.
+//! Order statistics over the rounds of a comparison.
 
 /// The smallest, the middle and the largest of some measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The smallest: what the machine can do when nothing disturbs it.
+    /// The smallest: nothing disturbed the machine.
     pub min: f64,
     /// The median: the number to quote.
     pub median: f64,
@@ -20,7 +20,8 @@ impl Spread {
         Some(Self { min: *sorted.first()?, median: median_of_sorted(&sorted), max: *sorted.last()? })
     }
 
-    /// The spread after `f` was applied to each of the three; a decreasing `f` (a rate from a time) swaps the ends.
+    /// The spread after `f` was applied to each of the three; a decreasing `f` (a rate from a time)
+    /// swaps the ends.
     #[must_use]
     pub fn map(self, f: impl Fn(f64) -> f64) -> Self {
         let (a, b) = (f(self.min), f(self.max));
@@ -45,7 +46,7 @@ fn median_of_sorted(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The ratios `a / b` round by round, so that what slows a whole round down cancels out.
+/// The ratios `a / b` round by round, so that a disturbance of a whole round cancels out.
 #[must_use]
 pub fn paired_ratio(a: &[f64], b: &[f64]) -> Option<Spread> {
     let ratios: Vec<f64> = a.iter().zip(b).filter(|&(_, &b)| b != 0.0).map(|(a, b)| a / b).collect();

@@ -83,8 +83,8 @@ pub fn bytes(size: usize) -> String {
     }
 }
 
-/// Says how a measurement stands against the bar that the project set itself. Benchmarks report; they do not fail on it, and a
-/// run that only shows that they work says nothing.
+/// Prints a measurement and the project's own bar for it. A benchmark does not fail on a bar; a
+/// smoke run prints none.
 pub fn bar(what: &str, bar: &str, measured: &str, reached: bool) {
     if mode::is_smoke() {
         return;

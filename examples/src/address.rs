@@ -89,9 +89,8 @@ pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
 /// # Errors
 /// Where another process has failed, or rank 0 gave nothing.
 pub fn tell(group: &mut Group, own: Option<SocketAddr>) -> Result<SocketAddr, Failure> {
-    let own = own.map_or_else(String::new, |address| address.to_string());
-    let told = group.all_gather(own.as_bytes())?.swap_remove(0);
-    String::from_utf8_lossy(&told).parse().map_err(|_| Failure::new("the server has no address"))
+    let told = group.all_gather("the server's address", &own)?.swap_remove(0);
+    told.ok_or_else(|| Failure::new("the server has no address"))
 }
 
 /// The addresses of this host's interfaces that others can reach and that need no scope, those of the old version of IP first.

@@ -2,11 +2,17 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use rdma::Mtu;
+use serde::Serialize;
 
 use crate::Failure;
+
+/// The largest number of things to count.
+const MOST: usize = 1_000_000_000;
 
 /// A number of bytes: `64`, `64K`, `1M`, `2G` (powers of 1024; `KiB` and `KB` are the same).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,6 +41,12 @@ impl FromStr for Size {
     }
 }
 
+impl Serialize for Size {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shift, suffix) in [(30, "G"), (20, "M"), (10, "K")] {
@@ -44,6 +56,33 @@ impl fmt::Display for Size {
         }
         write!(f, "{}", self.0)
     }
+}
+
+/// Parses a time in seconds, for an option's `value_parser`.
+///
+/// # Errors
+/// Where it is no time that anybody would wait.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (1..=86400).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or_else(|| "give 1 to 86400 seconds".to_owned())
+}
+
+/// Parses a number that counts something, for an option's `value_parser`.
+///
+/// # Errors
+/// Where it counts nothing.
+pub fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
+    count.ok_or_else(|| format!("give 1 to {MOST}"))
+}
+
+/// Parses an MTU in bytes, for an option's `value_parser`.
+///
+/// # Errors
+/// Where no path has it.
+pub fn mtu(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok().filter(|&bytes| Mtu::from_bytes(bytes).is_some());
+    bytes.ok_or_else(|| "an MTU is 256, 512, 1024, 2048 or 4096".to_owned())
 }
 
 /// Parses the command line; `--help` and `--version` print and end the program.

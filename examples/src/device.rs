@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
-use rdma::{Context, DeviceSelector, GidEntry, InitOptions, Mtu, RemoteAccess};
+use rdma::{Context, DatagramOptions, DeviceSelector, GidEntry, InitOptions, Mtu, RemoteAccess};
 
 use crate::Failure;
 use crate::bootstrap::Group;
+use crate::failure::say;
 
 /// The options that say which device to use; the same in every program.
 #[derive(Clone, Debug, clap::Args)]
@@ -69,6 +70,15 @@ impl DeviceOptions {
         Ok(Chosen { context, port, gid, line, named })
     }
 
+    /// Opens the device of every rank; collective.
+    ///
+    /// # Errors
+    /// Where any rank has none; where the software device would have to reach another host.
+    pub fn open_together(&self, group: &mut Group) -> Result<Chosen, Failure> {
+        let opened = self.open().and_then(|chosen| chosen.check_hosts(group).map(|()| chosen));
+        group.agree("the devices of all", opened)
+    }
+
     fn gid(&self, context: &Context, port: u8) -> Result<Option<GidEntry>, Failure> {
         let Some(index) = self.gid_index else { return Ok(context.best_gid(port)?) };
         let table = context.gid_table(port)?;
@@ -100,21 +110,22 @@ impl Chosen {
     }
 
     /// Where ranks are on several hosts, the software device cannot take hardware's place.
-    ///
-    /// # Errors
-    /// Where it would.
-    pub fn check_hosts(&self, group: &mut Group) -> Result<(), Failure> {
-        let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let hosts = group.all_gather(host.as_bytes())?;
-        let several = hosts.iter().any(|other| *other != hosts[0]);
-        if several && self.context.is_software() {
-            let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };
-            return Err(Failure::new(format!(
-                "the ranks are on several hosts, and {} works within one; {hint}",
-                self.context.name()
-            )));
+    fn check_hosts(&self, group: &Group) -> Result<(), Failure> {
+        if group.is_on_one_host() || !self.context.is_software() {
+            return Ok(());
         }
-        Ok(())
+        let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };
+        let name = self.context.name();
+        Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one; {hint}")))
+    }
+
+    /// The same for datagram queue pairs.
+    pub fn datagram_options(&self, qkey: u32) -> DatagramOptions {
+        let options = DatagramOptions::new(qkey).port(self.port);
+        match self.gid.and_then(|gid| u8::try_from(gid.index).ok()) {
+            Some(index) => options.gid_index(index),
+            None => options,
+        }
     }
 
     /// The MTU asked for, if the port can do it; else the port's own.
@@ -133,14 +144,13 @@ impl Chosen {
     }
 }
 
-/// Says on standard output (as a comment of the table), or where that is taken on standard error, which device it is.
+/// Prints a line about the run: as a comment of the table, or on standard error where standard output is taken.
 ///
 /// # Errors
 /// What writing gives.
 pub fn announce(line: &str, stdout_taken: bool) -> Result<(), Failure> {
     if stdout_taken {
-        // Nobody has to read standard error.
-        drop(writeln!(io::stderr(), "{line}"));
+        say(line);
         return Ok(());
     }
     writeln!(io::stdout(), "# {line}")?;

@@ -14,8 +14,10 @@ use crate::{Failure, bootstrap};
 /// A place in a job, as a launcher tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// Who.
+    /// The launcher's name.
     pub launcher: &'static str,
+    /// The variable in which it gives the rank.
+    pub variable: &'static str,
     /// This process, from 0.
     pub rank: usize,
     /// How many there are.
@@ -216,7 +218,7 @@ fn told_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -> Res
     let host = given.or_else(local).or_else(listed);
     let port = variables.port()?.unwrap_or_else(|| free_port(job));
     let meeting = host.map(|host| Meeting { host, port });
-    Ok(Some(Told { launcher: launcher.name, rank, world, meeting, job }))
+    Ok(Some(Told { launcher: launcher.name, variable: launcher.rank, rank, world, meeting, job }))
 }
 
 /// A port below those that the kernel gives to connections, different for most jobs.
@@ -312,7 +314,7 @@ mod tests {
         for (parts, said) in cases {
             let failure = read(&parts.concat(), None).expect_err(said);
             assert!(failure.to_string().contains(said), "{said:?} is not in {failure}");
-            assert_eq!(failure.kind(), crate::failure::Kind::Usage);
+            assert!(matches!(failure, Failure::Usage(_)));
         }
     }
 

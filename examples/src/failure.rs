@@ -13,123 +13,122 @@ pub const EXIT_FAILURE: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 /// Exit status of a rank that ended because another one did; the launcher does not report it.
 pub const EXIT_PEER: u8 = 3;
-
 /// Exit status of a rank whose output nobody reads any more; the launcher makes it a success.
 pub const EXIT_PIPE: u8 = 4;
 
 /// What `--help` says about exit statuses.
-pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments that make no sense, 3 another rank failed. \
-                               RUST_LOG=debug shows more on standard error.";
+pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments that make no sense, 3 another rank \
+                               failed. RUST_LOG=debug shows more on standard error.";
+
+/// The variable in which the launcher of this package gives a rank its place.
+pub(crate) const LAUNCH: &str = "RDMA_EXAMPLES_LAUNCH";
 
 /// Why a program cannot go on.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    kind: Kind,
-    text: String,
-}
-
-/// What a [`Failure`] means for the exit status and for who reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Something did not work here.
-    Failed,
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Failure {
+    /// Something did not work here: what, and what to do about it.
+    #[error("{}", one_line(.0))]
+    Failed(String),
     /// The arguments make no sense.
-    Usage,
+    #[error("{}", one_line(.0))]
+    Usage(String),
     /// Another rank failed, and has said so.
-    Peer,
-    /// Somebody else has reported it; only the exit status is left to give.
+    #[error("{}", one_line(.0))]
+    Peer(String),
+    /// A rank has reported it and ended with this status, which is all that is left to give.
+    #[error("a rank has failed")]
     Reported(u8),
-    /// Nobody reads our output any more (`all_reduce | head`): end quietly.
+    /// Nobody reads the output any more (`all_reduce | head`): end quietly.
+    #[error("nobody reads the output any more")]
     BrokenPipe,
 }
 
 impl Failure {
     /// Something that did not work: `text` says what, and what to do about it.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Failed, text: text.into() }
+        Self::Failed(text.into())
     }
 
     /// Arguments that make no sense.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Usage, text: text.into() }
+        Self::Usage(text.into())
     }
 
     /// The end of another rank, which ends this one too.
     pub fn peer(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Peer, text: text.into() }
+        Self::Peer(text.into())
     }
 
-    /// A failure that a rank has already put in words; it ended with this status.
+    /// The failure of a rank that has reported it and ended with this status.
     #[must_use]
     pub fn reported(status: u8) -> Self {
-        let kind = if status == EXIT_PIPE { Kind::BrokenPipe } else { Kind::Reported(status) };
-        Self { kind, text: "a rank has failed".to_owned() }
+        if status == EXIT_PIPE { Self::BrokenPipe } else { Self::Reported(status) }
     }
 
-    /// What kind of failure this is.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        self.kind
+    /// The same failure, with its text changed; the others have none.
+    fn map(self, change: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Failed(text) => Self::Failed(change(text)),
+            Self::Usage(text) => Self::Usage(change(text)),
+            Self::Peer(text) => Self::Peer(change(text)),
+            other => other,
+        }
     }
 
     /// The same failure, preceded by what was being done.
     #[must_use]
-    pub fn context(mut self, what: impl fmt::Display) -> Self {
-        self.text = format!("{what}: {}", self.text);
-        self
+    pub fn context(self, what: impl fmt::Display) -> Self {
+        self.map(|text| format!("{what}: {text}"))
     }
 
     /// The same failure, and the last warning of the device, if it gave one.
     #[must_use]
-    pub fn with_last_warning(mut self) -> Self {
+    pub fn with_last_warning(self) -> Self {
         let warning = LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);
-        if !warning.is_empty() {
-            self.text = format!("{} (warning: {warning})", self.text);
-        }
-        self
+        if warning.is_empty() { self } else { self.map(|text| format!("{text} (warning: {warning})")) }
     }
 
     /// The exit status that says this.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
-        match self.kind {
-            Kind::Failed => EXIT_FAILURE,
-            Kind::Usage => EXIT_USAGE,
-            Kind::Peer => EXIT_PEER,
-            Kind::Reported(status) => status,
+        match self {
+            Self::Failed(_) => EXIT_FAILURE,
+            Self::Usage(_) => EXIT_USAGE,
+            Self::Peer(_) => EXIT_PEER,
+            Self::Reported(status) => *status,
             // The launcher has to tell it from the end of a job that is done.
-            Kind::BrokenPipe if crate::launcher::is_launched() => EXIT_PIPE,
-            Kind::BrokenPipe => 0,
+            Self::BrokenPipe if is_launched() => EXIT_PIPE,
+            Self::BrokenPipe => 0,
         }
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // One line, whatever the parts were.
-        for (i, line) in self.text.lines().map(str::trim).filter(|l| !l.is_empty()).enumerate() {
-            if i > 0 {
-                f.write_str(" ")?;
-            }
-            f.write_str(line)?;
-        }
-        Ok(())
-    }
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-impl std::error::Error for Failure {}
+/// Whether the launcher of this package started this process.
+#[must_use]
+pub fn is_launched() -> bool {
+    std::env::var_os(LAUNCH).is_some()
+}
+
+/// Prints a line on standard error, in one piece: several ranks may share a terminal.
+pub fn say(line: &str) {
+    // Standard error may be closed, and then there is nobody left to tell.
+    drop(io::stderr().write_all(format!("{line}\n").as_bytes()));
+}
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        let kind = if error.kind() == io::ErrorKind::BrokenPipe { Kind::BrokenPipe } else { Kind::Failed };
-        // Programs write no files but this, and "no space left on device" is not about RDMA devices.
-        let text = match error.kind() {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::BrokenPipe,
+            // Programs write no other files, and "no space left on device" is not about RDMA devices.
             io::ErrorKind::StorageFull => {
-                format!("cannot write the output: {error}; redirect it to where there is room")
+                Self::new(format!("cannot write the output: {error}; redirect it to where there is room"))
             }
-            _ => error.to_string(),
-        };
-        Self { kind, text }
+            _ => Self::new(error.to_string()),
+        }
     }
 }
 
@@ -207,15 +206,14 @@ fn out_of_memory_hint() -> String {
 pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     log_to_stderr();
     let Err(failure) = body() else { return ExitCode::SUCCESS };
-    let quiet = match failure.kind() {
-        Kind::BrokenPipe | Kind::Reported(_) => true,
-        // The launcher tells who died; without one, each rank has to.
-        Kind::Peer => crate::launcher::is_launched(),
-        Kind::Failed | Kind::Usage => false,
+    let is_quiet = match failure {
+        Failure::BrokenPipe | Failure::Reported(_) => true,
+        // The launcher tells which rank died; without one, each rank has to.
+        Failure::Peer(_) => is_launched(),
+        Failure::Failed(_) | Failure::Usage(_) => false,
     };
-    if !quiet {
-        // Standard error may be closed as well, and then there is nobody left to tell.
-        drop(writeln!(io::stderr(), "{program}: {failure}"));
+    if !is_quiet {
+        say(&format!("{program}: {failure}"));
     }
     ExitCode::from(failure.exit_status())
 }
@@ -223,8 +221,8 @@ pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCod
 /// The last warning of the crates below: why a peer was refused, for example, which no error can say.
 static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
 
-/// Shows what the crates below have to say, where `RUST_LOG` asks for it; else keeps the last warning for the failure that it
-/// may explain.
+/// Shows the events of the crates below, where `RUST_LOG` asks for them; else keeps the last warning for the failure
+/// that it may explain.
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
     if let Ok(filter) = EnvFilter::try_from_default_env() {

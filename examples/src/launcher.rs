@@ -1,76 +1,50 @@
 //! Local ranks: the program executes itself once per rank and waits for all of them.
 //!
-//! The launcher is the only process that sees how a rank ended, so it is the one that says so. When a rank dies it ends
-//! the others; when the launcher itself dies (control-C, `kill`) the kernel ends the ranks.
+//! The launcher alone sees how a rank ended, so it reports that. When a rank dies it ends the others; when the launcher
+//! itself dies (control-C, `kill`) the kernel ends the ranks.
 
+use std::collections::hash_map::RandomState;
 use std::env;
-use std::net::{Ipv4Addr, TcpListener};
+use std::ffi::OsString;
+use std::hash::{BuildHasher, Hasher};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use socket2::Socket;
 
-use crate::failure::{EXIT_FAILURE, EXIT_PEER, EXIT_PIPE, EXIT_USAGE};
-use crate::{Failure, bootstrap};
-
-/// Carries a rank's place from the launcher: rank, world, port, job, launcher's process id.
-const ENVIRONMENT: &str = "RDMA_EXAMPLES_LAUNCH";
+use crate::Failure;
+use crate::bootstrap::{self, Place, Roles, Root};
+use crate::failure::{EXIT_FAILURE, EXIT_PEER, EXIT_PIPE, EXIT_USAGE, LAUNCH};
 
 /// How long ranks may take to end by themselves after one of them died.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A rank's place in its job, and where the ranks of the job meet.
-#[derive(Debug)]
-pub struct Place {
-    /// This process, from 0.
-    pub rank: usize,
-    /// How many there are.
-    pub world: usize,
-    /// Where rank 0 listens.
-    pub root: Root,
-    /// Tells one job from another at the same address.
-    pub job: u64,
-}
-
-/// Where the ranks of a job meet.
-#[derive(Debug)]
-pub enum Root {
-    /// This is rank 0, and this is its socket.
-    Listener(TcpListener),
-    /// Rank 0 listens there.
-    Address(String),
-}
-
-/// Whether a launcher of this package started this process.
-#[must_use]
-pub fn is_launched() -> bool {
-    env::var_os(ENVIRONMENT).is_some()
-}
-
-/// The place that a launcher gave to this process; `None` where it was started by somebody else.
+/// The place that a launcher of this package gave to this process; `None` where it was started otherwise.
 ///
 /// # Errors
 /// Where the environment is not what a launcher leaves there.
 pub fn launched_place() -> Result<Option<Place>, Failure> {
-    let Ok(text) = env::var(ENVIRONMENT) else { return Ok(None) };
-    let broken = || Failure::new(format!("{ENVIRONMENT} is for the launcher's own use; unset it"));
-    let fields: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>().map_err(|_| broken())?;
-    let [rank, world, port, job, launcher] = fields[..] else { return Err(broken()) };
+    let Ok(text) = env::var(LAUNCH) else { return Ok(None) };
+    let broken = || Failure::new(format!("{LAUNCH} is for the launcher's own use; unset it"));
+    let fields: Option<Vec<u64>> = text.split(' ').take(4).map(|field| field.parse().ok()).collect();
+    let (Some(&[rank, world, job, launcher]), Some(address)) = (fields.as_deref(), text.split(' ').nth(4)) else {
+        return Err(broken());
+    };
     let number = |n: u64| usize::try_from(n).map_err(|_| broken());
 
-    // From here on this process ends with its launcher. It may have ended before this call: then it is not our parent.
+    // From here on this process ends with its launcher. If that has ended already, it is not our parent.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
     if u64::try_from(nix::unistd::getppid().as_raw()) != Ok(launcher) {
         return Err(Failure::peer("the launcher has ended"));
     }
-    let root = if rank == 0 {
-        let socket: OwnedFd = std::io::stdin().as_fd().try_clone_to_owned()?;
-        Root::Listener(TcpListener::from(socket))
-    } else {
-        Root::Address(format!("{}:{port}", Ipv4Addr::LOCALHOST))
+    let root = match rank {
+        0 => Root::Listener(Socket::from(std::io::stdin().as_fd().try_clone_to_owned()?)),
+        _ => Root::Address(address.to_owned()),
     };
     Ok(Some(Place { rank: number(rank)?, world: number(world)?, root, job }))
 }
@@ -92,30 +66,31 @@ struct Rank {
 
 /// Runs `world` copies of this program with the same arguments, one per rank, and waits until all have ended.
 ///
-/// `name` says what to call a rank in a message.
-///
 /// # Errors
 /// One line that tells how a rank died, or why one could not be started.
-pub fn launch(world: usize, name: impl Fn(usize) -> String) -> Result<Outcome, Failure> {
-    let listener = bootstrap::listen(&format!("{}:0", Ipv4Addr::LOCALHOST))?;
-    let port = listener.local_addr()?.port();
-    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.subsec_nanos());
-    let job = u64::from(std::process::id()) << 32 | u64::from(clock);
+pub fn launch(world: usize, roles: Roles) -> Result<Outcome, Failure> {
+    // Other processes of this host can find the socket, but not the number.
+    let job = RandomState::new().build_hasher().finish();
+    let (listener, address) = bootstrap::listen_locally(u64::from(std::process::id()))?;
+    let program = env::args_os().next().unwrap_or_else(|| OsString::from("rank"));
+    // The link names this very file, even where a new build has replaced it.
+    let link = Path::new("/proc/self/exe");
+    let file = if link.exists() { link.as_os_str() } else { &program };
     let mut ranks = Vec::with_capacity(world);
     for rank in 0..world {
         let stdin = if rank == 0 { Stdio::from(OwnedFd::from(listener.try_clone()?)) } else { Stdio::null() };
-        // The link names this very file, even where a new build has replaced it.
-        let spawned = Command::new("/proc/self/exe")
-            .arg0(env::args_os().next().unwrap_or_else(|| "rank".into()))
+        let spawned = Command::new(file)
+            .arg0(&program)
             .args(env::args_os().skip(1))
-            .env(ENVIRONMENT, format!("{rank} {world} {port} {job} {}", std::process::id()))
+            .env(LAUNCH, format!("{rank} {world} {job} {} {address}", std::process::id()))
             .stdin(stdin)
             .spawn();
+        let name = roles.name(rank);
         match spawned {
-            Ok(child) => ranks.push(Rank { child, name: name(rank) }),
+            Ok(child) => ranks.push(Rank { child, name }),
             Err(error) => {
                 end_all(&mut ranks);
-                return Err(Failure::new(format!("cannot start {}: {error}; try fewer ranks", name(rank))));
+                return Err(Failure::new(format!("cannot start {name}: {error}; try fewer ranks")));
             }
         }
     }
@@ -145,6 +120,9 @@ fn supervise(mut ranks: Vec<Rank>) -> Result<Outcome, Failure> {
             deadline.get_or_insert_with(|| Instant::now() + GRACE);
         }
         if deadline.is_some_and(|at| Instant::now() >= at) {
+            if matches!(outcome, Ok(Outcome::Reported(EXIT_PEER))) {
+                outcome = ranks.first().map_or(outcome, |rank| Err(stuck(rank)));
+            }
             end_all(&mut ranks);
         }
     }
@@ -154,6 +132,12 @@ fn supervise(mut ranks: Vec<Rank>) -> Result<Outcome, Failure> {
         }
         outcome => outcome,
     }
+}
+
+/// What to say of a rank that goes on when the others have lost it.
+fn stuck(rank: &Rank) -> Failure {
+    let (name, pid) = (&rank.name, rank.child.id());
+    Failure::new(format!("{name} (process {pid}) did not answer the other ranks, and was ended; was it stopped?"))
 }
 
 /// Blocks until a child may have ended; with a deadline it only pauses.

@@ -7,10 +7,11 @@ use std::time::Duration;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::bootstrap::Group;
-use crate::environment::{self, Meeting};
-use crate::launcher::{self, Outcome, Place, Root};
-use crate::{Failure, bootstrap};
+use crate::bootstrap::{self, Group, Place, Roles, Root, Terms};
+use crate::environment::{self, Meeting, Told};
+use crate::failure::{is_launched, say};
+use crate::launcher::{self, Outcome};
+use crate::{Failure, cli};
 
 /// More local ranks than this are a mistake, not a job.
 const MOST_RANKS: usize = 256;
@@ -32,9 +33,9 @@ pub struct PlacementOptions {
     /// Where rank 0 listens: an address of its host (default: what the environment says, or the one host of all ranks)
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
-    /// Seconds to wait for other ranks
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub timeout: u64,
+    /// Seconds to wait for another rank; one that is silent for a third of it is given up
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
+    pub timeout: Duration,
     /// Pin each rank to a core; auto: if there are enough cores
     #[arg(long, value_enum, default_value_t = Bind::Auto)]
     pub bind: Bind,
@@ -71,9 +72,6 @@ impl PlacementOptions {
         if let Some(root) = &self.root {
             check_address(root)?;
         }
-        if self.timeout == 0 || self.timeout > 86400 {
-            return Err(Failure::usage(format!("--timeout {}: give 1 to 86400 seconds", self.timeout)));
-        }
         Ok(())
     }
 
@@ -81,14 +79,8 @@ impl PlacementOptions {
     #[must_use]
     pub fn local_ranks(&self) -> usize {
         let is_told = || !matches!(environment::told(), Ok(None));
-        let is_rank = self.rank.is_some() || launcher::is_launched() || self.ranks.is_none() && is_told();
+        let is_rank = self.rank.is_some() || is_launched() || self.ranks.is_none() && is_told();
         if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
-    }
-
-    /// How long to wait for other ranks.
-    #[must_use]
-    pub fn timeout(&self) -> Duration {
-        Duration::from_secs(self.timeout)
     }
 
     /// This process's place; `None` where it has been the launcher of a job that has ended well.
@@ -102,43 +94,53 @@ impl PlacementOptions {
         if let (Some(rank), Some(world), Some(root)) = (self.rank, self.world, &self.root) {
             return Ok(Some(Place { rank, world, root: Root::Address(root.clone()), job: 0 }));
         }
-        if self.ranks.is_none() {
-            if let Some(place) = from_environment(self.root.as_deref()) {
-                return place.map(Some);
+        match (self.ranks, environment::told()) {
+            (None, told) => {
+                if let Some(told) = told? {
+                    return place_of(told, self.root.as_deref()).map(Some);
+                }
             }
+            // As many jobs as that launcher has ranks would not be what is meant.
+            (Some(ranks), Ok(Some(Told { launcher, rank, world, variable, .. }))) if world > 1 => {
+                return Err(Failure::usage(format!(
+                    "--ranks {ranks} starts ranks here, but {launcher} has started this process as rank {rank} of \
+                     {world}; leave --ranks out, or unset {variable}"
+                )));
+            }
+            (Some(_), _) => {}
         }
         if let Some(root) = &self.root {
             return Err(Failure::usage(format!("--root {root} needs --rank and --world")));
         }
-        launch(self.ranks.unwrap_or(RANKS), |rank| format!("rank {rank}")).map(|()| None)
+        launch(self.ranks.unwrap_or(RANKS), Roles::Ranks).map(|()| None)
     }
 }
 
-/// The place that another launcher has given to this process: `None` where there is none. `root` goes before what the environment
-/// says of where to meet.
-#[must_use]
-pub fn from_environment(root: Option<&str>) -> Option<Result<Place, Failure>> {
-    environment::told().transpose().map(|told| {
-        let environment::Told { launcher, rank, world, meeting, job } = told?;
-        if rank >= world {
+/// The place that another launcher has given to this process. `root` goes before what the environment says of where to
+/// meet.
+///
+/// # Errors
+/// Where the place cannot be, or nobody says where to meet.
+pub fn place_of(told: Told, root: Option<&str>) -> Result<Place, Failure> {
+    let Told { launcher, rank, world, meeting, job, .. } = told;
+    if rank >= world {
+        return Err(Failure::usage(format!(
+            "this is rank {rank} of {world} by the environment of {launcher}, and ranks count from 0; unset its \
+             variables, or correct them"
+        )));
+    }
+    let root = match (root, meeting) {
+        (Some(root), _) => check_address(root).map(|()| Root::Address(root.to_owned()))?,
+        (None, Some(meeting)) => meet_at(&meeting, rank)?,
+        (None, None) => {
+            let port = bootstrap::DEFAULT_PORT;
             return Err(Failure::usage(format!(
-                "this is rank {rank} of {world} by the environment of {launcher}, and ranks count from 0; \
-                 unset its variables, or correct them"
+                "this is rank {rank} of {world} by the environment of {launcher}, which does not say where the first \
+                 of its hosts is; say with --root HOST:{port} where rank 0 listens"
             )));
         }
-        let root = match (root, meeting) {
-            (Some(root), _) => check_address(root).map(|()| Root::Address(root.to_owned()))?,
-            (None, Some(meeting)) => meet_at(&meeting, rank)?,
-            (None, None) => {
-                let port = bootstrap::DEFAULT_PORT;
-                return Err(Failure::usage(format!(
-                    "this is rank {rank} of {world} by the environment of {launcher}, which does not say where the first of its hosts is; \
-                     say with --root HOST:{port} where rank 0 listens"
-                )));
-            }
-        };
-        Ok(Place { rank, world, root, job })
-    })
+    };
+    Ok(Place { rank, world, root, job })
 }
 
 /// Rank 0 listens on all addresses: a host's own name may be a loopback address to itself.
@@ -163,25 +165,37 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
 ///
 /// # Errors
 /// Where one failed.
-pub fn launch(ranks: usize, name: impl Fn(usize) -> String) -> Result<(), Failure> {
-    match launcher::launch(ranks, name)? {
+pub fn launch(ranks: usize, roles: Roles) -> Result<(), Failure> {
+    match launcher::launch(ranks, roles)? {
         Outcome::Success => Ok(()),
         Outcome::Reported(status) => Err(Failure::reported(status)),
     }
 }
 
-/// Starts a server (rank 0) and its client here, and waits for them.
+/// One rank's run: meets the others, does its work, and ends together with them.
+///
+/// # Errors
+/// Where this rank or another failed.
+pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
+    let mut group = Group::meet(place, terms)?;
+    let result = work(&mut group);
+    group.conclude(result)
+}
+
+/// Starts a server (rank 0) and its client here, each of which does `work`, and waits for them.
 ///
 /// # Errors
 /// Where one failed.
-pub fn launch_pair() -> Result<(), Failure> {
-    launch(2, |rank| if rank == 0 { "the server" } else { "the client" }.to_owned())
+pub fn run_pair(terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
+    match launcher::launched_place()? {
+        Some(place) => run(place, terms, work),
+        None => launch(2, Roles::ServerAndClient),
+    }
 }
 
-/// The address with the usual port, if it has none. IPv6 addresses may come with or without brackets.
+/// The address with this port, if it has none. IPv6 addresses may come with or without brackets.
 #[must_use]
-pub fn with_port(address: &str) -> String {
-    let port = bootstrap::DEFAULT_PORT;
+pub fn with_port(address: &str, port: u16) -> String {
     if address.parse::<Ipv6Addr>().is_ok() {
         format!("[{address}]:{port}")
     } else if address.ends_with(']') || !address.contains(':') {
@@ -215,31 +229,36 @@ pub struct Cores {
     pub pinned: Option<usize>,
 }
 
-/// Finds out how many ranks share this host, and pins this one as asked.
-///
-/// # Errors
-/// Where a rank has died; where pinning does not work.
-pub fn bind(group: &mut Group, bind: Bind) -> Result<Cores, Failure> {
-    let host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let hosts = group.all_gather(&host)?;
-    let ranks = hosts.iter().filter(|other| **other == host).count();
-    let place = hosts[..group.rank()].iter().filter(|other| **other == host).count();
+/// Pins this rank as asked, as far as the kernel lets it.
+#[must_use]
+pub fn bind(group: &Group, bind: Bind) -> Cores {
     let us = Pid::from_raw(0);
-    let allowed = sched_getaffinity(us).map_err(std::io::Error::from)?;
-    let cores: Vec<usize> = (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect();
-    let shared = ranks > cores.len();
-    let pinned = match bind {
+    let (place, ranks) = group.place_on_host();
+    let cores: Vec<usize> = sched_getaffinity(us).map_or_else(
+        // A sandbox may refuse to tell.
+        |_| Vec::new(),
+        |allowed| (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect(),
+    );
+    let shared = ranks > if cores.is_empty() { parallelism() } else { cores.len() };
+    let wanted = match bind {
         Bind::None => None,
         Bind::Auto if shared => None,
         Bind::Auto | Bind::Core => cores.get(place % cores.len().max(1)).copied(),
     };
-    if let Some(core) = pinned {
+    let pin = |core: usize| {
         let mut set = CpuSet::new();
-        set.set(core).map_err(std::io::Error::from)?;
+        set.set(core)?;
         sched_setaffinity(us, &set)
-            .map_err(|e| Failure::from(std::io::Error::from(e)).context(format_args!("cannot pin to core {core}")))?;
+    };
+    let is_pinned = wanted.is_some_and(|core| pin(core).is_ok());
+    if bind == Bind::Core && !is_pinned {
+        say(&format!("rank {} is not pinned to a core: the kernel refuses", group.rank()));
     }
-    Ok(Cores { shared, pinned })
+    Cores { shared, pinned: wanted.filter(|_| is_pinned) }
+}
+
+fn parallelism() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[cfg(test)]
@@ -255,7 +274,7 @@ mod tests {
             ("[::1]", "[::1]:18515"),
             ("[::1]:5", "[::1]:5"),
         ] {
-            assert_eq!(with_port(given), full);
+            assert_eq!(with_port(given, 18515), full);
             assert!(check_address(full).is_ok());
         }
     }

@@ -1,56 +1,39 @@
 //! A line on standard error that says how far a long run is, where somebody is there to see it.
 
-use std::io::{self, IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Shows nothing during the first second, and nothing at all where standard error is not a terminal.
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How far a run of several steps is. Shows nothing where standard error is not a terminal, and is gone when dropped.
 #[derive(Debug)]
-pub struct Progress {
-    visible: bool,
-    shown: bool,
-    started: Instant,
-    last: Instant,
-}
+pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Starts the clock.
+    /// Begins a run of so many steps.
     #[must_use]
-    pub fn new() -> Self {
-        let now = Instant::now();
-        Self { visible: io::stderr().is_terminal(), shown: false, started: now, last: now }
-    }
-
-    /// Says what is being done, `done` steps of `total` being over.
-    pub fn step(&mut self, what: &str, done: usize, total: usize) {
-        let now = Instant::now();
-        if !self.visible || now - self.started < Duration::from_secs(1) || now - self.last < Duration::from_millis(100)
-        {
-            return;
+    pub fn new(steps: usize) -> Self {
+        let style = ProgressStyle::with_template("{msg} [{pos}/{len}] {elapsed}");
+        let bar = ProgressBar::new(steps as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        if !bar.is_hidden() {
+            bar.enable_steady_tick(Duration::from_secs(1));
         }
-        self.last = now;
-        self.shown = true;
-        let seconds = (now - self.started).as_secs();
-        // A progress line that cannot be written is not worth a failure.
-        drop(write!(io::stderr(), "\r\x1b[K{what} [{done}/{total}] {seconds} s"));
+        Self(bar)
     }
 
-    /// Removes the line, so that a row of the table can be printed.
-    pub fn clear(&mut self) {
-        if self.shown {
-            self.shown = false;
-            drop(write!(io::stderr(), "\r\x1b[K"));
-        }
+    /// Says what is being done, `done` steps being over.
+    pub fn step(&self, what: &str, done: usize) {
+        self.0.set_message(what.to_owned());
+        self.0.set_position(done as u64);
     }
-}
 
-impl Default for Progress {
-    fn default() -> Self {
-        Self::new()
+    /// Prints something, with the line out of the way.
+    pub fn print<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.0.suspend(print)
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.clear();
+        self.0.finish_and_clear();
     }
 }

@@ -4,8 +4,6 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::statistics::Summary;
-
 /// One collective, measured out of place or in place.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CollectiveTime {
@@ -130,122 +128,6 @@ fn significant(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Width of perftest's rulers.
-pub const RULER: &str = "---------------------------------------------------------------------------------------";
-
-/// A row of perftest's latency table, in microseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[allow(missing_docs, reason = "the names are perftest's own, and its table's heads")]
-pub struct LatencyRow {
-    #[serde(rename = "MsgSize")]
-    pub size: usize,
-    #[serde(rename = "n_iterations")]
-    pub iterations: usize,
-    pub t_min: f64,
-    pub t_max: f64,
-    pub t_typical: f64,
-    pub t_avg: f64,
-    pub t_stdev: f64,
-    pub percentile_99: f64,
-    #[serde(rename = "percentile_99.9")]
-    pub percentile_999: f64,
-}
-
-impl LatencyRow {
-    /// A row from a summary in microseconds.
-    #[must_use]
-    pub fn new(size: usize, iterations: usize, s: Summary) -> Self {
-        Self {
-            size,
-            iterations,
-            t_min: s.min,
-            t_max: s.max,
-            t_typical: s.median,
-            t_avg: s.mean,
-            t_stdev: s.stdev,
-            percentile_99: s.p99,
-            percentile_999: s.p999,
-        }
-    }
-}
-
-/// Prints the heads of perftest's latency table.
-///
-/// # Errors
-/// What writing to `out` gives.
-pub fn latency_head(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
-         99% percentile[usec]   99.9% percentile[usec] "
-    )
-}
-
-/// Prints one row of perftest's latency table.
-///
-/// # Errors
-/// What writing to `out` gives.
-pub fn latency_row(out: &mut dyn Write, r: &LatencyRow) -> io::Result<()> {
-    writeln!(
-        out,
-        " {:<7} {:<10}     {:<7.2}        {:<7.2}      {:<7.2}  \t       {:<7.2}     \t{:<7.2}\t\t{:<7.2} \t\t{:<7.2}",
-        r.size, r.iterations, r.t_min, r.t_max, r.t_typical, r.t_avg, r.t_stdev, r.percentile_99, r.percentile_999
-    )?;
-    out.flush()
-}
-
-/// A row of perftest's bandwidth table; MiB (2^20) per second, millions of messages per second.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[allow(missing_docs, reason = "the names are perftest's own, and its table's heads")]
-pub struct BandwidthRow {
-    #[serde(rename = "MsgSize")]
-    pub size: usize,
-    #[serde(rename = "n_iterations")]
-    pub iterations: usize,
-    #[serde(rename = "BW_peak")]
-    pub peak: f64,
-    #[serde(rename = "BW_average")]
-    pub average: f64,
-    #[serde(rename = "MsgRate")]
-    pub rate: f64,
-}
-
-impl BandwidthRow {
-    /// A row from the time that `iterations` messages took, and from the best rate seen, in messages per second.
-    #[must_use]
-    pub fn new(size: usize, iterations: usize, seconds: f64, peak_rate: f64) -> Self {
-        let rate = if seconds > 0.0 { iterations as f64 / seconds } else { 0.0 };
-        let mib = size as f64 / f64::from(1 << 20);
-        Self { size, iterations, peak: peak_rate.max(rate) * mib, average: rate * mib, rate: rate / 1e6 }
-    }
-}
-
-/// Prints the heads of perftest's bandwidth table.
-///
-/// # Errors
-/// What writing to `out` gives.
-pub fn bandwidth_head(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]")
-}
-
-/// Prints one row of perftest's bandwidth table.
-///
-/// # Errors
-/// What writing to `out` gives.
-pub fn bandwidth_row(out: &mut dyn Write, r: &BandwidthRow) -> io::Result<()> {
-    let BandwidthRow { size, iterations, peak, average, rate } = r;
-    writeln!(out, " {size:<7}    {iterations:<10}       {peak:<7.2}            {average:<7.2}\t\t     {rate:<7.6}")?;
-    out.flush()
-}
-
-/// Prints a two-column line of perftest's settings.
-///
-/// # Errors
-/// What writing to `out` gives.
-pub fn settings_row(out: &mut dyn Write, left: (&str, &str), right: (&str, &str)) -> io::Result<()> {
-    writeln!(out, " {:<15} : {:<15} {:<15} : {}", left.0, left.1, right.0, right.1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,12 +195,5 @@ mod tests {
         for (value, text) in [(0.0, "0"), (12.34567, "12.3457"), (1234567.0, "1234567"), (0.00012, "0.00012")] {
             assert_eq!(significant(value), text);
         }
-    }
-
-    #[test]
-    fn bandwidth_is_in_mebibytes() {
-        let row = BandwidthRow::new(1 << 20, 100, 0.5, 0.0);
-        assert_eq!((row.average, row.peak, row.rate), (200.0, 200.0, 0.0002));
-        assert!(text(|out| bandwidth_row(out, &row)).starts_with(" 1048576    100 "));
     }
 }

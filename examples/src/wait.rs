@@ -1,12 +1,85 @@
-//! Sleeping until one of several descriptors has something to read.
+//! Waiting: for completions, and for descriptors.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rdma::{Completion, CompletionChannel, CompletionQueue, Context, Poller};
 
 use crate::Failure;
+use crate::bootstrap::Watch;
+
+/// How often to look whether the other rank still lives.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A completion queue that is waited for with a deadline, and as long as no rank is lost.
+#[derive(Debug)]
+pub struct Completions {
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    poller: Poller,
+    sleeps: bool,
+    watch: Watch,
+    timeout: Duration,
+}
+
+impl Completions {
+    /// A queue with room for `depth` completions. With `sleeps`, a wait sleeps at once, in place of polling for a while.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn new(context: &Context, depth: u32, sleeps: bool, watch: Watch, timeout: Duration) -> Result<Self, Failure> {
+        let channel = context.create_completion_channel()?;
+        let cq = context.cq_builder(depth).channel(&channel).build()?;
+        Ok(Self { poller: cq.poller(), cq, channel, sleeps, watch, timeout })
+    }
+
+    /// The queue.
+    #[must_use]
+    pub fn queue(&self) -> &CompletionQueue {
+        &self.cq
+    }
+
+    /// Hands the next completion to `take`, if there is one now.
+    ///
+    /// # Errors
+    /// What polling reports, and `take`.
+    pub fn poll<T>(&mut self, take: impl FnOnce(Completion<'_>) -> Result<T, Failure>) -> Result<Option<T>, Failure> {
+        self.poller.poll()?.map(take).transpose()
+    }
+
+    /// Waits for the next completion and hands it to `take`; `None` where there is none in time.
+    ///
+    /// # Errors
+    /// What polling reports, the loss of a rank, and `take`.
+    pub fn wait<T>(&mut self, take: impl FnOnce(Completion<'_>) -> Result<T, Failure>) -> Result<Option<T>, Failure> {
+        if let Some(completion) = self.poller.poll()? {
+            return take(completion).map(Some);
+        }
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let look = LOOK.min(deadline.saturating_duration_since(Instant::now()));
+            if self.sleeps {
+                self.cq.request_notify(false)?;
+                // What came before the queue was armed makes no event.
+                if let Some(completion) = self.poller.poll()? {
+                    return take(completion).map(Some);
+                }
+                self.channel.wait(Some(look))?;
+                if let Some(completion) = self.poller.poll()? {
+                    return take(completion).map(Some);
+                }
+            } else if let Some(completion) = self.poller.wait(Some(look))? {
+                return take(completion).map(Some);
+            }
+            self.watch.check()?;
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+        }
+    }
+}
 
 /// Sleeps until one of the descriptors is readable, or broken; `false` at the deadline. It may also return early.
 ///

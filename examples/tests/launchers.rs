@@ -173,7 +173,7 @@ fn an_environment_that_makes_no_sense_is_said() {
             has_failed(name, &output, said);
         }
     }
-    // Who says otherwise is not asked.
+    // With --ranks, an environment that makes no sense is not asked.
     let output = ranks("all_reduce", &[&SMALL[..], &["--ranks", "2"]].concat(), &[with(&[("MASTER_PORT", "http")])]);
     all_succeed(&output);
     // What is not text is not a number, either.
@@ -219,10 +219,20 @@ fn have_summed_together(output: &Output) {
     is_right(&text(&output.stdout), 2);
 }
 
+/// Else each of the launcher's ranks would start a job of its own.
 #[test]
-fn an_option_goes_before_the_environment() {
+fn ranks_of_another_launcher_do_not_start_ranks() {
     let more = [("SLURM_JOB_ID", "1"), ("SLURM_NNODES", "1")];
-    let outputs = ranks("all_reduce", &[&SMALL[..], &["--ranks", "2"]].concat(), &[set(1, 7, SLURM, &more)]);
+    let args = [&SMALL[..], &["--ranks", "2"]].concat();
+    let output = ranks("all_reduce", &args, &[set(1, 7, SLURM, &more)]).swap_remove(0);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    has_failed(
+        "--ranks 2",
+        &output,
+        "Slurm has started this process as rank 1 of 7; leave --ranks out, or unset SLURM_PROCID",
+    );
+    // The only rank is as good as none: the shell of an allocation has such an environment.
+    let outputs = ranks("all_reduce", &args, &[set(0, 1, SLURM, &more)]);
     all_succeed(&outputs);
     is_right(&text(&outputs[0].stdout), 2);
 }
@@ -238,7 +248,7 @@ fn mpirun(count: &str, name: &str, args: &[&str]) -> Output {
 
 #[test]
 fn mpirun_starts_ranks() {
-    if !has("mpirun_starts_ranks", "mpirun", "openmpi-bin") {
+    if !has("mpirun", "openmpi-bin") {
         return;
     }
     let output = mpirun("3", "all_reduce", &SMALL);
@@ -248,7 +258,7 @@ fn mpirun_starts_ranks() {
 
 #[test]
 fn two_jobs_of_mpirun_do_not_meet() {
-    if !has("two_jobs_of_mpirun_do_not_meet", "mpirun", "openmpi-bin") {
+    if !has("mpirun", "openmpi-bin") {
         return;
     }
     let jobs = ["2", "3"].map(|count| (count, std::thread::spawn(move || mpirun(count, "all_reduce", &SMALL))));
@@ -261,7 +271,7 @@ fn two_jobs_of_mpirun_do_not_meet() {
 
 #[test]
 fn mpirun_starts_pingpong() {
-    if !has("mpirun_starts_pingpong", "mpirun", "openmpi-bin") {
+    if !has("mpirun", "openmpi-bin") {
         return;
     }
     let output = mpirun("2", "pingpong", &["--json", "--size", "64", "-n", "10"]);
@@ -273,8 +283,19 @@ fn mpirun_starts_pingpong() {
 }
 
 #[test]
+fn mpirun_and_ranks_are_too_many() {
+    if !has("mpirun", "openmpi-bin") {
+        return;
+    }
+    let output = mpirun("2", "all_reduce", &["-r", "3"]);
+    assert!(!output.status.success());
+    let err = text(&output.stderr);
+    assert!(err.contains("--ranks 3 starts ranks here, but mpirun has started this process as rank"), "{err}");
+}
+
+#[test]
 fn mpirun_hears_of_a_failure() {
-    if !has("mpirun_hears_of_a_failure", "mpirun", "openmpi-bin") {
+    if !has("mpirun", "openmpi-bin") {
         return;
     }
     let output = mpirun("2", "all_reduce", &["--device", "mlx9_9"]);

@@ -179,7 +179,7 @@ mod all_reduce {
             (&["--max", "1T"], "no memory"),
             (&["--rank", "0", "--world", "4000000000", "--root", "127.0.0.1:1234"], "--world 4000000000"),
             (&["--factor", "1"], "--factor 1"),
-            (&["--iters", "0"], "--iters 0"),
+            (&["--iters", "0"], "'0' for '--iters"),
             (&["--rank", "0"], "--world"),
             (&["--rank", "3", "--world", "2", "--root", "127.0.0.1:1234"], "--rank 3"),
             (&["--rank", "0", "--world", "2", "--root", "nonsense"], "host:port"),
@@ -202,7 +202,14 @@ mod all_reduce {
         if !off.status.success() {
             has_failed("RDMA_SOFT=OFF", &off, "unset RDMA_SOFT");
         }
-        has_failed("RDMA_DEVICE=a b", &with("RDMA_DEVICE", "a b"), "RDMA_DEVICE");
+        for (name, value) in [
+            ("RDMA_DEVICE", "a b"),
+            ("RDMA_SOFT", "maybe"),
+            ("RDMA_SOFT_LINK_LAYER", "foo"),
+            ("RDMA_IBVERBS_PATH", "/nonexistent/libibverbs.so"),
+        ] {
+            has_failed(&format!("{name}={value}"), &with(name, value), name);
+        }
         assert!(with("RDMA_DEVICE", "").status.success());
     }
 
@@ -215,7 +222,7 @@ mod all_reduce {
         let mut stream = connect(&root);
         // In the version of the protocol that is spoken: a hello of 16384 bytes, of which one comes each tenth of a second.
         let begun = Instant::now();
-        let dripping = stream.write_all(b"rdma-job\0\0\0\x02H\0\0\x40\0").is_ok();
+        let dripping = stream.write_all(b"rdma-job\0\0\0\x03\0\0\x40\0").is_ok();
         while dripping && stream.write_all(b"x").is_ok() && begun.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -223,7 +230,7 @@ mod all_reduce {
         assert!(begun.elapsed() < Duration::from_secs(30));
         let err = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{err}");
-        assert!(err.contains("it does not say who it is") && err.contains("missing: 1"), "{err}");
+        assert!(err.contains("it does not introduce itself") && err.contains("missing: 1"), "{err}");
     }
 
     #[test]
@@ -248,8 +255,9 @@ mod all_reduce {
         let common = ["--world", "2", "--root", &root];
         let zero = start("all_reduce", &[&common[..], &["--rank", "0", "--max", "1K"]].concat());
         let one = run("all_reduce", &[&common[..], &["--rank", "1", "--max", "2K"]].concat());
-        has_failed("rank 1", &one, "same options");
-        has_failed("rank 0", &finish(zero), "same options");
+        let said = "--max is 1K at rank 0 and 2K at rank 1; give all the same options";
+        has_failed("rank 1", &one, said);
+        has_failed("rank 0", &finish(zero), said);
     }
 
     /// The processes that a program has started.
@@ -264,8 +272,9 @@ mod all_reduce {
     }
 
     /// Starts a job that would take very long, and waits until it works.
-    fn endless() -> (Child, Vec<u32>, impl BufRead) {
-        let mut job = start("all_reduce", &["-r", "3", "--min", "64K", "--max", "64K", "-n", "100000000", "-c", "0"]);
+    fn endless(more: &[&str]) -> (Child, Vec<u32>, impl BufRead + use<>) {
+        let args = ["-r", "3", "--min", "64K", "--max", "64K", "-n", "100000000", "-c", "0"];
+        let mut job = start("all_reduce", &[&args, more].concat());
         let mut out = BufReader::new(job.stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains("(elements)") {
@@ -293,7 +302,7 @@ mod all_reduce {
     #[test]
     fn a_killed_rank_ends_the_others() {
         for victim in 0..3 {
-            let (mut job, ranks, out) = endless();
+            let (mut job, ranks, out) = endless(&[]);
             std::thread::sleep(Duration::from_millis(100));
             send(Signal::SIGKILL, ranks[victim]);
             let killed = Instant::now();
@@ -312,9 +321,38 @@ mod all_reduce {
         }
     }
 
+    /// During an operation, and during set-up: a stopped process keeps its sockets open.
+    #[test]
+    fn a_stopped_rank_is_named() {
+        for victim in 0..3 {
+            let (job, ranks, out) = endless(&["--timeout", "9"]);
+            send(Signal::SIGSTOP, ranks[victim]);
+            has_failed("the job", &finish_without_output(job), &format!("rank {victim} has been silent for 3 s"));
+            drop(out);
+            wait_until_gone(&ranks);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_stops_during_set_up_is_named() {
+        let root = free_address(7);
+        let start = |rank| start("all_reduce", &["--rank", rank, "--world", "2", "--root", &root, "--timeout", "9"]);
+        for victim in ["0", "1"] {
+            let (stopped, other) = (start(victim), start(if victim == "0" { "1" } else { "0" }));
+            // When it has said hello, or has yet to.
+            std::thread::sleep(Duration::from_millis(30));
+            send(Signal::SIGSTOP, stopped.id());
+            let err = text(&finish(other).stderr);
+            let parts = ["has been silent for 3 s", "did not come", "cannot reach rank 0", "does not answer"];
+            assert!(parts.iter().any(|part| err.contains(part)) && err.contains(victim), "{err}");
+            send(Signal::SIGKILL, stopped.id());
+            assert!(!finish(stopped).status.success());
+        }
+    }
+
     #[test]
     fn ranks_die_with_their_launcher() {
-        let (mut job, ranks, _out) = endless();
+        let (mut job, ranks, _out) = endless(&[]);
         send(Signal::SIGKILL, job.id());
         job.wait().unwrap();
         wait_until_gone(&ranks);
@@ -331,80 +369,17 @@ mod all_reduce {
     }
 }
 
-mod pingpong {
-    use super::*;
+fn limited(limit: &str, program: &str, args: &str) -> Output {
+    let shell = format!("{limit}; exec {program} {args}");
+    let mut command = Command::new("sh");
+    command.args(["-c", &shell]).env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).stderr(Stdio::piped());
+    finish(command.spawn().unwrap())
+}
 
-    fn rows(args: &[&str]) -> Value {
-        let mut all = vec!["--json", "-n", "20"];
-        all.extend(args);
-        serde_json::from_str(&succeed("pingpong", &all)).unwrap()
-    }
-
-    #[test]
-    fn every_operation_carries_what_was_sent() {
-        for op in ["send", "write", "read"] {
-            for events in [&[][..], &["--events"]] {
-                for size in ["1", "7", "64", "4K", "1M"] {
-                    let args = [&["--op", op, "--size", size, "--check", "--tx-depth", "8"], events].concat();
-                    let report = rows(&args);
-                    assert_eq!(report["latency"].as_array().unwrap().len(), 1, "{args:?}");
-                    assert!(report["bandwidth"][0]["BW_average"].as_f64().unwrap() > 0.0, "{args:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn prints_the_tables_of_perftest() {
-        let out = succeed("pingpong", &["--size", "64", "-n", "50", "--mtu", "1024"]);
-        for part in
-            ["# using soft0", "Send Latency Test", "t_typical[usec]", "Send BW Test", "MsgRate[Mpps]", "1024[B]"]
-        {
-            assert!(out.contains(part), "{part:?} is not in\n{out}");
-        }
-    }
-
-    #[test]
-    fn server_and_client_find_each_other() {
-        let address = free_address(5);
-        let common = ["--size", "256", "-n", "10"];
-        let server = start("pingpong", &[&["--server", &address], &common[..]].concat());
-        let client = run("pingpong", &[&[address.as_str()], &common[..]].concat());
-        assert!(client.status.success(), "{}", text(&client.stderr));
-        assert!(text(&client.stdout).contains("Send BW Test"));
-        assert!(finish(server).status.success());
-    }
-
-    #[test]
-    fn refuses_bad_input() {
-        let cases: [(&[&str], &str); 9] = [
-            (&["--device", "mlx9_9"], "mlx9_9"),
-            (&["--size", "0"], "--size 0"),
-            (&["--size", "4G"], "--size 4G"),
-            (&["--iters", "0"], "--iters 0"),
-            (&["--mtu", "1500"], "--mtu 1500"),
-            (&["--tx-depth", "0"], "--tx-depth 0"),
-            (&["--op", "shout"], "shout"),
-            (&["--server", "127.0.0.1:1x"], "host:port"),
-            (&["127.0.0.1:9", "--timeout", "1"], "cannot reach"),
-        ];
-        for (args, part) in cases {
-            fail("pingpong", args, part);
-        }
-    }
-
-    fn limited(limit: &str, program: &str, args: &str) -> Output {
-        let shell = format!("{limit}; exec {program} {args}");
-        let mut command = Command::new("sh");
-        command.args(["-c", &shell]).env("RDMA_DEVICE", "soft0").stdout(Stdio::piped()).stderr(Stdio::piped());
-        finish(command.spawn().unwrap())
-    }
-
-    #[test]
-    fn limits_of_memory_and_files_are_said() {
-        has_failed("all_reduce", &limited("ulimit -n 20", env!("CARGO_BIN_EXE_all_reduce"), ""), "ulimit -n");
-        // Fails while buffers are made, at both ends; one line says so.
-        let output = limited("ulimit -v 100000", env!("CARGO_BIN_EXE_pingpong"), "--size 8M");
-        has_failed("pingpong", &output, "memory");
-    }
+#[test]
+fn limits_of_memory_and_files_are_said() {
+    has_failed("all_reduce", &limited("ulimit -n 20", env!("CARGO_BIN_EXE_all_reduce"), ""), "ulimit -n");
+    // Fails while buffers are made, at both ends; one line says so.
+    let output = limited("ulimit -v 100000", env!("CARGO_BIN_EXE_pingpong"), "--size 8M");
+    has_failed("pingpong", &output, "memory");
 }

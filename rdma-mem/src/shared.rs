@@ -1,35 +1,111 @@
 //! Memory of this process that other processes may map.
 //!
-//! [`SharedMemory`] owns a memfd and its only mapping in this process. Its memory is reached through raw pointers and the
-//! functions of this crate alone: no reference to it exists while a peer may have it mapped. A registry of all live
-//! [`SharedMemory`] lets a software device find out, from nothing but an address range, that it could hand the memfd to a
-//! peer ([`find`]). [`Mapping`] is the peer's view.
+//! [`SharedMemory`] owns a memfd and its only mapping in this process. Code reaches the memory only
+//! through raw pointers and the functions of this crate: no reference to it exists while a peer may
+//! have it mapped. A registry of all live [`SharedMemory`] tells a software device which memfd lies
+//! behind a range of addresses, so that it can send the memfd to a peer ([`find`]). [`Mapping`] is
+//! the peer's view.
 //!
 //! # Safety
 //!
-//! The invariants that the blocks here cite:
+//! Invariants that the blocks in this module cite:
 //!
-//! 1. `base` is the start of one mapping of `mapped` bytes (a positive multiple of the page size), readable and writable,
-//!    made by `mmap` in process `owner` and unmapped by nobody but this value's drop there.
-//! 2. The memfd is sealed against shrinking before anybody else can have it, so no access to the mapping can fault for want
-//!    of a file behind it. (A peer can punch holes: those read as zeros and are filled at the next touch.)
-//! 3. In a forked child the mapping may be missing and its addresses taken by something else: drops do nothing there.
+//! 1. `Pages` is the only owner of its mapping: `mapped` bytes, a positive multiple of the page
+//!    size, readable and writable. Nothing but its drop unmaps them, in the process that mapped
+//!    them.
+//! 2. The file behind a mapping is sealed against shrinking before the mapping is made, so an
+//!    access cannot fault for want of a file. (A peer can punch holes: they read as zeros and are
+//!    filled at the next access.)
+//! 3. A forked child may lack the mapping and have something else at its addresses, so a drop in a
+//!    child unmaps nothing.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Neither the size nor the seals can change: a mapping of it stays valid for ever.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MRemapFlags, mremap};
+use nix::sys::stat::fstat;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use nix::unistd::{SysconfVar, sysconf};
 
-/// From this size on, whether there is that much memory is checked first.
-const WORTH_A_LOOK: usize = 16 << 20;
+/// Neither the size nor the seals can change, so a mapping stays valid for ever.
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
+
+/// From this size on, [`SharedMemory::new`] asks first whether the system has that much memory.
+const LARGE: usize = 16 << 20;
 
 static REGISTRY: RwLock<BTreeMap<usize, Arc<Backing>>> = RwLock::new(BTreeMap::new());
 
-/// The memfd behind a [`SharedMemory`], and where this process has it mapped.
+/// Why memory could not be shared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SharedMemoryError {
+    /// The kernel refused a system call.
+    #[error("{call}: {error}")]
+    System {
+        /// The name of the call.
+        call: &'static str,
+        /// The call's error.
+        #[source]
+        error: io::Error,
+    },
+    /// No bytes, or more than the address space holds.
+    #[error("shared memory of no bytes, or of more than the address space holds")]
+    Size,
+    /// The system has less memory available.
+    #[error("less memory is available than asked for")]
+    OutOfMemory,
+    /// The peer sent a descriptor that is not safe to map.
+    #[error("the peer's memory {0}")]
+    Untrusted(&'static str),
+    /// The memory belongs to the process that forked this one.
+    #[error("the memory belongs to the parent process")]
+    Forked,
+}
+
+impl SharedMemoryError {
+    fn system(call: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::System { call, error: errno.into() }
+    }
+
+    fn mapping(error: io::Error) -> Self {
+        Self::System { call: "mmap", error }
+    }
+
+    /// The errno value of a refused system call, and `ENOMEM` for
+    /// [`OutOfMemory`](Self::OutOfMemory).
+    #[must_use]
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::System { error, .. } => error.raw_os_error(),
+            Self::OutOfMemory => Some(libc::ENOMEM),
+            Self::Size | Self::Untrusted(_) | Self::Forked => None,
+        }
+    }
+}
+
+/// Keeps the errno value where there is one.
+impl From<SharedMemoryError> for io::Error {
+    fn from(error: SharedMemoryError) -> Self {
+        let kind = match error {
+            SharedMemoryError::System { error, .. } => return error,
+            SharedMemoryError::OutOfMemory => return Self::from_raw_os_error(libc::ENOMEM),
+            SharedMemoryError::Size => io::ErrorKind::InvalidInput,
+            SharedMemoryError::Untrusted(_) => io::ErrorKind::InvalidData,
+            SharedMemoryError::Forked => io::ErrorKind::Unsupported,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// The memfd behind a [`SharedMemory`], and its address in this process.
 #[derive(Debug)]
 pub struct Backing {
     fd: OwnedFd,
@@ -38,7 +114,7 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// The memfd, sealed, to be passed to a peer.
+    /// The memfd, sealed, to be sent to a peer.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -58,16 +134,46 @@ impl Backing {
     }
 }
 
-/// Finds the [`SharedMemory`] in which all of a range of addresses lies.
+/// Finds the [`SharedMemory`] that contains a whole range of addresses.
 ///
-/// The answer may be out of date as soon as it is given: [`SharedMemory::make_private`] and drops take entries out. The
-/// memfd stays usable, but is then no longer the memory at those addresses.
+/// The answer may be out of date at once: [`SharedMemory::make_private`] and drops remove entries.
+/// The memfd stays usable, but is then no longer the memory at those addresses.
 #[must_use]
 pub fn find(address: usize, len: usize) -> Option<Arc<Backing>> {
     let registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
     let (&base, backing) = registry.range(..=address).next_back()?;
     let offset = address - base;
     (offset <= backing.len && len <= backing.len - offset).then(|| Arc::clone(backing))
+}
+
+/// A shared mapping, which only the process that made it unmaps (1, 3).
+#[derive(Debug)]
+struct Pages {
+    map: ManuallyDrop<MmapRaw>,
+    owner: u32,
+}
+
+impl Pages {
+    /// Maps the first `mapped` bytes of a memfd that is sealed and has that many bytes (2).
+    fn new(fd: BorrowedFd<'_>, mapped: usize) -> Result<Self, SharedMemoryError> {
+        let map = MmapOptions::new().len(mapped).populate().map_raw(&fd).map_err(SharedMemoryError::mapping)?;
+        Ok(Self { map: ManuallyDrop::new(map), owner: std::process::id() })
+    }
+
+    fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // SAFETY: ManuallyDrop::drop wants a value that is dropped once and not used
+            // afterwards: this is the only call, at the end of the owner. MmapRaw's drop unmaps the
+            // range that this value alone owns (1), in the process that mapped it.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
+        }
+    }
 }
 
 /// Memory that other processes may map: zeroed, page aligned, preallocated, sealed.
@@ -78,68 +184,60 @@ pub fn find(address: usize, len: usize) -> Option<Arc<Backing>> {
 /// let memory = rdma_mem::SharedMemory::new(100)?;
 /// let peer = rdma_mem::Mapping::map(memory.fd().unwrap(), 100)?;
 /// let hello = b"hello";
-/// // SAFETY: both ranges are valid for 5 bytes, do not overlap, and only this crate touches the shared one.
+/// // SAFETY: `memory` is valid for 100 bytes and `hello` for 5, they are different memory, and all
+/// // accesses to the shared one are this crate's.
 /// unsafe { rdma_mem::copy(memory.as_ptr(), hello.as_ptr(), 5) };
 /// let mut seen = [0; 5];
-/// // SAFETY: as above.
+/// // SAFETY: `seen` is valid for 5 bytes and `peer` for 100, they are different memory, and all
+/// // accesses to the shared one are this crate's.
 /// unsafe { rdma_mem::copy(seen.as_mut_ptr(), peer.as_ptr(), 5) };
 /// assert_eq!(&seen, hello);
-/// # Ok::<(), std::io::Error>(())
+/// # Ok::<(), rdma_mem::SharedMemoryError>(())
 /// ```
 #[derive(Debug)]
 pub struct SharedMemory {
-    base: NonNull<u8>,
-    mapped: usize,
+    pages: Pages,
     len: usize,
-    owner: u32,
     backing: Option<Arc<Backing>>,
 }
-
-// SAFETY: the value is an address and a descriptor; all access to the memory is through raw pointers whose users answer
-// for races. Unmapping works from any thread.
-unsafe impl Send for SharedMemory {}
-// SAFETY: as for Send: `&SharedMemory` gives out nothing but the address and the descriptor.
-unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Allocates `len` bytes, all zero.
     ///
-    /// All pages are allocated at once, so that running out of memory is an error here and not a signal later.
+    /// All pages are allocated at once, so that a lack of memory is an error here and not a signal
+    /// later.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for no bytes, or more than the address space holds; otherwise what memfd_create, fallocate, fcntl or
-    /// mmap report, `ENOSPC` or `ENOMEM` for want of memory.
-    pub fn new(len: usize) -> io::Result<Self> {
+    /// `Size` for no bytes or more than the address space holds; `OutOfMemory`; `System` for an
+    /// error of memfd_create, fallocate, fcntl or mmap.
+    pub fn new(len: usize) -> Result<Self, SharedMemoryError> {
         let mapped = round_to_pages(len)?;
-        if mapped >= WORTH_A_LOOK && available().is_some_and(|available| mapped as u64 > available) {
-            // The kernel does not limit a memfd: it would rather kill processes.
-            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        // The kernel does not limit a memfd: without this check it kills processes.
+        if mapped >= LARGE && available().is_some_and(|available| mapped as u64 > available) {
+            return Err(SharedMemoryError::OutOfMemory);
         }
-        // SAFETY: memfd_create wants a NUL-terminated name and known flags.
-        let fd = unsafe { libc::memfd_create(c"rdma-shared".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        check(fd)?;
-        // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: memfd_create just returned it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let size = libc::off_t::try_from(mapped).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        // SAFETY: plain system call on an open descriptor; makes the file `size` bytes and allocates its pages.
-        while let Err(error) = check(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, size) }) {
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
+        let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let fd = memfd_create(c"rdma-shared", flags).map_err(SharedMemoryError::system("memfd_create"))?;
+        while let Err(errno) = fallocate(&fd, FallocateFlags::empty(), 0, size) {
+            if errno != Errno::EINTR {
+                return Err(SharedMemoryError::system("fallocate")(errno));
             }
         }
-        // SAFETY: F_ADD_SEALS takes an int.
-        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })?;
-        let base = map_shared(fd.as_fd(), mapped)?;
-        let backing = Arc::new(Backing { fd, base: base.as_ptr().expose_provenance(), len: mapped });
-        REGISTRY.write().unwrap_or_else(PoisonError::into_inner).insert(backing.base, Arc::clone(&backing));
-        Ok(Self { base, mapped, len, owner: std::process::id(), backing: Some(backing) })
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(SharedMemoryError::system("fcntl"))?;
+        let pages = Pages::new(fd.as_fd(), mapped)?;
+        let base = pages.map.as_mut_ptr().expose_provenance();
+        let backing = Arc::new(Backing { fd, base, len: mapped });
+        REGISTRY.write().unwrap_or_else(PoisonError::into_inner).insert(base, Arc::clone(&backing));
+        Ok(Self { pages, len, backing: Some(backing) })
     }
 
-    /// The first byte. The memory is valid for reads and writes of [`len`](Self::len) bytes while this value lives.
+    /// The first byte. The memory is valid for reads and writes of [`len`](Self::len) bytes while
+    /// this value lives.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.pages.map.as_mut_ptr()
     }
 
     /// The number of bytes asked for.
@@ -149,153 +247,125 @@ impl SharedMemory {
         self.len
     }
 
-    /// The memfd, for a peer to map; none after [`make_private`](Self::make_private).
+    /// The memfd, for a peer to map; `None` after [`make_private`](Self::make_private).
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.backing.as_ref().map(|backing| backing.fd())
     }
 
-    /// The entry that [`find`] gives for this memory; none after [`make_private`](Self::make_private).
+    /// The entry that [`find`] gives for this memory; `None` after
+    /// [`make_private`](Self::make_private).
     #[must_use]
     pub fn backing(&self) -> Option<&Arc<Backing>> {
         self.backing.as_ref()
     }
 
-    /// Moves the contents to private pages at the same address, where no peer can reach them any more.
+    /// Moves the contents to private pages at the same address, which no peer can reach.
     ///
-    /// Peers that have mapped the memory keep the old pages. Afterwards, and if nothing else in this process (a device
-    /// that pinned the old pages would not notice) uses the memory, references to it are sound. Does nothing the second
-    /// time.
+    /// Peers that have mapped the memory keep the old pages. References to the memory are sound
+    /// afterwards, provided that nothing else in this process uses it (a device that pinned the old
+    /// pages would not notice). A second call does nothing.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` when there is no memory for the copy: the memory is then as shared as it was.
-    pub fn make_private(&mut self) -> io::Result<()> {
-        let Some(backing) = &self.backing else {
+    /// `System` with `ENOMEM` when there is no memory for the copy: the memory is then as shared as
+    /// before. `Forked` in a forked child.
+    pub fn make_private(&mut self) -> Result<(), SharedMemoryError> {
+        if self.backing.is_none() {
             return Ok(());
-        };
-        if self.owner != std::process::id() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "this memory belongs to the parent process"));
         }
-        // SAFETY: mmap of fresh anonymous memory at an address of the kernel's choice touches nothing of ours.
-        let fresh = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                self.mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE,
-                -1,
-                0,
-            )
-        };
-        if fresh == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+        if !self.pages.is_ours() {
+            return Err(SharedMemoryError::Forked);
         }
-        // SAFETY: both ranges are mappings of `mapped` bytes (1, and the mmap above) that do not overlap; peers may write
-        // the source meanwhile, which `copy` allows.
-        unsafe { crate::copy(fresh.cast(), self.base.as_ptr(), self.mapped) };
-        // SAFETY: moves the fresh mapping, which nobody else knows, over ours (1) in one step. The address stays valid
-        // for the same bytes, so pointers into it stay usable.
-        let moved = unsafe {
-            libc::mremap(
-                fresh,
-                self.mapped,
-                self.mapped,
-                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
-                self.base.as_ptr().cast::<libc::c_void>(),
-            )
-        };
-        if moved == libc::MAP_FAILED {
-            let error = io::Error::last_os_error();
-            // SAFETY: unmaps the fresh mapping, which only this function knows.
-            unsafe { libc::munmap(fresh, self.mapped) };
-            return Err(error);
+        let mapped = self.pages.map.len();
+        let fresh = MmapOptions::new().len(mapped).populate().map_anon().map_err(SharedMemoryError::mapping)?;
+        let mut fresh = ManuallyDrop::new(fresh);
+        let copy = NonNull::from(&mut fresh[..]).cast::<u8>();
+        let ours = self.pages.map.as_mut_ptr();
+        // SAFETY: copy wants two ranges of `mapped` bytes that do not overlap, and no plain access
+        // of this program to them meanwhile. `fresh` is a new mapping of that length, which only
+        // this function knows; ours has that length (1), and whoever uses it does so by this crate.
+        unsafe { crate::copy(copy.as_ptr(), ours, mapped) };
+        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+        // SAFETY: mremap wants that no code needs the mapping that it moves, or the one that it
+        // replaces. `fresh` is used and dropped only if it was not moved. Our range (1) gets pages
+        // of the same contents in one step, so addresses in it stay valid.
+        let moved = unsafe { mremap(copy.cast(), mapped, mapped, flags, NonNull::new(ours.cast())) };
+        if let Err(errno) = moved {
+            drop(ManuallyDrop::into_inner(fresh));
+            return Err(SharedMemoryError::system("mremap")(errno));
         }
-        REGISTRY.write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
-        self.backing = None;
+        self.unregister();
         Ok(())
+    }
+
+    /// Takes the memory out of the registry.
+    fn unregister(&mut self) {
+        if let Some(backing) = self.backing.take() {
+            REGISTRY.write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
+        }
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        if self.owner != std::process::id() {
-            // By 3; and the registry's lock may have been held by a thread that does not exist here.
-            return;
+        // In a forked child a thread that does not exist there may hold the registry's lock.
+        if self.pages.is_ours() {
+            self.unregister();
         }
-        if let Some(backing) = &self.backing {
-            REGISTRY.write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
-        }
-        // SAFETY: our own mapping (1); whoever still has pointers into it answers for them.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
 
-/// A peer's [`SharedMemory`], mapped here.
+/// A peer's [`SharedMemory`], mapped in this process.
 ///
-/// The peer and everyone else it shared with may change any byte at any time: use [`crate::copy()`] and [`crate::word`].
-/// A forked child does not get the mapping.
+/// The peer, and every process to which it sent the memory, may change any byte at any time: use
+/// [`crate::copy()`] and [`crate::word`]. A forked child does not have the mapping.
 #[derive(Debug)]
 pub struct Mapping {
-    base: NonNull<u8>,
-    mapped: usize,
+    pages: Pages,
     len: usize,
-    owner: u32,
 }
-
-// SAFETY: as for `SharedMemory`.
-unsafe impl Send for Mapping {}
-// SAFETY: as for `SharedMemory`.
-unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes of a memfd that a peer sent.
     ///
-    /// Does not trust the peer: the file must be a memfd that can never shrink and that has `len` bytes.
+    /// Does not trust the peer: the file must be a memfd that can never shrink, that has `len`
+    /// bytes, and whose pages are allocated.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for no bytes; `InvalidData` when the descriptor is not what a peer that means well sends; otherwise
-    /// what the kernel reports.
-    pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+    /// `Size` for no bytes; `Untrusted` when the descriptor is not one of a [`SharedMemory`];
+    /// `System` for an error of the kernel.
+    pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, SharedMemoryError> {
         let mapped = round_to_pages(len)?;
-        // SAFETY: F_GET_SEALS takes no argument.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        if seals < 0 || seals & SEALS != SEALS {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's memory is not a sealed memfd"));
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
+        if !SealFlag::from_bits_retain(seals).contains(SEALS) {
+            return Err(SharedMemoryError::Untrusted("is not a sealed memfd"));
         }
-        // SAFETY: statfs is plain data, valid when zero.
-        let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: fstatfs writes one statfs to a live one.
-        check(unsafe { libc::fstatfs(fd.as_raw_fd(), &raw mut fs) })?;
-        if fs.f_type != libc::TMPFS_MAGIC {
-            // Huge pages are a pool: touching a hole in them may fail with a signal.
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's memory is not of ordinary pages"));
+        let filesystem = fstatfs(fd).map_err(SharedMemoryError::system("fstatfs"))?;
+        // Huge pages come from a pool: an access to a hole in them may fail with a signal.
+        if filesystem.filesystem_type() != TMPFS_MAGIC {
+            return Err(SharedMemoryError::Untrusted("is not of ordinary pages"));
         }
-        // SAFETY: stat is plain data, valid when zero.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: fstat writes one stat to a live one.
-        check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
-        if usize::try_from(stat.st_size).is_ok_and(|size| size >= mapped) {
-            // In units of 512 bytes, whatever the size of a page.
-            if usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks < mapped / 512) {
-                // A hollow file of any size costs its sender nothing, but us all of it.
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's memory is not allocated"));
-            }
-            let base = map_shared(fd, mapped)?;
-            let this = Self { base, mapped, len, owner: std::process::id() };
-            // SAFETY: advice about our own mapping.
-            check(unsafe { libc::madvise(base.as_ptr().cast(), mapped, libc::MADV_DONTFORK) })?;
-            Ok(this)
-        } else {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's memory is shorter than it said"))
+        let stat = fstat(fd).map_err(SharedMemoryError::system("fstat"))?;
+        if !usize::try_from(stat.st_size).is_ok_and(|size| size >= mapped) {
+            return Err(SharedMemoryError::Untrusted("is shorter than the peer said"));
         }
+        // st_blocks counts units of 512 bytes for every page size. A sparse file of any size costs
+        // its sender nothing, and the process that maps it all of its pages.
+        if !usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks >= mapped / 512) {
+            return Err(SharedMemoryError::Untrusted("is not allocated"));
+        }
+        let pages = Pages::new(fd, mapped)?;
+        pages.map.advise(Advice::DontFork).map_err(|error| SharedMemoryError::System { call: "madvise", error })?;
+        Ok(Self { pages, len })
     }
 
-    /// The first byte. The memory is valid for reads and writes of [`len`](Self::len) bytes while this value lives.
+    /// The first byte. The memory is valid for reads and writes of [`len`](Self::len) bytes while
+    /// this value lives.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.pages.map.as_mut_ptr()
     }
 
     /// The number of bytes asked for.
@@ -306,40 +376,11 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.owner == std::process::id() {
-            // SAFETY: our own mapping (1), in the process that made it (3).
-            unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
-        }
-    }
-}
-
-fn map_shared(fd: BorrowedFd<'_>, mapped: usize) -> io::Result<NonNull<u8>> {
-    // SAFETY: mmap at an address of the kernel's choice touches nothing of ours; the descriptor is open, and its file
-    // has `mapped` bytes and cannot shrink (2).
-    let base = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            mapped,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_POPULATE,
-            fd.as_raw_fd(),
-            0,
-        )
-    };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
-}
-
-fn round_to_pages(len: usize) -> io::Result<usize> {
-    // SAFETY: sysconf has no conditions.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    match len.checked_next_multiple_of(page) {
+fn round_to_pages(len: usize) -> Result<usize, SharedMemoryError> {
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
+    match len.checked_next_multiple_of(page.unwrap_or(4096)) {
         Some(mapped) if len > 0 && isize::try_from(mapped).is_ok() => Ok(mapped),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "shared memory of no bytes, or of too many")),
+        _ => Err(SharedMemoryError::Size),
     }
 }
 
@@ -348,10 +389,6 @@ fn available() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -2,16 +2,17 @@
 //!
 //! # Safety
 //!
-//! Every function here is an access through the standard library's atomics, and has the same two conditions:
+//! Every function is one access through the standard library's atomics, with the same two
+//! conditions:
 //!
-//! 1. `address` is aligned to the size of the word, and the word is valid for reads (and, where the function writes, for
-//!    writes) during the call;
-//! 2. no plain (non-atomic) access of this program to the word happens at the same time. Accesses by this crate, by other
-//!    processes and by devices may.
+//! 1. `address` is aligned to the size of the word, and the word is valid for reads (and, where the
+//!    function writes, for writes) during the call;
+//! 2. no plain (non-atomic) access of this program to the word happens at the same time. Accesses
+//!    by this crate, by other processes and by devices may happen.
 //!
-//! A copy of this crate and a word may meet at one address: the accesses then differ in size, about which Rust's memory
-//! model is silent, and which the assembly of [`copy`](crate::copy()) keeps out of its sight; on the supported processors
-//! each aligned word is read and written whole.
+//! A [`copy`](crate::copy()) and a word may meet at one address. Their accesses then differ in
+//! size, of which Rust's memory model says nothing; the assembly of the copy hides them from the
+//! model, and the supported processors read and write each aligned word whole.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -29,8 +30,9 @@ macro_rules! words {
         #[inline]
         #[must_use]
         pub unsafe fn $load(address: *const $int, order: Ordering) -> $int {
-            // SAFETY: from_ptr wants an aligned pointer that is valid for the atomic's use (condition 1) and no racing
-            // plain access (condition 2). A load does not write, so losing `const` is harmless.
+            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
+            // and no plain access meanwhile (condition 2). A load does not write, so a word that is
+            // read-only will do.
             let word = unsafe { $atomic::from_ptr(address.cast_mut()) };
             word.load(order)
         }
@@ -46,28 +48,30 @@ macro_rules! words {
         /// The two conditions of the [module](self).
         #[inline]
         pub unsafe fn $store(address: *mut $int, value: $int, order: Ordering) {
-            // SAFETY: conditions 1 and 2, as in the load.
+            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
+            // and no plain access meanwhile (condition 2).
             let word = unsafe { $atomic::from_ptr(address) };
             word.store(value, order);
         }
 
-        #[doc = concat!("Adds to a `", stringify!($int), "`, wrapping around, and returns what it was.")]
+        #[doc = concat!("Adds to a `", stringify!($int), "`, wrapping around, and returns the old value.")]
         ///
         /// # Safety
         ///
         /// The two conditions of the [module](self).
         #[inline]
         pub unsafe fn $add(address: *mut $int, value: $int, order: Ordering) -> $int {
-            // SAFETY: conditions 1 and 2, as in the load.
+            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
+            // and no plain access meanwhile (condition 2).
             let word = unsafe { $atomic::from_ptr(address) };
             word.fetch_add(value, order)
         }
 
-        #[doc = concat!("Stores `new` in a `", stringify!($int), "` if it is `current`; returns what it was, as `Ok` if it was.")]
+        #[doc = concat!("Stores `new` in a `", stringify!($int), "` that is `current`; returns the old value.")]
         ///
         /// # Errors
         ///
-        /// The value found, if it was not `current`; nothing was written.
+        /// The value, if it is not `current`; nothing was written.
         ///
         /// # Safety
         ///
@@ -79,7 +83,8 @@ macro_rules! words {
                 Ordering::AcqRel => Ordering::Acquire,
                 other => other,
             };
-            // SAFETY: conditions 1 and 2, as in the load.
+            // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
+            // and no plain access meanwhile (condition 2).
             let word = unsafe { $atomic::from_ptr(address) };
             word.compare_exchange(current, new, order, failure)
         }
@@ -99,22 +104,17 @@ mod tests {
     fn words_behave_as_the_standard_librarys_atomics() {
         let mut memory = 5_u64;
         let address = &raw mut memory;
-        // SAFETY: `address` points to a live, aligned local that nothing else touches; so in all the blocks below.
-        let was = unsafe { fetch_add_u64(address, 2, Ordering::AcqRel) };
-        assert_eq!(was, 5);
-        // SAFETY: as above.
-        let was = unsafe { compare_exchange_u64(address, 7, 9, Ordering::AcqRel) };
-        assert_eq!(was, Ok(7));
-        // SAFETY: as above.
-        let was = unsafe { compare_exchange_u64(address, 7, 11, Ordering::Release) };
-        assert_eq!(was, Err(9));
-        // SAFETY: as above.
-        let was = unsafe { load_u64(address, Ordering::Acquire) };
-        assert_eq!(was, 9);
-        // SAFETY: as above.
-        unsafe { store_u64(address, u64::MAX, Ordering::Release) };
-        // SAFETY: as above.
-        unsafe { fetch_add_u64(address, 1, Ordering::Relaxed) };
+        // SAFETY: the five calls want an aligned word (1) without plain accesses (2): `address` is
+        // a local `u64`, used by these calls alone until the block ends.
+        #[allow(clippy::multiple_unsafe_ops_per_block, reason = "one argument for one word")]
+        unsafe {
+            assert_eq!(fetch_add_u64(address, 2, Ordering::AcqRel), 5);
+            assert_eq!(compare_exchange_u64(address, 7, 9, Ordering::AcqRel), Ok(7));
+            assert_eq!(compare_exchange_u64(address, 7, 11, Ordering::Release), Err(9));
+            assert_eq!(load_u64(address, Ordering::Acquire), 9);
+            store_u64(address, u64::MAX, Ordering::Release);
+            fetch_add_u64(address, 1, Ordering::Relaxed);
+        }
         assert_eq!(memory, 0);
     }
 }

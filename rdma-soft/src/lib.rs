@@ -15,14 +15,16 @@
 //! Unreliable datagrams (UD): address handles, also made of completions; sends with and without immediate data, of up to 4096
 //! bytes; the 40 bytes in front of each receive as the kernel's rxe fills them; Q_Keys; multicast groups across processes. A
 //! datagram is lost, and its sender's completion says success, if nobody has the number, the process is gone or does not make
-//! room for 20 ms, no receive is posted, the Q_Key is another, or it is longer than the MTU. The first 64 to a new process
-//! wait for the link. A receive that is too small fails with `IBV_WC_LOC_LEN_ERR` and takes its queue pair to the error state; a
-//! send that fails takes it to SQE, where it still receives.
+//! room for 20 ms, no receive is posted, the Q_Key is another, or it is longer than the MTU. Datagrams to a new process
+//! wait for the link, for 100 ms at most. A receive that is too small fails with `IBV_WC_LOC_LEN_ERR` and takes its queue pair to
+//! the error state; a send that fails takes it to SQE, where it still receives.
 //!
 //! Connections ([`rdmacm`]): everything of librdmacm but shared receive queues and `AF_IB` addresses, to every address of this host, IPv4
 //! and IPv6, with the events, states, private data, times and retries of Linux on RoCE. Ports are names of abstract Unix sockets, so
 //! the kernel says whose they are, and frees them when a process dies; the peer of a process that dies is told what it would be
 //! told if the process had destroyed its ids.
+//!
+//! A forked child can open the device, whatever its parent did with it. The parent's objects fail with `ENODEV` there.
 //!
 //! What is missing fails with `EOPNOTSUPP`: other transports, shared receive queues, memory windows, device memory.
 //!
@@ -35,6 +37,8 @@
 //! | `RDMA_SOFT_PTRACER=off` | does not ask Yama to let peers prove that they may trace this process |
 //! | `RDMA_SOFT_CM_TIMEOUT` | milliseconds (1 to 60000) after which the connection manager asks again, instead of 6000; its other times shrink or grow with it |
 //!
+//! Another value of these is an error: the device list is NULL with `EINVAL`, and [`check_environment`] says which variable it is.
+//!
 //! # Modules
 //!
 //! The [`engine`] is the device without input and output: queue pairs, regions, completion queues and timers as a state machine.
@@ -46,7 +50,8 @@ pub mod engine;
 mod link;
 mod log;
 mod node;
+mod os;
 mod verbs;
 
 pub use cm::rdmacm;
-pub use verbs::{ibverbs, is_soft};
+pub use verbs::{InvalidVariable, check_environment, ibverbs, is_soft};

@@ -4,6 +4,7 @@
 //! locks of its own and whom nothing may unwind into: a remark waits until the agent thread says it, between two of its turns. It
 //! goes to who was subscribed when it was made.
 
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,13 +12,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::dispatcher::{self, Dispatch};
 
 use crate::node;
+use crate::os::fork::PerProcess;
 
 /// So many wait; a peer that gives cause for more is not worth the memory.
 const MAX_WAITING: usize = 1 << 10;
 
-static WAITING: Mutex<Vec<Remark>> = Mutex::new(Vec::new());
-/// How many are not said yet.
-static UNSAID: AtomicUsize = AtomicUsize::new(0);
+/// What this process has to say; a forked child does not say what its parent has to.
+static QUEUE: PerProcess<Queue> = PerProcess::new();
+
+#[derive(Default)]
+struct Queue {
+    waiting: Mutex<Vec<Remark>>,
+    /// How many are not said yet.
+    unsaid: AtomicUsize,
+}
 
 struct Remark {
     emit: Box<dyn FnOnce() + Send>,
@@ -35,26 +43,30 @@ macro_rules! remark {
 }
 pub(crate) use remark;
 
-fn waiting() -> MutexGuard<'static, Vec<Remark>> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+fn queue() -> &'static Queue {
+    let Ok(queue) = QUEUE.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
+    queue
+}
+
+impl Queue {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Remark>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Has the agent emit an event. Under any lock; see [`remark!`].
 pub(crate) fn later(emit: impl FnOnce() + Send + 'static) {
-    if node::is_forked_child() {
-        // Nobody there would say it.
-        return;
-    }
     let remark = Remark { emit: Box::new(emit), to: dispatcher::get_default(Dispatch::clone) };
     {
-        let mut waiting = waiting();
+        let queue = queue();
+        let mut waiting = queue.waiting();
         if waiting.len() >= MAX_WAITING {
             return;
         }
         waiting.push(remark);
-        UNSAID.fetch_add(1, Ordering::Relaxed);
+        queue.unsaid.fetch_add(1, Ordering::Relaxed);
     }
-    node::ring();
+    node::wake_agent();
 }
 
 /// Says what waits. For who holds no lock; nothing unwinds out of it.
@@ -62,7 +74,7 @@ pub(crate) fn say() {
     if is_all_said() {
         return;
     }
-    let remarks = std::mem::take(&mut *waiting());
+    let remarks = std::mem::take(&mut *queue().waiting());
     for Remark { emit, to } in remarks {
         let said = catch_unwind(AssertUnwindSafe(move || {
             dispatcher::with_default(&to, emit);
@@ -70,11 +82,11 @@ pub(crate) fn say() {
         }));
         // The hook has reported the panic. What was thrown is not ours, and could panic when it is dropped.
         said.unwrap_or_else(std::mem::forget);
-        UNSAID.fetch_sub(1, Ordering::Relaxed);
+        queue().unsaid.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Whether there is nothing left to say.
 pub(crate) fn is_all_said() -> bool {
-    UNSAID.load(Ordering::Relaxed) == 0
+    queue().unsaid.load(Ordering::Relaxed) == 0
 }

@@ -1,8 +1,6 @@
 //! A consumer compiled from C drives the device through nothing but `verbs.h`.
 
 mod common;
-#[path = "../../rdma-sys/tests/support/mod.rs"]
-mod support;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
@@ -51,7 +49,9 @@ fn load(path: &str) -> Harness {
 
 #[test]
 fn c_code_that_uses_the_header_only() {
-    let Some(compiler) = support::Compiler::find("soft_harness") else { return };
+    let Some(compiler) = rdma_test_support::Compiler::find(concat!(env!("CARGO_TARGET_TMPDIR"), "/harness")) else {
+        return;
+    };
     let path = compiler.output("harness.so");
     let source = include_str!("c_harness/harness.c");
     let arguments = ["-shared", "-fPIC", "-O1", "-Wall", "-Wno-deprecated-declarations", "-o", &path];

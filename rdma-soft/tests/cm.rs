@@ -11,6 +11,7 @@ use cm_support::*;
 use rdma_sys::*;
 
 const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
+const UDP: rdma_port_space = rdma_port_space::RDMA_PS_UDP;
 /// Long enough for what must not come.
 const A_WHILE: Duration = Duration::from_millis(30);
 
@@ -115,6 +116,28 @@ fn nobody_listens() {
     let (active, active_channel) = resolved(TCP, loopback(bound.port()));
     assert_eq!(active.connect(b"", 1), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 8);
+}
+
+/// As perftest's server does, which listens anew for each test.
+#[test]
+fn a_request_waits_for_a_listener_that_is_away_for_a_moment() {
+    if on_system() {
+        return;
+    }
+    for space in [TCP, UDP] {
+        let (before, passive_channel, to) = listener(space, 8);
+        let (active, active_channel) = resolved(space, to);
+        drop(before);
+        assert_eq!(active.connect(b"again", 1), 0);
+        active_channel.expect_silence(Duration::from_millis(50));
+        let again = passive_channel.id(space);
+        assert_eq!(again.bind(to), 0);
+        assert_eq!(again.listen(8), 0);
+        let told = passive_channel.next();
+        assert_eq!(told.request().accept(b"", 1), 0);
+        assert_eq!(told.private[..5], *b"again");
+        assert_eq!(active_channel.next().status, 0);
+    }
 }
 
 #[test]

@@ -2,25 +2,22 @@
 //! times, with times made short by the environment.
 
 mod cm_support;
-#[path = "common/second.rs"]
-mod second;
 
-use std::io::{self, BufRead};
 use std::ptr;
 use std::time::Duration;
 
 use cm_support::*;
 use rdma_sys::*;
-use second::{ROLE, Second, reply};
+use rdma_test_support::{Peer, first, role};
 
 const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
 
 /// A second process, which has an id and a listener.
-struct Puppet(Second);
+struct Puppet(Peer);
 
 impl Puppet {
     fn start() -> Self {
-        Self(Second::start("other_process", "1"))
+        Self(Peer::start("other_process", "puppet"))
     }
 
     fn ask(&mut self, command: &str) -> String {
@@ -39,13 +36,13 @@ impl Puppet {
 /// The other process runs this test, and nothing else.
 #[test]
 fn other_process() {
-    if std::env::var_os(ROLE).is_none() {
+    if role().is_none() {
         return;
     }
+    let mut first = first();
     let channel = Channel::new();
     let (mut listener, mut id): (Option<Id>, Option<Id>) = (None, None);
-    for line in io::stdin().lock().lines() {
-        let line = line.unwrap();
+    while let Some(line) = first.try_hear() {
         let mut words = line.split(' ');
         let (command, number) = (words.next().unwrap(), words.next().map_or(0, |word| word.parse::<u16>().unwrap()));
         let current = || id.as_ref().unwrap();
@@ -77,10 +74,9 @@ fn other_process() {
             "disconnect" => current().disconnect().to_string(),
             _ => format!("what is {line}?"),
         };
-        reply(&answer);
+        first.tell(&answer);
     }
     drop((listener, id));
-    std::process::exit(0);
 }
 
 /// The other process listens, and we ask.
@@ -220,12 +216,9 @@ fn in_a_forked_child_everything_is_inert() {
         let mut taken = ptr::null_mut();
         // SAFETY: alive; an out parameter.
         let code = unsafe { (cm().rdma_get_cm_event)(channel.0, &raw mut taken) };
-        // SAFETY: nothing to promise.
-        let made = unsafe { (cm().rdma_create_event_channel)() };
         // SAFETY: alive, in the parent; here it fails.
         let destroyed = unsafe { (cm().rdma_destroy_id)(event.0) };
         outcome(code) == libc::ENODEV
-            && made.is_null()
             && outcome(destroyed) == libc::ENODEV
             && active.disconnect() == libc::ENODEV
             && passive.bind(loopback(0)) == libc::ENODEV

@@ -385,6 +385,34 @@ fn multicast_groups() {
     assert_eq!(join(&tcp, group(1), 0), libc::EINVAL);
 }
 
+/// As mckey does: the group's address is resolved, which finds the device.
+#[test]
+fn the_address_of_a_group_is_resolved() {
+    for group in [group(9), "[ff0e::4709]:0".parse().unwrap()] {
+        let channel = Channel::new();
+        let id = channel.udp();
+        assert_eq!(id.resolve_addr(group), 0);
+        channel.expect(Event::RDMA_CM_EVENT_ADDR_RESOLVED);
+        let local = id.local().unwrap().ip();
+        assert!(!local.is_unspecified() && !local.is_multicast(), "{local}");
+        assert_eq!(id.peer().map(|peer| peer.ip()), Some(group.ip()));
+        let made = Made::new(&id);
+        made.post_recv(200);
+        assert_eq!(join(&id, group, 0x5), 0);
+        let told = channel.expect(Event::RDMA_CM_EVENT_MULTICAST_JOIN);
+        assert_eq!(told.ud.private_data.addr(), 0x5);
+        assert_eq!(leave(&id, group), 0);
+        // From an address that the program names.
+        let other = channel.udp();
+        let from = if group.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
+        assert_eq!(other.resolve_addr_from(from.parse().unwrap(), group), 0);
+        channel.expect(Event::RDMA_CM_EVENT_ADDR_RESOLVED);
+        assert!(other.local().unwrap().ip().is_loopback());
+        assert_eq!(other.resolve_route(), 0);
+        channel.expect(Event::RDMA_CM_EVENT_ROUTE_RESOLVED);
+    }
+}
+
 #[test]
 fn multicast_with_flags() {
     let channel = Channel::new();
@@ -631,8 +659,5 @@ fn a_context_pointer_comes_back() {
 #[test]
 fn on_an_infiniband_link() {
     let tests = ["a_queue_pair_of_the_application_s_own", "a_datagram_service", "multicast_groups"];
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = command.arg("--exact").args(tests).env("RDMA_SOFT_LINK_LAYER", "infiniband").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("3 passed"), "{text}");
+    rdma_test_support::passes_alone(&tests, &[("RDMA_SOFT_LINK_LAYER", "infiniband")]);
 }

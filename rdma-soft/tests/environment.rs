@@ -2,20 +2,12 @@
 
 mod common;
 
-use std::process::Command;
 use std::ptr;
 
 use common::datagram::{Datagrams, GRH, answer_to};
 use common::{open, verbs};
 use rdma_sys::*;
-
-/// Runs one of the tests below with a variable set.
-fn with(test: &str, name: &str, value: &str) {
-    let program = std::env::current_exe().unwrap();
-    let output = Command::new(program).args(["--exact", test, "--ignored"]).env(name, value).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
+use rdma_test_support::passes_alone;
 
 fn count() -> i32 {
     let mut count = -1;
@@ -59,7 +51,7 @@ fn switched_off() {
 
 #[test]
 fn the_device_can_be_left_out() {
-    with("switched_off", "RDMA_SOFT", "off");
+    passes_alone(&["switched_off"], &[("RDMA_SOFT", "off")]);
 }
 
 #[test]
@@ -105,6 +97,30 @@ fn datagrams_on_infiniband() {
 
 #[test]
 fn the_link_layer_can_be_chosen() {
-    with("on_infiniband", "RDMA_SOFT_LINK_LAYER", "infiniband");
-    with("datagrams_on_infiniband", "RDMA_SOFT_LINK_LAYER", "infiniband");
+    passes_alone(&["on_infiniband"], &[("RDMA_SOFT_LINK_LAYER", "infiniband")]);
+    passes_alone(&["datagrams_on_infiniband"], &[("RDMA_SOFT_LINK_LAYER", "infiniband")]);
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn refused() {
+    let mut count = -1;
+    // SAFETY: valid for writes.
+    assert!(unsafe { (verbs().ibv_get_device_list)(&raw mut count) }.is_null());
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+    let invalid = rdma_soft::check_environment().unwrap_err();
+    assert!(std::env::var_os(invalid.name).is_some());
+}
+
+#[test]
+fn a_value_that_means_nothing_is_an_error() {
+    for (name, value) in [
+        ("RDMA_SOFT", "maybe"),
+        ("RDMA_SOFT_LINK_LAYER", "foo"),
+        ("RDMA_SOFT_PTRACER", "no"),
+        ("RDMA_SOFT_CM_TIMEOUT", "0"),
+    ] {
+        passes_alone(&["refused"], &[(name, value)]);
+        passes_alone(&["without_a_word_there_is_one_device_on_ethernet"], &[(name, "")]);
+    }
 }

@@ -134,7 +134,7 @@ fn shared_memory_is_reached_while_its_process_stands_still() {
     let add = Request::new(Op::IBV_WR_ATOMIC_FETCH_AND_ADD, 3, &[side.sge(0, 8)]).operands(1, 0);
     assert_eq!(side.post(&add.remote(to.addr + 512, to.rkey)), 0);
     side.success(3);
-    other.signal(libc::SIGCONT);
+    other.resume();
     assert_eq!(other.ask("peek 101 17"), hex(b"written meanwhile"));
     assert_eq!(other.ask("word 512"), "1");
     other.finish();
@@ -254,7 +254,7 @@ fn a_stopped_peer_is_waited_for() {
         assert!(side.poll().is_none());
         std::thread::yield_now();
     }
-    other.signal(libc::SIGCONT);
+    other.resume();
     side.success(1);
     other.finish();
 }

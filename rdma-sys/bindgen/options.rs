@@ -1,16 +1,17 @@
-// How bindgen reads the headers. Shared by `cargo xtask bindings`, which makes the committed files, and by this
-// crate's build script with feature `bindgen`.
+// How bindgen reads the headers. Shared by `cargo xtask bindings`, which makes the committed files,
+// and by this crate's build script with feature `bindgen`.
 
 use bindgen::callbacks::{DeriveTrait, ImplementsTrait, IntKind, ParseCallbacks};
 
-/// What is read: the public interfaces of both libraries.
+/// The public interfaces of both libraries.
 const HEADER: &str = "#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <rdma/rdma_verbs.h>\n";
 
-/// Types that the libc crate has: their layout differs between targets, so the generated file must not hold it.
+/// Types that the libc crate has: their layout differs between targets, so the generated file must
+/// not hold it.
 const FROM_LIBC: &str =
     "pthread_mutex_t|pthread_cond_t|sockaddr|sockaddr_in|sockaddr_in6|sockaddr_storage|socklen_t|timespec";
 
-/// What only those are made of.
+/// Types of which only those are made.
 const INSIDE_LIBC: &str = "__pthread_.*|__atomic_wide_counter.*|__time_t|__syscall_slong_t|__socklen_t|sa_family_t|\
     in_port_t|in_addr.*|in6_addr.*";
 
@@ -27,12 +28,13 @@ const NAMES: &str = "_?ibv_.*|_compat_ibv_.*|verbs_.*|mult_to_ibv_rate|mbps_to_i
 struct Callbacks;
 
 impl ParseCallbacks for Callbacks {
-    /// bindgen reads a macro's value as `i64`, so the 64-bit masks would come out negative.
+    /// bindgen reads a macro's value as `i64`, so masks of 64 bits would become negative.
     fn int_macro(&self, name: &str, value: i64) -> Option<IntKind> {
         (name.starts_with("RDMA_IB_") || i32::try_from(value).is_err()).then_some(IntKind::U64)
     }
 
-    /// The libc crate's types are all plain data, but they compare only with a feature of it that we do not ask for.
+    /// The libc crate's types are all plain data, but they compare only with a feature of it that
+    /// we do not ask for.
     fn blocklisted_type_implements_trait(&self, _: &str, wanted: DeriveTrait) -> Option<ImplementsTrait> {
         Some(match wanted {
             DeriveTrait::Copy | DeriveTrait::Debug => ImplementsTrait::Yes,
@@ -80,8 +82,8 @@ pub(crate) fn types(include: Option<&str>) -> bindgen::Builder {
         .raw_line("use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};")
 }
 
-/// Declarations of the exported functions. `ibv_static_providers` takes a variable number of arguments and only
-/// steers static linking.
+/// Declarations of the exported functions. `ibv_static_providers` takes a variable number of
+/// arguments and only steers static linking.
 pub(crate) fn functions(include: Option<&str>) -> bindgen::Builder {
     common(include)
         .allowlist_function(NAMES)
@@ -91,7 +93,8 @@ pub(crate) fn functions(include: Option<&str>) -> bindgen::Builder {
         .raw_line("use libc::sockaddr;")
 }
 
-/// Removes the names that bindgen gives to unnamed enums: they are numbered, so every new header would shift them.
+/// Removes the names that bindgen gives to unnamed enums: they are numbered, so every new header
+/// would shift them.
 pub(crate) fn tidy(source: &str) -> String {
     const ALIAS: &str = "_bindgen_ty_";
     let mut tidied = String::with_capacity(source.len());

@@ -1,53 +1,72 @@
-//! Raw bindings to libibverbs and librdmacm, with their inline functions, and no need of either to build or to start.
+//! Raw bindings to libibverbs and librdmacm, with their inline functions. Neither library is needed
+//! to build a program or to start it.
 //!
-//! - Types and constants are bindgen's, made from the newest headers that Debian has and committed: building needs
-//!   neither headers nor libclang. A C enum is a newtype with constants, because a provider may answer a value that we
-//!   do not know; unnamed enums are plain integers.
-//! - The `static inline` functions of `verbs.h`, `rdma_cma.h` and `rdma_verbs.h` ([`inline`]) are here in Rust, under
-//!   their names: `ibv_post_send`, `ibv_poll_cq`, the `ibv_wr_*` and `ibv_wc_read_*` families, `rdma_post_send` ... They
-//!   call what the objects themselves point to, so they work with objects of every implementation.
-//! - The functions that the libraries export stand in tables, [`Ibverbs`] and [`RdmaCm`]. The system's are loaded when
-//!   first asked for; an implementation in Rust fills a table of its own. Functions that the headers make of both, such
-//!   as `ibv_reg_mr`, `ibv_query_port` and `rdma_get_send_comp`, are methods of the table.
+//! - Types and constants are bindgen's, made from the newest headers that Debian has, and
+//!   committed: building needs neither headers nor libclang. A C enum is a newtype with constants,
+//!   because a provider may answer an unknown value; unnamed enums are plain integers.
+//! - The `static inline` functions of `verbs.h`, `rdma_cma.h` and `rdma_verbs.h` ([`inline`]) are
+//!   written in Rust under their names: `ibv_post_send`, `ibv_poll_cq`, the `ibv_wr_*` and
+//!   `ibv_wc_read_*` families, `rdma_post_send` ... They call the pointers in the objects
+//!   themselves, so they work with objects of every implementation.
+//! - The functions that the libraries export are the fields of two tables, [`Ibverbs`] and
+//!   [`RdmaCm`]. The system's libraries are loaded at the first use; an implementation in Rust
+//!   fills a table of its own. Functions that the headers make of both kinds, such as `ibv_reg_mr`,
+//!   `ibv_query_port` and `rdma_get_send_comp`, are methods of the table.
+//! - [`QpTransition`] is the table of the attributes that `ibv_modify_qp` requires and allows.
+//!
+//! # Examples
 //!
 //! ```no_run
 //! use rdma_sys::Ibverbs;
 //!
 //! let verbs = Ibverbs::system()?;
 //! let mut number = 0;
-//! // SAFETY: there is room for the number.
-//! let list = unsafe { verbs.ibv_get_device_list(&raw mut number) };
+//! // SAFETY: the function wants room for a number, which is a local.
+//! let list = unsafe { (verbs.ibv_get_device_list)(&raw mut number) };
 //! println!("{number} devices");
 //! if !list.is_null() {
-//!     // SAFETY: the list is the one from above, and no device of it is used any more.
+//!     // SAFETY: the function wants an array of ibv_get_device_list, of which no device is used.
 //!     unsafe { (verbs.ibv_free_device_list)(list) };
 //! }
 //! # Ok::<(), rdma_sys::LoadError>(())
 //! ```
 //!
+//! # Where to find a verb
+//!
+//! | In C | Here |
+//! |---|---|
+//! | exported by the library: `ibv_alloc_pd`, `ibv_rereg_mr`, `ibv_resize_cq` | a field of [`Ibverbs`]: `(verbs.ibv_alloc_pd)(context)` |
+//! | inline, through an object: `ibv_post_send`, `ibv_poll_cq`, `ibv_create_cq_ex` | a function of this crate |
+//! | inline or a macro, with an exported symbol behind it: `ibv_reg_mr`, `ibv_query_port`, `ibv_query_gid_ex`, `ibv_query_device_ex`, `ibv_create_qp_ex` | a method of [`Ibverbs`]: `verbs.ibv_query_gid_ex(..)` |
+//! | `rdma_*` of librdmacm | a field of [`RdmaCm`], or by the same rules as above |
+//! | `ibv_fork_init` | a field; needed on kernels before 5.12 only (its page says why) |
+//!
 //! # Where the libraries come from
 //!
 //! | | a library is missing | a function is missing |
 //! |---|---|---|
-//! | default | [`LoadError`] says what was tried and why it failed | it fails with `EOPNOTSUPP` |
-//! | feature `linked` | the program does not start | as above if newer than rdma-core 44, else it does not start |
+//! | default | [`LoadError`] says which paths were tried, and why each failed | the call fails with `EOPNOTSUPP` |
+//! | feature `linked` | the program does not start | the call fails with `EOPNOTSUPP` if the function is newer than rdma-core 44, else the program does not start |
 //!
-//! By default, `RDMA_IBVERBS_PATH` and `RDMA_RDMACM_PATH` set the files to load; otherwise the dynamic loader searches
-//! `libibverbs.so.1` and `librdmacm.so.1`. A library is never unloaded: its threads and providers may run at any time.
+//! By default, `RDMA_IBVERBS_PATH` and `RDMA_RDMACM_PATH` set the files to load; otherwise the
+//! dynamic loader searches `libibverbs.so.1` and `librdmacm.so.1`. A library is never unloaded: its
+//! threads and providers may run at any time.
 //!
-//! Feature `linked` binds the libraries at link time instead, for distributions. It wins where one dependent asks for
-//! it and another does not.
+//! Feature `linked` binds the libraries at link time instead, for distributions. It wins where one
+//! dependent asks for it and another does not.
 //!
 //! # Other targets, other headers
 //!
-//! The committed bindings are for x86_64 and aarch64 Linux with glibc, where all layouts are the same. Feature `bindgen`
-//! makes them from the system's headers instead (or from those in `RDMA_CORE_INCLUDE`) while the crate is built, which
-//! needs libclang and headers of rdma-core 44 or newer. What the headers lack is then missing here, too.
+//! The committed bindings are for x86_64 and aarch64 Linux with glibc, on which all layouts are the
+//! same. Feature `bindgen` makes them from the system's headers instead (or from those in
+//! `RDMA_CORE_INCLUDE`) when the crate is built, which needs libclang and headers of rdma-core 44
+//! or newer. What the headers lack is then missing here, too.
 //!
 //! # What is checked
 //!
-//! `tests/abi` compares every size, offset and constant with the headers, `tests/twins` every inline function with the
-//! same function in C, and the compiler every entry of the tables with the headers' declarations.
+//! `tests/abi` compares every size, offset and constant with the headers, `tests/twins` every
+//! inline function with the same function in C, and a unit test every entry of the tables with the
+//! headers' declarations; with feature `bindgen` the compiler compares the entries.
 
 #[cfg(not(any(
     feature = "bindgen",
@@ -83,18 +102,20 @@ mod table;
 )]
 mod bindings;
 
-/// Made by the build script.
+/// Generated by the build script.
 #[cfg(feature = "bindgen")]
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::nursery, clippy::restriction, reason = "generated")]
 mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 
-#[cfg(not(feature = "bindgen"))]
+/// The headers' declarations of the exported functions, with which the tables are compared.
+#[cfg(all(test, not(feature = "bindgen")))]
+#[path = "../tests/abi/functions.rs"]
 #[allow(dead_code, missing_docs, unreachable_pub, reason = "generated")]
 mod functions;
 
-/// Made by the build script.
+/// Generated by the build script.
 #[cfg(feature = "bindgen")]
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::nursery, clippy::restriction, reason = "generated")]
 mod functions {
@@ -107,6 +128,7 @@ mod load;
 #[allow(missing_docs, non_camel_case_types, reason = "C's names")]
 mod macros;
 mod rdmacm;
+mod transition;
 
 pub use self::{
     bindings::*,
@@ -115,6 +137,7 @@ pub use self::{
     load::{Attempt, LoadError},
     macros::*,
     rdmacm::RdmaCm,
+    transition::{QpAttrMask, QpTransition},
 };
 
 #[cfg(feature = "linked")]

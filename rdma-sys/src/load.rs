@@ -1,20 +1,19 @@
-//! Finding the system's libraries, and the symbols in them.
+//! How the system's libraries are found, and the symbols in them.
 
-use std::{ffi::CStr, fmt, path::PathBuf};
+use std::path::PathBuf;
 
 #[cfg(not(feature = "linked"))]
 use std::{ffi::OsString, sync::OnceLock};
 
-#[cfg(not(feature = "linked"))]
 use libloading::os::unix::Library;
 
 /// A library that this crate knows how to find.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg(not(feature = "linked"))]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Name {
-    /// As its documentation calls it.
+    /// The name in its documentation.
     library: &'static str,
-    /// The names under which the dynamic loader may know it, the best first.
-    #[cfg(not(feature = "linked"))]
+    /// The names under which the dynamic loader may know the library, the best first.
     sonames: &'static [&'static str],
     /// The environment variable that holds a path to use instead.
     variable: &'static str,
@@ -27,20 +26,23 @@ pub(crate) const IBVERBS: Name =
 pub(crate) const RDMACM: Name =
     Name { library: "librdmacm", sonames: &["librdmacm.so.1"], variable: "RDMA_RDMACM_PATH" };
 
-/// A library could not be loaded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A library could not be loaded. The text names every path that was tried, and the environment
+/// variable that sets the path.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{library} cannot be loaded: {}{}", list(.attempts), advice(.variable, *.from_environment))]
 pub struct LoadError {
-    name: Name,
+    library: &'static str,
+    variable: &'static str,
     from_environment: bool,
     attempts: Vec<Attempt>,
 }
 
-/// One path that was tried in vain.
+/// One path from which a library could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
     /// The path, or a bare name for the dynamic loader to search.
     pub path: PathBuf,
-    /// Why it failed, in the dynamic loader's words.
+    /// The reason, in the dynamic loader's words.
     pub reason: String,
 }
 
@@ -48,13 +50,14 @@ impl LoadError {
     /// The library's name, such as `libibverbs`.
     #[must_use]
     pub fn library(&self) -> &'static str {
-        self.name.library
+        self.library
     }
 
-    /// The environment variable that sets the library's path.
+    /// The environment variable that sets the library's path: `RDMA_IBVERBS_PATH` or
+    /// `RDMA_RDMACM_PATH`.
     #[must_use]
     pub fn variable(&self) -> &'static str {
-        self.name.variable
+        self.variable
     }
 
     /// Everything that was tried, in order; not empty.
@@ -64,25 +67,20 @@ impl LoadError {
     }
 }
 
-impl fmt::Display for LoadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Name { library, variable, .. } = self.name;
-        write!(f, "{library} cannot be loaded: ")?;
-        for (index, Attempt { path, reason }) in self.attempts.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}tried {}: {reason}", path.display())?;
-        }
-        if self.from_environment {
-            write!(f, " (the path is from {variable})")
-        } else {
-            write!(f, " (install it, or set {variable} to its path)")
-        }
+fn list(attempts: &[Attempt]) -> String {
+    let tried = |Attempt { path, reason }: &Attempt| format!("tried {}: {reason}", path.display());
+    attempts.iter().map(tried).collect::<Vec<_>>().join("; ")
+}
+
+fn advice(variable: &str, from_environment: bool) -> String {
+    if from_environment {
+        format!(" (the path is from {variable})")
+    } else {
+        format!(" (install it, or set {variable} to its path)")
     }
 }
 
-impl std::error::Error for LoadError {}
-
-/// The table in `cell`, filled from the library if this is the first call that finds it.
+/// The table in `cell`, filled from the library by the first call that finds the library.
 #[cfg(not(feature = "linked"))]
 pub(crate) fn load_once<T>(
     cell: &'static OnceLock<T>,
@@ -96,29 +94,28 @@ pub(crate) fn load_once<T>(
     Ok(cell.get_or_init(|| fill(library)))
 }
 
-/// Loads the library for the rest of the program's life: its threads, `atexit` handlers and providers may run at any
-/// time, so code that was mapped once must stay.
+/// Loads the library for the rest of the program's life: its threads, `atexit` handlers and
+/// providers may run at any time, so code that was mapped once must stay.
 #[cfg(not(feature = "linked"))]
 fn open(name: Name, path: Option<OsString>) -> Result<&'static Library, LoadError> {
+    let Name { library, sonames, variable } = name;
     let path = path.filter(|path| !path.is_empty());
     let from_environment = path.is_some();
-    let candidates: Vec<OsString> = match path {
-        Some(path) => vec![path],
-        None => name.sonames.iter().map(OsString::from).collect(),
-    };
+    let candidates = path.map_or_else(|| sonames.iter().map(OsString::from).collect(), |path| vec![path]);
     let mut attempts = Vec::new();
     for path in candidates {
-        // SAFETY: the initialisers of the library run here. rdma-core's ask nothing of the caller; a path from the
-        // environment is the user's choice of code to run, as LD_PRELOAD is.
+        // SAFETY: open wants that the library's initialisers may run. rdma-core's demand nothing of
+        // a program; a path from the environment is the user's choice of code to run, as LD_PRELOAD
+        // is.
         match unsafe { Library::open(Some(&path), libc::RTLD_NOW | libc::RTLD_LOCAL) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => attempts.push(Attempt { path: path.into(), reason: reason(&error) }),
         }
     }
-    Err(LoadError { name, from_environment, attempts })
+    Err(LoadError { library, variable, from_environment, attempts })
 }
 
-/// What `dlerror` said: libloading's own text only says that `dlopen` failed.
+/// The text of `dlerror`: libloading's own text only says that `dlopen` failed.
 #[cfg(not(feature = "linked"))]
 fn reason(error: &libloading::Error) -> String {
     match error {
@@ -127,31 +124,17 @@ fn reason(error: &libloading::Error) -> String {
     }
 }
 
-/// The function of that NUL-terminated name, or `None` if the library has none.
+/// The function of that name, or `None` if the library has none.
 ///
 /// # Safety
 ///
-/// `F` is a function pointer type, and the symbol, if it exists, is a function of that type in a library that stays
-/// loaded: what is returned does not borrow `library`.
-#[cfg(not(feature = "linked"))]
-pub(crate) unsafe fn symbol<F: Copy>(library: &'static Library, name: &str) -> Option<F> {
-    let name = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-    // SAFETY: the caller promises that `F` is the symbol's type. libloading checks that it has a pointer's size.
-    let symbol = unsafe { library.get::<Option<F>>(name.to_bytes_with_nul()) }.ok()?;
-    *symbol
-}
-
-/// The function of that NUL-terminated name in the running program and what it is linked with.
-///
-/// # Safety
-///
-/// As `symbol`.
-#[cfg(feature = "linked")]
-pub(crate) unsafe fn symbol_of_program<F: Copy>(name: &str) -> Option<F> {
-    let name = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-    let program = libloading::os::unix::Library::this();
-    // SAFETY: the caller promises that `F` is the symbol's type. libloading checks that it has a pointer's size.
-    let symbol = unsafe { program.get::<Option<F>>(name.to_bytes_with_nul()) }.ok()?;
+/// `F` is a function pointer type, and the symbol, if it exists, is a function of that type, whose
+/// code stays loaded: the result does not borrow `library`.
+pub(crate) unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
+    // SAFETY: get wants the symbol's type. An `Option` of a function pointer has the pointer's
+    // layout, and `F` is the function's type by this function's condition. libloading checks the
+    // size.
+    let symbol = unsafe { library.get::<Option<F>>(name.as_bytes()) }.ok()?;
     *symbol
 }
 
@@ -193,13 +176,14 @@ mod tests {
         // Every Linux program is linked with the C library, so this one is there.
         let library = open(Name { sonames: &["libc.so.6"], ..IBVERBS }, None).unwrap();
         type GetPid = unsafe extern "C" fn() -> libc::pid_t;
-        // SAFETY: getpid(2) has this type.
-        let getpid: Option<GetPid> = unsafe { symbol(library, "getpid\0") };
-        // SAFETY: it takes nothing and cannot fail.
+        // SAFETY: symbol wants the symbol's type, which is that of getpid(2), in a library that
+        // stays loaded: `open` never unloads one.
+        let getpid: Option<GetPid> = unsafe { symbol(library, "getpid") };
+        // SAFETY: getpid has no requirement.
         let pid = unsafe { getpid.unwrap()() };
         assert_eq!(u32::try_from(pid), Ok(std::process::id()));
-        // SAFETY: there is no such symbol.
-        let none: Option<GetPid> = unsafe { symbol(library, "ibv_not_there\0") };
+        // SAFETY: symbol wants the type of a symbol that exists, and this one does not.
+        let none: Option<GetPid> = unsafe { symbol(library, "ibv_not_there") };
         assert!(none.is_none());
     }
 }

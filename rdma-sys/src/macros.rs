@@ -1,5 +1,5 @@
-//! The macros of `verbs.h` and `verbs_api.h` that bindgen cannot read: other names for the kernel's constants and
-//! types, and casts.
+//! The macros of `verbs.h` and `verbs_api.h` that bindgen cannot read: other names for the kernel's
+//! constants and types, and casts.
 
 use crate::bindings::*;
 use libc::{c_uint, c_void};
@@ -14,7 +14,8 @@ pub type ibv_flow_action_esp_keymat_aes_gcm_iv_algo = ib_uverbs_flow_action_esp_
 pub type ibv_flow_action_esp_replay = ib_uverbs_flow_action_esp_replay;
 pub type ibv_flow_action_esp_replay_bmp = ib_uverbs_flow_action_esp_replay_bmp;
 
-/// Access flags that an implementation may ignore. [`Ibverbs::ibv_reg_mr`](crate::Ibverbs::ibv_reg_mr) looks at them.
+/// Access flags that an implementation may ignore.
+/// [`Ibverbs::ibv_reg_mr`](crate::Ibverbs::ibv_reg_mr) picks its symbol by them.
 pub const IBV_ACCESS_OPTIONAL_RANGE: c_uint = ib_uverbs_access_flags::IB_UVERBS_ACCESS_OPTIONAL_RANGE.0;
 pub const IBV_QPF_GRH_REQUIRED: c_uint = ib_uverbs_query_port_flags::IB_UVERBS_QPF_GRH_REQUIRED.0;
 
@@ -51,5 +52,5 @@ pub const IBV_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW: ibv_flow_action_esp_flags =
 
 /// A parent domain's allocator answers this to have the default one used.
 pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
-/// What `abi_compat` holds in the context inside a [`verbs_context`].
+/// The value of `abi_compat` in the context inside a [`verbs_context`].
 pub const __VERBS_ABI_IS_EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);

@@ -1,24 +1,26 @@
-//! The tables of exported functions: one list of signatures per library makes the struct, the entries that say
-//! "unsupported", and the two ways to fill it.
+//! The tables of exported functions: one list of signatures per library makes the struct, the
+//! entries that fail as unsupported, and the two ways to fill the table.
 //!
 //! # Safety
 //!
-//! 1. An entry has the type under which the library's headers declare the symbol of that name: `check_signatures`
-//!    does not compile otherwise.
-//! 2. Every entry is callable at any time: an entry is a function of this crate or of a library that is never unloaded.
+//! 1. An entry has the type under which the library's headers declare the symbol of that name:
+//!    `check_signatures` does not compile otherwise.
+//! 2. Every entry is callable at any time: an entry is a function of this crate, or of a library
+//!    that is never unloaded.
 
-/// What the text functions answer when they do not exist. libibverbs, too, answers "unknown" to what it does not know.
+/// The answer of a text function that does not exist; libibverbs, too, answers "unknown" for a
+/// value that it does not know.
 pub(crate) const UNKNOWN: &std::ffi::CStr = c"unknown";
 
-/// In the type that converts to all that return it.
+/// `-EOPNOTSUPP`, in a type that converts to every signed integer that a function returns.
 #[allow(clippy::cast_possible_truncation, reason = "an errno value is small")]
 pub(crate) const NEGATIVE: i16 = -(libc::EOPNOTSUPP as i16);
 
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: libc::c_int) {
-    // SAFETY: takes nothing, and returns a pointer to this thread's `errno` (errno(3)), valid while the thread lives.
+    // SAFETY: __errno_location has no requirement; it returns a pointer to this thread's `errno`.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: `location` is this thread's own, so it is valid for writes and nobody else writes it.
+    // SAFETY: `location` is valid for writes while the thread lives, and no other thread uses it.
     unsafe { *location = errno }
 }
 
@@ -50,26 +52,28 @@ macro_rules! unsupported {
 /// The documentation of an error convention.
 macro_rules! convention {
     (null) => {
-        "A failure is NULL, with the reason in `errno`."
+        "Fails with NULL, and the reason in `errno`."
     };
     (errno) => {
-        "A failure is a positive errno value."
+        "Fails with a positive errno value."
     };
     (minus_one) => {
-        "A failure is -1, with the reason in `errno`."
+        "Fails with -1, and the reason in `errno`."
     };
     (negative_errno) => {
-        "A failure is a negative errno value."
+        "Fails with a negative errno value."
     };
     (nothing) => {
-        "Does not report failures; does nothing when the library lacks it."
+        "Reports no failure; does nothing when the library lacks the function."
     };
     (value $value:expr) => {
-        concat!("Answers `", stringify!($value), "` when the library lacks it.")
+        concat!("Answers `", stringify!($value), "` when the library lacks the function.")
     };
 }
 
-/// A function as the headers declare it; they may be too old for it if they are the system's.
+/// A function as the headers declare it. The system's headers, with feature `bindgen`, may be too
+/// old for a newer function.
+#[cfg(any(test, feature = "bindgen"))]
 macro_rules! declared {
     ($name:ident) => {
         $crate::functions::$name
@@ -83,29 +87,33 @@ macro_rules! declared {
     }};
 }
 
-/// A function bound at link time, or looked up in the running program if it is newer than the oldest library that
-/// feature `linked` links with (rdma-core 44).
+/// A function bound at link time, or looked up in the running program if it is newer than the
+/// oldest library that feature `linked` links with (rdma-core 44).
 #[cfg(feature = "linked")]
 macro_rules! linked {
     ($name:ident) => {
-        $crate::functions::$name
+        $name
     };
     ($name:ident $since:literal) => {{
-        // SAFETY: by 1, the entry's type is the symbol's; the program and what it is linked with are never unloaded.
-        match unsafe { $crate::load::symbol_of_program(concat!(stringify!($name), "\0")) } {
+        let program = libloading::os::unix::Library::this();
+        // SAFETY: symbol wants the symbol's type, which the entry has (1), and that the function
+        // stays loaded: the program and the libraries that it is linked with are never unloaded.
+        match unsafe { $crate::load::symbol(&program, stringify!($name)) } {
             Some(function) => function,
             None => Self::UNSUPPORTED.$name,
         }
     }};
 }
 
-/// Makes a table from a list of `fn name(argument: type, ...) -> type, convention;`, where the convention says how the
-/// function reports an error. A function that came after rdma-core 44 ends with the version in which it came.
+/// Makes a table from a list of `fn name(argument: type, ...) -> type, convention;`, where the
+/// convention says how the function reports an error. A function that is newer than rdma-core 44
+/// ends with the first version that has it.
 macro_rules! function_table {
     (
         $(#[$meta:meta])*
-        pub struct $table:ident;
+        pub struct $table:ident from $library:ident;
         $(
+            $(#[$doc:meta])*
             fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)?,
                 $convention:ident $(($value:expr))? $(, since $since:literal)?;
         )*
@@ -115,7 +123,8 @@ macro_rules! function_table {
         #[allow(non_snake_case, reason = "the symbols' own names")]
         pub struct $table {
             $(
-                #[doc = concat!("The symbol `", stringify!($name), "`. ", convention!($convention $($value)?))]
+                $(#[$doc])*
+                #[doc = concat!("\n\n", convention!($convention $($value)?))]
                 $(#[doc = concat!("\n\nNot in rdma-core before version ", $since, ".")])?
                 pub $name: unsafe extern "C" fn($($arg: $ty),*) $(-> $ret)?,
             )*
@@ -124,7 +133,7 @@ macro_rules! function_table {
         impl $table {
             /// Every entry fails with `EOPNOTSUPP` in its own error convention.
             ///
-            /// An implementation in Rust starts from it: `..UNSUPPORTED`.
+            /// An implementation in Rust starts from this table: `..UNSUPPORTED`.
             pub const UNSUPPORTED: Self = Self {
                 $($name: {
                     unsafe extern "C" fn $name($(_: $ty),*) $(-> $ret)? {
@@ -137,12 +146,32 @@ macro_rules! function_table {
             /// The names of all entries, in the order of the list.
             pub const NAMES: &[&str] = &[$(stringify!($name)),*];
 
-            /// Looks every symbol up in `library`; what it lacks fails with `EOPNOTSUPP` when called.
+            /// The system's library. By default it is loaded at the first call, from the path in
+            /// [`LoadError::variable`](crate::LoadError::variable) if that is set, else from where
+            /// the dynamic loader finds it, and never unloaded; a function that an older library
+            /// lacks fails with `EOPNOTSUPP` when called. With feature `linked` it is the library
+            /// with which this program is linked.
+            ///
+            /// # Errors
+            ///
+            /// The library cannot be loaded. The error says which paths were tried, and the next
+            /// call tries again. With feature `linked` there is no error.
+            pub fn system() -> Result<&'static Self, $crate::LoadError> {
+                static TABLE: std::sync::OnceLock<$table> = std::sync::OnceLock::new();
+                #[cfg(not(feature = "linked"))]
+                let table = $crate::load::load_once(&TABLE, $crate::load::$library, Self::from_library);
+                #[cfg(feature = "linked")]
+                let table = Ok(TABLE.get_or_init(Self::from_program));
+                table
+            }
+
+            /// Looks every symbol up in `library`.
             #[cfg(not(feature = "linked"))]
             fn from_library(library: &'static libloading::os::unix::Library) -> Self {
                 Self {
-                    // SAFETY: by 1, the entry's type is the symbol's; `library` is never unloaded.
-                    $($name: match unsafe { $crate::load::symbol(library, concat!(stringify!($name), "\0")) } {
+                    // SAFETY: symbol wants the symbol's type, which the entry has (1), and a
+                    // library that stays loaded: this one is borrowed for ever.
+                    $($name: match unsafe { $crate::load::symbol(library, stringify!($name)) } {
                         Some(function) => function,
                         None => Self::UNSUPPORTED.$name,
                     },)*
@@ -152,11 +181,16 @@ macro_rules! function_table {
             /// The functions that the linker bound.
             #[cfg(feature = "linked")]
             fn from_program() -> Self {
+                #[allow(dead_code, reason = "newer functions are looked up")]
+                unsafe extern "C" {
+                    $(fn $name($($arg: $ty),*) $(-> $ret)?;)*
+                }
                 Self { $($name: linked!($name $($since)?),)* }
             }
 
-            /// Does not compile when an entry's type is not the one that the headers declare. Generic, so that it is
-            /// never instantiated: that would make the linker look for the symbols.
+            /// Does not compile when an entry's type is not the one that the headers declare.
+            /// Generic, so that it is never instantiated: the linker would look for the symbols.
+            #[cfg(any(test, feature = "bindgen"))]
             #[allow(dead_code, clippy::extra_unused_type_parameters, reason = "checked, never called")]
             fn check_signatures<T>() -> Self {
                 Self { $($name: declared!($name $($since)?),)* }
@@ -176,37 +210,32 @@ mod tests {
     use crate::{Ibverbs, RdmaCm, bindings::*};
     use std::{ffi::CStr, ptr::null_mut};
 
-    fn errno() -> i32 {
-        std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+    /// The answer of an unsupported function, and the `errno` that it leaves.
+    macro_rules! answer {
+        ($table:ident . $name:ident ( $($arg:expr),* )) => {{
+            super::set_errno(0);
+            // SAFETY: the entries of UNSUPPORTED are functions of this crate that use no argument.
+            let answer = unsafe { ($table::UNSUPPORTED.$name)($($arg),*) };
+            (answer, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+        }};
     }
 
     #[test]
-    fn what_is_missing_fails_in_its_own_convention() {
-        let Ibverbs { ibv_alloc_pd, ibv_dealloc_pd, ibv_query_gid, _ibv_query_gid_table, ibv_unimport_pd, .. } =
-            Ibverbs::UNSUPPORTED;
-        super::set_errno(0);
-        // SAFETY: the functions that stand in look at no argument.
-        assert_eq!((unsafe { ibv_alloc_pd(null_mut()) }, errno()), (null_mut(), libc::EOPNOTSUPP));
-        super::set_errno(0);
-        // SAFETY: as above.
-        assert_eq!((unsafe { ibv_dealloc_pd(null_mut()) }, errno()), (libc::EOPNOTSUPP, 0));
-        // SAFETY: as above.
-        assert_eq!((unsafe { ibv_query_gid(null_mut(), 1, 0, null_mut()) }, errno()), (-1, libc::EOPNOTSUPP));
-        super::set_errno(0);
-        // SAFETY: as above.
-        assert_eq!(unsafe { _ibv_query_gid_table(null_mut(), null_mut(), 0, 0, 0) }, -(libc::EOPNOTSUPP as isize));
-        // SAFETY: as above.
-        unsafe { ibv_unimport_pd(null_mut()) };
-        assert_eq!(errno(), 0);
-        // SAFETY: as above.
-        assert_eq!((unsafe { (RdmaCm::UNSUPPORTED.rdma_listen)(null_mut(), 1) }, errno()), (-1, libc::EOPNOTSUPP));
+    fn a_missing_function_fails_in_its_own_convention() {
+        const UNSUPPORTED: i32 = libc::EOPNOTSUPP;
+        assert_eq!(answer!(Ibverbs.ibv_alloc_pd(null_mut())), (null_mut(), UNSUPPORTED));
+        assert_eq!(answer!(Ibverbs.ibv_dealloc_pd(null_mut())), (UNSUPPORTED, 0));
+        assert_eq!(answer!(Ibverbs.ibv_query_gid(null_mut(), 1, 0, null_mut())), (-1, UNSUPPORTED));
+        let table = answer!(Ibverbs._ibv_query_gid_table(null_mut(), null_mut(), 0, 0, 0));
+        assert_eq!(table, (-(UNSUPPORTED as isize), 0));
+        assert_eq!(answer!(Ibverbs.ibv_unimport_pd(null_mut())), ((), 0));
+        assert_eq!(answer!(RdmaCm.rdma_listen(null_mut(), 1)), (-1, UNSUPPORTED));
     }
 
     #[test]
-    fn a_text_function_that_is_missing_answers_a_text() {
-        // SAFETY: the function that stands in looks at no argument.
-        let text = unsafe { (Ibverbs::UNSUPPORTED.ibv_wc_status_str)(ibv_wc_status::IBV_WC_SUCCESS) };
-        // SAFETY: it returned a constant.
+    fn a_missing_text_function_answers_a_text() {
+        let (text, _) = answer!(Ibverbs.ibv_wc_status_str(ibv_wc_status::IBV_WC_SUCCESS));
+        // SAFETY: from_ptr wants a NUL-terminated string that lives: the answer is a constant.
         assert_eq!(unsafe { CStr::from_ptr(text) }, c"unknown");
     }
 
@@ -214,7 +243,7 @@ mod tests {
     #[test]
     #[cfg(not(feature = "bindgen"))]
     fn the_tables_have_every_function_of_the_headers() {
-        let declared: Vec<&str> = include_str!("functions.rs")
+        let declared: Vec<&str> = include_str!("../tests/abi/functions.rs")
             .lines()
             .filter_map(|line| line.trim().strip_prefix("pub fn ")?.split('(').next())
             .collect();

@@ -6,15 +6,11 @@ use std::ffi::CStr;
 
 use rdma_sys::{Ibverbs, LoadError, RdmaCm, ibv_wc_status};
 
-#[path = "support/mod.rs"]
-#[cfg_attr(feature = "linked", allow(dead_code, reason = "a library that is bound cannot be missing"))]
-mod support;
-
 fn success() -> Result<String, LoadError> {
     let verbs = Ibverbs::system()?;
-    // SAFETY: takes a number.
+    // SAFETY: ibv_wc_status_str has no requirement: it takes a number.
     let text = unsafe { (verbs.ibv_wc_status_str)(ibv_wc_status::IBV_WC_SUCCESS) };
-    // SAFETY: it returns a constant.
+    // SAFETY: from_ptr wants a NUL-terminated string that lives: the function returns a constant.
     Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
@@ -23,7 +19,7 @@ fn the_systems_library_answers_or_its_absence_is_an_error() {
     match success() {
         Ok(text) => assert_eq!(text, "success"),
         Err(error) => {
-            support::say(&format!("SKIPPED system: {error}"));
+            rdma_test_support::skip(&error.to_string());
             assert!(error.to_string().contains("tried libibverbs.so.1: "), "{error}");
         }
     }
@@ -37,26 +33,19 @@ fn the_systems_library_answers_or_its_absence_is_an_error() {
 
 #[cfg(not(feature = "linked"))]
 mod loaded {
-    use std::{process::Command, ptr::null_mut};
+    use std::ptr::null_mut;
+
+    use rdma_test_support::{Compiler, passes_alone};
 
     use super::*;
 
-    /// Runs one test of this file, which is ignored otherwise, in a process of its own with a changed environment.
-    fn child(test: &str, variable: &str, value: &str) {
-        let program = std::env::current_exe().expect("a running program has a file");
-        let output = Command::new(program)
-            .args(["--exact", test, "--ignored", "--nocapture"])
-            .env(variable, value)
-            .output()
-            .expect("it can run again");
-        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    }
-
     #[test]
     fn the_environment_names_the_library() {
-        child("loaded::from_a_path_that_does_not_exist", "RDMA_IBVERBS_PATH", "/nonexistent/verbs.so");
-        child("loaded::librdmacm_from_a_path_that_does_not_exist", "RDMA_RDMACM_PATH", "/nonexistent/cm.so");
+        passes_alone(&["loaded::from_a_path_that_does_not_exist"], &[("RDMA_IBVERBS_PATH", "/nonexistent/verbs.so")]);
+        passes_alone(
+            &["loaded::librdmacm_from_a_path_that_does_not_exist"],
+            &[("RDMA_RDMACM_PATH", "/nonexistent/cm.so")],
+        );
     }
 
     #[test]
@@ -79,23 +68,25 @@ mod loaded {
     /// A library with one function.
     #[test]
     fn a_symbol_that_the_library_lacks_is_unsupported() {
-        let Some(compiler) = support::Compiler::find("system") else { return };
+        let Some(compiler) = Compiler::find(concat!(env!("CARGO_TARGET_TMPDIR"), "/system")) else { return };
         let path = compiler.output("one.so");
         let source = "int ibv_fork_init(void) { return 42; }\n";
         let output = compiler.run("one", source, &["-shared", "-fPIC", "-o", &path]).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        child("loaded::with_one_function", "RDMA_IBVERBS_PATH", &path);
+        passes_alone(&["loaded::with_one_function"], &[("RDMA_IBVERBS_PATH", &path)]);
     }
 
     #[test]
     #[ignore = "for a process of its own"]
     fn with_one_function() {
         let verbs = Ibverbs::system().unwrap();
-        // SAFETY: takes nothing.
+        // SAFETY: the library's function takes nothing and returns a number.
         assert_eq!(unsafe { (verbs.ibv_fork_init)() }, 42);
-        // SAFETY: the function that stands in looks at no argument.
+        // SAFETY: the library lacks the function, and the one of this crate in its place uses no
+        // argument.
         assert_eq!(unsafe { (verbs.ibv_dealloc_pd)(null_mut()) }, libc::EOPNOTSUPP);
-        // SAFETY: as above.
+        // SAFETY: the library lacks the function, and the one of this crate in its place uses no
+        // argument.
         assert!(unsafe { (verbs.ibv_open_device)(null_mut()) }.is_null());
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
     }

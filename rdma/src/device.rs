@@ -16,7 +16,6 @@ use std::sync::Arc;
 
 use rdma_sys::{Ibverbs, ibv_device};
 
-use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::types::{Guid, NodeType, TransportType};
@@ -74,21 +73,31 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The software device could not be set up.
+    /// The software device could not be set up; an environment variable names no library, or no setting of the device.
     #[doc(alias = "ibv_get_device_list")]
     pub fn list() -> Result<Vec<Self>> {
-        let mut devices = Self::hardware().unwrap_or_else(|error| {
-            tracing::debug!(%error, "no hardware devices");
-            Vec::new()
-        });
+        let mut devices = Self::hardware()?;
         devices.extend(Self::software()?);
         Ok(devices)
     }
 
-    /// The devices of the system's libibverbs.
+    /// The devices of the system's libibverbs; none without a libibverbs.
+    ///
+    /// Fails if `RDMA_IBVERBS_PATH` is set and leads to no library: the program was told to use that one.
     pub(crate) fn hardware() -> Result<Vec<Self>> {
-        let table = Ibverbs::system().map_err(|_| Error::new(Operation::LoadLibrary, ErrorKind::NotSupported))?;
-        Self::list_of(table, false)
+        let listed = match Ibverbs::system() {
+            Ok(table) => Self::list_of(table, false),
+            Err(error) if std::env::var_os(error.variable()).is_some_and(|path| !path.is_empty()) => {
+                tracing::warn!(%error, "no hardware devices");
+                let (name, values) = (error.variable(), "the path of a library that can be loaded");
+                return Err(Error::new(Operation::LoadLibrary, ErrorKind::InvalidVariable { name, values }));
+            }
+            Err(_) => Err(Error::new(Operation::LoadLibrary, ErrorKind::NotSupported)),
+        };
+        Ok(listed.unwrap_or_else(|error| {
+            tracing::debug!(%error, "no hardware devices");
+            Vec::new()
+        }))
     }
 
     /// Whether `RDMA_SOFT=off` leaves out the software device of this build.
@@ -102,6 +111,9 @@ impl Device {
         if Self::software_is_off() {
             return Ok(Vec::new());
         }
+        rdma_soft::check_environment().map_err(|rdma_soft::InvalidVariable { name, values }| {
+            Error::new(Operation::ListDevices, ErrorKind::InvalidVariable { name, values })
+        })?;
         Self::list_of(rdma_soft::ibverbs(), true)
     }
 
@@ -124,16 +136,6 @@ impl Device {
         // SAFETY: the library returned an array of `count` devices (and a NULL), which the list keeps (1).
         let raw = unsafe { std::slice::from_raw_parts(array.as_ptr(), count) };
         Ok(raw.iter().filter_map(|&raw| NonNull::new(raw)).map(|raw| Self { list: Arc::clone(&list), raw }).collect())
-    }
-
-    /// Opens the device.
-    ///
-    /// # Errors
-    ///
-    /// `PermissionDenied` without access to its file in /dev/infiniband; `NoDevice` if it is gone; what the provider says.
-    #[doc(alias = "ibv_open_device")]
-    pub fn open(&self) -> Result<Context> {
-        Context::open(self)
     }
 
     /// The name that the kernel, or the software device, gave it: `mlx5_0`, `rxe0`, `soft0`.

@@ -7,8 +7,7 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroI32;
 
-use crate::cm::{RejectReason, WrongDevice};
-use crate::qp::{QpAttrMask, QpState};
+use crate::types::{QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! operations {
     ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
@@ -121,6 +120,13 @@ pub enum ErrorKind {
     NoDevice,
     /// There is no such port, GID, P_Key, group or file.
     NotFound,
+    /// An environment variable has a value that means nothing.
+    InvalidVariable {
+        /// The variable.
+        name: &'static str,
+        /// The values that it may have.
+        values: &'static str,
+    },
     /// The port is not active.
     PortDown,
     /// It would have to wait.
@@ -339,6 +345,9 @@ impl fmt::Display for ErrorKind {
             Self::OutOfMemory => "out of memory or device resources",
             Self::NoDevice => "no such device, or it is gone",
             Self::NotFound => "not found",
+            Self::InvalidVariable { name, values } => {
+                return write!(f, "the environment variable {name} has an invalid value: it may be {values}");
+            }
             Self::PortDown => "the port is not active",
             Self::WouldBlock => "would block",
             Self::CompletionQueueTooSmall { needed, free } => {

@@ -125,9 +125,7 @@
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 
 mod absence;
-mod address;
-mod async_event;
-mod attr;
+mod ah;
 mod choose;
 pub mod cm;
 mod context;
@@ -135,7 +133,6 @@ mod cq;
 mod device;
 mod error;
 mod fork;
-mod gid;
 mod mr;
 mod pd;
 mod qp;
@@ -145,15 +142,12 @@ mod types;
 mod wait;
 
 pub use absence::{Finding, HardwareAbsence};
-pub use address::{AddressHandle, Grh, Source};
-pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
-pub use attr::{DeviceAttr, PortAttr};
+pub use ah::{AddressHandle, Grh, Source};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
-pub use context::Context;
-pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, CqId, Datagram, Poller, Released};
+pub use context::{AsyncEvent, AsyncEventKind, Context, DeviceAttr, EventSource, GidEntry, PortAttr};
+pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Poller, Released};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
-pub use gid::GidEntry;
 pub use mr::{
     Buffer, ExposedRegion, ExposedSlice, Gpu, Host, IntoMemoryError, LentSlice, LentSliceMut, Memory, MemoryOwner,
     Placement, RemoteSlice, RemoteSliceError, RevokeError,
@@ -162,11 +156,11 @@ pub use pd::ProtectionDomain;
 pub use qp::op;
 pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
-    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Path, PostError,
-    PreparedQueuePair, QpAttr, QpAttrMask, QpBuilder, QpInfo, QpState, QueuePair, RawCompletionQueue, RawPostError,
-    RawQueuePair, Rc, RecvHalf, RecvQueue, Route, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
+    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, PostError,
+    PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, Rc,
+    RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
 };
 pub use types::{
-    AckTimeout, AtomicCapability, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError, PhysState,
-    PortState, RemoteAccess, RnrTimer, TransportType, WcError, WcStatus,
+    AckTimeout, AtomicCapability, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError, Path,
+    PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, TransportType, WcError, WcStatus,
 };

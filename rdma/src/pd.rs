@@ -13,7 +13,6 @@ use rdma_sys::ibv_pd;
 
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{QpBuilder, Rc};
 
 /// A protection domain: memory regions and queue pairs of one domain work together, those of different ones do not.
 ///
@@ -94,11 +93,6 @@ impl ProtectionDomain {
     #[must_use]
     pub fn context(&self) -> Context {
         Context { inner: Arc::clone(&self.inner.context) }
-    }
-
-    /// Starts a reliable connected queue pair: the same as [`QueuePair::builder`](crate::QueuePair::builder).
-    pub fn queue_pair(&self) -> QpBuilder<Rc> {
-        QpBuilder::new(self)
     }
 
     /// Frees the domain.

@@ -1,4 +1,5 @@
-//! What the tests of the connection manager share: the device's addresses, and pairs that it has connected.
+//! Helpers for tests of the connection manager: the device's addresses, and pairs that the manager
+//! connected.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,16 +13,16 @@ use rdma::{
 
 use crate::LIMIT;
 
-/// The environment variable that names an IPv4 address of the device to test on, where its GIDs do not.
+/// Names an IPv4 address of the device under test, for a device whose GIDs tell none.
 pub const ADDRESS: &str = "RDMA_TEST_ADDRESS";
-/// The same for IPv6.
+/// Names an IPv6 address of the device under test.
 pub const ADDRESS6: &str = "RDMA_TEST_ADDRESS6";
 
-/// An IPv4 address of the device: from the environment, else an IPv4-mapped GID of its.
+/// An IPv4 address of the device: from the environment, else from an IPv4-mapped GID.
 ///
 /// # Panics
 ///
-/// If it has none: a device that was promised has an address.
+/// If the device has no address: the environment promises one.
 #[must_use]
 pub fn address(context: &Context) -> IpAddr {
     if let Ok(text) = std::env::var(ADDRESS) {
@@ -38,7 +39,7 @@ pub fn address(context: &Context) -> IpAddr {
 ///
 /// # Panics
 ///
-/// If what the environment says is none.
+/// If the environment's text is no address.
 #[must_use]
 pub fn address6(context: &Context) -> Option<IpAddr> {
     if let Ok(text) = std::env::var(ADDRESS6) {
@@ -53,12 +54,12 @@ pub fn any_port(address: IpAddr) -> SocketAddr {
     SocketAddr::new(address, 0)
 }
 
-/// What the queue pairs of one end use.
+/// The objects of one end's queue pairs.
 #[derive(Debug)]
 pub struct End {
     /// The domain.
     pub pd: ProtectionDomain,
-    /// Where both queues complete.
+    /// The completion queue of both queues.
     pub cq: CompletionQueue,
 }
 
@@ -83,11 +84,11 @@ impl End {
     }
 }
 
-/// Whether there is a connection manager for the device; says so if not.
+/// Whether the device has a connection manager; skips the test if not.
 ///
 /// # Panics
 ///
-/// If it fails for another reason than that there is none.
+/// If the connection manager fails for another reason than its absence.
 #[must_use]
 pub fn available(context: &Context) -> bool {
     match EventChannel::new(context) {
@@ -104,13 +105,13 @@ pub fn available(context: &Context) -> bool {
 ///
 /// # Panics
 ///
-/// If there is none to be had.
+/// If the device cannot.
 #[must_use]
 pub fn listen(context: &Context) -> Listener {
     Listener::bind(context, any_port(address(context)), &ListenOptions::new()).expect("a listener")
 }
 
-/// The way to a listener.
+/// An identifier with the route to a listener.
 ///
 /// # Panics
 ///
@@ -169,11 +170,12 @@ pub fn connect_pair(
     })
 }
 
-/// On iWARP, waits until the other end says that it has accepted: siw may leave unread what is sent to it before.
+/// On iWARP, waits until the other end reports that it has accepted: siw may leave an earlier
+/// message unread.
 ///
 /// # Panics
 ///
-/// If it does not say so within [`LIMIT`].
+/// If no report comes within [`LIMIT`].
 pub fn wait_accepted(context: &Context, accepted: &AtomicBool) {
     let end = Instant::now() + LIMIT;
     while crate::is_iwarp(context) && !accepted.load(Ordering::Acquire) {
@@ -199,5 +201,5 @@ pub fn init_unconnected(
     id.init(qp, access).expect("INIT")
 }
 
-/// A time after which a test that waits for nothing to happen is content.
+/// How long a test waits to see that nothing happens.
 pub const MOMENT: Duration = Duration::from_millis(50);

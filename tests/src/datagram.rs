@@ -13,14 +13,15 @@ use crate::{LIMIT, skip};
 /// The queue key of the tests.
 pub const QKEY: u32 = 0x1122_3344;
 
-/// How long nothing must arrive before it counts as lost: what is late is not, so it is only a part of such tests.
+/// Silence after which a datagram counts as lost. A late datagram is not lost, so no test rests on
+/// this alone.
 pub const SILENCE: Duration = Duration::from_millis(20);
 
-/// Opens the device to test on, if it has datagrams.
+/// Opens the device under test, if it has datagrams.
 ///
 /// # Panics
 ///
-/// If it is not there.
+/// If the device is not there.
 #[must_use]
 pub fn open() -> Option<Opened> {
     let opened = crate::open();
@@ -46,11 +47,11 @@ pub struct Post {
     pub sends: Poller,
     /// Completions of receives.
     pub receives: Poller,
-    /// How to reach it.
+    /// The address of the queue pair.
     pub endpoint: DatagramEndpoint,
 }
 
-/// One that is bound to its port only, and its completion queues.
+/// A queue pair that is only bound to its port, and its completion queues.
 ///
 /// # Panics
 ///
@@ -73,7 +74,7 @@ pub fn initialized(opened: &Opened, qkey: u32) -> (InitializedQueuePair<Ud>, [Co
 }
 
 impl Post {
-    /// Makes one that is ready.
+    /// Makes a queue pair that is ready to send.
     ///
     /// # Panics
     ///
@@ -83,7 +84,7 @@ impl Post {
         Self::with_key(opened, QKEY)
     }
 
-    /// Makes one with a queue key of its own.
+    /// Makes a queue pair with a queue key of its own.
     ///
     /// # Panics
     ///
@@ -103,11 +104,11 @@ impl Post {
         }
     }
 
-    /// The address of another.
+    /// An address handle for another queue pair.
     ///
     /// # Panics
     ///
-    /// If it cannot be made.
+    /// If the device cannot make one.
     #[must_use]
     pub fn address_of(&self, peer: &Self) -> AddressHandle {
         self.qp.address_of(&peer.endpoint).expect("an address handle")
@@ -117,7 +118,7 @@ impl Post {
     ///
     /// # Panics
     ///
-    /// If it is refused.
+    /// If the post is refused.
     pub fn receive(&mut self, len: usize, token: u64) {
         self.qp.post_recv(self.pd.allocate(Grh::LEN + len).expect("memory"), token).expect("a receive");
     }
@@ -126,7 +127,7 @@ impl Post {
     ///
     /// # Panics
     ///
-    /// If there is none in time, or if it failed.
+    /// If none arrives in time, or the receive fails.
     pub fn arrived(&mut self) -> Arrived {
         let mut completion = self.receives.wait(Some(LIMIT)).expect("poll").expect("a datagram in time");
         assert_eq!(completion.status(), Ok(()));
@@ -139,7 +140,7 @@ impl Post {
     ///
     /// # Panics
     ///
-    /// If it does not in time.
+    /// If the send does not end in time.
     pub fn sent(&mut self) -> (u64, Result<(), WcError>) {
         let completion = self.sends.wait(Some(LIMIT)).expect("poll").expect("a completion in time");
         (completion.token(), completion.status())
@@ -162,17 +163,18 @@ pub struct Arrived {
     pub token: u64,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// With the header.
+    /// The payload, after the 40 bytes of the header.
     pub byte_len: usize,
     /// The payload and the source.
     pub datagram: Datagram,
 }
 
-/// A group that no other test and no other process uses, in the form that the device's addresses have.
+/// A group that no other test and no other process uses, in the form that the device's addresses
+/// have.
 ///
 /// # Panics
 ///
-/// Never: it is one by its form.
+/// Never: the address has the form of a group.
 #[must_use]
 pub fn group(post: &Post, number: u8) -> Gid {
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -182,8 +184,8 @@ pub fn group(post: &Post, number: u8) -> Gid {
     }
 }
 
-/// Lets the host's network deliver a group to its own members: what joining it by the connection manager does on RoCE. As long as
-/// the socket lives.
+/// Lets the host's network deliver a group to its own members, as joining by the connection manager
+/// does on RoCE, as long as the socket lives.
 ///
 /// # Panics
 ///
@@ -196,7 +198,7 @@ pub fn join(post: &Post, gid: Gid) -> Option<UdpSocket> {
     socket.join_multicast_v4(&group, &interface).ok().map(|()| socket)
 }
 
-/// The way to a group: as to a peer, from the same GID.
+/// An address handle for a group, from the GID of the queue pair.
 ///
 /// # Panics
 ///

@@ -1,13 +1,11 @@
-//! What the device tests share: the device under test, connected pairs of queue pairs, waiting with a limit.
-//!
-//! They run on the device that `RDMA_TEST_DEVICE` names (`rxe0`, `mlx5_0:1`), and on the software device without it. A device that
-//! was promised and is not there is a failure, never a skip. What a device cannot do is skipped by [`skip`], which says so.
+//! Helpers for device tests: the device under test, connected pairs of queue pairs, waits with a
+//! limit. The tests run on the device that `RDMA_TEST_DEVICE` names (`rxe0`, `mlx5_0:1`), and
+//! without it on the software device. A device that was promised and is missing is a failure, never
+//! a skip. A test of a feature that the device lacks is skipped by [`skip`], with the reason.
 
-pub mod child;
 pub mod cm;
 pub mod datagram;
 
-use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -15,33 +13,37 @@ use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{Connection, Listener};
 use rdma::op::{Opcode, Read};
 use rdma::{
-    Buffer, CompletionQueue, ConnectOptions, Context, DeviceSelector, ExposedSlice, InitOptions, Opened, Poller,
-    ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, TransportType, WcError,
+    Buffer, CompletionQueue, ConnectOptions, Context, DeviceSelector, Endpoint, ExposedSlice, InitOptions, Opened,
+    Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, TransportType, WcError,
 };
+use rdma_test_support::{Channel, role};
 
-/// The environment variable that names the device to test on.
+pub use rdma_test_support::skip;
+
+/// Names the device under test.
 pub const VARIABLE: &str = "RDMA_TEST_DEVICE";
-/// Names the device of the second end of a connection, and of a second process. Without it they are on the same.
+/// Names the device of the second end of a connection, and of a second process; by default the
+/// device under test.
 pub const PEER_VARIABLE: &str = "RDMA_TEST_PEER_DEVICE";
 
-/// How long anything may take before a test gives up. Generous: machines are slow and shared.
+/// How long a test waits for anything. Generous: machines are slow and shared.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// Opens the device to test on.
+/// Opens the device under test.
 ///
 /// # Panics
 ///
-/// If it is not there: a test that was promised a device fails without it.
+/// If the device is not there: a test that was promised a device fails without it.
 #[must_use]
 pub fn open() -> Opened {
-    open_end(child::is_child())
+    open_end(role().is_some())
 }
 
 /// Opens the device of the other end.
 ///
 /// # Panics
 ///
-/// If it is not there.
+/// If the device is not there.
 #[must_use]
 pub fn open_peer() -> Opened {
     open_end(true)
@@ -54,21 +56,13 @@ fn open_end(second: bool) -> Opened {
     rdma::open(&selector).unwrap_or_else(|error| panic!("the device to test on: {error}"))
 }
 
-/// Says that a test did not run, and why.
-pub fn skip(reason: &str) {
-    // Standard error, because libtest swallows what a passing test prints through the macros' usual way.
-    let thread = std::thread::current();
-    let line = format!("SKIP {}: {reason}\n", thread.name().unwrap_or("test"));
-    let _written = Write::write_all(&mut std::io::stderr(), line.as_bytes());
-}
-
 /// All rights that a peer can have.
 #[must_use]
 pub fn all_rights() -> RemoteAccess {
     RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC
 }
 
-/// What a queue pair of a test is made with.
+/// The settings of a test's queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Slots of each queue.
@@ -79,7 +73,7 @@ pub struct Options {
     pub inline: u32,
     /// How to connect.
     pub connect: ConnectOptions,
-    /// What the peer may do.
+    /// The peer's rights.
     pub access: RemoteAccess,
 }
 
@@ -102,7 +96,7 @@ pub struct Side {
     pub sends: Poller,
     /// Completions of receives.
     pub receives: Poller,
-    /// What the connection manager holds of it, on iWARP.
+    /// The connection manager's part of the connection, on iWARP.
     pub connection: Option<Connection>,
 }
 
@@ -150,13 +144,14 @@ impl Unconnected {
         Self { context, pd, qp, send_cq, recv_cq, options }
     }
 
-    /// Brings it up to RTS, on devices whose queue pairs connect by what they know of each other.
+    /// Brings the queue pair up to RTS, on devices whose queue pairs connect by an exchange of
+    /// endpoints.
     ///
     /// # Panics
     ///
     /// If the device cannot.
     #[must_use]
-    pub fn connect(self, peer: &rdma::Endpoint) -> Side {
+    pub fn connect(self, peer: &Endpoint) -> Side {
         let qp = self.qp.connect(peer, &self.options.connect).expect("RTS");
         Side {
             context: self.context,
@@ -168,29 +163,28 @@ impl Unconnected {
         }
     }
 
-    /// Connects to the end of another process that does the same: by an exchange over the channel, or by the connection manager
-    /// where there is no other way.
+    /// Connects to an end in another process, which calls this too: by an exchange over the
+    /// channel, or on iWARP by the connection manager.
     ///
     /// # Panics
     ///
     /// If that fails.
     #[must_use]
-    pub fn meet<R: BufRead, W: Write>(self, channel: &mut child::Channel<R, W>) -> Side {
+    pub fn meet(self, channel: &mut Channel) -> Side {
         if !is_iwarp(&self.context) {
-            let peer = channel.exchange(&self.qp.endpoint());
+            let peer = exchange(channel, &self.qp.endpoint());
             return self.connect(&peer);
         }
-        if child::is_child() {
+        if role().is_some() {
             let listener = cm::listen(&self.context);
-            channel.send(listener.local_addr().to_string().as_bytes());
+            channel.tell(&listener.local_addr().to_string());
             let side = self.accept(&listener);
-            channel.send(b"accepted");
+            channel.tell("accepted");
             return side;
         }
-        let address = String::from_utf8(channel.receive()).expect("an address");
-        let side = self.call(address.parse().expect("an address"));
-        // siw may leave unread what is sent before.
-        assert_eq!(channel.receive(), b"accepted");
+        let side = self.call(channel.hear().parse().expect("an address"));
+        // siw may leave an earlier message unread.
+        assert_eq!(channel.hear(), "accepted");
         side
     }
 
@@ -217,6 +211,21 @@ impl Unconnected {
     }
 }
 
+/// Exchanges endpoints with another process.
+///
+/// # Panics
+///
+/// If the other process is gone, or sends something else.
+pub fn exchange(channel: &mut Channel, ours: &Endpoint) -> Endpoint {
+    channel.send(&ours.to_bytes());
+    Endpoint::from_bytes(&channel.receive()).expect("an endpoint")
+}
+
+/// Receives a remote slice from another process.
+pub fn receive_slice(channel: &mut Channel) -> RemoteSlice {
+    RemoteSlice::from_bytes(&channel.receive_exact())
+}
+
 /// Connects two ends of this process.
 ///
 /// # Panics
@@ -236,13 +245,13 @@ pub fn join(a: Unconnected, b: Unconnected) -> (Side, Side) {
     (a.connect(&to_b), b.connect(&to_a))
 }
 
-/// Why what exchanges endpoints cannot be tested there.
+/// Why iWARP skips tests that exchange endpoints.
 pub const MANAGED: &str = "iWARP connects by the connection manager only";
-/// Why what a peer refuses cannot be tested there.
+/// Why iWARP skips tests of a peer's refusals.
 pub const LOCAL: &str = "iWARP completes a request when it is sent; what the peer refuses ends the connection";
 
-/// Whether the device speaks iWARP, which connects by the connection manager only, and has neither immediate data nor a way to wait
-/// for a receive.
+/// Whether the device speaks iWARP, which connects by the connection manager only, and has neither
+/// immediate data nor a way to wait for a receive.
 #[must_use]
 pub fn is_iwarp(context: &Context) -> bool {
     context.device().transport() == TransportType::IWARP
@@ -267,7 +276,7 @@ pub fn pair(options: Options) -> (Side, Side) {
 /// A completion, taken out of its poller.
 #[derive(Debug)]
 pub struct Done {
-    /// How it ended.
+    /// The status.
     pub status: Result<(), WcError>,
     /// The request's token.
     pub token: u64,
@@ -275,15 +284,15 @@ pub struct Done {
     pub byte_len: usize,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// What it was.
+    /// The operation.
     pub opcode: Opcode,
     /// Its buffers, in order.
     pub buffers: Vec<Buffer>,
     /// Its slices of exposed regions, in order.
     pub exposed: Vec<ExposedSlice>,
-    /// What an atomic operation found.
+    /// The old value of an atomic operation.
     pub old_value: Option<u64>,
-    /// Tokens of the unsignaled requests that it released.
+    /// Tokens of the unsignaled requests that the completion released.
     pub unsignaled: Vec<u64>,
 }
 
@@ -292,7 +301,7 @@ impl Done {
     ///
     /// # Panics
     ///
-    /// If there is not exactly one.
+    /// If there is another number of buffers.
     #[must_use]
     pub fn buffer(mut self) -> Buffer {
         assert_eq!(self.buffers.len(), 1, "one buffer was posted");
@@ -300,7 +309,7 @@ impl Done {
     }
 }
 
-/// The next completion, if there is one now.
+/// The next completion, if the queue has one.
 ///
 /// # Panics
 ///
@@ -335,7 +344,7 @@ pub fn poll(poller: &mut Poller) -> Option<Done> {
 ///
 /// # Panics
 ///
-/// If there is none within [`LIMIT`].
+/// If none comes within [`LIMIT`].
 pub fn wait(poller: &mut Poller) -> Done {
     wait_within(poller, LIMIT).expect("no completion in time")
 }
@@ -354,7 +363,7 @@ pub fn wait_within(poller: &mut Poller, limit: Duration) -> Option<Done> {
     }
 }
 
-/// Reads from the peer. Everything that was requested before has been done there when it returns.
+/// Reads from the peer. All earlier requests have taken effect there when this returns.
 ///
 /// # Panics
 ///
@@ -368,7 +377,7 @@ pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
         assert_eq!((done.status, done.opcode), (Ok(()), Opcode::Read));
         return done.buffer().to_vec();
     }
-    // There the answer is a write by the peer.
+    // On iWARP the peer answers by a write.
     let sink = side.pd.allocate_exposed(len, RemoteAccess::WRITE).expect("a region");
     side.qp.post_send(Read::new(sink.slice(..).expect("a slice"), remote)).expect("post");
     assert_eq!(wait(&mut side.sends).status, Ok(()));
@@ -381,7 +390,7 @@ pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
 ///
 /// # Panics
 ///
-/// If there is no memory for it.
+/// If there is no memory.
 #[must_use]
 pub fn buffer(pd: &ProtectionDomain, content: &[u8]) -> Buffer {
     let mut buffer = pd.allocate(content.len().max(1)).expect("a buffer");

@@ -1,4 +1,4 @@
-//! The connection manager on a device: reliable connections, in the form that waits.
+//! The connection manager on a device: reliable connections, by the blocking interface.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use rdma::cm::blocking::{self, ConnectError, ListenOptions, Listener, ResolveOpt
 use rdma::cm::{ConnOptions, EventChannel, RejectReason};
 use rdma::op::Send;
 use rdma::{AckTimeout, Context, ErrorKind, QpState, QueuePair, Rc};
-use rdma_tests::child::{self, Running};
+use rdma_test_support::{Peer, first, role};
 use rdma_tests::cm::{
     End, MOMENT, accept, address, address6, any_port, available, connect, connect_pair, listen, wait_accepted,
 };
@@ -87,7 +87,7 @@ fn two_ends_connect_and_talk() {
         assert!(!connection.wait_disconnected(Some(Duration::ZERO)).unwrap());
         connection.disconnect(&qp).unwrap();
         assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
-        // It stays so.
+        // The state is final.
         assert!(connection.wait_disconnected(None).unwrap());
     });
 }
@@ -114,18 +114,18 @@ fn what_was_posted_before_a_reset_receives_nothing() {
     let (a, b) = (End::new(&context), End::new(&context));
     let route = resolve(&context, to);
     let mut qp = route.init(a.qp()).unwrap();
-    // Two, so that the queue is not empty after the one message.
+    // Two receives, so that the queue is not empty after the one message.
     for token in [7, 8] {
         qp.post_recv(a.pd.allocate(64).unwrap(), token).unwrap();
     }
     let failed = route.connect(qp, &ConnOptions::new(), LIMIT).unwrap_err();
     let qp = match failed.qp.reset() {
-        // Their memory is given up here: a device that still wrote to it would write to somebody else's.
+        // The buffers are freed here: a device that still used them would write to other memory.
         Ok(qp) => qp,
         Err(failed) => {
             assert!(is_iwarp(&context), "{failed}");
             assert_eq!(failed.error.kind(), ErrorKind::InUse);
-            // What a reset does not end, a destroy does.
+            // A destroy ends the requests that a reset does not.
             failed.object.into_manual().close().unwrap();
             a.qp()
         }
@@ -173,7 +173,7 @@ fn a_dropped_listener_rejects_who_waits() {
     let to = listener.local_addr();
     thread::scope(|scope| {
         let clients: Vec<_> = (0..3).map(|_| scope.spawn(|| try_connect(&context, to, &ConnOptions::new()))).collect();
-        // One is being served, the others wait.
+        // One request is served, the others wait.
         let request = listener.next_request(Some(LIMIT)).unwrap().unwrap();
         thread::sleep(MOMENT);
         drop(listener);
@@ -196,7 +196,7 @@ fn addresses_that_lead_nowhere_are_named() {
     let to = SocketAddr::new(nowhere, 7174);
     let error = blocking::resolve::<Rc>(&context, None, to, Duration::from_millis(300)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoRoute | ErrorKind::Timeout), "{error}");
-    // From an address that is not ours.
+    // The source address is not this host's.
     let from = Some(any_port(nowhere));
     let error = blocking::resolve::<Rc>(&context, from, listen(&context).local_addr(), LIMIT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoRoute, "{error}");
@@ -213,7 +213,7 @@ fn a_port_is_taken_once() {
     drop(first);
     let again: Listener = Listener::bind(&context, to, &ListenOptions::new()).unwrap();
     assert_eq!(again.local_addr(), to);
-    // The unspecified address is every address.
+    // The unspecified address stands for every address.
     let error = Listener::<Rc>::bind(&context, SocketAddr::new([0, 0, 0, 0].into(), to.port()), &ListenOptions::new());
     assert_eq!(error.unwrap_err().kind(), ErrorKind::AddressInUse);
 }
@@ -302,7 +302,7 @@ fn whoever_goes_first_is_noticed() {
             }
         }
         assert!(passive.wait_disconnected(Some(LIMIT)).unwrap(), "{order}");
-        // What the peer's end leaves in flight is flushed once our end is told to end, too.
+        // The requests in flight are flushed once both ends disconnect.
         if b_qp.state().unwrap() == QpState::RTS {
             passive.disconnect(&b_qp).ok();
             b_qp.set_error().unwrap();
@@ -355,7 +355,7 @@ fn private_data_is_limited_by_the_transport() {
         });
         let options = ConnOptions::new().private_data(&longest);
         let failed = route_error(&context, listener.local_addr(), failed.qp, &options);
-        // Its rejection was too long, so the request was dropped.
+        // The rejection's private data was too long, so the request was dropped.
         assert!(matches!(failed.error.kind(), ErrorKind::Rejected(_)), "{failed}");
     });
 }
@@ -378,7 +378,8 @@ fn waiting_ends_at_the_deadline() {
     let qp = route.init(end.qp()).unwrap();
     let failed = route.connect(qp, &ConnOptions::new(), MOMENT).unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::Timeout, "{failed}");
-    // Who gave up is gone when the request is looked at: that fails, at once or when no answer comes. On iWARP it may be seen only after.
+    // The peer has given up when the request is accepted: that fails, at once or for want of an
+    // answer. On iWARP it may fail only later.
     let Some(request) = listener.next_request(Some(MOMENT)).unwrap() else { return };
     let accepted = match request.init(End::new(&context).qp()) {
         Ok(qp) => request.accept(qp, &ConnOptions::new(), MOMENT).map_err(|failed| failed.error),
@@ -467,27 +468,27 @@ fn many_connect_at_the_same_time() {
 
 #[test]
 fn a_killed_peer_is_noticed() {
-    if child::is_child() {
+    if role().is_some() {
         let Some(context) = device() else { return };
-        let mut channel = child::channel();
+        let mut channel = first();
         let listener = listen(&context);
-        channel.send(listener.local_addr().to_string().as_bytes());
+        channel.tell(&listener.local_addr().to_string());
         let _connected = accept(&listener, End::new(&context).qp(), &ConnOptions::new());
-        channel.send(b"connected");
-        channel.receive();
+        channel.tell("connected");
+        channel.hear();
         unreachable!("the parent kills us first");
     }
     let Some(context) = device() else { return };
-    let mut running = Running::start("a_killed_peer_is_noticed");
-    let to = String::from_utf8(running.channel.receive()).unwrap().parse().unwrap();
+    let mut running = Peer::start("a_killed_peer_is_noticed", "peer");
+    let to = running.hear().parse().unwrap();
     let (connection, _qp) = connect(&context, to, End::new(&context).qp(), &ConnOptions::new());
-    assert_eq!(running.channel.receive(), b"connected");
+    assert_eq!(running.hear(), "connected");
     assert!(!connection.wait_disconnected(Some(Duration::ZERO)).unwrap());
     running.kill();
     assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
 }
 
-/// How many descriptors and threads this process has.
+/// The numbers of this process's descriptors and threads.
 fn held() -> [usize; 2] {
     ["/proc/self/fd", "/proc/self/task"].map(|path| std::fs::read_dir(path).unwrap().count())
 }
@@ -495,10 +496,10 @@ fn held() -> [usize; 2] {
 #[test]
 fn what_ends_leaves_nothing_behind() {
     const WARM: usize = 3;
-    // In a process of its own: others open and close, too.
-    if !child::is_child() {
+    // In a process of its own: other tests open and close descriptors, too.
+    if role().is_none() {
         if device().is_some() {
-            Running::start("what_ends_leaves_nothing_behind").finish();
+            Peer::start("what_ends_leaves_nothing_behind", "peer").finish();
         }
         return;
     }
@@ -520,10 +521,10 @@ fn what_ends_leaves_nothing_behind() {
             let _connected = connect(&context, to, End::new(&context).qp(), &ConnOptions::new());
             try_connect(&context, to, &ConnOptions::new()).unwrap_err();
         });
-        // One that was only resolved, and a listener that nobody has heard of.
+        // An identifier that was only resolved, and a listener without a request.
         drop((resolve(&context, to), listen(&context)));
     }
-    // Threads that were joined may not be gone yet: now, or when it was counted before.
+    // Threads that were joined may still exist for a moment, in both counts.
     let patience = std::time::Instant::now() + LIMIT;
     while held().iter().zip(before).any(|(&now, before)| now > before) {
         assert!(std::time::Instant::now() < patience, "{:?} descriptors and threads, {before:?} before", held());

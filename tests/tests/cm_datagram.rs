@@ -105,7 +105,7 @@ fn nobody_is_told_apart_from_no() {
     drop(listener);
     let failed = ask().unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::NotListening, "{failed}");
-    // The two port spaces are apart.
+    // The two port spaces are separate.
     let stream = rdma_tests::cm::listen(&context).local_addr();
     let route = blocking::resolve::<Ud>(&context, None, stream, LIMIT).unwrap();
     let failed = route.connect(&UdOptions::new(), LIMIT).unwrap_err();
@@ -119,7 +119,7 @@ fn nobody_is_told_apart_from_no() {
 fn a_group_hears_its_members() {
     let Some(context) = device() else { return };
     let local = any_port(address(&context));
-    // A group of its own for each run, since others may run at the same time.
+    // Each run has a group of its own, since several may run at the same time.
     let number = std::process::id().to_be_bytes();
     let group = SocketAddr::new([239, 1, number[2], number[3]].into(), 0);
     let joined: Vec<_> =
@@ -137,7 +137,7 @@ fn a_group_hears_its_members() {
             (end, qp.ready().unwrap(), attached)
         })
         .collect();
-    // Somebody who is no member sends.
+    // A queue pair that is no member sends.
     let sender = End::new(&context);
     let mut qp = joined[0].id().init(sender.qp()).unwrap().ready().unwrap();
     let to = AddressHandle::new(&sender.pd, &joined[0].group().path).unwrap();
@@ -165,7 +165,7 @@ fn groups_are_joined_and_left_in_any_order() {
     for last in 1..4 {
         id.join_multicast(group(last), Membership::Full).unwrap();
     }
-    // One is left before it is known whether it was joined.
+    // One group is left before the event of its join.
     id.leave_multicast(group(3)).unwrap();
     let mut seen = Vec::new();
     while seen.len() < 2 {
@@ -180,7 +180,7 @@ fn groups_are_joined_and_left_in_any_order() {
     id.leave_multicast(group(2)).unwrap();
     assert_eq!(id.leave_multicast(group(2)).unwrap_err().kind(), ErrorKind::NotFound);
     assert!(channel.next_event(Some(MOMENT)).unwrap().is_none());
-    // The last one is left with its id, from whatever channel.
+    // The last group is left when its identifier is destroyed, on either channel.
     let mut id = id;
     id.migrate(&EventChannel::new(&context).unwrap()).unwrap();
     drop(id);

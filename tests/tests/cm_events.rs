@@ -1,4 +1,5 @@
-//! The connection manager on a device: events, in the form for event loops, and ids that end at any moment.
+//! The connection manager on a device: events for event loops, and identifiers that are dropped at
+//! any moment.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,7 +20,7 @@ fn device() -> Option<Context> {
     available(&context).then_some(context)
 }
 
-/// What a peer may do on any device.
+/// The rights that a peer can have on every device.
 fn access(context: &Context) -> rdma::RemoteAccess {
     if context.device().transport() == TransportType::IWARP {
         return rdma::RemoteAccess::READ | rdma::RemoteAccess::WRITE;
@@ -35,7 +36,7 @@ fn sleep_until_readable(channel: &EventChannel) {
 fn poll(fd: BorrowedFd<'_>) -> i32 {
     let mut slot = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let limit = i32::try_from(LIMIT.as_millis()).unwrap();
-    // SAFETY: poll wants as many slots as it is told: one.
+    // SAFETY: poll wants an array of as many entries as its count says: one local entry, and 1.
     unsafe { libc::poll(&raw mut slot, 1, limit) }
 }
 
@@ -48,7 +49,7 @@ fn next(channel: &EventChannel) -> Event {
     }
 }
 
-/// The next event of an id; it must be that id's.
+/// The next event, which must be this identifier's.
 fn next_of(channel: &EventChannel, key: IdKey) -> EventKind {
     let event = next(channel);
     assert_eq!(event.id, key, "{event:?}");
@@ -80,7 +81,7 @@ fn request(channel: &EventChannel, listener: &Id<Rc>) -> ConnectRequest<Rc> {
     }
 }
 
-/// The active end's last step, by the event that asks for it.
+/// The active end's answer to the event that asks for its last step.
 fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>) -> QueuePair<Rc> {
     match next_of(channel, id.key()) {
         EventKind::ConnectResponse(_) => id.establish(qp, &ConnOptions::new()).unwrap(),
@@ -110,7 +111,7 @@ fn one_thread_does_both_ends_on_one_channel() {
     let key = request.key();
     let (passive, b_qp) = request.accept(b_qp, &ConnOptions::new().private_data(b"from b")).unwrap();
     assert_eq!(passive.key(), key);
-    // The answers arrive in whatever order, each with its id's name.
+    // The answers arrive in any order, each with its identifier.
     let (mut a_waits, mut a_qp, mut passive_waits) = (Some(a_qp), None, true);
     while a_waits.is_some() || passive_waits {
         let event = next(&channel);
@@ -131,7 +132,7 @@ fn one_thread_does_both_ends_on_one_channel() {
     assert_eq!(wait(&mut a.cq.poller()).status, Ok(()));
     assert_eq!(wait(&mut b.cq.poller()).byte_len, 7);
     id.disconnect(&a_qp).unwrap();
-    // On iWARP the end that began hears of it first, elsewhere when the other has answered.
+    // On iWARP the end that disconnects gets its event at once, elsewhere after the peer's answer.
     let mut ended = Vec::new();
     while ended.len() < 2 {
         let event = next(&channel);
@@ -152,7 +153,7 @@ fn ids_move_between_channels_at_any_step() {
     let listener = listening(&channels[0]);
     let mut id = channels[1].create_id::<Rc>().unwrap();
     id.resolve_addr(None, listener.local_addr().unwrap(), LIMIT).unwrap();
-    // The event may have arrived on the channel that it leaves; it moves along.
+    // The event may be on the old channel already; it moves with the identifier.
     id.migrate(&channels[2]).unwrap();
     assert!(matches!(next_of(&channels[2], id.key()), EventKind::AddrResolved));
     id.resolve_route(LIMIT).unwrap();
@@ -162,7 +163,7 @@ fn ids_move_between_channels_at_any_step() {
     id.connect(&a_qp, &ConnOptions::new()).unwrap();
     let mut request = request(&channels[0], &listener);
     request.migrate(&channels[3]).unwrap();
-    // To where it is already.
+    // A move to the same channel.
     request.migrate(&channels[3]).unwrap();
     let b_qp = request.init(b.qp(), access(&context)).unwrap();
     let (mut passive, b_qp) = request.accept(b_qp, &ConnOptions::new()).unwrap();
@@ -203,7 +204,7 @@ fn steps_out_of_order_are_errors() {
     let qp = id.init(failed.object, access(&context)).unwrap();
     assert!(id.connect(&qp, &ConnOptions::new()).is_err(), "there is no route");
     let failed = id.establish(qp, &ConnOptions::new());
-    // On iWARP there is nothing to do, so nothing that fails; the queue pair says so when it is used.
+    // On iWARP the call does nothing, so it cannot fail; the queue pair fails when it is used.
     let qp = match failed {
         Ok(qp) => qp,
         Err(failed) => failed.object.into_manual(),
@@ -265,7 +266,7 @@ fn whatever_ends_at_any_step_ends() {
                 }
             });
         }
-        // Whoever gets that far is taken, turned away or left alone, while others are still at it.
+        // A request is accepted, rejected or dropped, while other ends are still connecting.
         let begin = Instant::now();
         for turn in 0.. {
             let Some(request) = listener.next_request(Some(Duration::from_millis(100))).unwrap() else {
@@ -285,10 +286,10 @@ fn whatever_ends_at_any_step_ends() {
             }
         }
     });
-    // And all of it works as before.
+    // A new connection works as before.
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Requests of who gave up may still be in the queue.
+            // Requests of ends that gave up may still be in the queue.
             while let Some(request) = listener.next_request(Some(LIMIT)).unwrap() {
                 let Ok(qp) = request.init(End::new(&context).qp()) else { continue };
                 if request.accept(qp, &ConnOptions::new(), LIMIT).is_ok() {
@@ -323,7 +324,7 @@ fn threads_share_a_channel() {
         for number in 0..IDS {
             let id = channel.create_id::<Rc>().unwrap();
             id.resolve_addr(None, to, LIMIT).unwrap();
-            // Some end at once, and their events with them.
+            // Some identifiers are dropped at once, and their events with them.
             if number % 3 != 0 {
                 ids.insert(id.key(), id);
             }
@@ -367,8 +368,8 @@ fn who_writes_to_a_channels_descriptor_commands_nobody() {
     let Some(context) = device() else { return };
     let channel = EventChannel::new(&context).unwrap();
     let listener = listening(&channel);
-    // Descriptors are lent by safe functions, so safe code can write to them. To librdmacm's this would be the command to report an
-    // event at an address of the writer's choice.
+    // Safe functions lend descriptors, so safe code can write to them. A write to librdmacm's own
+    // descriptor could be a command to store an event at an address of the writer's choice.
     let mut fd = std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap());
     let mut command = vec![12, 0, 0, 0, 8, 0, 0x58, 1];
     command.extend(8_u64.to_ne_bytes());
@@ -383,21 +384,23 @@ fn who_writes_to_a_channels_descriptor_commands_nobody() {
 fn edge_triggered_epoll_misses_no_event() {
     let Some(context) = device() else { return };
     let channel = EventChannel::new(&context).unwrap();
-    // SAFETY: no requirement.
+    // SAFETY: epoll_create1 has no requirement.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     assert!(epoll >= 0);
-    // SAFETY: open, and nobody else's.
+    // SAFETY: from_raw_fd wants an open descriptor without another owner: epoll_create1 just
+    // returned it.
     let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
     let mut interest = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-    // SAFETY: open descriptors, a live event.
+    // SAFETY: epoll_ctl wants an event that lives during the call, a local.
     let added =
         unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, channel.as_raw_fd(), &raw mut interest) };
     assert_eq!(added, 0);
-    // Until it says that there is something, and then all that there is.
+    // Waits for readability, then takes every event.
     let wait = || {
         let mut slot = libc::epoll_event { events: 0, u64: 0 };
         let limit = i32::try_from(LIMIT.as_millis()).unwrap();
-        // SAFETY: room for one event.
+        // SAFETY: epoll_wait wants room for as many events as its count says: one local event, and
+        // 1.
         assert_eq!(unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut slot, 1, limit) }, 1, "no edge in time");
         std::iter::from_fn(|| channel.try_next_event().unwrap()).collect::<Vec<_>>()
     };
@@ -435,7 +438,7 @@ fn ids_cross_each_other_between_channels_that_threads_take_from() {
                 count + std::iter::from_fn(|| channel.try_next_event().unwrap()).count()
             })
         });
-        // One goes there while the other comes here.
+        // Two threads move the identifier in opposite directions.
         let movers = [0, 1].map(|first| {
             let (channels, to) = (&channels, listener.local_addr());
             scope.spawn(move || {
@@ -459,7 +462,8 @@ fn ids_cross_each_other_between_channels_that_threads_take_from() {
         }
         ended.store(true, std::sync::atomic::Ordering::Release);
         let taken: usize = takers.map(|taker| taker.join().unwrap()).into_iter().sum();
-        // The event of the address is taken before the route can be asked for; that of the route may go with its id.
+        // The address's event is taken before the route is requested; the route's event may vanish
+        // with its identifier.
         assert!((2 * TURNS..=4 * TURNS).contains(&taken), "{taken}");
     });
 }

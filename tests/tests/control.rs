@@ -1,12 +1,12 @@
 //! The control path on a device: listing, choosing, attributes, bring-up, destruction.
 
-use std::process::Command;
 use std::time::Duration;
 
 use rdma::{
     ConnectOptions, Context, Device, DeviceSelector, Endpoint, ErrorKind, InitOptions, LinkLayer, Mtu, OpenError,
     PortState, QpAttr, QpState, QueuePair, RemoteAccess,
 };
+use rdma_test_support::passes_alone;
 use rdma_tests::{open, skipped_on_iwarp};
 
 #[test]
@@ -32,21 +32,9 @@ fn names_select_ports_and_mistakes_are_named() {
     assert!(matches!(error, OpenError::NoPort { port: 200, .. }), "{error}");
 }
 
-/// Runs one ignored test of this file in a process with another environment.
-fn in_environment(test: &str, variable: &str, value: &str) {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--test-threads=1"])
-        .env(variable, value)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    // A name that no test has is a success to the harness.
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
-
 #[test]
 fn the_software_device_can_be_switched_off() {
-    in_environment("without_software", "RDMA_SOFT", "off");
+    passes_alone(&["without_software"], &[("RDMA_SOFT", "off")]);
 }
 
 #[test]
@@ -61,9 +49,27 @@ fn without_software() {
 }
 
 #[test]
+fn an_environment_that_means_nothing_is_an_error() {
+    for (name, value) in
+        [("RDMA_SOFT", "maybe"), ("RDMA_SOFT_LINK_LAYER", "foo"), ("RDMA_IBVERBS_PATH", "/nonexistent/verbs.so")]
+    {
+        passes_alone(&["environment_means_nothing"], &[(name, value)]);
+    }
+}
+
+#[test]
+#[ignore = "run by an_environment_that_means_nothing_is_an_error"]
+fn environment_means_nothing() {
+    let error = Device::list().unwrap_err();
+    let ErrorKind::InvalidVariable { name, .. } = error.kind() else { panic!("{error}") };
+    assert!(std::env::var_os(name).is_some());
+    assert!(matches!(rdma::open(&DeviceSelector::Any), Err(OpenError::List(other)) if other == error));
+}
+
+#[test]
 fn the_environment_selects_and_its_mistakes_are_named() {
-    in_environment("environment_is_wrong", "RDMA_DEVICE", "mlx5_0:zero");
-    in_environment("environment_is_soft", "RDMA_DEVICE", "soft0:1");
+    passes_alone(&["environment_is_wrong"], &[("RDMA_DEVICE", "mlx5_0:zero")]);
+    passes_alone(&["environment_is_soft"], &[("RDMA_DEVICE", "soft0:1")]);
 }
 
 #[test]
@@ -171,6 +177,11 @@ fn a_refused_change_is_explained() {
     assert_eq!(not_allowed.to_string(), "PATH_MTU");
     let error = qp.modify(&QpAttr::to(QpState::RTS)).unwrap_err();
     assert!(error.to_string().contains("no such transition"), "{error}");
+    // iWARP takes a new queue pair to the error state.
+    if !rdma_tests::is_iwarp(&opened.context) {
+        let error = qp.modify(&QpAttr::to(QpState::ERR)).unwrap_err();
+        assert!(error.to_string().contains("from RESET to ERR: there is no such transition"), "{error}");
+    }
     qp.modify(&QpAttr::to(QpState::INIT).port(opened.port).pkey_index(0).access(RemoteAccess::READ)).unwrap();
     assert_eq!(qp.state().unwrap(), QpState::INIT);
 }
@@ -218,7 +229,7 @@ fn requests_beyond_the_completion_queue_are_refused_at_creation() {
     let error = QueuePair::builder(&pd).cq(&cq).max_send_wr(depth).max_recv_wr(1).build().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::CompletionQueueTooSmall { .. }), "{error}");
     let fits = QueuePair::builder(&pd).cq(&cq).max_send_wr(depth - 1).max_recv_wr(1);
-    // What a queue pair reserved comes back when it is gone.
+    // A drop gives the queue pair's reservation back.
     for _ in 0..3 {
         let qp = fits.clone().build().unwrap();
         assert!(fits.clone().build().is_err());

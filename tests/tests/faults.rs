@@ -1,8 +1,9 @@
-//! What goes wrong under a connection: a peer killed in mid-transfer, an interface set down. The right error, in time, and
-//! nothing left behind.
+//! Faults under a connection: a peer killed in mid-transfer, an interface set down. The right error
+//! comes in time, and no object is left behind.
 //!
-//! These need a device of which nobody else makes use at the time: what is left behind is what the kernel counts. The interface
-//! that they may set down is in `RDMA_TEST_NETDEV`; without it, those that need one are skipped.
+//! These tests need a device that no other process uses, because they compare the kernel's counts
+//! of objects. `RDMA_TEST_NETDEV` names an interface that may be set down; without it, the tests
+//! that need one are skipped.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,14 +12,15 @@ use rdma::op::{Send, Write};
 use rdma::{
     AckTimeout, AsyncEventKind, ConnectOptions, Context, EventSource, PortState, QpState, RemoteSlice, WcStatus,
 };
-use rdma_tests::child::{self, Running};
+use rdma_test_support::{Peer, first, role};
 use rdma_tests::{
-    LIMIT, Options, Side, Unconnected, all_rights, buffer, is_iwarp, open, open_peer, pattern, poll, skip, wait,
+    LIMIT, Options, Side, Unconnected, all_rights, buffer, is_iwarp, open, open_peer, pattern, poll, receive_slice,
+    skip, wait,
 };
 
 const BLOCK: usize = 32 << 10;
-/// More than the timeouts of [`options`] take: 4.096 us * 2^14 * 7 = 470 ms. The rest is an emulated machine's. Not 7 retries,
-/// which to rxe are retries without end (tried on 6.1).
+/// More than the timeouts of [`options`]: 4.096 us * 2^14 * 7 = 470 ms, and the delays of an
+/// emulated machine. Six retries, because rxe takes 7 for retries without end (seen on 6.1).
 const IN_TIME: Duration = Duration::from_secs(10);
 
 fn options() -> Options {
@@ -26,7 +28,7 @@ fn options() -> Options {
     Options { connect, ..Options::default() }
 }
 
-/// What the kernel has of each kind of object on each device.
+/// The kernel's number of objects of each kind on each device.
 #[derive(Debug)]
 struct Objects(Option<String>);
 
@@ -34,7 +36,8 @@ impl Objects {
     fn now() -> Self {
         let output = Command::new("rdma").args(["resource", "show"]).output();
         Self(output.ok().filter(|output| output.status.success()).map(|output| {
-            // Not contexts: the connection manager's library keeps those that it has opened until the process ends.
+            // Contexts are not compared: librdmacm keeps the devices open that it has found, until
+            // the process ends.
             let text = String::from_utf8(output.stdout).unwrap();
             let mut words = Vec::new();
             for word in text.split_whitespace() {
@@ -45,7 +48,8 @@ impl Objects {
         }))
     }
 
-    /// Everything is as it was. The kernel may take a moment: identifiers of connections live until their last timer.
+    /// Waits until the counts are as before: identifiers of connections live until their last
+    /// timer.
     fn are_back(&self) {
         let begin = Instant::now();
         loop {
@@ -59,17 +63,17 @@ impl Objects {
     }
 }
 
-/// How a stream of requests came to its end.
+/// How a stream of requests ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     /// By the first completion that is not a success.
     Failed(WcStatus),
-    /// By the end of the connection, and nothing has failed: iWARP's writes are complete when they are sent, so there may be none
-    /// under way. What was posted since is never flushed by siw: a process's doorbell carries no request that it could flush.
+    /// By the end of the connection, without a failure: iWARP's writes are complete when they are
+    /// sent, so none may be in flight. siw never flushes requests that were posted afterwards.
     Disconnected,
 }
 
-/// Writes to the peer without pause until that fails. `watch` is told after each success how many there were.
+/// Writes to the peer until a write fails. `watch` gets the number of successes after each.
 fn write_until_it_fails(side: &mut Side, remote: RemoteSlice, mut watch: impl FnMut(u32)) -> End {
     let begin = Instant::now();
     for seed in 0..8 {
@@ -99,13 +103,14 @@ fn write_until_it_fails(side: &mut Side, remote: RemoteSlice, mut watch: impl Fn
 }
 
 fn is_in_error(side: &Side) {
-    // siw of 6.1 does not tell.
+    // siw of 6.1 reports nothing.
     if !is_iwarp(&side.context) {
         assert_eq!(side.qp.state().unwrap(), QpState::ERR);
     }
 }
 
-/// The end on iWARP: what was under way is flushed, and the connection manager tells that the connection is over.
+/// The end on iWARP: requests in flight are flushed, and the connection manager reports the
+/// disconnect.
 fn is_disconnected(side: &Side, end: &End) {
     let connection = side.connection.as_ref().unwrap();
     match end {
@@ -119,20 +124,21 @@ fn is_disconnected(side: &Side, end: &End) {
 
 #[test]
 fn a_peer_killed_in_mid_transfer_ends_it() {
-    if child::is_child() {
-        let mut channel = child::channel();
-        // Regions end in the reverse order of their creation when a process dies, and so do queue pairs.
+    if role().is_some() {
+        let mut channel = first();
+        // Regions end in the reverse order of their creation when a process dies, and so do queue
+        // pairs.
         let side = Unconnected::new(&open(), options()).meet(&mut channel);
         let region = side.pd.allocate_exposed(BLOCK, all_rights()).unwrap();
         channel.send(&region.remote(..).unwrap().to_bytes());
-        channel.receive();
+        channel.hear();
         unreachable!("the parent kills us first");
     }
     let objects = Objects::now();
     for round in 0..2 {
-        let mut running = Running::start("a_peer_killed_in_mid_transfer_ends_it");
-        let mut side = Unconnected::new(&open(), options()).meet(&mut running.channel);
-        let remote = running.channel.receive_slice();
+        let mut running = Peer::start("a_peer_killed_in_mid_transfer_ends_it", "peer");
+        let mut side = Unconnected::new(&open(), options()).meet(&mut running);
+        let remote = receive_slice(&mut running);
         side.qp.post_recv(side.pd.allocate(8).unwrap(), 9).unwrap();
         let mut killed = None;
         let end = write_until_it_fails(&mut side, remote, |completed| {
@@ -163,7 +169,7 @@ fn a_peer_killed_in_mid_transfer_ends_it() {
     }
 }
 
-/// An interface that may be set down, and comes up again whatever happens.
+/// An interface that is set up again when this is dropped.
 struct Link(String);
 
 impl Link {
@@ -207,7 +213,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
     let objects = Objects::now();
     let opened = open();
     let (context, port) = (&opened.context, opened.port);
-    // The interface is then the other end's.
+    // Then the other end has the interface.
     let is_far = std::env::var_os(rdma_tests::PEER_VARIABLE).is_some();
     for _ in 0..if is_far { 1 } else { 2 } {
         let (mut a, b) = connect();
@@ -229,7 +235,8 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
         } else if is_far {
             assert_eq!(end, End::Failed(WcStatus::RETRY_EXC_ERR));
         } else {
-            // rxe finds no route for the packet. In 6.1 it says so of that request; in 6.12 it flushes it like the others.
+            // rxe finds no route for the packet. 6.1 reports that for the request; 6.12 flushes the
+            // request like the others.
             let expected = [WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR].map(End::Failed);
             assert!(expected.contains(&end), "{end:?}");
         }
@@ -255,7 +262,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
     objects.are_back();
 }
 
-/// Two ends, as soon as their addresses are there.
+/// Two connected ends, as soon as the interface has its addresses.
 fn connect() -> (Side, Side) {
     let (a, b) = (open(), open_peer());
     for opened in [&a, &b] {

@@ -1,4 +1,4 @@
-//! Safe code that means ill: on a device, everything that is refused is refused by an error, and nothing hangs.
+//! Hostile safe code on a device: every refusal is an error, and nothing hangs.
 
 use std::fs::File;
 use std::io::Write;
@@ -45,7 +45,7 @@ fn addresses_that_wrap_around_are_refused_by_the_target() {
     for make in bad {
         for kind in 0..4 {
             let (mut a, b) = pair(Options::default());
-            // There a write is complete when it is sent.
+            // On iWARP a write is complete when it is sent.
             if kind == 0 && is_iwarp(&a.context) {
                 continue;
             }
@@ -54,7 +54,7 @@ fn addresses_that_wrap_around_are_refused_by_the_target() {
             let (address, len) = make(real.address());
             let remote = RemoteSlice::new(address, len, real.rkey());
             let local = a.pd.allocate(8).unwrap();
-            // What our own side can see to be wrong it may refuse at once.
+            // A fault that our own side can see may be refused at once.
             let posted = match kind {
                 0 => a.qp.post_send(WriteOp::new(local, remote)).is_ok(),
                 1 => a.qp.post_send(Read::new(local, remote)).is_ok(),
@@ -84,14 +84,14 @@ fn who_writes_to_an_event_descriptor_makes_nobody_wait_for_ever() {
     let channel = context.create_completion_channel().unwrap();
     let cq = context.cq_builder(16).channel(&channel).build().unwrap();
     let start = Instant::now();
-    // Descriptors are lent by safe functions, so safe code can write to them.
+    // Safe functions lend descriptors, so safe code can write to them.
     for fd in [channel.as_fd(), context.as_fd()] {
         let mut file = File::from(fd.try_clone_to_owned().unwrap());
         file.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
     }
     assert_eq!(channel.wait(Some(Duration::from_millis(20))).ok().flatten(), None);
     assert_eq!(context.next_async_event(Some(Duration::from_millis(20))).ok().flatten(), None);
-    // Nor does the device suffer when it has an event to tell.
+    // The device still reports an event afterwards.
     cq.request_notify(false).unwrap();
     assert!(start.elapsed() < Duration::from_secs(10));
     cq.close().unwrap();
@@ -121,7 +121,7 @@ fn resets_under_load_hand_out_every_buffer_once() {
                     while let Some(mut completion) = poller.poll().unwrap() {
                         let token = completion.token();
                         let mut buffer = completion.take_buffer().unwrap();
-                        // Exclusive: nobody else writes, neither the device nor another thread.
+                        // The buffer is exclusive: neither the device nor another thread writes.
                         assert_eq!(buffer[..8], token.to_ne_bytes());
                         buffer.fill(0xee);
                         thread::yield_now();
@@ -145,7 +145,7 @@ fn resets_under_load_hand_out_every_buffer_once() {
             }
             token += 1;
             if token % 500 == 0 {
-                // Back to the start, with requests in flight.
+                // A reset, with requests in flight.
                 let (qpn, endpoint) = (qp.qpn(), b.qp.qpn());
                 let init = qp.reset().unwrap().init(&rdma::InitOptions::new()).unwrap();
                 let near = init.endpoint();

@@ -1,27 +1,28 @@
-//! Reliable connections between two processes, and what is left of one when the other dies.
+//! Reliable connections between two processes, and the death of one of them.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rdma::op::{FetchAdd, Send, Write, WriteImm};
 use rdma::{AckTimeout, ConnectOptions, WcStatus};
-use rdma_tests::child::{self, Running};
+use rdma_test_support::{Channel, Peer, first, role};
 use rdma_tests::{
-    Options, Side, Unconnected, all_rights, buffer, is_iwarp, open, pattern, read, skipped_on_iwarp, wait,
+    Options, Side, Unconnected, all_rights, buffer, is_iwarp, open, pattern, read, receive_slice, skipped_on_iwarp,
+    wait,
 };
 
 const REGION: usize = 1 << 20;
 
 /// Both ends connect; the child exposes a region to the parent.
-fn parent(test: &str, options: Options) -> (Running, Side, rdma::RemoteSlice) {
-    let mut running = Running::start(test);
-    let side = Unconnected::new(&open(), options).meet(&mut running.channel);
-    let remote = running.channel.receive_slice();
+fn parent(test: &str, options: Options) -> (Peer, Side, rdma::RemoteSlice) {
+    let mut running = Peer::start(test, "peer");
+    let side = Unconnected::new(&open(), options).meet(&mut running);
+    let remote = receive_slice(&mut running);
     (running, side, remote)
 }
 
-fn child_side(options: Options) -> (child::ChildChannel, Side, rdma::ExposedRegion) {
-    let mut channel = child::channel();
+fn child_side(options: Options) -> (Channel, Side, rdma::ExposedRegion) {
+    let mut channel = first();
     let side = Unconnected::new(&open(), options).meet(&mut channel);
     let region = side.pd.allocate_exposed(REGION, all_rights()).unwrap();
     channel.send(&region.remote(..).unwrap().to_bytes());
@@ -30,13 +31,14 @@ fn child_side(options: Options) -> (child::ChildChannel, Side, rdma::ExposedRegi
 
 #[test]
 fn two_processes_do_everything() {
-    if child::is_child() {
+    if role().is_some() {
         let (mut channel, mut side, region) = child_side(Options::default());
-        // siw sends what a buffer holds when TCP gets to it, which may be after the completion: kept until the parent has it.
+        // siw may read the buffer after the completion, when TCP sends: the buffer stays unchanged
+        // until the parent has the message.
         let mut sent = None;
         for round in 0..50 {
             side.qp.post_recv(side.pd.allocate(REGION).unwrap(), round).unwrap();
-            channel.send(b"ready");
+            channel.tell("ready");
             let done = wait(&mut side.receives);
             assert_eq!(done.status, Ok(()));
             let (len, imm) = (done.byte_len, done.imm);
@@ -52,18 +54,18 @@ fn two_processes_do_everything() {
                 drop(sent.replace(echo));
             }
         }
-        channel.send(b"checked");
-        // The parent writes over what was just compared.
-        channel.send(b"compared");
-        assert_eq!(channel.receive(), b"done");
+        channel.tell("checked");
+        // The parent writes over the compared bytes.
+        channel.tell("compared");
+        assert_eq!(channel.hear(), "done");
         assert_eq!(region.load_u64(0, Ordering::Acquire).unwrap(), 25);
         return;
     }
     let (mut running, mut side, remote) = parent("two_processes_do_everything", Options::default());
-    // Which has neither immediate data nor atomics.
+    // iWARP has neither immediate data nor atomics.
     let is_iwarp = is_iwarp(&side.context);
     for round in 0..50_u8 {
-        assert_eq!(running.channel.receive(), b"ready");
+        assert_eq!(running.hear(), "ready");
         let len = [1, 64, 4096, 300_000, REGION][usize::from(round) % 5];
         let content = pattern(len, round);
         if round % 2 == 0 || is_iwarp {
@@ -79,9 +81,9 @@ fn two_processes_do_everything() {
         }
         assert_eq!(wait(&mut side.sends).status, Ok(()));
     }
-    // From here on the first word changes.
-    assert_eq!(running.channel.receive(), b"checked");
-    assert_eq!(running.channel.receive(), b"compared");
+    // From now on the first word changes.
+    assert_eq!(running.hear(), "checked");
+    assert_eq!(running.hear(), "compared");
     let first = if is_iwarp { 25_u64 } else { 0 };
     side.qp.post_send(Write::inline(&first.to_ne_bytes(), remote)).unwrap();
     assert_eq!(wait(&mut side.sends).status, Ok(()));
@@ -91,16 +93,16 @@ fn two_processes_do_everything() {
         assert_eq!((done.status, done.old_value), (Ok(()), Some(expected)));
     }
     assert_eq!(read(&mut side, remote.slice(..8).unwrap()), 25_u64.to_ne_bytes());
-    running.channel.send(b"done");
+    running.tell("done");
     running.finish();
 }
 
 #[test]
 fn writes_complete_while_the_target_sleeps() {
-    if child::is_child() {
+    if role().is_some() {
         let (mut channel, _side, region) = child_side(Options::default());
-        // No verbs call from here on until the parent says that it is done.
-        assert_eq!(channel.receive(), b"done");
+        // No verbs call until the parent reports that it is done.
+        assert_eq!(channel.hear(), "done");
         let mut seen = vec![0; 4096];
         region.copy_out(0, &mut seen).unwrap();
         assert!(seen == pattern(4096, 9));
@@ -112,7 +114,7 @@ fn writes_complete_while_the_target_sleeps() {
         assert_eq!(wait(&mut side.sends).status, Ok(()));
     }
     assert!(read(&mut side, remote.slice(..4096).unwrap()) == pattern(4096, 9));
-    running.channel.send(b"done");
+    running.tell("done");
     running.finish();
 }
 
@@ -120,9 +122,9 @@ fn writes_complete_while_the_target_sleeps() {
 fn a_killed_peer_fails_what_is_outstanding_in_time() {
     let connect = ConnectOptions::new().ack_timeout(AckTimeout::at_least(Duration::from_millis(30))).retry_count(3);
     let options = Options { connect, ..Options::default() };
-    if child::is_child() {
+    if role().is_some() {
         let (mut channel, side, _region) = child_side(options);
-        channel.receive();
+        channel.hear();
         drop(side);
         unreachable!("the parent kills us first");
     }
@@ -131,7 +133,7 @@ fn a_killed_peer_fails_what_is_outstanding_in_time() {
     }
     for delay in [0, 1, 5] {
         let (mut running, mut side, remote) = parent("a_killed_peer_fails_what_is_outstanding_in_time", options);
-        // No receive is posted there, so the first request stays outstanding for ever.
+        // The peer has no receive, so the first request stays outstanding for ever.
         side.qp.post_send(Send::new(buffer(&side.pd, b"hello")).token(0)).unwrap();
         for token in 1..4 {
             side.qp.post_send(Write::new(buffer(&side.pd, &pattern(1000, 1)), remote).token(token)).unwrap();
@@ -148,28 +150,19 @@ fn a_killed_peer_fails_what_is_outstanding_in_time() {
             assert_eq!((done.status.unwrap_err().status, done.token), (WcStatus::WR_FLUSH_ERR, token));
         }
         assert_eq!(wait(&mut side.receives).status.unwrap_err().status, WcStatus::WR_FLUSH_ERR);
-        // 4.096 us * 2^13 * 4 = 134 ms by the timeouts; the rest is the machine's.
+        // The timeouts are 4.096 us * 2^13 * 4 = 134 ms; the rest is for slow machines.
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 }
 
-/// The kernel stops the threads of a process one after the other.
-fn all_threads_are_stopped(pid: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the child's threads");
-    tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok()).all(|stat| {
-        // The state is what follows the name, which is in parentheses.
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
-    })
-}
-
 #[test]
 fn a_stopped_peer_only_makes_us_wait() {
-    if child::is_child() {
+    if role().is_some() {
         let (mut channel, mut side, _region) = child_side(Options::default());
         side.qp.post_recv(side.pd.allocate(8).unwrap(), 0).unwrap();
-        channel.send(b"ready");
+        channel.tell("ready");
         assert_eq!(wait(&mut side.receives).status, Ok(()));
-        channel.receive();
+        channel.hear();
         return;
     }
     if std::env::var_os("RDMA_TEST_DEVICE").is_some_and(|name| name != "soft0") {
@@ -177,20 +170,13 @@ fn a_stopped_peer_only_makes_us_wait() {
         return;
     }
     let (mut running, mut side, _remote) = parent("a_stopped_peer_only_makes_us_wait", Options::default());
-    assert_eq!(running.channel.receive(), b"ready");
-    let signal = |name: &str| {
-        let status = std::process::Command::new("kill").args([name, &running.pid().to_string()]).status().unwrap();
-        assert!(status.success());
-    };
-    signal("-STOP");
-    while !all_threads_are_stopped(running.pid()) {
-        std::thread::yield_now();
-    }
+    assert_eq!(running.hear(), "ready");
+    running.stop();
     side.qp.post_send(Send::new(buffer(&side.pd, b"hello"))).unwrap();
-    // Longer than the timeouts would be: 67 ms * 8.
+    // Longer than the timeouts, 67 ms * 8.
     assert!(rdma_tests::wait_within(&mut side.sends, Duration::from_millis(800)).is_none());
-    signal("-CONT");
+    running.resume();
     assert_eq!(wait(&mut side.sends).status, Ok(()));
-    running.channel.send(b"done");
+    running.tell("done");
     running.finish();
 }

@@ -1,16 +1,17 @@
-//! Random requests against a model: what arrives is what was sent, in order, whatever is mixed with whatever.
+//! Random mixtures of requests against a model: every message arrives unchanged and in order.
 //!
-//! Both ends make the same plan from one seed. The requester keeps a copy of the peer's memory as it must be after each
-//! request; the responder knows which messages must come. `RDMA_TEST_SEED` repeats a run. With `RDMA_TEST_UNFENCED`, requests are
-//! not fenced: rxe executes them in order, and its fence can stall.
+//! Both ends make the same plan from one seed. The requester keeps a model of the peer's memory
+//! after each request; the responder knows the messages. `RDMA_TEST_SEED` repeats a run.
+//! `RDMA_TEST_UNFENCED` leaves fences out: rxe executes requests in order, and its fence can stall.
 
 use std::collections::VecDeque;
 
 use rdma::op::{CompareSwap, FetchAdd, Opcode, Read, Send, SendImm, Work, Write, WriteImm};
 use rdma::{Buffer, ErrorKind, ExposedRegion, PostError, RemoteSlice};
-use rdma_tests::child::{self, Running};
+use rdma_test_support::{Peer, first, role};
 use rdma_tests::{
-    Done, Options, Side, Unconnected, all_rights, buffer, open, pair, pattern, poll, skipped_on_iwarp, wait,
+    Done, Options, Side, Unconnected, all_rights, buffer, open, pair, pattern, poll, receive_slice, skipped_on_iwarp,
+    wait,
 };
 
 const REGION: usize = 256 << 10;
@@ -37,7 +38,7 @@ struct Step {
     content: u8,
     inline: bool,
     signaled: bool,
-    /// Where the local memory is cut in two.
+    /// The offset at which the local memory is split.
     cut: usize,
 }
 
@@ -69,7 +70,7 @@ fn plan(seed: u64) -> impl Iterator<Item = Step> {
         };
         let offset = match kind {
             CompareSwap | FetchAdd => below(REGION / 8 - 1) * 8,
-            // Requests shall meet: half of them at the front.
+            // Half of the requests go to the front, so that they overlap.
             _ if below(2) == 0 => below(64),
             _ => below(REGION - len),
         };
@@ -93,7 +94,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// What a request's completion must bring.
+/// The expected completion of a request.
 struct Expected {
     token: u64,
     kind: Kind,
@@ -135,7 +136,7 @@ impl Requester<'_> {
         }
     }
 
-    /// Does in the model what the request does there.
+    /// Applies the request to the model.
     fn expect(&mut self, token: u64, step: &Step) -> Expected {
         let range = step.offset..step.offset + step.len;
         let before = self.memory[range.clone()].to_vec();
@@ -211,7 +212,8 @@ impl Requester<'_> {
         }
     }
 
-    /// Posts, and polls while there is no room. Fenced, so that nothing passes a read, except where the device's fence is broken.
+    /// Posts, and polls while the queue is full. Requests are fenced, so that none passes a read,
+    /// except where the device's fence is broken.
     fn post_one<O, L>(&mut self, request: Work<O, L>, token: u64, step: &Step)
     where
         O: rdma::op::Operation,
@@ -313,14 +315,14 @@ fn random_requests_within_a_process() {
 
 #[test]
 fn random_requests_between_processes() {
-    if child::is_child() {
-        let mut channel = child::channel();
+    if role().is_some() {
+        let mut channel = first();
         let mut side = Unconnected::new(&open(), Options::default()).meet(&mut channel);
         let region = side.pd.allocate_exposed(REGION, all_rights()).unwrap();
         channel.send(&region.remote(..).unwrap().to_bytes());
         let seed = u64::from_ne_bytes(channel.receive_exact());
         respond(&mut side, seed, 16);
-        // In pieces: the channel's messages are short.
+        // The channel's messages are short, so the text goes in pieces.
         let mut memory = Vec::new();
         while memory.len() < REGION {
             memory.extend(channel.receive());
@@ -332,13 +334,13 @@ fn random_requests_between_processes() {
         return;
     }
     let seed = seed();
-    let mut running = Running::start("random_requests_between_processes");
-    let mut side = Unconnected::new(&open(), Options::default()).meet(&mut running.channel);
-    let remote = running.channel.receive_slice();
-    running.channel.send(&seed.to_ne_bytes());
+    let mut running = Peer::start("random_requests_between_processes", "peer");
+    let mut side = Unconnected::new(&open(), Options::default()).meet(&mut running);
+    let remote = receive_slice(&mut running);
+    running.send(&seed.to_ne_bytes());
     let memory = memory_after(seed, &mut side, remote);
     for piece in memory.chunks(1024) {
-        running.channel.send(piece);
+        running.send(piece);
     }
     running.finish();
 }

@@ -111,7 +111,8 @@ fn writes_and_reads_reach_exposed_memory() {
     let len = 1 << 20;
     let region = b.pd.allocate_exposed(len, all_rights()).unwrap();
     let remote = region.remote(..).unwrap();
-    // More than once: the software device takes another way when it has the peer's memory mapped.
+    // More than once: the software device accesses the peer's memory directly as soon as it has
+    // mapped it.
     for round in 0..5 {
         let content = pattern(len, round);
         a.qp.post_send(Write::new(buffer(&a.pd, &content), remote)).unwrap();
@@ -286,7 +287,7 @@ fn a_slice_beyond_its_region_is_caught_by_the_device() {
         return;
     }
     let region = b.pd.allocate_exposed(4096, all_rights()).unwrap();
-    // A peer can lie in what it sends us: here about the length.
+    // A hostile peer sends a wrong length.
     let honest = region.remote(..).unwrap();
     let lie = rdma::RemoteSlice::new(honest.address(), 8192, honest.rkey());
     a.qp.post_send(Write::new(buffer(&a.pd, &pattern(8192, 1)), lie)).unwrap();
@@ -374,7 +375,7 @@ fn a_queue_pair_works_again_after_a_reset_under_load() {
     }
     let prepared = a.qp.reset().unwrap();
     assert_eq!(a.receives.completion_queue().poller().poll().unwrap().map(|done| done.token()), None);
-    // The peer's requests find nobody who may take them.
+    // The peer's requests find no responder that may take them.
     b.qp.set_error().unwrap();
     let prepared_b = b.qp.reset().unwrap();
     let init = rdma::InitOptions::new().port(opened.port).remote_access(all_rights());

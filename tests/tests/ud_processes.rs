@@ -1,4 +1,4 @@
-//! Datagrams between processes. What is lost is sent again, as programs do that use them.
+//! Datagrams between processes. A lost datagram is sent again, as in programs that use datagrams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rdma::op::Send;
 use rdma::{DatagramEndpoint, Gid, Lid, LinkLayer, MULTICAST_QPN};
-use rdma_tests::child::{self, Running};
+use rdma_test_support::{Channel, Peer, first, role};
 use rdma_tests::datagram::{Arrived, Post, QKEY, address_of_group, group, join, open};
 use rdma_tests::{LIMIT, skip};
 
-/// After this time without an answer, a question is asked again.
+/// Time without an answer after which a question is sent again.
 const AGAIN: Duration = Duration::from_millis(100);
 const CLIENTS: usize = 3;
 const QUESTIONS: u8 = 20;
@@ -26,7 +26,7 @@ fn arrived(post: &mut Post, patience: Duration) -> Option<(Vec<u8>, rdma::Source
     Some(found)
 }
 
-fn client(mut channel: child::ChildChannel) {
+fn client(mut channel: Channel) {
     let opened = open().expect("as the parent found");
     let mut post = Post::new(&opened);
     let server = DatagramEndpoint::from_bytes(&channel.receive()).expect("an endpoint");
@@ -45,18 +45,18 @@ fn client(mut channel: child::ChildChannel) {
                     assert_eq!(source.qpn, server.qpn);
                     break;
                 }
-                // Lost, or the answer to a question that was asked twice.
+                // The datagram is lost, or answers a question that was sent twice.
                 _ => {}
             }
         }
     }
-    channel.send(b"done");
+    channel.tell("done");
 }
 
 #[test]
 fn a_server_answers_processes_that_it_has_never_heard_of() {
-    if child::is_child() {
-        return client(child::channel());
+    if role().is_some() {
+        return client(first());
     }
     let Some(opened) = open() else { return };
     let mut server = Post::new(&opened);
@@ -81,18 +81,18 @@ fn a_server_answers_processes_that_it_has_never_heard_of() {
         }
     });
     let mut clients: Vec<_> =
-        (0..CLIENTS).map(|_| Running::start("a_server_answers_processes_that_it_has_never_heard_of")).collect();
+        (0..CLIENTS).map(|_| Peer::start("a_server_answers_processes_that_it_has_never_heard_of", "peer")).collect();
     for client in &mut clients {
-        client.channel.send(&endpoint);
+        client.send(&endpoint);
     }
     for client in &mut clients {
-        assert_eq!(client.channel.receive(), b"done");
+        assert_eq!(client.hear(), "done");
     }
     stop.store(true, Ordering::Relaxed);
     assert_eq!(serving.join().unwrap(), CLIENTS);
 }
 
-fn member(mut channel: child::ChildChannel) {
+fn member(mut channel: Channel) {
     let opened = open().expect("as the parent found");
     let mut post = Post::new(&opened);
     let gid = Gid::from_bytes(channel.receive_exact());
@@ -102,18 +102,18 @@ fn member(mut channel: child::ChildChannel) {
     let Arrived { datagram, .. } = post.arrived();
     assert_eq!(&datagram[..], b"to all");
     assert!(datagram.source().is_to_a_group());
-    channel.send(b"heard");
-    // The parent says when to end; a member that is killed while it is attached is tried by not telling one.
-    assert_eq!(channel.receive(), b"leave");
+    channel.tell("heard");
+    // The parent tells members when to end, except one, which is killed while it is attached.
+    assert_eq!(channel.hear(), "leave");
     attached.detach().unwrap();
-    channel.send(b"left");
+    channel.tell("left");
 }
 
 #[test]
 fn a_group_reaches_members_in_other_processes() {
     const NAME: &str = "a_group_reaches_members_in_other_processes";
-    if child::is_child() {
-        return member(child::channel());
+    if role().is_some() {
+        return member(first());
     }
     let Some(opened) = open() else { return };
     if opened.context.port_attr(opened.port).unwrap().link_layer() != LinkLayer::ETHERNET {
@@ -123,9 +123,9 @@ fn a_group_reaches_members_in_other_processes() {
     let gid = group(&post, 9);
     let _joined = join(&post, gid);
     let address = address_of_group(&post, gid);
-    let mut members = [Running::start(NAME), Running::start(NAME)];
+    let mut members = [Peer::start(NAME, "peer"), Peer::start(NAME, "peer")];
     for member in &mut members {
-        member.channel.send(&gid.to_bytes());
+        member.send(&gid.to_bytes());
     }
     let stop = Arc::new(AtomicBool::new(false));
     let sending = thread::spawn({
@@ -139,12 +139,12 @@ fn a_group_reaches_members_in_other_processes() {
         }
     });
     for member in &mut members {
-        assert_eq!(member.channel.receive(), b"heard");
+        assert_eq!(member.hear(), "heard");
     }
-    // One leaves, and the other dies: the sender does not notice.
+    // One member leaves and the other dies: the sender gets no error.
     let [mut leaves, dies] = members;
-    leaves.channel.send(b"leave");
-    assert_eq!(leaves.channel.receive(), b"left");
+    leaves.tell("leave");
+    assert_eq!(leaves.hear(), "left");
     drop(dies);
     thread::sleep(Duration::from_millis(20));
     stop.store(true, Ordering::Relaxed);

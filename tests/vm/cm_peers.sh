@@ -1,20 +1,21 @@
-# What the scripts of cases with two programs of the connection manager share: $port, $out (a folder for what they say), and how
-# they are started and judged. Sourced.
+# Shared by the scripts of cases with two programs of the connection manager: $port, $out (a folder
+# for output), and functions that start the programs and check their ends. Sourced.
 
 port=${RDMA_TEST_PORT:-7174} out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-# Says why the case has failed, with what the programs said.
+# Prints why the case has failed, and the programs' output.
 fail() {
   echo "FAILED: $1"
   tail -n 20 "$out"/*
   exit 1
 }
 
-# As `sleep`, which would be one more program to start in an emulated machine. In a shell of its own: it sets $!.
+# Sleeps without a program, which an emulated machine is slow to start. In a subshell, because it
+# sets $!.
 pause() ( read -rt "$1" <> <(:) )
 
-# Waits until somebody listens on the port.
+# Waits until a program listens on the port.
 listening() {
   local _ pattern="LISTEN[^"$'\n'"]*:$port "
   for _ in $(seq 200); do
@@ -31,7 +32,7 @@ begin() { # whose, command
   timeout 60 "$@" >"$out/$who.stdout" 2>"$out/$who.stderr" &
 }
 
-# Runs a program; the case has failed if it does.
+# Runs a program; its failure is the case's.
 well() { # whose, command
   begin "$@"
   ended_well $! "$1"

@@ -1,5 +1,6 @@
 #!/bin/bash
-# cases: our `cm_time` against rdmacm-utils' cmtime, in both roles, and with itself. `list DEVICE` prints the cases, `run CASE` runs one.
+# cases: our `cm_time` against rdmacm-utils' cmtime, in both roles, and with itself.
+# `list DEVICE` prints the cases, `run CASE` runs one.
 set -u
 
 list() {
@@ -8,7 +9,7 @@ list() {
   esac
 }
 
-# Ours has printed so many tables, in which every step took some time.
+# Checks that ours has printed so many tables, in which every step took some time.
 tables() { # number
   [ "$(grep -c '^connections/s [0-9.]*[1-9]' "$out/ours.stdout")" -eq "$1" ] || fail "ours did not print $1 tables"
   [ "$(grep -c '^full connect *: ' "$out/ours.stdout")" -eq "$1" ] || fail 'a table lacks a step'
@@ -25,9 +26,9 @@ run() {
       tables 1 && ended_well $server server ;;
     client)
       begin theirs cmtime -b "$address" -p "$port" && server=$! && listening
-      # More than one round, as long as its first connection is not the last to end.
+      # The C server serves several rounds unless its first connection is the last to end.
       well ours cm_time -s "$address" -p "$port" -c 10 -n 4,1,10
-      # It serves without end.
+      # The server does not end by itself.
       tables 3 && kill $server ;;
     server)
       begin ours cm_time -b "$address" -p "$port" -c 10 && server=$! && listening

@@ -1,9 +1,9 @@
 #!/bin/bash
-# cases: `pingpong --compat` against rdma-core's ibv_rc_pingpong, on rxe.
-#
-# A case is our side of it, a size, and more words in any order: `events` (both sides sleep), `checked` (both look at contents),
-# `extended` (the C program posts with ibv_wr_send), `mtu256` (and so on). In those that begin with `refuses` the C program's
-# client is started wrongly, and our server has to say so. `list DEVICE` prints the cases, `run CASE` runs one.
+# cases: `pingpong --compat` against rdma-core's ibv_rc_pingpong, on rxe. A case's name is our side,
+# a size, and more words in any order: `events` (both sides sleep), `checked` (both check contents),
+# `extended` (the C program posts by ibv_wr_send), `mtu256` (and other MTUs). In cases that begin
+# with `refuses` the C client gets wrong options, and our server must report them. `list DEVICE`
+# prints the cases, `run CASE` runs one.
 set -u
 
 list() {
@@ -18,21 +18,22 @@ list() {
   printf '%s\n' refuses_other_size refuses_no_gid refuses_wrong_contents
 }
 
-# Says why the case has failed, with what both programs said.
+# Prints why the case has failed, and both programs' output.
 fail() {
   echo "FAILED: $1"
   tail -n +1 "$out"/*
   exit 1
 }
 
-# The C program's client does not wait for its server, so it is started again until it finds it. Only that is forgiven. An attempt is
-# expensive in an emulated machine: the first waits until somebody listens on the port.
+# The C client does not wait for its server, so it is started again until it connects. No other
+# error is excused. An attempt is slow in an emulated machine: the first waits until a program
+# listens on the port.
 c_client() {
   local status _ listens
   printf -v listens ':%04X 0+:0000 0A ' "$port"
   for _ in $(seq 200); do
     [[ ! $(</proc/net/tcp)$(</proc/net/tcp6) =~ $listens ]] || break
-    # As `sleep`, without a program; in a shell of its own, since it sets $!.
+    # Sleeps without a program, in a subshell, because it sets $!.
     (read -rt 0.05 <> <(:))
   done
   for _ in $(seq 200); do
@@ -44,7 +45,7 @@ c_client() {
   return $status
 }
 
-# Finds the device, its GID, a port and a place for output: $device, $gid, $port, $out.
+# Sets $device, its $gid, $port, and $out, a folder for output.
 prepare() {
   device=${RDMA_TEST_DEVICE:-rxe0} port=${RDMA_TEST_PORT:-18515}
   for gid in "/sys/class/infiniband/$device/ports/1/gids"/*; do [[ $(<"$gid") != *0a09:0001 ]] || break; done 2>/dev/null
@@ -53,7 +54,8 @@ prepare() {
   trap 'rm -rf "$out"' EXIT
 }
 
-# Runs our server and the C program's client, with what the arrays say; $ours_status and $their_status are how they ended.
+# Runs our server and the C client with the options in the arrays; $ours_status and $their_status
+# are their exit statuses.
 serve() {
   timeout 60 pingpong "${ours[@]}" --server "127.0.0.1:$port" >"$out/ours.stdout" 2>"$out/ours.stderr" &
   c_client || their_status=$?
@@ -106,7 +108,7 @@ run() {
   esac
   [ $ours_status -eq 0 ] || fail "pingpong ended with status $ours_status"
   [ $their_status -eq 0 ] || fail "ibv_rc_pingpong ended with status $their_status"
-  # It ends well even where its check did not.
+  # The C program's exit status does not tell the result of its check.
   ! grep -q 'invalid data' "$out/c.stdout" || fail 'ibv_rc_pingpong found wrong contents'
   [[ " $words " != *' checked '* ]] || grep -q 'contents checked' "$out/ours.stdout" || fail 'pingpong did not check'
   grep -q "^$((2 * size * iterations)) bytes in" "$out/ours.stdout" || fail 'pingpong counts other bytes'

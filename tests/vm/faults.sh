@@ -1,8 +1,7 @@
 #!/bin/bash
-# cases: packets lost on the way (netem), and links set down; tests and programs must pass, and the kernel must have sent again.
-#
-# rxe: two devices on a veth pair in one network namespace, with real packets between them. siw: its connections between addresses of one
-# host go over lo, whatever device they belong to.
+# cases: lost packets (netem) and links set down; tests and programs pass, and the kernel has sent
+# again. rxe: two devices on a veth pair in one network namespace, with real packets between them.
+# siw: its connections between addresses of one host go over lo, on every device.
 set -uo pipefail
 LOSS=2%
 TESTS="messages_of_all_sizes_arrive_whole writes_and_reads_reach_exposed_memory lists_are_gathered_and_scattered_in_order
@@ -20,7 +19,7 @@ fi
 veth() {
   local setting
   ip link add v1 mtu 4200 type veth peer name v2 mtu 4200 || return
-  # Packets to an address of this host come in by the other end.
+  # Packets to an address of this host arrive by the other end.
   echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
   for setting in accept_local=1 rp_filter=0 arp_ignore=1 arp_announce=2; do
     for end in v1 v2; do echo "${setting#*=}" >"/proc/sys/net/ipv4/conf/$end/${setting%=*}"; done
@@ -30,16 +29,16 @@ veth() {
   export RDMA_TEST_DEVICE=rxe1 RDMA_TEST_PEER_DEVICE=rxe2 RDMA_TEST_NETDEV=v2 RDMA_TEST_ADDRESS=10.9.1.1 RDMA_TEST_PEER_ADDRESS=10.9.2.1
 }
 
-# Sums of what the devices count, and what the kernel's TCP does; and of what netem has dropped.
+# The devices' and TCP's counts of repeated packets, and netem's count of dropped ones.
 count() { cat /sys/class/infiniband/rxe[12]/ports/1/hw_counters/"$1" | awk '{ n += $1 } END { print n }'; }
 segments() { awk '/^Tcp:/ && !names { for (i = 1; i <= NF; i++) at[$i] = i; names = 1; next } /^Tcp:/ { print $at["RetransSegs"] }' /proc/net/snmp; }
 dropped() { tc -s qdisc show | awk '/qdisc netem/ { on = 1 } on && /dropped/ { sub(",", "", $7); n += $7; on = 0 } END { print n + 0 }'; }
 
-# The test binary of that name, and tests of it.
+# Runs tests of the test binary of that name.
 tests() {
   local binary; binary=$(awk -v name="$1" '$1 == name { print $2 }' target/vm/tests.txt); shift
   for test in "$@"; do
-    # A name that no test has is no failure to the test harness.
+    # The harness does not fail for a name without a test.
     [ "$("$binary" --list --format=terse --exact "$test")" = "$test: test" ] || { echo "there is no test $test"; return 1; }
     (cd tests && "$binary" --exact "$test" --nocapture --test-threads=1) || return
   done
@@ -60,7 +59,7 @@ all_reduce_both() {
   wait $other && return $status
 }
 
-# One of two ranks is killed in the middle; the other must end, and not well.
+# One of two ranks is killed in the middle; the other must end with an error.
 killed_rank() {
   local other first job=(--world 2 --root "127.0.0.1:$RDMA_TEST_PORT" --min 64K --max 64K --iters 1000000)
   all_reduce --rank 1 "${job[@]}" & other=$!
@@ -70,7 +69,7 @@ killed_rank() {
   if wait $first; then echo "the survivor says that all is well"; return 1; else echo "NOTE the survivor's status is $?"; fi
 }
 
-# Not what there is now: a case before this one may still be tidying up.
+# Not the present count: the case before this one may still be freeing objects.
 before=$(</tmp/resources)
 interface=lo
 undo() { { tc qdisc del dev lo root; ip link set lo mtu 65536 gso_max_segs 65535; rdma link del rxe1; rdma link del rxe2; ip link del v1; } 2>/dev/null; }
@@ -78,11 +77,11 @@ trap undo EXIT
 if [[ $RDMA_DEVICE == rxe* && $2 != killed* ]]; then
   veth || exit
   interface="v1 v2"
-  # iWARP lacks these.
+  # iWARP has no such tests.
   TESTS+=" atomics_return_what_was_there write_with_immediate_notifies_after_the_data immediate_data_arrives_in_host_order"
 fi
 case $2 in loss_*)
-  # lo carries 64 KiB at once, so that 2 % of a test's packets may be none.
+  # lo carries 64 KiB at once, so 2 % of a test's packets may be no packet at all.
   [ "$interface" != lo ] || ip link set lo mtu 4096 gso_max_segs 1 || exit
   for one in $interface; do tc qdisc add dev "$one" root netem loss $LOSS || exit; done ;;
 esac
@@ -109,6 +108,6 @@ case $2 in loss_*)
   [ "$(dropped)" -gt 0 ] && [ "$(again)" -gt "$sent_again" ] || { echo "nothing was lost"; status=1; } ;;
 esac
 undo
-# Nothing is left behind, now that the devices of this case are gone.
+# No object is left behind, now that the devices of this case are gone.
 for _ in $(seq 50); do [ "$(rdma resource show)" = "$before" ] && exit $status; sleep 0.1; done
 echo "left behind:"; rdma resource show; exit 1

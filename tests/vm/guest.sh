@@ -1,11 +1,12 @@
-# In the guest, from /out/command: makes the device, then runs the lines of /out/plan (seconds, name, command; tabs between),
-# each with its output in /out/log and its result as a line of /out/results. On the host, for the software device: `run` alone.
+# Sourced by /out/command in the guest: makes the device, then runs the lines of /out/plan (seconds,
+# name, command, separated by tabs), with outputs in /out/log and results in /out/results. On the
+# host, for the software device, only `run` is used.
 OUT=${OUT:-/out}
 
-# The settings of the device's interface, and what tests know of them.
+# Sets the addresses of the device's interface.
 address() { # interface, number
   local settings=/proc/sys/net/ipv6/conf/$1
-  # Addresses of version 6 are there at once, and stay when the link goes down, as those of version 4 do.
+  # IPv6 addresses are usable at once and stay when the link goes down, as IPv4 addresses do.
   echo 0 >"$settings/accept_dad"; echo 1 >"$settings/keep_addr_on_down"
   ip addr add "10.9.$2.1/24" dev "$1" && ip addr add "fd09:$2::1/64" dev "$1" nodad && ip link set "$1" up
 }
@@ -13,7 +14,7 @@ address() { # interface, number
 active() { # device, a GID that must be there, if any
   local _
   for _ in $(seq 100); do
-    # Addresses reach the table of GIDs a moment later.
+    # Addresses appear in the GID table a moment later.
     grep -q ACTIVE "/sys/class/infiniband/$1/ports/1/state" &&
       { [ -z "${2:-}" ] || grep -qr "$2" "/sys/class/infiniband/$1/ports/1/gids"; } && return
     sleep 0.05
@@ -25,18 +26,20 @@ device() {
   ip link add d0 mtu 9000 type dummy && address d0 0 && rdma link add "${1}0" type "$1" netdev d0 || return
   case $1 in
     rxe)
-      # A fenced queue of rxe stands still after a receiver was not ready (6.1, 6.12, 7.2; a C program shows it, too), so that most
-      # runs of tests/random.rs with fences end in a timeout and none without. It executes requests in order anyway.
+      # A fenced queue of rxe stalls after a receiver was not ready (6.1, 6.12, 7.2; with a C
+      # program, too), so most runs of tests/random.rs with fences end in a timeout. rxe executes
+      # requests in order without fences.
       export RDMA_TEST_UNFENCED=1
       active rxe0 0a09:0001 && active rxe0 fd09 || return ;;
     *) active "${1}0" || return ;;
   esac
   export RDMA_TEST_ADDRESS=10.9.0.1 RDMA_TEST_ADDRESS6=fd09::1 RDMA_TEST_NETDEV=d0
-  # What is compared with nothing in the end would say nothing.
+  # The counts with which leftovers.sh compares must not be empty.
   rdma resource show >/tmp/resources && grep -q "${1}0: .*qp" /tmp/resources
 }
 
-# Has files in memory, where each opening and mapping asks nobody: the host's lie under an overlay, which copies what is changed.
+# Copies files into memory, where opening and mapping need no host: the overlay copies a file that
+# is touched.
 keep() { # file...
   local libraries=/usr/lib/x86_64-linux-gnu
   touch -c "$@" /usr/bin/{bash,timeout,sleep,grep,rping,cmtime,ibv_rc_pingpong,rdma} $libraries/{ld-linux-x86-64,libc,libm,libgcc_s,libtinfo}.so.* \
@@ -54,7 +57,8 @@ result() { # status, milliseconds, name
   printf '%-5s %-70s %s  %s s\n' "$RDMA_DEVICE" "$3" "$word" "$seconds"
 }
 
-# limit COMMAND SECONDS: as `timeout` does it, which would be one more program to start in an emulated machine.
+# limit COMMAND SECONDS: as timeout(1), without a program, which an emulated machine is slow to
+# start.
 limit() {
   local job watch status
   (eval "$1") </dev/null >"$log" 2>&1 & job=$!
@@ -64,7 +68,7 @@ limit() {
   ) & watch=$!
   wait $job; status=$?
   kill -KILL -- -$watch; wait $watch
-  # What it has left running.
+  # Processes that the command has left running.
   kill -KILL -- -$job
   [ ! -e "$OUT"/late ] || { rm "$OUT"/late; return 124; }
   return $status
@@ -73,7 +77,7 @@ limit() {
 run() {
   local seconds name command begin log never
   local -i n=0
-  # Each job is a group of processes of its own.
+  # Each job is a process group of its own.
   set -m
   mkdir -p "$OUT"/log
   never=$(mktemp -u); mkfifo "$never"

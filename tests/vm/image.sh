@@ -1,10 +1,11 @@
 #!/bin/bash
-# image.sh KERNEL PACKAGES OUT [FOLDER_OF_MORE_MODULES]: OUT/{vmlinux,initrd} from the unpacked packages: the kernel without
-# its decompressor (slow in an emulated machine), a static busybox, and the modules that are needed, in the order of loading.
+# image.sh KERNEL PACKAGES OUT [FOLDER_OF_MORE_MODULES]: OUT/{vmlinux,initrd} from the unpacked
+# packages: the kernel without its decompressor (slow in an emulated machine), a static busybox, and
+# the needed modules, in the order of loading.
 set -euo pipefail
 K=$(realpath "$1") P=$(realpath "$2") O=$3; shift 3; MORE=("$@"); HERE=$(dirname "$(realpath "$0")"); B=$P/usr/bin/busybox
 [ -x "$B" ] || B=$P/bin/busybox
-# The checksum modules are asked for at run time: modules.dep does not know.
+# The kernel requests checksum modules at run time: modules.dep does not list them.
 MODS="virtio_pci virtio_net 9pnet_virtio 9p overlay dummy veth sch_netem crc32_generic crc32c_generic
       rdma_rxe siw ib_uverbs rdma_ucm ib_umad"
 mkdir -p "$O"; W=$(mktemp -d); trap 'rm -rf "$W"' EXIT; mkdir -p "$W"/{bin,dev,proc,sys,mnt,ko}
@@ -13,7 +14,7 @@ Z=$(find "$K" -name 'vmlinuz*' -type f -print -quit)
 for c in 'xz \xfd7zXZ\x00' 'zstd \x28\xb5\x2f\xfd'; do
   at=$(LC_ALL=C grep -aboP "${c#* }" "$Z" | head -1 | cut -d: -f1) || continue
   [ -n "$at" ] || continue
-  # What follows the payload is not part of it, so the exit status says nothing; the result does.
+  # Bytes follow the payload, so the exit status means nothing; the output does.
   tail -c +$((at + 1)) "$Z" | ${c% *} -dcq >"$O"/vmlinux 2>/dev/null || true
   [ "$(head -c 4 "$O"/vmlinux | tail -c 3)" = ELF ] && break
 done

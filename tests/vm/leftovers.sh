@@ -1,5 +1,5 @@
 #!/bin/bash
-# cases: after everything else, the kernel must have as many objects of each kind as before the first test.
+# cases: after all tests, the kernel has as many objects of each kind as before the first.
 case $1 in
   list) [ "$2" = soft ] || echo nothing_is_left_behind ;;
   run)

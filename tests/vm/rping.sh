@@ -1,8 +1,8 @@
 #!/bin/bash
-# cases: our `rping` against rdmacm-utils' rping, in both roles, and with itself.
-#
-# `client_*`: ours pings theirs; `server_*`: theirs pings ours; `pair_*`: both are ours. `v4` and `v6` say over which addresses, a
-# number is the size. The others are said where they are made. `list DEVICE` prints the cases, `run CASE` runs one.
+# cases: our `rping` against rdmacm-utils' rping, in both roles, and with itself. `client_*`: our
+# client, the C server; `server_*`: our server, the C client; `pair_*`: both are ours. `v4` and `v6`
+# are the addresses, a number is the size; other words stand with their cases. `list DEVICE` prints
+# the cases, `run CASE` runs one.
 set -u
 
 list() {
@@ -16,7 +16,7 @@ list() {
     refused_by_nobody client_loses_server server_loses_client
 }
 
-# Waits until a program that runs has shown a ping's text.
+# Waits until a running program has printed a ping's text.
 pinging() { # whose
   local _
   for _ in $(seq 400); do
@@ -26,7 +26,7 @@ pinging() { # whose
   fail "$1 shows no pings"
 }
 
-# How many lines with a ping's text somebody printed.
+# The number of lines with a ping's text in an output.
 pings() { grep -c "ping data: rdma-ping-[0-9]*: " "$out/$1.stdout"; }
 
 transfer() { # role, family, size
@@ -51,8 +51,8 @@ transfer() { # role, family, size
   [ "$(pings theirs)" -eq $count ] || fail "theirs printed $(pings theirs) pings"
 }
 
-# The texts that ours prints are those that theirs prints in its place. One of the two ends is ours each time: on siw the C program
-# can wait for ever for another.
+# Our program prints the C program's texts. One of the two ends is always ours: on siw two C
+# programs can wait for each other for ever.
 texts() { # role
   local both=(-a "$RDMA_TEST_ADDRESS" -p "$port" -S 200 -v -C 70) who other server
   for who in "$ours" "$theirs"; do
@@ -75,7 +75,7 @@ persistent() { # whose server, whose clients
   local both=(-a "$RDMA_TEST_ADDRESS" -p "$port" -S 1000) clients=() server n options=()
   [ "$1" = "$theirs" ] || options=(--clients 6)
   begin server "$1" -s -P "${both[@]}" "${options[@]}" && server=$! && listening
-  # Three one after the other, three at the same time.
+  # Three clients one after the other, then three at the same time.
   for n in 1 2 3; do well "client$n" "$2" -c "${both[@]}" -V -C 5; done
   for n in 4 5 6; do
     begin "client$n" "$2" -c "${both[@]}" -V -C 30
@@ -85,7 +85,8 @@ persistent() { # whose server, whose clients
   if [ "$1" = "$theirs" ]; then kill $server; else ended_well $server server; fi
 }
 
-# Fails with one line that has the words, by the exit status of a failure, and is not killed for taking long.
+# The program must fail with one line that has the words, with a failure's exit status, before its
+# limit.
 failed() { # status, words
   [ "$1" -eq 1 ] || fail "ours ended with status $1"
   [ "$(wc -l <"$out/ours.stderr")" -eq 1 ] || fail 'ours did not say one line'
@@ -115,7 +116,7 @@ run() {
       begin theirs "$theirs" -s -a "$address" -p "$port" && server=$! && listening
       begin ours "$ours" -c -a "$address" -p "$port" -v
       pinging ours
-      # The program itself, and not only who watches its time.
+      # The program itself, not only the shell that watches its time.
       pkill -KILL -P $server
       wait $! || status=$?
       failed $status 'ping ' ;;
@@ -125,7 +126,7 @@ run() {
       pinging ours
       pkill -KILL -P $!
       wait $server || status=$?
-      # Between two pings, that is how a client ends; in one, it is not.
+      # Between two pings a disconnect is a client's normal end; within a ping it is an error.
       [ $status -eq 0 ] || failed $status 'ping ' ;;
     *_*_*) IFS=_ read -r role family size <<<"$1"; transfer "$role" "$family" "$size" ;;
     *) echo "there is no case $1"; exit 2 ;;

@@ -1,16 +1,22 @@
-//! Debian packages fetched into a folder of ours: with this machine's mirror and keys, but with lists, cache and suites of our own,
-//! so that nothing of the machine is changed and no root is needed.
+//! Debian packages, fetched with this machine's mirror and keys, but with lists, cache and suites
+//! of our own: nothing of the machine changes, and no root is needed.
 
 use std::{
-    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
+
+use crate::system::{list, make, output, write};
 
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// An apt of our own.
+/// Unpacks the package `$1` into the folder `$2`. `dpkg-deb -x` would replace a link from lib to
+/// usr/lib by a folder.
+const UNPACK: &str = "set -o pipefail
+dpkg-deb --fsys-tarfile \"$1\" | tar -x --keep-directory-symlink --no-same-owner -C \"$2\"";
+
+/// An apt with a configuration of its own.
 #[derive(Debug)]
 pub(crate) struct Apt {
     configuration: PathBuf,
@@ -23,16 +29,16 @@ impl Apt {
             make(&folder.join(part))?;
         }
         let mirror = mirror()?;
-        let sources =
-            suites.iter().map(|suite| format!("deb [signed-by={KEYS}] {mirror} {suite} main\n")).collect::<String>();
-        let list = write(folder.join("sources.list"), &sources)?;
+        let sources: String =
+            suites.iter().map(|suite| format!("deb [signed-by={KEYS}] {mirror} {suite} main\n")).collect();
+        write(folder.join("sources.list"), &sources)?;
         let own = folder.display();
         let configuration = write(
             folder.join("apt.conf"),
             &format!(
-                "Dir::Etc::sourcelist \"{}\";\nDir::Etc::sourceparts \"/dev/null\";\nDir::State::lists \"{own}/lists\";\n\
-                 Dir::Cache \"{own}/cache\";\nAPT::Sandbox::User \"\";\nAcquire::Languages \"none\";\nAcquire::Retries \"3\";\n",
-                list.display()
+                "Dir::Etc::sourcelist \"{own}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
+                 Dir::State::lists \"{own}/lists\";\nDir::Cache \"{own}/cache\";\nAPT::Sandbox::User \"\";\n\
+                 Acquire::Languages \"none\";\nAcquire::Retries \"3\";\n"
             ),
         )?;
         let apt = Self { configuration };
@@ -59,72 +65,20 @@ impl Apt {
 /// Unpacks every package in `packages` into `target`.
 pub(crate) fn unpack_all(packages: &Path, target: &Path) -> Result<(), String> {
     make(target)?;
-    for entry in fs::read_dir(packages).map_err(|error| format!("{}: {error}", packages.display()))? {
-        let path = entry.map_err(|error| error.to_string())?.path();
-        if path.extension() != Some(OsStr::new("deb")) {
-            continue;
-        }
-        // Not `dpkg-deb -x`, which replaces a link from lib to usr/lib by a folder.
-        let mut unpack = Command::new("dpkg-deb")
-            .arg("--fsys-tarfile")
-            .arg(&path)
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("cannot run dpkg-deb: {error}"))?;
-        let stream = unpack.stdout.take().ok_or("no output of dpkg-deb")?;
-        let written = output(
-            Command::new("tar")
-                .args(["-x", "--keep-directory-symlink", "--no-same-owner", "-C"])
-                .arg(target)
-                .stdin(stream),
-        );
-        let status = unpack.wait().map_err(|error| error.to_string())?;
-        written?;
-        if !status.success() {
-            return Err(format!("{} is not a Debian package", path.display()));
-        }
+    for package in list(packages, "deb")? {
+        output(Command::new("bash").args(["-c", UNPACK, "unpack"]).arg(package).arg(target))?;
     }
     Ok(())
 }
 
-/// The Debian mirror that this machine's apt uses.
+/// The Debian mirror of this machine's apt.
 fn mirror() -> Result<String, String> {
-    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
-    let parts = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();
-    files.extend(parts.map(|entry| entry.path()));
+    let parts = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<_> = parts.chain(["/etc/apt/sources.list".into()]).collect();
     files.sort();
-    let is_archive = |word: &&str| {
-        word.contains("://") && word.trim_end_matches('/').rsplit('/').next().is_some_and(|last| last == "debian")
-    };
-    for file in files {
-        let text = fs::read_to_string(&file).unwrap_or_default();
-        let lines = text.lines().map(str::trim).filter(|line| line.starts_with("deb ") || line.starts_with("URIs:"));
-        if let Some(uri) = lines.flat_map(str::split_whitespace).find(is_archive) {
-            return Ok(uri.to_owned());
-        }
-    }
-    Err("apt has no source that is a Debian archive".into())
-}
-
-/// Makes a folder and its parents.
-pub(crate) fn make(path: &Path) -> Result<(), String> {
-    fs::create_dir_all(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// Writes a file and returns its path.
-pub(crate) fn write(path: PathBuf, text: &str) -> Result<PathBuf, String> {
-    fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(path)
-}
-
-/// Runs a program and returns what it prints.
-pub(crate) fn output(command: &mut Command) -> Result<String, String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("cannot run {program}: {error}"))?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    } else {
-        let arguments = command.get_args().map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");
-        Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
-    }
+    let text: String = files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
+    let lines = text.lines().map(str::trim).filter(|line| line.starts_with("deb ") || line.starts_with("URIs:"));
+    let mut words = lines.flat_map(str::split_whitespace).filter(|word| word.contains("://"));
+    let archive = words.find(|word| word.trim_end_matches('/').ends_with("/debian"));
+    archive.map(str::to_owned).ok_or_else(|| "apt has no source that is a Debian archive".into())
 }

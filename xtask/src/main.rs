@@ -6,6 +6,8 @@ use clap::{Parser, Subcommand};
 
 mod apt;
 mod bindings;
+mod lint;
+mod system;
 mod vm;
 
 #[derive(Debug, Parser)]
@@ -17,8 +19,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make rdma-sys' bindings from rdma-core's headers, or check them.
+    /// Generate rdma-sys' bindings from rdma-core's headers, or check them.
     Bindings(bindings::Options),
+    /// Check dependencies (users, minimum Rust versions, C code) and prose.
+    Lint(lint::Options),
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),
 }
@@ -26,6 +30,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bindings(options) => bindings::run(&options),
+        Command::Lint(options) => lint::run(&options),
         Command::Vm(options) => vm::run(&options),
     };
     match result {

@@ -1,4 +1,5 @@
-//! One cache line that goes from one core to the other and back: the least that any message between them takes.
+//! One cache line that goes from one core to the other and back: the lower limit of a message
+//! between them.
 
 use std::hint::spin_loop;
 use std::io;

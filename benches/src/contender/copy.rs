@@ -1,8 +1,12 @@
-//! What moves bytes into another process without a device: the kernel's cross-process write, and `memcpy` to shared pages.
+//! Copies into another process without a device: the kernel's cross-process write, and `memcpy` to
+//! shared pages.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+
+use nix::sys::uio::{RemoteIoVec, process_vm_writev};
+use nix::unistd::Pid;
 
 use crate::pair::{Channel, Contender, Role};
 use crate::shared::SharedPages;
@@ -11,7 +15,7 @@ use crate::shared::SharedPages;
 #[derive(Debug)]
 pub struct Target {
     pages: SharedPages,
-    pid: libc::pid_t,
+    pid: Pid,
     address: usize,
 }
 
@@ -24,98 +28,81 @@ impl Target {
     pub fn connect(role: Role, channel: &mut Channel, len: usize) -> io::Result<Rc<Self>> {
         let target = match role {
             Role::Leader => {
-                let (path, pid, address) = (channel.receive()?, channel.receive()?, channel.receive()?);
-                Self {
-                    pages: SharedPages::open(&path)?,
-                    pid: pid.parse().map_err(io::Error::other)?,
-                    address: address.parse().map_err(io::Error::other)?,
-                }
+                let pages = SharedPages::open(&channel.receive()?)?;
+                let pid = Pid::from_raw(channel.receive()?.parse().map_err(io::Error::other)?);
+                Self { pages, pid, address: channel.receive()?.parse().map_err(io::Error::other)? }
             }
             Role::Follower => {
                 let pages = SharedPages::new(len)?;
-                let address = pages.as_ptr().addr();
-                channel.send(&pages.path())?;
-                channel.send(&std::process::id().to_string())?;
-                channel.send(&address.to_string())?;
-                Self { pages, pid: 0, address }
+                let (pid, address) = (Pid::this(), pages.as_ptr().addr());
+                for line in [pages.path(), pid.to_string(), address.to_string()] {
+                    channel.send(&line)?;
+                }
+                Self { pages, pid, address }
             }
         };
         Ok(Rc::new(target))
     }
 }
 
-/// `process_vm_writev`: one system call per write, page by page.
+/// A way to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// `process_vm_writev`: one system call per write, page by page.
+    CrossProcessWrite,
+    /// The C library's `memcpy` to the same pages, mapped here: the limit of memory itself.
+    Memcpy,
+}
+
+/// Copies to a [`Target`].
 #[derive(Debug)]
-pub struct CrossProcessWrite {
+pub struct Copy {
     target: Rc<Target>,
-    source: SharedPages,
+    source: Vec<u8>,
+    method: Method,
 }
 
-impl CrossProcessWrite {
-    /// Writes of `size` bytes to `target`.
-    ///
-    /// # Errors
-    ///
-    /// When there is no memory for the source.
-    pub fn new(target: Rc<Target>, size: usize) -> io::Result<Self> {
-        Ok(Self { target, source: SharedPages::new(size)? })
-    }
-}
-
-impl Contender for CrossProcessWrite {
-    fn name(&self) -> String {
-        "process_vm_writev".into()
+impl Copy {
+    /// Copies of all of `target`.
+    #[must_use]
+    pub fn new(target: &Rc<Target>, method: Method) -> Self {
+        Self { target: Rc::clone(target), source: vec![0x5a; target.pages.len()], method }
     }
 
-    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
-        let len = self.source.len().min(self.target.pages.len());
-        let local = libc::iovec { iov_base: self.source.as_ptr().cast(), iov_len: len };
-        let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(self.target.address), iov_len: len };
-        let start = Instant::now();
-        for _ in 0..iterations {
-            // SAFETY: one local and one remote vector, as the counts say; the local one is `self.source`, which is alive and
-            // only read; the remote range belongs to the follower, where the kernel checks it.
-            let n = unsafe { libc::process_vm_writev(self.target.pid, &raw const local, 1, &raw const remote, 1, 0) };
-            match usize::try_from(n) {
-                Ok(n) if n == len => {}
-                Ok(n) => return Err(io::Error::other(format!("process_vm_writev wrote {n} bytes of {len}"))),
-                Err(_) => return Err(io::Error::last_os_error()),
+    fn write(&self) -> io::Result<()> {
+        let len = self.source.len();
+        match self.method {
+            Method::CrossProcessWrite => {
+                let remote = RemoteIoVec { base: self.target.address, len };
+                match process_vm_writev(self.target.pid, &[IoSlice::new(&self.source)], &[remote])? {
+                    written if written == len => {}
+                    written => return Err(io::Error::other(format!("{written} bytes of {len} written"))),
+                }
+            }
+            Method::Memcpy => {
+                // SAFETY: memcpy wants `len` readable and `len` writable bytes that do not overlap,
+                // and no other access to the latter: `source` has `len` bytes, as many as the
+                // target, a mapping, to which no reference exists and which the follower does not
+                // touch.
+                unsafe { libc::memcpy(self.target.pages.as_ptr().cast(), self.source.as_ptr().cast(), len) };
             }
         }
-        Ok(start.elapsed())
+        Ok(())
     }
 }
 
-/// The C library's `memcpy` to the same pages, mapped here: what memory itself allows.
-#[derive(Debug)]
-pub struct Memcpy {
-    target: Rc<Target>,
-    source: SharedPages,
-}
-
-impl Memcpy {
-    /// Copies of `size` bytes to `target`.
-    ///
-    /// # Errors
-    ///
-    /// When there is no memory for the source.
-    pub fn new(target: Rc<Target>, size: usize) -> io::Result<Self> {
-        Ok(Self { target, source: SharedPages::new(size)? })
-    }
-}
-
-impl Contender for Memcpy {
+impl Contender for Copy {
     fn name(&self) -> String {
-        "memcpy to shared pages".into()
+        match self.method {
+            Method::CrossProcessWrite => "process_vm_writev".into(),
+            Method::Memcpy => "memcpy to shared pages".into(),
+        }
     }
 
     fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
-        let len = self.source.len().min(self.target.pages.len());
         let start = Instant::now();
         for _ in 0..iterations {
-            // SAFETY: `source` holds `len` readable bytes, the mapping `len` writable ones; they are different memory; no
-            // reference to the mapping exists, and the follower does not touch it while the leader copies.
-            unsafe { libc::memcpy(self.target.pages.as_ptr().cast(), self.source.as_ptr().cast(), len) };
+            self.write()?;
         }
         Ok(start.elapsed())
     }

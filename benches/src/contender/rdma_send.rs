@@ -1,4 +1,5 @@
-//! Messages over a reliable connection between two processes that poll, by the safe owned interface.
+//! Messages over a reliable connection between two processes that poll, by the safe owned
+//! interface.
 
 use std::hint::spin_loop;
 use std::io;
@@ -23,7 +24,7 @@ impl RdmaSend {
     ///
     /// # Errors
     ///
-    /// What the device or the channel reports.
+    /// The error of the device or of the channel.
     pub fn connect(_role: Role, channel: &mut Channel, opened: &Opened, size: usize) -> io::Result<Self> {
         let mut prepared = Prepared::new(opened)?;
         for _ in 0..DEPTH / 2 {
@@ -54,7 +55,7 @@ impl RdmaSend {
                 continue;
             };
             completion.status().map_err(io::Error::other)?;
-            // The send queue reports now and then that its requests are done: nothing to do about those.
+            // Some sends are signaled to release their slots; their completions carry nothing.
             if completion.opcode() == Opcode::Recv {
                 return completion.take_buffer().ok_or_else(|| io::Error::other("a receive without its buffer"));
             }

@@ -25,7 +25,7 @@ impl RdmaWrite {
     ///
     /// # Errors
     ///
-    /// What the device or the channel reports.
+    /// The error of the device or of the channel.
     pub fn connect(
         _role: Role,
         channel: &mut Channel,

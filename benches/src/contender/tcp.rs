@@ -1,4 +1,5 @@
-//! TCP over the loopback interface, both ends spinning on non-blocking sockets: the fastest that TCP gets.
+//! TCP over the loopback interface, both ends spinning on non-blocking sockets: the fastest that
+//! TCP gets.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -18,7 +19,7 @@ impl TcpSpin {
     ///
     /// # Errors
     ///
-    /// What the sockets report.
+    /// The sockets' error.
     pub fn connect(role: Role, channel: &mut Channel, size: usize) -> io::Result<Self> {
         let stream = match role {
             Role::Leader => {

@@ -8,26 +8,34 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rdma_examples::Failure;
 use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
 use rdma_examples::collectives::{Communicator, Element, Pattern, Tensor, Tuning};
 use rdma_examples::connect::ConnectionOptions;
 use rdma_examples::device::{DeviceOptions, announce};
+use rdma_examples::failure::is_launched;
 use rdma_examples::placement::{self, PlacementOptions};
 use rdma_examples::progress::Progress;
 use rdma_examples::table::{self, CollectiveRow, CollectiveTime};
-use rdma_examples::{Failure, launcher};
+use serde::Serialize;
 use serde_json::json;
 
 /// All-reduce over RDMA: every rank ends with the sum of what all contributed.
-#[derive(Clone, Parser)]
-#[command(version, after_help = rdma_examples::failure::STATUS_HELP)]
+///
+/// The fields that are serialized have to be the same at every rank.
+#[derive(Clone, Parser, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(version, args_override_self = true, about, long_about = None, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     #[command(flatten)]
+    #[serde(skip)]
     placement: PlacementOptions,
     #[command(flatten)]
+    #[serde(skip)]
     device: DeviceOptions,
     #[command(flatten)]
+    #[serde(skip)]
     connection: ConnectionOptions,
     /// Smallest size in bytes
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "8")]
@@ -39,7 +47,7 @@ struct Args {
     #[arg(short = 'f', long, value_name = "N", default_value_t = 2)]
     factor: usize,
     /// Timed iterations of each size (default: 20 to 1000, more for small sizes; fewer, where they take long)
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
     iters: Option<usize>,
     /// Iterations before the timed ones
     #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
@@ -55,6 +63,7 @@ struct Args {
     out_of_place: bool,
     /// Print one JSON object in place of the table
     #[arg(short = 'J', long)]
+    #[serde(skip)]
     json: bool,
     /// Longest message of the ring
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
@@ -85,7 +94,8 @@ const FEWEST: usize = 5;
 /// Memory of a rank besides its tensors: scratch memory and what the device needs.
 const OVERHEAD: u128 = 32 << 20;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 enum Algo {
     /// Direct where all are connected to all, else the ring
     Auto,
@@ -95,7 +105,8 @@ enum Algo {
     Direct,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 enum Dtype {
     Float,
     Double,
@@ -124,37 +135,20 @@ fn run() -> Result<(), Failure> {
 fn job<T: Element>(args: &Args) -> Result<(), Failure> {
     args.placement.check()?;
     let sizes = cli::size_steps(args.min, args.max, args.factor, size_of::<T>())?;
-    if args.iters == Some(0) {
-        return Err(Failure::usage("--iters 0 measures nothing; give 1 or more"));
-    }
     let tuning = args.tuning()?;
-    if !launcher::is_launched() {
+    if !is_launched() {
         let local = args.placement.local_ranks();
         let needed = local as u128 * (2 * args.max.0 as u128 + OVERHEAD);
         cli::check_memory(needed, &format!("two tensors of {} for {local} ranks", args.max))?;
     }
     let Some(place) = args.placement.place()? else { return Ok(()) };
-    let settings = format!(
-        "sizes {}..{} x{} iters {:?} warmup {} check {} type {} {} {:?}",
-        args.min,
-        args.max,
-        args.factor,
-        args.iters,
-        args.warmup,
-        args.check,
-        T::NAME,
-        args.out_of_place,
-        tuning
-    );
-    let terms = Terms { program: "all_reduce", settings, roles: Roles::RANKS, timeout: args.placement.timeout() };
-    let mut group = Group::meet(place, &terms)?;
-    let result = rank::<T>(args, &sizes, tuning, &mut group);
-    group.conclude(result)
+    let terms = Terms::new("all_reduce", args, Roles::Ranks, args.placement.timeout);
+    placement::run(place, &terms, |group| rank::<T>(args, &sizes, tuning, group))
 }
 
 impl Args {
     fn tuning(&self) -> Result<Tuning, Failure> {
-        let mut tuning = Tuning { stall: Duration::from_secs(60), ..Tuning::default() };
+        let mut tuning = Tuning { stall: self.placement.timeout, ..Tuning::default() };
         if let Some(chunk) = self.chunk {
             if chunk.0 == 0 || chunk.0 % 4096 != 0 || chunk.0 > 1 << 30 {
                 return Err(Failure::usage(format!("--chunk {chunk}: give a multiple of 4K, at most 1G")));
@@ -193,9 +187,8 @@ impl Args {
 
 /// One rank's work.
 fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mut Group) -> Result<(), Failure> {
-    let chosen = group.agree(args.device.open())?;
-    let cores = placement::bind(group, args.placement.bind)?;
-    chosen.check_hosts(group)?;
+    let chosen = args.device.open_together(group)?;
+    let cores = placement::bind(group, args.placement.bind);
     let first = group.rank() == 0;
     tuning.shared_cores = cores.shared;
     if first {
@@ -211,23 +204,22 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mu
     }
     settle(&mut comm, sizes, &input, &output)?;
     let mut rows = Vec::new();
-    let mut progress = Progress::new();
+    let progress = Progress::new(if first { sizes.len() } else { 0 });
     for (done, &size) in sizes.iter().enumerate() {
+        let (count, what) = (size / size_of::<T>(), format!("all-reduce of {}", Size(size)));
         if first {
-            progress.step(&format!("all-reduce of {}", Size(size)), done, sizes.len());
+            progress.step(&what, done);
         }
-        let count = size / size_of::<T>();
-        let mut bench = Bench { args, comm: &mut comm, group, size, count };
+        let mut bench = Bench { args, comm: &mut comm, group, what: &what, size, count };
         let out_of_place = Some(bench.measure(&input, &output)?);
         let in_place = if args.out_of_place { None } else { Some(bench.measure(&output, &output)?) };
         let row = CollectiveRow { size, count, dtype: T::NAME, redop: "sum", root: -1, out_of_place, in_place };
         if first && !args.json {
-            progress.clear();
-            table::collective_row(&mut io::stdout(), &row)?;
+            progress.print(|| table::collective_row(&mut io::stdout(), &row))?;
         }
         rows.push(row);
     }
-    progress.clear();
+    drop(progress);
     if first {
         let mut out = io::stdout();
         if args.json {
@@ -292,6 +284,7 @@ struct Bench<'a> {
     args: &'a Args,
     comm: &'a mut Communicator,
     group: &'a mut Group,
+    what: &'a str,
     size: usize,
     count: usize,
 }
@@ -302,25 +295,22 @@ impl Bench<'_> {
         let (rank, world, count) = (self.group.rank(), self.group.world(), self.count);
         let pattern = Pattern::<T>::new(rank, world, self.size);
         input.fill(count, |start, elements| pattern.fill(start, elements))?;
-        self.group.barrier()?;
+        self.group.barrier(self.what)?;
         let warming = Instant::now();
         for _ in 0..self.args.warmup {
             self.comm.all_reduce(input, output, count)?;
         }
         // All have to do as many: the slowest says.
         let warming = warming.elapsed() / u32::try_from(self.args.warmup.max(1)).unwrap_or(u32::MAX);
-        let nanos = u64::try_from(warming.as_nanos()).unwrap_or(u64::MAX);
-        let all = self.group.all_gather(&nanos.to_be_bytes())?;
-        let slowest = all.iter().filter_map(|n| n.as_slice().try_into().ok().map(u64::from_be_bytes)).max();
-        let iterations = self.args.iterations(self.size, Duration::from_nanos(slowest.unwrap_or(0)));
+        let slowest = self.group.all_gather(self.what, &warming)?.into_iter().max();
+        let iterations = self.args.iterations(self.size, slowest.unwrap_or_default());
         self.comm.barrier()?;
         let started = Instant::now();
         for _ in 0..iterations {
             self.comm.all_reduce(input, output, count)?;
         }
         let mine = started.elapsed().as_secs_f64() / iterations as f64;
-        let times = self.group.all_gather(&mine.to_be_bytes())?;
-        let seconds = times.iter().filter_map(|t| t.as_slice().try_into().ok().map(f64::from_be_bytes)).sum::<f64>();
+        let seconds = self.group.all_gather(self.what, &mine)?.iter().sum::<f64>();
         let nwrong = if self.args.check == 1 { Some(self.check(input, output, &pattern)?) } else { None };
         Ok(CollectiveTime::all_reduce(seconds / world as f64, self.size, world, nwrong))
     }
@@ -335,11 +325,10 @@ impl Bench<'_> {
         let count = self.count;
         output.fill(count, |_, elements| elements.fill(T::from_small(u16::MAX)))?;
         input.fill(count, |start, elements| pattern.fill(start, elements))?;
-        self.group.barrier()?;
+        self.group.barrier(self.what)?;
         self.comm.all_reduce(input, output, count)?;
-        let mut wrong = 0;
+        let mut wrong = 0_u64;
         output.for_each(count, |start, elements| wrong += pattern.count_wrong(start, elements))?;
-        let all = self.group.all_gather(&wrong.to_be_bytes())?;
-        Ok(all.iter().filter_map(|n| n.as_slice().try_into().ok().map(u64::from_be_bytes)).sum())
+        Ok(self.group.all_gather(self.what, &wrong)?.iter().sum())
     }
 }

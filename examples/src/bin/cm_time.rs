@@ -13,12 +13,12 @@ use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cm_time::{self, MOST_CONNECTIONS, Server, Settings};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::progress::Progress;
-use rdma_examples::{Failure, address, cli, launcher, placement};
+use rdma_examples::{Failure, address, cli, placement};
 use serde_json::json;
 
 /// Measures how fast the RDMA connection manager connects, as rdmacm-utils' cmtime does.
 #[derive(Clone, Debug, Parser)]
-#[command(version, after_help = rdma_examples::failure::STATUS_HELP)]
+#[command(version, args_override_self = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     /// Connect to the server at this address
     #[arg(short, long, value_name = "ADDRESS")]
@@ -43,8 +43,8 @@ struct Args {
     #[arg(short, long, value_name = "MS", default_value_t = 2000)]
     timeout: u64,
     /// Seconds that the other side may be silent (a server waits for its client without end)
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    patience: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
+    patience: Duration,
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
@@ -86,18 +86,15 @@ impl Args {
         if rounds > 16 {
             return Err(Failure::usage(format!("--in-flight: {rounds} rounds; give at most 16")));
         }
-        let (timeout, patience) = (self.timeout, self.patience);
+        let timeout = self.timeout;
         if timeout == 0 || timeout > 3_600_000 {
             return Err(Failure::usage(format!("--timeout {timeout}: give 1 to 3600000 milliseconds")));
-        }
-        if patience == 0 || patience > 86400 {
-            return Err(Failure::usage(format!("--patience {patience}: give 1 to 86400 seconds")));
         }
         Ok(Settings {
             connections,
             retries: self.retries,
             resolution: Duration::from_millis(timeout),
-            patience: Duration::from_secs(patience),
+            patience: self.patience,
         })
     }
 
@@ -121,18 +118,17 @@ impl Args {
         let total = settings.connections * self.in_flight.len();
         let total = u32::try_from(total).map_err(|_| Failure::usage("too many connections"))?;
         let mut rounds = Vec::new();
-        let mut progress = Progress::new();
+        let progress = Progress::new(self.in_flight.len());
         for (done, &in_flight) in self.in_flight.iter().enumerate() {
-            progress.step("connections", done, self.in_flight.len());
+            progress.step("connections", done);
             let in_flight = in_flight.min(settings.connections);
             let round = cm_time::client(&chosen.context, settings, (server, source), in_flight, total);
             let round = round.map_err(|failure| match done {
                 0 => failure,
                 _ => failure.context(format_args!("round {}", done + 1)),
             })?;
-            progress.clear();
             if !self.json {
-                cm_time::print(&mut io::stdout().lock(), &round)?;
+                progress.print(|| cm_time::print(&mut io::stdout().lock(), &round))?;
             }
             rounds.push(round);
         }
@@ -147,28 +143,18 @@ impl Args {
 
     /// Both sides on this machine.
     fn pair(&self, settings: &Settings) -> Result<(), Failure> {
-        let Some(place) = launcher::launched_place()? else {
-            return placement::launch_pair();
-        };
-        let terms = Terms {
-            program: "cm_time",
-            settings: format!("{settings:?} {:?}", self.in_flight),
-            roles: Roles::SERVER_AND_CLIENT,
-            timeout: settings.patience,
-        };
-        let mut group = Group::meet(place, &terms)?;
-        let result = self.side(settings, &mut group);
-        group.conclude(result)
+        let terms = Terms::new("cm_time", &(), Roles::ServerAndClient, settings.patience);
+        placement::run_pair(&terms, |group| self.side(settings, group))
     }
 
     fn side(&self, settings: &Settings, group: &mut Group) -> Result<(), Failure> {
-        let chosen = group.agree(self.open())?;
+        let chosen = group.agree("the devices", self.open())?;
         let is_server = group.rank() == 0;
         let server = is_server.then(|| {
             let address = address::of_device(&chosen)?;
             Server::bind(&chosen.context, SocketAddr::new(address, self.port.unwrap_or(0)))
         });
-        let server = group.agree(server.transpose())?;
+        let server = group.agree("the listener", server.transpose())?;
         let address = address::tell(group, server.as_ref().map(Server::local_addr))?;
         if let Some(mut server) = server {
             // Where the client dies, the launcher ends this.

@@ -12,7 +12,7 @@ use serde_json::json;
 
 /// Shows the RDMA devices of this machine.
 #[derive(Parser)]
-#[command(version, after_help = rdma_examples::failure::STATUS_HELP)]
+#[command(version, args_override_self = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     /// Show only this device, or one port of it: soft0, mlx5_0, mlx5_0:1, any, hardware
     #[arg(short, long, value_name = "NAME")]

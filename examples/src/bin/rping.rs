@@ -15,14 +15,14 @@ use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::rping::{self, LARGEST, SMALLEST, Settings};
-use rdma_examples::{Failure, address, launcher, placement};
+use rdma_examples::{Failure, address, placement};
 
 /// Pings of a pair that was started without a number.
 const PINGS: u64 = 100;
 
 /// Pings over connections of the RDMA connection manager, as rdmacm-utils' rping does.
 #[derive(Clone, Debug, Parser)]
-#[command(version, disable_version_flag = true, after_help = rdma_examples::failure::STATUS_HELP)]
+#[command(version, args_override_self = true, disable_version_flag = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     /// Wait for a client
     #[arg(short, long, conflicts_with_all = ["client", "source", "count"])]
@@ -67,8 +67,8 @@ struct Args {
     #[arg(long, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
     /// Seconds that the other side may be silent (default: 30; a server waits for its first client without end)
-    #[arg(long, value_name = "SECONDS")]
-    timeout: Option<u64>,
+    #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
+    timeout: Option<Duration>,
     /// Print version
     #[arg(long, action = ArgAction::Version)]
     version: Option<bool>,
@@ -96,10 +96,6 @@ impl Args {
         if !(SMALLEST..=LARGEST).contains(&size) {
             return Err(Failure::usage(format!("--size {}: give {SMALLEST} to {}", self.size, Size(LARGEST))));
         }
-        let timeout = self.timeout.unwrap_or(30);
-        if timeout == 0 || timeout > 86400 {
-            return Err(Failure::usage(format!("--timeout {timeout}: give 1 to 86400 seconds")));
-        }
         if self.clients == Some(0) {
             return Err(Failure::usage("--clients 0 serves nobody; give 1 or more"));
         }
@@ -109,7 +105,7 @@ impl Args {
             validate: self.validate,
             verbose: self.verbose,
             debug: self.debug,
-            patience: Duration::from_secs(timeout),
+            patience: self.timeout.unwrap_or(Duration::from_secs(30)),
         })
     }
 
@@ -136,7 +132,7 @@ fn serve(args: &Args, settings: &Settings) -> Result<(), Failure> {
     if args.persistent {
         return rping::serve_all(&chosen.context, settings, &listener, args.clients);
     }
-    rping::serve_one(&chosen.context, settings, &listener, args.timeout.map(Duration::from_secs)).map(drop)
+    rping::serve_one(&chosen.context, settings, &listener, args.timeout).map(drop)
 }
 
 fn ping(args: &Args, settings: &Settings) -> Result<(), Failure> {
@@ -149,26 +145,16 @@ fn ping(args: &Args, settings: &Settings) -> Result<(), Failure> {
 
 /// Both sides on this machine.
 fn pair(args: &Args, mut settings: Settings) -> Result<(), Failure> {
-    let Some(place) = launcher::launched_place()? else {
-        return placement::launch_pair();
-    };
     if args.count.is_none() {
         settings.count = Some(PINGS);
     }
     settings.validate = true;
-    let terms = Terms {
-        program: "rping",
-        settings: format!("{settings:?}"),
-        roles: Roles::SERVER_AND_CLIENT,
-        timeout: settings.patience,
-    };
-    let mut group = Group::meet(place, &terms)?;
-    let result = side(args, &settings, &mut group);
-    group.conclude(result)
+    let terms = Terms::new("rping", &(), Roles::ServerAndClient, settings.patience);
+    placement::run_pair(&terms, |group| side(args, &settings, group))
 }
 
 fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failure> {
-    let chosen = group.agree(args.open())?;
+    let chosen = group.agree("the devices", args.open())?;
     let is_server = group.rank() == 0;
     let listener = is_server.then(|| {
         let address = match &args.address {
@@ -177,7 +163,7 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
         };
         listen(&chosen, SocketAddr::new(address.ip(), args.port.unwrap_or(0)))
     });
-    let listener = group.agree(listener.transpose())?;
+    let listener = group.agree("the listener", listener.transpose())?;
     let server = address::tell(group, listener.as_ref().map(Listener::local_addr))?;
     if let Some(listener) = listener {
         return rping::serve_one(&chosen.context, settings, &listener, Some(settings.patience)).map(drop);

@@ -1,55 +1,60 @@
-//! The first exchange of a connection: who are you, and do we agree?
+//! The first exchange of a connection: rank 0 admits ranks that agree with it, and tells the others why not.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::Roles;
-use super::frame::{Frame, Head, Hello, VERSION, read_head, write_head};
-use crate::{Failure, launcher};
+use socket2::{Domain, SockAddr, Socket, Type};
 
-/// How long a connection may take to say who it is.
+use super::frame::{self, Frame, Head, Hello, VERSION, read_head, write_head};
+use super::terms::{Roles, Terms, difference};
+use super::{is_timeout, local_address, spawn};
+use crate::Failure;
+use crate::failure::{is_launched, say};
+
+/// How long a connection may take to introduce itself.
 const HELLO_TIME: Duration = Duration::from_secs(2);
-/// Connections that may be about to say it at a time; further ones wait.
+/// Connections that may be about to do so at a time; further ones wait.
 const MOST_UNHEARD: usize = 64;
 
+/// The hosts of all ranks, and connections to some of them.
+type Met = (Vec<String>, Vec<(usize, Socket)>);
+
 /// Rank 0: waits until every other rank has come.
-pub(super) fn gather(
-    listener: &TcpListener,
-    own: &Hello,
-    roles: Roles,
-    timeout: Duration,
-) -> Result<Vec<(usize, TcpStream)>, Failure> {
-    let deadline = Instant::now() + timeout;
-    let mut ranks: Vec<Option<TcpStream>> = (0..own.world).map(|_| None).collect();
+pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Met, Failure> {
+    let deadline = Instant::now() + terms.timeout;
+    let mut ranks: Vec<Option<(Socket, String)>> = (0..own.world).map(|_| None).collect();
     let (heard, hearing) = channel();
     let mut unheard = 0;
     listener.set_nonblocking(true)?;
     while ranks[1..].iter().any(Option::is_none) {
-        // Each may take its time, and none shall take that of the others.
+        // Connections introduce themselves side by side: a slow one must not delay the others.
         let accepted = if unheard < MOST_UNHEARD { listener.accept() } else { Err(io::ErrorKind::WouldBlock.into()) };
         match accepted {
             Ok((stream, from)) => {
                 let heard = heard.clone();
-                let listen = move || drop(heard.send(Caller::hear(stream, from)));
-                std::thread::Builder::new().name("greeting".into()).stack_size(128 << 10).spawn(listen)?;
+                spawn("greeting", move || {
+                    let hello = hear(&stream);
+                    drop(heard.send((stream, from, hello)));
+                })?;
                 unheard += 1;
                 continue;
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(Failure::from(error).context("cannot accept a rank's connection")),
         }
-        if let Ok(Caller { mut stream, from, hello }) = hearing.recv_timeout(Duration::from_millis(1)) {
+        if let Ok((mut stream, from, hello)) = hearing.recv_timeout(Duration::from_millis(1)) {
             unheard -= 1;
-            match hello.and_then(|hello| admit(&mut stream, &hello, own, &ranks)) {
-                Ok(rank) => ranks[rank] = Some(stream),
+            match hello.and_then(|hello| admit(&mut stream, hello, own, &ranks, terms.roles)) {
+                Ok((rank, host)) => ranks[rank] = Some((stream, host)),
                 Err(Rejected::Stranger(what)) => {
-                    drop(writeln!(io::stderr(), "{}: ignored a connection from {from}: {what}", own.program));
+                    let from = from.as_socket().map_or_else(|| "this host".to_owned(), |from| from.to_string());
+                    say(&format!("{}: ignored a connection from {from}: {what}", own.program));
                 }
                 Err(Rejected::Rank(why)) => {
                     refuse(&mut stream, &why);
-                    for other in ranks.iter_mut().flatten() {
+                    for (other, _) in ranks.iter_mut().flatten() {
                         refuse(other, &why);
                     }
                     return Err(Failure::new(why));
@@ -57,35 +62,36 @@ pub(super) fn gather(
             }
         }
         if Instant::now() >= deadline {
-            for _ in 0..unheard {
-                // It may be the one that is missing.
-                drop(writeln!(io::stderr(), "{}: a connection has come, and it does not say who it is", own.program));
+            if unheard > 0 {
+                // One of them may be the rank that is missing.
+                say(&format!("{}: {unheard} connections have come and not introduced themselves", own.program));
             }
-            let missing: Vec<String> =
-                (1..ranks.len()).filter(|&r| ranks[r].is_none()).map(|r| r.to_string()).collect();
-            let (missing, seconds) = ((roles.missing)(&missing, own.world), timeout.as_secs());
-            return Err(Failure::new(format!("{missing} within {seconds} s; {}", roles.remedy)));
+            let missing: Vec<usize> = (1..ranks.len()).filter(|&rank| ranks[rank].is_none()).collect();
+            let missing = terms.roles.missing(&missing, own.world);
+            let (seconds, remedy) = (terms.timeout.as_secs(), terms.roles.remedy());
+            return Err(Failure::new(format!("{missing} within {seconds} s; {remedy}")));
         }
     }
+    let host_of = |rank: &Option<(Socket, String)>| rank.as_ref().map_or(&own.host, |(_, host)| host).clone();
+    let hosts: Vec<String> = ranks.iter().map(host_of).collect();
     let mut streams = Vec::new();
-    for (rank, stream) in ranks.into_iter().enumerate() {
-        if let Some(mut stream) = stream {
-            // Not `?`: a closed connection is not the closed pipe of a reader that had enough.
-            let welcomed = write_head(&mut stream).and_then(|()| Frame::Welcome.write(&mut stream));
-            welcomed.map_err(|_| lost(format!("rank {rank} left before the job began; its message says why")))?;
-            streams.push((rank, stream));
-        }
+    for (rank, (mut stream, _)) in ranks.into_iter().enumerate().filter_map(|(rank, found)| Some((rank, found?))) {
+        // Not `?`: a closed connection is not the closed pipe of a reader that had enough.
+        let welcomed = write_head(&mut stream).and_then(|()| Frame::Welcome(hosts.clone()).write(&mut stream));
+        let name = terms.roles.name(rank);
+        welcomed.map_err(|_| lost(format!("{name} left before the job began; its message says why")))?;
+        streams.push((rank, stream));
     }
-    Ok(streams)
+    Ok((hosts, streams))
 }
 
-/// The end of another rank. Its launcher tells of that; without one, this is the place.
+/// The end of another rank, which a launcher reports; without one, this is the place to.
 pub(crate) fn lost(why: String) -> Failure {
-    if launcher::is_launched() { Failure::peer(why) } else { Failure::new(why) }
+    if is_launched() { Failure::peer(why) } else { Failure::new(why) }
 }
 
 /// A connection that has to say everything until a deadline, however slowly it does.
-pub(crate) struct Until<'a>(pub(crate) &'a TcpStream, pub(crate) Instant);
+pub(crate) struct Until<'a>(pub(crate) &'a Socket, pub(crate) Instant);
 
 impl Read for Until<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -94,72 +100,71 @@ impl Read for Until<'_> {
             return Err(io::ErrorKind::TimedOut.into());
         }
         self.0.set_read_timeout(Some(left))?;
-        self.0.read(bytes)
+        (&mut &*self.0).read(bytes)
     }
 }
 
 /// Why a connection does not become a rank.
 enum Rejected {
-    /// It is none of ours: go on waiting.
+    /// It is none of this job: go on waiting.
     Stranger(String),
-    /// It is one of ours and does not fit: the job cannot start.
+    /// It is one of this job and does not fit: the job cannot start.
     Rank(String),
 }
 
-/// Who has connected, and what it says of itself.
-struct Caller {
-    stream: TcpStream,
-    from: SocketAddr,
-    hello: Result<Hello, Rejected>,
-}
-
-impl Caller {
-    fn hear(stream: TcpStream, from: SocketAddr) -> Self {
-        let hello = hear(&stream);
-        Self { stream, from, hello }
-    }
-}
-
-fn hear(stream: &TcpStream) -> Result<Hello, Rejected> {
+/// Reads how a connection introduces itself.
+fn hear(stream: &Socket) -> Result<Hello, Rejected> {
     let stranger = |error: io::Error| {
         Rejected::Stranger(match error.kind() {
-            io::ErrorKind::UnexpectedEof => "it left before it had said who it is".to_owned(),
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it does not say who it is".to_owned(),
+            io::ErrorKind::UnexpectedEof => "it left before it had introduced itself".to_owned(),
+            _ if is_timeout(&error) => "it does not introduce itself".to_owned(),
             _ => error.to_string(),
         })
     };
     stream.set_nonblocking(false).map_err(stranger)?;
-    stream.set_nodelay(true).map_err(stranger)?;
-    stream.set_write_timeout(Some(HELLO_TIME)).map_err(stranger)?;
+    prepare(stream).map_err(stranger)?;
     let mut input = Until(stream, Instant::now() + HELLO_TIME);
     match read_head(&mut input).map_err(stranger)? {
         Head::Ours => {}
-        Head::Foreign => return Err(Rejected::Stranger("it does not speak our protocol".to_owned())),
-        Head::OtherVersion(other) => {
-            return Err(Rejected::Rank(format!(
-                "a rank speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere"
-            )));
-        }
+        Head::Foreign => return Err(Rejected::Stranger("it speaks another protocol".to_owned())),
+        Head::OtherVersion(other) => return Err(Rejected::Rank(other_version("a rank", other))),
     }
-    Hello::read(&mut input).map_err(stranger)
+    match Frame::read(&mut input, frame::MAX_HELLO).map_err(stranger)? {
+        Frame::Hello(hello) => Ok(hello),
+        _ => Err(Rejected::Stranger("it does not introduce itself".to_owned())),
+    }
 }
 
-/// The rank that a connection becomes.
-fn admit(stream: &mut TcpStream, peer: &Hello, own: &Hello, ranks: &[Option<TcpStream>]) -> Result<usize, Rejected> {
+fn other_version(name: &str, other: u32) -> String {
+    format!("{name} speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere")
+}
+
+fn prepare(stream: &Socket) -> io::Result<()> {
+    // Sockets of this host have no such delay.
+    stream.set_tcp_nodelay(true).ok();
+    stream.set_write_timeout(Some(HELLO_TIME))
+}
+
+/// The rank that a connection becomes, and its host.
+fn admit(
+    stream: &mut Socket,
+    peer: Hello,
+    own: &Hello,
+    ranks: &[Option<(Socket, String)>],
+    roles: Roles,
+) -> Result<(usize, String), Rejected> {
     if peer.job != own.job {
         refuse(stream, "this rank belongs to another job; give each job an address of its own (--root)");
         return Err(Rejected::Stranger("it belongs to another job".to_owned()));
     }
-    let rank = peer.rank as usize;
+    let rank = peer.rank;
     let problem = if peer.program != own.program {
         Some(format!("rank 0 runs {} and another rank {}; run the same program everywhere", own.program, peer.program))
     } else if peer.world != own.world {
         Some(format!("rank 0 expects {} ranks and rank {rank} {}; give all the same --world", own.world, peer.world))
-    } else if peer.settings != own.settings {
-        Some(format!(
-            "rank 0 has the settings {:?} and rank {rank} {:?}; give all the same options",
-            own.settings, peer.settings
-        ))
+    } else if let Some((name, ours, theirs)) = difference(&own.settings, &peer.settings) {
+        let (here, there) = (roles.name(0), roles.name(rank));
+        Some(format!("{name} is {ours} at {here} and {theirs} at {there}; give all the same options"))
     } else if rank >= ranks.len() {
         Some(format!("there is no rank {rank} among {}; ranks count from 0", own.world))
     } else if rank == 0 || ranks[rank].is_some() {
@@ -167,60 +172,58 @@ fn admit(stream: &mut TcpStream, peer: &Hello, own: &Hello, ranks: &[Option<TcpS
     } else {
         None
     };
-    problem.map_or(Ok(rank), |why| Err(Rejected::Rank(why)))
+    problem.map_or(Ok((rank, peer.host)), |why| Err(Rejected::Rank(why)))
 }
 
-fn refuse(stream: &mut TcpStream, why: &str) {
+fn refuse(stream: &mut Socket, why: &str) {
     // It may have gone already, and then has nothing to hear.
     drop(write_head(stream).and_then(|()| Frame::Refuse(why.to_owned()).write(stream)));
 }
 
 /// The other ranks: finds rank 0, which may start later, and waits until it has found everybody.
-pub(super) fn join(address: &str, own: &Hello, roles: Roles, timeout: Duration) -> Result<TcpStream, Failure> {
-    let root = roles.root;
-    let mut stream = connect(address, root, timeout)?;
-    // Rank 0 may have started waiting when we did, and answers when the last rank has come.
-    stream.set_read_timeout(Some(timeout + HELLO_TIME))?;
-    stream.set_write_timeout(Some(HELLO_TIME))?;
-    stream.set_nodelay(true)?;
+pub(super) fn join(address: &str, own: &Hello, terms: &Terms) -> Result<Met, Failure> {
+    let root = terms.roles.name(0);
+    let mut stream = connect(address, &root, terms.timeout)?;
+    prepare(&stream)?;
     let foreign = || Failure::new(format!("what listens at {address} is not {root} of {}", own.program));
     let broken = |error: io::Error| match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+        _ if is_timeout(&error) => {
             Failure::new(format!("{root} at {address} does not answer; do all processes of the job run?"))
         }
         io::ErrorKind::InvalidData => foreign(),
         _ => lost(format!("{root} at {address} closed the connection before the job began; its message says why")),
     };
-    write_head(&mut stream).and_then(|()| own.write(&mut stream)).map_err(broken)?;
-    match read_head(&mut stream).map_err(broken)? {
+    write_head(&mut stream).and_then(|()| Frame::Hello(own.clone()).write(&mut stream)).map_err(broken)?;
+    // Rank 0 may have started waiting when this rank did, and answers when the last rank has come.
+    let mut input = Until(&stream, Instant::now() + terms.timeout + HELLO_TIME);
+    match read_head(&mut input).map_err(broken)? {
         Head::Ours => {}
         Head::Foreign => return Err(foreign()),
-        Head::OtherVersion(other) => {
-            return Err(Failure::new(format!(
-                "{root} speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere"
-            )));
-        }
+        Head::OtherVersion(other) => return Err(Failure::new(other_version(&root, other))),
     }
-    match Frame::read(&mut stream).map_err(broken)? {
-        Frame::Welcome => Ok(stream),
+    match Frame::read(&mut input, frame::MAX_LENGTH).map_err(broken)? {
+        Frame::Welcome(hosts) if hosts.len() == own.world => Ok((hosts, vec![(0, stream)])),
         Frame::Refuse(why) => Err(Failure::new(format!("{root} refused: {why}"))),
         _ => Err(foreign()),
     }
 }
 
-/// Connects to `root`, what listens at the address, which may start later.
-pub(crate) fn connect(address: &str, root: &str, timeout: Duration) -> Result<TcpStream, Failure> {
+/// Connects to `root`, which listens at the address or will soon.
+pub(crate) fn connect(address: &str, root: &str, timeout: Duration) -> Result<Socket, Failure> {
     let deadline = Instant::now() + timeout;
-    let resolved: Vec<SocketAddr> = address
-        .to_socket_addrs()
-        .map_err(|error| Failure::new(format!("cannot resolve {address}: {error}; give host:port")))?
-        .collect();
+    let targets: Vec<SockAddr> = if address.starts_with('@') {
+        vec![local_address(address)?]
+    } else {
+        let found = address.to_socket_addrs();
+        let found = found.map_err(|error| Failure::new(format!("cannot resolve {address}: {error}; give host:port")));
+        found?.map(SockAddr::from).collect()
+    };
     loop {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for target in &resolved {
-            match TcpStream::connect_timeout(target, Duration::from_secs(1)) {
+        for target in &targets {
+            match connect_once(target) {
                 // A loopback connect to a free ephemeral port can meet itself.
-                Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => return Ok(stream),
+                Ok(stream) if target.is_unix() || own_address(&stream) != target.as_socket() => return Ok(stream),
                 Ok(_) => {}
                 Err(error) => last = error,
             }
@@ -233,4 +236,19 @@ pub(crate) fn connect(address: &str, root: &str, timeout: Duration) -> Result<Tc
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+fn connect_once(target: &SockAddr) -> io::Result<Socket> {
+    match target.as_socket() {
+        Some(address) => TcpStream::connect_timeout(&address, Duration::from_secs(1)).map(Socket::from),
+        None => {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            socket.connect(target)?;
+            Ok(socket)
+        }
+    }
+}
+
+fn own_address(stream: &Socket) -> Option<SocketAddr> {
+    stream.local_addr().ok()?.as_socket()
 }

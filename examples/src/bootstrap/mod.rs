@@ -1,81 +1,74 @@
-//! How the ranks of a job meet, before they can talk over RDMA: each connects to rank 0 over TCP and says who it is.
+//! How the ranks of a job meet before they can talk over RDMA: each connects to rank 0 over a socket and introduces
+//! itself.
 //!
-//! The connections stay open: all-gathers that are not worth an RDMA operation go over them, and a rank that dies
-//! closes its own, which every other rank hears about at once.
+//! The connections stay open. Ranks exchange over them what is not worth an RDMA operation, and hear within seconds of
+//! a rank that dies, is stopped or loses its host. No wait is without end, and its error names the rank and what this
+//! one was waiting for.
 
 mod frame;
 mod meet;
+mod terms;
+mod watch;
 
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::net::{Shutdown, TcpListener};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::failure::Kind;
-use crate::launcher::{Place, Root};
-use crate::{Failure, launcher};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::Failure;
+use crate::failure::is_launched;
 use frame::Frame;
 pub(crate) use meet::{Until, connect, lost};
+pub use terms::{Roles, Terms};
+use watch::Pulse;
+pub use watch::Watch;
+pub(crate) use watch::is_timeout;
 
 /// Where rank 0 listens if nothing else was said: perftest's port.
 pub const DEFAULT_PORT: u16 = 18515;
-
-/// After an operation failed, how long to wait for the news that another rank died, which is then the reason.
-const EXPLANATION: Duration = Duration::from_millis(500);
-
-/// More ranks than this are a mistake, not a job.
+/// A job of more ranks than this is refused.
 pub const MOST_RANKS: usize = 4096;
+/// After an operation failed, how long to wait for the news of a lost rank, which is then the reason.
+const EXPLANATION: Duration = Duration::from_millis(500);
+/// How much longer the other ranks wait for rank 0 than rank 0 for them, so that rank 0 can say who is missing.
+const ROOT_TIME: Duration = Duration::from_secs(2);
+/// The part of the timeout after which a silent rank is given up.
+const SILENCE: u32 = 3;
 
-/// What to call the processes of a job in a message.
-#[derive(Clone, Copy, Debug)]
-pub struct Roles {
-    /// Rank 0.
-    pub root: &'static str,
-    /// The first half of a sentence: these ranks, of so many, did not come.
-    pub missing: fn(&[String], u32) -> String,
-    /// What to do then.
-    pub remedy: &'static str,
+/// A rank's place in its job, and where the ranks of the job meet.
+#[derive(Debug)]
+pub struct Place {
+    /// This process, from 0.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub world: usize,
+    /// Where rank 0 listens.
+    pub root: Root,
+    /// Tells one job from another at the same address.
+    pub job: u64,
 }
 
-impl Roles {
-    /// Ranks with numbers.
-    pub const RANKS: Self = Self {
-        root: "rank 0",
-        missing: |missing, world| {
-            let (count, names) = (missing.len(), missing.join(", "));
-            format!("{count} of {world} ranks did not come (missing: {names})")
-        },
-        remedy: "start them with the same --world and --root",
-    };
-    /// A server and its client.
-    pub const SERVER_AND_CLIENT: Self = Self {
-        root: "the server",
-        missing: |_, _| "the client did not come".to_owned(),
-        remedy: "start one with this host's address as its argument",
-    };
-}
-
-/// What ranks have to agree on before they work together.
-#[derive(Clone, Debug)]
-pub struct Terms {
-    /// The program's name.
-    pub program: &'static str,
-    /// Its settings as text; ranks whose text differs refuse each other.
-    pub settings: String,
-    /// What to call them.
-    pub roles: Roles,
-    /// How long to wait for the others.
-    pub timeout: Duration,
+/// Where the ranks of a job meet.
+#[derive(Debug)]
+pub enum Root {
+    /// This is rank 0, and this is its socket.
+    Listener(Socket),
+    /// Rank 0 listens there: `host:port`, or `@name` on this host.
+    Address(String),
 }
 
 /// Opens the socket on which rank 0 waits for the others.
 ///
 /// # Errors
-/// Where the address cannot be had; says whether somebody else has it.
-pub fn listen(address: &str) -> Result<TcpListener, Failure> {
-    TcpListener::bind(address).map_err(|error| {
+/// Where the address cannot be had; says whether another program has it.
+pub fn listen(address: &str) -> Result<Socket, Failure> {
+    TcpListener::bind(address).map(Socket::from).map_err(|error| {
         Failure::new(match error.kind() {
             io::ErrorKind::AddrInUse => {
                 format!("the port of {address} is in use; end the program that has it, or give another port")
@@ -88,54 +81,38 @@ pub fn listen(address: &str) -> Result<TcpListener, Failure> {
     })
 }
 
+/// Opens a socket for the ranks of this host; returns its address, too. It needs no network.
+///
+/// # Errors
+/// What the kernel says.
+pub fn listen_locally(job: u64) -> Result<(Socket, String), Failure> {
+    let name = format!("@rdma-job-{job:016x}");
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(&local_address(&name)?)?;
+    socket.listen(128)?;
+    Ok((socket, name))
+}
+
+/// The abstract Unix socket that `@name` stands for.
+fn local_address(name: &str) -> io::Result<SockAddr> {
+    SockAddr::unix(name.replacen('@', "\0", 1))
+}
+
 /// A write end per connection: of the other ranks at rank 0, of rank 0 at the others.
-type Writers = Vec<(usize, Mutex<TcpStream>)>;
+type Writers = Vec<(usize, Mutex<Socket>)>;
 
 /// The ranks of a job, connected.
 #[derive(Debug)]
 pub struct Group {
     rank: usize,
-    world: usize,
+    hosts: Vec<String>,
+    roles: Roles,
+    timeout: Duration,
     writers: Arc<Writers>,
     inbox: Receiver<(usize, Frame)>,
     watch: Watch,
-}
-
-/// Tells whether a rank has died; cheap enough to ask in a loop that waits.
-#[derive(Clone, Debug)]
-pub struct Watch {
-    shared: Arc<WatchState>,
-}
-
-#[derive(Debug)]
-struct WatchState {
-    failed: AtomicBool,
-    /// Set when connections may close without that being news.
-    closing: AtomicBool,
-    why: OnceLock<Failure>,
-}
-
-impl Watch {
-    pub(crate) fn new() -> Self {
-        let state =
-            WatchState { failed: AtomicBool::new(false), closing: AtomicBool::new(false), why: OnceLock::new() };
-        Self { shared: Arc::new(state) }
-    }
-
-    fn set(&self, why: Failure) {
-        // The first reason stays: later ones follow from it.
-        drop(self.shared.why.set(why));
-        self.shared.failed.store(true, Ordering::Release);
-    }
-
-    /// # Errors
-    /// Where another rank has failed.
-    pub fn check(&self) -> Result<(), Failure> {
-        if !self.shared.failed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        Err(self.shared.why.get().cloned().unwrap_or_else(|| Failure::peer("another rank has failed")))
-    }
+    /// Ends the thread that shows the others that this rank is alive.
+    _heart: Sender<()>,
 }
 
 impl Group {
@@ -145,45 +122,42 @@ impl Group {
     /// Where ranks do not come in time, or do not agree.
     pub fn meet(place: Place, terms: &Terms) -> Result<Self, Failure> {
         let Place { rank, world, root, job } = place;
-        if world == 0 || rank >= world {
+        if rank >= world {
             return Err(Failure::usage(format!("rank {rank} of {world} makes no sense; ranks count from 0")));
         }
         if world > MOST_RANKS {
             return Err(Failure::usage(format!("a job of {world} ranks: at most {MOST_RANKS} can meet")));
         }
-        let hello = frame::Hello {
-            job,
-            rank: u32::try_from(rank).map_err(|_| Failure::usage("too many ranks"))?,
-            world: u32::try_from(world).map_err(|_| Failure::usage("too many ranks"))?,
-            program: terms.program.to_owned(),
-            settings: terms.settings.clone(),
-        };
-        let streams = match (rank, root) {
-            (0, Root::Listener(listener)) => meet::gather(&listener, &hello, terms.roles, terms.timeout)?,
-            (0, Root::Address(address)) => meet::gather(&listen(&address)?, &hello, terms.roles, terms.timeout)?,
-            (_, Root::Address(address)) => vec![(0, meet::join(&address, &hello, terms.roles, terms.timeout)?)],
+        let (program, settings) = (terms.program.to_owned(), terms.settings.clone());
+        let hello = frame::Hello { job, rank, world, host: host(), program, settings };
+        let (hosts, streams) = match (rank, root) {
+            (0, Root::Listener(listener)) => meet::gather(&listener, &hello, terms)?,
+            (0, Root::Address(address)) => meet::gather(&listen(&address)?, &hello, terms)?,
+            (_, Root::Address(address)) => meet::join(&address, &hello, terms)?,
             (_, Root::Listener(_)) => return Err(Failure::usage("only rank 0 listens")),
         };
-        Self::start(rank, world, streams)
+        Self::start(rank, hosts, streams, terms)
     }
 
-    fn start(rank: usize, world: usize, streams: Vec<(usize, TcpStream)>) -> Result<Self, Failure> {
+    fn start(rank: usize, hosts: Vec<String>, streams: Vec<(usize, Socket)>, terms: &Terms) -> Result<Self, Failure> {
+        let silence = terms.timeout / SILENCE;
         let mut writers = Writers::new();
         for (peer, stream) in &streams {
-            stream.set_read_timeout(None)?;
-            stream.set_write_timeout(Some(Duration::from_secs(10)))?;
+            stream.set_write_timeout(Some(silence))?;
             writers.push((*peer, Mutex::new(stream.try_clone()?)));
         }
         let (writers, watch) = (Arc::new(writers), Watch::new());
         let (outbox, inbox) = channel();
+        let (roles, timeout) = (terms.roles, terms.timeout);
         for (peer, stream) in streams {
             let (writers, watch, outbox) = (Arc::clone(&writers), watch.clone(), outbox.clone());
-            std::thread::Builder::new()
-                .name(format!("rank-{peer}"))
-                .stack_size(128 << 10)
-                .spawn(move || listen_to(peer, stream, &writers, &watch, &outbox))?;
+            let reader = Reader { rank, peer, roles, silence, writers, watch, outbox };
+            spawn(&format!("rank-{peer}"), move || reader.run(&stream))?;
         }
-        Ok(Self { rank, world, writers, inbox, watch })
+        let (heart, end) = channel();
+        let beating = Arc::clone(&writers);
+        spawn("heart", move || beat(&beating, Pulse::period(silence), &end))?;
+        Ok(Self { rank, hosts, roles, timeout, writers, inbox, watch, _heart: heart })
     }
 
     /// This process's number, from 0.
@@ -195,103 +169,156 @@ impl Group {
     /// How many ranks there are.
     #[must_use]
     pub fn world(&self) -> usize {
-        self.world
+        self.hosts.len()
     }
 
-    /// Tells from any thread whether a rank has died.
+    /// Whether all ranks are on one host.
+    #[must_use]
+    pub fn is_on_one_host(&self) -> bool {
+        self.hosts.iter().all(|host| *host == self.hosts[0])
+    }
+
+    /// The place of this rank among those of its host, and how many those are.
+    #[must_use]
+    pub fn place_on_host(&self) -> (usize, usize) {
+        let alike = |hosts: &[String]| hosts.iter().filter(|host| **host == self.hosts[self.rank]).count();
+        (alike(&self.hosts[..self.rank]), alike(&self.hosts))
+    }
+
+    /// How long to wait for another rank.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Tells from any thread whether a rank is lost.
     #[must_use]
     pub fn watch(&self) -> Watch {
         self.watch.clone()
     }
 
-    /// Gives `bytes` to every rank, and returns what each gave, in the order of ranks. Every rank has to call it.
+    /// Gives `own` to every rank, and returns what each gave, in the order of ranks. Every rank has to call it.
+    ///
+    /// `what` names the values in messages: "the addresses of the queue pairs".
+    ///
+    /// # Errors
+    /// Where a rank has failed, or does not come in time.
+    pub fn all_gather<T: Serialize + DeserializeOwned>(&mut self, what: &str, own: &T) -> Result<Vec<T>, Failure> {
+        self.gather_within(what, own, Some(self.timeout))
+    }
+
+    /// [`all_gather`](Self::all_gather) that waits as long as the other ranks are alive: for a rank that works alone.
     ///
     /// # Errors
     /// Where a rank has failed.
-    pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+    pub fn wait_for_work(&mut self, what: &str) -> Result<(), Failure> {
+        self.gather_within(what, &(), None).map(drop)
+    }
+
+    fn gather_within<T: Serialize + DeserializeOwned>(
+        &mut self,
+        what: &str,
+        own: &T,
+        limit: Option<Duration>,
+    ) -> Result<Vec<T>, Failure> {
+        self.watch.wait_for(what);
         self.watch.check()?;
-        if self.rank != 0 {
-            self.send(&Frame::Part(bytes.to_vec()))?;
-            return match self.receive()? {
-                (_, Frame::Whole(parts)) if parts.len() == self.world => Ok(parts),
-                _ => Err(Failure::new("rank 0 answered with something else than was asked; is it the same build?")),
-            };
-        }
-        let mut parts: Vec<Option<Vec<u8>>> = vec![None; self.world];
-        parts[0] = Some(bytes.to_vec());
-        let mut missing = self.world - 1;
-        while missing > 0 {
-            match self.receive()? {
-                (peer, Frame::Part(part)) if parts.get(peer).is_some_and(Option::is_none) => {
-                    parts[peer] = Some(part);
-                    missing -= 1;
-                }
-                (peer, _) => return Err(Failure::new(format!("rank {peer} did something else than the others"))),
+        let own = serde_json::to_value(own).map_err(|error| Failure::new(error.to_string()))?;
+        let parts = if self.rank == 0 { self.collect(what, own, limit)? } else { self.contribute(what, own, limit)? };
+        parts
+            .into_iter()
+            .enumerate()
+            .map(|(rank, part)| serde_json::from_value(part).map_err(|_| self.astray(rank)))
+            .collect()
+    }
+
+    /// Rank 0's half of a gathering.
+    fn collect(&self, what: &str, own: Value, limit: Option<Duration>) -> Result<Vec<Value>, Failure> {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let mut parts: Vec<Option<Value>> = vec![None; self.world()];
+        parts[0] = Some(own);
+        while let Some(missing) = parts.iter().position(Option::is_none) {
+            match self.receive(missing, what, deadline)? {
+                (peer, Frame::Part(name, part)) if name == what && parts[peer].is_none() => parts[peer] = Some(part),
+                (peer, _) => return Err(self.astray(peer)),
             }
         }
-        let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
+        let parts: Vec<Value> = parts.into_iter().flatten().collect();
         self.send(&Frame::Whole(parts.clone()))?;
         Ok(parts)
     }
 
-    /// Returns when every rank has called it.
-    ///
-    /// # Errors
-    /// Where a rank has failed.
-    pub fn barrier(&mut self) -> Result<(), Failure> {
-        self.all_gather(&[]).map(drop)
+    /// The half of the other ranks.
+    fn contribute(&self, what: &str, own: Value, limit: Option<Duration>) -> Result<Vec<Value>, Failure> {
+        let deadline = limit.map(|limit| Instant::now() + limit + ROOT_TIME);
+        self.send(&Frame::Part(what.to_owned(), own))?;
+        match self.receive(0, what, deadline)? {
+            (_, Frame::Whole(parts)) if parts.len() == self.world() => Ok(parts),
+            _ => Err(self.astray(0)),
+        }
     }
 
-    /// Makes one result of everyone's: where any rank failed, all fail, and the first of them is the one that says why.
+    fn astray(&self, rank: usize) -> Failure {
+        let name = self.roles.name(rank);
+        Failure::new(format!("{name} did something else than {}; are all the same build?", self.roles.name(self.rank)))
+    }
+
+    /// Returns when every rank has called it. `what` says before what, in messages.
+    ///
+    /// # Errors
+    /// Where a rank has failed, or does not come in time.
+    pub fn barrier(&mut self, what: &str) -> Result<(), Failure> {
+        self.all_gather(what, &()).map(drop)
+    }
+
+    /// Makes one result of everyone's: where any rank failed, all fail, and the first of them says why.
     ///
     /// # Errors
     /// This rank's failure, or the news of another's.
-    pub fn agree<T>(&mut self, result: Result<T, Failure>) -> Result<T, Failure> {
-        let mine = match &result {
-            Ok(_) => Vec::new(),
-            Err(failure) => failure.to_string().into_bytes(),
-        };
-        let all = self.all_gather(&mine)?;
-        match all.iter().position(|text| !text.is_empty()) {
-            None => result,
-            Some(first) if first == self.rank => result,
-            Some(first) => Err(Failure::peer(format!("rank {first}: {}", String::from_utf8_lossy(&all[first])))),
+    pub fn agree<T>(&mut self, what: &str, result: Result<T, Failure>) -> Result<T, Failure> {
+        let all = self.all_gather(what, &result.as_ref().err().map(ToString::to_string))?;
+        match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
+            Some((rank, why)) if rank != self.rank => Err(Failure::peer(format!("{}: {why}", self.roles.name(rank)))),
+            _ => result,
         }
     }
 
     /// Ends the job with this rank's result: leaves together with the others, or tells them what went wrong.
     ///
     /// # Errors
-    /// The result's; where another rank's death explains it, that.
+    /// The result's; where the loss of another rank explains it, that.
     pub fn conclude<T>(mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         let result = match result {
-            Ok(value) => self.barrier().map(|()| value),
-            Err(failure) if failure.kind() == Kind::Failed => Err(self.explain(failure)),
+            Ok(value) => self.barrier("the end").map(|()| value),
             Err(failure) => Err(failure),
         };
-        self.watch.shared.closing.store(true, Ordering::Release);
+        let result = match result {
+            Err(failure @ Failure::Failed(_)) => Err(self.explain(failure)),
+            result => result,
+        };
+        self.watch.close();
         let last = match &result {
-            Err(failure) if failure.kind() != Kind::Peer => {
-                Frame::Abort(u32::try_from(self.rank).unwrap_or(0), failure.to_string())
+            Err(failure) if !matches!(failure, Failure::Peer(_)) => {
+                Frame::Lost(self.rank, format!("failed: {failure}"))
             }
             _ => Frame::Bye,
         };
-        // Who has gone already need not hear it.
+        // A rank that has gone already need not hear it.
         drop(self.send(&last));
         result
     }
 
-    /// Replaces a failure by the death of a rank that it follows from, if there was one.
+    /// Replaces a failure by the loss of a rank that it follows from, if there was one.
     fn explain(&self, failure: Failure) -> Failure {
-        if let Some(news) = self.news() {
-            return news;
+        let failure = self.news().unwrap_or_else(|| failure.with_last_warning());
+        match failure {
+            // Launched ranks share one standard error, and each says which it is.
+            Failure::Failed(_) if is_launched() => failure.context(self.roles.name(self.rank)),
+            failure => failure,
         }
-        let failure = failure.with_last_warning();
-        // The launcher's ranks share one standard error: say whose line this is.
-        if launcher::is_launched() { failure.context(format_args!("rank {}", self.rank)) } else { failure }
     }
 
-    /// Waits for a moment for the news of a death.
+    /// Waits for a moment for the news of a lost rank.
     fn news(&self) -> Option<Failure> {
         let deadline = Instant::now() + EXPLANATION;
         loop {
@@ -305,16 +332,26 @@ impl Group {
         }
     }
 
-    fn receive(&self) -> Result<(usize, Frame), Failure> {
-        match self.inbox.recv() {
-            Ok((_, Frame::Abort(..))) | Err(_) => {
+    /// The next frame. At the deadline the failure names `missing`.
+    fn receive(&self, missing: usize, what: &str, deadline: Option<Instant>) -> Result<(usize, Frame), Failure> {
+        let received = match deadline {
+            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => self.inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        match received {
+            Ok((_, Frame::Lost(..))) | Err(RecvTimeoutError::Disconnected) => {
                 self.watch.check()?;
                 Err(Failure::peer("another rank has failed"))
             }
             Ok((peer, Frame::Bye)) => {
                 // It may leave because another has failed, and be faster than the news of that.
                 self.watch.check()?;
-                Err(Failure::peer(format!("rank {peer} finished before the others")))
+                Err(Failure::peer(format!("{} finished before the others", self.roles.name(peer))))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let (seconds, name) = (self.timeout.as_secs(), self.roles.name(missing));
+                let text = format!("{name} is alive, but has not come within {seconds} s (waiting for {what})");
+                Err(Failure::new(format!("{text}; --timeout gives it longer")))
             }
             Ok(message) => Ok(message),
         }
@@ -322,18 +359,34 @@ impl Group {
 
     fn send(&self, frame: &Frame) -> Result<(), Failure> {
         send_to_all(&self.writers, frame, None).map_err(|(peer, error)| {
-            // Whoever reads from it learns why, and may be about to.
-            self.news().unwrap_or_else(|| Failure::new(format!("cannot send to rank {peer}: {error}")))
+            // The thread that reads from it learns why, and may be about to.
+            self.news().unwrap_or_else(|| Failure::new(format!("cannot send to {}: {error}", self.roles.name(peer))))
         })
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.watch.shared.closing.store(true, Ordering::Release);
+        self.watch.close();
         for (_, writer) in self.writers.iter() {
             // Wakes the thread that reads from it; it may be closed already.
             drop(writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both));
+        }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(128 << 10).spawn(body).map(drop)
+}
+
+/// Shows the others that this rank is alive, until the group ends.
+fn beat(writers: &Writers, period: Duration, end: &Receiver<()>) {
+    while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+        for (_, writer) in writers {
+            // A writer that is in use says as much.
+            if let Ok(mut writer) = writer.try_lock() {
+                drop(Frame::Alive.write(&mut *writer));
+            }
         }
     }
 }
@@ -350,35 +403,68 @@ fn send_to_all(writers: &Writers, frame: &Frame, except: Option<usize>) -> Resul
     result
 }
 
-/// A connection's reading thread: hands frames to the rank, and news of a death to everybody.
-fn listen_to(peer: usize, mut stream: TcpStream, writers: &Writers, watch: &Watch, outbox: &Sender<(usize, Frame)>) {
-    loop {
-        let (dead, why) = match Frame::read(&mut stream) {
-            Ok(Frame::Bye) => {
-                drop(outbox.send((peer, Frame::Bye)));
-                return;
-            }
-            Ok(Frame::Abort(rank, why)) => (rank as usize, why),
-            Ok(frame) => {
-                if outbox.send((peer, frame)).is_err() {
-                    return;
-                }
-                continue;
-            }
-            Err(_) => (peer, "ended without a word".to_owned()),
-        };
-        if watch.shared.closing.load(Ordering::Acquire) {
-            return;
+/// Reads from one connection: hands frames to the rank, and the news of a lost rank to everybody.
+struct Reader {
+    rank: usize,
+    peer: usize,
+    roles: Roles,
+    silence: Duration,
+    writers: Arc<Writers>,
+    watch: Watch,
+    outbox: Sender<(usize, Frame)>,
+}
+
+impl Reader {
+    fn run(self, stream: &Socket) {
+        let Some((lost, what)) = self.read(stream) else { return };
+        let news = Frame::Lost(lost, what);
+        if self.rank == 0 {
+            // The others have a connection to rank 0 alone, and rely on it for the news.
+            drop(send_to_all(&self.writers, &news, Some(self.peer)));
         }
-        watch.set(Failure::peer(format!("rank {dead} failed: {why}")));
-        let news = Frame::Abort(u32::try_from(dead).unwrap_or(0), why);
-        if peer != 0 {
-            // Only rank 0 has connections to other ranks than rank 0, and the others rely on it for the news.
-            drop(send_to_all(writers, &news, Some(peer)));
-        }
-        drop(outbox.send((peer, news)));
-        return;
+        drop(self.outbox.send((self.peer, news)));
     }
+
+    /// Returns the rank that was lost, and what has become of it; nothing at an orderly end.
+    fn read(&self, stream: &Socket) -> Option<(usize, String)> {
+        let mut pulse = Pulse::new(stream, self.silence).ok()?;
+        loop {
+            let (lost, what, seen_here) = match Frame::read(&mut pulse, frame::MAX_LENGTH) {
+                Ok(Frame::Alive) => continue,
+                Ok(Frame::Lost(rank, what)) => (rank, what, false),
+                Ok(frame) => {
+                    let is_last = frame == Frame::Bye;
+                    if self.outbox.send((self.peer, frame)).is_err() || is_last {
+                        return None;
+                    }
+                    continue;
+                }
+                Err(error) if is_timeout(&error) => {
+                    let (seconds, awaited) = (self.silence.as_secs(), self.watch.awaited());
+                    let what = format!(
+                        "has been silent for {seconds} s: its process is stopped, or its host is gone (waiting for {awaited})"
+                    );
+                    (self.peer, what, true)
+                }
+                Err(_) => (self.peer, "ended without a word".to_owned(), false),
+            };
+            if self.watch.is_closing() {
+                return None;
+            }
+            let text = format!("{} {what}", self.roles.name(lost));
+            // A launcher tells who died, but not who is stopped: one of the ranks that see it does.
+            let speaks = seen_here && (self.rank <= 1 || !is_launched());
+            self.watch.fail(if speaks { Failure::new(text) } else { Failure::peer(text) });
+            return Some((lost, what));
+        }
+    }
+}
+
+/// Identity of this host, the same in all of its processes.
+fn host() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+    let name = || nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
+    boot.map_or_else(|| name().unwrap_or_default(), |boot| boot.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -1,19 +1,46 @@
 use std::io::Write;
+use std::net::TcpStream;
 use std::thread;
 
-use super::frame::{Frame, Hello, MAGIC, read_head, write_head};
+use serde_json::json;
+
+use super::frame::{Frame, Hello, MAGIC, MAX_LENGTH, read_head, write_head};
 use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
 
-fn terms(settings: &str) -> Terms {
-    Terms { program: "test", settings: settings.to_owned(), roles: Roles::RANKS, timeout: SOON }
+fn terms(timeout: Duration) -> Terms {
+    Terms::new("test", &json!({ "size": "4K" }), Roles::Ranks, timeout)
 }
 
-fn listener() -> (TcpListener, String) {
+fn listener() -> (Socket, String) {
     let listener = listen("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
+    let address = listener.local_addr().unwrap().as_socket().unwrap().to_string();
     (listener, address)
+}
+
+/// How rank 1 of two introduces itself.
+fn hello() -> Hello {
+    let settings = terms(SOON).settings;
+    Hello { job: 5, rank: 1, world: 2, host: host(), program: "test".into(), settings }
+}
+
+/// Rank 0 of two, as a thread that ends with what became of it.
+fn zero<T: Send + 'static>(
+    listener: Socket,
+    timeout: Duration,
+    body: impl FnOnce(Group) -> T + Send + 'static,
+) -> thread::JoinHandle<Result<T, Failure>> {
+    let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 };
+    thread::spawn(move || Group::meet(place, &terms(timeout)).map(body))
+}
+
+/// Rank 1 of two, as far as its socket goes.
+fn one(address: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write_head(&mut stream).unwrap();
+    Frame::Hello(hello()).write(&mut stream).unwrap();
+    stream
 }
 
 /// Runs `body` in `world` ranks, each a thread.
@@ -24,7 +51,7 @@ fn ranks<T: Send + 'static>(world: usize, body: impl Fn(Group) -> T + Clone + Se
         .map(|rank| {
             let root = listener.take().map_or_else(|| Root::Address(address.clone()), Root::Listener);
             let body = body.clone();
-            thread::spawn(move || body(Group::meet(Place { rank, world, root, job: 5 }, &terms("same")).unwrap()))
+            thread::spawn(move || body(Group::meet(Place { rank, world, root, job: 5 }, &terms(SOON)).unwrap()))
         })
         .collect();
     threads.into_iter().map(|t| t.join().unwrap()).collect()
@@ -34,19 +61,19 @@ fn ranks<T: Send + 'static>(world: usize, body: impl Fn(Group) -> T + Clone + Se
 fn gathers_in_the_order_of_ranks() {
     let results = ranks(4, |mut group| {
         for _ in 0..20 {
-            group.barrier().unwrap();
+            group.barrier("a test").unwrap();
         }
-        let all = group.all_gather(&[u8::try_from(group.rank()).unwrap(); 3]).unwrap();
+        let all = group.all_gather("a test", &vec![group.rank(); 3]).unwrap();
         group.conclude(Ok(all)).unwrap()
     });
-    let expected: Vec<Vec<u8>> = (0..4).map(|r| vec![r; 3]).collect();
+    let expected: Vec<Vec<usize>> = (0..4).map(|r| vec![r; 3]).collect();
     assert!(results.iter().all(|r| *r == expected));
 }
 
 #[test]
 fn one_rank_needs_nobody() {
-    let results = ranks(1, |mut group| group.all_gather(b"x").unwrap());
-    assert_eq!(results, [vec![b"x".to_vec()]]);
+    let results = ranks(1, |mut group| group.all_gather("a test", &7).unwrap());
+    assert_eq!(results, [vec![7]]);
 }
 
 #[test]
@@ -55,8 +82,8 @@ fn a_death_reaches_everybody() {
         if group.rank() == 2 {
             return String::new();
         }
-        let error = group.barrier().unwrap_err();
-        assert_eq!(error.kind(), Kind::Peer);
+        let error = group.barrier("a test").unwrap_err();
+        assert!(matches!(error, Failure::Peer(_)));
         assert!(group.watch().check().is_err());
         error.to_string()
     });
@@ -71,7 +98,7 @@ fn a_failure_is_told_with_its_reason() {
         if group.rank() == 1 {
             return group.conclude::<()>(Err(Failure::new("no more paper"))).unwrap_err().to_string();
         }
-        let result = group.barrier();
+        let result = group.barrier("a test");
         group.conclude(result).unwrap_err().to_string()
     });
     assert_eq!(results, ["rank 1 failed: no more paper", "no more paper", "rank 1 failed: no more paper"]);
@@ -81,45 +108,109 @@ fn a_failure_is_told_with_its_reason() {
 fn agreement_fails_with_the_first_that_failed() {
     let results = ranks(3, |mut group| {
         let mine = if group.rank() == 0 { Ok(()) } else { Err(Failure::new("no device")) };
-        let failure = group.agree(mine).unwrap_err();
-        (failure.kind(), failure.to_string())
+        group.agree("a test", mine).unwrap_err()
     });
-    assert_eq!(results[0], (Kind::Peer, "rank 1: no device".to_owned()));
-    assert_eq!(results[1], (Kind::Failed, "no device".to_owned()));
-    assert_eq!(results[2].0, Kind::Peer);
+    assert!(matches!(&results[0], Failure::Peer(text) if text == "rank 1: no device"));
+    assert!(matches!(&results[1], Failure::Failed(text) if text == "no device"));
+    assert!(matches!(&results[2], Failure::Peer(_)));
 }
 
 /// A rank that leaves because another has failed may be heard of before that one.
 #[test]
 fn who_leaves_first_is_not_why() {
     let (listener, address) = listener();
-    let zero = thread::spawn(move || {
-        let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 };
-        let group = Group::meet(place, &terms("same")).unwrap();
-        group.watch.set(Failure::peer("rank 7 failed: no more paper"));
-        group.receive().unwrap_err().to_string()
+    let zero = zero(listener, SOON, |group| {
+        group.watch.fail(Failure::peer("rank 7 failed: no more paper"));
+        group.receive(1, "a test", None).unwrap_err().to_string()
     });
-    let mut stream = TcpStream::connect(address).unwrap();
-    write_head(&mut stream).unwrap();
-    Hello { job: 5, rank: 1, world: 2, program: "test".into(), settings: "same".into() }.write(&mut stream).unwrap();
+    let mut stream = one(&address);
     Frame::Bye.write(&mut stream).unwrap();
-    assert_eq!(zero.join().unwrap(), "rank 7 failed: no more paper");
+    assert_eq!(zero.join().unwrap().unwrap(), "rank 7 failed: no more paper");
+}
+
+/// As of a rank that is stopped, whose host has lost power, or that died and left its socket to a child.
+#[test]
+fn a_silent_rank_is_given_up_and_named() {
+    let (listener, address) = listener();
+    let begun = Instant::now();
+    let zero = zero(listener, Duration::from_secs(2), |mut group| group.barrier("the show").unwrap_err().to_string());
+    let stream = one(&address);
+    let text = zero.join().unwrap().unwrap();
+    assert!(text.starts_with("rank 1 has been silent for ") && text.ends_with("(waiting for the show)"), "{text}");
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    drop(stream);
+}
+
+/// Rank 0, too, although nobody has a connection to all others.
+#[test]
+fn a_silent_root_is_given_up_and_named() {
+    let (listener, address) = listener();
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
+    let rank = thread::spawn(move || {
+        let mut group = Group::meet(place, &terms(Duration::from_secs(2))).unwrap();
+        group.barrier("the show").unwrap_err().to_string()
+    });
+    let (mut stream, _) = listener.accept().unwrap();
+    write_head(&mut stream).unwrap();
+    Frame::Welcome(vec![host(); 2]).write(&mut stream).unwrap();
+    let text = rank.join().unwrap();
+    assert!(text.starts_with("rank 0 has been silent for ") && text.ends_with("(waiting for the show)"), "{text}");
+}
+
+/// A rank that is alive and never comes: stuck in its driver, for example.
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let (listener, address) = listener();
+    let zero = zero(listener, Duration::from_secs(6), |mut group| {
+        let late = group.barrier("the show").unwrap_err().to_string();
+        (late, group.wait_for_work("the show"))
+    });
+    let mut stream = one(&address);
+    read_head(&mut stream).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(7000) {
+        Frame::Alive.write(&mut stream).unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+    // One that works is waited for as long as it is alive.
+    Frame::Part("the show".into(), json!(null)).write(&mut stream).unwrap();
+    let (late, worked) = zero.join().unwrap().unwrap();
+    assert_eq!(late, "rank 1 is alive, but has not come within 6 s (waiting for the show); --timeout gives it longer");
+    worked.unwrap();
+}
+
+#[test]
+fn ranks_that_do_different_things_are_told() {
+    let results = ranks(2, |mut group| {
+        let what = if group.rank() == 0 { "one thing" } else { "another" };
+        group.barrier(what).unwrap_err().to_string()
+    });
+    assert!(results[0].contains("rank 1 did something else than rank 0"), "{results:?}");
+}
+
+#[test]
+fn ranks_of_this_host_need_no_network() {
+    let (listener, address) = listen_locally(u64::from(std::process::id()) << 32 | 77).unwrap();
+    let zero = zero(listener, SOON, |mut group| group.all_gather("a test", &group.rank()).unwrap());
+    let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
+    let mut group = Group::meet(place, &terms(SOON)).unwrap();
+    assert!(group.is_on_one_host());
+    assert_eq!(group.place_on_host(), (1, 2));
+    assert_eq!(group.all_gather("a test", &1_usize).unwrap(), [0, 1]);
+    assert_eq!(zero.join().unwrap().unwrap(), [0, 1]);
 }
 
 /// What rank 0 of two says when this connects to it, and what it answers.
 fn rank_zero_meets(first: impl FnOnce(&mut TcpStream)) -> (String, String) {
     let (listener, address) = listener();
-    let root = thread::spawn(move || {
-        let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 };
-        Group::meet(place, &terms("same")).unwrap_err().to_string()
-    });
+    let root = zero(listener, SOON, drop);
     let mut stream = TcpStream::connect(address).unwrap();
     first(&mut stream);
-    let answer = match read_head(&mut stream).and_then(|_| Frame::read(&mut stream)) {
+    let answer = match read_head(&mut stream).and_then(|_| Frame::read(&mut stream, MAX_LENGTH)) {
         Ok(Frame::Refuse(why)) => why,
         other => panic!("{other:?}"),
     };
-    (root.join().unwrap(), answer)
+    (root.join().unwrap().unwrap_err().to_string(), answer)
 }
 
 #[test]
@@ -133,18 +224,21 @@ fn another_version_is_refused() {
 
 #[test]
 fn ranks_that_do_not_fit_are_refused() {
-    let good = Hello { job: 5, rank: 1, world: 2, program: "test".into(), settings: "same".into() };
+    let good = hello();
+    let mut other = good.settings.clone();
+    other.insert("size".into(), json!("8K"));
     let cases = [
         (Hello { world: 3, ..good.clone() }, "--world"),
         (Hello { rank: 0, ..good.clone() }, "two of rank 0"),
         (Hello { rank: 2, ..good.clone() }, "no rank 2"),
+        (Hello { rank: usize::MAX, ..good.clone() }, "no rank 18446744073709551615"),
         (Hello { program: "other".into(), ..good.clone() }, "same program"),
-        (Hello { settings: "min=4".into(), ..good }, "same options"),
+        (Hello { settings: other, ..good }, "--size is 4K at rank 0 and 8K at rank 1; give all the same options"),
     ];
     for (hello, part) in cases {
         let (root, answer) = rank_zero_meets(|stream| {
             write_head(stream).unwrap();
-            hello.write(stream).unwrap();
+            Frame::Hello(hello).write(stream).unwrap();
         });
         assert!(root.contains(part), "{root}");
         assert_eq!(root, answer);
@@ -156,12 +250,10 @@ fn ranks_that_do_not_fit_are_refused() {
 fn silent_strangers_do_not_keep_ranks_waiting() {
     let (listener, address) = listener();
     let silent: Vec<_> = (0..10).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    let zero = thread::spawn(move || {
-        Group::meet(Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 }, &terms("same")).map(drop)
-    });
+    let zero = zero(listener, SOON, drop);
     let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
-    let mut group = Group::meet(place, &terms("same")).unwrap();
-    drop(group.barrier());
+    let mut group = Group::meet(place, &terms(SOON)).unwrap();
+    drop(group.barrier("a test"));
     zero.join().unwrap().unwrap();
     drop(silent);
 }
@@ -176,21 +268,21 @@ fn strangers_are_ignored() {
             web.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
             drop(TcpStream::connect(&address).unwrap());
             let place = Place { rank: 1, world: 2, root: Root::Address(address.clone()), job: 6 };
-            let error = Group::meet(place, &terms("same")).unwrap_err().to_string();
+            let error = Group::meet(place, &terms(SOON)).unwrap_err().to_string();
             assert!(error.contains("another job"), "{error}");
             let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
-            Group::meet(place, &terms("same")).unwrap().conclude(Ok(())).unwrap();
+            Group::meet(place, &terms(SOON)).unwrap().conclude(Ok(())).unwrap();
         })
     };
     let place = Place { rank: 0, world: 2, root: Root::Listener(listener), job: 5 };
-    Group::meet(place, &terms("same")).unwrap().conclude(Ok(())).unwrap();
+    Group::meet(place, &terms(SOON)).unwrap().conclude(Ok(())).unwrap();
     strangers.join().unwrap();
 }
 
 #[test]
 fn nobody_waits_for_ever() {
     let (listener, address) = listener();
-    let hurry = Terms { timeout: Duration::from_millis(50), ..terms("same") };
+    let hurry = terms(Duration::from_millis(50));
     let place = Place { rank: 0, world: 3, root: Root::Listener(listener), job: 5 };
     let error = Group::meet(place, &hurry).unwrap_err().to_string();
     assert!(error.contains("missing: 1, 2"), "{error}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::blocks::{Blocks, parts};
 use super::direct::Direct;
 use super::element::Element;
-use super::fabric::{Fabric, exchange};
+use super::fabric::{Fabric, expose_together};
 use super::ring::Ring;
 use super::tensor::Tensor;
 use super::wait::Patience;
@@ -100,8 +100,7 @@ impl Communicator {
     /// # Errors
     /// Where any rank has no memory; every rank is told.
     pub fn allocate<T: Element>(&self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
-        let region = group.agree(self.fabric.expose(count * size_of::<T>()))?;
-        let remotes = exchange(group, &region)?;
+        let (region, remotes) = expose_together(&self.fabric, group, "the tensors", count * size_of::<T>())?;
         Ok(Tensor::new(region, remotes, count))
     }
 

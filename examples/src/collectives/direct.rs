@@ -20,7 +20,7 @@ use rdma::{ExposedRegion, RemoteSlice};
 
 use super::blocks::{Blocks, parts};
 use super::element::Element;
-use super::fabric::{Fabric, LINE, Lane, exchange};
+use super::fabric::{Fabric, LINE, Lane, expose_together};
 use super::schedule::Schedule;
 use super::tensor::Tensor;
 use crate::Failure;
@@ -51,10 +51,8 @@ impl Direct {
     /// Gets the memory; collective.
     pub(super) fn new(fabric: &Fabric, group: &mut Group, capacity: usize) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
-        let slots = group.agree(fabric.expose(2 * world * capacity))?;
-        let remotes = exchange(group, &slots)?;
-        let lines = group.agree(fabric.expose(2 * world * LINE))?;
-        let line_remotes = exchange(group, &lines)?;
+        let (slots, remotes) = expose_together(fabric, group, "the slots", 2 * world * capacity)?;
+        let (lines, line_remotes) = expose_together(fabric, group, "the lines", 2 * world * LINE)?;
         let (rounds, results, line_rounds) = (0, 0, 0);
         Ok(Self { rank, world, capacity, slots, remotes, rounds, results, lines, line_remotes, line_rounds })
     }

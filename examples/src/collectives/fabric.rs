@@ -110,14 +110,14 @@ impl Fabric {
     ) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         // All ranks have to tell each other in the same way.
-        let alike = group.all_gather(&[u8::from(tuning.by_messages || is_iwarp(&chosen.context))])?;
-        let by_messages = alike.iter().any(|vote| vote == &[1]);
+        let own = tuning.by_messages || is_iwarp(&chosen.context);
+        let by_messages = group.all_gather("the ways to tell of messages", &own)?.contains(&true);
         let prepared = Self::prepare(chosen, world, peers, by_messages, patience);
-        let (mut fabric, queue_pairs) = group.agree(prepared)?;
+        let (mut fabric, queue_pairs) = group.agree("the queue pairs", prepared)?;
         let how =
             How { method: tuning.method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
         let connected = connect::connect(chosen, group, queue_pairs, &how)?;
-        let counters = exchange(group, &fabric.counters)?;
+        let counters = exchange(group, "the counters", &fabric.counters)?;
         let mut called = Vec::new();
         let added = connected.into_iter().try_for_each(|connected| {
             let (peer, is_active) = (connected.peer, connected.is_active);
@@ -125,12 +125,12 @@ impl Fabric {
             called.push((peer, is_active));
             Ok(())
         });
-        group.agree(added)?;
+        group.agree("the connections", added)?;
         let in_order = tuning.watch_memory
             && !by_messages
             && fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
         // Both ends of a connection have to do the same.
-        fabric.in_order = group.all_gather(&[u8::from(in_order)])?.iter().all(|vote| vote == &[1]);
+        fabric.in_order = !group.all_gather("the order of writes", &in_order)?.contains(&false);
         if by_messages {
             fabric.break_the_ice(&called)?;
         }
@@ -160,18 +160,9 @@ impl Fabric {
                 .max_recv_wr(DEPTH)
                 .max_inline_data(INLINE)
                 .build()?;
-            let notices = if by_messages { Some(pd.allocate(DEPTH as usize * NOTICE)?) } else { None };
-            let receives: Receives = Box::new(move |qp| {
-                let mut notices = notices;
-                for _ in 0..DEPTH {
-                    match &mut notices {
-                        Some(room) => qp.post_recv(room.split_to(NOTICE), peer as u64)?,
-                        None => qp.post_recv((), peer as u64)?,
-                    }
-                }
-                Ok(())
-            });
-            queue_pairs.push(Unconnected { peer, qp, receives });
+            let mut notices = if by_messages { Some(pd.allocate(DEPTH as usize * NOTICE)?) } else { None };
+            let rooms = (0..DEPTH).map(|_| notices.as_mut().map(|room| room.split_to(NOTICE))).collect();
+            queue_pairs.push(Unconnected { peer, qp, receives: Receives { rooms, token: peer as u64 } });
         }
         let peers = (0..world).map(|_| None).collect();
         let (send_poller, recv_poller) = (send_cq.poller(), recv_cq.poller());
@@ -524,11 +515,19 @@ fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
 }
 
 /// Tells every rank where a region of each other rank is; collective.
-pub(super) fn exchange(group: &mut Group, region: &ExposedRegion) -> Result<Vec<RemoteSlice>, Failure> {
-    let own = region.remote(..)?.to_bytes();
-    let all = group.all_gather(&own)?;
-    all.iter()
-        .map(|bytes| bytes.as_slice().try_into().map(RemoteSlice::from_bytes))
-        .collect::<Result<_, _>>()
-        .map_err(|_| Failure::new("a rank sent something else than an address; are all ranks the same build?"))
+pub(super) fn exchange(group: &mut Group, what: &str, region: &ExposedRegion) -> Result<Vec<RemoteSlice>, Failure> {
+    let all = group.all_gather(what, &region.remote(..)?.to_bytes())?;
+    Ok(all.iter().map(RemoteSlice::from_bytes).collect())
+}
+
+/// Allocates memory at every rank that the others may write to, and tells where it is; collective.
+pub(super) fn expose_together(
+    fabric: &Fabric,
+    group: &mut Group,
+    what: &str,
+    length: usize,
+) -> Result<(ExposedRegion, Vec<RemoteSlice>), Failure> {
+    let region = group.agree(what, fabric.expose(length))?;
+    let remotes = exchange(group, what, &region)?;
+    Ok((region, remotes))
 }

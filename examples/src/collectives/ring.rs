@@ -10,7 +10,7 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
 use super::blocks::{Blocks, parts};
 use super::element::Element;
-use super::fabric::{Fabric, Lane, exchange};
+use super::fabric::{Fabric, Lane, expose_together};
 use super::schedule::{Action, Message, Schedule};
 use super::tensor::{Tensor, bytes};
 use crate::Failure;
@@ -61,9 +61,9 @@ impl Ring {
         let slot_count = (lead + 1) * hops + hops - 1;
         // Many ranks need many slots, and then have small segments.
         let chunk = chunk.min((SCRATCH / slot_count).next_multiple_of(4096));
-        let slots = group.agree(fabric.expose(slot_count * chunk))?;
-        let staging = group.agree(fabric.expose(STAGES * chunk))?;
-        let right_slots = exchange(group, &slots)?[right];
+        let (slots, remotes) = expose_together(fabric, group, "the ring's slots", slot_count * chunk)?;
+        let staging = group.agree("the staging memory", fabric.expose(STAGES * chunk))?;
+        let right_slots = remotes[right];
         Ok(Self {
             rank,
             world,

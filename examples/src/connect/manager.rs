@@ -6,7 +6,6 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use super::{Connected, How, Unconnected};
 use crate::Failure;
 use crate::bootstrap::{Group, Watch};
 use crate::device::Chosen;
+use crate::failure::say;
 
 /// How long one step of a connection may take.
 const STEP: Duration = Duration::from_secs(10);
@@ -89,15 +89,12 @@ pub(super) fn connect(
 ) -> Result<Vec<Connected>, Failure> {
     let rank = group.rank();
     let listener = Listener::bind(&chosen.context, SocketAddr::new(ip, 0), &ListenOptions::new());
-    let listener =
-        group.agree(listener.map_err(|error| Failure::from(error).context(format_args!("cannot listen at {ip}"))))?;
+    let listener = listener.map_err(|error| Failure::from(error).context(format_args!("cannot listen at {ip}")));
+    let listener = group.agree("the listeners", listener)?;
     // Rank 0's random number is the job's.
     let random = RandomState::new().build_hasher().finish();
-    let all = group.all_gather(format!("{random} {}", listener.local_addr()).as_bytes())?;
-    let told: Vec<(u64, SocketAddr)> = all.iter().filter_map(|bytes| parse(bytes)).collect();
-    if told.len() != all.len() {
-        return Err(Failure::new("a rank sent something else than its address; are all ranks the same build?"));
-    }
+    let told: Vec<(u64, SocketAddr)> =
+        group.all_gather("the listeners' addresses", &(random, listener.local_addr()))?;
     let order: Vec<usize> = queue_pairs.iter().map(|unconnected| unconnected.peer).collect();
     let (to_call, to_answer): (Vec<_>, Vec<_>) =
         queue_pairs.into_iter().partition(|unconnected| unconnected.peer < rank);
@@ -127,14 +124,9 @@ pub(super) fn connect(
     });
     // Not an agreement: those that wait for a call of this rank hear of its failure when it ends.
     let mut connected = connected?;
-    group.barrier()?;
+    group.barrier("the connections")?;
     connected.sort_by_key(|one| order.iter().position(|&peer| peer == one.peer));
     Ok(connected)
-}
-
-fn parse(told: &[u8]) -> Option<(u64, SocketAddr)> {
-    let (job, address) = std::str::from_utf8(told).ok()?.split_once(' ')?;
-    Some((job.parse().ok()?, address.parse().ok()?))
 }
 
 impl Work<'_> {
@@ -158,7 +150,7 @@ impl Work<'_> {
         let Unconnected { peer, qp, receives } = unconnected;
         let route = blocking::resolve(&self.chosen.context, Some(source), target, STEP)?;
         let mut qp = route.init_with(qp, self.how.access)?;
-        receives(&mut qp)?;
+        receives.post(&mut qp)?;
         let (connection, qp) = route.connect(qp, &self.options(peer), STEP).map_err(explain)?;
         if Card::from_bytes(connection.private_data()) != Some(Card::new(self.job, peer, self.rank)) {
             return Err(Failure::new("somebody else has answered"));
@@ -197,7 +189,7 @@ impl Work<'_> {
         let Unconnected { peer, qp, receives } = unconnected;
         let theirs = request.parameters().qpn;
         let mut qp = request.init_with(qp, self.how.access)?;
-        receives(&mut qp)?;
+        receives.post(&mut qp)?;
         let (connection, qp): (Connection, _) = request.accept(qp, &self.options(peer), STEP).map_err(explain)?;
         let ends = (end(connection.local_addr(), qp.qpn()), end(connection.peer_addr(), theirs));
         Ok(Connected { peer, qp, connection: Some(connection), is_active: false, ends })
@@ -212,7 +204,7 @@ fn refuse(request: IncomingConnection, job: u64, caller: Option<Card>) {
         Some(_) => "it is not expected here",
     };
     let from = request.peer_addr().map_or_else(|| "somewhere".to_owned(), |address| address.to_string());
-    drop(writeln!(io::stderr(), "ignored a connection from {from}: {why}"));
+    say(&format!("ignored a connection from {from}: {why}"));
     // The caller may have gone.
     let _rejected = request.reject(why.as_bytes());
 }
@@ -236,6 +228,7 @@ fn end(address: Option<SocketAddr>, qpn: u32) -> String {
 mod tests {
     use rdma::{QueuePair, Rc};
 
+    use super::super::Receives;
     use super::*;
 
     #[test]
@@ -251,15 +244,6 @@ mod tests {
         assert_eq!(Card::from_bytes(&[]), None);
     }
 
-    #[test]
-    fn addresses_are_read() {
-        assert_eq!(parse(b"5 127.0.0.1:80"), Some((5, "127.0.0.1:80".parse().unwrap())));
-        assert_eq!(parse(b"5 [fd09::1]:80"), Some((5, "[fd09::1]:80".parse().unwrap())));
-        for bad in [&b""[..], b"5", b"x 127.0.0.1:80", b"5 127.0.0.1", b"\xff 127.0.0.1:80"] {
-            assert_eq!(parse(bad), None);
-        }
-    }
-
     fn chosen() -> Chosen {
         crate::device::DeviceOptions { device: Some("soft0".to_owned()), port: None, gid_index: None }.open().unwrap()
     }
@@ -273,7 +257,7 @@ mod tests {
         let pd = chosen.context.alloc_pd().unwrap();
         let cq = chosen.context.create_cq(64).unwrap();
         let qp = QueuePair::builder(&pd).cq(&cq).build().unwrap();
-        Unconnected { peer, qp, receives: Box::new(|_| Ok(())) }
+        Unconnected { peer, qp, receives: Receives { rooms: Vec::new(), token: 0 } }
     }
 
     fn work<'a>(chosen: &'a Chosen, how: &'a How, rank: usize, job: u64) -> Work<'a> {

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use rdma::cm::blocking::Connection;
 use rdma::{
-    ConnectOptions, Context, Endpoint, InitializedQueuePair, Mtu, PreparedQueuePair, QueuePair, Rc, RemoteAccess,
-    RnrTimer, TransportType,
+    AddressHandle, Buffer, ConnectOptions, Context, DatagramEndpoint, Endpoint, Gid, InitializedQueuePair, Lid, Mtu,
+    PreparedQueuePair, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, TransportType, Ud,
 };
 
 use crate::bootstrap::Group;
@@ -18,12 +18,15 @@ use crate::{Failure, address};
 #[derive(Clone, Debug, clap::Args)]
 pub struct ConnectionOptions {
     /// Connect by the connection manager (rdma_cm), which iWARP does in any case
-    #[arg(long)]
+    #[arg(short = 'R', long, visible_alias = "rdma_cm")]
     pub cm: bool,
     /// Our address for the connection manager (default: one that leads to the device)
     #[arg(long, value_name = "IP")]
     pub cm_address: Option<IpAddr>,
 }
+
+/// The key of datagram queue pairs: perftest's.
+const QKEY: u32 = 0x1111_1111;
 
 /// How the ranks of a job connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +56,12 @@ impl ConnectionOptions {
         stdout_taken: bool,
     ) -> Result<Method, Failure> {
         let (iwarp, asked) = (is_iwarp(&chosen.context), self.is_asked_for());
-        let votes = group.all_gather(&[u8::from(iwarp), u8::from(asked)])?;
-        let any = |at: usize| votes.iter().any(|vote| vote.get(at) == Some(&1));
-        if !any(0) && !any(1) {
+        let votes = group.all_gather("the ways to connect", &(iwarp, asked))?;
+        let (any_iwarp, any_asked) = (votes.iter().any(|vote| vote.0), votes.iter().any(|vote| vote.1));
+        if !any_iwarp && !any_asked {
             return Ok(Method::Endpoints);
         }
-        if !any(1) && group.rank() == speaker {
+        if !any_asked && group.rank() == speaker {
             announce("iWARP connects by the connection manager only: as with --cm", stdout_taken)?;
         }
         let found = match self.cm_address {
@@ -67,7 +70,7 @@ impl ConnectionOptions {
                 .map(|()| ip)
                 .map_err(|failure| failure.context(format_args!("--cm-address {ip}"))),
         };
-        group.agree(found).map(Method::Manager)
+        group.agree("the addresses of the devices", found).map(Method::Manager)
     }
 }
 
@@ -76,8 +79,25 @@ pub(crate) fn is_iwarp(context: &Context) -> bool {
     context.device().transport() == TransportType::IWARP
 }
 
-/// Posts the receives of a queue pair, which has to be done before its peer can send.
-pub(crate) type Receives = Box<dyn FnOnce(&mut InitializedQueuePair<Rc>) -> Result<(), Failure> + Send>;
+/// The receives of a queue pair, which have to be posted before its peer can send.
+#[derive(Debug)]
+pub(crate) struct Receives {
+    /// The memory of each; none for messages without data.
+    pub(crate) rooms: Vec<Option<Buffer>>,
+    pub(crate) token: u64,
+}
+
+impl Receives {
+    pub(crate) fn post<T: Transport>(self, qp: &mut InitializedQueuePair<T>) -> Result<(), Failure> {
+        for room in self.rooms {
+            match room {
+                Some(room) => qp.post_recv(room, self.token)?,
+                None => qp.post_recv((), self.token)?,
+            }
+        }
+        Ok(())
+    }
+}
 
 /// A queue pair for a rank.
 pub(crate) struct Unconnected {
@@ -130,29 +150,30 @@ fn by_endpoints(
     queue_pairs: Vec<Unconnected>,
     how: &How,
 ) -> Result<Vec<Connected>, Failure> {
-    let (rank, world) = (group.rank(), group.world());
+    let rank = group.rank();
     let initialized = queue_pairs
         .into_iter()
         .map(|Unconnected { peer, qp, receives }| {
             let mut qp = qp.init(&chosen.init_options(how.access))?;
-            receives(&mut qp).map(|()| (peer, qp))
+            receives.post(&mut qp).map(|()| (peer, qp))
         })
         .collect::<Result<Vec<_>, Failure>>();
-    let initialized = group.agree(initialized)?;
-    let mut endpoints = vec![0; world * Endpoint::LEN];
-    for (peer, qp) in &initialized {
-        endpoints[peer * Endpoint::LEN..][..Endpoint::LEN].copy_from_slice(&qp.endpoint().to_bytes());
-    }
-    let all = group.all_gather(&endpoints)?;
+    let initialized = group.agree("the queue pairs", initialized)?;
+    let own: Vec<(usize, [u8; Endpoint::LEN])> =
+        initialized.iter().map(|(peer, qp)| (*peer, qp.endpoint().to_bytes())).collect();
+    let all = group.all_gather("the addresses of the queue pairs", &own)?;
+    let mut used = vec![0; all.len()];
     let connected = initialized
         .into_iter()
         .map(|(peer, qp)| {
-            let bytes = all[peer].get(rank * Endpoint::LEN..(rank + 1) * Endpoint::LEN).unwrap_or_default();
-            one_by_endpoint(peer, qp, bytes, rank > peer, how)
+            // The peer's queue pairs for this rank, in its order.
+            let bytes = all[peer].iter().filter(|(to, _)| *to == rank).nth(used[peer]).map(|(_, bytes)| bytes);
+            used[peer] += 1;
+            one_by_endpoint(peer, qp, bytes.map_or(&[], |bytes| bytes), rank > peer, how)
                 .map_err(|failure| failure.context(format_args!("cannot connect to rank {peer}")))
         })
         .collect();
-    group.agree(connected)
+    group.agree("the connections", connected)
 }
 
 fn one_by_endpoint(
@@ -166,11 +187,52 @@ fn one_by_endpoint(
     let options = ConnectOptions::new().rnr_retry(7).min_rnr_timer(how.min_rnr_timer);
     let options = how.mtu.into_iter().fold(options, ConnectOptions::mtu);
     let qp = qp.connect(&remote, &options)?;
+    let text = |end: &Endpoint| text(end.lid, end.qpn, end.psn, end.gid);
     let ends = (text(&local), text(&remote));
     Ok(Connected { peer, qp, connection: None, is_active, ends })
 }
 
-fn text(end: &Endpoint) -> String {
-    let gid = end.gid.map_or_else(String::new, |gid| format!("  GID {gid}"));
-    format!("LID {:#06x} QPN {:#08x} PSN {:#08x}{gid}", end.lid.0, end.qpn, end.psn)
+/// The address of a queue pair, as perftest prints it.
+fn text(lid: Lid, qpn: u32, psn: u32, gid: Option<Gid>) -> String {
+    let gid = gid.map_or_else(String::new, |gid| {
+        let bytes: Vec<String> = gid.to_bytes().iter().map(|byte| format!("{byte:02}")).collect();
+        format!("\n GID: {}", bytes.join(":"))
+    });
+    format!("LID {:#04x} QPN {qpn:#06x} PSN {psn:#06x}{gid}", lid.0)
+}
+
+/// A datagram queue pair that is ready, and the peer's that it sends to.
+#[derive(Debug)]
+pub(crate) struct Datagrams {
+    pub(crate) qp: QueuePair<Ud>,
+    pub(crate) address: AddressHandle,
+    pub(crate) to: DatagramEndpoint,
+    pub(crate) ends: (String, String),
+}
+
+/// Makes datagram queue pairs of two ranks ready, each for one of the other's; collective.
+pub(crate) fn exchange_datagrams(
+    chosen: &Chosen,
+    group: &mut Group,
+    queue_pairs: Vec<(PreparedQueuePair<Ud>, Receives)>,
+) -> Result<Vec<Datagrams>, Failure> {
+    if queue_pairs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ready = |(qp, receives): (PreparedQueuePair<Ud>, Receives)| {
+        let mut qp = qp.init(&chosen.datagram_options(QKEY))?;
+        receives.post(&mut qp)?;
+        let qp = qp.ready()?;
+        Ok((qp.endpoint()?, qp))
+    };
+    let ready = queue_pairs.into_iter().map(ready).collect::<Result<Vec<_>, Failure>>();
+    let ready = group.agree("the queue pairs", ready)?;
+    let own: Vec<[u8; DatagramEndpoint::LEN]> = ready.iter().map(|(endpoint, _)| endpoint.to_bytes()).collect();
+    let all = group.all_gather("the addresses of the queue pairs", &own)?;
+    let text = |end: &DatagramEndpoint| text(end.lid, end.qpn, 0, end.gid);
+    let connected = ready.into_iter().zip(&all[1 - group.rank()]).map(|((own, qp), bytes)| {
+        let to = DatagramEndpoint::from_bytes(bytes)?;
+        Ok(Datagrams { address: qp.address_of(&to)?, qp, ends: (text(&own), text(&to)), to })
+    });
+    group.agree("the connections", connected.collect())
 }

@@ -1,361 +1,447 @@
-//! One end of the connection, and its memory.
+//! One end of the connections, its memory, and what is under way.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rdma::cm::blocking::Connection;
-use rdma::op::{Opcode, Read, Send, Write, WriteImm};
+use rdma::op::{CompareSwap, FetchAdd, Opcode, Read, Send, Write, WriteImm};
 use rdma::{
-    Buffer, CompletionChannel, CompletionQueue, ExposedRegion, ExposedSlice, InitializedQueuePair, Mtu, Poller,
-    PreparedQueuePair, QueuePair, Rc, RemoteAccess, RemoteSlice, RnrTimer,
+    Buffer, Completion, ExposedRegion, ExposedSlice, Grh, Mtu, Owned, PreparedQueuePair, QpBuilder, QueuePair, Rc,
+    RemoteAccess, RemoteSlice, RnrTimer, Transport, Ud, WcStatus, Writable,
 };
 
-use super::{Op, Settings, fill, is_intact, last_byte};
+use super::contents::{fill, is_intact, last_byte};
+use super::options::{self, AtomicType, Op, Options, Test};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::collectives::wait::{Patience, Wait};
-use crate::connect::{self, Connected, How, Method, Receives, Unconnected, is_iwarp};
+use crate::connect::{self, Connected, Datagrams, How, Method, Receives, Unconnected, is_iwarp};
 use crate::device::Chosen;
+use crate::wait::Completions;
 
-/// Largest message that is copied into its request, where the device can.
+/// Largest message that latency tests copy into their requests, where the device can.
 const INLINE: u32 = 220;
 /// The same on iWARP, whose devices refuse queue pairs with more than they have.
 const IWARP_INLINE: u32 = 64;
+/// Longest message that may be asked to be copied.
+pub(super) const MOST_INLINE: u32 = 1024;
 /// Messages under way hold at most about this much memory.
 const MEMORY: usize = 32 << 20;
-/// How long the other side may be silent.
-const STALL: Duration = Duration::from_secs(60);
+/// Permissions to send more that may be under way to a queue pair, beside messages; there is a receive for each.
+const PERMISSIONS: u32 = 2;
+/// Where a completion's token says which queue pair it is of; the rest is the number of a request.
+const LANE: u32 = 48;
 
-/// One end of a connection for messages of one size.
-#[derive(Debug)]
-pub struct Link {
-    settings: Settings,
+/// What both the queue pairs and their traffic depend on.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    op: Op,
+    atomic_type: AtomicType,
+    check: bool,
     size: usize,
-    mtu: Mtu,
-    in_order: bool,
-    qp: QueuePair<Rc>,
-    cq: CompletionQueue,
-    channel: CompletionChannel,
-    poller: Poller,
-    patience: Patience,
-    ends: (String, String),
-    _connection: Option<Connection>,
-    /// iWARP: no immediate data, and no sender waits for receives by itself.
-    is_iwarp: bool,
+    lanes: usize,
+    /// Requests and receives of a queue pair.
+    sends: u32,
+    receives: u32,
+    /// Messages under way at once on a queue pair.
+    depth: u32,
     inline: u32,
-    /// What the peer writes to, or reads from.
-    window: ExposedRegion,
-    /// What this side writes from, or reads into.
-    source: ExposedRegion,
-    window_there: RemoteSlice,
-    /// Buffers that may be sent.
-    spare: VecDeque<Buffer>,
-    /// Messages under way at once.
-    depth: u64,
-    posted: u64,
-    completed: u64,
-    arrived: u64,
-    /// Messages that may be sent in all, because there are receives for them; and those that were given to the peer.
-    permitted: u64,
-    sent: u64,
-    wrong: u64,
+    is_datagram: bool,
+    is_iwarp: bool,
 }
 
-/// A link that is not connected.
+impl Plan {
+    fn new(options: &Options, test: Test, size: usize, is_iwarp: bool) -> Self {
+        let lanes = if test == Test::Lat { 1 } else { usize::from(options.qp) };
+        let in_memory = u32::try_from((MEMORY / size / lanes).clamp(2, 1 << 14)).unwrap_or(2);
+        let depth = options.tx_depth.min(in_memory);
+        let usual = match test {
+            Test::Lat if is_iwarp => IWARP_INLINE,
+            Test::Lat => INLINE,
+            _ => 0,
+        };
+        Self {
+            op: options.op,
+            atomic_type: options.atomic_type,
+            check: options.check,
+            size,
+            lanes,
+            // On iWARP a message follows each write that is told, and permissions go between messages.
+            sends: 2 * depth + 2,
+            receives: options.rx_depth.min(2 * in_memory) + PERMISSIONS,
+            depth,
+            inline: options.inline_size.unwrap_or(usual),
+            is_datagram: options.connection == options::Connection::Ud,
+            is_iwarp,
+        }
+    }
+
+    /// Whether the receiver says when more may be sent, because nothing else makes a sender wait for receives.
+    fn is_by_permission(&self) -> bool {
+        self.op == Op::Send && (self.is_iwarp || self.is_datagram)
+    }
+
+    /// Messages that one permission stands for.
+    fn permission(&self) -> u64 {
+        u64::from((self.receives - PERMISSIONS) / 2)
+    }
+
+    /// The memory of each receive.
+    fn room(&self) -> Option<usize> {
+        match self.op {
+            Op::Send if self.is_datagram => Some(Grh::LEN + self.size),
+            Op::Send => Some(self.size),
+            // Only word of writes comes, which has no bytes; but siw refuses receives without memory.
+            _ => self.is_iwarp.then_some(1),
+        }
+    }
+
+    /// Buffers to send from, and their length.
+    fn spares(&self) -> (u32, usize) {
+        match self.op {
+            // The kernel's siw completes requests whose data TCP has yet to look at. Taken in turn, none of so many
+            // buffers is needed again before its message has come: no more than that are permitted ahead.
+            Op::Send if self.is_iwarp => (self.depth + self.receives, self.size),
+            Op::Send | Op::Atomic => (self.depth, self.size),
+            Op::Write | Op::Read => (0, 0),
+        }
+    }
+
+    fn build<T: Transport>(
+        &self,
+        builder: QpBuilder<T>,
+        completions: &Completions,
+    ) -> Result<PreparedQueuePair<T>, rdma::Error> {
+        let builder = builder.cq(completions.queue()).max_send_wr(self.sends).max_recv_wr(self.receives);
+        builder.max_inline_data(self.inline).build()
+    }
+
+    fn access(&self) -> RemoteAccess {
+        let atomic = if self.op == Op::Atomic { RemoteAccess::ATOMIC } else { RemoteAccess::empty() };
+        RemoteAccess::READ | RemoteAccess::WRITE | atomic
+    }
+}
+
+/// A queue pair that is ready.
+#[derive(Debug)]
+enum Qp {
+    Rc(QueuePair<Rc>),
+    Ud(Datagrams),
+}
+
+impl Qp {
+    fn send<L: Owned>(&mut self, message: Send<L>) -> Result<(), Failure> {
+        match self {
+            Self::Rc(qp) => Ok(qp.post_send(message)?),
+            Self::Ud(Datagrams { qp, address, to, .. }) => Ok(qp.post_send(message.to(address, to.qpn, to.qkey))?),
+        }
+    }
+
+    fn receive<L: Owned + Writable>(&mut self, room: L, token: u64) -> Result<(), Failure> {
+        match self {
+            Self::Rc(qp) => Ok(qp.post_recv(room, token)?),
+            Self::Ud(datagrams) => Ok(datagrams.qp.post_recv(room, token)?),
+        }
+    }
+
+    /// The connection, which all but sends need.
+    fn connected(&mut self) -> Result<&mut QueuePair<Rc>, Failure> {
+        match self {
+            Self::Rc(qp) => Ok(qp),
+            Self::Ud(_) => Err(Failure::new("datagrams are only sent")),
+        }
+    }
+
+    fn max_inline(&self) -> u32 {
+        match self {
+            Self::Rc(qp) => qp.send_queue().max_inline_data(),
+            Self::Ud(datagrams) => datagrams.qp.send_queue().max_inline_data(),
+        }
+    }
+}
+
+/// One queue pair, and what it has under way.
+#[derive(Debug)]
+struct Lane {
+    index: usize,
+    qp: Qp,
+    _connection: Option<Connection>,
+    /// The peer's memory for this queue pair.
+    there: RemoteSlice,
+    /// Buffers that may be sent.
+    spare: VecDeque<Buffer>,
+    /// Requests, and those that are known to be complete.
+    posted: u64,
+    completed: u64,
+    /// Messages that were sent, that may be sent in all, and that have come.
+    sent: u64,
+    permitted: u64,
+    arrived: u64,
+}
+
+impl Lane {
+    /// The token of the next request.
+    fn token(&mut self) -> u64 {
+        self.posted += 1;
+        (self.index as u64) << LANE | self.posted
+    }
+
+    /// A message without contents: word of a write on iWARP, or permission to send more.
+    fn send_nothing(&mut self) -> Result<(), Failure> {
+        let token = self.token();
+        self.qp.send(Send::new(()).token(token))
+    }
+
+    /// Posts a receive again.
+    fn receive(&mut self, room: Option<Buffer>) -> Result<(), Failure> {
+        let token = (self.index as u64) << LANE;
+        match room {
+            Some(room) => self.qp.receive(room, token),
+            None => self.qp.receive((), token),
+        }
+    }
+}
+
+/// Everything of a link before it is connected.
 struct Prepared {
-    cq: CompletionQueue,
-    channel: CompletionChannel,
-    qp: PreparedQueuePair<Rc>,
-    receives: Receives,
+    mtu: Mtu,
+    completions: Completions,
     window: ExposedRegion,
     source: ExposedRegion,
-    spare: VecDeque<Buffer>,
-    depth: u64,
-    inline: u32,
+    connections: Vec<Unconnected>,
+    datagrams: Vec<(PreparedQueuePair<Ud>, Receives)>,
+    spares: Vec<VecDeque<Buffer>>,
 }
 
 impl Prepared {
-    fn new(chosen: &Chosen, settings: &Settings, size: usize) -> Result<Self, Failure> {
+    fn new(chosen: &Chosen, group: &Group, options: &Options, plan: &Plan) -> Result<Self, Failure> {
         let context = &chosen.context;
-        let in_memory = u32::try_from((MEMORY / size).clamp(2, 8192)).unwrap_or(2);
-        let depth = settings.depth.min(in_memory);
-        let receives = 2 * depth;
+        let mtu = chosen.mtu(options.mtu)?;
         let pd = context.alloc_pd()?;
-        let channel = context.create_completion_channel()?;
-        let is_iwarp = is_iwarp(context);
-        let inline = if is_iwarp { IWARP_INLINE } else { INLINE };
-        // On iWARP a message follows each write that is told, and permissions go between messages.
-        let sends = if is_iwarp { 2 * depth + 2 } else { depth + 1 };
-        let cq = context.cq_builder(sends + receives + 1).channel(&channel).build()?;
-        let access = RemoteAccess::READ | RemoteAccess::WRITE;
-        let window = pd.allocate_exposed(size, access)?;
-        let source = pd.allocate_exposed(size, access)?;
-        let qp = QueuePair::<Rc>::builder(&pd)
-            .cq(&cq)
-            .max_send_wr(sends)
-            .max_recv_wr(receives)
-            .max_inline_data(inline)
-            .build()?;
-        let mut spare = VecDeque::new();
-        let (room, all) = match settings.op {
-            Op::Send => {
-                // The kernel's siw completes requests whose data TCP has yet to look at. Taken in turn, none of so many buffers is
-                // needed again before its message has come: no more than that are permitted ahead.
-                let spares = if is_iwarp { 2 * depth } else { depth };
-                let mut all = pd.allocate((spares + receives) as usize * size)?;
-                spare.extend((0..spares).map(|_| all.split_to(size)));
-                (size, Some(all))
+        let depth = u32::try_from(plan.lanes).unwrap_or(u32::MAX).saturating_mul(plan.sends + plan.receives);
+        let completions =
+            Completions::new(context, depth.saturating_add(1), options.events, group.watch(), group.timeout())?;
+        let access = plan.access();
+        let window = pd.allocate_exposed(plan.lanes * plan.size, access)?;
+        let source = pd.allocate_exposed(plan.lanes * plan.size, access)?;
+        let (mut connections, mut datagrams, mut spares) = (Vec::new(), Vec::new(), Vec::new());
+        for lane in 0..plan.lanes {
+            let cut = |count: u32, length: usize| -> Result<Vec<Buffer>, Failure> {
+                let mut all = pd.allocate((count as usize * length).max(1))?;
+                Ok((0..count).map(|_| all.split_to(length)).collect())
+            };
+            let (count, length) = plan.spares();
+            spares.push(cut(count, length)?.into());
+            let rooms = match plan.room() {
+                Some(length) => cut(plan.receives, length)?.into_iter().map(Some).collect(),
+                None => (0..plan.receives).map(|_| None).collect(),
+            };
+            let receives = Receives { rooms, token: (lane as u64) << LANE };
+            if plan.is_datagram {
+                let qp = plan.build(QueuePair::datagram(&pd), &completions)?;
+                datagrams.push((qp, receives));
+            } else {
+                let qp = plan.build(QueuePair::builder(&pd), &completions)?;
+                connections.push(Unconnected { peer: 1 - group.rank(), qp, receives });
             }
-            // Only word of writes comes, which has no bytes; but siw refuses receives without memory.
-            Op::Write | Op::Read if is_iwarp => (1, Some(pd.allocate(receives as usize)?)),
-            Op::Write | Op::Read => (0, None),
-        };
-        let receives: Receives = Box::new(move |qp: &mut InitializedQueuePair<Rc>| {
-            let mut all = all;
-            for _ in 0..receives {
-                match &mut all {
-                    Some(all) => qp.post_recv(all.split_to(room), 0)?,
-                    None => qp.post_recv((), 0)?,
-                }
-            }
-            Ok(())
-        });
-        Ok(Self { cq, channel, qp, receives, window, source, spare, depth: depth.into(), inline })
+        }
+        Ok(Self { mtu, completions, window, source, connections, datagrams, spares })
     }
 }
 
+/// One end of the connections, for messages of one size.
+#[derive(Debug)]
+pub(super) struct Link {
+    plan: Plan,
+    lanes: Vec<Lane>,
+    wrong: u64,
+    completions: Completions,
+    patience: Patience,
+    mtu: Mtu,
+    /// Writes land in order: their arrival can be watched in memory.
+    in_order: bool,
+    /// The two ends of each queue pair.
+    ends: Vec<(String, String)>,
+    /// What the peer writes to, or reads from; and what this side writes from, or reads into. A part for each lane.
+    window: ExposedRegion,
+    source: ExposedRegion,
+}
+
 impl Link {
-    /// Connects the two processes of a group, for messages of `size` bytes; collective.
-    ///
-    /// # Errors
-    /// Where either cannot.
-    pub fn connect(
+    /// Connects the two processes of a group, for a test with messages of `size` bytes; collective.
+    pub(super) fn connect(
         chosen: &Chosen,
         group: &mut Group,
-        settings: &Settings,
-        size: usize,
+        options: &Options,
+        (test, size): (Test, usize),
         method: Method,
         shared_cores: bool,
     ) -> Result<Self, Failure> {
-        let prepared =
-            group.agree(chosen.mtu(settings.mtu).and_then(|mtu| Ok((mtu, Prepared::new(chosen, settings, size)?))));
-        let (mtu, Prepared { cq, channel, qp, receives, window, source, spare, depth, inline }) = prepared?;
-        let access = RemoteAccess::READ | RemoteAccess::WRITE;
-        let how = How { method, access, mtu: Some(mtu), min_rnr_timer: RnrTimer::at_least(Duration::ZERO) };
-        let peer = 1 - group.rank();
-        let connected = connect::connect(chosen, group, vec![Unconnected { peer, qp, receives }], &how)?.pop();
-        let Some(Connected { qp, connection, ends, .. }) = connected else {
-            return Err(Failure::new("there is nobody to connect to"));
-        };
-        let there = group.all_gather(&window.remote(..)?.to_bytes())?.swap_remove(peer);
-        let there: Result<[u8; RemoteSlice::WIRE_LEN], _> = there.try_into();
-        let window_there = group.agree(
-            there.map(|bytes| RemoteSlice::from_bytes(&bytes)).map_err(|_| Failure::new("the peer sent no address")),
-        )?;
-        let in_order = qp.writes_in_order().unwrap_or(false) && !settings.events;
-        let in_order = group.all_gather(&[u8::from(in_order)])?.iter().all(|vote| vote == &[1]);
-        Ok(Self {
-            settings: settings.clone(),
-            size,
-            mtu,
-            in_order,
-            qp,
-            poller: cq.poller(),
-            cq,
-            channel,
-            patience: Patience::new(group.watch(), shared_cores, STALL),
-            ends,
-            _connection: connection,
-            is_iwarp: is_iwarp(&chosen.context),
-            inline,
-            window,
-            source,
-            window_there,
-            spare,
-            depth,
-            posted: 0,
-            completed: 0,
-            arrived: 0,
-            permitted: 2 * depth - 2,
-            sent: 0,
-            wrong: 0,
-        })
+        let plan = Plan::new(options, test, size, is_iwarp(&chosen.context));
+        let prepared = Prepared::new(chosen, group, options, &plan);
+        let Prepared { mtu, completions, window, source, connections, datagrams, spares } =
+            group.agree("the queue pairs", prepared)?;
+        let min_rnr_timer = RnrTimer::at_least(Duration::ZERO);
+        let how = How { method, access: plan.access(), mtu: Some(mtu), min_rnr_timer };
+        let (mut ready, mut ends) = (Vec::new(), Vec::new());
+        for Connected { qp, connection, ends: both, .. } in connect::connect(chosen, group, connections, &how)? {
+            ready.push((Qp::Rc(qp), connection));
+            ends.push(both);
+        }
+        for connected in connect::exchange_datagrams(chosen, group, datagrams)? {
+            ends.push(connected.ends.clone());
+            ready.push((Qp::Ud(connected), None));
+        }
+        let watches = |(qp, _): &(Qp, _)| matches!(qp, Qp::Rc(qp) if qp.writes_in_order().unwrap_or(false));
+        let in_order = ready.iter().all(watches) && !options.events;
+        let all = group.all_gather("the windows", &(window.remote(..)?.to_bytes(), in_order))?;
+        let there = RemoteSlice::from_bytes(&all[1 - group.rank()].0);
+        let in_order = all.iter().all(|end| end.1);
+        let mut lanes = Vec::new();
+        for (index, ((qp, connection), spare)) in ready.into_iter().zip(spares).enumerate() {
+            let there = there.slice(index * size..(index + 1) * size)?;
+            let permitted = if plan.is_by_permission() { u64::from(PERMISSIONS) * plan.permission() } else { u64::MAX };
+            let [posted, completed, sent, arrived] = [0; 4];
+            let _connection = connection;
+            lanes.push(Lane { index, qp, _connection, there, spare, posted, completed, sent, permitted, arrived });
+        }
+        let patience = Patience::new(group.watch(), shared_cores, group.timeout());
+        Ok(Self { plan, lanes, wrong: 0, completions, patience, mtu, in_order, ends, window, source })
     }
 
-    /// The settings that it was made with.
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.settings
+    pub(super) fn op(&self) -> Op {
+        self.plan.op
     }
 
-    /// Messages under way at once, at most.
-    #[must_use]
-    pub fn depth(&self) -> u64 {
-        self.depth
+    /// Messages under way at once on each queue pair, at most.
+    pub(super) fn depth(&self) -> u32 {
+        self.plan.depth
+    }
+
+    pub(super) fn receives(&self) -> u32 {
+        self.plan.receives
     }
 
     /// The path's MTU in bytes.
-    #[must_use]
-    pub fn mtu(&self) -> u32 {
+    pub(super) fn mtu(&self) -> u32 {
         self.mtu.bytes().unwrap_or(0)
     }
 
     /// Largest message that is copied into its request.
-    #[must_use]
-    pub fn inline(&self) -> u32 {
-        self.qp.send_queue().max_inline_data().min(self.inline)
+    pub(super) fn inline(&self) -> u32 {
+        self.lanes.iter().map(|lane| lane.qp.max_inline()).min().unwrap_or(0).min(self.plan.inline)
     }
 
-    /// How messages are noticed.
-    #[must_use]
-    pub fn notice(&self) -> &'static str {
-        match self.settings.op {
-            Op::Write if self.in_order => "watched in memory",
-            _ if self.settings.events => "told by events",
-            _ => "told by completions",
+    pub(super) fn is_iwarp(&self) -> bool {
+        self.plan.is_iwarp
+    }
+
+    /// This end and the other, of each queue pair.
+    pub(super) fn ends(&self) -> &[(String, String)] {
+        &self.ends
+    }
+
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Messages that the first queue pair has sent.
+    pub(super) fn sent(&self) -> u64 {
+        self.lanes[0].sent
+    }
+
+    /// Messages that have come on all queue pairs.
+    pub(super) fn arrived(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.arrived).sum()
+    }
+
+    /// Whether requests are not known to be complete.
+    pub(super) fn is_busy(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.posted > lane.completed)
+    }
+
+    /// Whether a queue pair may take another message.
+    pub(super) fn has_room(&self, lane: usize) -> bool {
+        let Lane { posted, completed, sent, permitted, .. } = self.lanes[lane];
+        posted - completed < self.plan.depth.into() && sent < permitted
+    }
+
+    /// Posts the next message of a queue pair that has room. A write is `told` to the peer, unless it watches memory.
+    pub(super) fn post(&mut self, at: usize, told: bool) -> Result<(), Failure> {
+        let Plan { op, size, check, .. } = self.plan;
+        let told = told && op == Op::Write && !self.in_order;
+        let with_immediate = told && !self.plan.is_iwarp;
+        let mut copy = [0; MOST_INLINE as usize];
+        let is_inline = !check && size <= self.inline() as usize;
+        let range = at * size..(at + 1) * size;
+        let lane = &mut self.lanes[at];
+        let number = lane.sent;
+        lane.sent += 1;
+        if op == Op::Write && !is_inline {
+            set_last(&self.source, range.clone(), number, check)?;
         }
-    }
-
-    /// Whether the device is iWARP.
-    #[must_use]
-    pub fn is_iwarp(&self) -> bool {
-        self.is_iwarp
-    }
-
-    /// This end and the other.
-    #[must_use]
-    pub fn ends(&self) -> (&str, &str) {
-        (&self.ends.0, &self.ends.1)
-    }
-
-    /// Posted messages that are not known to be complete.
-    #[must_use]
-    pub fn under_way(&self) -> u64 {
-        self.posted - self.completed
-    }
-
-    /// Sends message `number`, when there is a buffer for it.
-    ///
-    /// # Errors
-    /// Where the device refuses, or the connection breaks.
-    pub fn send(&mut self, number: u64) -> Result<(), Failure> {
-        if self.is_iwarp {
-            self.wait_while(|link| link.sent >= link.permitted)?;
+        let source = |region: &ExposedRegion| -> Result<ExposedSlice, Failure> { Ok(region.slice(range)?) };
+        let (there, token) = (lane.there, lane.token());
+        if is_inline {
+            copy[size - 1] = last_byte(number);
         }
-        self.sent += 1;
-        self.posted += 1;
-        if !self.settings.check && self.size <= self.inline() as usize {
-            let mut bytes = [0; INLINE as usize];
-            bytes[self.size - 1] = last_byte(number);
-            let request = Send::inline(&bytes[..self.size]).token(self.posted);
-            return self.qp.post_send(request).map_err(Failure::from);
-        }
-        let mut buffer = loop {
-            match self.spare.pop_front() {
-                Some(buffer) => break buffer,
-                None => self.wait_while(|link| link.spare.is_empty())?,
+        let copy = &copy[..size.min(MOST_INLINE as usize)];
+        match op {
+            Op::Send if is_inline => lane.qp.send(Send::inline(copy).token(token))?,
+            Op::Send => {
+                let mut buffer = lane.spare.pop_front().ok_or_else(out_of_buffers)?;
+                if check {
+                    fill(&mut buffer, number);
+                }
+                lane.qp.send(Send::new(buffer).token(token))?;
             }
-        };
-        if self.settings.check {
-            fill(&mut buffer, number);
+            Op::Write => {
+                let qp = lane.qp.connected()?;
+                match (is_inline, with_immediate) {
+                    (true, true) => qp.post_send(WriteImm::inline(copy, there, 0).token(token))?,
+                    (true, false) => qp.post_send(Write::inline(copy, there).token(token))?,
+                    (false, true) => qp.post_send(WriteImm::new(source(&self.source)?, there, 0).token(token))?,
+                    (false, false) => qp.post_send(Write::new(source(&self.source)?, there).token(token))?,
+                }
+            }
+            Op::Read => {
+                let read = Read::new(source(&self.source)?, there).token(token);
+                lane.qp.connected()?.post_send(read)?;
+            }
+            Op::Atomic => {
+                let result = lane.spare.pop_front().ok_or_else(out_of_buffers)?;
+                let qp = lane.qp.connected()?;
+                match self.plan.atomic_type {
+                    AtomicType::FetchAndAdd => qp.post_send(FetchAdd::new(result, there, 1).token(token))?,
+                    AtomicType::CmpAndSwap => {
+                        qp.post_send(CompareSwap::new(result, there, number, number + 1).token(token))?;
+                    }
+                }
+            }
         }
-        self.qp.post_send(Send::new(buffer).token(self.posted)).map_err(Failure::from)
+        if told && self.plan.is_iwarp { lane.send_nothing() } else { Ok(()) }
     }
 
-    /// Writes message `number` into the peer's memory; where `told`, with word of it.
-    ///
-    /// # Errors
-    /// Where the device refuses, or the connection breaks.
-    pub fn write(&mut self, number: u64, told: bool) -> Result<(), Failure> {
-        self.posted += 1;
-        let there = self.window_there;
-        let token = self.posted;
-        let with_immediate = told && !self.is_iwarp;
-        if !self.settings.check && self.size <= self.inline() as usize {
-            let mut bytes = [0; INLINE as usize];
-            bytes[self.size - 1] = last_byte(number);
-            let bytes = &bytes[..self.size];
-            if with_immediate {
-                self.qp.post_send(WriteImm::inline(bytes, there, 0).token(token))?;
-            } else {
-                self.qp.post_send(Write::inline(bytes, there).token(token))?;
-            }
+    /// Makes the first message what the peer's reads get.
+    pub(super) fn offer(&self) -> Result<(), Failure> {
+        (0..self.lanes.len()).try_for_each(|lane| set_last(&self.window, self.range(lane), 0, true))
+    }
+
+    fn range(&self, lane: usize) -> std::ops::Range<usize> {
+        lane * self.plan.size..(lane + 1) * self.plan.size
+    }
+
+    /// Waits until message `number`, counted from 0, has come to the first queue pair.
+    pub(super) fn wait_for_message(&mut self, number: u64) -> Result<(), Failure> {
+        if self.plan.op == Op::Write && self.in_order {
+            self.watch(number)?;
         } else {
-            self.set_source(number)?;
-            let source = self.source.slice(..)?;
-            if with_immediate {
-                self.qp.post_send(WriteImm::new(source, there, 0).token(token))?;
-            } else {
-                self.qp.post_send(Write::new(source, there).token(token))?;
+            while self.lanes[0].arrived <= number {
+                self.take_next()?;
             }
         }
-        if told && self.is_iwarp { self.send_nothing() } else { Ok(()) }
-    }
-
-    /// A message without contents: on iWARP, word of a write, or permission to send more.
-    fn send_nothing(&mut self) -> Result<(), Failure> {
-        self.posted += 1;
-        self.qp.post_send(Send::new(()).token(self.posted)).map_err(Failure::from)
-    }
-
-    /// Reads the peer's memory.
-    ///
-    /// # Errors
-    /// Where the device refuses, or the connection breaks.
-    pub fn read(&mut self) -> Result<(), Failure> {
-        self.posted += 1;
-        let sink: ExposedSlice = self.source.slice(..)?;
-        let request = Read::new(sink, self.window_there).token(self.posted);
-        self.qp.post_send(request).map_err(Failure::from)
-    }
-
-    /// Whether message `number` has to be told, since nobody watches memory.
-    #[must_use]
-    pub fn needs_telling(&self) -> bool {
-        !self.in_order
-    }
-
-    /// Makes message `number` what the next write takes.
-    fn set_source(&self, number: u64) -> Result<(), Failure> {
-        if self.settings.check {
-            self.fill(&self.source, number)
-        } else {
-            self.source.copy_in(self.size - 1, &[last_byte(number)]).map_err(Failure::from)
-        }
-    }
-
-    /// Makes message `number` what the peer's reads get.
-    ///
-    /// # Errors
-    /// Never, unless sizes are wrong.
-    pub fn offer(&self, number: u64) -> Result<(), Failure> {
-        self.fill(&self.window, number)
-    }
-
-    fn fill(&self, region: &ExposedRegion, number: u64) -> Result<(), Failure> {
-        let mut bytes = vec![0; self.size];
-        fill(&mut bytes, number);
-        region.copy_in(0, &bytes).map_err(Failure::from)
-    }
-
-    /// Waits until message `number`, counted from 0, has come; checks it if that is asked for.
-    ///
-    /// # Errors
-    /// Where the connection breaks.
-    pub fn wait_for_message(&mut self, number: u64) -> Result<(), Failure> {
-        if self.settings.op == Op::Write {
-            if self.in_order {
-                self.watch(number)?;
-            } else {
-                self.wait_while(|link| link.arrived <= number)?;
-            }
-            if self.settings.check {
-                self.inspect(true, number)?;
-            }
-            return Ok(());
-        }
-        self.wait_while(|link| link.arrived <= number)
+        if self.plan.check && self.plan.op == Op::Write { self.inspect(number + 1) } else { Ok(()) }
     }
 
     /// Watches the last byte of the window.
@@ -364,125 +450,129 @@ impl Link {
         let mut last = [0];
         let mut wait = Wait::default();
         loop {
-            self.window.copy_out(self.size - 1, &mut last)?;
+            self.window.copy_out(self.plan.size - 1, &mut last)?;
             if last[0] == expected {
                 // The rest of the message was written before its last byte.
                 fence(Ordering::Acquire);
                 return Ok(());
             }
             if let Some(nap) = self.patience.pause(&mut wait)? {
-                self.poll(None)?;
+                self.take()?;
                 std::thread::sleep(nap);
             }
         }
     }
 
-    /// Compares a message with what it should be: in the window, or in what reads go to.
-    ///
-    /// # Errors
-    /// Never, unless sizes are wrong.
-    pub fn inspect(&mut self, window: bool, number: u64) -> Result<(), Failure> {
-        let mut bytes = vec![0; self.size];
-        let region = if window { &self.window } else { &self.source };
-        region.copy_out(0, &mut bytes)?;
-        self.wrong += u64::from(!is_intact(&bytes, number));
+    /// Compares what `count` messages of the peer to each queue pair have left, or what this side has read.
+    pub(super) fn inspect(&mut self, count: u64) -> Result<(), Failure> {
+        let region = if self.plan.op == Op::Read { &self.source } else { &self.window };
+        for lane in 0..self.lanes.len() {
+            let mut bytes = vec![0; self.plan.size];
+            region.copy_out(self.range(lane).start, &mut bytes)?;
+            let is_right = match self.plan.op {
+                Op::Atomic => bytes == count.to_ne_bytes(),
+                Op::Read => is_intact(&bytes, 0),
+                _ => is_intact(&bytes, count - 1),
+            };
+            self.wrong += u64::from(!is_right);
+        }
         Ok(())
     }
 
-    /// Waits until at most `count` of the posted messages are under way.
-    ///
-    /// # Errors
-    /// Where the connection breaks.
-    pub fn drain(&mut self, count: u64) -> Result<(), Failure> {
-        self.wait_while(|link| link.under_way() > count)
+    /// Waits until at most `count` requests of the first queue pair are under way.
+    pub(super) fn drain(&mut self, count: u64) -> Result<(), Failure> {
+        while self.lanes[0].posted - self.lanes[0].completed > count {
+            self.take_next()?;
+        }
+        Ok(())
     }
 
     /// Fails where a message had wrong contents.
-    ///
-    /// # Errors
-    /// How many had.
-    pub fn verdict(&self) -> Result<(), Failure> {
+    pub(super) fn verdict(&self) -> Result<(), Failure> {
         match self.wrong {
             0 => Ok(()),
-            wrong => Err(Failure::new(format!("{wrong} messages of {} bytes had wrong contents", self.size))),
+            wrong => Err(Failure::new(format!("{wrong} messages of {} bytes had wrong contents", self.plan.size))),
         }
     }
 
-    /// Handles the next completion; tells whether there was one. With a time, sleeps that long for one.
-    fn poll(&mut self, sleep: Option<Duration>) -> Result<bool, Failure> {
-        if self.take_completion()? {
-            return Ok(true);
-        }
-        let Some(nap) = sleep else { return Ok(false) };
-        self.cq.request_notify(false)?;
-        // What came before the queue was armed makes no event.
-        if self.take_completion()? {
-            return Ok(true);
-        }
-        self.channel.wait(Some(nap))?;
-        self.take_completion()
+    /// Handles the next completion, if there is one; tells whether there was.
+    pub(super) fn take(&mut self) -> Result<bool, Failure> {
+        let (lanes, wrong, plan) = (&mut self.lanes, &mut self.wrong, &self.plan);
+        Ok(self.completions.poll(|completion| take(lanes, wrong, plan, completion))?.is_some())
     }
 
-    fn take_completion(&mut self) -> Result<bool, Failure> {
-        let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
-        let opcode = completion.opcode();
-        completion.status().map_err(|e| Failure::new(format!("the connection broke: {opcode:?}: {e}")))?;
-        match opcode {
-            Opcode::Recv | Opcode::RecvWriteImm => {
-                let (length, buffer) = (completion.byte_len(), completion.take_buffer());
-                // Messages have a byte at least.
-                let is_empty = self.is_iwarp && length == 0;
-                if is_empty && self.settings.op == Op::Send {
-                    self.permitted += self.depth;
-                } else {
-                    let number = self.arrived;
-                    self.arrived += 1;
-                    if let (Some(buffer), true, false) = (&buffer, self.settings.check, is_empty) {
-                        let intact = length == buffer.len() && is_intact(buffer, number);
-                        self.wrong += u64::from(!intact);
-                    }
-                }
-                match buffer {
-                    Some(buffer) => self.qp.post_recv(buffer, 0)?,
-                    None => self.qp.post_recv((), 0)?,
-                }
-                // Only now there is a receive for one more.
-                if self.is_iwarp && !is_empty && self.arrived % self.depth == 0 {
-                    self.send_nothing()?;
-                }
-            }
-            _ => {
-                self.completed = self.completed.max(completion.token());
-                self.spare.extend(completion.take_buffer());
-            }
-        }
-        Ok(true)
+    /// Waits for the next completion and handles it.
+    pub(super) fn take_next(&mut self) -> Result<(), Failure> {
+        let (lanes, wrong, plan) = (&mut self.lanes, &mut self.wrong, &self.plan);
+        let taken = self.completions.wait(|completion| take(lanes, wrong, plan, completion))?;
+        taken.ok_or_else(|| {
+            let hint = if plan.is_datagram { "; datagrams may be lost" } else { "" };
+            Failure::new(format!("the other side makes no progress{hint}"))
+        })
     }
+}
 
-    /// Waits until `count` messages were told of.
-    ///
-    /// # Errors
-    /// Where the connection breaks.
-    pub fn wait_told(&mut self, count: u64) -> Result<(), Failure> {
-        self.wait_while(|link| link.arrived < count)
+fn out_of_buffers() -> Failure {
+    Failure::new("there is no buffer left to send from")
+}
+
+/// Makes message `number` the contents of a range: all of it, or its last byte alone.
+fn set_last(region: &ExposedRegion, range: std::ops::Range<usize>, number: u64, all: bool) -> Result<(), Failure> {
+    if !all {
+        return Ok(region.copy_in(range.end - 1, &[last_byte(number)])?);
     }
+    let mut bytes = vec![0; range.len()];
+    fill(&mut bytes, number);
+    Ok(region.copy_in(range.start, &bytes)?)
+}
 
-    fn wait_while(&mut self, condition: impl Fn(&Self) -> bool) -> Result<(), Failure> {
-        let mut wait = Wait::default();
-        while condition(self) {
-            if self.settings.events {
-                // An event or a second, whichever is first: then look whether the other side still lives.
-                self.poll(Some(Duration::from_secs(1)))?;
-                self.patience.check()?;
-                continue;
-            }
-            if self.poll(None)? {
-                continue;
-            }
-            if let Some(nap) = self.patience.pause(&mut wait)? {
-                self.poll(Some(nap))?;
-            }
-        }
-        Ok(())
+/// Handles a completion.
+fn take(lanes: &mut [Lane], wrong: &mut u64, plan: &Plan, mut completion: Completion<'_>) -> Result<(), Failure> {
+    let (index, number) = ((completion.token() >> LANE) as usize, completion.token() & ((1 << LANE) - 1));
+    let opcode = completion.opcode();
+    completion.status().map_err(|error| {
+        // The end of a datagram is not heard of.
+        let lost = if error.status == WcStatus::RETRY_EXC_ERR { "; the other side does not answer" } else { "" };
+        Failure::new(format!("the connection broke: {}: {error}{lost}", name(opcode)))
+    })?;
+    let lane = lanes.get_mut(index).ok_or_else(|| Failure::new("a completion of no queue pair of this program"))?;
+    if !matches!(opcode, Opcode::Recv | Opcode::RecvWriteImm) {
+        lane.completed = lane.completed.max(number);
+        let old = completion.old_value();
+        *wrong += u64::from(plan.check && old.is_some_and(|old| old != number - 1));
+        lane.spare.extend(completion.take_buffer());
+        return Ok(());
+    }
+    let arrived = lane.arrived;
+    let (is_empty, is_wrong, room) = if let Some(datagram) = completion.take_datagram() {
+        let is_wrong = plan.check && !(datagram.len() == plan.size && is_intact(&datagram, arrived));
+        (datagram.is_empty(), is_wrong, Some(datagram.into_buffer()))
+    } else {
+        let (length, room) = (completion.byte_len(), completion.take_buffer());
+        let is_wrong = plan.check
+            && plan.op == Op::Send
+            && room.as_ref().is_some_and(|room| !(length == room.len() && is_intact(room, arrived)));
+        (length == 0, is_wrong, room)
+    };
+    lane.receive(room)?;
+    if is_empty && plan.is_by_permission() {
+        lane.permitted += plan.permission();
+        return Ok(());
+    }
+    *wrong += u64::from(is_wrong);
+    lane.arrived += 1;
+    // Only now there is a receive for one more.
+    if plan.is_by_permission() && lane.arrived % plan.permission() == 0 { lane.send_nothing() } else { Ok(()) }
+}
+
+/// The name of an operation in messages.
+pub(super) fn name(opcode: Opcode) -> &'static str {
+    match opcode {
+        Opcode::Send => "a send failed",
+        Opcode::Write => "a write failed",
+        Opcode::Read => "a read failed",
+        Opcode::CompareSwap | Opcode::FetchAdd => "an atomic operation failed",
+        Opcode::Recv | Opcode::RecvWriteImm => "a receive failed",
+        _ => "a request failed",
     }
 }

@@ -1,103 +1,73 @@
-//! Ping-pong and streams between two processes over one reliable connection.
+//! Latency and bandwidth between two processes, measured and reported as perftest does it.
 
-pub mod bandwidth;
 pub mod compat;
-pub mod latency;
-pub mod link;
-pub mod report;
+mod contents;
+mod link;
+mod measure;
+pub mod options;
+mod report;
 
-use std::fmt;
+use std::io::{self, Write};
 
-pub use link::Link;
+use serde_json::json;
 
-/// What carries the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Op {
-    /// Sends and receives.
-    Send,
-    /// RDMA writes.
-    Write,
-    /// RDMA reads, of which the other side knows nothing.
-    Read,
-}
+use crate::Failure;
+use crate::bootstrap::Group;
+use crate::connect::Method;
+use crate::device::announce;
+use crate::failure::is_launched;
+use crate::placement;
+use crate::progress::Progress;
+use link::Link;
+use options::{Connection, LocalOptions, Options, Test};
+use report::Row;
 
-impl Op {
-    /// The name in perftest's titles.
-    #[must_use]
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Send => "Send",
-            Self::Write => "RDMA_Write",
-            Self::Read => "RDMA_Read",
+/// One of the two processes. The client, rank 1, measures and prints.
+///
+/// # Errors
+/// Where either side fails.
+pub fn run(local: &LocalOptions, options: &Options, group: &mut Group) -> Result<(), Failure> {
+    let chosen = local.device().open_together(group)?;
+    let cores = placement::bind(group, local.bind);
+    let is_client = group.rank() == 1;
+    // The launcher's two processes share one output, and one line is enough.
+    if is_client || !is_launched() {
+        announce(&chosen.using(), local.json)?;
+    }
+    let is_datagram = options.connection == Connection::Ud;
+    let method = if is_datagram { Method::Endpoints } else { options.manager.settle(&chosen, group, 1, local.json)? };
+    let most = group.agree("the sizes", options.most(&chosen, method))?;
+    let prints = is_client && !local.json;
+    let mut rows: [Vec<Row>; 2] = Default::default();
+    for test in options.tests() {
+        let (what, rows) = if test == Test::Lat { ("latency", &mut rows[0]) } else { ("bandwidth", &mut rows[1]) };
+        let mut sizes = options.sizes(test);
+        sizes.retain(|&size| size <= most);
+        let progress = Progress::new(sizes.len());
+        for (done, &size) in sizes.iter().enumerate() {
+            progress.step(what, done);
+            let mut link = Link::connect(&chosen, group, options, (test, size), method, cores.shared)?;
+            if prints && done == 0 {
+                let is_managed = method != Method::Endpoints;
+                progress.print(|| report::heading(&chosen, &link, options, (test, is_managed)))?;
+            }
+            let row = measure::run(&mut link, group, options, (test, size))?;
+            if prints {
+                progress.print(|| row.print(&mut io::stdout()))?;
+            }
+            rows.push(row);
+        }
+        if prints {
+            progress.print(report::foot)?;
         }
     }
-}
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Send => "send",
-            Self::Write => "write",
-            Self::Read => "read",
-        })
+    if is_client && local.json {
+        let [latency, bandwidth] = rows;
+        let report = json!({
+            "program": "pingpong", "op": options.op, "connection": options.connection, "device": chosen.line,
+            "latency": latency, "bandwidth": bandwidth,
+        });
+        writeln!(io::stdout(), "{report}")?;
     }
-}
-
-/// What both sides have to do alike.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// What carries the messages.
-    pub op: Op,
-    /// The path's MTU; the port's, if not given.
-    pub mtu: Option<u32>,
-    /// Sleep until there are completions.
-    pub events: bool,
-    /// Check every message's contents.
-    pub check: bool,
-    /// Messages under way at once, in bandwidth tests.
-    pub depth: u32,
-}
-
-/// The contents of a message: different in every message, and at every place of it.
-pub(crate) fn fill(bytes: &mut [u8], number: u64) {
-    let mut value = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for chunk in bytes.chunks_mut(8) {
-        value = value.wrapping_add(0x2545_f491_4f6c_dd1d);
-        chunk.copy_from_slice(&value.to_le_bytes()[..chunk.len()]);
-    }
-    // The last byte is the number: who watches memory waits for it.
-    if let Some(last) = bytes.last_mut() {
-        *last = last_byte(number);
-    }
-}
-
-/// The last byte of a message: never the same in two that follow each other, and never what fresh memory has.
-pub(crate) fn last_byte(number: u64) -> u8 {
-    u8::try_from(number % 255).unwrap_or(0) + 1
-}
-
-/// Whether a message has the contents that [`fill`] gave it.
-pub(crate) fn is_intact(bytes: &[u8], number: u64) -> bool {
-    let mut expected = vec![0; bytes.len()];
-    fill(&mut expected, number);
-    expected == bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn contents_tell_messages_and_places_apart() {
-        let mut bytes = vec![0; 100];
-        for number in [0, 1, 254, 255, 1 << 40] {
-            fill(&mut bytes, number);
-            assert!(is_intact(&bytes, number));
-            assert!(!is_intact(&bytes, number + 1));
-            bytes.swap(3, 11);
-            assert!(!is_intact(&bytes, number));
-            assert_ne!(last_byte(number), last_byte(number + 1));
-            assert_ne!(last_byte(number), 0);
-        }
-    }
+    Ok(())
 }

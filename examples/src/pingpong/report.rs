@@ -1,30 +1,218 @@
-//! What stands above perftest's tables.
+//! perftest's tables, column for column, so that scripts that read those read these.
 
 use std::io::{self, Write};
 
-use super::Link;
-use crate::Failure;
-use crate::table::{RULER, settings_row};
+use serde::Serialize;
 
-/// Prints the ruler, the title and the settings of a test.
-///
-/// # Errors
-/// What writing gives.
-pub fn heading(link: &Link, test: &str) -> Result<(), Failure> {
-    let settings = link.settings();
-    let (local, remote) = link.ends();
-    let mut out = io::stdout();
-    let title = format!("{} {test} Test", settings.op.title());
-    let depth = if test == "BW" { settings.depth.to_string() } else { "1".to_owned() };
-    let inline = format!("{}[B]", link.inline());
-    let mtu = format!("{}[B]", link.mtu());
+use super::link::Link;
+use super::options::{Op, Options, Test};
+use crate::device::Chosen;
+use crate::statistics::Summary;
+
+/// perftest's rulers.
+const RULER: &str = "---------------------------------------------------------------------------------------";
+
+/// A row of one of the tables.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Row {
+    Latency(LatencyRow),
+    Bandwidth(BandwidthRow),
+}
+
+impl Row {
+    pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Self::Latency(row) => row.print(out),
+            Self::Bandwidth(row) => row.print(out),
+        }?;
+        out.flush()
+    }
+}
+
+/// A row of a latency table, in microseconds; figures that the test does not give are left out.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct LatencyRow {
+    #[serde(rename = "MsgSize")]
+    size: usize,
+    #[serde(rename = "n_iterations")]
+    iterations: u64,
+    #[serde(flatten)]
+    times: Times,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+enum Times {
+    Samples {
+        t_min: f64,
+        t_max: f64,
+        t_typical: f64,
+        t_avg: f64,
+        t_stdev: f64,
+        percentile_99: f64,
+        #[serde(rename = "percentile_99.9")]
+        percentile_999: f64,
+    },
+    Duration {
+        t_avg: f64,
+        tps_average: f64,
+    },
+}
+
+impl LatencyRow {
+    /// A row from a summary in microseconds.
+    pub(super) fn new(size: usize, iterations: u64, summary: &Summary) -> Self {
+        let Summary { min: t_min, max: t_max, median: t_typical, mean: t_avg, stdev: t_stdev, p99, p999 } = *summary;
+        let (percentile_99, percentile_999) = (p99, p999);
+        let times = Times::Samples { t_min, t_max, t_typical, t_avg, t_stdev, percentile_99, percentile_999 };
+        Self { size, iterations, times }
+    }
+
+    /// A row of a test that has a duration.
+    pub(super) fn of_duration(size: usize, iterations: u64, t_avg: f64, tps_average: f64) -> Self {
+        Self { size, iterations, times: Times::Duration { t_avg, tps_average } }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self { size, iterations, times } = self;
+        match times {
+            Times::Samples { t_min, t_max, t_typical, t_avg, t_stdev, percentile_99, percentile_999 } => writeln!(
+                out,
+                " {size:<7} {iterations:<10}     {t_min:<7.2}        {t_max:<7.2}      {t_typical:<7.2}  \t       \
+                 {t_avg:<7.2}     \t{t_stdev:<7.2}\t\t{percentile_99:<7.2} \t\t{percentile_999:<7.2}"
+            ),
+            Times::Duration { t_avg, tps_average } => {
+                writeln!(out, " {size:<7}       {iterations}            {t_avg:<7.2}        {tps_average:<7.2}")
+            }
+        }
+    }
+}
+
+/// A row of a bandwidth table: MiB or Gbit per second, and millions of messages per second.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct BandwidthRow {
+    #[serde(rename = "MsgSize")]
+    size: usize,
+    #[serde(rename = "n_iterations")]
+    iterations: u64,
+    #[serde(rename = "BW_peak")]
+    peak: f64,
+    #[serde(rename = "BW_average")]
+    average: f64,
+    #[serde(rename = "MsgRate")]
+    rate: f64,
+    #[serde(skip)]
+    gbits: bool,
+}
+
+impl BandwidthRow {
+    /// A row from rates in messages per second: on average, and the best.
+    pub(super) fn new(size: usize, iterations: u64, rate: f64, peak: f64, gbits: bool) -> Self {
+        let unit = if gbits { 1e9 / 8.0 } else { f64::from(1 << 20) };
+        let message = size as f64 / unit;
+        Self { size, iterations, peak: peak * message, average: rate * message, rate: rate / 1e6, gbits }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self { size, iterations, peak, average, rate, gbits } = self;
+        // As perftest does, which would print zeros otherwise.
+        let digits = if *gbits && *average < 0.1 { 6 } else { 2 };
+        write!(out, " {size:<7}    {iterations:<10}       {peak:<7.digits$}            {average:<7.digits$}")?;
+        writeln!(out, "\t\t     {rate:<7.6}")
+    }
+}
+
+/// Prints the title, the settings, the addresses and the heads of the columns.
+pub(super) fn heading(
+    chosen: &Chosen,
+    link: &Link,
+    options: &Options,
+    (test, is_managed): (Test, bool),
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
     let on_off = |on: bool| if on { "ON" } else { "OFF" };
-    writeln!(out, "{RULER}\n                    {title}")?;
-    settings_row(&mut out, ("Number of qps", "1"), ("Transport type", if link.is_iwarp() { "IW" } else { "IB" }))?;
-    settings_row(&mut out, ("Connection type", "RC"), ("Using SRQ", "OFF"))?;
-    settings_row(&mut out, ("TX depth", &depth), ("Mtu", &mtu))?;
-    settings_row(&mut out, ("Max inline data", &inline), ("Use events", on_off(settings.events)))?;
-    settings_row(&mut out, ("Contents checked", on_off(settings.check)), ("Arrivals", link.notice()))?;
-    writeln!(out, "{RULER}\n local address: {}\n remote address: {}\n{RULER}", local, remote)?;
-    Ok(())
+    let port = chosen.context.port_attr(chosen.port);
+    let layer = port.map_or_else(|_| "unknown".to_owned(), |port| port.link_layer().to_string());
+    let depth = if test == Test::Lat { 1 } else { link.depth() };
+    let transport = if link.is_iwarp() { "IW" } else { "IB" };
+    writeln!(out, "{RULER}\n                    {}", options.title(test))?;
+    if options.events {
+        writeln!(out, " Test with events. Using {}", chosen.context.name())?;
+    }
+    writeln!(out, " Dual-port       : OFF\t\tDevice         : {}", chosen.context.name())?;
+    writeln!(out, " Number of qps   : {}\t\tTransport type : {transport}", link.lanes())?;
+    writeln!(out, " Connection type : {}\t\tUsing SRQ      : OFF", options.connection.name())?;
+    writeln!(out, " TX depth        : {depth}")?;
+    if link.op() == Op::Send && options.bidirectional {
+        writeln!(out, " RX depth        : {}", link.receives())?;
+    }
+    if test == Test::Bw {
+        writeln!(out, " CQ Moderation   : 1")?;
+    }
+    writeln!(out, " Mtu             : {}[B]\n Link type       : {layer}", link.mtu())?;
+    if let Some(gid) = chosen.gid {
+        writeln!(out, " GID index       : {}", gid.index)?;
+    }
+    if !link.op().is_one_sided() {
+        writeln!(out, " Max inline data : {}[B]", link.inline())?;
+    }
+    writeln!(out, " rdma_cm QPs\t : {}\n Data ex. method : Ethernet", on_off(is_managed))?;
+    if options.check {
+        writeln!(out, " Contents checked: ON")?;
+    }
+    writeln!(out, "{RULER}")?;
+    for (local, remote) in link.ends() {
+        writeln!(out, " local address: {local}\n remote address: {remote}")?;
+    }
+    writeln!(out, "{RULER}")?;
+    match (test, options.duration) {
+        (Test::Lat, Some(_)) => {
+            writeln!(out, " #bytes        #iterations       t_avg[usec]    tps average")
+        }
+        (Test::Lat, None) => writeln!(
+            out,
+            " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+             99% percentile[usec]   99.9% percentile[usec] "
+        ),
+        _ => {
+            let unit = if options.report_gbits { "Gb/sec" } else { "MiB/sec" };
+            writeln!(out, " #bytes     #iterations    BW peak[{unit}]    BW average[{unit}]   MsgRate[Mpps]")
+        }
+    }
+}
+
+/// Prints what closes a table.
+pub(super) fn foot() -> io::Result<()> {
+    writeln!(io::stdout(), "{RULER}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(print: impl Fn(&mut dyn Write) -> io::Result<()>) -> String {
+        let mut out = Vec::new();
+        print(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    /// Rows of perftest 4.5 with these figures.
+    #[test]
+    fn rows_are_those_of_perftest() {
+        let row = BandwidthRow::new(1 << 20, 100, 200.0, 400.0, false);
+        let expected = " 1048576    100              400.00             200.00 \t\t     0.000200\n";
+        assert_eq!(text(|out| row.print(out)), expected);
+        let row = BandwidthRow::new(125_000_000, 5, 1.0, 0.0, true);
+        assert_eq!((row.average, row.peak), (1.0, 0.0));
+        let row = BandwidthRow::new(2, 1000, 1e6, 1e6, true);
+        assert!(text(|out| row.print(out)).contains("0.016000            0.016000"));
+        let mut samples = [1.0, 2.0, 3.0];
+        let row = LatencyRow::new(2, 3, &Summary::of(&mut samples));
+        let fields: Vec<String> = text(|out| row.print(out)).split_whitespace().map(str::to_owned).collect();
+        assert_eq!(fields, ["2", "3", "1.00", "3.00", "2.00", "2.00", "0.82", "3.00", "3.00"]);
+        let row = LatencyRow::of_duration(2, 1000, 0.5, 1e6);
+        assert_eq!(text(|out| row.print(out)), " 2             1000            0.50           1000000.00\n");
+        assert_eq!(serde_json::to_value(row).unwrap()["tps_average"], 1e6);
+    }
 }

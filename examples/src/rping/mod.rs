@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rdma::cm::ConnOptions;
 
+use crate::failure::say;
 pub use client::run as client;
 pub use server::{serve_all, serve_one};
 pub use wire::{Advert, ping_text, until_nul};
@@ -46,8 +47,7 @@ impl Settings {
     /// Says what is being done, where that is wanted.
     fn step(&self, text: std::fmt::Arguments<'_>) {
         if self.debug {
-            // Nobody has to read standard error.
-            drop(writeln!(io::stderr(), "rping: {text}"));
+            say(&format!("rping: {text}"));
         }
     }
 

@@ -1,6 +1,6 @@
 //! The side that answers.
 
-use std::io::{self, Write};
+use std::io;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::wire::MESSAGE;
 use super::{Advert, LARGEST, Settings, until_nul};
 use crate::Failure;
 use crate::connect::is_iwarp;
+use crate::failure::say;
 
 /// Clients that are served at the same time; others are turned away.
 const MOST_CLIENTS: usize = 256;
@@ -126,8 +127,7 @@ fn is_shortage(error: rdma::Error) -> bool {
 }
 
 fn complain(failure: &Failure) {
-    // Nobody has to read standard error.
-    drop(writeln!(io::stderr(), "rping: {failure}"));
+    say(&format!("rping: {failure}"));
 }
 
 fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>) -> Result<u64, Failure> {

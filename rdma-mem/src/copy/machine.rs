@@ -1,32 +1,37 @@
 //! The copies in assembly: short ones in a few moves, long ones by the C library's `memcpy`.
 //!
-//! Short sizes use pairs of moves that overlap in the middle, as `memcpy` itself does: a byte may be copied twice, which
-//! invariant 1 of the parent module allows. Numbers in comments cite that module.
+//! Short sizes use pairs of moves that overlap in the middle, as `memcpy` does: a byte may be
+//! copied twice, which 1 of the parent module allows. Numbers in comments cite the parent module.
 
 use core::arch::asm;
 
-/// Up to here moves in line beat the call.
+/// Up to this size moves in line are faster than the call.
 const SHORT: usize = 64;
 
 /// # Safety
 ///
-/// As for [`crate::copy()`].
+/// The three conditions of [`crate::copy()`].
 #[inline]
 pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     if len > SHORT {
-        // SAFETY: the same conditions.
+        // SAFETY: `long` has this function's three conditions, on the same arguments.
         unsafe { long(dst, src, len) }
     } else {
-        // SAFETY: the same conditions, and `len <= SHORT`.
+        // SAFETY: `short` has this function's three conditions, and wants `len <= SHORT`, just
+        // tested.
         unsafe { short(dst, src, len) }
     }
 }
 
+/// # Safety
+///
+/// The three conditions of [`crate::copy()`].
 #[inline(never)]
 unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
     let memcpy: unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void, usize) -> *mut libc::c_void = libc::memcpy;
-    // SAFETY: calls memcpy by the C convention (5), whose own conditions (valid, disjoint ranges) are the caller's; it
-    // accesses just the two ranges, with ordinary loads and stores (2).
+    // SAFETY: the block calls memcpy by the C convention (5). memcpy wants valid, disjoint ranges:
+    // conditions 1 and 2 of `copy`. It accesses the two ranges only, by ordinary loads and stores
+    // (2).
     #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!(
@@ -38,7 +43,9 @@ unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
             clobber_abi("C"),
         );
     }
-    // SAFETY: as above.
+    // SAFETY: the block calls memcpy by the C convention (5). memcpy wants valid, disjoint ranges:
+    // conditions 1 and 2 of `copy`. It accesses the two ranges only, by ordinary loads and stores
+    // (2).
     #[cfg(target_arch = "aarch64")]
     unsafe {
         asm!(
@@ -54,15 +61,16 @@ unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
 
 /// # Safety
 ///
-/// As for [`crate::copy()`], and `len <= 64`.
+/// The three conditions of [`crate::copy()`], and `len <= SHORT`.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
-    // Each arm moves the first and the last bytes of the ranges: it stays within `len` bytes of both pointers, which the
-    // caller promises to be valid. Only registers and the destination change: no stack, no flags.
+    // Each arm moves the first and the last bytes of both ranges, so it stays in the `len` bytes
+    // that are valid (condition 1 of `copy`). Registers and the destination change, not stack or
+    // flags.
     match len {
         0 => {}
-        // SAFETY: one byte of each range (2).
+        // SAFETY: moves the only byte of the range (2).
         1 => unsafe {
             asm!(
                 "mov {t}, byte ptr [{s}]",
@@ -71,7 +79,7 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
                 options(nostack, preserves_flags),
             );
         },
-        // SAFETY: the first two and the last two bytes (2).
+        // SAFETY: moves the first two and the last two of at least 2 bytes (2).
         2..=3 => unsafe {
             asm!(
                 "movzx {t:e}, word ptr [{s}]",
@@ -82,7 +90,7 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
                 options(nostack, preserves_flags),
             );
         },
-        // SAFETY: the first four and the last four bytes (2).
+        // SAFETY: moves the first four and the last four of at least 4 bytes (2).
         4..=7 => unsafe {
             asm!(
                 "mov {t:e}, dword ptr [{s}]",
@@ -93,7 +101,7 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
                 options(nostack, preserves_flags),
             );
         },
-        // SAFETY: the first eight and the last eight bytes (2).
+        // SAFETY: moves the first eight and the last eight of at least 8 bytes (2).
         8..=16 => unsafe {
             asm!(
                 "mov {t}, qword ptr [{s}]",
@@ -104,7 +112,7 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
                 options(nostack, preserves_flags),
             );
         },
-        // SAFETY: the first sixteen and the last sixteen bytes (2).
+        // SAFETY: moves the first sixteen and the last sixteen of at least 17 bytes (2).
         17..=32 => unsafe {
             asm!(
                 "movups {t}, xmmword ptr [{s}]",
@@ -115,7 +123,8 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
                 options(nostack, preserves_flags),
             );
         },
-        // SAFETY: the first 32 and the last 32 bytes (2); `len <= 64`, so that is all of them.
+        // SAFETY: moves the first 32 and the last 32 of at least 33 bytes (2); `len` is at most 64,
+        // so these are all bytes.
         _ => unsafe {
             asm!(
                 "movups {t}, xmmword ptr [{s}]",
@@ -136,13 +145,14 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
 
 /// # Safety
 ///
-/// As for [`crate::copy()`], and `len <= 64`.
+/// The three conditions of [`crate::copy()`], and `len <= SHORT`.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
     match len {
         0 => {}
-        // SAFETY: the first eight and the last eight bytes of ranges of 8 to 16 bytes (2).
+        // SAFETY: moves the first eight and the last eight of 8 to 16 bytes, so it stays in the
+        // valid ranges (condition 1 of `copy`), by ordinary loads and stores (2).
         8..=16 => unsafe {
             asm!(
                 "ldr {t}, [{s}]",
@@ -155,7 +165,8 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
                 options(nostack, preserves_flags),
             );
         },
-        // SAFETY: the first 16 and the last 16 bytes of ranges of 17 to 32 bytes (2).
+        // SAFETY: moves the first 16 and the last 16 of 17 to 32 bytes, so it stays in the valid
+        // ranges (condition 1 of `copy`), by ordinary loads and stores (2).
         17..=32 => unsafe {
             asm!(
                 "ldr {t:q}, [{s}]",
@@ -168,7 +179,7 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
                 options(nostack, preserves_flags),
             );
         },
-        // SAFETY: the same conditions.
+        // SAFETY: `long` has this function's conditions but the one on `len`.
         _ => unsafe { long(dst, src, len) },
     }
 }
@@ -177,16 +188,19 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
 ///
 /// # Safety
 ///
-/// `src` is valid for reads of 8 bytes; no plain write of this program to them happens at the same time.
+/// `src` is valid for reads of 8 bytes, and no plain write of this program to them happens at the
+/// same time.
 #[inline]
 pub(super) unsafe fn load_u64(src: *const u8) -> u64 {
     let value: u64;
-    // SAFETY: reads the 8 bytes that the caller promises; changes only the output register.
+    // SAFETY: reads the 8 bytes at `src`, valid by the function's condition, by one ordinary load
+    // (2), and changes nothing but the output register.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!("mov {v}, qword ptr [{s}]", s = in(reg) src, v = out(reg) value, options(nostack, preserves_flags, readonly));
     }
-    // SAFETY: as above.
+    // SAFETY: reads the 8 bytes at `src`, valid by the function's condition, by one ordinary load
+    // (2), and changes nothing but the output register.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         asm!("ldr {v}, [{s}]", s = in(reg) src, v = out(reg) value, options(nostack, preserves_flags, readonly));

@@ -1,25 +1,30 @@
-//! The copy as its definition says it: relaxed atomic accesses, in words where both ends allow it.
+//! The copy as its meaning is defined: relaxed atomic accesses, in words where both ends allow
+//! that.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// # Safety
 ///
-/// As for [`crate::copy()`].
+/// The three conditions of [`crate::copy()`].
 pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     while at < len {
         let (to, from) = (dst.wrapping_add(at), src.wrapping_add(at).cast_mut());
         if to.addr() % 8 == 0 && from.addr() % 8 == 0 && len - at >= 8 {
-            // SAFETY: aligned and inside the source, checked above; racing accesses are atomic by the caller's promise.
+            // SAFETY: from_ptr wants an aligned word for atomic accesses alone: alignment was just
+            // checked, and `at + 8 <= len`, so the word is in the source (conditions 1, 3). A load
+            // does not write, so the source may be read-only.
             let from = unsafe { AtomicU64::from_ptr(from.cast()) };
-            // SAFETY: as above, inside the destination.
+            // SAFETY: alignment was just checked, and `at + 8 <= len`, so the word is in the
+            // destination (conditions 1, 3).
             let to = unsafe { AtomicU64::from_ptr(to.cast()) };
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             at += 8;
         } else {
-            // SAFETY: bytes are always aligned; `at < len`, so inside the source.
+            // SAFETY: from_ptr wants a byte for atomic accesses alone: `at < len`, so the byte is
+            // in the source (conditions 1, 3). A load does not write.
             let from = unsafe { AtomicU8::from_ptr(from) };
-            // SAFETY: as above, inside the destination.
+            // SAFETY: `at < len`, so the byte is in the destination (conditions 1, 3).
             let to = unsafe { AtomicU8::from_ptr(to) };
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             at += 1;
@@ -27,16 +32,20 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// Loads 8 bytes from any address.
+///
 /// # Safety
 ///
-/// `src` is valid for reads of 8 bytes; as for [`crate::copy()`] otherwise.
+/// `src` is valid for reads of 8 bytes, and no plain write of this program to them happens at the
+/// same time.
 #[cfg_attr(
     not(any(miri, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64")))),
     allow(dead_code, reason = "tests compare the copies only")
 )]
 pub(super) unsafe fn load_u64(src: *const u8) -> u64 {
     let mut bytes = [0_u8; 8];
-    // SAFETY: the caller's promise for the source; the destination is a local.
+    // SAFETY: copy wants 8 readable bytes without plain writes, which is this function's condition,
+    // and a destination of 8 bytes elsewhere, which is a local.
     unsafe { copy(bytes.as_mut_ptr(), src, 8) };
     u64::from_ne_bytes(bytes)
 }

@@ -1,4 +1,4 @@
-//! What the copies promise: the bytes, nothing outside, and the last word last.
+//! The copies move the bytes of the range, touch nothing outside, and store the last word last.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,8 +23,9 @@ fn check(copy: unsafe fn(*mut u8, *const u8, usize)) {
             for to in 0..9 {
                 let source = pattern(len + 16);
                 let mut target = vec![0_u8; len + 32];
-                // SAFETY: `from <= 8` and `to <= 8`, so both ranges of `len` bytes lie in their vectors; nobody else
-                // touches them.
+                // SAFETY: copies want two valid ranges (1) that do not overlap (2) and no plain
+                // access (3): `from` and `to` are at most 8, so `len` bytes lie in each of two
+                // vectors, which nothing else touches during the call.
                 unsafe { copy(target.as_mut_ptr().wrapping_add(to), source.as_ptr().wrapping_add(from), len) };
                 assert_eq!(target[to..to + len], source[from..from + len], "len {len} from {from} to {to}");
                 assert!(target[..to].iter().all(|&b| b == 0), "wrote before the target: len {len} from {from} to {to}");
@@ -54,12 +55,13 @@ fn long_copies_are_whole() {
     let len = if cfg!(miri) { 300 } else { 40 << 20 };
     let source = pattern(len);
     let mut target = vec![0_u8; len];
-    // SAFETY: two vectors of `len` bytes.
+    // SAFETY: copy wants two valid ranges (1) that do not overlap (2) and no plain access (3): two
+    // vectors of `len` bytes, which nothing else touches during the call.
     unsafe { copy(target.as_mut_ptr(), source.as_ptr(), len) };
     assert!(target == source);
 }
 
-/// A message whose every word carries the round: who sees the last word of a round must see all of it.
+/// Every word of a message is the round's number: a reader that sees the last word must see all.
 #[test]
 fn the_last_word_is_visible_last() {
     const WORDS: usize = if cfg!(miri) { 9 } else { 625 };
@@ -73,8 +75,9 @@ fn the_last_word_is_visible_last() {
             for round in 1..=ROUNDS {
                 let message = vec![round; WORDS];
                 let base: *mut u8 = core::ptr::with_exposed_provenance_mut(address);
-                // SAFETY: `memory` is WORDS words and lives past the scope; the other thread only uses this crate's
-                // accesses.
+                // SAFETY: copy_ordered wants two valid ranges (1): `message` and `memory` have
+                // WORDS words, and `memory` outlives the scope. They are two vectors (2), and the
+                // other thread reads `memory` by this crate alone (3).
                 unsafe { copy_ordered(base, message.as_ptr().cast(), WORDS * 8) };
                 while !seen.swap(false, Ordering::AcqRel) {
                     std::thread::yield_now();
@@ -83,12 +86,14 @@ fn the_last_word_is_visible_last() {
         });
         for round in 1..=ROUNDS {
             let base: *mut u64 = core::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: the last word of `memory`, aligned.
+            // SAFETY: load_u64 wants a valid, aligned word without plain accesses: the last of
+            // `memory`, to which the other thread writes by this crate.
             while unsafe { crate::word::load_u64(base.wrapping_add(WORDS - 1), Ordering::Acquire) } != round {
                 std::thread::yield_now();
             }
             let mut copied = vec![0_u64; WORDS];
-            // SAFETY: WORDS words on both sides.
+            // SAFETY: copy wants two valid ranges (1): WORDS words of two vectors (2); the other
+            // thread writes `memory` by this crate alone (3).
             unsafe { copy(copied.as_mut_ptr().cast(), base.cast(), WORDS * 8) };
             assert!(copied.iter().all(|&word| word == round), "torn in round {round}");
             seen.store(true, Ordering::Release);

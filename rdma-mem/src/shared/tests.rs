@@ -6,8 +6,38 @@ use std::sync::atomic::Ordering;
 use super::*;
 use crate::word::{load_u64, store_u64};
 
-fn word(base: *mut u8) -> *mut u64 {
-    base.cast()
+trait Words {
+    fn base(&self) -> (*mut u8, usize);
+
+    fn address(&self, offset: usize) -> *mut u64 {
+        let (base, len) = self.base();
+        assert!(offset % 8 == 0 && offset + 8 <= len);
+        base.wrapping_add(offset).cast()
+    }
+
+    fn store(&self, offset: usize, value: u64) {
+        // SAFETY: store_u64 wants a valid, aligned word without plain accesses: `address` checks
+        // that the word is aligned and in the mapping that `self` owns, and no reference to it is
+        // made.
+        unsafe { store_u64(self.address(offset), value, Ordering::Release) };
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        // SAFETY: load_u64 wants the same, and `address` checks it.
+        unsafe { load_u64(self.address(offset), Ordering::Acquire) }
+    }
+}
+
+impl Words for SharedMemory {
+    fn base(&self) -> (*mut u8, usize) {
+        (self.as_ptr(), self.len())
+    }
+}
+
+impl Words for Mapping {
+    fn base(&self) -> (*mut u8, usize) {
+        (self.as_ptr(), self.len())
+    }
 }
 
 #[test]
@@ -16,11 +46,8 @@ fn a_mapping_sees_what_the_owner_writes() {
     assert_eq!(memory.len(), 10_000);
     assert_eq!(memory.as_ptr().addr() % 4096, 0);
     let peer = Mapping::map(memory.fd().unwrap(), 10_000).unwrap();
-    // SAFETY: the first word of live, page-aligned mappings.
-    unsafe { store_u64(word(memory.as_ptr()), 42, Ordering::Release) };
-    // SAFETY: as above.
-    let seen = unsafe { load_u64(word(peer.as_ptr()), Ordering::Acquire) };
-    assert_eq!(seen, 42);
+    memory.store(0, 42);
+    assert_eq!(peer.load(0), 42);
 }
 
 #[test]
@@ -28,22 +55,15 @@ fn private_memory_keeps_contents_and_address_but_not_peers() {
     let mut memory = SharedMemory::new(4096 * 3).unwrap();
     let base = memory.as_ptr();
     let peer = Mapping::map(memory.fd().unwrap(), 4096 * 3).unwrap();
-    let (ours, theirs) = (word(base.wrapping_add(8192)), word(peer.as_ptr().wrapping_add(8192)));
-    // SAFETY: a word in the middle of live, aligned mappings; so in the blocks below.
-    unsafe { store_u64(theirs, 7, Ordering::Release) };
+    peer.store(8192, 7);
     memory.make_private().unwrap();
     memory.make_private().unwrap();
     assert_eq!(memory.as_ptr(), base);
     assert!(memory.fd().is_none());
     assert!(find(base.addr(), 1).is_none());
-    // SAFETY: as above.
-    let seen = unsafe { load_u64(ours, Ordering::Acquire) };
-    assert_eq!(seen, 7);
-    // SAFETY: as above.
-    unsafe { store_u64(theirs, 8, Ordering::Release) };
-    // SAFETY: as above.
-    let seen = unsafe { load_u64(ours, Ordering::Acquire) };
-    assert_eq!(seen, 7);
+    assert_eq!(memory.load(8192), 7);
+    peer.store(8192, 8);
+    assert_eq!(memory.load(8192), 7);
 }
 
 #[test]
@@ -61,9 +81,18 @@ fn the_registry_knows_exactly_the_live_ranges() {
 
 #[test]
 fn odd_sizes_are_errors() {
-    assert_eq!(SharedMemory::new(0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
-    assert_eq!(SharedMemory::new(usize::MAX).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    assert!(matches!(SharedMemory::new(0), Err(SharedMemoryError::Size)));
+    assert!(matches!(SharedMemory::new(usize::MAX), Err(SharedMemoryError::Size)));
     assert_eq!(SharedMemory::new(1 << 60).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+}
+
+#[test]
+fn errors_name_the_call_and_keep_errno_and_kind() {
+    let error = SharedMemoryError::system("memfd_create")(Errno::EPERM);
+    assert_eq!(error.to_string(), "memfd_create: Operation not permitted (os error 1)");
+    assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::EPERM));
+    let error = io::Error::from(SharedMemory::new(0).unwrap_err());
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
 }
 
 #[test]
@@ -74,51 +103,53 @@ fn the_memfd_cannot_shrink() {
     assert!(file.set_len(1 << 20).is_err());
 }
 
+/// A memfd of that size, without pages and without seals.
+fn hollow(len: u64) -> File {
+    let fd = memfd_create(c"hollow", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    let file = File::from(fd);
+    file.set_len(len).unwrap();
+    file
+}
+
 #[test]
 fn a_peers_descriptor_is_not_trusted() {
-    // Too short.
+    let refusal = |fd: BorrowedFd<'_>, len| match Mapping::map(fd, len) {
+        Err(SharedMemoryError::Untrusted(reason)) => reason,
+        other => panic!("{other:?}"),
+    };
     let memory = SharedMemory::new(4096).unwrap();
-    let error = Mapping::map(memory.fd().unwrap(), 4097).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-    // Not sealed.
-    // SAFETY: memfd_create wants a NUL-terminated name and known flags.
-    let fd = unsafe { libc::memfd_create(c"loose".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    // SAFETY: just opened, owned by nobody.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let file = File::from(fd);
-    file.set_len(8192).unwrap();
-    assert_eq!(Mapping::map(file.as_fd(), 4096).unwrap_err().kind(), io::ErrorKind::InvalidData);
-    // All sealed, but with nothing in it: who maps it would bring in the pages, and pay for them.
-    // SAFETY: as above.
-    let fd = unsafe { libc::memfd_create(c"hollow".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    // SAFETY: just opened, owned by nobody.
-    let hollow = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    hollow.set_len(1 << 20).unwrap();
-    // SAFETY: F_ADD_SEALS takes an int.
-    assert_eq!(unsafe { libc::fcntl(hollow.as_raw_fd(), libc::F_ADD_SEALS, SEALS) }, 0);
-    assert_eq!(Mapping::map(hollow.as_fd(), 1 << 20).unwrap_err().kind(), io::ErrorKind::InvalidData);
-    // Not a memfd.
+    assert_eq!(refusal(memory.fd().unwrap(), 4097), "is shorter than the peer said");
+    let file = hollow(1 << 20);
+    assert_eq!(refusal(file.as_fd(), 1 << 20), "is not a sealed memfd");
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS)).unwrap();
+    assert_eq!(refusal(file.as_fd(), 1 << 20), "is not allocated");
     let null = File::open("/dev/null").unwrap();
-    assert_eq!(Mapping::map(null.as_fd(), 4096).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    assert_eq!(refusal(null.as_fd(), 4096), "is not a sealed memfd");
+    // Pages of a pool, which may be empty.
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
+    if let Ok(fd) = memfd_create(c"huge", flags) {
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).unwrap();
+        assert_eq!(refusal(fd.as_fd(), 4096), "is not of ordinary pages");
+    }
 }
 
 #[test]
 fn a_forked_childs_drop_leaves_the_parent_alone() {
     let memory = SharedMemory::new(4096).unwrap();
     let mapping = Mapping::map(memory.fd().unwrap(), 4096).unwrap();
-    // SAFETY: the child calls nothing but the two drops, which do nothing there, and _exit.
+    // SAFETY: fork wants that the child of a process with threads calls nothing that may wait for a
+    // lock of another thread: the two drops do nothing there but close a descriptor, then _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(memory);
         drop(mapping);
-        // SAFETY: ends the child at once.
+        // SAFETY: _exit has no requirement.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: waits for our own child; `status` is live.
+    // SAFETY: waitpid wants room for a status, which is a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
-    // SAFETY: the first word of a live mapping.
-    unsafe { store_u64(word(mapping.as_ptr()), 1, Ordering::Release) };
+    mapping.store(0, 1);
     assert!(find(memory.as_ptr().addr(), 4096).is_some());
 }

@@ -1,9 +1,10 @@
 //! Addresses: from and to C's `sockaddr`, and which of them are this host's.
 
-use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::{io, ptr};
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+use nix::sys::socket::SockaddrStorage;
 
 use crate::engine::Errno;
 
@@ -16,58 +17,46 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno>
     if address.is_null() {
         return Err(Errno::INVAL);
     }
-    let family = address.wrapping_byte_add(offset_of!(sockaddr, sa_family)).cast::<libc::sa_family_t>();
-    // SAFETY: the caller's promise: every address has its family. C's pointers are not aligned for certain.
-    let family = unsafe { family.read_unaligned() };
+    // SAFETY: every structure for an address begins with its family. C's pointers may be unaligned.
+    let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the family says that a sockaddr_in is there.
             let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Ok(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
+            Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the family says that a sockaddr_in6 is there.
             let v6 = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            Ok(SocketAddr::V6(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id)))
+            Ok(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
         }
         _ => Err(Errno::INVAL),
     }
 }
 
-/// An address of ours as C has it, in room for any, zeroes behind it; and its length.
-pub(super) fn storage(address: &SocketAddr) -> (sockaddr_storage, libc::socklen_t) {
-    // SAFETY: `sockaddr_storage` is plain data, valid when zero.
-    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
-    let len = match address {
-        SocketAddr::V4(v4) => {
-            // SAFETY: as above.
-            let mut to: sockaddr_in = unsafe { std::mem::zeroed() };
-            to.sin_family = family(libc::AF_INET);
-            to.sin_port = v4.port().to_be();
-            to.sin_addr.s_addr = u32::from(*v4.ip()).to_be();
-            // SAFETY: `storage` is larger than every address and aligned for each.
-            unsafe { (&raw mut storage).cast::<sockaddr_in>().write(to) };
-            size_of::<sockaddr_in>()
-        }
-        SocketAddr::V6(v6) => {
-            // SAFETY: as above.
-            let mut to: sockaddr_in6 = unsafe { std::mem::zeroed() };
-            to.sin6_family = family(libc::AF_INET6);
-            to.sin6_port = v6.port().to_be();
-            to.sin6_addr.s6_addr = v6.ip().octets();
-            to.sin6_scope_id = v6.scope_id();
-            // SAFETY: as above.
-            unsafe { (&raw mut storage).cast::<sockaddr_in6>().write(to) };
-            size_of::<sockaddr_in6>()
-        }
-    };
-    (storage, libc::socklen_t::try_from(len).unwrap_or(0))
+/// As [`read`]; null is no address.
+///
+/// # Safety
+///
+/// As for [`read`].
+pub(super) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<SocketAddr>, Errno> {
+    // SAFETY: the same promise.
+    (!address.is_null()).then(|| unsafe { read(address) }).transpose()
 }
 
-fn family(family: i32) -> libc::sa_family_t {
-    libc::sa_family_t::try_from(family).unwrap_or(0)
+/// An address as C has it, in room for any, zeroes behind it.
+pub(super) fn storage(address: SocketAddr) -> sockaddr_storage {
+    let storage = SockaddrStorage::from(address);
+    // SAFETY: the type is a union with a `sockaddr_storage` and was zeroed before the address was put in.
+    unsafe { ptr::from_ref(&storage).cast::<sockaddr_storage>().read() }
+}
+
+/// The port in room for any address; 0 if there is none.
+pub(super) fn port_of(storage: &sockaddr_storage) -> u16 {
+    // SAFETY: there is room for the structure of every family.
+    unsafe { read(ptr::from_ref(storage).cast()) }.map_or(0, |address| address.port())
 }
 
 /// The wildcard of an address's family, with port 0.
@@ -90,6 +79,18 @@ pub(super) fn loopback_of(like: &SocketAddr) -> SocketAddr {
 pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address.set_port(port);
     address
+}
+
+/// The address of ours from which packets leave for a destination, with port 0: as the routing table says, or loopback where no
+/// route leads there, for the device needs none.
+pub(super) fn source_for(destination: &SocketAddr) -> SocketAddr {
+    let by_route = || -> io::Result<SocketAddr> {
+        let socket = UdpSocket::bind(any_of(destination))?;
+        // To any port: nothing is sent.
+        socket.connect(with_port(*destination, 9))?;
+        socket.local_addr()
+    };
+    with_port(by_route().unwrap_or_else(|_| loopback_of(destination)), 0)
 }
 
 /// Whether the address, its port aside, is one of this host's. The kernel is asked, by a socket that is bound there and closed.
@@ -115,17 +116,12 @@ pub(super) fn is_local(address: &SocketAddr) -> Result<bool, Errno> {
     }
 }
 
-/// The multicast GID of a group, as RoCE v2 makes it: an IPv4 group's is mapped, an IPv6 group's is itself.
-pub(super) fn multicast_gid(group: &SocketAddr) -> [u8; 16] {
-    match group.ip() {
+/// The GID of an address or of a multicast group, as RoCE v2 makes it: IPv4 is mapped into IPv6.
+pub(super) fn gid_of(address: &SocketAddr) -> [u8; 16] {
+    match address.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }
-}
-
-/// The GID of an address.
-pub(super) fn gid_of(address: &SocketAddr) -> [u8; 16] {
-    multicast_gid(address)
 }
 
 #[cfg(test)]
@@ -136,13 +132,13 @@ mod tests {
     fn addresses_survive_c() {
         for text in ["127.0.0.1:7471", "[::1]:80", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
-            let (storage, len) = storage(&address);
-            assert!(usize::try_from(len).unwrap() <= size_of::<sockaddr_storage>());
+            let storage = storage(address);
             // SAFETY: just made.
             assert_eq!(unsafe { read((&raw const storage).cast()) }, Ok(address));
+            assert_eq!(port_of(&storage), address.port());
         }
         let scoped = SocketAddr::V6(SocketAddrV6::new("fe80::1".parse().unwrap(), 9, 0, 3));
-        let storage = storage(&scoped).0;
+        let storage = storage(scoped);
         // SAFETY: just made.
         assert_eq!(unsafe { read((&raw const storage).cast()) }, Ok(scoped));
     }
@@ -150,10 +146,10 @@ mod tests {
     #[test]
     fn other_families_are_refused() {
         // SAFETY: null is refused, and of an unknown family only the family is read.
-        assert_eq!(unsafe { read(std::ptr::null()) }, Err(Errno::INVAL));
-        let (mut storage, _) = storage(&SocketAddr::from(([1, 2, 3, 4], 5)));
+        assert_eq!(unsafe { read(ptr::null()) }, Err(Errno::INVAL));
+        let mut storage = storage(SocketAddr::from(([1, 2, 3, 4], 5)));
         storage.ss_family = 77;
-        // SAFETY: as above.
+        // SAFETY: of an unknown family only the family is read.
         assert_eq!(unsafe { read((&raw const storage).cast()) }, Err(Errno::INVAL));
     }
 
@@ -167,8 +163,16 @@ mod tests {
     }
 
     #[test]
+    fn packets_to_a_group_leave_from_an_address_of_ours() {
+        for group in ["239.1.2.3:0", "[ff0e::7]:0"] {
+            let source = source_for(&group.parse().unwrap());
+            assert!(source.port() == 0 && is_local(&source).unwrap(), "{source}");
+        }
+    }
+
+    #[test]
     fn groups() {
-        let gid = |text: &str| Ipv6Addr::from(multicast_gid(&text.parse().unwrap())).to_string();
+        let gid = |text: &str| Ipv6Addr::from(gid_of(&text.parse().unwrap())).to_string();
         assert_eq!(gid("239.1.2.3:0"), "::ffff:239.1.2.3");
         assert_eq!(gid("[ff0e::7]:0"), "ff0e::7");
     }

@@ -1,18 +1,16 @@
-//! `rdma_getaddrinfo`: names and numbers to addresses, by the C library's resolver; and the calls that do it for an id.
+//! `rdma_getaddrinfo`: names and numbers to addresses, by the C library's resolver.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::net::SocketAddr;
 use std::ptr;
 
-use libc::{addrinfo, sockaddr, socklen_t};
-use rdma_sys::{
-    RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA, ibv_qp_type, rdma_addrinfo, rdma_cm_event_type, rdma_cm_id, rdma_port_space,
-};
+use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
+use rdma_sys::{RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA, ibv_qp_type, rdma_addrinfo, rdma_port_space};
 
-use super::events;
-use super::id::{self, Resolved};
-use super::service::Service;
+use super::address;
 use crate::engine::Errno;
-use crate::verbs::errno::minus_one;
+use crate::verbs::object::{Object, Public, set_field};
 
 /// A number that fits, or 0 as "not said".
 fn unsigned(value: c_int) -> u32 {
@@ -23,8 +21,8 @@ fn signed(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(0)
 }
 
-/// What went wrong: here, or in the C library's resolver, whose numbers are returned as they are.
-enum Failure {
+/// Why there is no address: an error of ours, or of the C library's resolver, whose numbers are returned as they are.
+pub(super) enum Failure {
     Errno(Errno),
     Resolver(c_int),
 }
@@ -35,133 +33,192 @@ impl From<Errno> for Failure {
     }
 }
 
-/// `rdma_getaddrinfo`.
-pub(super) unsafe extern "C" fn getaddrinfo(
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-    res: *mut *mut rdma_addrinfo,
-) -> c_int {
-    // SAFETY: C's promises about the arguments.
-    match unsafe { resolve(node, service, hints) } {
-        Ok(list) => {
-            // SAFETY: C's promise: valid for writes.
-            unsafe { res.write(list) };
-            0
-        }
-        Err(Failure::Errno(errno)) => minus_one(Err(errno)),
-        Err(Failure::Resolver(code)) => code,
+/// What the pointers of a `rdma_addrinfo` point to: source and destination.
+pub(crate) struct Parts {
+    addresses: [UnsafeCell<sockaddr_storage>; 2],
+    names: [Option<CString>; 2],
+}
+
+// SAFETY: nothing here touches the addresses once C has them.
+unsafe impl Sync for Parts {}
+
+impl Public for rdma_addrinfo {
+    const MARK: u64 = 0x7264_6d61_5f61_6464;
+    type Private = Parts;
+}
+
+/// A list of one, which nobody else has.
+#[derive(Debug)]
+pub(super) struct List(*mut rdma_addrinfo);
+
+// SAFETY: the list is C's to use in any thread, and nobody has it yet.
+unsafe impl Send for List {}
+
+impl List {
+    /// Hands the list out.
+    pub(super) fn into_raw(self) -> *mut rdma_addrinfo {
+        std::mem::ManuallyDrop::new(self).0
     }
 }
 
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: `free` wants a list of `resolve` that nobody uses: it was not handed out.
+        unsafe { free(self.0) };
+    }
+}
+
+/// Frees a list.
+///
 /// # Safety
 ///
-/// C's promises about the arguments; each may be null.
-unsafe fn resolve(
+/// Null, or a list of [`resolve`] that was handed out and that nobody uses any more.
+pub(super) unsafe fn free(list: *mut rdma_addrinfo) {
+    // SAFETY: `Object::free` asks for the same. Lists have one element.
+    let _freed = unsafe { Object::free(list) };
+}
+
+/// One end: its address, the length that C shall see, and its name.
+type End = Option<(SocketAddr, socklen_t, Option<CString>)>;
+
+impl List {
+    /// Completes a list with its ends.
+    fn new(public: rdma_addrinfo, src: End, dst: End) -> Self {
+        let none = SocketAddr::from(([0, 0, 0, 0], 0));
+        let addresses = [&src, &dst].map(|end| end.as_ref().map_or(none, |(address, ..)| *address));
+        let addresses = addresses.map(|address| UnsafeCell::new(address::storage(address)));
+        let lens = [&src, &dst].map(|end| end.as_ref().map_or(0, |(_, len, _)| *len));
+        let names = [src, dst].map(|end| end.and_then(|(.., name)| name));
+        let raw = Object::create(public, Parts { addresses, names });
+        // SAFETY: `Object::get` wants a live object: just made.
+        if let Ok(list) = unsafe { Object::get(raw) } {
+            let parts = list.private();
+            let address = |end: usize| if lens[end] == 0 { ptr::null_mut() } else { parts.addresses[end].get().cast() };
+            let name = |end: usize| parts.names[end].as_ref().map_or(ptr::null_mut(), |name| name.as_ptr().cast_mut());
+            set_field!(list, ai_src_addr, address(0));
+            set_field!(list, ai_src_len, lens[0]);
+            set_field!(list, ai_src_canonname, name(0));
+            set_field!(list, ai_dst_addr, address(1));
+            set_field!(list, ai_dst_len, lens[1]);
+            set_field!(list, ai_dst_canonname, name(1));
+        }
+        Self(raw)
+    }
+}
+
+/// The resolver's list, freed when dropped.
+struct Answer(*mut addrinfo);
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        // SAFETY: freeaddrinfo wants a list of getaddrinfo, once.
+        unsafe { libc::freeaddrinfo(self.0) };
+    }
+}
+
+/// `rdma_getaddrinfo`.
+///
+/// # Safety
+///
+/// Each argument is null or valid for reads: of C strings, and of hints whose addresses are as their families say.
+pub(super) unsafe fn resolve(
     node: *const c_char,
     service: *const c_char,
     hints: *const rdma_addrinfo,
-) -> Result<*mut rdma_addrinfo, Failure> {
-    if node.is_null() && service.is_null() && hints.is_null() {
+) -> Result<List, Failure> {
+    // SAFETY: `as_ref` wants null or a pointer that is valid for reads: the caller's promise.
+    let given = unsafe { hints.as_ref() };
+    if node.is_null() && service.is_null() && given.is_none() {
         return Err(Errno::INVAL.into());
     }
-    Service::get()?;
-    // SAFETY: the caller's promise: null, or valid for reads.
-    let given = unsafe { hints.as_ref() };
-    let nothing = rdma_addrinfo::default();
-    let hints = given.unwrap_or(&nothing);
+    let hints = given.copied().unwrap_or_default();
     if unsigned(hints.ai_flags) & RAI_SA != 0 {
         // There is no subnet administrator to ask.
         return Err(Errno::OPNOTSUPP.into());
     }
-    // Owned by the guard until it is whole.
-    let mut made = Guard(Box::default());
+    // SAFETY: `given_end` wants null or an address as its family says: the caller's promise.
+    let src = unsafe { given_end(hints.ai_src_addr, hints.ai_src_len) };
     if node.is_null() && service.is_null() {
-        made.0.ai_flags = hints.ai_flags;
-        made.0.ai_family = hints.ai_family;
-        made.0.ai_qp_type = hints.ai_qp_type;
-        made.0.ai_port_space = hints.ai_port_space;
-        if hints.ai_dst_len != 0 {
-            // SAFETY: the caller's promise: so many bytes.
-            let copy = unsafe { duplicate(hints.ai_dst_addr.cast(), hints.ai_dst_len) }?;
-            (made.0.ai_dst_addr, made.0.ai_dst_len) = (copy.cast(), hints.ai_dst_len);
-        }
-    } else {
-        let asked = question(hints);
-        let asked = if given.is_some() { &raw const asked } else { ptr::null() };
-        let mut answer: *mut addrinfo = ptr::null_mut();
-        // SAFETY: C strings or null, hints that live, an out parameter.
-        let code = unsafe { libc::getaddrinfo(node, service, asked, &raw mut answer) };
-        if code != 0 {
-            return Err(Failure::Resolver(code));
-        }
-        // SAFETY: the resolver's list, which has a first element.
-        let filled = unsafe { fill(&mut made.0, hints, answer) };
-        // SAFETY: the resolver's list, not used below.
-        unsafe { libc::freeaddrinfo(answer) };
-        filled?;
+        // SAFETY: `given_end` wants null or an address as its family says: the caller's promise.
+        let dst = unsafe { given_end(hints.ai_dst_addr, hints.ai_dst_len) };
+        let (ai_flags, ai_family) = (hints.ai_flags, hints.ai_family);
+        let (ai_qp_type, ai_port_space) = (hints.ai_qp_type, hints.ai_port_space);
+        let public = rdma_addrinfo { ai_flags, ai_family, ai_qp_type, ai_port_space, ..rdma_addrinfo::default() };
+        return Ok(List::new(public, src?, dst?));
     }
-    if made.0.ai_src_len == 0 && hints.ai_src_len != 0 {
-        // SAFETY: the caller's promise: so many bytes.
-        let copy = unsafe { duplicate(hints.ai_src_addr.cast(), hints.ai_src_len) }?;
-        (made.0.ai_src_addr, made.0.ai_src_len) = (copy.cast(), hints.ai_src_len);
+    let asked = given.map(question);
+    let mut answer: *mut addrinfo = ptr::null_mut();
+    let asked = asked.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: getaddrinfo wants C strings or null, as the caller promises, hints that live or null, and an out parameter.
+    let code = unsafe { libc::getaddrinfo(node, service, asked, &raw mut answer) };
+    if code != 0 {
+        return Err(Failure::Resolver(code));
     }
-    let whole = std::mem::take(&mut made.0);
-    Ok(Box::into_raw(whole))
+    let answer = Answer(answer);
+    // SAFETY: a list of getaddrinfo has a first element, which lives as long as the list.
+    let first = unsafe { &*answer.0 };
+    let public = public(&hints, first);
+    // SAFETY: `found_end` wants the resolver's element.
+    let end = unsafe { found_end(first) }?;
+    if first.ai_flags & libc::AI_PASSIVE != 0 {
+        return Ok(List::new(rdma_addrinfo { ai_flags: signed(RAI_PASSIVE), ..public }, end, None));
+    }
+    Ok(List::new(public, src?, end))
 }
 
-/// A result in the making; what it has is freed if it is not finished.
-struct Guard(Box<rdma_addrinfo>);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        // SAFETY: the parts were made here, and nobody else has them.
-        unsafe { free_parts(&self.0) };
+/// The end that hints name.
+///
+/// # Safety
+///
+/// `address` is null or valid for reads of the structure that its family says.
+unsafe fn given_end(address: *const sockaddr, len: socklen_t) -> Result<End, Errno> {
+    if len == 0 {
+        return Ok(None);
     }
+    // SAFETY: `read` asks for the same.
+    unsafe { address::read(address) }.map(|address| Some((address, len, None)))
+}
+
+/// The end that the resolver found.
+///
+/// # Safety
+///
+/// `answer` is an element of the resolver's.
+unsafe fn found_end(answer: &addrinfo) -> Result<End, Errno> {
+    // SAFETY: `read` wants an address as its family says: the resolver's.
+    let address = unsafe { address::read(answer.ai_addr) }?;
+    let name = (!answer.ai_canonname.is_null()).then(|| {
+        // SAFETY: `from_ptr` wants a C string that lives: the resolver's.
+        unsafe { CStr::from_ptr(answer.ai_canonname) }.to_owned()
+    });
+    Ok(Some((address, answer.ai_addrlen, name)))
 }
 
 /// The C library's question for ours.
 fn question(hints: &rdma_addrinfo) -> addrinfo {
-    let flags = unsigned(hints.ai_flags);
-    let mut ai_flags = 0;
-    if flags & RAI_PASSIVE != 0 {
-        ai_flags |= libc::AI_PASSIVE;
-    }
-    if flags & RAI_NUMERICHOST != 0 {
-        ai_flags |= libc::AI_NUMERICHOST;
-    }
-    let socktype = match ibv_qp_type(unsigned(hints.ai_qp_type)) {
-        ibv_qp_type::IBV_QPT_RC
-        | ibv_qp_type::IBV_QPT_UC
-        | ibv_qp_type::IBV_QPT_XRC_SEND
-        | ibv_qp_type::IBV_QPT_XRC_RECV => libc::SOCK_STREAM,
-        ibv_qp_type::IBV_QPT_UD => libc::SOCK_DGRAM,
-        _ => 0,
-    };
-    let protocol = match rdma_port_space(unsigned(hints.ai_port_space)) {
-        rdma_port_space::RDMA_PS_TCP => libc::IPPROTO_TCP,
-        rdma_port_space::RDMA_PS_UDP | rdma_port_space::RDMA_PS_IPOIB => libc::IPPROTO_UDP,
-        rdma_port_space::RDMA_PS_IB if socktype == libc::SOCK_STREAM => libc::IPPROTO_TCP,
-        rdma_port_space::RDMA_PS_IB if socktype == libc::SOCK_DGRAM => libc::IPPROTO_UDP,
-        _ => 0,
-    };
-    // SAFETY: `addrinfo` is plain data, valid when zero.
+    type Qp = ibv_qp_type;
+    type Ps = rdma_port_space;
+    // SAFETY: `addrinfo` consists of integers and pointers, which may be zero.
     let mut question: addrinfo = unsafe { std::mem::zeroed() };
-    question.ai_flags = ai_flags;
+    let flags = unsigned(hints.ai_flags);
+    question.ai_flags = if flags & RAI_PASSIVE != 0 { libc::AI_PASSIVE } else { 0 }
+        | if flags & RAI_NUMERICHOST != 0 { libc::AI_NUMERICHOST } else { 0 };
     question.ai_family = hints.ai_family;
-    question.ai_socktype = socktype;
-    question.ai_protocol = protocol;
+    question.ai_socktype = match ibv_qp_type(unsigned(hints.ai_qp_type)) {
+        Qp::IBV_QPT_RC | Qp::IBV_QPT_UC | Qp::IBV_QPT_XRC_SEND | Qp::IBV_QPT_XRC_RECV => libc::SOCK_STREAM,
+        Qp::IBV_QPT_UD => libc::SOCK_DGRAM,
+        _ => 0,
+    };
+    question.ai_protocol = match (rdma_port_space(unsigned(hints.ai_port_space)), question.ai_socktype) {
+        (Ps::RDMA_PS_TCP, _) | (Ps::RDMA_PS_IB, libc::SOCK_STREAM) => libc::IPPROTO_TCP,
+        (Ps::RDMA_PS_UDP | Ps::RDMA_PS_IPOIB, _) | (Ps::RDMA_PS_IB, libc::SOCK_DGRAM) => libc::IPPROTO_UDP,
+        _ => 0,
+    };
     question
 }
 
-/// Takes the first answer of the C library.
-///
-/// # Safety
-///
-/// `answer` is an element of a list that the C library made.
-unsafe fn fill(made: &mut rdma_addrinfo, hints: &rdma_addrinfo, answer: *const addrinfo) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let answer = unsafe { &*answer };
+/// The public part for an answer of the C library, without its addresses.
+fn public(hints: &rdma_addrinfo, answer: &addrinfo) -> rdma_addrinfo {
     let qp_type = match answer.ai_socktype {
         libc::SOCK_STREAM => ibv_qp_type::IBV_QPT_RC.0,
         libc::SOCK_DGRAM => ibv_qp_type::IBV_QPT_UD.0,
@@ -172,148 +229,10 @@ unsafe fn fill(made: &mut rdma_addrinfo, hints: &rdma_addrinfo, answer: *const a
         libc::IPPROTO_UDP => rdma_port_space::RDMA_PS_UDP.0,
         _ => 0,
     };
-    made.ai_qp_type = if hints.ai_qp_type != 0 { hints.ai_qp_type } else { signed(qp_type) };
-    made.ai_port_space = if hints.ai_port_space != 0 { hints.ai_port_space } else { signed(port_space) };
-    made.ai_family = answer.ai_family;
-    // SAFETY: the resolver's address has the length that it says.
-    let address = unsafe { duplicate(answer.ai_addr.cast(), answer.ai_addrlen) }?.cast::<sockaddr>();
-    let name = if answer.ai_canonname.is_null() {
-        ptr::null_mut()
-    } else {
-        // SAFETY: a C string of the resolver's.
-        unsafe { libc::strdup(answer.ai_canonname) }
-    };
-    if answer.ai_flags & libc::AI_PASSIVE != 0 {
-        made.ai_flags = signed(RAI_PASSIVE);
-        (made.ai_src_addr, made.ai_src_len, made.ai_src_canonname) = (address, answer.ai_addrlen, name);
-    } else {
-        (made.ai_dst_addr, made.ai_dst_len, made.ai_dst_canonname) = (address, answer.ai_addrlen, name);
+    rdma_addrinfo {
+        ai_family: answer.ai_family,
+        ai_qp_type: if hints.ai_qp_type != 0 { hints.ai_qp_type } else { signed(qp_type) },
+        ai_port_space: if hints.ai_port_space != 0 { hints.ai_port_space } else { signed(port_space) },
+        ..rdma_addrinfo::default()
     }
-    Ok(())
-}
-
-/// A copy in memory of C's.
-///
-/// # Safety
-///
-/// `from` is valid for reads of `len` bytes.
-unsafe fn duplicate(from: *const c_void, len: socklen_t) -> Result<*mut c_void, Errno> {
-    let len = usize::try_from(len).unwrap_or(0);
-    if from.is_null() || len == 0 {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: malloc has no conditions.
-    let to = unsafe { libc::malloc(len) };
-    if to.is_null() {
-        return Err(Errno::NOMEM);
-    }
-    // SAFETY: `to` is new and of `len` bytes; `from` by the caller's promise.
-    unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), len) };
-    Ok(to)
-}
-
-/// # Safety
-///
-/// The parts are null or came from malloc, and are not used below.
-unsafe fn free_parts(info: &rdma_addrinfo) {
-    let parts: [*mut c_void; 6] = [
-        info.ai_src_addr.cast(),
-        info.ai_dst_addr.cast(),
-        info.ai_src_canonname.cast(),
-        info.ai_dst_canonname.cast(),
-        info.ai_route,
-        info.ai_connect,
-    ];
-    for part in parts {
-        // SAFETY: the caller's promise.
-        unsafe { libc::free(part) };
-    }
-}
-
-/// Frees a list.
-///
-/// # Safety
-///
-/// Null, or what [`resolve`] returned, and it is not used below.
-pub(super) unsafe fn free(mut list: *mut rdma_addrinfo) {
-    while !list.is_null() {
-        // SAFETY: the caller's promise: made of a box.
-        let info = unsafe { Box::from_raw(list) };
-        list = info.ai_next;
-        // SAFETY: the parts are the list's own.
-        unsafe { free_parts(&info) };
-    }
-}
-
-/// `rdma_freeaddrinfo`.
-pub(super) unsafe extern "C" fn freeaddrinfo(res: *mut rdma_addrinfo) {
-    // SAFETY: C's promise.
-    unsafe { free(res) };
-}
-
-/// `rdma_resolve_addrinfo`: the answer comes at once, but by an event.
-pub(super) unsafe extern "C" fn resolve_addrinfo(
-    id: *mut rdma_cm_id,
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-) -> c_int {
-    // SAFETY: C's promises about the arguments.
-    match unsafe { resolve_for(id, node, service, hints) } {
-        Ok(()) => 0,
-        Err(Failure::Errno(errno)) => minus_one(Err(errno)),
-        Err(Failure::Resolver(code)) => code,
-    }
-}
-
-/// # Safety
-///
-/// C's promises about the arguments.
-unsafe fn resolve_for(
-    id: *mut rdma_cm_id,
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-) -> Result<(), Failure> {
-    type Event = rdma_cm_event_type;
-    // SAFETY: the caller's promise.
-    let state = unsafe { id::get(id) }?;
-    // SAFETY: the caller's promise: null, or valid for reads.
-    if unsafe { hints.as_ref() }.is_some_and(|hints| unsigned(hints.ai_flags) & RAI_SA != 0) {
-        return Err(Errno(libc::ENOTSUP).into());
-    }
-    if std::mem::replace(&mut state.lock().resolving, true) {
-        return Err(Errno::BUSY.into());
-    }
-    // SAFETY: the caller's promise.
-    let list = unsafe { resolve(node, service, hints) };
-    let list = list.inspect_err(|_| state.lock().resolving = false)?;
-    state.lock().resolved = Resolved(list);
-    let resolved = u64::from(Event::RDMA_CM_EVENT_ADDRINFO_RESOLVED.0);
-    let key = state.subject.key;
-    Service::get()?.with(|service| {
-        service.entry(key).map(|entry| entry.write_event(Event::RDMA_CM_EVENT_INTERNAL, 0, resolved))
-    })?;
-    // SAFETY: the caller's promise.
-    unsafe { events::complete(id) }?;
-    Ok(())
-}
-
-/// `rdma_query_addrinfo`.
-pub(super) unsafe extern "C" fn query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
-    // SAFETY: C's promise about the id.
-    minus_one(unsafe { id::get(id) }.and_then(|state| {
-        if info.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let mut inner = state.lock();
-        if !inner.resolving || inner.resolved.0.is_null() {
-            return Err(Errno(libc::ENOENT));
-        }
-        inner.resolving = false;
-        let list = std::mem::take(&mut inner.resolved).0;
-        // SAFETY: C's promise: valid for writes.
-        unsafe { info.write(list) };
-        Ok(())
-    }))
 }

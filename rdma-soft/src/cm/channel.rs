@@ -31,7 +31,7 @@ impl Channel {
 
     /// Queues an event, unless its id is gone.
     pub(super) fn push(&self, pending: Pending) {
-        self.queue.offer(pending, |pending| pending.subject.ledger.is_open());
+        self.queue.offer(pending, |pending| pending.target.ledger.is_open());
     }
 }
 
@@ -45,26 +45,16 @@ pub(super) fn publish(channel: Arc<Channel>) -> *mut rdma_event_channel {
     Object::create(rdma_event_channel { fd: channel.raw_fd() }, channel)
 }
 
-/// Finds the channel behind a pointer from C.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(super) unsafe fn get<'a>(channel: *mut rdma_event_channel) -> Result<&'a Arc<Channel>, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe { Object::get(channel) }.map(Object::private)
-}
-
 /// An id, as events know it: the pointer that C has, and the count of events that C has taken and not acknowledged.
 #[derive(Debug)]
-pub(super) struct Subject {
+pub(super) struct Target {
     pub(super) key: u64,
     /// Null until C has the id.
     object: AtomicPtr<rdma_cm_id>,
     pub(super) ledger: Ledger,
 }
 
-impl Subject {
+impl Target {
     pub(super) fn new(key: u64) -> Arc<Self> {
         Arc::new(Self { key, object: AtomicPtr::new(ptr::null_mut()), ledger: Ledger::default() })
     }
@@ -101,10 +91,12 @@ impl Membership {
 /// An event that waits to be taken.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// Whose it is: of a request, the listener.
-    pub(super) subject: Arc<Subject>,
+    /// The event's id; of a request, the listener.
+    pub(super) target: Arc<Target>,
     pub(super) code: rdma_cm_event_type,
     pub(super) status: i32,
+    /// The new id that a request brings.
+    pub(super) new: Option<Arc<Target>>,
     pub(super) body: Body,
 }
 
@@ -113,36 +105,23 @@ pub(super) struct Pending {
 pub(super) enum Body {
     None,
     Conn(Conn),
-    /// A new id asks.
-    Request {
-        id: Arc<Subject>,
-        conn: Conn,
-    },
     Datagram(Datagram),
-    /// A new id asks for a datagram service.
-    DatagramRequest {
-        id: Arc<Subject>,
-        private: Box<[u8]>,
-    },
     Multicast(Arc<Membership>, Box<Datagram>),
     Arg(u64),
 }
 
-impl Pending {
-    /// The id that a request brings.
-    pub(super) fn new_id(&self) -> Option<&Arc<Subject>> {
-        match &self.body {
-            Body::Request { id, .. } | Body::DatagramRequest { id, .. } => Some(id),
-            _ => None,
-        }
-    }
+/// An event that is counted as taken: until it is acknowledged its id is not destroyed.
+#[derive(Debug)]
+pub(super) struct Reported(pub(super) Pending);
 
+impl Pending {
     /// Counts the event as taken. Called under the queue's lock.
-    pub(super) fn report(&self) {
-        self.subject.ledger.report();
+    pub(super) fn report(self) -> Reported {
+        self.target.ledger.report();
         if let Body::Multicast(membership, _) = &self.body {
             membership.ledger.report();
         }
+        Reported(self)
     }
 }
 
@@ -154,6 +133,7 @@ pub(super) struct Conn {
 }
 
 impl Conn {
+    /// As C has them, without the private data.
     pub(super) fn public(&self) -> rdma_conn_param {
         let terms = &self.terms;
         rdma_conn_param {
@@ -171,12 +151,12 @@ impl Conn {
 }
 
 /// A datagram service's address, in an event.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Datagram {
     pub(super) ah_attr: ibv_ah_attr,
     pub(super) qp_num: u32,
     pub(super) qkey: u32,
-    pub(super) private: Box<[u8]>,
+    pub(super) private: Vec<u8>,
 }
 
 impl std::fmt::Debug for Datagram {
@@ -185,12 +165,12 @@ impl std::fmt::Debug for Datagram {
     }
 }
 
-/// What keeps an event in C's hands together: what is acknowledged, and what its private data points to.
+/// What an event in C's hands keeps: what is acknowledged with it, and what its private data points to.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    pub(super) subject: Arc<Subject>,
+    pub(super) target: Arc<Target>,
     pub(super) membership: Option<Arc<Membership>>,
-    pub(super) private: Box<[u8]>,
+    pub(super) private: Vec<u8>,
 }
 
 impl Public for rdma_cm_event {
@@ -204,15 +184,12 @@ impl Public for rdma_cm_event {
 ///
 /// As for [`Object::free`].
 pub(super) unsafe fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let taken = unsafe { Object::get(event) }?.private();
-    let (subject, membership) = (Arc::clone(&taken.subject), taken.membership.clone());
-    // SAFETY: the caller's promise; `taken` is not used below.
-    unsafe { Object::free(event) }?;
-    if let Some(membership) = membership {
+    // SAFETY: `Object::free` asks for the same: null or a live event, which nobody uses from now on.
+    let taken = unsafe { Object::take(event) }?;
+    if let Some(membership) = taken.membership {
         membership.ledger.acknowledge(1, |_| ());
     }
-    // The last: whoever waits for it may free the id now.
-    subject.ledger.acknowledge(1, |_| ());
+    // The last: a thread that waits for it may free the id now.
+    taken.target.ledger.acknowledge(1, |_| ());
     Ok(())
 }

@@ -1,290 +1,201 @@
 //! Taking events: what librdmacm does on the way from the kernel to the application, which is to show what is new in the id, to
-//! move queue pairs that it has made, and to bring requests' ids into being.
+//! move queue pairs that it has made, and to make the ids of requests.
 
-use std::mem;
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_gid, rdma_cm_event, rdma_cm_event__bindgen_ty_1, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_cm_event, rdma_cm_event__bindgen_ty_1, rdma_cm_event_type as Code, rdma_cm_id, rdma_conn_param,
     rdma_event_channel, rdma_ud_param,
 };
 
-use super::channel::{self, Body, Channel, Conn, Datagram, Pending, Taken};
-use super::id::{self, look, put};
-use super::qp;
+use super::channel::{Body, Channel, Conn, Pending, Reported, Taken, Target};
+use super::id::{self, Id};
 use super::service::Service;
 use crate::engine::Errno;
 use crate::log::remark;
-use crate::verbs::object::Object;
-
-type Event = rdma_cm_event_type;
+use crate::verbs::object::{Object, get_field, set_field};
 
 /// `rdma_get_cm_event`: waits unless the descriptor does not block.
 ///
 /// # Safety
 ///
-/// C's promise about the channel.
+/// `channel` is null or a live channel.
 pub(super) unsafe fn take(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
-    Service::get()?;
-    // SAFETY: the caller's promise.
-    let events = unsafe { channel::get(channel) }?;
+    // SAFETY: `Object::get` wants null or a live channel: the caller's promise.
+    let events = unsafe { Object::get(channel) }?.private();
     loop {
-        let pending = events.queue.wait(|pending| {
-            // From here to its acknowledgement the id cannot be destroyed.
-            pending.report();
-            pending
-        })?;
-        let subject = Arc::clone(&pending.subject);
-        // SAFETY: the event's id is alive: the event is reported and not acknowledged.
-        match unsafe { process(events, channel, pending) } {
+        // From here to its acknowledgement the id cannot be destroyed.
+        let reported = events.queue.wait(Pending::report)?;
+        let target = Arc::clone(&reported.0.target);
+        match process(events, channel, reported) {
             Some(event) => return Ok(event),
-            None => subject.ledger.acknowledge(1, |_| ()),
+            None => target.ledger.acknowledge(1, |_| ()),
         }
     }
 }
 
-/// What the parameters of an event are.
+/// The parameters of an event, without the private data.
 enum Parameters {
     None,
-    Conn(Conn),
-    Datagram(Datagram),
+    Conn(rdma_conn_param),
+    Datagram(rdma_ud_param),
     Arg(u64),
 }
 
-/// Makes the event that C gets; `None` if it is none of C's business.
-///
-/// # Safety
-///
-/// The pending event's id is alive and stays so until the event is acknowledged; the channel is C's.
-unsafe fn process(
-    events: &Arc<Channel>,
-    channel: *mut rdma_event_channel,
-    pending: Pending,
-) -> Option<*mut rdma_cm_event> {
-    let Pending { subject, mut code, mut status, body } = pending;
-    let id = subject.object();
-    // SAFETY: the caller's promise; an id has its object before anything can be asked of it.
-    let state = unsafe { id::get(id) }.ok()?;
-    let (mut event_id, mut listen_id) = (id, std::ptr::null_mut());
-    let mut membership = None;
-    let parameters = match body {
-        Body::None => match code {
-            Event::RDMA_CM_EVENT_ADDR_RESOLVED => {
-                // SAFETY: the caller's promise.
-                if let Err(errno) = unsafe { id::show_addresses(id) } {
-                    (code, status) = (Event::RDMA_CM_EVENT_ADDR_ERROR, -errno.0);
-                }
-                Parameters::None
-            }
-            Event::RDMA_CM_EVENT_ROUTE_RESOLVED => {
-                // SAFETY: the caller's promise.
-                if let Err(errno) = unsafe { id::show_path(id) } {
-                    (code, status) = (Event::RDMA_CM_EVENT_ROUTE_ERROR, -errno.0);
-                }
-                Parameters::None
-            }
-            _ => Parameters::None,
-        },
-        Body::Request { id: new, conn } => {
-            // SAFETY: the caller's promise: the listener is alive.
-            event_id = unsafe { bring(events, channel, id, &new, Some(&conn)) }?;
-            listen_id = id;
-            Parameters::Conn(conn)
+impl Parameters {
+    fn public(self, data: *const c_void, len: u8) -> rdma_cm_event__bindgen_ty_1 {
+        // Zeroes where the kind has nothing.
+        let mut public = rdma_cm_event__bindgen_ty_1::default();
+        match self {
+            Self::None => {}
+            Self::Conn(conn) => public.conn = rdma_conn_param { private_data: data, private_data_len: len, ..conn },
+            Self::Datagram(ud) => public.ud = rdma_ud_param { private_data: data, private_data_len: len, ..ud },
+            Self::Arg(arg) => public.arg = arg,
         }
-        Body::DatagramRequest { id: new, private } => {
-            // SAFETY: as above.
-            event_id = unsafe { bring(events, channel, id, &new, None) }?;
-            listen_id = id;
-            let ah_attr = rdma_sys::ibv_ah_attr::default();
-            Parameters::Datagram(Datagram { ah_attr, qp_num: 0, qkey: 0, private })
+        public
+    }
+}
+
+/// Makes the event that C gets; none if it is none of C's business.
+fn process(events: &Arc<Channel>, channel: *mut rdma_event_channel, reported: Reported) -> Option<*mut rdma_cm_event> {
+    let Pending { target, mut code, mut status, new, body } = reported.0;
+    let raw = target.object();
+    // SAFETY: `Object::get` wants null or a live id: destroying one waits for the acknowledgement of its reported events.
+    let id: Id<'_> = unsafe { Object::get(raw) }.ok()?;
+    let (mut event_id, mut listen_id, mut membership, mut private) = (raw, ptr::null_mut(), None, Vec::new());
+    if let Some(new) = new {
+        let conn = if let Body::Conn(conn) = &body { Some(conn) } else { None };
+        (event_id, listen_id) = (create_requested(events, channel, id, &new, conn)?, raw);
+    }
+    let parameters = match body {
+        Body::None => {
+            let (shown, failed) = match code {
+                Code::RDMA_CM_EVENT_ADDR_RESOLVED => (id.show_addresses(), Code::RDMA_CM_EVENT_ADDR_ERROR),
+                Code::RDMA_CM_EVENT_ROUTE_RESOLVED => (id.show_path(), Code::RDMA_CM_EVENT_ROUTE_ERROR),
+                _ => (Ok(()), code),
+            };
+            if let Err(errno) = shown {
+                (code, status) = (failed, -errno.0);
+            }
+            Parameters::None
         }
         Body::Conn(conn) => {
             match code {
-                Event::RDMA_CM_EVENT_CONNECT_RESPONSE => {
-                    if look!(id, qp).is_null() {
-                        state.lock().remote_ece = conn.terms.ece;
-                    } else {
-                        // SAFETY: the caller's promise.
-                        match unsafe { qp::confirm_with(id, conn.terms.ece) } {
-                            Ok(()) => code = Event::RDMA_CM_EVENT_ESTABLISHED,
-                            Err(errno) => {
-                                remark!(DEBUG, ?errno, "soft0: a connection's queue pair cannot be made ready");
-                                state.lock().connect_error = true;
-                                (code, status) = (Event::RDMA_CM_EVENT_CONNECT_ERROR, -1);
-                            }
-                        }
+                Code::RDMA_CM_EVENT_CONNECT_RESPONSE if id.qp().is_none() => id.lock().remote_ece = conn.terms.ece,
+                Code::RDMA_CM_EVENT_CONNECT_RESPONSE => match id.confirm_with(conn.terms.ece) {
+                    Ok(()) => code = Code::RDMA_CM_EVENT_ESTABLISHED,
+                    Err(errno) => {
+                        remark!(DEBUG, ?errno, "soft0: a connection's queue pair cannot be made ready");
+                        id.lock().connect_error = true;
+                        (code, status) = (Code::RDMA_CM_EVENT_CONNECT_ERROR, -1);
                     }
-                }
-                Event::RDMA_CM_EVENT_REJECTED | Event::RDMA_CM_EVENT_DISCONNECTED if state.lock().connect_error => {
+                },
+                Code::RDMA_CM_EVENT_REJECTED | Code::RDMA_CM_EVENT_DISCONNECTED if id.lock().connect_error => {
                     return None;
                 }
-                // SAFETY: the caller's promise.
-                Event::RDMA_CM_EVENT_REJECTED => drop(unsafe { qp::to_error(id) }),
+                Code::RDMA_CM_EVENT_REJECTED => drop(id.fail_qp()),
                 _ => {}
             }
-            Parameters::Conn(conn)
+            let public = conn.public();
+            private = conn.terms.private;
+            Parameters::Conn(public)
         }
-        Body::Datagram(datagram) => Parameters::Datagram(datagram),
+        Body::Datagram(datagram) => {
+            private = datagram.private;
+            let (ah_attr, qp_num, qkey) = (datagram.ah_attr, datagram.qp_num, datagram.qkey);
+            Parameters::Datagram(rdma_ud_param { ah_attr, qp_num, qkey, ..rdma_ud_param::default() })
+        }
         Body::Multicast(joined, datagram) => {
-            let qp = look!(id, qp);
-            if !qp.is_null() && !joined.send_only {
-                let mgid = ibv_gid { raw: joined.mgid };
-                // SAFETY: the id's own queue pair; the group is read during the call only.
-                let errno = unsafe { (crate::ibverbs().ibv_attach_mcast)(qp, &raw const mgid, datagram.ah_attr.dlid) };
-                if errno != 0 {
-                    (code, status) = (Event::RDMA_CM_EVENT_MULTICAST_ERROR, -1);
-                }
+            let (ah_attr, qp_num, qkey) = (datagram.ah_attr, datagram.qp_num, datagram.qkey);
+            let attached = match id.qp() {
+                Some(qp) if !joined.send_only => qp.set_attached(true, joined.mgid, ah_attr.dlid),
+                _ => Ok(()),
+            };
+            if attached.is_err() {
+                (code, status) = (Code::RDMA_CM_EVENT_MULTICAST_ERROR, -1);
             }
             membership = Some(joined);
-            Parameters::Datagram(*datagram)
+            Parameters::Datagram(rdma_ud_param { ah_attr, qp_num, qkey, ..rdma_ud_param::default() })
         }
-        Body::Arg(arg) => {
-            if code == Event::RDMA_CM_EVENT_INTERNAL {
-                code = rdma_cm_event_type(u32::try_from(arg).unwrap_or(0));
-                Parameters::None
-            } else {
-                Parameters::Arg(arg)
-            }
+        Body::Arg(arg) if code == Code::RDMA_CM_EVENT_INTERNAL => {
+            code = Code(u32::try_from(arg).unwrap_or(0));
+            Parameters::None
         }
+        Body::Arg(arg) => Parameters::Arg(arg),
     };
-    let (mut param, private) = parts(parameters);
-    let context = membership.as_ref().map(|membership| membership.context());
-    let taken = Taken { subject, membership, private };
-    let data: *const std::ffi::c_void =
-        if taken.private.is_empty() { std::ptr::null() } else { taken.private.as_ptr().cast() };
+    let taken = Taken { target, membership, private };
     let len = u8::try_from(taken.private.len()).unwrap_or(u8::MAX);
-    match &mut param {
-        Union::Conn(conn) => (conn.private_data, conn.private_data_len) = (data, len),
-        Union::Ud(ud) => {
-            (ud.private_data, ud.private_data_len) = (context.map_or(data, |context| context.cast_const()), len);
-        }
-        Union::Arg(_) | Union::None => {}
-    }
-    let event = rdma_cm_event { id: event_id, listen_id, event: code, status, param: param.into() };
-    Some(Object::create(event, taken))
+    // Where private data would be, the event of a group has the application's pointer.
+    let data = match &taken.membership {
+        Some(membership) => membership.context().cast_const(),
+        None if len == 0 => ptr::null(),
+        None => taken.private.as_ptr().cast(),
+    };
+    let param = parameters.public(data, len);
+    Some(Object::create(rdma_cm_event { id: event_id, listen_id, event: code, status, param }, taken))
 }
 
-/// The union in an event, with its kind.
-enum Union {
-    None,
-    Conn(rdma_conn_param),
-    Ud(rdma_ud_param),
-    Arg(u64),
-}
-
-impl From<Union> for rdma_cm_event__bindgen_ty_1 {
-    fn from(kind: Union) -> Self {
-        // Zeroes where the kind has nothing.
-        let mut union = Self::default();
-        match kind {
-            Union::None => {}
-            Union::Conn(conn) => union.conn = conn,
-            Union::Ud(ud) => union.ud = ud,
-            Union::Arg(arg) => union.arg = arg,
-        }
-        union
-    }
-}
-
-fn parts(parameters: Parameters) -> (Union, Box<[u8]>) {
-    match parameters {
-        Parameters::None => (Union::None, Box::default()),
-        Parameters::Conn(mut conn) => {
-            let private = mem::take(&mut conn.terms.private);
-            (Union::Conn(conn.public()), private.into_boxed_slice())
-        }
-        Parameters::Datagram(Datagram { ah_attr, qp_num, qkey, private }) => {
-            let ud = rdma_ud_param { ah_attr, qp_num, qkey, ..rdma_ud_param::default() };
-            (Union::Ud(ud), private)
-        }
-        Parameters::Arg(arg) => (Union::Arg(arg), Box::default()),
-    }
-}
-
-/// Brings the id of a request into being. An id that cannot be made is destroyed, which the peer learns.
-///
-/// # Safety
-///
-/// The listener is alive, the channel is C's.
-unsafe fn bring(
+/// Makes the id of a request. An id that cannot be made is destroyed, which the peer learns.
+fn create_requested(
     events: &Arc<Channel>,
     channel: *mut rdma_event_channel,
-    listener: *mut rdma_cm_id,
-    new: &Arc<channel::Subject>,
+    listener: Id<'_>,
+    new: &Arc<Target>,
     conn: Option<&Conn>,
 ) -> Option<*mut rdma_cm_id> {
-    // SAFETY: the caller's promise.
-    let listening = unsafe { id::get(listener) }.ok()?;
-    let sync = listening.lock().sync;
-    let service = Service::get().ok()?;
-    service.with(|state| state.request_taken(listening.subject.key, new.key, events));
-    // SAFETY: the caller's promise.
-    let id = unsafe { id::create_requested(listener, channel, new, false) };
-    // SAFETY: just made.
-    if let Err(errno) = unsafe { fill(id, sync, conn) } {
+    let sync = listener.lock().sync;
+    Service::get().ok()?.with(|state| state.request_taken(listener.key(), new.key, events));
+    let raw = id::create_requested(listener, channel, new);
+    // SAFETY: `Object::get` wants a live id: just made, and nobody knows of it.
+    let id: Id<'_> = unsafe { Object::get(raw) }.ok()?;
+    if let Err(errno) = fill_in(id, sync, conn) {
         remark!(WARN, ?errno, "soft0: the id of a request cannot be made");
-        // SAFETY: just made, and nobody knows of it.
-        let _gone = unsafe { id::destroy(id) };
+        // SAFETY: `destroy` wants an id that nobody uses: just made, and `id` is not used below.
+        let _gone = unsafe { id::destroy(raw) };
         return None;
     }
-    Some(id)
+    Some(raw)
 }
 
-/// # Safety
-///
-/// A live id that nobody else knows of.
-unsafe fn fill(id: *mut rdma_cm_id, sync: bool, conn: Option<&Conn>) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let state = unsafe { id::get(id) }?;
+fn fill_in(id: Id<'_>, sync: bool, conn: Option<&Conn>) -> Result<(), Errno> {
     if let Some(conn) = conn {
-        let mut inner = state.lock();
+        let mut inner = id.lock();
         inner.initiator_depth = conn.terms.initiator_depth;
         inner.responder_resources = conn.terms.responder_resources;
         inner.remote_ece = conn.terms.ece;
     }
     if sync {
-        // SAFETY: the caller's promise.
-        unsafe { id::migrate(id, std::ptr::null_mut()) }?;
+        // SAFETY: `migrate` wants null or a live channel.
+        unsafe { id::migrate(id, ptr::null_mut()) }?;
     }
-    // SAFETY: the caller's promise.
-    unsafe { id::show_addresses(id) }?;
-    // SAFETY: the caller's promise.
-    unsafe { id::show_path(id) }
+    id.show_addresses()?;
+    id.show_path()
+}
+
+/// Takes the next event of a synchronous id, and what it says.
+pub(super) fn take_own(id: Id<'_>) -> Result<(*mut rdma_cm_event, Result<Code, Errno>), Errno> {
+    id.acknowledge_own();
+    let channel = get_field!(id, channel);
+    // SAFETY: `take` wants a live channel: the id's own, which lives as long as the id.
+    let raw = unsafe { take(channel) }?;
+    // SAFETY: `Object::get` wants a live event: just taken.
+    let event: &Object<rdma_cm_event> = unsafe { Object::get(raw) }?;
+    let outcome = match (get_field!(event, event), get_field!(event, status)) {
+        (code, 0) => Ok(code),
+        (Code::RDMA_CM_EVENT_REJECTED, _) => Err(Errno(libc::ECONNREFUSED)),
+        (_, status) => Err(Errno(status.checked_abs().unwrap_or(libc::EIO))),
+    };
+    Ok((raw, outcome))
 }
 
 /// Waits, for a synchronous id, until the event of its last call has come, which becomes `id->event`.
-///
-/// # Safety
-///
-/// A live id.
-pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    if !unsafe { id::get(id) }?.lock().sync {
+pub(super) fn complete(id: Id<'_>) -> Result<(), Errno> {
+    if !id.lock().sync {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
-    unsafe { acknowledge_own(id) };
-    let channel = look!(id, channel);
-    // SAFETY: the id's own channel.
-    let event = unsafe { take(channel) }?;
-    put!(id, event, event);
-    match look!(event, status) {
-        0 => Ok(()),
-        _ if look!(event, event) == Event::RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
-        status => Err(Errno(status.checked_abs().unwrap_or(libc::EIO))),
-    }
-}
-
-/// Acknowledges the event of a synchronous id.
-///
-/// # Safety
-///
-/// A live id.
-pub(super) unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
-    let event = look!(id, event);
-    if !event.is_null() {
-        put!(id, event, std::ptr::null_mut());
-        // SAFETY: C's promise: the event of a synchronous id is its own.
-        let _stale = unsafe { channel::acknowledge(event) };
-    }
+    let (event, outcome) = take_own(id)?;
+    set_field!(id, event, event);
+    outcome.map(drop)
 }

@@ -4,53 +4,30 @@
 //! event is acknowledged the id exists, for destroying it waits.
 
 use std::ffi::c_void;
-use std::net::SocketAddr;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use libc::sockaddr_storage;
-use rdma_sys::{
-    ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec, rdma_addrinfo, rdma_cm_id, rdma_event_channel, rdma_port_space,
-};
+use rdma_sys::{ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_port_space};
 
-use super::channel::{self, Channel, Subject};
+use super::addrinfo::List;
+use super::channel::{self, Channel, Target};
 use super::device::Device;
 use super::entry::Entry;
 use super::message::Ece;
 use super::port::Space;
-use super::service::Service;
-use super::{address, events, wire};
+use super::service::{Service, State};
+use super::{address, path};
 use crate::engine::Errno;
 use crate::verbs::attr::{PKEY, PORT};
-use crate::verbs::object::{Object, Public};
+use crate::verbs::object::{Object, Public, get_field, set_field};
 
-/// Writes a public field of an object.
-macro_rules! put {
-    ($object:expr, $($field:ident).+, $value:expr) => {{
-        let value = $value;
-        // SAFETY: the caller's promise: a live object. No reference is made.
-        let place = unsafe { &raw mut (*$object).$($field).+ };
-        // SAFETY: in bounds and aligned; C's promise: nobody else uses the field during this call.
-        unsafe { place.write(value) };
-    }};
-}
+/// A live id.
+pub(super) type Id<'a> = &'a Object<rdma_cm_id>;
 
-/// Reads a public field of an object.
-macro_rules! look {
-    ($object:expr, $($field:ident).+) => {{
-        // SAFETY: the caller's promise: a live object. No reference is made.
-        let place = unsafe { &raw const (*$object).$($field).+ };
-        // SAFETY: in bounds and aligned; C's promise: nobody else writes to the field during this call.
-        unsafe { place.read() }
-    }};
-}
-
-pub(super) use {look, put};
-
-/// What the manager keeps about an id, next to its entry.
+/// What the manager keeps of an id, next to its entry.
 #[derive(Debug)]
 pub(crate) struct IdState {
-    pub(super) subject: Arc<Subject>,
+    target: Arc<Target>,
     inner: Mutex<Inner>,
 }
 
@@ -59,7 +36,7 @@ pub(crate) struct IdState {
 pub(super) struct Inner {
     /// The id has a channel of its own, and its calls wait for their events.
     pub(super) sync: bool,
-    pub(super) device: Option<Device>,
+    device: Option<Device>,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,
     pub(super) initiator_depth: u8,
@@ -68,15 +45,16 @@ pub(super) struct Inner {
     pub(super) connect_error: bool,
     /// What goes before the private data, from `rdma_addrinfo`.
     pub(super) connect_data: Vec<u8>,
-    /// What the queue pairs of requests shall be.
+    /// How queue pairs are made for the requests of an endpoint.
     pub(super) qp_init: Option<QpInit>,
+    /// `rdma_resolve_addrinfo` has begun, and its list was not fetched.
     pub(super) resolving: bool,
-    pub(super) resolved: Resolved,
+    pub(super) resolved: Option<List>,
     /// Whether `route.path_rec` is ours.
     has_path: bool,
 }
 
-/// How queue pairs are made for the requests of an endpoint.
+/// Attributes of queue pairs to be made.
 #[derive(Clone, Copy)]
 pub(super) struct QpInit(pub(super) ibv_qp_init_attr);
 
@@ -89,43 +67,109 @@ impl std::fmt::Debug for QpInit {
     }
 }
 
-/// A list of addresses that waits to be fetched.
-#[derive(Debug)]
-pub(super) struct Resolved(pub(super) *mut rdma_addrinfo);
-
-// SAFETY: a list that nobody else knows of.
-unsafe impl Send for Resolved {}
-
-impl Default for Resolved {
-    fn default() -> Self {
-        Self(ptr::null_mut())
-    }
-}
-
-impl IdState {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Public for rdma_cm_id {
     const MARK: u64 = 0x0000_636d_5f69_6421;
     type Private = IdState;
 }
 
-/// Finds the id behind a pointer from C.
+impl Object<rdma_cm_id> {
+    /// The key of the id's entry.
+    pub(super) fn key(&self) -> u64 {
+        self.private().target.key
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.private().inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the manager's state.
+    pub(super) fn with_state<R>(&self, work: impl FnOnce(&mut State, u64) -> Result<R, Errno>) -> Result<R, Errno> {
+        Service::get()?.with(|state| work(state, self.key()))
+    }
+
+    /// Does something with the id's entry.
+    pub(super) fn with_entry<R>(&self, work: impl FnOnce(&mut Entry) -> Result<R, Errno>) -> Result<R, Errno> {
+        self.with_state(|state, key| work(state.entry(key)?))
+    }
+
+    pub(super) fn is_datagram(&self) -> bool {
+        get_field!(self, qp_type) == ibv_qp_type::IBV_QPT_UD
+    }
+
+    /// Acknowledges the event of a synchronous id.
+    pub(super) fn acknowledge_own(&self) {
+        let event = get_field!(self, event);
+        if !event.is_null() {
+            set_field!(self, event, ptr::null_mut());
+            // SAFETY: `acknowledge` wants a live event that nobody uses any more: the event of a synchronous id is its own until its
+            // next call, and is forgotten above.
+            let _stale = unsafe { channel::acknowledge(event) };
+        }
+    }
+
+    /// Shows C the id's addresses, and its device once it has one.
+    pub(super) fn show_addresses(&self) -> Result<(), Errno> {
+        let (local, peer, on_device) = self.with_entry(|entry| Ok((entry.local, entry.peer, entry.is_on_device())))?;
+        if let Some(local) = local {
+            set_field!(self, route.addr.__bindgen_anon_1.src_storage, address::storage(local));
+        }
+        if let Some(peer) = peer {
+            set_field!(self, route.addr.__bindgen_anon_2.dst_storage, address::storage(peer));
+        }
+        if on_device {
+            let mut inner = self.lock();
+            if inner.device.is_none() {
+                let device = inner.device.insert(Device::get()?);
+                set_field!(self, verbs, device.context);
+                set_field!(self, pd, device.pd);
+                set_field!(self, port_num, PORT);
+            }
+            if let Some(local) = local {
+                set_field!(self, route.addr.addr.ibaddr.sgid, super::device::gid(&local)?.1);
+            }
+            if let Some(peer) = peer {
+                set_field!(self, route.addr.addr.ibaddr.dgid, super::device::gid(&peer)?.1);
+            }
+            set_field!(self, route.addr.addr.ibaddr.pkey, PKEY.to_be());
+        }
+        Ok(())
+    }
+
+    /// Shows C the path to the peer.
+    pub(super) fn show_path(&self) -> Result<(), Errno> {
+        let path = self.with_entry(|entry| path::record(entry))?;
+        let mut inner = self.lock();
+        if inner.has_path {
+            let known: *mut ibv_sa_path_rec = get_field!(self, route.path_rec);
+            // SAFETY: `write` wants a pointer that is valid for writes: made below from a box, which the id's destroy frees.
+            unsafe { known.write(path) };
+        } else {
+            inner.has_path = true;
+            set_field!(self, route.path_rec, Box::into_raw(Box::new(path)));
+            set_field!(self, route.num_paths, 1);
+        }
+        Ok(())
+    }
+}
+
+/// The channel that C gave, or one of the id's own: as C has it, and as the manager does.
 ///
 /// # Safety
 ///
-/// As for [`Object::get`].
-pub(super) unsafe fn get<'a>(id: *mut rdma_cm_id) -> Result<&'a IdState, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe { Object::get(id) }.map(Object::private)
+/// `channel` is null or a live channel.
+unsafe fn channel_or_own(channel: *mut rdma_event_channel) -> Result<(*mut rdma_event_channel, Arc<Channel>), Errno> {
+    if channel.is_null() {
+        let own = Channel::new()?;
+        return Ok((channel::publish(Arc::clone(&own)), own));
+    }
+    // SAFETY: `Object::get` wants a live object of this kind: the caller's promise.
+    let object = unsafe { Object::get(channel) }?;
+    Ok((channel, Arc::clone(object.private())))
 }
 
 /// Makes the object that C holds.
 fn publish(
-    subject: Arc<Subject>,
+    target: Arc<Target>,
     channel: *mut rdma_event_channel,
     context: *mut c_void,
     ps: rdma_port_space,
@@ -134,8 +178,8 @@ fn publish(
 ) -> *mut rdma_cm_id {
     let public = rdma_cm_id { channel, context, ps, qp_type, ..rdma_cm_id::default() };
     let inner = Mutex::new(Inner { sync, ..Inner::default() });
-    let id = Object::create(public, IdState { subject: Arc::clone(&subject), inner });
-    subject.set_object(id);
+    let id = Object::create(public, IdState { target: Arc::clone(&target), inner });
+    target.set_object(id);
     id
 }
 
@@ -143,7 +187,7 @@ fn publish(
 ///
 /// # Safety
 ///
-/// C's promise about the channel, which may be null.
+/// `channel` is null or a live channel.
 pub(super) unsafe fn create(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
@@ -161,36 +205,24 @@ pub(super) unsafe fn create(
     }
     let service = Service::get()?;
     let sync = channel.is_null();
-    let events = if sync {
-        Channel::new()?
-    } else {
-        // SAFETY: the caller's promise.
-        Arc::clone(unsafe { channel::get(channel) }?)
-    };
-    let channel = if sync { channel::publish(Arc::clone(&events)) } else { channel };
-    let subject = service.with(|state| {
-        let key = state.new_key();
-        let subject = Subject::new(key);
-        state.entries.insert(key, Entry::new(Arc::clone(&subject), events, space, qp_type));
-        subject
+    // SAFETY: `channel_or_own` asks for the same.
+    let (channel, events) = unsafe { channel_or_own(channel) }?;
+    let target = service.with(|state| {
+        let target = Target::new(state.new_key());
+        state.entries.insert(target.key, Entry::new(Arc::clone(&target), events, space, qp_type));
+        target
     });
-    Ok(publish(subject, channel, context, ps, qp_type, sync))
+    Ok(publish(target, channel, context, ps, qp_type, sync))
 }
 
 /// Makes the object of an id that a request brought, like its listener.
-///
-/// # Safety
-///
-/// `listener` is a live id.
-pub(super) unsafe fn create_requested(
-    listener: *mut rdma_cm_id,
+pub(super) fn create_requested(
+    listener: Id<'_>,
     channel: *mut rdma_event_channel,
-    subject: &Arc<Subject>,
-    sync: bool,
+    target: &Arc<Target>,
 ) -> *mut rdma_cm_id {
-    let context = look!(listener, context);
-    let (ps, qp_type) = (look!(listener, ps), look!(listener, qp_type));
-    publish(Arc::clone(subject), channel, context, ps, qp_type, sync)
+    let (ps, qp_type) = (get_field!(listener, ps), get_field!(listener, qp_type));
+    publish(Arc::clone(target), channel, get_field!(listener, context), ps, qp_type, false)
 }
 
 /// `rdma_destroy_id`.
@@ -198,145 +230,59 @@ pub(super) unsafe fn create_requested(
 /// # Safety
 ///
 /// As for [`Object::free`].
-pub(super) unsafe fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let state = unsafe { get(id) }?;
-    Service::get()?.with(|service| service.destroy(state.subject.key));
-    let event = look!(id, event);
-    if !event.is_null() {
-        // SAFETY: C's promise: the event of a synchronous id is its own until it is destroyed.
-        let _stale = unsafe { channel::acknowledge(event) };
-    }
-    state.subject.ledger.settle();
-    let inner = std::mem::take(&mut *state.lock());
+pub(super) unsafe fn destroy(raw: *mut rdma_cm_id) -> Result<(), Errno> {
+    // SAFETY: `Object::get` wants null or a live id: the caller's promise.
+    let id: Id<'_> = unsafe { Object::get(raw) }?;
+    Service::get()?.with(|state| state.destroy(id.key()));
+    id.acknowledge_own();
+    id.private().target.ledger.settle();
+    let inner = std::mem::take(&mut *id.lock());
     if inner.has_path {
-        let path = look!(id, route.path_rec);
-        // SAFETY: made by `set_path` from a box, and freed once: the id is gone below.
+        let path = get_field!(id, route.path_rec);
+        // SAFETY: `from_raw` wants a pointer of a box, once: made by `show_path`, and the id is gone below.
         drop(unsafe { Box::from_raw(path) });
     }
-    if !inner.resolved.0.is_null() {
-        // SAFETY: a list of ours that was not handed out.
-        unsafe { super::addrinfo::free(inner.resolved.0) };
-    }
     if inner.sync {
-        let channel = look!(id, channel);
-        // SAFETY: made in `create` or `migrate` for this id alone.
+        let channel = get_field!(id, channel);
+        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this id alone, whose events have ended.
         let _freed = unsafe { Object::free(channel) };
     }
-    // SAFETY: the caller's promise; `state` is not used below.
-    unsafe { Object::free(id) }
-}
-
-/// Shows C the id's addresses, and its device once it has one.
-///
-/// # Safety
-///
-/// A live id.
-pub(super) unsafe fn show_addresses(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let state = unsafe { get(id) }?;
-    let (local, peer, on_device) = Service::get()?.with(|service| {
-        let entry = service.entry(state.subject.key)?;
-        Ok::<_, Errno>((entry.local, entry.peer, entry.is_on_device()))
-    })?;
-    if let Some(local) = local {
-        put!(id, route.addr.__bindgen_anon_1.src_storage, address::storage(&local).0);
-    }
-    if let Some(peer) = peer {
-        put!(id, route.addr.__bindgen_anon_2.dst_storage, address::storage(&peer).0);
-    }
-    if on_device {
-        let mut inner = state.lock();
-        if inner.device.is_none() {
-            let device = Device::get()?;
-            put!(id, verbs, device.context());
-            put!(id, pd, device.pd());
-            put!(id, port_num, PORT);
-            inner.device = Some(device);
-        }
-        let gid = |address: Option<SocketAddr>| address.map(|address| super::device::gid(&address)).transpose();
-        if let Some((_, sgid)) = gid(local)? {
-            put!(id, route.addr.addr.ibaddr.sgid, sgid);
-        }
-        if let Some((_, dgid)) = gid(peer)? {
-            put!(id, route.addr.addr.ibaddr.dgid, dgid);
-        }
-        put!(id, route.addr.addr.ibaddr.pkey, PKEY.to_be());
-    }
-    Ok(())
-}
-
-/// Shows C the destination that it asks for.
-///
-/// # Safety
-///
-/// A live id.
-pub(super) unsafe fn show_destination(id: *mut rdma_cm_id, destination: &SocketAddr) {
-    let storage: sockaddr_storage = address::storage(destination).0;
-    put!(id, route.addr.__bindgen_anon_2.dst_storage, storage);
-}
-
-/// Shows C the path to the peer.
-///
-/// # Safety
-///
-/// A live id.
-pub(super) unsafe fn show_path(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let state = unsafe { get(id) }?;
-    let path = Service::get()?.with(|service| wire::path(service.entry(state.subject.key)?))?;
-    let mut inner = state.lock();
-    if inner.has_path {
-        let known: *mut ibv_sa_path_rec = look!(id, route.path_rec);
-        // SAFETY: made below, and not freed before the id.
-        unsafe { known.write(path) };
-    } else {
-        inner.has_path = true;
-        put!(id, route.path_rec, Box::into_raw(Box::new(path)));
-        put!(id, route.num_paths, 1);
-    }
-    Ok(())
+    // SAFETY: the caller's promise; `id` is not used below.
+    unsafe { Object::free(raw) }
 }
 
 /// `rdma_migrate_id`: to another channel, or to one of its own.
 ///
 /// # Safety
 ///
-/// C's promises about the id and the channel, which may be null.
-pub(super) unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let state = unsafe { get(id) }?;
-    let service = Service::get()?;
-    let was_sync = state.lock().sync;
-    let sync = channel.is_null();
+/// `channel` is null or a live channel.
+pub(super) unsafe fn migrate(id: Id<'_>, channel: *mut rdma_event_channel) -> Result<(), Errno> {
+    let (was_sync, sync) = (id.lock().sync, channel.is_null());
     if was_sync && sync {
         return Err(Errno::INVAL);
     }
-    let events = if sync {
-        Channel::new()?
-    } else {
-        // SAFETY: the caller's promise.
-        Arc::clone(unsafe { channel::get(channel) }?)
-    };
-    let channel = if sync { channel::publish(Arc::clone(&events)) } else { channel };
-    let moved = service.with(|service| service.entry(state.subject.key).map(|entry| entry.migrate(events)));
+    // SAFETY: `channel_or_own` asks for the same.
+    let (channel, events) = unsafe { channel_or_own(channel) }?;
+    let moved = id.with_entry(|entry| {
+        entry.migrate(events);
+        Ok(())
+    });
     if let Err(errno) = moved {
         if sync {
-            // SAFETY: made above, and nobody knows of it.
+            // SAFETY: `Object::free` wants an object that nobody uses: made above.
             let _freed = unsafe { Object::free(channel) };
         }
         return Err(errno);
     }
-    let old = look!(id, channel);
+    let old = get_field!(id, channel);
     if was_sync {
-        // SAFETY: the caller's promise.
-        unsafe { events::acknowledge_own(id) };
-        // SAFETY: the channel was the id's own.
+        id.acknowledge_own();
+        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this id alone.
         let _freed = unsafe { Object::free(old) };
     }
-    state.lock().sync = sync;
-    put!(id, channel, channel);
-    // Events that were taken from the old channel are acknowledged before anybody takes one from the new.
-    state.subject.ledger.settle();
+    id.lock().sync = sync;
+    set_field!(id, channel, channel);
+    // Events that were taken from the old channel are acknowledged before one is taken from the new.
+    id.private().target.ledger.settle();
     Ok(())
 }

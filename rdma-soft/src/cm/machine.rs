@@ -1,18 +1,18 @@
 //! One end of a connection as a state machine without input and output: calls, messages, the end of the transport and the time
-//! go in; what is to be sent and told comes out. The states, timers and answers are those of the communication manager of the
-//! InfiniBand specification (volume 1, chapter 12), with the choices of Linux.
+//! go in; messages to send and notices to the application come out. The states, timers and answers are those of the communication
+//! manager of the InfiniBand specification (volume 1, chapter 12), with the choices of Linux.
 //!
 //! The transport loses nothing and keeps the order, but it ends when the peer does, and a listener whose queue is full drops a
 //! request: so requests and answers are repeated, as on a network.
 //!
 //! Invariants, which the property tests check against random calls, messages and clocks:
 //!
-//! 1. Whatever a peer sends, the machine is in one of its states, and what it tells the application is at most one answer to a
-//!    request, one `Established`, one `Disconnected` and one end of the time of waiting.
+//! 1. Whatever a peer sends, the machine is in one of its states, and its notices are at most one answer to a request, one
+//!    `Established`, one `Disconnected` and one `TimewaitExit`.
 //! 2. A state that waits for the peer has a deadline.
-//! 3. A machine that is closed stays so, and says nothing.
+//! 3. A machine that is closed stays so, and does nothing.
 
-use super::message::{Message, Rej, Rep, Req, SidrRep, SidrReq};
+use super::message::{Message, Rej, Rep, Req, SidrRep, Terms};
 use crate::engine::{Errno, Time};
 use crate::log::remark;
 
@@ -45,14 +45,24 @@ pub(super) struct Timers {
     pub(super) retries: u32,
     /// After a connection's end.
     pub(super) timewait: u64,
+    /// For a listener, which may be between two calls of `rdma_listen`.
+    pub(super) listener: u64,
 }
 
 impl Timers {
     const SECOND: u64 = 1_000_000_000;
 
     /// As Linux has them on RoCE: 4.3 s for the peer's manager and a second each way, 15 retries, a minute for a slow service.
-    pub(super) const LINUX: Self =
-        Self { response: 6 * Self::SECOND, service: 67 * Self::SECOND, retries: 15, timewait: 2 * Self::SECOND };
+    pub(super) const LINUX: Self = Self::new(6 * Self::SECOND, 67 * Self::SECOND, 2 * Self::SECOND);
+
+    /// Times in proportion to that for an answer.
+    pub(super) const fn for_response(response: u64) -> Self {
+        Self::new(response, response * 11, response / 3)
+    }
+
+    const fn new(response: u64, service: u64, timewait: u64) -> Self {
+        Self { response, service, retries: 15, timewait, listener: response / 12 }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,12 +91,12 @@ pub(super) enum Output {
     /// End the transport, once all is sent.
     Hangup,
     /// Tell the application.
-    Tell(Told),
+    Notify(Notice),
 }
 
 /// What the application is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Notice {
     /// The peer accepts; the application has to establish.
     Response(Rep),
     Established,
@@ -98,8 +108,10 @@ pub(super) enum Told {
     TimewaitExit,
     /// A datagram service's queue pair.
     Datagram(SidrRep),
-    /// A datagram service's refusal: its status, and what it has to say.
+    /// A datagram service's refusal: its status, and its private data.
     NoDatagram(u8, Vec<u8>),
+    /// A process of another user listens at the destination.
+    OtherUser,
 }
 
 /// What both ends have agreed upon, as this end's queue pair needs it.
@@ -117,6 +129,21 @@ pub(super) struct Agreed {
     pub(super) traffic_class: u8,
 }
 
+impl Agreed {
+    /// What a request decides for both ends.
+    fn of(req: &Req) -> Self {
+        Self {
+            responder_resources: req.terms.responder_resources,
+            initiator_depth: req.terms.initiator_depth,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.terms.rnr_retry_count,
+            ack_timeout: req.ack_timeout,
+            traffic_class: req.traffic_class,
+            ..Self::default()
+        }
+    }
+}
+
 /// One end of a connection, from the request on.
 #[derive(Debug)]
 pub(super) struct Machine {
@@ -126,11 +153,14 @@ pub(super) struct Machine {
     retries: u32,
     /// The peer has the message and needs time.
     slow: bool,
-    /// What is repeated until it is answered.
+    /// The message that is repeated until it is answered.
     repeated: Option<Message>,
+    /// When first nobody listened, and whether the next deadline only asks again.
+    refused: Option<Time>,
+    asks_again: bool,
     /// The end that was asked.
     passive: bool,
-    /// The application has answered the request; before it has, it hears of nothing.
+    /// The application has answered the request; before it has, it gets no notice.
     answered: bool,
     disconnected: bool,
     meaningless: u8,
@@ -148,6 +178,8 @@ impl Machine {
             retries: timers.retries,
             slow: false,
             repeated: None,
+            refused: None,
+            asks_again: false,
             passive,
             answered: !passive,
             disconnected: false,
@@ -156,53 +188,36 @@ impl Machine {
         }
     }
 
-    /// The end that asks for a connection.
-    pub(super) fn connect(timers: Timers, req: Req, now: Time, out: &mut Outputs) -> Self {
-        let agreed = Agreed {
-            rq_psn: req.psn,
-            responder_resources: req.terms.responder_resources,
-            initiator_depth: req.terms.initiator_depth,
-            retry_count: req.retry_count,
-            rnr_retry_count: req.terms.rnr_retry_count,
-            ack_timeout: req.ack_timeout,
-            traffic_class: req.traffic_class,
-            ..Agreed::default()
+    /// The end that asks for a connection, or for a datagram service.
+    pub(super) fn ask(timers: Timers, request: Message, now: Time, out: &mut Outputs) -> Self {
+        let (state, agreed) = match &request {
+            Message::Req(req) => (State::ReqSent, Agreed { rq_psn: req.psn, ..Agreed::of(req) }),
+            _ => (State::SidrSent, Agreed::default()),
         };
-        Self::new(timers, State::ReqSent, false, agreed).ask(Message::Req(req), now, out)
-    }
-
-    /// The end that asks for a datagram service.
-    pub(super) fn ask_datagram(timers: Timers, req: SidrReq, now: Time, out: &mut Outputs) -> Self {
-        Self::new(timers, State::SidrSent, false, Agreed::default()).ask(Message::SidrReq(req), now, out)
-    }
-
-    fn ask(mut self, request: Message, now: Time, out: &mut Outputs) -> Self {
+        let mut machine = Self::new(timers, state, false, agreed);
         out.push(Output::Request(request.clone()));
-        self.repeated = Some(request);
-        self.deadline = Some(now.after(self.timers.response));
-        self
+        machine.await_answer(request, now);
+        machine
     }
 
     /// The end that is asked.
-    pub(super) fn requested(timers: Timers, req: &Req) -> Self {
-        let agreed = Agreed {
-            remote_qpn: req.terms.qp_num,
-            sq_psn: req.psn,
-            // What the peer has for our requests is how many we may have under way, and the other way round.
-            responder_resources: req.terms.initiator_depth,
-            initiator_depth: req.terms.responder_resources,
-            retry_count: req.retry_count,
-            rnr_retry_count: req.terms.rnr_retry_count,
-            ack_timeout: req.ack_timeout,
-            traffic_class: req.traffic_class,
-            rq_psn: 0,
+    pub(super) fn asked(timers: Timers, request: &Message) -> Self {
+        let Message::Req(req) = request else {
+            return Self::new(timers, State::SidrReceived, true, Agreed::default());
         };
+        let (remote_qpn, sq_psn) = (req.terms.qp_num, req.psn);
+        // What the peer has for our requests is how many we may have under way, and the other way round.
+        let (responder_resources, initiator_depth) = (req.terms.initiator_depth, req.terms.responder_resources);
+        let agreed = Agreed { remote_qpn, sq_psn, responder_resources, initiator_depth, ..Agreed::of(req) };
         Self::new(timers, State::ReqReceived, true, agreed)
     }
 
-    /// The end that is asked for a datagram service.
-    pub(super) fn datagram_requested(timers: Timers) -> Self {
-        Self::new(timers, State::SidrReceived, true, Agreed::default())
+    /// Waits for the answer to a message, which is repeated until it comes.
+    fn await_answer(&mut self, message: Message, now: Time) {
+        self.repeated = Some(message);
+        self.retries = self.timers.retries;
+        self.slow = false;
+        self.deadline = Some(now.after(self.timers.response));
     }
 
     #[cfg(test)]
@@ -231,32 +246,33 @@ impl Machine {
         }
     }
 
-    /// Accepts.
-    pub(super) fn accept(&mut self, rep: Rep, now: Time, out: &mut Outputs) -> Result<(), Errno> {
-        if self.state != State::ReqReceived {
-            return Err(Errno::INVAL);
+    /// Accepts; `psn` is for a connection, `qkey` for a datagram service.
+    pub(super) fn accept(
+        &mut self,
+        terms: Terms,
+        psn: u32,
+        qkey: u32,
+        now: Time,
+        out: &mut Outputs,
+    ) -> Result<(), Errno> {
+        match self.state {
+            State::ReqReceived => {
+                self.agreed.rq_psn = psn;
+                self.agreed.responder_resources = terms.responder_resources;
+                self.agreed.initiator_depth = terms.initiator_depth;
+                self.state = State::RepSent;
+                let rep = Message::Rep(Rep { psn, terms });
+                out.push(Output::Send(rep.clone()));
+                self.await_answer(rep, now);
+            }
+            State::SidrReceived => {
+                let rep = SidrRep { status: sidr::SUCCESS, qp_num: terms.qp_num, qkey, private: terms.private };
+                out.push(Output::Send(Message::SidrRep(rep)));
+                self.end(out);
+            }
+            _ => return Err(Errno::INVAL),
         }
-        self.agreed.rq_psn = rep.psn;
-        self.agreed.responder_resources = rep.terms.responder_resources;
-        self.agreed.initiator_depth = rep.terms.initiator_depth;
         self.answered = true;
-        self.state = State::RepSent;
-        self.repeated = Some(Message::Rep(rep.clone()));
-        self.retries = self.timers.retries;
-        self.slow = false;
-        self.deadline = Some(now.after(self.timers.response));
-        out.push(Output::Send(Message::Rep(rep)));
-        Ok(())
-    }
-
-    /// Answers a request for a datagram service.
-    pub(super) fn accept_datagram(&mut self, rep: SidrRep, out: &mut Outputs) -> Result<(), Errno> {
-        if self.state != State::SidrReceived {
-            return Err(Errno::INVAL);
-        }
-        self.answered = true;
-        out.push(Output::Send(Message::SidrRep(rep)));
-        self.end(out);
         Ok(())
     }
 
@@ -282,7 +298,7 @@ impl Machine {
                 self.wait(now, out);
             }
             State::SidrReceived => {
-                let rep = SidrRep { status: sidr::REJECT, qp_num: 0, qkey: 0, private: rej.private };
+                let rep = SidrRep { status: sidr::REJECT, private: rej.private, ..SidrRep::default() };
                 out.push(Output::Send(Message::SidrRep(rep)));
                 self.end(out);
             }
@@ -297,10 +313,8 @@ impl Machine {
         match self.state {
             State::Established => {
                 self.state = State::DreqSent;
-                self.repeated = Some(Message::Dreq);
-                self.retries = self.timers.retries;
-                self.deadline = Some(now.after(self.timers.response));
                 out.push(Output::Send(Message::Dreq));
+                self.await_answer(Message::Dreq, now);
             }
             State::DreqReceived => {
                 out.push(Output::Send(Message::Drep));
@@ -324,34 +338,41 @@ impl Machine {
 
     /// The application is done with it, in whatever state; the peer learns what it has to.
     pub(super) fn destroy(&mut self, out: &mut Outputs) {
-        let rej = |reason| Some(Message::Rej(Rej { reason, private: Vec::new() }));
+        let rej = |reason| Some(Message::Rej(Rej { reason, ..Rej::default() }));
         let last = match self.state {
             State::ReqSent => rej(reason::TIMEOUT),
             State::ReqReceived | State::RepReceived | State::RepSent => rej(reason::CONSUMER_DEFINED),
             State::Established => Some(Message::Dreq),
             State::DreqReceived => Some(Message::Drep),
-            State::SidrReceived => {
-                Some(Message::SidrRep(SidrRep { status: sidr::REJECT, qp_num: 0, qkey: 0, private: Vec::new() }))
-            }
+            State::SidrReceived => Some(Message::SidrRep(SidrRep { status: sidr::REJECT, ..SidrRep::default() })),
             State::DreqSent | State::TimeWait | State::SidrSent | State::Closed => None,
         };
         out.extend(last.map(Output::Send));
         self.end(out);
     }
 
-    /// Nobody listens at the destination.
-    pub(super) fn on_refused(&mut self, out: &mut Outputs) {
-        match self.state {
-            State::ReqSent => {
-                let rej = Rej { reason: reason::INVALID_SERVICE_ID, private: Vec::new() };
-                self.end(out);
-                out.push(Output::Tell(Told::Rejected(rej)));
-            }
-            State::SidrSent => {
-                self.end(out);
-                out.push(Output::Tell(Told::NoDatagram(sidr::UNSUPPORTED, Vec::new())));
-            }
-            _ => {}
+    /// Nobody listens at the destination. A listener may be between two calls of `rdma_listen`, so the request is made again for a
+    /// moment before it fails.
+    pub(super) fn on_refused(&mut self, now: Time, out: &mut Outputs) {
+        let notice = match self.state {
+            State::ReqSent => Notice::Rejected(Rej { reason: reason::INVALID_SERVICE_ID, ..Rej::default() }),
+            State::SidrSent => Notice::NoDatagram(sidr::UNSUPPORTED, Vec::new()),
+            _ => return,
+        };
+        if now < self.refused.get_or_insert(now).after(self.timers.listener) {
+            self.asks_again = true;
+            self.deadline = Some(now.after(self.timers.listener / 50));
+            return;
+        }
+        self.end(out);
+        out.push(Output::Notify(notice));
+    }
+
+    /// A process of another user listens at the destination.
+    pub(super) fn on_other_user(&mut self, out: &mut Outputs) {
+        if matches!(self.state, State::ReqSent | State::SidrSent) {
+            self.end(out);
+            out.push(Output::Notify(Notice::OtherUser));
         }
     }
 
@@ -367,8 +388,8 @@ impl Machine {
                 self.agreed.initiator_depth = rep.terms.responder_resources;
                 self.agreed.rnr_retry_count = rep.terms.rnr_retry_count;
                 self.state = S::RepReceived;
-                self.settle();
-                out.push(Output::Tell(Told::Response(rep)));
+                self.stop_waiting();
+                out.push(Output::Notify(Notice::Response(rep)));
             }
             (S::ReqSent | S::RepSent, M::Mra) => {
                 self.slow = true;
@@ -379,11 +400,11 @@ impl Machine {
             (S::ReqSent | S::SidrSent, M::Busy) => out.push(Output::Hangup),
             (S::ReqSent | S::RepReceived | S::ReqReceived, M::Rej(rej)) => {
                 self.end(out);
-                self.tell(Told::Rejected(rej), out);
+                self.notify(Notice::Rejected(rej), out);
             }
             (S::RepSent, M::Rej(rej)) => {
                 self.wait(now, out);
-                self.tell(Told::Rejected(rej), out);
+                self.notify(Notice::Rejected(rej), out);
             }
             // Asked again: it is not lost, and will be answered.
             (S::ReqReceived, M::Req(_)) | (S::RepReceived, M::Rep(_)) => {
@@ -397,20 +418,20 @@ impl Machine {
             }
             (S::RepSent | S::Established | S::DreqSent, M::Dreq) => {
                 self.state = S::DreqReceived;
-                self.settle();
-                self.tell_disconnected(0, out);
+                self.stop_waiting();
+                self.notify_disconnected(0, out);
             }
             (S::DreqSent | S::DreqReceived, M::Drep) => {
                 self.wait(now, out);
-                self.tell_disconnected(0, out);
+                self.notify_disconnected(0, out);
             }
             (S::SidrSent, M::SidrRep(rep)) => {
                 self.end(out);
-                let told = match rep.status {
-                    sidr::SUCCESS => Told::Datagram(rep),
-                    status => Told::NoDatagram(status, rep.private),
+                let notice = match rep.status {
+                    sidr::SUCCESS => Notice::Datagram(rep),
+                    status => Notice::NoDatagram(status, rep.private),
                 };
-                out.push(Output::Tell(told));
+                out.push(Output::Notify(notice));
             }
             // Said before the sender knew better.
             (S::RepReceived | S::Established | S::DreqSent | S::DreqReceived, M::Mra)
@@ -436,31 +457,31 @@ impl Machine {
 
     /// The peer is gone, with all that it had to say said: what its manager would have said for it is taken as said.
     pub(super) fn on_hangup(&mut self, now: Time, out: &mut Outputs) {
-        let rej = |reason| Told::Rejected(Rej { reason, private: Vec::new() });
+        let rej = |reason| Notice::Rejected(Rej { reason, ..Rej::default() });
         match self.state {
             State::ReqSent | State::RepReceived => {
                 self.end(out);
-                out.push(Output::Tell(rej(reason::CONSUMER_DEFINED)));
+                out.push(Output::Notify(rej(reason::CONSUMER_DEFINED)));
             }
             State::ReqReceived => {
                 self.end(out);
-                self.tell(rej(reason::TIMEOUT), out);
+                self.notify(rej(reason::TIMEOUT), out);
             }
             State::RepSent => {
                 self.wait(now, out);
-                self.tell(rej(reason::CONSUMER_DEFINED), out);
+                self.notify(rej(reason::CONSUMER_DEFINED), out);
             }
             State::Established => {
                 self.state = State::DreqReceived;
-                self.tell_disconnected(0, out);
+                self.notify_disconnected(0, out);
             }
             State::DreqSent => {
                 self.wait(now, out);
-                self.tell_disconnected(0, out);
+                self.notify_disconnected(0, out);
             }
             State::SidrSent => {
                 self.end(out);
-                out.push(Output::Tell(Told::NoDatagram(sidr::REJECT, Vec::new())));
+                out.push(Output::Notify(Notice::NoDatagram(sidr::REJECT, Vec::new())));
             }
             State::DreqReceived | State::SidrReceived | State::TimeWait | State::Closed => {}
         }
@@ -474,11 +495,13 @@ impl Machine {
         if self.state == State::TimeWait {
             self.state = State::Closed;
             self.deadline = None;
-            self.tell(Told::TimewaitExit, out);
+            self.notify(Notice::TimewaitExit, out);
             return;
         }
-        let Some(left) = self.retries.checked_sub(1) else { return self.give_up(now, out) };
-        self.retries = left;
+        if !std::mem::take(&mut self.asks_again) {
+            let Some(left) = self.retries.checked_sub(1) else { return self.give_up(now, out) };
+            self.retries = left;
+        }
         let wait = if self.slow { self.timers.service } else { self.timers.response };
         self.deadline = Some(now.after(wait));
         if let Some(repeated) = self.repeated.clone() {
@@ -493,19 +516,19 @@ impl Machine {
         match self.state {
             State::DreqSent => {
                 self.wait(now, out);
-                self.tell_disconnected(-libc::ETIMEDOUT, out);
+                self.notify_disconnected(-libc::ETIMEDOUT, out);
             }
             _ => {
                 self.end(out);
-                self.tell(Told::Unreachable(-libc::ETIMEDOUT), out);
+                self.notify(Notice::Unreachable(-libc::ETIMEDOUT), out);
             }
         }
     }
 
     fn be_established(&mut self, out: &mut Outputs) {
         self.state = State::Established;
-        self.settle();
-        self.tell(Told::Established, out);
+        self.stop_waiting();
+        self.notify(Notice::Established, out);
     }
 
     /// A peer that does not keep to the protocol is as good as gone.
@@ -521,36 +544,36 @@ impl Machine {
         }
     }
 
-    fn tell(&self, told: Told, out: &mut Outputs) {
-        // An application that has not answered hears nothing: its answer fails.
+    fn notify(&self, notice: Notice, out: &mut Outputs) {
+        // An application that has not answered gets no notice: its answer fails.
         if self.answered {
-            out.push(Output::Tell(told));
+            out.push(Output::Notify(notice));
         }
     }
 
-    fn tell_disconnected(&mut self, status: i32, out: &mut Outputs) {
+    fn notify_disconnected(&mut self, status: i32, out: &mut Outputs) {
         if !self.disconnected {
             self.disconnected = true;
-            out.push(Output::Tell(Told::Disconnected(status)));
+            out.push(Output::Notify(Notice::Disconnected(status)));
         }
     }
 
     /// Nothing is awaited.
-    fn settle(&mut self) {
+    fn stop_waiting(&mut self) {
         self.deadline = None;
         self.repeated = None;
         self.slow = false;
     }
 
     fn wait(&mut self, now: Time, out: &mut Outputs) {
-        self.settle();
+        self.stop_waiting();
         self.state = State::TimeWait;
         self.deadline = Some(now.after(self.timers.timewait));
         out.push(Output::Hangup);
     }
 
     fn end(&mut self, out: &mut Outputs) {
-        self.settle();
+        self.stop_waiting();
         self.state = State::Closed;
         out.push(Output::Hangup);
     }

@@ -1,10 +1,10 @@
-use super::super::message::{Terms, room, tests::message};
+use super::super::message::{SidrReq, room, tests::message};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-const TIMERS: Timers = Timers { response: 100, service: 1000, retries: 3, timewait: 50 };
+const TIMERS: Timers = Timers { response: 100, service: 1000, retries: 3, timewait: 50, listener: 50 };
 
 fn req() -> Req {
     Req {
@@ -25,6 +25,10 @@ fn req() -> Req {
     }
 }
 
+fn sidr_req() -> SidrReq {
+    SidrReq { source: req().source, destination: req().destination, private: Vec::new() }
+}
+
 fn rep() -> Rep {
     let terms =
         Terms { qp_num: 22, responder_resources: 2, initiator_depth: 4, rnr_retry_count: 1, ..Terms::default() };
@@ -35,26 +39,26 @@ fn rej(reason: u16) -> Rej {
     Rej { reason, private: Vec::new() }
 }
 
-fn tells(out: &[Output]) -> Vec<Told> {
-    let told = |output: &Output| match output {
-        Output::Tell(told) => Some(told.clone()),
+fn notices(out: &[Output]) -> Vec<Notice> {
+    let notice = |output: &Output| match output {
+        Output::Notify(notice) => Some(notice.clone()),
         _ => None,
     };
-    out.iter().filter_map(told).collect()
+    out.iter().filter_map(notice).collect()
 }
 
 fn active() -> Machine {
-    Machine::connect(TIMERS, req(), Time(0), &mut Vec::new())
+    Machine::ask(TIMERS, Message::Req(req()), Time(0), &mut Vec::new())
 }
 
 fn passive() -> Machine {
-    Machine::requested(TIMERS, &req())
+    Machine::asked(TIMERS, &Message::Req(req()))
 }
 
 /// A pair in the states that a confirmed connection has.
 fn connected() -> (Machine, Machine) {
     let (mut active, mut passive, mut out) = (active(), passive(), Vec::new());
-    passive.accept(rep(), Time(0), &mut out).unwrap();
+    passive.accept(rep().terms, rep().psn, 2, Time(0), &mut out).unwrap();
     active.on_message(Message::Rep(rep()), Time(0), &mut out);
     active.establish(&mut out).unwrap();
     passive.on_message(Message::Rtu, Time(0), &mut out);
@@ -89,7 +93,7 @@ fn a_silent_listener_is_asked_again_and_given_up() {
         assert_eq!(at(&mut machine, round * 100), [Output::Request(Message::Req(req()))]);
     }
     let out = at(&mut machine, 400);
-    assert_eq!(out, [Output::Hangup, Output::Tell(Told::Unreachable(-libc::ETIMEDOUT))]);
+    assert_eq!(out, [Output::Hangup, Output::Notify(Notice::Unreachable(-libc::ETIMEDOUT))]);
     assert_eq!((machine.state(), machine.deadline()), (State::Closed, None));
 }
 
@@ -103,7 +107,7 @@ fn a_slow_listener_gets_more_time() {
     for round in 1..=3 {
         assert_eq!(at(&mut machine, 100 + round * 1000), [Output::Request(Message::Req(req()))]);
     }
-    assert_eq!(tells(&at(&mut machine, 4100)), [Told::Unreachable(-libc::ETIMEDOUT)]);
+    assert_eq!(notices(&at(&mut machine, 4100)), [Notice::Unreachable(-libc::ETIMEDOUT)]);
 }
 
 #[test]
@@ -117,22 +121,22 @@ fn a_request_that_comes_twice_is_answered_with_patience() {
 #[test]
 fn an_answer_is_repeated_until_it_is_confirmed() {
     let (mut machine, mut out) = (passive(), Vec::new());
-    machine.accept(rep(), Time(0), &mut out).unwrap();
+    machine.accept(rep().terms, rep().psn, 2, Time(0), &mut out).unwrap();
     assert_eq!(at(&mut machine, 100), [Output::Send(Message::Rep(rep()))]);
     out.clear();
     machine.on_message(Message::Rtu, Time(150), &mut out);
-    assert_eq!(out, [Output::Tell(Told::Established)]);
+    assert_eq!(out, [Output::Notify(Notice::Established)]);
     assert_eq!(machine.deadline(), None);
 }
 
 #[test]
 fn an_answer_that_is_never_confirmed_is_given_up() {
     let mut machine = passive();
-    machine.accept(rep(), Time(0), &mut Vec::new()).unwrap();
+    machine.accept(rep().terms, rep().psn, 2, Time(0), &mut Vec::new()).unwrap();
     for round in 1..=3 {
         assert_eq!(at(&mut machine, round * 100).len(), 1);
     }
-    assert_eq!(tells(&at(&mut machine, 400)), [Told::Unreachable(-libc::ETIMEDOUT)]);
+    assert_eq!(notices(&at(&mut machine, 400)), [Notice::Unreachable(-libc::ETIMEDOUT)]);
 }
 
 #[test]
@@ -143,16 +147,57 @@ fn a_confirmation_that_was_lost_is_sent_again() {
     assert_eq!(out, [Output::Send(Message::Rtu)]);
 }
 
+/// Both kinds of requests.
+fn asking() -> [(Machine, Notice); 2] {
+    [
+        (active(), Notice::Rejected(rej(reason::INVALID_SERVICE_ID))),
+        (
+            Machine::ask(TIMERS, Message::SidrReq(sidr_req()), Time(0), &mut Vec::new()),
+            Notice::NoDatagram(sidr::UNSUPPORTED, Vec::new()),
+        ),
+    ]
+}
+
 #[test]
 fn nobody_listens() {
+    for (mut machine, refusal) in asking() {
+        let mut out = Vec::new();
+        machine.on_refused(Time(0), &mut out);
+        assert_eq!(out, []);
+        // It is asked again, often, and costs no retry.
+        let mut requests = 0;
+        for now in 1..TIMERS.listener {
+            let asked = at(&mut machine, now);
+            requests += asked.len();
+            if matches!(asked[..], [Output::Request(_)]) {
+                machine.on_refused(Time(now), &mut out);
+            }
+        }
+        assert!(requests > 10 && out.is_empty(), "{requests}");
+        machine.on_refused(Time(TIMERS.listener), &mut out);
+        assert_eq!(notices(&out), [refusal]);
+    }
+}
+
+#[test]
+fn a_listener_that_comes_back_is_asked() {
     let (mut machine, mut out) = (active(), Vec::new());
-    machine.on_refused(&mut out);
-    assert_eq!(tells(&out), [Told::Rejected(rej(reason::INVALID_SERVICE_ID))]);
-    let req = SidrReq { source: req().source, destination: req().destination, private: Vec::new() };
-    let mut machine = Machine::ask_datagram(TIMERS, req, Time(0), &mut Vec::new());
-    out.clear();
-    machine.on_refused(&mut out);
-    assert_eq!(tells(&out), [Told::NoDatagram(sidr::UNSUPPORTED, Vec::new())]);
+    machine.on_refused(Time(0), &mut out);
+    assert!(matches!(at(&mut machine, 10)[..], [Output::Request(_)]));
+    // Then the peer has its time.
+    assert_eq!(at(&mut machine, 109), []);
+    machine.on_message(Message::Rep(rep()), Time(109), &mut out);
+    assert_eq!(notices(&out), [Notice::Response(rep())]);
+}
+
+#[test]
+fn another_user_listens() {
+    for (mut machine, _) in asking() {
+        let mut out = Vec::new();
+        machine.on_other_user(&mut out);
+        assert_eq!(notices(&out), [Notice::OtherUser]);
+        assert_eq!(machine.state(), State::Closed);
+    }
 }
 
 #[test]
@@ -172,8 +217,8 @@ fn an_end_is_asked_for_again_and_taken_after_all() {
     for round in 1..=3 {
         assert_eq!(at(&mut machine, round * 100), [Output::Send(Message::Dreq)]);
     }
-    assert_eq!(tells(&at(&mut machine, 400)), [Told::Disconnected(-libc::ETIMEDOUT)]);
-    assert_eq!(tells(&at(&mut machine, 450)), [Told::TimewaitExit]);
+    assert_eq!(notices(&at(&mut machine, 400)), [Notice::Disconnected(-libc::ETIMEDOUT)]);
+    assert_eq!(notices(&at(&mut machine, 450)), [Notice::TimewaitExit]);
     assert_eq!(machine.state(), State::Closed);
 }
 
@@ -185,11 +230,11 @@ fn both_ends_disconnect_at_once() {
     other.disconnect(Time(0), &mut out);
     one.on_message(Message::Dreq, Time(1), &mut told);
     other.on_message(Message::Dreq, Time(1), &mut told);
-    assert_eq!(tells(&told), [Told::Disconnected(0), Told::Disconnected(0)]);
+    assert_eq!(notices(&told), [Notice::Disconnected(0), Notice::Disconnected(0)]);
     told.clear();
     one.disconnect(Time(2), &mut told);
     other.on_message(Message::Drep, Time(3), &mut told);
-    assert_eq!(tells(&told), []);
+    assert_eq!(notices(&told), []);
     assert_eq!((one.state(), other.state()), (State::TimeWait, State::TimeWait));
 }
 
@@ -198,26 +243,26 @@ fn the_death_of_the_peer_in_each_state() {
     let died = |mut machine: Machine| {
         let mut out = Vec::new();
         machine.on_hangup(Time(0), &mut out);
-        tells(&out)
+        notices(&out)
     };
-    assert_eq!(died(active()), [Told::Rejected(rej(reason::CONSUMER_DEFINED))]);
+    assert_eq!(died(active()), [Notice::Rejected(rej(reason::CONSUMER_DEFINED))]);
     // Before it is accepted the application hears nothing, and its answer fails.
     assert_eq!(died(passive()), []);
     let mut machine = passive();
     machine.on_hangup(Time(0), &mut Vec::new());
-    assert_eq!(machine.accept(rep(), Time(0), &mut Vec::new()), Err(Errno::INVAL));
+    assert_eq!(machine.accept(rep().terms, rep().psn, 2, Time(0), &mut Vec::new()), Err(Errno::INVAL));
     let mut machine = passive();
-    machine.accept(rep(), Time(0), &mut Vec::new()).unwrap();
-    assert_eq!(died(machine), [Told::Rejected(rej(reason::CONSUMER_DEFINED))]);
+    machine.accept(rep().terms, rep().psn, 2, Time(0), &mut Vec::new()).unwrap();
+    assert_eq!(died(machine), [Notice::Rejected(rej(reason::CONSUMER_DEFINED))]);
     let mut machine = active();
     machine.on_message(Message::Rep(rep()), Time(0), &mut Vec::new());
-    assert_eq!(died(machine), [Told::Rejected(rej(reason::CONSUMER_DEFINED))]);
+    assert_eq!(died(machine), [Notice::Rejected(rej(reason::CONSUMER_DEFINED))]);
     let (one, other) = connected();
-    assert_eq!(died(one), [Told::Disconnected(0)]);
-    assert_eq!(died(other), [Told::Disconnected(0)]);
+    assert_eq!(died(one), [Notice::Disconnected(0)]);
+    assert_eq!(died(other), [Notice::Disconnected(0)]);
     let (mut one, _) = connected();
     one.disconnect(Time(0), &mut Vec::new());
-    assert_eq!(died(one), [Told::Disconnected(0)]);
+    assert_eq!(died(one), [Notice::Disconnected(0)]);
     let (mut one, _) = connected();
     one.on_message(Message::Dreq, Time(0), &mut Vec::new());
     assert_eq!(died(one), []);
@@ -226,7 +271,7 @@ fn the_death_of_the_peer_in_each_state() {
 #[test]
 fn calls_in_the_wrong_state() {
     let out = &mut Vec::new();
-    assert_eq!(active().accept(rep(), Time(0), out), Err(Errno::INVAL));
+    assert_eq!(active().accept(rep().terms, rep().psn, 2, Time(0), out), Err(Errno::INVAL));
     assert_eq!(active().establish(out), Err(Errno::INVAL));
     assert_eq!(passive().establish(out), Err(Errno::INVAL));
     assert_eq!(passive().communication_established(out), Err(Errno::INVAL));
@@ -245,11 +290,11 @@ fn a_flood_without_meaning_ends_it() {
     for _ in 0..PATIENCE {
         one.on_message(Message::Mra, Time(0), &mut out);
     }
-    assert_eq!(tells(&out), [Told::Disconnected(0)]);
+    assert_eq!(notices(&out), [Notice::Disconnected(0)]);
     let (mut one, _) = connected();
     out.clear();
     one.on_message(Message::SidrRep(SidrRep { status: 0, qp_num: 1, qkey: 2, private: vec![] }), Time(0), &mut out);
-    assert_eq!(tells(&out), [Told::Disconnected(0)]);
+    assert_eq!(notices(&out), [Notice::Disconnected(0)]);
 }
 
 #[derive(Clone, Debug)]
@@ -286,10 +331,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn apply(machine: &mut Machine, step: Step, now: Time, out: &mut Vec<Output>) {
     // Refusals are as good as successes here.
     let _result = match step {
-        Step::Accept if machine.state() == State::SidrReceived => {
-            machine.accept_datagram(SidrRep { status: 0, qp_num: 1, qkey: 2, private: vec![] }, out)
-        }
-        Step::Accept => machine.accept(rep(), now, out),
+        Step::Accept => machine.accept(rep().terms, rep().psn, 2, now, out),
         Step::Establish => machine.establish(out),
         Step::Reject => machine.reject(rej(28), now, out),
         Step::Notify => machine.communication_established(out),
@@ -302,7 +344,7 @@ fn apply(machine: &mut Machine, step: Step, now: Time, out: &mut Vec<Output>) {
             Ok(())
         }
         Step::Refused => {
-            machine.on_refused(out);
+            machine.on_refused(now, out);
             Ok(())
         }
         Step::Garbage => {
@@ -325,12 +367,11 @@ fn apply(machine: &mut Machine, step: Step, now: Time, out: &mut Vec<Output>) {
 }
 
 fn start(kind: u8) -> Machine {
-    let sidr = SidrReq { source: req().source, destination: req().destination, private: vec![] };
     match kind {
         0 => active(),
         1 => passive(),
-        2 => Machine::ask_datagram(TIMERS, sidr, Time(0), &mut Vec::new()),
-        _ => Machine::datagram_requested(TIMERS),
+        2 => Machine::ask(TIMERS, Message::SidrReq(sidr_req()), Time(0), &mut Vec::new()),
+        _ => Machine::asked(TIMERS, &Message::SidrReq(sidr_req())),
     }
 }
 
@@ -348,7 +389,7 @@ proptest! {
             apply(&mut machine, step, Time(now), &mut out);
             if closed {
                 prop_assert_eq!(machine.state(), State::Closed);
-                prop_assert_eq!(tells(&out), []);
+                prop_assert_eq!(notices(&out), []);
                 prop_assert!(!out.iter().any(|output| matches!(output, Output::Send(_) | Output::Request(_))));
             }
             let waits = matches!(
@@ -356,17 +397,17 @@ proptest! {
                 State::ReqSent | State::RepSent | State::DreqSent | State::TimeWait | State::SidrSent
             );
             prop_assert_eq!(machine.deadline().is_some(), waits, "{:?}", machine.state());
-            all.extend(tells(&out));
+            all.extend(notices(&out));
         }
-        let count = |kind: fn(&Told) -> bool| all.iter().filter(|told| kind(told)).count();
+        let count = |kind: fn(&Notice) -> bool| all.iter().filter(|told| kind(told)).count();
         let answers = count(|told| {
-            matches!(told, Told::Response(_) | Told::Datagram(_) | Told::NoDatagram(..) | Told::Unreachable(_))
+            matches!(told, Notice::Response(_) | Notice::Datagram(_) | Notice::NoDatagram(..) | Notice::Unreachable(_))
         });
         prop_assert!(answers <= 1 || (answers == 2 && kind == 0), "{all:?}");
-        prop_assert!(count(|told| matches!(told, Told::Established)) <= 1);
-        prop_assert!(count(|told| matches!(told, Told::Disconnected(_))) <= 1);
-        prop_assert!(count(|told| matches!(told, Told::Rejected(_))) <= 1);
-        prop_assert!(count(|told| matches!(told, Told::TimewaitExit)) <= 1);
+        prop_assert!(count(|told| matches!(told, Notice::Established)) <= 1);
+        prop_assert!(count(|told| matches!(told, Notice::Disconnected(_))) <= 1);
+        prop_assert!(count(|told| matches!(told, Notice::Rejected(_))) <= 1);
+        prop_assert!(count(|told| matches!(told, Notice::TimewaitExit)) <= 1);
     }
 
     /// Two machines over a transport that keeps the order and may end: left alone, both come to rest, and neither believes in

@@ -1,4 +1,4 @@
-//! What two connection managers say to each other: one packet a message, of a fixed layout with a version, little-endian.
+//! The protocol of two connection managers: one packet a message, of a fixed layout with a version, little-endian.
 //!
 //! ```text
 //! magic "rscm", version u16, kind u16, then by kind:
@@ -12,15 +12,13 @@
 //!
 //! An address is a family (4 or 6), the port, the scope and 16 bytes; private data is a length and so many bytes. Terms are queue
 //! pair u32, psn u32, responder resources, initiator depth, rnr retries, flow control, srq (a byte each), three bytes more, ECE
-//! vendor u32, ECE options u32, private. Whatever is not exactly this is no message.
+//! vendor u32, ECE options u32, private. A packet that is not exactly this is no message.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// Of the protocol.
+/// The protocol's version.
 pub(super) const VERSION: u16 = 1;
 const MAGIC: [u8; 4] = *b"rscm";
-/// No message is longer.
-pub(super) const MAX_LEN: usize = 512;
 
 /// Bytes of private data that each message has room for, as InfiniBand's have: a request's and a datagram request's first 36
 /// belong to the IP addresses.
@@ -53,7 +51,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// With what a message has bits for.
+    /// The terms, cut down to what a message has bits for.
     pub(super) fn fitted(self) -> Self {
         Self { qp_num: self.qp_num & 0x00ff_ffff, rnr_retry_count: self.rnr_retry_count.min(7), ..self }
     }
@@ -73,14 +71,14 @@ pub(super) struct Req {
 }
 
 /// The answer that accepts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rep {
     pub(super) psn: u32,
     pub(super) terms: Terms,
 }
 
 /// The answer that does not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rej {
     pub(super) reason: u16,
     pub(super) private: Vec<u8>,
@@ -95,7 +93,7 @@ pub(super) struct SidrReq {
 }
 
 /// Its answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SidrRep {
     /// 0 if the queue pair is there.
     pub(super) status: u8,
@@ -123,75 +121,20 @@ pub(super) enum Message {
 impl Message {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::with_capacity(128));
-        out.bytes(&MAGIC);
-        out.u16(VERSION);
-        out.u16(self.kind());
-        match self {
-            Self::Mra | Self::Rtu | Self::Dreq | Self::Drep | Self::Busy => {}
-            Self::Req(req) => {
-                out.address(&req.source);
-                out.address(&req.destination);
-                out.terms(&req.terms, req.psn, [req.retry_count, req.ack_timeout, req.traffic_class]);
-            }
-            Self::Rep(rep) => out.terms(&rep.terms, rep.psn, [0; 3]),
-            Self::Rej(rej) => {
-                out.u16(rej.reason);
-                out.private(&rej.private);
-            }
-            Self::SidrReq(req) => {
-                out.address(&req.source);
-                out.address(&req.destination);
-                out.private(&req.private);
-            }
-            Self::SidrRep(rep) => {
-                out.bytes(&[rep.status]);
-                out.u32(rep.qp_num);
-                out.u32(rep.qkey);
-                out.private(&rep.private);
-            }
-        }
+        let mut head = (MAGIC, VERSION, self.kind());
+        let written = out.head(&mut head).and_then(|()| self.clone().fields(&mut out));
+        debug_assert!(written.is_some(), "a message of ours that no peer takes");
         out.0
     }
 
     /// The message in a packet, if it is one, whole and with nothing behind it.
     pub(super) fn decode(packet: &[u8]) -> Option<Self> {
         let mut from = Reader(packet);
-        if from.take::<4>()? != MAGIC || from.u16()? != VERSION {
-            return None;
-        }
-        let message = match from.u16()? {
-            1 => {
-                let (source, destination) = from.addresses()?;
-                let (terms, psn, [retry_count, ack_timeout, traffic_class]) = from.terms(room::REQ)?;
-                if retry_count >= 8 || ack_timeout >= 32 {
-                    return None;
-                }
-                Self::Req(Req { source, destination, psn, terms, retry_count, ack_timeout, traffic_class })
-            }
-            2 => Self::Mra,
-            3 => {
-                let (terms, psn, zero) = from.terms(room::REP)?;
-                if zero != [0; 3] {
-                    return None;
-                }
-                Self::Rep(Rep { psn, terms })
-            }
-            4 => Self::Rtu,
-            5 => Self::Rej(Rej { reason: from.u16()?, private: from.private(room::REJ)? }),
-            6 => Self::Dreq,
-            7 => Self::Drep,
-            8 => Self::Busy,
-            9 => {
-                let (source, destination) = from.addresses()?;
-                Self::SidrReq(SidrReq { source, destination, private: from.private(room::SIDR_REQ)? })
-            }
-            10 => {
-                let [status] = from.take()?;
-                let (qp_num, qkey) = (from.u24()?, from.u32()?);
-                Self::SidrRep(SidrRep { status, qp_num, qkey, private: from.private(room::SIDR_REP)? })
-            }
-            _ => return None,
-        };
+        let mut head = Default::default();
+        from.head(&mut head)?;
+        let (MAGIC, VERSION, kind) = head else { return None };
+        let mut message = Self::blank(kind)?;
+        message.fields(&mut from)?;
         from.0.is_empty().then_some(message)
     }
 
@@ -209,128 +152,190 @@ impl Message {
             Self::SidrRep(_) => 10,
         }
     }
+
+    /// A message of a kind, to be filled in.
+    fn blank(kind: u16) -> Option<Self> {
+        let (source, destination) = ((Ipv4Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::UNSPECIFIED, 0).into());
+        Some(match kind {
+            1 => {
+                let (terms, psn, retry_count, ack_timeout, traffic_class) = Default::default();
+                Self::Req(Req { source, destination, psn, terms, retry_count, ack_timeout, traffic_class })
+            }
+            2 => Self::Mra,
+            3 => Self::Rep(Rep::default()),
+            4 => Self::Rtu,
+            5 => Self::Rej(Rej::default()),
+            6 => Self::Dreq,
+            7 => Self::Drep,
+            8 => Self::Busy,
+            9 => Self::SidrReq(SidrReq { source, destination, private: Vec::new() }),
+            10 => Self::SidrRep(SidrRep::default()),
+            _ => return None,
+        })
+    }
+
+    /// Passes over the fields behind the head.
+    fn fields(&mut self, pass: &mut impl Pass) -> Option<()> {
+        match self {
+            Self::Mra | Self::Rtu | Self::Dreq | Self::Drep | Self::Busy => Some(()),
+            Self::Req(req) => {
+                pass.addresses(&mut req.source, &mut req.destination)?;
+                let mut more = [req.retry_count, req.ack_timeout, req.traffic_class];
+                pass.terms(&mut req.terms, &mut req.psn, &mut more, room::REQ)?;
+                [req.retry_count, req.ack_timeout, req.traffic_class] = more;
+                (req.retry_count < 8 && req.ack_timeout < 32).then_some(())
+            }
+            Self::Rep(rep) => {
+                let mut zero = [0; 3];
+                pass.terms(&mut rep.terms, &mut rep.psn, &mut zero, room::REP)?;
+                (zero == [0; 3]).then_some(())
+            }
+            Self::Rej(rej) => {
+                pass.u16(&mut rej.reason)?;
+                pass.private(&mut rej.private, room::REJ)
+            }
+            Self::SidrReq(req) => {
+                pass.addresses(&mut req.source, &mut req.destination)?;
+                pass.private(&mut req.private, room::SIDR_REQ)
+            }
+            Self::SidrRep(rep) => {
+                pass.u8(&mut rep.status)?;
+                pass.u24(&mut rep.qp_num)?;
+                pass.u32(&mut rep.qkey)?;
+                pass.private(&mut rep.private, room::SIDR_REP)
+            }
+        }
+    }
+}
+
+/// One pass over the fields of a message, in order: writes them down, or fills them in. None where what is there is no message.
+trait Pass {
+    fn bytes(&mut self, bytes: &mut [u8]) -> Option<()>;
+
+    /// So many bytes of a vector, which become its contents.
+    fn contents(&mut self, bytes: &mut Vec<u8>, len: usize) -> Option<()>;
+
+    fn u8(&mut self, value: &mut u8) -> Option<()> {
+        self.bytes(std::slice::from_mut(value))
+    }
+
+    fn u16(&mut self, value: &mut u16) -> Option<()> {
+        let mut bytes = value.to_le_bytes();
+        self.bytes(&mut bytes)?;
+        *value = u16::from_le_bytes(bytes);
+        Some(())
+    }
+
+    fn u32(&mut self, value: &mut u32) -> Option<()> {
+        let mut bytes = value.to_le_bytes();
+        self.bytes(&mut bytes)?;
+        *value = u32::from_le_bytes(bytes);
+        Some(())
+    }
+
+    /// A number of 24 bits: of a queue pair, or of a packet.
+    fn u24(&mut self, value: &mut u32) -> Option<()> {
+        self.u32(value)?;
+        (*value < 1 << 24).then_some(())
+    }
+
+    fn flag(&mut self, value: &mut bool) -> Option<()> {
+        let mut byte = u8::from(*value);
+        self.u8(&mut byte)?;
+        *value = byte == 1;
+        (byte < 2).then_some(())
+    }
+
+    fn head(&mut self, (magic, version, kind): &mut ([u8; 4], u16, u16)) -> Option<()> {
+        self.bytes(magic)?;
+        self.u16(version)?;
+        self.u16(kind)
+    }
+
+    /// Terms, with the sender's packet sequence number and what a request has more.
+    fn terms(&mut self, terms: &mut Terms, psn: &mut u32, more: &mut [u8; 3], room: usize) -> Option<()> {
+        self.u24(&mut terms.qp_num)?;
+        self.u24(psn)?;
+        self.u8(&mut terms.responder_resources)?;
+        self.u8(&mut terms.initiator_depth)?;
+        self.u8(&mut terms.rnr_retry_count)?;
+        self.flag(&mut terms.flow_control)?;
+        self.flag(&mut terms.srq)?;
+        self.bytes(more)?;
+        self.u32(&mut terms.ece.vendor)?;
+        self.u32(&mut terms.ece.options)?;
+        self.private(&mut terms.private, room)?;
+        (terms.rnr_retry_count < 8).then_some(())
+    }
+
+    /// Two addresses of one family.
+    fn addresses(&mut self, source: &mut SocketAddr, destination: &mut SocketAddr) -> Option<()> {
+        self.address(source)?;
+        self.address(destination)?;
+        (source.is_ipv4() == destination.is_ipv4()).then_some(())
+    }
+
+    fn address(&mut self, address: &mut SocketAddr) -> Option<()> {
+        let (mut port, mut bytes) = (address.port(), [0; 16]);
+        let (mut family, mut scope) = match address {
+            SocketAddr::V4(v4) => {
+                bytes[..4].copy_from_slice(&v4.ip().octets());
+                (4, 0)
+            }
+            SocketAddr::V6(v6) => {
+                bytes = v6.ip().octets();
+                (6, v6.scope_id())
+            }
+        };
+        self.u16(&mut family)?;
+        self.u16(&mut port)?;
+        self.u32(&mut scope)?;
+        self.bytes(&mut bytes)?;
+        *address = match (family, scope, bytes) {
+            (4, 0, [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]) => {
+                SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), port).into()
+            }
+            (6, ..) => SocketAddrV6::new(Ipv6Addr::from(bytes), port, 0, scope).into(),
+            _ => return None,
+        };
+        Some(())
+    }
+
+    fn private(&mut self, private: &mut Vec<u8>, room: usize) -> Option<()> {
+        let mut len = u16::try_from(private.len()).ok()?;
+        self.u16(&mut len)?;
+        let len = usize::from(len);
+        if len > room { None } else { self.contents(private, len) }
+    }
 }
 
 struct Writer(Vec<u8>);
 
-impl Writer {
-    fn bytes(&mut self, bytes: &[u8]) {
+impl Pass for Writer {
+    fn bytes(&mut self, bytes: &mut [u8]) -> Option<()> {
         self.0.extend_from_slice(bytes);
+        Some(())
     }
 
-    fn u16(&mut self, value: u16) {
-        self.bytes(&value.to_le_bytes());
-    }
-
-    fn u32(&mut self, value: u32) {
-        self.bytes(&value.to_le_bytes());
-    }
-
-    /// Terms, with the sender's packet sequence number and what a request has more.
-    fn terms(&mut self, terms: &Terms, psn: u32, more: [u8; 3]) {
-        self.u32(terms.qp_num);
-        self.u32(psn);
-        self.bytes(&[terms.responder_resources, terms.initiator_depth, terms.rnr_retry_count]);
-        self.bytes(&[terms.flow_control.into(), terms.srq.into()]);
-        self.bytes(&more);
-        self.u32(terms.ece.vendor);
-        self.u32(terms.ece.options);
-        self.private(&terms.private);
-    }
-
-    fn address(&mut self, address: &SocketAddr) {
-        let (family, scope, bytes) = match address {
-            SocketAddr::V4(v4) => {
-                let mut bytes = [0; 16];
-                bytes[..4].copy_from_slice(&v4.ip().octets());
-                (4, 0, bytes)
-            }
-            SocketAddr::V6(v6) => (6, v6.scope_id(), v6.ip().octets()),
-        };
-        self.u16(family);
-        self.u16(address.port());
-        self.u32(scope);
-        self.bytes(&bytes);
-    }
-
-    fn private(&mut self, private: &[u8]) {
-        // Whoever makes a message has checked the length; a defect there must not make a malformed one.
-        let len = u8::try_from(private.len()).unwrap_or(0);
-        self.u16(len.into());
-        self.bytes(&private[..usize::from(len)]);
+    fn contents(&mut self, bytes: &mut Vec<u8>, _len: usize) -> Option<()> {
+        self.bytes(bytes)
     }
 }
 
 struct Reader<'a>(&'a [u8]);
 
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+impl Pass for Reader<'_> {
+    fn bytes(&mut self, bytes: &mut [u8]) -> Option<()> {
+        let (taken, rest) = self.0.split_at_checked(bytes.len())?;
+        bytes.copy_from_slice(taken);
         self.0 = rest;
-        Some(*taken)
+        Some(())
     }
 
-    fn u16(&mut self) -> Option<u16> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    /// A number of 24 bits: of a queue pair, or of a packet.
-    fn u24(&mut self) -> Option<u32> {
-        self.u32().filter(|&value| value < 1 << 24)
-    }
-
-    fn below(&mut self, limit: u8) -> Option<u8> {
-        self.take::<1>().map(|[value]| value).filter(|&value| value < limit)
-    }
-
-    fn flag(&mut self) -> Option<bool> {
-        self.below(2).map(|value| value == 1)
-    }
-
-    fn terms(&mut self, room: usize) -> Option<(Terms, u32, [u8; 3])> {
-        let (qp_num, psn) = (self.u24()?, self.u24()?);
-        let [responder_resources, initiator_depth] = self.take()?;
-        let rnr_retry_count = self.below(8)?;
-        let (flow_control, srq) = (self.flag()?, self.flag()?);
-        let more = self.take()?;
-        let ece = Ece { vendor: self.u32()?, options: self.u32()? };
-        let private = self.private(room)?;
-        let terms =
-            Terms { qp_num, responder_resources, initiator_depth, rnr_retry_count, flow_control, srq, ece, private };
-        Some((terms, psn, more))
-    }
-
-    fn addresses(&mut self) -> Option<(SocketAddr, SocketAddr)> {
-        let (source, destination) = (self.address()?, self.address()?);
-        (source.is_ipv4() == destination.is_ipv4()).then_some((source, destination))
-    }
-
-    fn address(&mut self) -> Option<SocketAddr> {
-        let (family, port, scope) = (self.u16()?, self.u16()?, self.u32()?);
-        let bytes = self.take::<16>()?;
-        match family {
-            4 => {
-                let (v4, rest) = bytes.split_first_chunk::<4>()?;
-                let clean = scope == 0 && rest.iter().all(|&byte| byte == 0);
-                clean.then(|| SocketAddr::new(IpAddr::V4(Ipv4Addr::from(*v4)), port))
-            }
-            6 => Some(SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(bytes), port, 0, scope))),
-            _ => None,
-        }
-    }
-
-    fn private(&mut self, room: usize) -> Option<Vec<u8>> {
-        let len = usize::from(self.u16()?);
-        if len > room {
-            return None;
-        }
-        let (private, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(private.to_vec())
+    fn contents(&mut self, bytes: &mut Vec<u8>, len: usize) -> Option<()> {
+        // Of at most the room of a message.
+        bytes.resize(len, 0);
+        self.bytes(bytes)
     }
 }
 
@@ -406,7 +411,7 @@ pub(super) mod tests {
         #[test]
         fn messages_come_back_as_they_went_out(message in message()) {
             let packet = message.encode();
-            prop_assert!(packet.len() <= MAX_LEN);
+            prop_assert!(packet.len() <= crate::os::socket::MAX_PACKET);
             prop_assert_eq!(Message::decode(&packet), Some(message));
         }
 

@@ -1,18 +1,27 @@
-//! The librdmacm face of the device: connections between processes of one host, without a kernel module or a daemon.
+//! The librdmacm of the device: connections between processes of one host, without a kernel module or a daemon.
 //!
 //! ```text
 //!   application ── rdma_resolve_addr, rdma_connect, rdma_get_cm_event ...
 //!        │
-//!   calls, events, id, qp ...   C objects and their public fields, as librdmacm has them
-//!        │                      one mutex: service::State
-//!   entry, machine              ids; the protocol's states and timers, without input and output
+//!   calls, endpoint, multicast, options    the functions
+//!   events, qp, id                         C objects and their public fields, as librdmacm has them
+//!        │                                 one mutex: service::State
+//!   connect, service                       what calls do; one thread: sockets and the clock
+//!   report, path                           events, address vectors and attributes
+//!   entry, machine                         ids; the protocol's states and timers, without input and output
 //!        │
-//!   service                     one thread: sockets and the clock
-//!        │
-//!   port, socket, message       ports are names of abstract Unix sockets; a packet is a message
+//!   port, message                          ports are names of abstract Unix sockets; a packet is a message
 //! ```
 //!
-//! What holds for verbs' functions ("C's promise", see `verbs`) holds here, with ids, channels and events for objects.
+//! # C's promises
+//!
+//! A caller of librdmacm's functions promises, as a caller of the C library does:
+//!
+//! 1. A pointer to an id, channel, event or address list is null or came from these functions, and nobody frees the object during
+//!    the call, or uses it after it was freed.
+//! 2. Any other pointer is null or valid for what its type says, for reads and where the function writes for writes, and nobody
+//!    else changes what it points to during the call.
+//! 3. No other thread uses a public field of an object during a call that reads or writes it.
 //!
 //! # Trust
 //!
@@ -25,6 +34,7 @@ mod address;
 mod addrinfo;
 mod calls;
 mod channel;
+mod connect;
 mod device;
 mod endpoint;
 mod entry;
@@ -32,12 +42,13 @@ mod events;
 mod id;
 mod machine;
 mod message;
+mod multicast;
 mod options;
+mod path;
 mod port;
 mod qp;
+mod report;
 mod service;
-mod socket;
 mod table;
-mod wire;
 
 pub use table::rdmacm;

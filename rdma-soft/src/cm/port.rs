@@ -11,11 +11,14 @@ use std::thread;
 use rdma_sys::rdma_port_space;
 
 use super::address::with_port;
-use super::socket::{self, PREFIX, Socket};
 use crate::engine::Errno;
-use crate::node;
+use crate::os;
+use crate::os::socket::{self, Socket};
 
-/// How often a name is tried that somebody has: it may be somebody who looks whether it is taken ([`socket::is_taken`]).
+/// Before every name. The digit is the protocol's version: other versions are other worlds.
+const PREFIX: &str = "rdma-soft-cm1/";
+
+/// How often a name is tried that is taken: another process may have it for the moment of [`socket::is_taken`].
 const PATIENCE: u32 = 3;
 
 /// The spaces that have ports of their own.
@@ -50,9 +53,9 @@ impl Space {
     }
 }
 
-/// How an id wants to be bound.
+/// What an id asks to be bound to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(super) struct BindRequest {
     pub(super) space: Space,
     pub(super) address: SocketAddr,
     /// Others may have the address, too, if they say the same.
@@ -61,17 +64,17 @@ pub(super) struct Wish {
     pub(super) only_family: bool,
 }
 
-/// An address that is had.
+/// An address that an id has.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) socket: Socket,
     /// With the port that was found.
     pub(super) address: SocketAddr,
-    wish: Wish,
+    request: BindRequest,
     name: String,
 }
 
-impl Wish {
+impl BindRequest {
     fn start(&self, port: u16) -> String {
         format!("{PREFIX}{}/{port}/", self.space.name())
     }
@@ -126,16 +129,16 @@ pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
 /// Takes an address, or any free port of it if its port is 0. Not for under a lock: it may take as long as the kernel needs to list
 /// all sockets of the host, some 2 us each. `EADDRINUSE` if somebody has it, `EADDRNOTAVAIL` if somebody
 /// has one that overlaps, or if it is a wildcard: so Linux tells them apart.
-pub(super) fn bind(wish: Wish) -> Result<Bound, Errno> {
-    if wish.address.port() != 0 {
-        return take(wish, wish.address.port(), true);
+pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
+    if request.address.port() != 0 {
+        return take(request, request.address.port(), true);
     }
     let (first, count) = range();
     let start = random()?;
     for step in 0..count {
         let port = first + u16::try_from((start + u64::from(step)) % u64::from(count)).unwrap_or(0);
         // Nobody else asks for a port of this range by its number, as a rule: only a wildcard needs to look around.
-        match take(wish, port, wish.reuse || wish.address.ip().is_unspecified()) {
+        match take(request, port, request.reuse || request.address.ip().is_unspecified()) {
             Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
             other => return other,
         }
@@ -145,51 +148,51 @@ pub(super) fn bind(wish: Wish) -> Result<Bound, Errno> {
 
 /// Takes an address again that was had a moment ago. Looks for no others, so that it may be done under a lock: what was let in before
 /// may stay.
-pub(super) fn rebind(wish: Wish) -> Result<Bound, Errno> {
-    take(wish, wish.address.port(), false)
+pub(super) fn rebind(request: BindRequest) -> Result<Bound, Errno> {
+    take(request, request.address.port(), false)
 }
 
-fn take(wish: Wish, port: u16, look_around: bool) -> Result<Bound, Errno> {
+fn take(request: BindRequest, port: u16, look_around: bool) -> Result<Bound, Errno> {
     let socket = Socket::new()?;
-    let own = wish.name(port);
-    let name = if wish.reuse { format!("{own}~{:x}", random()?) } else { own.clone() };
+    let own = request.name(port);
+    let name = if request.reuse { format!("{own}~{:x}", random()?) } else { own.clone() };
     let mut patience = PATIENCE;
     while let Err(error) = socket.bind(&name) {
-        if error.raw_os_error() != Some(libc::EADDRINUSE) {
+        if error.errno as i32 != libc::EADDRINUSE {
             return Err(error.into());
         }
-        patience = patience.checked_sub(1).ok_or(wish.in_use())?;
+        patience = patience.checked_sub(1).ok_or(request.in_use())?;
         thread::yield_now();
     }
     if look_around {
-        conflict(&wish, port, &[&name], wish.reuse)?;
+        conflict(&request, port, &[&name], request.reuse)?;
     }
-    Ok(Bound { socket, address: with_port(wish.address, port), wish, name })
+    Ok(Bound { socket, address: with_port(request.address, port), request, name })
 }
 
 /// The name of an address that one alone has: who listens has it.
 #[derive(Debug)]
-pub(super) struct Sole {
+pub(super) struct Exclusive {
     socket: Socket,
     name: String,
 }
 
 impl Bound {
-    /// What takes the sole name of the address, if this is not it.
-    pub(super) fn claim(&self) -> Option<impl FnOnce() -> Result<Sole, Errno> + use<>> {
-        let (wish, port, present) = (self.wish, self.address.port(), self.name.clone());
-        let name = wish.name(port);
+    /// What takes the exclusive name of the address, if this is not it.
+    pub(super) fn claim(&self) -> Option<impl FnOnce() -> Result<Exclusive, Errno> + use<>> {
+        let (request, port, present) = (self.request, self.address.port(), self.name.clone());
+        let name = request.name(port);
         (present != name).then_some(move || {
             let socket = Socket::new()?;
             socket.bind(&name)?;
-            conflict(&wish, port, &[&present, &name], false)?;
-            Ok(Sole { socket, name })
+            conflict(&request, port, &[&present, &name], false)?;
+            Ok(Exclusive { socket, name })
         })
     }
 
-    /// Listens, under the sole name if that was taken.
-    pub(super) fn listen(&mut self, sole: Option<Sole>) -> Result<(), Errno> {
-        if let Some(Sole { socket, name }) = sole {
+    /// Listens, under the exclusive name if that was taken.
+    pub(super) fn listen(&mut self, exclusive: Option<Exclusive>) -> Result<(), Errno> {
+        if let Some(Exclusive { socket, name }) = exclusive {
             // With it the old name is free again.
             (self.socket, self.name) = (socket, name);
         }
@@ -199,12 +202,13 @@ impl Bound {
 }
 
 /// Looks for names that stand in the way of one that was just taken; `ours` do not.
-fn conflict(wish: &Wish, port: u16, ours: &[&str], shared: bool) -> Result<(), Errno> {
-    let own = wish.name(port);
-    let mut others = socket::listed(&wish.start(port));
+fn conflict(request: &BindRequest, port: u16, ours: &[&str], shared: bool) -> Result<(), Errno> {
+    let own = request.name(port);
+    // Without the list nothing is known, and fewer conflicts are found.
+    let mut others = socket::names(&request.start(port)).unwrap_or_default();
     // What matters most is known without the kernel's list.
     others.push(own.clone());
-    others.extend(listeners(wish.space, &with_port(wish.address, port)));
+    others.extend(listeners(request.space, &with_port(request.address, port)));
     others.sort_unstable();
     others.dedup();
     for other in others {
@@ -214,7 +218,7 @@ fn conflict(wish: &Wish, port: u16, ours: &[&str], shared: bool) -> Result<(), E
         }
         // Twice: the first time it may be somebody else who looks.
         if socket::is_taken(&other)? && socket::is_taken(&other)? {
-            return Err(if host == own { wish.in_use() } else { Errno(libc::EADDRNOTAVAIL) });
+            return Err(if host == own { request.in_use() } else { Errno(libc::EADDRNOTAVAIL) });
         }
     }
     Ok(())
@@ -246,30 +250,30 @@ fn range() -> (u16, u16) {
 
 fn random() -> Result<u64, Errno> {
     // Half of it, so that sums do not overflow.
-    Ok(node::random()? >> 1)
+    Ok(u64::from_ne_bytes(os::random()?) >> 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn wish(address: &str) -> Wish {
-        Wish { space: Space::Ib, address: address.parse().unwrap(), reuse: false, only_family: false }
+    fn request(address: &str) -> BindRequest {
+        BindRequest { space: Space::Ib, address: address.parse().unwrap(), reuse: false, only_family: false }
     }
 
-    fn at(address: &str, port: u16) -> Wish {
-        let wish = wish(address);
-        Wish { address: with_port(wish.address, port), ..wish }
+    fn at(address: &str, port: u16) -> BindRequest {
+        let request = request(address);
+        BindRequest { address: with_port(request.address, port), ..request }
     }
 
-    fn refused(wish: Wish) -> i32 {
-        bind(wish).unwrap_err().0
+    fn refused(request: BindRequest) -> i32 {
+        bind(request).unwrap_err().0
     }
 
     #[test]
     fn any_port_is_free_and_the_kernel_s() {
         let (first, count) = range();
-        let mine = bind(wish("127.0.0.1:0")).unwrap();
+        let mine = bind(request("127.0.0.1:0")).unwrap();
         assert!(mine.address.port() >= first && mine.address.port() - first < count);
         assert_eq!(refused(at("127.0.0.1:0", mine.address.port())), libc::EADDRINUSE);
         let port = mine.address.port();
@@ -279,12 +283,12 @@ mod tests {
 
     #[test]
     fn wildcards_stand_in_the_way_of_what_they_cover() {
-        let wild = bind(wish("0.0.0.0:0")).unwrap();
+        let wild = bind(request("0.0.0.0:0")).unwrap();
         let port = wild.address.port();
         assert_eq!(refused(at("127.0.0.1:0", port)), libc::EADDRNOTAVAIL);
         assert_eq!(refused(at("[::]:0", port)), libc::EADDRNOTAVAIL);
         assert_eq!(refused(at("0.0.0.0:0", port)), libc::EADDRNOTAVAIL);
-        let six = bind(Wish { only_family: true, ..at("[::]:0", port) }).unwrap();
+        let six = bind(BindRequest { only_family: true, ..at("[::]:0", port) }).unwrap();
         assert_eq!(refused(at("[::1]:0", port)), libc::EADDRNOTAVAIL);
         drop((wild, six));
         let particular = bind(at("127.0.0.9:0", port)).unwrap();
@@ -296,16 +300,16 @@ mod tests {
 
     #[test]
     fn an_address_is_shared_by_those_who_say_so_until_one_listens() {
-        let port = bind(wish("127.0.0.1:0")).unwrap().address.port();
-        let shared = Wish { reuse: true, ..at("127.0.0.1:0", port) };
+        let port = bind(request("127.0.0.1:0")).unwrap().address.port();
+        let shared = BindRequest { reuse: true, ..at("127.0.0.1:0", port) };
         let one = bind(shared).unwrap();
         let two = bind(shared).unwrap();
         assert_eq!(refused(at("127.0.0.1:0", port)), libc::EADDRINUSE);
         assert_eq!(one.claim().unwrap()().unwrap_err(), Errno(libc::EADDRINUSE));
         drop((one, two));
         let mut one = bind(shared).unwrap();
-        let sole = one.claim().unwrap()().unwrap();
-        one.listen(Some(sole)).unwrap();
+        let exclusive = one.claim().unwrap()().unwrap();
+        one.listen(Some(exclusive)).unwrap();
         assert_eq!(refused(shared), libc::EADDRINUSE);
     }
 

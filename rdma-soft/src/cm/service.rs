@@ -3,28 +3,27 @@
 //! All state is under one lock, which is never held while anything waits. Calls of the application change it directly; the thread
 //! takes what comes from other processes and from the clock. Invariants:
 //!
-//! 1. Sockets are known by tokens, entries by keys; neither is used twice. What comes for a token or key that is gone is dropped.
-//! 2. A descriptor is in the epoll set exactly while its token is in `sockets`.
+//! 1. An id or a silent connection has one socket that is watched, under its key, and is not watched any more when it is closed. No
+//!    key is used twice; what comes for a key that is gone is dropped.
+//! 2. `deadlines` has the deadlines of entries and of silent connections, and may have some that are over.
 //! 3. Lock order: this lock, then the lock of an event queue. No callback runs under either.
 
-use std::collections::{BTreeSet, HashMap};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::{io, ptr, thread};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::channel::{Channel, Subject};
-use super::entry::{Entry, Role};
+use nix::errno::Errno as SystemErrno;
+
+use super::channel::{Channel, Target};
+use super::entry::{Entry, Link, Role};
 use super::machine::{Machine, Timers};
-use super::message::{Message, Req};
-use super::port;
-use super::socket::{Received, Socket};
-use super::wire;
+use super::message::{Message, Req, SidrReq};
+use super::{port, report};
 use crate::engine::{Errno, Time};
-use crate::link::trust;
 use crate::log::remark;
-use crate::node::agent::{BlockedSignals, STACK};
-use crate::node::clock::now;
-use crate::node::fork::ForkGuard;
+use crate::os::event_loop::EventLoop;
+use crate::os::fork::PerProcess;
+use crate::os::socket::{Received, Socket};
+use crate::os::{self, now};
 
 /// Packets taken from one socket, and connections from one listener, before others have their turn.
 const TURN: usize = 32;
@@ -35,28 +34,21 @@ const SILENCE: u64 = 10_000_000_000;
 /// How long a listener rests when the process has no descriptor left.
 const REST: u64 = 100_000_000;
 
-static SERVICE: OnceLock<Arc<Service>> = OnceLock::new();
+static SERVICE: PerProcess<Service> = PerProcess::new();
 
 /// The connection manager of this process.
 #[derive(Debug)]
 pub(super) struct Service {
-    guard: ForkGuard,
     state: Mutex<State>,
-    epoll: OwnedFd,
-    bell: OwnedFd,
+    event_loop: Arc<EventLoop>,
 }
 
-/// What a socket is for.
+/// A connection that was accepted for a listener and has not said anything yet.
 #[derive(Debug)]
-enum Use {
-    Listener(u64),
-    Connection(u64),
-    /// Accepted for this listener, and silent so far.
-    Silent {
-        listener: u64,
-        socket: Socket,
-        since: Time,
-    },
+struct Silent {
+    listener: u64,
+    socket: Socket,
+    deadline: Time,
 }
 
 /// Everything under the lock.
@@ -64,82 +56,53 @@ enum Use {
 pub(super) struct State {
     pub(super) entries: HashMap<u64, Entry>,
     pub(super) timers: Timers,
-    sockets: HashMap<u64, Use>,
+    /// Oldest first.
+    silent: BTreeMap<u64, Silent>,
     deadlines: BTreeSet<(Time, u64)>,
-    /// Listeners that rest, with the token under which they will be watched again.
-    resting: Vec<(Time, u64, u64)>,
-    /// Silent connections, oldest first.
-    silent: BTreeSet<u64>,
     next: u64,
-    epoll: RawFd,
-    /// When the thread will look next.
-    wakes: Option<Time>,
+    event_loop: Arc<EventLoop>,
+    /// When the thread's alarm goes off.
+    alarm: Time,
 }
 
 impl Service {
-    /// The manager, started by the first call.
+    /// The manager, started by the first call. A forked child has one of its own.
     ///
     /// # Errors
     ///
-    /// `ENODEV` in a forked child of the process that started it, and where there is no device.
+    /// What keeps the device, or the manager's thread, from being started.
     pub(super) fn get() -> Result<&'static Self, Errno> {
-        static STARTING: Mutex<()> = Mutex::new(());
-        if let Some(service) = SERVICE.get() {
-            return if service.guard.is_owner() { Ok(service) } else { Err(Errno(libc::ENODEV)) };
-        }
-        let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(service) = SERVICE.get() {
             return Ok(service);
         }
+        // First: no lock is taken in a step.
         super::device::open()?;
-        let service = Arc::new(Self::new()?);
-        let signals = BlockedSignals::new();
-        let started = thread::Builder::new().name("rdma-soft-cm".into()).stack_size(STACK);
-        let started = started.spawn({
-            let service = Arc::clone(&service);
-            move || service.run()
-        });
-        drop(signals);
-        started.map(drop)?;
-        Ok(SERVICE.get_or_init(|| service))
+        SERVICE.get_or_make(|| {
+            let service: &Self = Box::leak(Box::new(Self::new()?));
+            os::thread::spawn_loop("rdma-soft-cm", || service.turn())?;
+            Ok(service)
+        })
     }
 
-    fn new() -> io::Result<Self> {
-        let guard = ForkGuard::new()?;
-        // SAFETY: epoll_create1 has no conditions.
-        let epoll = descriptor(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: eventfd has no conditions.
-        let bell = descriptor(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        watch(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, bell.as_raw_fd(), 0)?;
+    fn new() -> os::Result<Self> {
+        let event_loop = Arc::new(EventLoop::new()?);
         let state = State {
             entries: HashMap::new(),
             timers: timers(),
-            sockets: HashMap::new(),
+            silent: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            resting: Vec::new(),
-            silent: BTreeSet::new(),
             next: 1,
-            epoll: epoll.as_raw_fd(),
-            wakes: None,
+            event_loop: Arc::clone(&event_loop),
+            alarm: Time(u64::MAX),
         };
-        Ok(Self { guard, state: Mutex::new(state), epoll, bell })
+        Ok(Self { state: Mutex::new(state), event_loop })
     }
 
-    /// Does something with the state, and wakes the thread if it has to look sooner than it meant to.
+    /// Does something with the state.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = work(&mut state);
-        let sooner = match (state.next_deadline(), state.wakes) {
-            (Some(next), Some(wakes)) => next < wakes,
-            (next, None) => next.is_some(),
-            (None, _) => false,
-        };
-        drop(state);
-        if sooner {
-            let one = 1_u64;
-            // SAFETY: write reads 8 bytes of a live value. It fails only where the thread is rung often enough already.
-            let _written = unsafe { libc::write(self.bell.as_raw_fd(), ptr::from_ref(&one).cast(), 8) };
-        }
+        state.set_alarm();
         result
     }
 
@@ -147,45 +110,19 @@ impl Service {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
-        loop {
-            let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.turn()));
-            if turn.is_err() {
-                // The hook has reported it. Going on serves the ids that it did not concern.
-                remark!(ERROR, "soft0's connection manager panicked; this is a defect of rdma-soft");
-                thread::sleep(std::time::Duration::from_millis(10));
-            }
-        }
-    }
-
     fn turn(&self) {
-        let timeout = {
+        {
             let mut state = self.lock();
             state.run_timers(now());
-            state.wakes = state.next_deadline();
-            state.wakes.map_or(-1, |wakes| {
-                let left = wakes.0.saturating_sub(now().0).div_ceil(1_000_000);
-                libc::c_int::try_from(left).unwrap_or(libc::c_int::MAX)
-            })
-        };
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; TURN];
-        let room = libc::c_int::try_from(TURN).unwrap_or(1);
-        // SAFETY: epoll_wait writes at most as many events as the live array has.
-        let count = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), room, timeout) };
-        for event in &events[..usize::try_from(count).unwrap_or(0)] {
-            if event.u64 == 0 {
-                let mut count = 0_u64;
-                // SAFETY: read writes 8 bytes to a live value; the descriptor does not block.
-                let _read = unsafe { libc::read(self.bell.as_raw_fd(), ptr::from_mut(&mut count).cast(), 8) };
-            } else {
-                self.lock().on_ready(event.u64);
-            }
+            state.alarm = Time(u64::MAX);
+            state.set_alarm();
         }
+        self.event_loop.wait(None, |token| self.with(|state| state.on_ready(token)));
     }
 }
 
 impl State {
-    /// A key or token that nothing else has.
+    /// A key that nothing else has.
     pub(super) fn new_key(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -195,57 +132,32 @@ impl State {
         self.entries.get_mut(&key).ok_or(Errno::INVAL)
     }
 
-    /// Watches a listener's socket. Fails only for want of kernel memory.
-    pub(super) fn watch_listener(&mut self, key: u64, socket: &Socket) -> Result<u64, Errno> {
-        let token = self.new_key();
-        watch(self.epoll, libc::EPOLL_CTL_ADD, socket.raw(), token)?;
-        self.sockets.insert(token, Use::Listener(key));
-        Ok(token)
+    /// Watches a socket. Fails only for want of kernel memory.
+    pub(super) fn watch(&self, key: u64, socket: &Socket) -> os::Result<()> {
+        self.event_loop.watch(socket, key)
     }
 
-    /// Watches a connection's socket.
-    pub(super) fn watch_connection(&mut self, key: u64, socket: &Socket) -> Result<u64, Errno> {
-        let token = self.new_key();
-        watch(self.epoll, libc::EPOLL_CTL_ADD, socket.raw(), token)?;
-        self.sockets.insert(token, Use::Connection(key));
-        Ok(token)
-    }
-
-    /// Forgets a socket, which is closed next. Closing is not enough: a forked child may have it for a moment.
-    pub(super) fn unwatch(&mut self, token: u64, socket: &Socket) {
-        // One that rests is not in the set.
-        if self.sockets.remove(&token).is_some() {
-            let _not_there = watch(self.epoll, libc::EPOLL_CTL_DEL, socket.raw(), token);
-        }
-        self.resting.retain(|&(_, _, resting)| resting != token);
+    /// Stops watching a socket, which is closed next. Closing is not enough: a forked child may have it for a moment.
+    pub(super) fn unwatch(&self, socket: &Socket) {
+        self.event_loop.forget(socket);
     }
 
     /// Ends the silent connections of a listener.
     pub(super) fn drop_silent(&mut self, key: u64) {
-        let of_listener = |held: &Use| matches!(held, Use::Silent { listener, .. } if *listener == key);
-        let tokens: Vec<u64> = self.silent.iter().copied().collect();
-        for token in tokens {
-            if self.sockets.get(&token).is_some_and(of_listener) {
-                self.end_silent(token);
-            }
+        let of_listener = self.silent.iter().filter(|(_, silent)| silent.listener == key);
+        for key in of_listener.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.end_silent(key);
         }
     }
 
-    fn end_silent(&mut self, token: u64) -> Option<(u64, Socket)> {
-        self.silent.remove(&token);
-        match self.sockets.remove(&token) {
-            Some(Use::Silent { listener, socket, .. }) => {
-                let _not_there = watch(self.epoll, libc::EPOLL_CTL_DEL, socket.raw(), token);
-                Some((listener, socket))
-            }
-            other => {
-                self.sockets.extend(other.map(|other| (token, other)));
-                None
-            }
-        }
+    fn end_silent(&mut self, key: u64) -> Option<(u64, Socket)> {
+        let Silent { listener, socket, deadline } = self.silent.remove(&key)?;
+        self.deadlines.remove(&(deadline, key));
+        self.unwatch(&socket);
+        Some((listener, socket))
     }
 
-    /// Keeps the set of deadlines as the machines have them. `before` is what the entry had.
+    /// Keeps the set of deadlines as the entries have them. `before` is what the entry had.
     pub(super) fn reschedule(&mut self, key: u64, before: Option<Time>) {
         let after = self.entries.get(&key).and_then(Entry::deadline);
         if before != after {
@@ -256,76 +168,67 @@ impl State {
         }
     }
 
-    fn next_deadline(&self) -> Option<Time> {
-        let machine = self.deadlines.first().map(|&(time, _)| time);
-        let rest = self.resting.iter().map(|&(time, ..)| time).min();
-        let silent = self.silent.first().and_then(|token| match self.sockets.get(token) {
-            Some(Use::Silent { since, .. }) => Some(since.after(SILENCE)),
-            _ => None,
-        });
-        machine.into_iter().chain(rest).chain(silent).min()
+    /// Has the thread look when the next deadline is due.
+    fn set_alarm(&mut self) {
+        if let Some((next, _)) = self.deadlines.first().copied().filter(|(next, _)| *next < self.alarm) {
+            self.alarm = next;
+            self.event_loop.set_alarm(next);
+        }
     }
 
     fn run_timers(&mut self, now: Time) {
-        while let Some(&(time, key)) = self.deadlines.first() {
-            if time > now {
-                break;
-            }
-            // Out of the set first: a machine that keeps its deadline for whatever reason must not stop the others.
+        while let Some((time, key)) = self.deadlines.first().copied().filter(|(time, _)| *time <= now) {
+            // Out of the set first: an entry that keeps its deadline for whatever reason must not stop the others.
             self.deadlines.remove(&(time, key));
+            drop(self.end_silent(key));
+            self.rest(key, None);
             self.step(key, |machine, out| machine.on_time(now, out));
             if self.entries.get(&key).and_then(Entry::deadline) == Some(time) {
                 self.deadlines.insert((now.after(1_000_000), key));
             }
         }
-        while let Some(&token) = self.silent.first() {
-            match self.sockets.get(&token) {
-                Some(Use::Silent { since, .. }) if since.after(SILENCE) > now => break,
-                _ => drop(self.end_silent(token)),
-            }
-        }
-        let (due, resting): (Vec<_>, Vec<_>) = self.resting.drain(..).partition(|&(time, ..)| time <= now);
-        self.resting = resting;
-        for (_, key, token) in due {
-            if let Some(socket) = self.entries.get(&key).and_then(Entry::listening) {
-                if watch(self.epoll, libc::EPOLL_CTL_ADD, socket.raw(), token).is_ok() {
-                    self.sockets.insert(token, Use::Listener(key));
-                } else {
-                    self.resting.push((now.after(REST), key, token));
-                }
-            }
+    }
+
+    fn on_ready(&mut self, key: u64) {
+        match self.entries.get(&key).map(|entry| &entry.role) {
+            Some(Role::Listening { .. }) => self.accept(key),
+            Some(_) => self.receive(key),
+            None => self.hear(key),
         }
     }
 
-    fn on_ready(&mut self, token: u64) {
-        match self.sockets.get(&token) {
-            Some(&Use::Listener(key)) => self.accept(key, token),
-            Some(&Use::Connection(key)) => self.receive(key),
-            Some(Use::Silent { .. }) => self.hear(token),
-            None => {}
-        }
+    /// Has a listener rest until there may be descriptors again, or ends its rest.
+    fn rest(&mut self, key: u64, until: Option<Time>) {
+        let Some(Entry { role: Role::Listening { bound, rests, .. }, .. }) = self.entries.get_mut(&key) else { return };
+        let watched = match until {
+            Some(_) => {
+                self.event_loop.forget(&bound.socket);
+                Ok(())
+            }
+            None if rests.is_some() => self.event_loop.watch(&bound.socket, key),
+            None => return,
+        };
+        *rests = if watched.is_ok() { until } else { Some(now().after(REST)) };
+        self.deadlines.extend(rests.map(|until| (until, key)));
     }
 
     /// Takes the connections that wait at a listener.
-    fn accept(&mut self, key: u64, token: u64) {
+    fn accept(&mut self, key: u64) {
         for _ in 0..TURN {
             let Some(listening) = self.entries.get(&key).and_then(Entry::listening) else { return };
             let socket = match listening.accept() {
                 Ok(socket) => socket,
                 Err(error) => {
-                    let errno = error.raw_os_error().unwrap_or(0);
-                    if matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) {
+                    use SystemErrno::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+                    if matches!(error.errno, EMFILE | ENFILE | ENOBUFS | ENOMEM) {
                         remark!(WARN, %error, "soft0: a listener cannot take a connection now");
-                        let raw = listening.raw();
-                        let _not_there = watch(self.epoll, libc::EPOLL_CTL_DEL, raw, token);
-                        self.sockets.remove(&token);
-                        self.resting.push((now().after(REST), key, token));
+                        self.rest(key, Some(now().after(REST)));
                     }
                     return;
                 }
             };
             match socket.peer() {
-                Ok(peer) if peer.uid == trust::own_uid() => {}
+                Ok(peer) if peer.is_own_user() => {}
                 Ok(peer) => {
                     remark!(DEBUG, ?peer, "soft0: a process of another user may not connect");
                     continue;
@@ -333,30 +236,29 @@ impl State {
                 Err(_) => continue,
             }
             if self.silent.len() >= MAX_SILENT {
-                if let Some(&oldest) = self.silent.first() {
-                    drop(self.end_silent(oldest));
-                }
+                let oldest = self.silent.first_key_value().map(|(key, _)| *key);
+                drop(oldest.and_then(|oldest| self.end_silent(oldest)));
             }
-            let token = self.new_key();
-            if watch(self.epoll, libc::EPOLL_CTL_ADD, socket.raw(), token).is_ok() {
-                self.sockets.insert(token, Use::Silent { listener: key, socket, since: now() });
-                self.silent.insert(token);
+            let (new, deadline) = (self.new_key(), now().after(SILENCE));
+            if self.watch(new, &socket).is_ok() {
+                self.silent.insert(new, Silent { listener: key, socket, deadline });
+                self.deadlines.insert((deadline, new));
                 // As a rule the request is there already.
-                self.hear(token);
+                self.hear(new);
             }
         }
     }
 
     /// Takes the first packet of a connection.
-    fn hear(&mut self, token: u64) {
-        let Some(Use::Silent { socket, .. }) = self.sockets.get(&token) else { return };
-        let received = match socket.receive() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+    fn hear(&mut self, key: u64) {
+        let Some(silent) = self.silent.get(&key) else { return };
+        let received = match silent.socket.receive() {
+            Err(error) if error.errno == SystemErrno::EAGAIN => return,
             received => received,
         };
-        let Some((listener, socket)) = self.end_silent(token) else { return };
+        let Some((listener, socket)) = self.end_silent(key) else { return };
         let message = match received {
-            Ok(Received::Packet(packet)) => Message::decode(&packet),
+            Ok(Received::Packet(packet)) => Message::decode(&packet.bytes),
             _ => None,
         };
         match message {
@@ -370,7 +272,7 @@ impl State {
         let Ok(asked) = self.entry(listener) else { return };
         let (source, destination) = match &message {
             Message::Req(Req { source, destination, .. }) => (*source, *destination),
-            Message::SidrReq(req) => (req.source, req.destination),
+            Message::SidrReq(SidrReq { source, destination, .. }) => (*source, *destination),
             _ => return,
         };
         let name = socket.peer_name().and_then(|name| port::parse(&name));
@@ -385,25 +287,25 @@ impl State {
             return;
         }
         let (channel, space, qp_type) = (Arc::clone(&asked.channel), asked.space, asked.qp_type);
-        let heir = asked.options();
-        let subject = Arc::clone(&asked.subject);
-        let machine = match &message {
-            Message::Req(req) => Machine::requested(self.timers, req),
-            _ => Machine::datagram_requested(self.timers),
-        };
+        let (options, target) = (asked.inherited(), Arc::clone(&asked.target));
+        let machine = Machine::asked(self.timers, &message);
         let key = self.new_key();
-        let Ok(token) = self.watch_connection(key, &socket) else { return };
-        let id = Subject::new(key);
-        let mut entry = Entry::new(Arc::clone(&id), Arc::clone(&channel), space, qp_type);
-        entry.inherit(heir);
-        entry.local = Some(destination);
-        entry.peer = Some(source);
-        entry.role = Role::Connected { machine, link: Some((socket, token)) };
+        if self.watch(key, &socket).is_err() {
+            return;
+        }
+        let id = Target::new(key);
+        let entry = Entry {
+            local: Some(destination),
+            peer: Some(source),
+            role: Role::Connected { machine, link: Link::Up(socket) },
+            options,
+            ..Entry::new(Arc::clone(&id), Arc::clone(&channel), space, qp_type)
+        };
         self.entries.insert(key, entry);
         if let Ok(asked) = self.entry(listener) {
-            asked.count_request();
+            asked.count_request(1);
         }
-        channel.push(wire::request(subject, id, message));
+        channel.push(report::request(target, id, message));
     }
 
     /// Takes what a connection's peer has sent.
@@ -412,14 +314,14 @@ impl State {
             let Some(socket) = self.entries.get(&key).and_then(Entry::connected) else { return };
             let received = match socket.receive() {
                 Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.errno == SystemErrno::EAGAIN => return,
                 // Said once where the peer has closed without having read everything; what it had sent is still there.
-                Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => continue,
+                Err(error) if error.errno == SystemErrno::ECONNRESET => continue,
                 Err(_) => Received::End,
             };
             let now = now();
             match received {
-                Received::Packet(packet) => match Message::decode(&packet) {
+                Received::Packet(packet) => match Message::decode(&packet.bytes) {
                     Some(message) => self.step(key, |machine, out| machine.on_message(message, now, out)),
                     None => self.step(key, |machine, out| machine.on_garbage(now, out)),
                 },
@@ -436,31 +338,9 @@ impl State {
 
 /// Linux's, unless the environment has a shorter time for an answer (milliseconds); the others then shrink with it.
 fn timers() -> Timers {
-    let wish = std::env::var("RDMA_SOFT_CM_TIMEOUT").ok().and_then(|wish| wish.parse::<u64>().ok());
-    match wish.filter(|wish| (1..=60_000).contains(wish)) {
-        None => Timers::LINUX,
-        Some(wish) => {
-            let response = wish * 1_000_000;
-            Timers { response, service: response * 11, timewait: response / 3, ..Timers::LINUX }
-        }
-    }
-}
-
-fn watch(epoll: RawFd, operation: libc::c_int, fd: RawFd, token: u64) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
-    // SAFETY: epoll_ctl reads one event from a live one.
-    if unsafe { libc::epoll_ctl(epoll, operation, fd, &raw mut event) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-fn descriptor(fd: RawFd) -> io::Result<OwnedFd> {
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: the callers' system calls just made it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let millis = std::env::var("RDMA_SOFT_CM_TIMEOUT").ok().and_then(|millis| millis.parse::<u64>().ok());
+    let millis = millis.filter(|millis| (1..=60_000).contains(millis));
+    millis.map_or(Timers::LINUX, |millis| Timers::for_response(millis * 1_000_000))
 }
 
 /// Queues nothing on a channel that is closing: its ids are ended.

@@ -1,11 +1,10 @@
 //! The device as a librdmacm: its functions in the table that `rdma-sys` defines.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char};
 
-use rdma_sys::{RdmaCm, ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex, rdma_cm_event_type, rdma_cm_id};
+use rdma_sys::{RdmaCm, rdma_cm_event_type};
 
-use super::{addrinfo, calls, endpoint, options, qp};
-use crate::verbs::errno::minus_one;
+use super::{calls, endpoint, multicast, options};
 
 /// The software device's librdmacm.
 ///
@@ -33,9 +32,9 @@ pub fn rdmacm() -> &'static RdmaCm {
         rdma_bind_addr: calls::bind_addr,
         rdma_resolve_addr: calls::resolve_addr,
         rdma_resolve_route: calls::resolve_route,
-        rdma_create_qp: create_qp,
-        rdma_create_qp_ex: create_qp_ex,
-        rdma_destroy_qp: destroy_qp,
+        rdma_create_qp: calls::create_qp,
+        rdma_create_qp_ex: calls::create_qp_ex,
+        rdma_destroy_qp: calls::destroy_qp,
         rdma_connect: calls::connect,
         rdma_establish: calls::establish,
         rdma_listen: calls::listen,
@@ -45,9 +44,9 @@ pub fn rdmacm() -> &'static RdmaCm {
         rdma_reject_ece: calls::reject_ece,
         rdma_notify: calls::notify,
         rdma_disconnect: calls::disconnect,
-        rdma_join_multicast: options::join_multicast,
-        rdma_leave_multicast: options::leave_multicast,
-        rdma_join_multicast_ex: options::join_multicast_ex,
+        rdma_join_multicast: multicast::join,
+        rdma_leave_multicast: multicast::leave,
+        rdma_join_multicast_ex: multicast::join_ex,
         rdma_get_cm_event: calls::get_cm_event,
         rdma_ack_cm_event: calls::ack_cm_event,
         rdma_get_src_port: calls::get_src_port,
@@ -57,40 +56,18 @@ pub fn rdmacm() -> &'static RdmaCm {
         rdma_event_str: event_str,
         rdma_set_option: options::set_option,
         rdma_migrate_id: calls::migrate_id,
-        rdma_getaddrinfo: addrinfo::getaddrinfo,
-        rdma_freeaddrinfo: addrinfo::freeaddrinfo,
+        rdma_getaddrinfo: endpoint::getaddrinfo,
+        rdma_freeaddrinfo: endpoint::freeaddrinfo,
         rdma_init_qp_attr: calls::init_qp_attr,
         rdma_set_local_ece: calls::set_local_ece,
         rdma_get_remote_ece: calls::get_remote_ece,
-        rdma_resolve_addrinfo: addrinfo::resolve_addrinfo,
-        rdma_query_addrinfo: addrinfo::query_addrinfo,
+        rdma_resolve_addrinfo: endpoint::resolve_addrinfo,
+        rdma_query_addrinfo: endpoint::query_addrinfo,
         rdma_write_cm_event: calls::write_cm_event,
         // Shared receive queues, which the device does not have.
         ..RdmaCm::UNSUPPORTED
     };
     &TABLE
-}
-
-/// `rdma_create_qp`.
-unsafe extern "C" fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
-    // SAFETY: C's promise: valid for reads and writes, and nobody else's during the call.
-    let init = unsafe { &mut *init };
-    // SAFETY: C's promises about the objects.
-    minus_one(unsafe { qp::create(id, pd, init) })
-}
-
-/// `rdma_create_qp_ex`.
-unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    // SAFETY: C's promise: valid for reads and writes, and nobody else's during the call.
-    let init = unsafe { &mut *init };
-    // SAFETY: C's promises about the objects.
-    minus_one(unsafe { qp::create_ex(id, init) })
-}
-
-/// `rdma_destroy_qp`.
-unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
-    // SAFETY: C's promises about the id and its queue pair.
-    unsafe { qp::destroy(id) };
 }
 
 /// `rdma_event_str`.

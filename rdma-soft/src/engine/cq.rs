@@ -106,10 +106,16 @@ impl CqTable {
         Ok(())
     }
 
+    /// Whether there is such a queue.
+    pub(super) fn check(&mut self, id: CqId) -> Result<(), Errno> {
+        self.get(id).map(drop)
+    }
+
     /// A queue pair uses the queue.
-    pub(super) fn enter(&mut self, id: CqId) -> Result<(), Errno> {
-        self.get(id)?.users += 1;
-        Ok(())
+    pub(super) fn enter(&mut self, id: CqId) {
+        if let Ok(cq) = self.get(id) {
+            cq.users += 1;
+        }
     }
 
     /// It no longer does.
@@ -119,15 +125,22 @@ impl CqTable {
         }
     }
 
+    #[inline(always)]
     pub(super) fn poll(&mut self, id: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         let cq = self.get(id)?;
-        let mut count = 0;
-        for (to, position) in out.iter_mut().zip(cq.head..cq.tail) {
-            *to = cq.ring[cq.index(position)];
-            count += 1;
+        let before = cq.head;
+        for to in out {
+            if cq.head == cq.tail {
+                break;
+            }
+            *to = cq.ring[cq.index(cq.head)];
+            cq.head += 1;
         }
-        cq.head += count as u64;
-        if count == 0 && cq.failed { Err(Errno::IO) } else { Ok(count) }
+        if cq.head == before && cq.failed {
+            return Err(Errno::IO);
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "no more than `out` has room for")]
+        Ok((cq.head - before) as usize)
     }
 
     pub(super) fn arm(&mut self, id: CqId, solicited_only: bool) -> Result<(), Errno> {
@@ -142,7 +155,7 @@ impl CqTable {
     }
 
     /// Adds a completion, filled by `fill` where it will lie. A full queue is in error from then on, as on a device.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, id: CqId, solicited: bool, events: &mut Events, fill: impl FnOnce(&mut ibv_wc)) {
         let Some(Some(cq)) = self.slots.get_mut(id.0 as usize) else { return };
         if cq.failed || cq.waiting() >= u64::from(cq.limit) {

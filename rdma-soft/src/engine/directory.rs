@@ -1,4 +1,4 @@
-//! What an engine publishes to its peers, so that they may do one-sided operations by themselves.
+//! The directory: queue pairs and regions that an engine publishes, so that peers may do one-sided operations by themselves.
 //!
 //! ```text
 //! 0                     a card (one word) for each queue pair under the first slot

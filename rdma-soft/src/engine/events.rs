@@ -1,4 +1,4 @@
-//! What waits to be told to the process.
+//! Events that wait for the process.
 
 use std::collections::VecDeque;
 
@@ -15,16 +15,21 @@ impl Events {
         self.queue.push_back(event);
     }
 
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.queue.pop_front()
     }
 
-    /// Forgets what a destroyed queue pair had to say.
+    /// Forgets the events of a destroyed queue pair.
     pub(super) fn forget_qp(&mut self, qp: QpId) {
         self.queue.retain(|event| !matches!(event, Event::Async { element: Element::Qp(id, _), .. } if *id == qp));
     }
 
-    /// Forgets what a destroyed completion queue had to say.
+    /// Forgets the events of a destroyed completion queue.
     pub(super) fn forget_cq(&mut self, cq: CqId) {
         self.queue.retain(|event| match event {
             Event::Completion { cq: id, .. } => *id != cq,

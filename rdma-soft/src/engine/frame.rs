@@ -1,4 +1,4 @@
-//! What two engines say to each other: fixed headers of six words, and a payload.
+//! Frames between engines: fixed headers of six words, and a payload.
 //!
 //! ```text
 //! word 0   kind 8 | flags 8 | epoch 16 | number 24 | code 8      (low bits first)
@@ -12,11 +12,11 @@
 //! A datagram's payload is its header of 40 bytes and its data; word 2 is the sender's local identifier, the key is the Q_Key,
 //! the code the service level.
 //!
-//! What a header says is hostile until it was checked: [`Frame::decode`] checks what can be checked without knowing the
-//! queue pair.
+//! A header is hostile until it was checked: [`Frame::decode`] checks what can be checked without knowing the queue pair.
 
 use super::grh::GRH_LEN;
 use super::limits::{MAX_MESSAGE, MTU};
+use super::types::SendFlags;
 
 /// Words of a header.
 pub const HEADER_WORDS: usize = 6;
@@ -27,7 +27,7 @@ pub const HEADER_WORDS: usize = 6;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header(pub [u64; HEADER_WORDS]);
 
-/// What a frame is.
+/// The kinds of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -43,15 +43,17 @@ pub(super) enum Kind {
     Ack = 16,
     Nak = 17,
     RnrNak = 18,
-    /// Where a real device says nothing.
+    /// The request was not heard; a real device would say nothing.
     Dropped = 19,
     ReadData = 20,
     AtomicData = 21,
     // Between engines.
-    /// The sender would like to map the region of the key.
+    /// Asks for the region of the key, to map it.
     Want = 32,
     /// A datagram, whole. Not answered, whatever becomes of it.
     Datagram = 33,
+    /// The region of the key, which was granted, has ended: its mapping is of no use any more.
+    Revoked = 34,
 }
 
 impl Kind {
@@ -71,6 +73,7 @@ impl Kind {
             21 => Self::AtomicData,
             32 => Self::Want,
             33 => Self::Datagram,
+            34 => Self::Revoked,
             _ => return None,
         })
     }
@@ -97,9 +100,15 @@ pub(super) const IMM: u8 = 1;
 pub(super) const SOLICITED: u8 = 2;
 /// Word 5 acknowledges requests of the other direction.
 pub(super) const ACK: u8 = 4;
-/// The header of a datagram's 40 bytes is one.
+/// The first 40 payload bytes of a datagram hold a valid GRH.
 pub(super) const GRH: u8 = 8;
 const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK | GRH;
+
+/// The flags of a request's frames.
+pub(super) const fn request_flags(flags: SendFlags) -> u8 {
+    let imm = if flags.contains(SendFlags::IMM) { IMM } else { 0 };
+    imm | if flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 }
+}
 
 /// Why a request was refused, in a NAK's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +190,12 @@ impl Frame {
     pub(super) const fn carry_ack(&mut self, number: u32, epoch: u16) {
         self.flags |= ACK;
         self.b = number as u64 | (epoch as u64) << 32;
+    }
+
+    /// Whether it refuses what `other` refuses.
+    pub(super) fn repeats(&self, other: &Self) -> bool {
+        let of = |frame: &Self| (frame.kind, frame.to, frame.from, frame.epoch);
+        self.kind == Kind::Dropped && of(self) == of(other)
     }
 
     /// The header.

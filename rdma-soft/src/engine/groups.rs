@@ -127,7 +127,7 @@ impl Groups {
         self.known.retain(|known| known.serial != serial || known.members.is_none());
     }
 
-    /// Whether a queue pair waits for who is in a group.
+    /// Whether a queue pair waits for the members of a group.
     pub(super) fn is_waited_for(&self) -> bool {
         self.known.iter().any(|known| !known.waiting.is_empty())
     }

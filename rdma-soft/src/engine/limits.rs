@@ -32,3 +32,5 @@ pub const MAX_GROUP_QPS: u32 = 1 << 10;
 pub const MAX_ATTACHMENTS: u32 = 1 << 12;
 /// The most bytes, about, that one call copies before it lets others run.
 pub const COPY_BUDGET: usize = 1 << 20;
+/// Every link takes a payload of so many bytes in one frame.
+pub const SHORTEST_LIMIT: u32 = 256;

@@ -145,6 +145,7 @@ impl<'a> Target<'a> {
     }
 
     /// Copies `source` here, as much as fits; the last bytes become visible last.
+    #[inline(always)]
     pub fn write(&self, source: Source<'_>) {
         let len = self.len.min(source.len);
         if source.ptr.addr().abs_diff(self.ptr.addr()) < len {
@@ -269,10 +270,15 @@ impl<'a> Gather<'a> {
     }
 
     /// Copies everything to the start of `target`; false, and nothing is copied, if it does not fit.
+    #[inline(always)]
     #[must_use]
     pub fn copy_to(&self, target: Target<'_>) -> bool {
         if self.len > target.len {
             return false;
+        }
+        if let [part] = self.parts {
+            target.write(*part);
+            return true;
         }
         let mut at = 0;
         for part in self.parts() {

@@ -3,16 +3,15 @@
 //! The verbs objects call it to post and poll; a driver moves frames between the engines of two processes. Everything
 //! runs under the caller's one lock. After each call that may have caused work, the driver does, in any order:
 //! [`poll_active_link`](Engine::poll_active_link) and [`poll_transmit`](Engine::poll_transmit),
-//! [`poll_event`](Engine::poll_event), [`poll_wish`](Engine::poll_wish), [`poll_grant`](Engine::poll_grant) and
+//! [`poll_event`](Engine::poll_event), [`poll_lookup`](Engine::poll_lookup), [`poll_grant`](Engine::poll_grant) and
 //! [`poll_timeout`](Engine::poll_timeout).
 //!
-//! All but `memory` is safe code.
+//! Modules import downwards: the tables and queues know nobody, a queue pair's common part (`qp`) knows them, the services
+//! (`rc`, `ud`) know `qp`, and this module knows the services. All but `memory` is safe code.
 
 #![deny(unsafe_code)]
 
 mod cq;
-mod datagram;
-mod direct;
 mod directory;
 mod events;
 mod frame;
@@ -22,19 +21,19 @@ pub mod limits;
 #[allow(unsafe_code, reason = "the one module that touches memory")]
 mod memory;
 mod mr;
-mod parcels;
 mod peers;
 mod qp;
 mod queue;
-mod requester;
-mod responder;
-mod shared;
+mod rc;
+mod service;
 mod table;
+mod tables;
 #[cfg(test)]
 #[allow(unsafe_code, clippy::cast_possible_truncation, reason = "tests own the memory, and their numbers are small")]
 mod tests;
 mod timer;
 mod types;
+mod ud;
 
 use std::collections::VecDeque;
 
@@ -47,26 +46,23 @@ use frame::{Frame, Kind};
 use groups::Groups;
 use memory::Region;
 use mr::{MrTable, PdTable};
-use peers::{Peers, Work};
-use shared::Shared;
+use peers::Peers;
+use service::{QueuePair, Service};
 use table::QpTable;
-use timer::Timers;
+use tables::Tables;
+use timer::{Owner, Timers};
 
 pub use directory::DIRECTORY_LEN;
 pub use frame::{HEADER_WORDS, Header};
 pub use grh::{GRH_LEN, Gid, Grh, Network, Route};
 pub use memory::{Area, Gather, Source, Target};
 pub use types::{
-    Address, CqId, Element, Errno, Event, Grant, LinkId, MULTICAST_QPN, ModifyQp, MrKeys, Path, PdId, QpId, QpInit,
-    QpState, QpStatus, Registration, SendData, SendRequest, Service, Slot, Time, Transmit, Wish,
+    Address, CqId, Element, Errno, Event, Grant, Host, LinkId, Lookup, MULTICAST_QPN, ModifyQp, MrKeys, Op, Path, PdId,
+    PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType, Slot, Time,
+    Transmit,
 };
 
-/// Timers that no queue pair owns: of a slot, and of what is known of a multicast group.
-const SLOT_TIMER: u32 = 1 << 31;
-const GROUP_TIMER: u32 = 1 << 30;
-const OWNER_MASK: u32 = GROUP_TIMER - 1;
-
-/// What an engine is made with.
+/// Configuration of an [`Engine`].
 #[derive(Debug)]
 pub struct EngineConfig {
     /// The process's slot. More may be added with [`Engine::add_slot`].
@@ -77,9 +73,9 @@ pub struct EngineConfig {
     pub directory: Option<Area>,
 }
 
-/// Where frames go: the producing end of a link's ring.
+/// The transmit side of a link.
 pub trait Outbound {
-    /// The largest payload of one frame. At least 256.
+    /// The largest payload of one frame. At least [`limits::SHORTEST_LIMIT`].
     fn max_payload(&self) -> usize;
     /// Takes a frame with its payload, whole; false if there is no room for it now.
     fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool;
@@ -89,7 +85,7 @@ pub trait Outbound {
 #[derive(Debug)]
 pub struct Engine {
     qps: QpTable,
-    shared: Shared,
+    tables: Tables,
     /// A request was posted since acknowledgements were put off.
     release_next: bool,
 }
@@ -101,12 +97,12 @@ impl Engine {
         Self {
             qps: QpTable::new(config.seed),
             release_next: false,
-            shared: Shared {
+            tables: Tables {
                 pds: PdTable::default(),
                 mrs: MrTable::new(config.seed),
                 cqs: CqTable::default(),
                 events: Events::default(),
-                peers: Peers::new(),
+                peers: Peers::default(),
                 groups: Groups::default(),
                 timers: Timers::default(),
                 directory: Directory::new(config.directory),
@@ -120,12 +116,13 @@ impl Engine {
 
     /// Adds a slot, when `create_qp` said `ENOMEM` because all queue pair numbers are taken.
     pub fn add_slot(&mut self, slot: Slot) {
-        if !self.shared.slots.contains(&slot) {
-            let loopback = self.shared.slots.first().and_then(|first| self.shared.peers.link_of(*first));
-            self.shared.slots.push(slot);
+        if !self.tables.slots.contains(&slot) {
+            let loopback = self.tables.peers.link_of(PeerId::local(self.tables.slots[0]));
+            self.tables.slots.push(slot);
             self.qps.add_slot();
+            self.qps.iter_mut().for_each(|qp| qp.qp.find_peer(&self.tables));
             if let Some(link) = loopback {
-                self.shared.peers.up(slot, link, None);
+                self.tables.peers.up(PeerId::local(slot), link, None, &mut self.tables.timers);
             }
         }
     }
@@ -136,7 +133,7 @@ impl Engine {
     ///
     /// `ENOMEM`: there are too many.
     pub fn alloc_pd(&mut self) -> Result<PdId, Errno> {
-        self.shared.pds.alloc()
+        self.tables.pds.alloc()
     }
 
     /// Ends a protection domain.
@@ -145,7 +142,7 @@ impl Engine {
     ///
     /// `EBUSY`: something is in it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Errno> {
-        self.shared.pds.dealloc(pd)
+        self.tables.pds.dealloc(pd)
     }
 
     /// Registers memory.
@@ -165,13 +162,14 @@ impl Engine {
         if end.is_none() || what.addr.addr().checked_add(what.len).is_none() || isize::try_from(what.len).is_err() {
             return Err(Errno::INVAL);
         }
-        self.shared.pds.enter(pd)?;
-        // SAFETY: the caller promises what a region needs until `deregister`, which drops it.
+        self.tables.pds.enter(pd)?;
+        // SAFETY: of `Region::new`: invariant 2 of `memory` holds by this function's own contract until `deregister`, which
+        // drops the region; the length was checked above.
         let region = unsafe { Region::new(what.addr, what.len, what.iova, what.access) };
-        let shared = &mut self.shared;
-        let keys = shared.mrs.insert(pd, region, what.backing.clone(), &shared.directory);
+        let tables = &mut self.tables;
+        let keys = tables.mrs.insert(pd, region, what.backing.clone(), &tables.directory);
         if keys.is_err() {
-            shared.pds.leave(pd);
+            tables.pds.leave(pd);
         }
         keys
     }
@@ -182,9 +180,7 @@ impl Engine {
     ///
     /// `EINVAL`: no such key.
     pub fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
-        let pd = self.shared.mrs.remove(lkey, &self.shared.directory)?;
-        self.shared.pds.leave(pd);
-        Ok(())
+        self.tables.deregister(lkey)
     }
 
     /// A new completion queue of exactly `depth` entries. `token` comes back in its events.
@@ -193,7 +189,7 @@ impl Engine {
     ///
     /// `EINVAL`: a depth of 0 or beyond [`limits::MAX_CQE`]. `ENOMEM`.
     pub fn create_cq(&mut self, depth: u32, token: u64) -> Result<CqId, Errno> {
-        self.shared.cqs.create(depth, token)
+        self.tables.cqs.create(depth, token)
     }
 
     /// Ends a completion queue. Its unpolled events are dropped.
@@ -202,8 +198,8 @@ impl Engine {
     ///
     /// `EBUSY`: a queue pair uses it.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), Errno> {
-        self.shared.cqs.destroy(cq)?;
-        self.shared.events.forget_cq(cq);
+        self.tables.cqs.destroy(cq)?;
+        self.tables.events.forget_cq(cq);
         Ok(())
     }
 
@@ -213,7 +209,7 @@ impl Engine {
     ///
     /// `EINVAL`: an impossible depth, or more completions than that wait. `ENOMEM`.
     pub fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), Errno> {
-        self.shared.cqs.resize(cq, depth)
+        self.tables.cqs.resize(cq, depth)
     }
 
     /// Takes completions: how many.
@@ -221,8 +217,9 @@ impl Engine {
     /// # Errors
     ///
     /// `EIO`: the queue overran, and what it held before is taken.
+    #[inline]
     pub fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
-        self.shared.cqs.poll(cq, out)
+        self.tables.cqs.poll(cq, out)
     }
 
     /// Asks for one event at the next completion (or the next solicited or failed one).
@@ -231,7 +228,7 @@ impl Engine {
     ///
     /// `EINVAL`: no such queue.
     pub fn arm_cq(&mut self, cq: CqId, solicited_only: bool) -> Result<(), Errno> {
-        self.shared.cqs.arm(cq, solicited_only)
+        self.tables.cqs.arm(cq, solicited_only)
     }
 
     /// A new queue pair, in RESET, and its number.
@@ -240,31 +237,22 @@ impl Engine {
     ///
     /// `EINVAL`: beyond the [`limits`], or no such domain or completion queue. `ENOMEM`: no memory, or no number is free.
     pub fn create_qp(&mut self, init: &QpInit) -> Result<(QpId, u32), Errno> {
-        let shared = &mut self.shared;
+        let tables = &mut self.tables;
         let max_sge = init.max_send_sge.max(init.max_recv_sge) as usize;
         let max_wr = init.max_send_wr.max(init.max_recv_wr);
         if max_sge > limits::MAX_SGE || max_wr > limits::MAX_QP_WR || init.max_inline_data > limits::MAX_INLINE {
             return Err(Errno::INVAL);
         }
-        shared.pds.enter(init.pd)?;
-        if let Err(error) = shared.cqs.enter(init.send_cq) {
-            shared.pds.leave(init.pd);
-            return Err(error);
-        }
-        let created = shared.cqs.enter(init.recv_cq).and_then(|()| {
-            let created = self.qps.create(init, &shared.slots);
-            if created.is_err() {
-                shared.cqs.leave(init.recv_cq);
-            }
-            created
-        });
-        if created.is_err() {
-            shared.cqs.leave(init.send_cq);
-            shared.pds.leave(init.pd);
-        }
-        shared.peers.reserve(self.qps.len());
-        shared.deferred.reserve(self.qps.len().saturating_sub(shared.deferred.len()));
-        created
+        tables.pds.check(init.pd)?;
+        tables.cqs.check(init.send_cq)?;
+        tables.cqs.check(init.recv_cq)?;
+        let created = self.qps.create(init, &tables.slots)?;
+        tables.pds.enter(init.pd)?;
+        tables.cqs.enter(init.send_cq);
+        tables.cqs.enter(init.recv_cq);
+        tables.peers.reserve(self.qps.len());
+        tables.deferred.reserve(self.qps.len().saturating_sub(tables.deferred.len()));
+        Ok(created)
     }
 
     /// Ends a queue pair; its completions leave the completion queues, its unpolled events are dropped.
@@ -273,16 +261,16 @@ impl Engine {
     ///
     /// `EINVAL`: no such queue pair. `EBUSY`: it is in a multicast group.
     pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), Errno> {
-        let shared = &mut self.shared;
+        let tables = &mut self.tables;
         let it = self.qps.get_mut(qp)?;
-        if shared.groups.group_of(qp.0).is_some() {
+        if tables.groups.group_of(qp.0).is_some() {
             return Err(Errno::BUSY);
         }
-        it.reset(shared);
-        shared.cqs.leave(it.send_cq);
-        shared.cqs.leave(it.recv_cq);
-        shared.pds.leave(it.pd);
-        shared.events.forget_qp(qp);
+        it.reset(tables);
+        tables.cqs.leave(it.qp.send_cq);
+        tables.cqs.leave(it.qp.recv_cq);
+        tables.pds.leave(it.qp.pd);
+        tables.events.forget_qp(qp);
         self.qps.remove(qp);
         Ok(())
     }
@@ -293,12 +281,12 @@ impl Engine {
     ///
     /// `EINVAL`: no such queue pair.
     pub fn modify_qp(&mut self, qp: QpId, change: &ModifyQp) -> Result<(), Errno> {
-        self.qps.get_mut(qp)?.modify(change, &mut self.shared);
-        self.settle();
+        self.qps.get_mut(qp)?.modify(change, &mut self.tables);
+        self.fail_overrun();
         Ok(())
     }
 
-    /// What only the engine knows.
+    /// The attributes that only the engine knows.
     ///
     /// # Errors
     ///
@@ -307,15 +295,35 @@ impl Engine {
         Ok(self.qps.get(qp)?.status())
     }
 
-    /// Posts a send request.
+    /// Posts a send request to a reliable connection.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: the queue is full. `EINVAL`: wrong state, or a request that the queue pair cannot hold.
-    pub fn post_send(&mut self, qp: QpId, request: &SendRequest<'_>) -> Result<(), Errno> {
-        let posted = self.qps.get_mut(qp)?.post_send(request, &mut self.shared);
+    /// `ENOMEM`: the queue is full. `EINVAL`: wrong state or service, or a request that the queue pair cannot hold.
+    #[inline(always)]
+    pub fn post_send(&mut self, qp: QpId, request: &SendRequest, data: SendData<'_>) -> Result<(), Errno> {
+        let QueuePair { qp, service: Service::Rc(rc) } = self.qps.get_mut(qp)? else { return Err(Errno::INVAL) };
+        let posted = rc.post(qp, request, data, &mut self.tables);
         self.release_next = true;
-        self.settle();
+        self.fail_overrun();
+        posted
+    }
+
+    /// Posts a datagram.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_send`](Self::post_send).
+    pub fn post_datagram(
+        &mut self,
+        qp: QpId,
+        request: &SendRequest,
+        data: SendData<'_>,
+        address: &Address,
+    ) -> Result<(), Errno> {
+        let QueuePair { qp, service: Service::Ud(ud) } = self.qps.get_mut(qp)? else { return Err(Errno::INVAL) };
+        let posted = ud.post(qp, request, data, address, &mut self.tables);
+        self.fail_overrun();
         posted
     }
 
@@ -325,7 +333,7 @@ impl Engine {
     ///
     /// `EINVAL`: no such queue pair, or a state in which it takes none.
     pub fn send_room(&self, qp: QpId) -> Result<u32, Errno> {
-        self.qps.get(qp)?.send_room()
+        self.qps.get(qp)?.qp.send_room()
     }
 
     /// Posts a receive.
@@ -333,94 +341,121 @@ impl Engine {
     /// # Errors
     ///
     /// As [`post_send`](Self::post_send).
+    #[inline]
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, list: &[ibv_sge]) -> Result<(), Errno> {
-        let posted = self.qps.get_mut(qp)?.post_recv(wr_id, list, &mut self.shared);
-        self.settle();
+        let posted = self.qps.get_mut(qp)?.qp.post_recv(wr_id, list, &mut self.tables);
+        self.fail_overrun();
         posted
     }
 
     /// The next event for the process.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.shared.events.pop()
+        self.tables.events.pop()
     }
 
-    /// A link to the process with `slot` is up (call it once for each slot of that process). Our own slot: the loopback,
-    /// which gives every frame back to [`handle_frame`](Self::handle_frame) under the same id. `directory`: the peer's,
-    /// mapped.
-    pub fn handle_link_up(&mut self, slot: Slot, link: LinkId, directory: Option<Area>) {
-        let shared = &mut self.shared;
-        shared.peers.up(slot, link, directory);
-        if shared.slots.contains(&slot) {
+    /// Whether no link is active and nothing is to be told, looked up, granted or timed.
+    #[inline]
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let tables = &self.tables;
+        tables.peers.is_idle()
+            & tables.events.is_empty()
+            & tables.grants.is_empty()
+            & tables.timers.next().is_none()
+            & (tables.deferred.is_empty() | !self.release_next)
+    }
+
+    /// A link to a process is up (call it once for each slot of that process). To ourselves: the loopback, which gives every
+    /// frame back to [`handle_frame`](Self::handle_frame) under the same id. `directory`: the peer's, mapped.
+    pub fn handle_link_up(&mut self, peer: PeerId, link: LinkId, directory: Option<Area>) {
+        let tables = &mut self.tables;
+        tables.peers.up(peer, link, directory, &mut tables.timers);
+        if peer.host == Host::LOCAL && tables.slots.contains(&peer.slot) {
             // We are behind it with all our slots, whichever was asked for.
-            for own in &shared.slots {
-                shared.peers.up(*own, link, None);
+            for own in &tables.slots {
+                tables.peers.up(PeerId::local(*own), link, None, &mut tables.timers);
             }
         }
-        shared.peers.reserve(self.qps.len());
-        for qp in self.qps.iter_mut().filter(|qp| qp.peer() == slot) {
-            qp.schedule_requests(shared);
+        tables.peers.reserve(self.qps.len());
+        for QueuePair { qp, service } in self.qps.iter_mut() {
+            match service {
+                Service::Rc(rc) if qp.peer() == peer => rc.schedule(qp, tables),
+                Service::Ud(ud) if ud.is_waiting() => ud.resume(qp, tables),
+                _ => {}
+            }
         }
+        self.fail_overrun();
     }
 
     /// The peer at the other end has died, or is no longer to be trusted.
     pub fn handle_link_down(&mut self, link: LinkId) {
-        let shared = &mut self.shared;
-        let slots = shared.peers.down(link);
+        let tables = &mut self.tables;
+        let peers = tables.peers.down(link);
         for qp in self.qps.iter_mut() {
-            qp.handle_answer_link_down(link);
-            qp.handle_datagram_link_down(link, shared);
-            if slots.contains(&qp.peer()) {
-                qp.handle_peer_death(shared);
-            }
+            let is_last = peers.contains(&qp.qp.peer());
+            qp.handle_link_down(link, is_last, tables);
         }
-        self.settle();
+        self.fail_overrun();
     }
 
-    /// No process has that slot, or it refuses us.
-    pub fn handle_unreachable(&mut self, slot: Slot) {
-        let shared = &mut self.shared;
-        if let Some(nanos) = shared.peers.unreachable(slot) {
-            shared.timers.start(SLOT_TIMER | u32::from(slot.0), 0, nanos);
+    /// No process is at that address, or it refuses us.
+    pub fn handle_unreachable(&mut self, peer: PeerId) {
+        let tables = &mut self.tables;
+        tables.peers.unreachable(peer, &mut tables.timers);
+        if tables.peers.link_of(peer).is_none() {
+            for QueuePair { qp, service } in self.qps.iter_mut() {
+                match service {
+                    Service::Rc(rc) if qp.peer() == peer => rc.handle_unreachable(qp, tables),
+                    _ => {}
+                }
+            }
         }
-        if shared.peers.link_of(slot).is_some() {
-            // The peer has connected to us meanwhile. What is under way there is not sent again.
-            return;
+        // Else the peer has connected to us meanwhile, and what is under way there is not sent again.
+        self.resume_datagrams();
+    }
+
+    /// Looks again at the datagrams that wait.
+    fn resume_datagrams(&mut self) {
+        for QueuePair { qp, service } in self.qps.iter_mut() {
+            match service {
+                Service::Ud(ud) if ud.is_waiting() => ud.resume(qp, &mut self.tables),
+                _ => {}
+            }
         }
-        for qp in self.qps.iter_mut().filter(|qp| qp.peer() == slot && qp.may_transmit()) {
-            qp.wait_for_hearing(shared);
-        }
+        self.fail_overrun();
     }
 
     /// Whether datagrams wait for a link, or for who is in a group.
     #[must_use]
     pub fn has_waiting_datagrams(&self) -> bool {
-        !self.shared.peers.parcels.is_empty() || self.shared.groups.is_waited_for()
+        let waits = |qp: &QueuePair| matches!(&qp.service, Service::Ud(ud) if ud.is_waiting());
+        self.tables.groups.is_waited_for() || self.qps.iter().any(waits)
     }
 
     /// Whether datagrams had to wait for this link.
     #[must_use]
     pub fn was_awaited(&self, link: LinkId) -> bool {
-        self.shared.peers.was_awaited(link)
+        self.tables.peers.was_awaited(link)
     }
 
     /// Something that only the driver can find.
-    pub fn poll_wish(&mut self) -> Option<Wish> {
-        self.shared.peers.pop_wish()
+    pub fn poll_lookup(&mut self) -> Option<Lookup> {
+        self.tables.peers.pop_lookup()
     }
 
     /// The processes that are in a multicast group, ours or not. What is sent to the group goes to them for `nanos`; then the
     /// driver is asked again.
     pub fn handle_members(&mut self, gid: Gid, members: &[Slot], nanos: u64) {
-        let shared = &mut self.shared;
-        let others = members.iter().copied().filter(|slot| slot.is_real() && !shared.slots.contains(slot)).collect();
-        let Some((waiting, serial)) = shared.groups.found(gid, others) else { return };
-        shared.timers.start(GROUP_TIMER | serial & OWNER_MASK, serial, nanos);
+        let tables = &mut self.tables;
+        let others = members.iter().copied().filter(|slot| slot.is_real() && !tables.slots.contains(slot)).collect();
+        let Some((waiting, serial)) = tables.groups.found(gid, others) else { return };
+        tables.timers.start(Owner::Group(serial), 0, nanos);
         for qp in waiting {
-            if let Ok(qp) = self.qps.get_mut(QpId(qp)) {
-                qp.schedule(&mut self.shared);
+            if let Ok(QueuePair { qp, service: Service::Ud(ud) }) = self.qps.get_mut(QpId(qp)) {
+                ud.resume(qp, tables);
             }
         }
-        self.settle();
+        self.fail_overrun();
     }
 
     /// Puts a queue pair for datagrams into a multicast group, where it may be already; true if it is this process's first one
@@ -430,10 +465,10 @@ impl Engine {
     ///
     /// `EINVAL`: no such queue pair, not one for datagrams, or no group's address. `ENOMEM`: beyond the [`limits`].
     pub fn attach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
-        if self.qps.get(qp)?.ud.is_none() || !gid.is_multicast() {
+        if !matches!(self.qps.get(qp)?.service, Service::Ud(_)) || !gid.is_multicast() {
             return Err(Errno::INVAL);
         }
-        self.shared.groups.attach(gid, qp.0)
+        self.tables.groups.attach(gid, qp.0)
     }
 
     /// Takes a queue pair out of a multicast group; true if it was this process's last one there.
@@ -442,13 +477,13 @@ impl Engine {
     ///
     /// `EINVAL`: it was not in it.
     pub fn detach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
-        self.shared.groups.detach(gid, qp.0)
+        self.tables.groups.detach(gid, qp.0)
     }
 
     /// A group that the queue pair is in.
     #[must_use]
     pub fn group_of(&self, qp: QpId) -> Option<Gid> {
-        self.shared.groups.group_of(qp.0)
+        self.tables.groups.group_of(qp.0)
     }
 
     /// Keeps a protection domain from being ended, as an address handle does.
@@ -457,87 +492,82 @@ impl Engine {
     ///
     /// `EINVAL`: no such domain.
     pub fn hold_pd(&mut self, pd: PdId) -> Result<(), Errno> {
-        self.shared.pds.enter(pd)
+        self.tables.pds.enter(pd)
     }
 
     /// Ends one [`hold_pd`](Self::hold_pd).
     pub fn release_pd(&mut self, pd: PdId) {
-        self.shared.pds.leave(pd);
+        self.tables.pds.leave(pd);
     }
 
     /// A frame has come in. `header` is a private copy; `payload` may lie in the ring.
     pub fn handle_frame(&mut self, link: LinkId, header: &Header, payload: Source<'_>) {
         let Some(frame) = Frame::decode(header, payload.len()) else { return };
-        let shared = &mut self.shared;
+        let tables = &mut self.tables;
         let sender = Slot::of_qpn(frame.from);
         let begins = frame.kind.is_request() && (!frame.kind.is_cut() || frame.offset() == 0);
-        if !shared.peers.serves(link, sender) {
+        let Some(peer) = tables.peers.behind(link, sender) else {
             // Nobody speaks for another process. But a process that we know may have got one more slot: a link to that will
             // show it, and the request comes again (a datagram does not).
-            if (begins || frame.kind == Kind::Datagram) && shared.peers.get(link).is_some() {
+            if let Some(host) = tables.peers.host_of(link).filter(|_| begins || frame.kind == Kind::Datagram) {
                 if begins {
-                    shared.peers.push_stray(link, &responder::dropped(&frame));
+                    tables.peers.push_control(link, &rc::dropped(&frame));
                 }
-                shared.peers.want(sender);
-            }
-            return;
-        }
-        if !frame.kind.is_of_connection() {
-            return self.handle_unconnected(link, &frame, payload);
-        }
-        let Some(qp) = shared.own_index(frame.to).and_then(|index| self.qps.get_mut(QpId(index)).ok()) else {
-            if begins {
-                shared.peers.push_stray(link, &responder::dropped(&frame));
+                tables.peers.want(PeerId { host, slot: sender });
             }
             return;
         };
-        let answers = frame.from == qp.attr.dest_qpn && shared.peers.link_of(sender) == Some(link);
-        if frame.kind.is_request() {
-            if let Some(ack) = frame.carried_ack().filter(|_| answers) {
-                qp.handle_answer(&ack, Source::EMPTY, shared);
-            }
-            qp.handle_request(link, &frame, payload, shared);
-        } else if answers {
-            qp.handle_answer(&frame, payload, shared);
+        if !frame.kind.is_of_connection() {
+            return self.handle_unconnected(link, &frame, payload);
         }
-        self.settle();
+        let is_peer = tables.peers.link_of(peer) == Some(link);
+        match tables.own_index(Host::LOCAL, frame.to).and_then(|index| self.qps.get_mut(QpId(index)).ok()) {
+            Some(QueuePair { qp, service: Service::Rc(rc) }) => {
+                rc.handle_frame(qp, link, is_peer, &frame, payload, tables);
+            }
+            _ if begins => tables.peers.push_control(link, &rc::dropped(&frame)),
+            _ => {}
+        }
+        self.fail_overrun();
     }
 
     /// A frame that belongs to no connection.
     fn handle_unconnected(&mut self, link: LinkId, frame: &Frame, payload: Source<'_>) {
-        let shared = &mut self.shared;
-        if frame.kind == Kind::Want {
-            return shared.grant(link, frame.key);
+        let tables = &mut self.tables;
+        match frame.kind {
+            Kind::Want => return tables.grant(link, frame.key),
+            Kind::Revoked => return tables.peers.mapping_revoked(link, frame.key),
+            _ => {}
         }
-        // The peer may change its ring at any time: what decides is taken out of it once.
+        // The peer may change its ring at any time: the header, which decides, is taken out of it once.
         let mut grh = Grh::NONE;
         let Some(data) = payload.part(GRH_LEN, payload.len().saturating_sub(GRH_LEN)) else { return };
         payload.copy_to_slice(&mut grh.0);
+        let mut deliver = |index: u32, tables: &mut Tables| {
+            if let Ok(QueuePair { qp, service: Service::Ud(ud) }) = self.qps.get_mut(QpId(index)) {
+                ud.handle_datagram(qp, frame, &grh, data, tables);
+            }
+        };
         if frame.to == MULTICAST_QPN {
-            let gid = grh.destination();
             let mut place = 0;
-            while let Some((member, next)) = self.shared.groups.member_here(gid, place) {
-                if let Ok(qp) = self.qps.get_mut(QpId(member)) {
-                    qp.handle_datagram(frame, &grh, data, &mut self.shared);
-                }
+            while let Some((member, next)) = tables.groups.member_here(grh.destination(), place) {
+                deliver(member, tables);
                 place = next;
             }
-        } else if let Some(index) = shared.own_index(frame.to) {
-            if let Ok(qp) = self.qps.get_mut(QpId(index)) {
-                qp.handle_datagram(frame, &grh, data, &mut self.shared);
-            }
+        } else if let Some(index) = tables.own_index(Host::LOCAL, frame.to) {
+            deliver(index, tables);
         }
-        self.settle();
+        self.fail_overrun();
     }
 
     /// A link that has got something to send since it was last returned here (acknowledgements included: so ask after the
     /// drain of a link, not after each frame). A link whose transmission ended `Blocked` or `More` is the driver's to
     /// remember.
     pub fn poll_active_link(&mut self) -> Option<LinkId> {
-        let active = self.shared.peers.pop_active();
-        if active.is_none() && core::mem::take(&mut self.release_next) && !self.shared.deferred.is_empty() {
+        let active = self.tables.peers.pop_active();
+        if active.is_none() && core::mem::take(&mut self.release_next) && !self.tables.deferred.is_empty() {
             self.release_acks();
-            return self.shared.peers.pop_active();
+            return self.tables.peers.pop_active();
         }
         active
     }
@@ -545,66 +575,56 @@ impl Engine {
     /// Puts off the acknowledgements that become due from now on, or no longer does. For a drain by somebody who is about
     /// to look at completions, and may answer with requests: these then carry the acknowledgements.
     ///
-    /// What was put off is sent after the next `post_send`, or by [`release_acks`](Self::release_acks): whoever puts off must
-    /// see to it that this is called soon.
+    /// An acknowledgement that was put off is sent after the next `post_send`, or by [`release_acks`](Self::release_acks): the
+    /// driver must see to it that this is called soon.
     pub fn defer_acks(&mut self, defer: bool) {
-        self.shared.defer_acks = defer;
+        self.tables.defer_acks = defer;
     }
 
-    /// Sends what was put off.
+    /// Whether acknowledgements are put off.
+    #[must_use]
+    pub fn has_deferred_acks(&self) -> bool {
+        !self.tables.deferred.is_empty()
+    }
+
+    /// Sends the acknowledgements that were put off.
     #[inline]
     pub fn release_acks(&mut self) {
-        if !self.shared.deferred.is_empty() {
+        if !self.tables.deferred.is_empty() {
             self.release_all();
         }
     }
 
     fn release_all(&mut self) {
-        while let Some(index) = self.shared.deferred.pop() {
-            if let Ok(qp) = self.qps.get_mut(QpId(index)) {
-                qp.release_ack(&mut self.shared);
+        while let Some(index) = self.tables.deferred.pop() {
+            if let Ok(QueuePair { qp, service: Service::Rc(rc) }) = self.qps.get_mut(QpId(index)) {
+                rc.release_ack(qp, &mut self.tables);
             }
         }
     }
 
     /// Sends what there is for a link; copies at most about `limits::COPY_BUDGET` bytes.
-    pub fn poll_transmit(&mut self, link: LinkId, out: &mut impl Outbound) -> Transmit {
+    pub fn poll_transmit(&mut self, link: LinkId, out: &mut dyn Outbound) -> Transmit {
         let mut budget = limits::COPY_BUDGET;
         let ended = self.transmit(link, out, &mut budget);
-        self.settle();
+        self.fail_overrun();
         ended
     }
 
-    fn transmit(&mut self, link: LinkId, out: &mut impl Outbound, budget: &mut usize) -> Transmit {
-        let shared = &mut self.shared;
+    fn transmit(&mut self, link: LinkId, out: &mut dyn Outbound, budget: &mut usize) -> Transmit {
+        let tables = &mut self.tables;
         loop {
-            let Some(state) = shared.peers.get(link) else { return Transmit::Idle };
-            if let Some(stray) = state.strays.front() {
-                let payload = Source::of(&stray.payload);
-                // What is longer than the ring takes is lost.
-                if payload.len() <= out.max_payload() && !out.try_push(&stray.header, &Gather::one(&payload)) {
+            let Some(state) = tables.peers.get(link) else { return Transmit::Idle };
+            while let Some(header) = state.control.front() {
+                if !out.try_push(header, &Gather::EMPTY) {
                     return Transmit::Blocked;
                 }
-                state.strays.pop_front();
-                continue;
+                state.control.pop_front();
             }
             let Some(work) = state.work.pop_front() else { return Transmit::Idle };
             let Ok(qp) = self.qps.get_mut(QpId(work.qp())) else { continue };
-            let ended = match work {
-                Work::Requests(_) => qp.transmit(shared, out, budget),
-                Work::Answers(_) => qp.answer(shared, out, budget),
-                Work::Datagrams(_) => qp.transmit_datagrams(link, shared, out, budget),
-            };
-            let listed = match work {
-                Work::Requests(_) | Work::Datagrams(_) => &mut qp.req.listed,
-                Work::Answers(_) => &mut qp.resp.listed,
-            };
-            *listed = ended != Transmit::Idle;
-            if !*listed && matches!(work, Work::Datagrams(_)) {
-                // The next one may go over another link.
-                qp.schedule_datagrams(shared);
-            }
-            let Some(state) = shared.peers.get(link) else { return Transmit::Idle };
+            let ended = qp.transmit(work, link, tables, out, budget);
+            let Some(state) = tables.peers.get(link) else { return Transmit::Idle };
             if ended != Transmit::Idle {
                 // To the end of the line: a long message does not keep the others from the link.
                 state.work.push_back(work);
@@ -614,54 +634,79 @@ impl Engine {
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout). A timer that was just started reads as `Time(0)`, that is
-    /// "now": so only who has timers needs a clock.
+    /// "now": so a driver without timers needs no clock.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.shared.timers.next()
+        self.tables.timers.next()
     }
 
     /// Starts new timers and fires those that are due.
     pub fn handle_timeout(&mut self, now: Time) {
-        self.shared.timers.advance(now);
-        while let Some((owner, generation)) = self.shared.timers.pop_due(now) {
-            if owner & SLOT_TIMER != 0 {
-                #[allow(clippy::cast_possible_truncation, reason = "a slot was put there")]
-                self.shared.peers.parcels.forgive(Slot(owner as u16));
-            } else if owner & GROUP_TIMER != 0 {
-                self.shared.groups.expire(generation);
-            } else if let Ok(qp) = self.qps.get_mut(QpId(owner)) {
-                qp.handle_timer(generation, &mut self.shared);
+        let tables = &mut self.tables;
+        tables.timers.advance(now);
+        let mut resume = false;
+        while let Some((owner, generation)) = tables.timers.pop_due(now) {
+            match owner {
+                Owner::Peer(peer) => {
+                    tables.peers.handle_timer(peer, &mut tables.timers);
+                    resume = true;
+                }
+                Owner::Group(serial) => tables.groups.expire(serial),
+                Owner::Qp(id) => {
+                    if let Ok(qp) = self.qps.get_mut(id) {
+                        qp.handle_timer(generation, tables);
+                    }
+                }
             }
         }
-        self.settle();
+        if resume {
+            self.resume_datagrams();
+        }
+        self.fail_overrun();
     }
 
     /// A region for which a peer asked.
     pub fn poll_grant(&mut self) -> Option<Grant> {
-        self.shared.grants.pop_front()
+        self.tables.grants.pop_front()
+    }
+
+    /// Whether we asked the peer of `link` for its region, and it was not granted yet.
+    pub fn wants_mapping(&mut self, link: LinkId, rkey: u32) -> bool {
+        self.tables.peers.is_wanted(link, rkey)
     }
 
     /// The peer of `link` granted us its region: the file is mapped at `area`, the region's bytes exactly.
     pub fn handle_mapping(&mut self, link: LinkId, rkey: u32, area: Area) {
-        self.shared.peers.mapping_granted(link, rkey, area);
+        self.tables.peers.mapping_granted(link, rkey, area);
+    }
+
+    /// Whether [`take_unmapped`](Self::take_unmapped) has something.
+    #[must_use]
+    pub fn has_unmapped(&self) -> bool {
+        self.tables.peers.has_unmapped()
+    }
+
+    /// Mappings of peers' regions that are of no use any more: the driver drops them, which takes long, outside of its lock.
+    #[must_use]
+    pub fn take_unmapped(&mut self) -> Vec<Area> {
+        self.tables.peers.take_unmapped()
     }
 
     /// A completion queue that overran takes its queue pairs with it.
     #[inline]
-    fn settle(&mut self) {
-        if self.shared.cqs.has_overrun() {
-            self.settle_overrun();
+    fn fail_overrun(&mut self) {
+        if self.tables.cqs.has_overrun() {
+            self.fail_all_overrun();
         }
     }
 
     #[cold]
-    fn settle_overrun(&mut self) {
-        while let Some(cq) = self.shared.cqs.take_overrun() {
-            for qp in self.qps.iter_mut().filter(|qp| qp.send_cq == cq || qp.recv_cq == cq) {
-                if qp.state != QpState::Reset && qp.state != QpState::Err {
-                    qp.event(&mut self.shared, ibv_event_type::IBV_EVENT_QP_FATAL);
-                    qp.abandon_answers(&mut self.shared);
-                    qp.fail(None, &mut self.shared);
+    fn fail_all_overrun(&mut self) {
+        while let Some(cq) = self.tables.cqs.take_overrun() {
+            for qp in self.qps.iter_mut().filter(|qp| qp.qp.send_cq == cq || qp.qp.recv_cq == cq) {
+                if qp.qp.state != QpState::Reset && qp.qp.state != QpState::Err {
+                    qp.qp.event(&mut self.tables, ibv_event_type::IBV_EVENT_QP_FATAL);
+                    qp.fail(&mut self.tables);
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! Protection domains and registered regions, and how scatter/gather lists find their bytes.
 //!
 //! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: a key that was given back
-//! does not name the next region at that index. (It may name a later one. What outlives a registration, as mappings do, goes
-//! by the serial number.)
+//! does not name the next region at that index. (It may name a later one. Mappings, which may outlive a registration, go by the
+//! serial number.)
 
 use std::sync::Arc;
 
@@ -12,8 +12,7 @@ use rdma_sys::ibv_sge;
 use super::directory::Directory;
 use super::limits::{MAX_MR, MAX_PD, MAX_SGE};
 use super::memory::{Gather, Region, Scratch, Source, Target};
-use super::queue::Op;
-use super::types::{Errno, MrKeys, PdId};
+use super::types::{Errno, LinkId, MrKeys, Op, PdId};
 
 const TAG_BITS: u32 = 12;
 /// The largest page of a shared file.
@@ -23,9 +22,11 @@ const PAGE: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Mr {
     key: u32,
-    pub(super) pd: PdId,
-    pub(super) region: Region,
-    pub(super) backing: Option<Arc<Backing>>,
+    pd: PdId,
+    region: Region,
+    backing: Option<Arc<Backing>>,
+    /// Links over which peers asked for it.
+    granted: Vec<LinkId>,
 }
 
 /// All regions of an engine.
@@ -80,30 +81,39 @@ impl MrTable {
         let backing = backing.filter(|backing| {
             region.addr() == backing.base() && region.len() <= backing.len() && backing.len() - region.len() < PAGE
         });
-        if backing.is_some() && region.access() & (REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC) != 0 {
+        if backing.is_some() && region.access() & REMOTE != 0 {
             directory.publish_region(key, pd, &region, self.serial);
         }
-        self.slots[index as usize] = Some(Mr { key, pd, region, backing });
+        self.slots[index as usize] = Some(Mr { key, pd, region, backing, granted: Vec::new() });
         Ok(MrKeys { lkey: key, rkey: key })
     }
 
-    /// Takes a region out; its domain.
-    pub(super) fn remove(&mut self, key: u32, directory: &Directory) -> Result<PdId, Errno> {
+    /// Takes a region out: its domain, and the links over which peers asked for it.
+    pub(super) fn remove(&mut self, key: u32) -> Result<(PdId, Vec<LinkId>), Errno> {
         self.find(key).ok_or(Errno::INVAL)?;
-        let index = key >> TAG_BITS;
-        directory.withdraw_region(key);
-        let mr = self.slots[index as usize].take().ok_or(Errno::INVAL)?;
+        let mr = self.slots[(key >> TAG_BITS) as usize].take().ok_or(Errno::INVAL)?;
         self.free.push(key);
-        Ok(mr.pd)
+        Ok((mr.pd, mr.granted))
     }
 
-    /// The region of a key.
-    pub(super) fn find(&self, key: u32) -> Option<&Mr> {
+    /// The file of a region that peers may map, and the region's length, for a peer behind `link`.
+    pub(super) fn grant(&mut self, key: u32, link: LinkId) -> Option<(&Arc<Backing>, usize)> {
+        let mr = self.slots.get_mut((key >> TAG_BITS) as usize)?.as_mut().filter(|mr| mr.key == key)?;
+        let backing = mr.backing.as_ref().filter(|_| mr.region.access() & REMOTE != 0)?;
+        if !mr.granted.contains(&link) {
+            mr.granted.push(link);
+        }
+        Some((backing, mr.region.len()))
+    }
+
+    #[inline(always)]
+    fn find(&self, key: u32) -> Option<&Mr> {
         self.slots.get((key >> TAG_BITS) as usize)?.as_ref().filter(|mr| mr.key == key)
     }
 
     /// The region that a queue pair of `pd` may use under `key` with all of `rights`.
-    pub(super) fn usable(&self, key: u32, pd: PdId, rights: u32) -> Option<&Mr> {
+    #[inline(always)]
+    fn usable(&self, key: u32, pd: PdId, rights: u32) -> Option<&Mr> {
         self.find(key).filter(|mr| mr.pd == pd && mr.region.access() & rights == rights)
     }
 
@@ -118,7 +128,7 @@ impl MrTable {
     }
 
     /// Calls `with` with `len` bytes of a list, from `skip` on; `None` if they are not there or not ours.
-    #[inline]
+    #[inline(always)]
     pub(super) fn gather<R>(
         &self,
         pd: PdId,
@@ -130,9 +140,7 @@ impl MrTable {
         let skip = skip as usize;
         if let [sge] = list {
             // The common case costs no array.
-            let fits = skip.checked_add(len).is_some_and(|end| end <= sge.length as usize);
-            let bytes = self.local_source(pd, sge, skip, len).filter(|_| fits)?;
-            return Some(with(&Gather::one(&bytes)));
+            return self.piece(pd, sge, skip, len).map(|bytes| with(&Gather::one(&bytes)));
         }
         let mut scratch = Scratch::<MAX_SGE>::new();
         let (mut skip, mut left) = (skip, len);
@@ -155,6 +163,13 @@ impl MrTable {
         (left == 0).then(|| with(&scratch.gather()))
     }
 
+    /// `len` bytes of an entry, from `skip` on, if they are there and ours.
+    #[inline(always)]
+    pub(super) fn piece(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Source<'_>> {
+        let fits = skip.checked_add(len).is_some_and(|end| end <= sge.length as usize);
+        self.local_source(pd, sge, skip, len).filter(|_| fits)
+    }
+
     /// Like [`gather`](Self::gather) of a whole list of at most `limits::MTU` bytes, behind `head`.
     pub(super) fn gather_behind<R>(
         &self,
@@ -171,7 +186,7 @@ impl MrTable {
         fits.then(|| with(&scratch.gather()))
     }
 
-    #[inline]
+    #[inline(always)]
     fn local_source(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Source<'_>> {
         self.usable(sge.lkey, pd, 0)?.region.source(sge.addr.checked_add(skip as u64)?, len)
     }
@@ -205,18 +220,20 @@ impl MrTable {
         mr.region.target(sge.addr.checked_add(skip as u64)?, len)
     }
 
-    /// The bytes that a remote request with `key` may write.
-    pub(super) fn remote_target(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Target<'_>> {
+    /// The bytes that a request with `key` may write.
+    #[inline(always)]
+    pub(super) fn target(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Target<'_>> {
         self.usable(key, pd, rights)?.region.target(addr, len)
     }
 
-    /// The bytes that a remote request with `key` may read.
-    pub(super) fn remote_source(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Source<'_>> {
+    /// The bytes that a request with `key` may read.
+    #[inline(always)]
+    pub(super) fn source(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Source<'_>> {
         self.usable(key, pd, rights)?.region.source(addr, len)
     }
 }
 
-/// What a request of a kind needs of queue pair and region.
+/// The right that an operation needs of queue pair and region.
 pub(super) const fn right_of(op: Op) -> u32 {
     match op {
         Op::Send => 0,
@@ -226,14 +243,15 @@ pub(super) const fn right_of(op: Op) -> u32 {
     }
 }
 
-/// What a list needs that is written to.
+/// The right that a list needs to be written to.
 pub(super) const LOCAL_WRITE: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-/// What a write's key needs.
+/// The right that a write needs.
 pub(super) const REMOTE_WRITE: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
-/// What a read's key needs.
+/// The right that a read needs.
 pub(super) const REMOTE_READ: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-/// What an atomic's key needs.
+/// The right that an atomic needs.
 pub(super) const REMOTE_ATOMIC: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+const REMOTE: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 
 /// The protection domains: how many objects are in each.
 #[derive(Debug, Default)]
@@ -263,14 +281,19 @@ impl PdTable {
         }
     }
 
-    /// Something was put into a domain.
+    /// Whether there is such a domain.
+    pub(super) fn check(&self, pd: PdId) -> Result<(), Errno> {
+        self.users.get(pd.0 as usize).copied().flatten().map(drop).ok_or(Errno::INVAL)
+    }
+
+    /// An object was put into a domain.
     pub(super) fn enter(&mut self, pd: PdId) -> Result<(), Errno> {
         let users = self.users.get_mut(pd.0 as usize).and_then(Option::as_mut).ok_or(Errno::INVAL)?;
         *users += 1;
         Ok(())
     }
 
-    /// Something was taken out.
+    /// An object was taken out.
     pub(super) fn leave(&mut self, pd: PdId) {
         if let Some(Some(users)) = self.users.get_mut(pd.0 as usize) {
             *users = users.saturating_sub(1);

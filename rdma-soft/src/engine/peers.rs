@@ -1,12 +1,12 @@
-//! Links and the processes behind them: what each link has to carry, and which slots are wanted.
+//! Links and the processes behind them: what each link has to carry, and which processes are looked for.
 
 use std::collections::VecDeque;
 
 use super::directory::{DIRECTORY_LEN, PeerDirectory, index_of};
 use super::frame::{Frame, Header, Kind};
 use super::memory::Area;
-use super::parcels::Parcels;
-use super::types::{LinkId, Slot, Wish};
+use super::timer::{Owner, Timers};
+use super::types::{Host, LinkId, Lookup, PeerId, Slot};
 
 /// What a queue pair has for a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,37 +24,48 @@ impl Work {
     }
 }
 
-/// A peer's region.
+/// How a datagram gets to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Over a link; the process was the n-th that was reached.
+    Link(LinkId, u32),
+    /// A link is being made.
+    Wait,
+    /// Not at all, for now.
+    Lost,
+}
+
+/// How long datagrams wait for a link, in nanoseconds.
+const PATIENCE: u64 = 100_000_000;
+/// So many processes at most are waited for on account of a group: anybody can say that processes are in a group that nobody reaches.
+const MAX_AWAITED_MEMBERS: usize = 128;
+/// How long a process that could not be reached is left alone, in nanoseconds: twice as long each time, up to 16 times.
+const SHUN: u64 = 100_000_000;
+const MAX_DOUBLINGS: u8 = 4;
+/// Control frames that wait for room. A peer that makes more of them than this harms only itself.
+const MAX_CONTROL: usize = 1 << 14;
+
+/// A peer's region that was asked for, and is mapped once it was granted.
 #[derive(Clone, Debug, Default)]
 struct Mapped {
     key: u32,
-    /// Which of the regions that had the key.
+    /// Tells it from the other regions that had the key.
     serial: u64,
     area: Option<Area>,
-}
-
-/// Frames of no queue pair that wait for room. A peer that makes more of them than this harms only itself.
-const MAX_STRAYS: usize = 1 << 14;
-
-/// A frame of no queue pair.
-#[derive(Debug)]
-pub(super) struct Stray {
-    pub(super) header: Header,
-    /// Of a datagram that waited for the link; others have none.
-    pub(super) payload: Box<[u8]>,
 }
 
 /// A link to another process.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     up: bool,
+    host: Host,
     slots: Vec<Slot>,
     directory: Option<Area>,
-    /// The peer's regions that we have mapped or asked for, by the index in their keys.
+    /// By the index in the regions' keys.
     mapped: Vec<Mapped>,
     pub(super) work: VecDeque<Work>,
-    /// Answers that no queue pair keeps, and datagrams that waited for the link.
-    pub(super) strays: VecDeque<Stray>,
+    /// Frames that no queue pair keeps.
+    pub(super) control: VecDeque<Header>,
     /// The peer has not made room for a long time: datagrams do not wait for it.
     pub(super) stuck: bool,
     /// Datagrams have waited for the link.
@@ -62,40 +73,49 @@ pub(super) struct Link {
     listed: bool,
 }
 
+/// What is known of a process.
 #[derive(Clone, Copy, Debug, Default)]
-struct SlotState {
+struct Process {
     link: Option<LinkId>,
+    /// Its number among the processes that were reached.
+    number: u32,
+    /// The driver looks for it.
     asked: bool,
+    /// Datagrams wait for it, and its timer counts.
+    awaited: bool,
+    /// Datagrams to it are lost, until its timer fires.
+    shunned: bool,
+    /// How often in a row it could not be reached.
+    failures: u8,
 }
 
-/// All links and slots.
-#[derive(Debug)]
+/// All links and processes.
+#[derive(Debug, Default)]
 pub(super) struct Peers {
     links: Vec<Link>,
-    slots: Vec<SlotState>,
+    /// By host, and then by slot.
+    processes: Vec<Box<[Process]>>,
     active: VecDeque<LinkId>,
-    wishes: VecDeque<Wish>,
-    pub(super) parcels: Parcels,
+    lookups: VecDeque<Lookup>,
+    awaited: usize,
+    reached: u32,
+    /// Mappings that are of no use any more, to be dropped outside of the driver's lock.
+    unmapped: Vec<Area>,
 }
 
 impl Peers {
-    pub(super) fn new() -> Self {
-        Self {
-            links: Vec::new(),
-            slots: vec![SlotState::default(); 1 << 12],
-            active: VecDeque::new(),
-            wishes: VecDeque::new(),
-            parcels: Parcels::new(),
+    fn process(&mut self, peer: PeerId) -> &mut Process {
+        let host = usize::from(peer.host.0);
+        if self.processes.len() <= host {
+            self.processes.resize_with(host + 1, || vec![Process::default(); 1 << 12].into_boxed_slice());
         }
+        &mut self.processes[host][usize::from(peer.slot.0 & 0xfff)]
     }
 
-    fn slot(&mut self, slot: Slot) -> &mut SlotState {
-        &mut self.slots[usize::from(slot.0 & 0xfff)]
-    }
-
-    /// The link on which requests to a slot go.
-    pub(super) fn link_of(&self, slot: Slot) -> Option<LinkId> {
-        self.slots[usize::from(slot.0 & 0xfff)].link
+    /// The link on which requests to a process go.
+    #[inline]
+    pub(super) fn link_of(&self, peer: PeerId) -> Option<LinkId> {
+        self.processes.get(usize::from(peer.host.0))?.get(usize::from(peer.slot.0))?.link
     }
 
     pub(super) fn get(&mut self, link: LinkId) -> Option<&mut Link> {
@@ -107,13 +127,25 @@ impl Peers {
         self.links.get(id.0 as usize).is_some_and(|link| link.awaited)
     }
 
-    /// Whether a process with this slot is behind the link.
-    pub(super) fn serves(&self, link: LinkId, slot: Slot) -> bool {
-        self.links.get(link.0 as usize).is_some_and(|link| link.up && link.slots.contains(&slot))
+    /// How many processes were reached so far.
+    pub(super) const fn reached(&self) -> u32 {
+        self.reached
     }
 
-    pub(super) fn up(&mut self, slot: Slot, id: LinkId, directory: Option<Area>) {
-        if !slot.is_real() {
+    /// The process with this slot that the link leads to, if it does.
+    #[inline]
+    pub(super) fn behind(&self, link: LinkId, slot: Slot) -> Option<PeerId> {
+        let link = self.links.get(link.0 as usize).filter(|link| link.up && link.slots.contains(&slot))?;
+        Some(PeerId { host: link.host, slot })
+    }
+
+    /// The host that a link leads to.
+    pub(super) fn host_of(&self, link: LinkId) -> Option<Host> {
+        self.links.get(link.0 as usize).filter(|link| link.up).map(|link| link.host)
+    }
+
+    pub(super) fn up(&mut self, peer: PeerId, id: LinkId, directory: Option<Area>, timers: &mut Timers) {
+        if !peer.slot.is_real() {
             // A queue pair without a peer has number 0 for one: nobody may have that.
             return;
         }
@@ -121,62 +153,105 @@ impl Peers {
         if self.links.len() <= index {
             self.links.resize_with(index + 1, Link::default);
         }
+        let number = self.reached + 1;
+        let process = self.process(peer);
+        if process.link.is_none() {
+            (process.link, process.number) = (Some(id), number);
+        }
+        let is_new = process.number == number;
+        let was_awaited = core::mem::take(&mut process.awaited);
+        (process.asked, process.shunned, process.failures) = (false, false, 0);
+        timers.cancel(Owner::Peer(peer));
+        self.reached += u32::from(is_new);
+        self.awaited -= usize::from(was_awaited);
         let link = &mut self.links[index];
-        link.up = true;
-        if !link.slots.contains(&slot) {
-            link.slots.push(slot);
+        (link.up, link.host) = (true, peer.host);
+        link.awaited |= was_awaited;
+        if !link.slots.contains(&peer.slot) {
+            link.slots.push(peer.slot);
         }
         if directory.is_some() {
             link.directory = directory;
         }
-        let state = self.slot(slot);
-        state.link.get_or_insert(id);
-        state.asked = false;
-        let parcels = self.parcels.take(slot);
-        for (header, payload) in parcels {
-            if let Some(link) = self.get(id) {
-                link.awaited = true;
-            }
-            self.push(id, Stray { header, payload });
-        }
     }
 
-    /// Takes a link down; the slots to which it carried requests.
-    pub(super) fn down(&mut self, id: LinkId) -> Vec<Slot> {
+    /// Takes a link down; the processes to which it carried requests.
+    pub(super) fn down(&mut self, id: LinkId) -> Vec<PeerId> {
         let Some(link) = self.get(id) else { return Vec::new() };
-        let mut slots = core::mem::take(link).slots;
-        slots.retain(|slot| self.link_of(*slot) == Some(id));
+        let link = core::mem::take(link);
+        self.unmapped.extend(link.mapped.into_iter().filter_map(|mapped| mapped.area));
         self.active.retain(|active| *active != id);
-        for slot in &slots {
+        let peers = link.slots.into_iter().map(|slot| PeerId { host: link.host, slot });
+        let peers: Vec<PeerId> = peers.filter(|peer| self.link_of(*peer) == Some(id)).collect();
+        for peer in &peers {
             // Another link to the same process may be there still.
-            let other = self.links.iter().position(|link| link.up && link.slots.contains(slot));
-            self.slot(*slot).link = other.and_then(|index| u32::try_from(index).ok()).map(LinkId);
+            let leads_there = |link: &Link| link.up && link.host == peer.host && link.slots.contains(&peer.slot);
+            let other = self.links.iter().position(leads_there);
+            self.process(*peer).link = other.and_then(|index| u32::try_from(index).ok()).map(LinkId);
         }
-        slots
+        peers
     }
 
-    /// A process cannot be reached. If datagrams were lost by that: for how many nanoseconds it is left alone.
-    pub(super) fn unreachable(&mut self, slot: Slot) -> Option<u64> {
-        self.slot(slot).asked = false;
-        self.parcels.lose(slot)
+    /// How a datagram gets to a process. Where no link is, the driver is asked for one.
+    pub(super) fn reach(&mut self, peer: PeerId, is_member: bool, timers: &mut Timers) -> Reach {
+        let awaited = self.awaited;
+        let process = self.process(peer);
+        if let Some(link) = process.link {
+            return Reach::Link(link, process.number);
+        }
+        if process.shunned || (is_member && !process.awaited && awaited >= MAX_AWAITED_MEMBERS) {
+            return Reach::Lost;
+        }
+        if !core::mem::replace(&mut process.awaited, true) {
+            self.awaited += 1;
+            timers.start(Owner::Peer(peer), 0, PATIENCE);
+        }
+        self.want(peer);
+        Reach::Wait
+    }
+
+    /// A process cannot be reached, or not in time: datagrams that wait for it are lost, and it is left alone for a while.
+    fn lose(&mut self, peer: PeerId, timers: &mut Timers) {
+        let process = self.process(peer);
+        if core::mem::take(&mut process.awaited) {
+            process.shunned = true;
+            timers.start(Owner::Peer(peer), 0, SHUN << process.failures);
+            process.failures = (process.failures + 1).min(MAX_DOUBLINGS);
+            self.awaited -= 1;
+        }
+    }
+
+    /// A process cannot be reached.
+    pub(super) fn unreachable(&mut self, peer: PeerId, timers: &mut Timers) {
+        self.process(peer).asked = false;
+        self.lose(peer, timers);
+    }
+
+    /// A process's timer has fired: either it was waited for long enough, or it may be tried again.
+    pub(super) fn handle_timer(&mut self, peer: PeerId, timers: &mut Timers) {
+        if self.process(peer).awaited {
+            self.lose(peer, timers);
+        } else {
+            self.process(peer).shunned = false;
+        }
     }
 
     /// Asks the driver for a link.
-    pub(super) fn want(&mut self, slot: Slot) {
-        let state = self.slot(slot);
-        if state.link.is_none() && !state.asked {
-            state.asked = true;
-            self.wishes.push_back(Wish::Link(slot));
+    pub(super) fn want(&mut self, peer: PeerId) {
+        let process = self.process(peer);
+        if process.link.is_none() && !process.asked {
+            process.asked = true;
+            self.lookups.push_back(Lookup::Link(peer));
         }
     }
 
     /// Asks the driver for something else.
-    pub(super) fn wish(&mut self, wish: Wish) {
-        self.wishes.push_back(wish);
+    pub(super) fn look_up(&mut self, lookup: Lookup) {
+        self.lookups.push_back(lookup);
     }
 
-    pub(super) fn pop_wish(&mut self) -> Option<Wish> {
-        self.wishes.pop_front()
+    pub(super) fn pop_lookup(&mut self) -> Option<Lookup> {
+        self.lookups.pop_front()
     }
 
     pub(super) fn pop_active(&mut self) -> Option<LinkId> {
@@ -195,6 +270,12 @@ impl Peers {
                 self.active.push_back(id);
             }
         }
+    }
+
+    /// Whether the driver has something to do for a link or to look up.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.active.is_empty() & self.lookups.is_empty()
     }
 
     /// Gives a link work; false if it is down.
@@ -227,6 +308,7 @@ impl Peers {
     }
 
     /// The peer's directory, if it has shown us one for this slot.
+    #[inline]
     pub(super) fn directory(&self, id: LinkId, slot: Slot) -> Option<PeerDirectory<'_>> {
         let link = self.links.get(id.0 as usize)?;
         let directory = link.directory.as_ref().filter(|area| area.len() >= DIRECTORY_LEN)?;
@@ -246,52 +328,66 @@ impl Peers {
         mapped.is_some_and(|mapped| (mapped.key, mapped.serial) == (key, serial) && mapped.area.is_some())
     }
 
+    fn mapped(&mut self, id: LinkId, key: u32) -> Option<&mut Mapped> {
+        let index = index_of(key)?;
+        self.get(id)?.mapped.get_mut(index).filter(|mapped| mapped.key == key)
+    }
+
     /// Asks the peer for a region, once.
     pub(super) fn want_mapping(&mut self, id: LinkId, key: u32, serial: u64, to: u32, from: u32) {
         let (Some(link), Some(index)) = (self.get(id), index_of(key)) else { return };
         if link.mapped.len() <= index {
             link.mapped.resize(index + 1, Mapped::default());
         }
-        if (link.mapped[index].key, link.mapped[index].serial) != (key, serial) {
-            link.mapped[index] = Mapped { key, serial, area: None };
+        let mapped = &mut link.mapped[index];
+        if (mapped.key, mapped.serial) != (key, serial) {
+            let old = core::mem::replace(mapped, Mapped { key, serial, area: None });
+            self.unmapped.extend(old.area);
             let mut want = Frame::new(Kind::Want, to, from, 0, 0);
             want.key = key;
-            self.push_stray(id, &want);
+            self.push_control(id, &want);
         }
     }
 
-    /// The peer granted us a region that we asked for.
+    /// Whether a region was asked for and not granted yet.
+    pub(super) fn is_wanted(&mut self, id: LinkId, key: u32) -> bool {
+        self.mapped(id, key).is_some_and(|mapped| mapped.area.is_none())
+    }
+
+    /// The peer granted us a region; what was not asked for is dropped.
     pub(super) fn mapping_granted(&mut self, id: LinkId, key: u32, area: Area) {
-        let (Some(link), Some(index)) = (self.get(id), index_of(key)) else { return };
-        if let Some(mapped) = link.mapped.get_mut(index).filter(|mapped| mapped.key == key) {
-            mapped.area = Some(area);
+        match self.mapped(id, key) {
+            Some(mapped) if mapped.area.is_none() => mapped.area = Some(area),
+            _ => self.unmapped.push(area),
         }
     }
 
-    /// Sends a frame that no queue pair keeps. Of repeated refusals to one requester the first says it all.
-    pub(super) fn push_stray(&mut self, id: LinkId, frame: &Frame) {
+    /// The peer has ended a region.
+    pub(super) fn mapping_revoked(&mut self, id: LinkId, key: u32) {
+        if let Some(mapped) = self.mapped(id, key).map(core::mem::take) {
+            self.unmapped.extend(mapped.area);
+        }
+    }
+
+    pub(super) fn has_unmapped(&self) -> bool {
+        !self.unmapped.is_empty()
+    }
+
+    /// Mappings that are of no use any more.
+    pub(super) fn take_unmapped(&mut self) -> Vec<Area> {
+        core::mem::take(&mut self.unmapped)
+    }
+
+    /// Sends a frame that no queue pair keeps. Of repeated refusals to one requester the first is enough.
+    pub(super) fn push_control(&mut self, id: LinkId, frame: &Frame) {
         let Some(link) = self.get(id) else { return };
         let header = frame.encode();
-        if frame.kind == Kind::Dropped {
-            let same = |stray: &Stray| {
-                Frame::decode(&stray.header, stray.payload.len()).is_some_and(|other| {
-                    (other.kind, other.to, other.from, other.epoch)
-                        == (Kind::Dropped, frame.to, frame.from, frame.epoch)
-                })
-            };
-            // Refusals come in runs: a look at the last few is enough to keep the list short.
-            if link.strays.iter().rev().take(8).any(same) {
-                return;
-            }
+        // Refusals come in runs: a look at the last few keeps the list short.
+        let same = |other: &Header| Frame::decode(other, 0).is_some_and(|other| other.repeats(frame));
+        if link.control.len() >= MAX_CONTROL || link.control.iter().rev().take(8).any(same) {
+            return;
         }
-        self.push(id, Stray { header, payload: Box::default() });
-    }
-
-    fn push(&mut self, id: LinkId, stray: Stray) {
-        let Some(link) = self.get(id) else { return };
-        if link.strays.len() < MAX_STRAYS {
-            link.strays.push_back(stray);
-            self.activate(id);
-        }
+        link.control.push_back(header);
+        self.activate(id);
     }
 }

@@ -1,28 +1,22 @@
-//! A queue pair: its attributes, states, and what both of its sides share.
-
-use core::mem;
+//! The part of a queue pair that every service has: its identity, attributes, state and queues.
 
 use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
-use super::datagram::Datagrams;
-use super::directory::Card;
 use super::frame::NUMBER_MASK;
-use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
-use super::peers::Work;
-use super::queue::{Op, RecvQueue, SendQueue, fill_wqe};
-use super::requester::Requester;
-use super::responder::Responder;
-use super::shared::Shared;
+use super::queue::{RecvQueue, SendQueue};
+use super::tables::Tables;
+use super::timer::Owner;
 use super::types::{
-    CqId, Element, Errno, Event, LinkId, ModifyQp, PdId, QpId, QpInit, QpState, QpStatus, SendData, SendRequest,
-    Service, Slot,
+    CqId, Element, Errno, Event, Host, ModifyQp, PdId, PeerId, QpId, QpInit, QpState, SendData, SendFlags, SendRequest,
 };
 
-/// What `modify` sets.
+/// The attributes that `modify` sets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Attributes {
     pub(super) access: u32,
+    pub(super) dest_host: Host,
     pub(super) dest_qpn: u32,
+    pub(super) qkey: u32,
     pub(super) rq_psn: u32,
     pub(super) sq_psn: u32,
     pub(super) max_rd_atomic: u8,
@@ -31,10 +25,40 @@ pub(super) struct Attributes {
     pub(super) timeout: u8,
     pub(super) retry_cnt: u8,
     pub(super) rnr_retry: u8,
-    pub(super) sqd_notify: bool,
+    sqd_notify: bool,
 }
 
-/// A queue pair.
+impl Attributes {
+    fn merge(&mut self, change: &ModifyQp) {
+        fn set<T: Copy>(field: &mut T, value: Option<T>) {
+            *field = value.unwrap_or(*field);
+        }
+        let number = |value: Option<u32>| value.map(|value| value & NUMBER_MASK);
+        set(&mut self.access, change.access);
+        set(&mut self.dest_host, change.dest_host);
+        set(&mut self.dest_qpn, number(change.dest_qpn));
+        set(&mut self.qkey, change.qkey);
+        set(&mut self.rq_psn, number(change.rq_psn));
+        set(&mut self.sq_psn, number(change.sq_psn));
+        set(&mut self.sqd_notify, change.sqd_notify);
+        set(&mut self.max_rd_atomic, change.max_rd_atomic);
+        set(&mut self.max_dest_rd_atomic, change.max_dest_rd_atomic);
+        set(&mut self.min_rnr_timer, change.min_rnr_timer);
+        set(&mut self.timeout, change.timeout);
+        set(&mut self.retry_cnt, change.retry_cnt);
+        set(&mut self.rnr_retry, change.rnr_retry);
+    }
+}
+
+/// The progress of a drain (SQD).
+#[derive(Clone, Copy, Debug, Default)]
+struct Drain {
+    /// The first request that must not start.
+    limit: u64,
+    reported: bool,
+}
+
+/// A queue pair without its service.
 #[derive(Debug)]
 pub(super) struct Qp {
     pub(super) id: QpId,
@@ -46,16 +70,14 @@ pub(super) struct Qp {
     pub(super) attr: Attributes,
     pub(super) sq: SendQueue,
     pub(super) rq: RecvQueue,
-    pub(super) req: Requester,
-    pub(super) resp: Responder,
-    /// Of a queue pair for datagrams.
-    pub(super) ud: Option<Box<Datagrams>>,
-    pub(super) sig_all: bool,
+    /// The index of the queue pair that it is connected to, if that is one of ours.
+    pub(super) own_peer: Option<u32>,
+    drain: Drain,
     token: u64,
 }
 
 impl Qp {
-    pub(super) fn new(id: QpId, qpn: u32, init: &QpInit, incarnation: u8) -> Result<Self, Errno> {
+    pub(super) fn new(id: QpId, qpn: u32, init: &QpInit) -> Result<Self, Errno> {
         Ok(Self {
             id,
             qpn,
@@ -64,265 +86,188 @@ impl Qp {
             recv_cq: init.recv_cq,
             state: QpState::Reset,
             attr: Attributes::default(),
-            sq: SendQueue::new(init.max_send_wr, init.max_send_sge, init.max_inline_data)?,
+            sq: SendQueue::new(init.max_send_wr, init.max_send_sge, init.max_inline_data, init.sq_sig_all)?,
             rq: RecvQueue::new(init.max_recv_wr, init.max_recv_sge)?,
-            req: Requester::new(incarnation),
-            resp: Responder::default(),
-            ud: match init.service {
-                Service::Connection => None,
-                Service::Datagrams => Some(Box::new(Datagrams::new(init.max_send_wr)?)),
-            },
-            sig_all: init.sq_sig_all,
+            own_peer: None,
+            drain: Drain::default(),
             token: init.token,
         })
     }
 
-    /// The peer's slot; 0, which nobody has, without a peer.
-    pub(super) const fn peer(&self) -> Slot {
-        Slot::of_qpn(self.attr.dest_qpn)
+    /// The process that it is connected to; slot 0, which no process has, without a connection.
+    pub(super) const fn peer(&self) -> PeerId {
+        PeerId::of(self.attr.dest_host, self.attr.dest_qpn)
     }
 
-    pub(super) fn event(&self, shared: &mut Shared, event_type: ibv_event_type) {
-        shared.events.push(Event::Async { event_type, element: Element::Qp(self.id, self.token) });
+    pub(super) fn event(&self, tables: &mut Tables, event_type: ibv_event_type) {
+        tables.events.push(Event::Async { event_type, element: Element::Qp(self.id, self.token) });
     }
 
-    pub(super) const fn status(&self) -> QpStatus {
-        QpStatus {
-            state: self.state,
-            sq_draining: matches!(self.state, QpState::Sqd) && !self.is_drained(),
-            sq_psn: self.req.next_number,
-            rq_psn: self.resp.expected,
-        }
+    /// Takes over attributes; the state is the service's to change.
+    pub(super) fn merge(&mut self, change: &ModifyQp, tables: &Tables) {
+        self.attr.merge(change);
+        self.find_peer(tables);
     }
 
-    pub(super) fn modify(&mut self, change: &ModifyQp, shared: &mut Shared) {
-        let attr = &mut self.attr;
-        let set = |field: &mut u8, value: Option<u8>| *field = value.unwrap_or(*field);
-        attr.access = change.access.unwrap_or(attr.access);
-        if let Some(ud) = &mut self.ud {
-            ud.qkey = change.qkey.unwrap_or(ud.qkey);
-        } else {
-            attr.dest_qpn = change.dest_qpn.map_or(attr.dest_qpn, |qpn| qpn & NUMBER_MASK);
-        }
-        attr.rq_psn = change.rq_psn.map_or(attr.rq_psn, |psn| psn & NUMBER_MASK);
-        attr.sq_psn = change.sq_psn.map_or(attr.sq_psn, |psn| psn & NUMBER_MASK);
-        attr.sqd_notify = change.sqd_notify.unwrap_or(attr.sqd_notify);
-        set(&mut attr.max_rd_atomic, change.max_rd_atomic);
-        set(&mut attr.max_dest_rd_atomic, change.max_dest_rd_atomic);
-        set(&mut attr.min_rnr_timer, change.min_rnr_timer);
-        set(&mut attr.timeout, change.timeout);
-        set(&mut attr.retry_cnt, change.retry_cnt);
-        set(&mut attr.rnr_retry, change.rnr_retry);
-        match change.state {
-            Some(state) if state != self.state => self.enter(state, shared),
-            _ => {}
-        }
-        self.publish(shared);
+    /// Finds the queue pair that it is connected to, if that is one of ours.
+    pub(super) fn find_peer(&mut self, tables: &Tables) {
+        self.own_peer = tables.own_index(self.attr.dest_host, self.attr.dest_qpn);
     }
 
-    /// Tells requesters that may reach us by themselves what they may do.
-    fn publish(&self, shared: &mut Shared) {
-        // Who has set nothing aside for reads takes none, by whatever way.
-        let barred = if self.attr.max_dest_rd_atomic == 0 { REMOTE_READ | REMOTE_ATOMIC } else { 0 };
-        let access = self.attr.access & !barred;
-        let card = (self.hears() && self.ud.is_none()).then(|| Card::new(self.attr.dest_qpn, self.pd, access));
-        shared.directory.set_card(self.id.0, card);
-    }
-
-    /// Whether requests are executed.
+    /// Whether requests and datagrams are taken in.
     pub(super) const fn hears(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
-    }
-
-    fn enter(&mut self, state: QpState, shared: &mut Shared) {
-        match state {
-            QpState::Reset => self.reset(shared),
-            QpState::Err => {
-                self.abandon_answers(shared);
-                self.fail(None, shared);
-            }
-            QpState::Rtr => {
-                self.state = state;
-                self.resp.begin(self.attr.rq_psn, self.attr.max_dest_rd_atomic);
-                if self.ud.is_none() {
-                    shared.peers.want(self.peer());
-                }
-            }
-            QpState::Rts => {
-                let first = self.state == QpState::Rtr;
-                self.state = state;
-                if first {
-                    self.req.begin(&self.attr);
-                }
-                self.schedule(shared);
-            }
-            QpState::Sqd => {
-                self.state = state;
-                self.begin_draining(shared);
-            }
-            QpState::Init | QpState::Sqe => self.state = state,
-        }
-    }
-
-    /// Back to the state of creation: everything posted is forgotten, and so are its completions.
-    pub(super) fn reset(&mut self, shared: &mut Shared) {
-        self.abandon_answers(shared);
-        shared.timers.cancel(self.id.0);
-        shared.peers.forget(self.id.0);
-        shared.groups.forget(self.id.0);
-        shared.cqs.purge(self.send_cq, self.qpn);
-        shared.cqs.purge(self.recv_cq, self.qpn);
-        self.state = QpState::Reset;
-        self.publish(shared);
-        self.attr = Attributes::default();
-        (self.sq.head, self.sq.next, self.sq.tail) = (0, 0, 0);
-        (self.rq.head, self.rq.tail) = (0, 0);
-        self.req = Requester::new(self.req.incarnation.wrapping_add(1));
-        self.resp = mem::take(&mut self.resp).recycled();
-        if let Some(ud) = &mut self.ud {
-            ud.reset();
-        }
-    }
-
-    /// To ERR: the oldest send request completes with `status`, if there is one, and everything else is flushed.
-    pub(super) fn fail(&mut self, status: Option<ibv_wc_status>, shared: &mut Shared) {
-        if self.state == QpState::Err {
-            return;
-        }
-        self.state = QpState::Err;
-        self.publish(shared);
-        shared.timers.cancel(self.id.0);
-        self.req.stop();
-        if let Some(ud) = &mut self.ud {
-            ud.stop();
-        }
-        self.flush_sends(status, shared);
-        while let Some(wqe) = self.rq.pop() {
-            self.flush_receive(wqe.wr_id, shared);
-        }
-        self.resp.inbound = None;
-    }
-
-    /// The oldest send request completes with `status`, all others as flushed.
-    pub(super) fn flush_sends(&mut self, status: Option<ibv_wc_status>, shared: &mut Shared) {
-        let mut status = status;
-        while self.sq.head < self.sq.tail {
-            let wqe = self.sq.at(self.sq.head);
-            let status = status.take().unwrap_or(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
-            self.complete_failed(self.send_cq, wqe.wr_id, wqe.op.completion(), status, shared);
-            self.sq.head += 1;
-        }
-        self.sq.next = self.sq.head;
-    }
-
-    fn flush_receive(&self, wr_id: u64, shared: &mut Shared) {
-        let flushed = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
-        self.complete_failed(self.recv_cq, wr_id, ibv_wc_opcode::IBV_WC_RECV, flushed, shared);
-    }
-
-    pub(super) fn complete_failed(
-        &self,
-        cq: CqId,
-        wr_id: u64,
-        opcode: ibv_wc_opcode,
-        status: ibv_wc_status,
-        shared: &mut Shared,
-    ) {
-        shared.cqs.push(cq, false, &mut shared.events, |wc| {
-            (wc.wr_id, wc.opcode, wc.status, wc.qp_num) = (wr_id, opcode, status, self.qpn);
-        });
     }
 
     pub(super) const fn takes_sends(&self) -> bool {
         !matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr)
     }
 
-    pub(super) const fn send_room(&self) -> Result<u32, Errno> {
-        if self.takes_sends() { Ok(self.sq.room()) } else { Err(Errno::INVAL) }
+    /// Back to the state of creation: everything posted is forgotten, and so are its completions.
+    pub(super) fn reset(&mut self, tables: &mut Tables) {
+        tables.timers.cancel(Owner::Qp(self.id));
+        tables.peers.forget(self.id.0);
+        tables.directory.set_card(self.id.0, None);
+        tables.cqs.purge(self.send_cq, self.qpn);
+        tables.cqs.purge(self.recv_cq, self.qpn);
+        self.state = QpState::Reset;
+        self.attr = Attributes::default();
+        self.own_peer = None;
+        self.drain = Drain::default();
+        self.sq.clear();
+        self.rq.clear();
+    }
+
+    /// To ERR: the oldest send request completes with `status`, if there is one, and everything else is flushed.
+    pub(super) fn fail(&mut self, status: Option<ibv_wc_status>, tables: &mut Tables) {
+        if self.state == QpState::Err {
+            return;
+        }
+        self.state = QpState::Err;
+        tables.directory.set_card(self.id.0, None);
+        tables.timers.cancel(Owner::Qp(self.id));
+        self.flush_sends(status, tables);
+        while let Some(wqe) = self.rq.pop() {
+            self.flush(self.recv_cq, wqe.wr_id, ibv_wc_opcode::IBV_WC_RECV, tables);
+        }
+    }
+
+    /// Completes all send requests: the oldest with `status`, if there is one, the others as flushed.
+    pub(super) fn flush_sends(&mut self, mut status: Option<ibv_wc_status>, tables: &mut Tables) {
+        while self.sq.head < self.sq.tail {
+            let request = self.sq.at(self.sq.head).request;
+            let status = status.take().unwrap_or(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+            self.complete_failed(self.send_cq, request.wr_id, request.op.completion(), status, tables);
+            self.sq.head += 1;
+        }
+        self.sq.next = self.sq.head;
+    }
+
+    /// Completes a request as flushed.
+    pub(super) fn flush(&self, cq: CqId, wr_id: u64, opcode: ibv_wc_opcode, tables: &mut Tables) {
+        self.complete_failed(cq, wr_id, opcode, ibv_wc_status::IBV_WC_WR_FLUSH_ERR, tables);
+    }
+
+    fn complete_failed(&self, cq: CqId, wr_id: u64, opcode: ibv_wc_opcode, status: ibv_wc_status, tables: &mut Tables) {
+        tables.cqs.push(cq, false, &mut tables.events, |wc| {
+            (wc.wr_id, wc.opcode, wc.status, wc.qp_num) = (wr_id, opcode, status, self.qpn);
+        });
+    }
+
+    /// Completes the oldest send request successfully.
+    #[inline]
+    pub(super) fn complete_send(&mut self, tables: &mut Tables) {
+        let wqe = self.sq.at(self.sq.head);
+        if wqe.has(SendFlags::SIGNALED) {
+            self.report(&wqe.request, wqe.total, tables);
+        }
+        self.sq.head += 1;
+    }
+
+    /// Completes a request that was done before it was put into the queue.
+    #[inline(always)]
+    pub(super) fn complete_unqueued(&self, request: &SendRequest, total: u32, tables: &mut Tables) {
+        if request.flags.contains(SendFlags::SIGNALED) || self.sq.sig_all {
+            self.report(request, total, tables);
+        }
     }
 
     #[inline(always)]
-    pub(super) fn post_send(&mut self, request: &SendRequest<'_>, shared: &mut Shared) -> Result<(), Errno> {
-        if self.ud.is_some() {
-            return self.post_datagram(request, shared);
+    fn report(&self, request: &SendRequest, total: u32, tables: &mut Tables) {
+        let byte_len = if request.op.fetches() { total } else { 0 };
+        tables.cqs.push(self.send_cq, false, &mut tables.events, |wc| {
+            (wc.wr_id, wc.opcode, wc.qp_num) = (request.wr_id, request.op.completion(), self.qpn);
+            wc.byte_len = byte_len;
+        });
+    }
+
+    /// Whether the request at `sq.next` may start as far as the state goes.
+    #[inline]
+    pub(super) const fn may_start(&self) -> bool {
+        self.sq.next < self.sq.tail
+            && match self.state {
+                QpState::Rts => true,
+                QpState::Sqd => self.sq.next < self.drain.limit,
+                _ => false,
+            }
+    }
+
+    /// Enters SQD; `begun`: the request at `sq.next` has started.
+    pub(super) fn begin_draining(&mut self, begun: bool, tables: &mut Tables) {
+        self.state = QpState::Sqd;
+        self.drain = Drain { limit: self.sq.next + u64::from(begun), reported: false };
+        self.report_drained(tables);
+    }
+
+    /// In SQD: reports that all started requests are complete, once.
+    #[inline]
+    pub(super) fn report_drained(&mut self, tables: &mut Tables) {
+        if self.state == QpState::Sqd && self.sq.head >= self.drain.limit && !self.drain.reported {
+            self.drain.reported = true;
+            if self.attr.sqd_notify {
+                self.event(tables, ibv_event_type::IBV_EVENT_SQ_DRAINED);
+            }
         }
+    }
+
+    pub(super) const fn is_draining(&self) -> bool {
+        matches!(self.state, QpState::Sqd) && self.sq.head < self.drain.limit
+    }
+
+    /// Puts a send request into the queue; false if the state flushes it at once.
+    #[inline(always)]
+    pub(super) fn post_send(
+        &mut self,
+        request: &SendRequest,
+        data: SendData<'_>,
+        tables: &mut Tables,
+    ) -> Result<bool, Errno> {
         if !self.takes_sends() {
             return Err(Errno::INVAL);
         }
-        let (op, with_imm) = Op::from_verbs(request.opcode).ok_or(Errno::INVAL)?;
-        if self.sq.room() == 0 {
-            return Err(Errno::NOMEM);
+        let total = self.sq.admit(request.op, data)?;
+        if matches!(self.state, QpState::Err | QpState::Sqe) {
+            self.flush(self.send_cq, request.wr_id, request.op.completion(), tables);
+            return Ok(false);
         }
-        match request.data {
-            SendData::List(list) => {
-                if list.len() > self.sq.max_sge() {
-                    return Err(Errno::INVAL);
-                }
-                if self.state != QpState::Err {
-                    let wqe = self.sq.push_list(list);
-                    fill_wqe(wqe, request, op, with_imm, self.sig_all);
-                }
-            }
-            SendData::Inline(parts) => {
-                let total = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len()));
-                if op.fetches() || total.is_none_or(|total| total > self.sq.max_inline()) {
-                    return Err(Errno::INVAL);
-                }
-                if self.state != QpState::Err {
-                    let wqe = self.sq.push_inline(parts);
-                    fill_wqe(wqe, request, op, with_imm, self.sig_all);
-                }
-            }
-        }
-        if self.state == QpState::Err {
-            let flushed = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
-            self.complete_failed(self.send_cq, request.wr_id, op.completion(), flushed, shared);
-        } else {
-            self.transmit_directly(shared);
-            self.schedule_requests(shared);
-        }
-        Ok(())
+        self.sq.push(request, data, total);
+        Ok(true)
     }
 
-    pub(super) fn post_recv(&mut self, wr_id: u64, list: &[ibv_sge], shared: &mut Shared) -> Result<(), Errno> {
-        if self.state == QpState::Reset || list.len() > self.rq.max_sge() {
+    pub(super) fn post_recv(&mut self, wr_id: u64, list: &[ibv_sge], tables: &mut Tables) -> Result<(), Errno> {
+        if self.state == QpState::Reset {
             return Err(Errno::INVAL);
         }
-        if self.rq.is_full() {
-            return Err(Errno::NOMEM);
-        }
+        self.rq.admit(list)?;
         if self.state == QpState::Err {
-            self.flush_receive(wr_id, shared);
+            self.flush(self.recv_cq, wr_id, ibv_wc_opcode::IBV_WC_RECV, tables);
         } else {
             self.rq.push(wr_id, list);
         }
         Ok(())
     }
 
-    /// Gets moving what there is to send.
-    pub(super) fn schedule(&mut self, shared: &mut Shared) {
-        if self.ud.is_some() {
-            self.schedule_datagrams(shared);
-        } else {
-            self.schedule_requests(shared);
-        }
-    }
-
-    /// Gets requests moving, if there is something to send and nothing to wait for.
-    pub(super) fn schedule_requests(&mut self, shared: &mut Shared) {
-        if self.req.listed || !self.may_transmit() {
-            return;
-        }
-        match shared.peers.link_of(self.peer()) {
-            Some(link) => self.req.listed = shared.peers.push_work(link, Work::Requests(self.id.0)),
-            None => shared.peers.want(self.peer()),
-        }
-    }
-
-    /// Gets answers moving.
-    pub(super) fn schedule_answers(&mut self, link: LinkId, shared: &mut Shared) {
-        if !self.resp.listed {
-            self.resp.listed = shared.peers.push_work(link, Work::Answers(self.id.0));
-        }
+    pub(super) const fn send_room(&self) -> Result<u32, Errno> {
+        if self.takes_sends() { Ok(self.sq.room()) } else { Err(Errno::INVAL) }
     }
 }

@@ -1,13 +1,13 @@
 //! The queue pairs of an engine, by their numbers.
 
 use super::limits::QPS_PER_SLOT;
-use super::qp::Qp;
+use super::service::QueuePair;
 use super::types::{Errno, QpId, QpInit, Slot};
 
 /// Where a queue pair is, or may be.
 #[derive(Debug, Default)]
-struct Entry {
-    qp: Option<Box<Qp>>,
+struct Place {
+    qp: Option<Box<QueuePair>>,
     /// Survives the queue pair, so that the next one under the number is not taken for it.
     incarnation: u8,
 }
@@ -15,7 +15,7 @@ struct Entry {
 /// All queue pairs. The index of one is its slot's ordinal * 4096 + the lower part of its number.
 #[derive(Debug)]
 pub(super) struct QpTable {
-    entries: Vec<Entry>,
+    places: Vec<Place>,
     /// Where to look for a free number: a number that was given back is used again as late as possible.
     cursor: usize,
     count: usize,
@@ -26,7 +26,7 @@ impl QpTable {
     pub(super) fn new(seed: u64) -> Self {
         #[allow(clippy::cast_possible_truncation, reason = "any bits will do")]
         let mut this = Self {
-            entries: Vec::new(),
+            places: Vec::new(),
             cursor: seed as usize % QPS_PER_SLOT as usize,
             count: 0,
             first_incarnation: (seed >> 32) as u8,
@@ -37,8 +37,8 @@ impl QpTable {
 
     pub(super) fn add_slot(&mut self) {
         let incarnation = self.first_incarnation;
-        let len = self.entries.len() + QPS_PER_SLOT as usize;
-        self.entries.resize_with(len, || Entry { qp: None, incarnation });
+        let len = self.places.len() + QPS_PER_SLOT as usize;
+        self.places.resize_with(len, || Place { qp: None, incarnation });
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -47,39 +47,44 @@ impl QpTable {
 
     /// Finds a free number.
     pub(super) fn create(&mut self, init: &QpInit, slots: &[Slot]) -> Result<(QpId, u32), Errno> {
-        let len = self.entries.len();
+        let len = self.places.len();
         let index = (0..len)
             .map(|step| (self.cursor + step) % len)
-            .find(|index| self.entries[*index].qp.is_none())
+            .find(|index| self.places[*index].qp.is_none())
             .ok_or(Errno::NOMEM)?;
         let id = QpId(u32::try_from(index).map_err(|_| Errno::NOMEM)?);
         let slot = slots[index / QPS_PER_SLOT as usize];
         let qpn = u32::from(slot.0) << 12 | (id.0 % QPS_PER_SLOT);
-        let entry = &mut self.entries[index];
-        entry.qp = Some(Box::new(Qp::new(id, qpn, init, entry.incarnation)?));
+        let place = &mut self.places[index];
+        place.qp = Some(Box::new(QueuePair::new(id, qpn, init, place.incarnation)?));
         self.cursor = (index + 1) % len;
         self.count += 1;
         Ok((id, qpn))
     }
 
-    pub(super) fn get(&self, id: QpId) -> Result<&Qp, Errno> {
-        self.entries.get(id.0 as usize).and_then(|entry| entry.qp.as_deref()).ok_or(Errno::INVAL)
+    pub(super) fn get(&self, id: QpId) -> Result<&QueuePair, Errno> {
+        self.places.get(id.0 as usize).and_then(|place| place.qp.as_deref()).ok_or(Errno::INVAL)
     }
 
-    pub(super) fn get_mut(&mut self, id: QpId) -> Result<&mut Qp, Errno> {
-        self.entries.get_mut(id.0 as usize).and_then(|entry| entry.qp.as_deref_mut()).ok_or(Errno::INVAL)
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: QpId) -> Result<&mut QueuePair, Errno> {
+        self.places.get_mut(id.0 as usize).and_then(|place| place.qp.as_deref_mut()).ok_or(Errno::INVAL)
     }
 
     pub(super) fn remove(&mut self, id: QpId) {
-        if let Some(entry) = self.entries.get_mut(id.0 as usize) {
-            if let Some(qp) = entry.qp.take() {
-                entry.incarnation = qp.req.incarnation.wrapping_add(1);
+        if let Some(place) = self.places.get_mut(id.0 as usize) {
+            if let Some(qp) = place.qp.take() {
+                place.incarnation = qp.incarnation().wrapping_add(1);
                 self.count -= 1;
             }
         }
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
-        self.entries.iter_mut().filter_map(|entry| entry.qp.as_deref_mut())
+    pub(super) fn iter(&self) -> impl Iterator<Item = &QueuePair> {
+        self.places.iter().filter_map(|place| place.qp.as_deref())
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
+        self.places.iter_mut().filter_map(|place| place.qp.as_deref_mut())
     }
 }

@@ -1,6 +1,17 @@
-//! One timer for each queue pair (and for what else has an owner's number), and the two tables of the specification.
+//! One timer for each owner, and the two tables of the specification.
 
-use super::types::Time;
+use super::types::{PeerId, QpId, Time};
+
+/// Who owns a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A queue pair.
+    Qp(QpId),
+    /// A process that datagrams wait for, or that is left alone.
+    Peer(PeerId),
+    /// What is known of the multicast group with a serial number.
+    Group(u32),
+}
 
 /// Waiting times in units of 10 us, by their 5-bit encoding (vol. 1, 9.7.5.2.8).
 const RNR_TENS_OF_MICROS: [u32; 32] = [
@@ -27,7 +38,7 @@ pub(super) const fn ack_nanos(code: u8) -> u64 {
 
 #[derive(Clone, Copy, Debug)]
 struct Timer {
-    owner: u32,
+    owner: Owner,
     generation: u32,
     delay: u64,
     due: Option<Time>,
@@ -43,14 +54,14 @@ pub(super) struct Timers {
 
 impl Timers {
     /// Starts a timer at the next [`advance`](Self::advance). An owner that cancels or restarts moves its generation on.
-    pub(super) fn start(&mut self, owner: u32, generation: u32, delay: u64) {
+    pub(super) fn start(&mut self, owner: Owner, generation: u32, delay: u64) {
         self.list.retain(|timer| timer.owner != owner);
         self.list.push(Timer { owner, generation, delay, due: None });
         self.fresh = true;
     }
 
     /// Forgets an owner's timer.
-    pub(super) fn cancel(&mut self, owner: u32) {
+    pub(super) fn cancel(&mut self, owner: Owner) {
         if !self.list.is_empty() {
             self.list.retain(|timer| timer.owner != owner);
             if self.list.is_empty() {
@@ -74,7 +85,7 @@ impl Timers {
     }
 
     /// Takes a timer that is due: owner and generation.
-    pub(super) fn pop_due(&mut self, now: Time) -> Option<(u32, u32)> {
+    pub(super) fn pop_due(&mut self, now: Time) -> Option<(Owner, u32)> {
         let at = self.list.iter().position(|timer| timer.due.is_some_and(|due| due <= now))?;
         let timer = self.list.swap_remove(at);
         self.earliest = self.list.iter().filter_map(|timer| timer.due).min();
@@ -85,6 +96,8 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OWNER: Owner = Owner::Qp(QpId(7));
 
     #[test]
     fn the_tables_are_the_specifications() {
@@ -101,15 +114,15 @@ mod tests {
     fn a_timer_runs_from_the_first_time_it_is_told() {
         let mut timers = Timers::default();
         assert_eq!(timers.next(), None);
-        timers.start(7, 1, 100);
+        timers.start(OWNER, 1, 100);
         assert_eq!(timers.next(), Some(Time(0)));
         timers.advance(Time(1000));
         assert_eq!(timers.next(), Some(Time(1100)));
         assert_eq!(timers.pop_due(Time(1099)), None);
-        assert_eq!(timers.pop_due(Time(1100)), Some((7, 1)));
+        assert_eq!(timers.pop_due(Time(1100)), Some((OWNER, 1)));
         assert_eq!(timers.next(), None);
-        timers.start(7, 2, 100);
-        timers.cancel(7);
+        timers.start(OWNER, 2, 100);
+        timers.cancel(OWNER);
         assert_eq!(timers.next(), None);
     }
 }

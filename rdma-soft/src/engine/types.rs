@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use bitflags::bitflags;
 use rdma_mem::Backing;
-use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wr_opcode};
+use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode};
 
 use super::grh::{Gid, Grh};
 use super::memory::Source;
@@ -25,19 +26,19 @@ impl Time {
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// Invalid argument, or a call that this state does not allow.
+    /// Invalid argument, or a call that the object's state does not allow.
     pub const INVAL: Self = Self(libc::EINVAL);
     /// A queue or a table is full.
     pub const NOMEM: Self = Self(libc::ENOMEM);
     /// Something still uses the object.
     pub const BUSY: Self = Self(libc::EBUSY);
-    /// The device does not do this.
+    /// The device lacks the operation.
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     /// The completion queue is in error.
     pub const IO: Self = Self(libc::EIO);
 }
 
-/// The number by which a process is found: the upper 12 bits of its queue pair numbers. 1..=4094.
+/// The number of a process on its host: the upper 12 bits of its queue pair numbers. 1..=4094.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
 
@@ -53,6 +54,38 @@ impl Slot {
     #[must_use]
     pub const fn is_real(self) -> bool {
         1 <= self.0 && self.0 <= 4094
+    }
+}
+
+/// A host: a small number that the driver chooses, dense, from 0, which is this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Host(pub u16);
+
+impl Host {
+    /// This host.
+    pub const LOCAL: Self = Self(0);
+}
+
+/// The address of a process: slots are unique within a host only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId {
+    /// Its host.
+    pub host: Host,
+    /// Its number there.
+    pub slot: Slot,
+}
+
+impl PeerId {
+    /// A process on this host.
+    #[must_use]
+    pub const fn local(slot: Slot) -> Self {
+        Self { host: Host::LOCAL, slot }
+    }
+
+    /// The process that has a queue pair.
+    #[must_use]
+    pub const fn of(host: Host, qpn: u32) -> Self {
+        Self { host, slot: Slot::of_qpn(qpn) }
     }
 }
 
@@ -90,12 +123,12 @@ pub struct MrKeys {
     pub rkey: u32,
 }
 
-/// What is registered.
+/// The arguments of a registration.
 #[derive(Clone, Debug)]
 pub struct Registration {
     /// First byte.
     pub addr: *mut u8,
-    /// How many.
+    /// Length in bytes.
     pub len: usize,
     /// The address that requests will use for the first byte.
     pub iova: u64,
@@ -105,12 +138,12 @@ pub struct Registration {
     pub backing: Option<Arc<Backing>>,
 }
 
-/// A peer's wish for one of our regions, checked: send it the file, the offset and the length.
+/// The answer to a peer that asked for one of our regions: the file, and the part of it to map.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// Who asked.
+    /// The link on which the peer asked.
     pub link: LinkId,
-    /// For which key.
+    /// The region's key.
     pub rkey: u32,
     /// The file.
     pub backing: Arc<Backing>,
@@ -140,52 +173,29 @@ pub enum QpState {
 }
 
 impl QpState {
+    const ALL: [Self; 7] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
+
     /// From the verbs value, if it names a state.
     #[must_use]
-    pub const fn from_raw(raw: ibv_qp_state) -> Option<Self> {
-        // Compared by number: the constants are associated ones of a newtype.
-        Some(match raw.0 {
-            0 => Self::Reset,
-            1 => Self::Init,
-            2 => Self::Rtr,
-            3 => Self::Rts,
-            4 => Self::Sqd,
-            5 => Self::Sqe,
-            6 => Self::Err,
-            _ => return None,
-        })
+    pub fn from_raw(raw: ibv_qp_state) -> Option<Self> {
+        Self::ALL.get(raw.0 as usize).copied()
     }
 
     /// The verbs value.
     #[must_use]
     pub const fn raw(self) -> ibv_qp_state {
-        match self {
-            Self::Reset => ibv_qp_state::IBV_QPS_RESET,
-            Self::Init => ibv_qp_state::IBV_QPS_INIT,
-            Self::Rtr => ibv_qp_state::IBV_QPS_RTR,
-            Self::Rts => ibv_qp_state::IBV_QPS_RTS,
-            Self::Sqd => ibv_qp_state::IBV_QPS_SQD,
-            Self::Sqe => ibv_qp_state::IBV_QPS_SQE,
-            Self::Err => ibv_qp_state::IBV_QPS_ERR,
-        }
+        ibv_qp_state(self as u32)
     }
 }
 
-/// What a queue pair does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Service {
-    /// Reliable connection.
-    Connection,
-    /// Unreliable datagrams.
-    Datagrams,
-}
-
-/// How a datagram gets there: what an address handle stands for.
+/// The way of a datagram: what an address handle stands for.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
-    /// The header in front of it, not yet sealed.
+    /// The host that it leads to; of no meaning for a group.
+    pub host: Host,
+    /// The header in front of the payload, not yet sealed.
     pub grh: Grh,
-    /// The group it goes to, if it does.
+    /// The multicast group that it leads to, if it does.
     pub group: Option<Gid>,
     /// Service level, as the receiver will see it.
     pub sl: u8,
@@ -193,7 +203,7 @@ pub struct Path {
     pub slid: u16,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Address {
     /// The way.
@@ -207,20 +217,29 @@ pub struct Address {
 /// The number that stands for all queue pairs of a group.
 pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
-/// What the engine wants its driver to find.
+/// A question of the engine to its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// A link to the process with the slot: answer with `handle_link_up` or `handle_unreachable`. Our own: the loopback.
-    Link(Slot),
-    /// The processes that are in a group: answer with `handle_members`.
+pub enum Lookup {
+    /// A link to a process: answer with `handle_link_up` or `handle_unreachable`. Our own process: the loopback.
+    Link(PeerId),
+    /// The processes that are in a multicast group: answer with `handle_members`.
     Members(Gid),
 }
 
-/// What a queue pair is created with. The depths are enforced as given.
+/// The transport service of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceType {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable datagrams.
+    Ud,
+}
+
+/// The arguments of a queue pair's creation. The depths are enforced as given.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {
-    /// What it does.
-    pub service: Service,
+    /// Its transport service.
+    pub service: ServiceType,
     /// Its protection domain.
     pub pd: PdId,
     /// Where send completions go.
@@ -250,6 +269,8 @@ pub struct ModifyQp {
     pub state: Option<QpState>,
     /// `qp_access_flags`.
     pub access: Option<u32>,
+    /// The host that the address vector leads to.
+    pub dest_host: Option<Host>,
     /// `dest_qp_num`; its slot says which process.
     pub dest_qpn: Option<u32>,
     /// `qkey`, of a queue pair for datagrams.
@@ -274,7 +295,7 @@ pub struct ModifyQp {
     pub sqd_notify: Option<bool>,
 }
 
-/// What only the engine knows of a queue pair.
+/// The attributes of a queue pair that only the engine knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpStatus {
     /// Its state now.
@@ -287,6 +308,85 @@ pub struct QpStatus {
     pub rq_psn: u32,
 }
 
+/// The operation of a send request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Op {
+    /// Send.
+    Send,
+    /// RDMA write.
+    Write,
+    /// RDMA read.
+    Read,
+    /// Compare and swap.
+    CompareSwap,
+    /// Fetch and add.
+    FetchAdd,
+}
+
+impl Op {
+    /// Whether an answer brings data, and the local list is where it goes.
+    #[must_use]
+    pub const fn fetches(self) -> bool {
+        matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
+    }
+
+    pub(super) const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// Whether it changes memory that it names by a key.
+    pub(super) const fn changes_memory(self) -> bool {
+        matches!(self, Self::Write | Self::CompareSwap | Self::FetchAdd)
+    }
+
+    pub(super) const fn completion(self) -> ibv_wc_opcode {
+        match self {
+            Self::Send => ibv_wc_opcode::IBV_WC_SEND,
+            Self::Write => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
+            Self::Read => ibv_wc_opcode::IBV_WC_RDMA_READ,
+            Self::CompareSwap => ibv_wc_opcode::IBV_WC_COMP_SWAP,
+            Self::FetchAdd => ibv_wc_opcode::IBV_WC_FETCH_ADD,
+        }
+    }
+}
+
+bitflags! {
+    /// The flags of a send request: those of `IBV_SEND_*` that the engine knows, and whether it has an immediate.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SendFlags: u8 {
+        /// Starts after all reads and atomics before it are complete.
+        const FENCE = 1;
+        /// Reports its completion.
+        const SIGNALED = 2;
+        /// The receive completion is solicited.
+        const SOLICITED = 4;
+        /// Carries an immediate.
+        const IMM = 1 << 7;
+    }
+}
+
+/// A send request as the send queue keeps it, without its data.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Target of one-sided operations.
+    pub remote_addr: u64,
+    /// Compare operand, or the addend.
+    pub compare_add: u64,
+    /// Swap operand.
+    pub swap: u64,
+    /// Key of one-sided operations.
+    pub rkey: u32,
+    /// Immediate data, as the caller holds it (network order).
+    pub imm: u32,
+    /// The operation.
+    pub op: Op,
+    /// Its flags.
+    pub flags: SendFlags,
+}
+
 /// The data of a send request.
 #[derive(Clone, Copy, Debug)]
 pub enum SendData<'a> {
@@ -296,32 +396,7 @@ pub enum SendData<'a> {
     Inline(&'a [Source<'a>]),
 }
 
-/// A send request (`ibv_send_wr`, or what the `ibv_wr_*` calls collect).
-#[derive(Clone, Copy, Debug)]
-pub struct SendRequest<'a> {
-    /// Comes back in the completion.
-    pub wr_id: u64,
-    /// The operation.
-    pub opcode: ibv_wr_opcode,
-    /// `IBV_SEND_*`; whether data is inline is said by `data`.
-    pub flags: u32,
-    /// Immediate data, as the caller holds it (network order).
-    pub imm: u32,
-    /// Target of one-sided operations.
-    pub remote_addr: u64,
-    /// Key of one-sided operations.
-    pub rkey: u32,
-    /// Compare operand, or what is added.
-    pub compare_add: u64,
-    /// Swap operand.
-    pub swap: u64,
-    /// Payload, or the sink of a read or an atomic.
-    pub data: SendData<'a>,
-    /// Where a datagram goes; not looked at for other services.
-    pub address: Option<&'a Address>,
-}
-
-/// What an asynchronous event is about; carries the token given at creation.
+/// The object of an asynchronous event, with the token given at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// A queue pair.
@@ -330,12 +405,12 @@ pub enum Element {
     Cq(CqId, u64),
 }
 
-/// What the engine has to tell its process.
+/// An event for the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An armed completion queue got a completion: one event for its channel.
     Completion {
-        /// Which one.
+        /// The completion queue.
         cq: CqId,
         /// Its token.
         token: u64,
@@ -344,7 +419,7 @@ pub enum Event {
     Async {
         /// `IBV_EVENT_*`.
         event_type: ibv_event_type,
-        /// What it is about.
+        /// Its object.
         element: Element,
     },
 }
@@ -354,7 +429,7 @@ pub enum Event {
 pub enum Transmit {
     /// Nothing is left for this link.
     Idle,
-    /// `try_push` said no: call again when there is room.
+    /// `try_push` found no room: call again when there is some.
     Blocked,
     /// The copying budget of one call is spent: let others run, and call again.
     More,

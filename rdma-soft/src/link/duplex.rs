@@ -1,35 +1,13 @@
 //! One end of a link, as the node drives it: two rings, two flags, and what ties it to its peer.
 
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
-
-use rdma_mem::Mapping;
-
 use super::doorbell;
 use super::memory::{Ends, Flag, Ring};
+use super::peer::Peer;
 use super::ring::{Consumer, Corrupt, Producer, Region};
-use crate::engine::{Gather, HEADER_WORDS, Header, LinkId, Outbound, Slot, Source, Target};
+use crate::engine::{Gather, HEADER_WORDS, Header, LinkId, Outbound, Source, Target};
 
 /// While more than this is written and unpublished, the consumer is let in, so that both sides copy at once.
 const PUBLISH_EVERY: u64 = 64 << 10;
-
-/// The process at the other end.
-#[derive(Debug)]
-pub(crate) struct Peer {
-    /// Its process id, as the kernel gave it to us.
-    pub(crate) pid: i32,
-    /// The slots that it says it has.
-    pub(crate) slots: Vec<Slot>,
-    /// The socket of the handshake: carries grants, and hangs up when the peer dies.
-    pub(crate) socket: OwnedFd,
-    /// Readable when the peer has died.
-    pub(crate) pidfd: OwnedFd,
-    /// Wakes its agent.
-    pub(crate) bell: OwnedFd,
-    /// Where it publishes its regions and queue pairs.
-    pub(crate) directory: Arc<Mapping>,
-}
 
 /// Why a link still has something to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,7 +136,7 @@ impl Link {
         let place = self.out.region().prefix(self.out.place());
         place.store(u64::MAX, core::sync::atomic::Ordering::SeqCst);
         if let Some(peer) = &self.peer {
-            ring(&peer.bell);
+            peer.ring();
         }
     }
 
@@ -171,7 +149,7 @@ impl Link {
     fn ring_if_asleep(&self) {
         if let Some(peer) = &self.peer {
             if doorbell::must_ring(self.peer_asleep.word()) {
-                ring(&peer.bell);
+                peer.ring();
             }
         }
     }
@@ -208,23 +186,4 @@ impl Outbound for Link {
             }
         }
     }
-}
-
-/// Wakes who sleeps on an eventfd. A full counter wakes as well, so errors do not matter.
-pub(crate) fn ring(bell: &OwnedFd) {
-    let one = 1_u64.to_ne_bytes();
-    // SAFETY: write reads 8 bytes of a live array.
-    let _ = unsafe { libc::write(bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-}
-
-/// A new doorbell.
-pub(crate) fn new_bell() -> io::Result<OwnedFd> {
-    use std::os::fd::FromRawFd;
-    // SAFETY: eventfd has no conditions.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: eventfd just returned it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,56 +1,44 @@
-//! Who is in a multicast group: a process in one binds an abstract Unix socket whose name says so, and who sends to the group
-//! reads the kernel's table of names. As with [slots](super::slot), the kernel forgets a name when its process dies.
+//! Which processes are in a multicast group: a process in a group has bound an abstract socket whose name says so, and a sender reads
+//! the kernel's list of names. As with [slots](super::slot), the kernel forgets a name when its process dies.
 //!
 //! Nothing is ever sent to these sockets. A process of another user can bind such names, too: they lead to processes that either
 //! refuse a link or are not in the group and drop what they get.
 
 use std::io;
-use std::os::fd::AsRawFd;
 
-use super::private::Private;
-use super::slot;
 use crate::engine::{Gid, Slot};
+use crate::os::Result;
+use crate::os::socket::{self, Socket};
 
-/// What the names begin with: then the slot, the group's address in hexadecimal, and a number that makes the name one that nobody
-/// has.
+/// What the names begin with: then the slot, the group's address in hexadecimal, and a number that makes the name unique.
 const PREFIX: &str = "rdma-soft-group-";
 
-/// So many processes of one group are sent to.
+/// Processes of one group that are sent to.
 const MAX_MEMBERS: usize = 1 << 10;
-
-/// Where the kernel lists all names.
-const TABLE: &str = "/proc/self/net/unix";
 
 fn hex(gid: Gid) -> String {
     gid.0.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Says that the process with a slot is in a group, until the value is dropped.
+/// Says that the process with a slot is in a group, until the socket is dropped.
 ///
 /// `number` is random: anybody can bind a name that can be foreseen, and a forked child that has not run yet has its parent's.
-pub(crate) fn join(slot: Slot, gid: Gid, number: u64) -> io::Result<Private> {
-    let socket = slot::named_socket(0)?;
-    let (address, len) = slot::abstract_address(&format!("{PREFIX}{}-{}-{number:x}", slot.0, hex(gid)));
-    // SAFETY: bind reads `len` bytes, which is at most the size, of a live sockaddr_un.
-    if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+pub(crate) fn join(slot: Slot, gid: Gid, number: u64) -> Result<Socket> {
+    let socket = Socket::new()?;
+    socket.bind(&format!("{PREFIX}{}-{}-{number:x}", slot.0, hex(gid)))?;
     Ok(socket)
 }
 
 /// The processes that are in each of the groups, in the order of the groups.
 pub(crate) fn members(gids: &[Gid]) -> io::Result<Vec<Vec<Slot>>> {
-    Ok(find(&std::fs::read(TABLE)?, gids))
+    Ok(find(&socket::names(PREFIX)?, gids))
 }
 
-/// The same in a table that was read. Names of others may hold any bytes.
-fn find(table: &[u8], gids: &[Gid]) -> Vec<Vec<Slot>> {
+fn find(names: &[String], gids: &[Gid]) -> Vec<Vec<Slot>> {
     let wanted: Vec<String> = gids.iter().map(|gid| hex(*gid)).collect();
     let mut members = vec![Vec::new(); gids.len()];
-    for line in table.split(|byte| *byte == b'\n') {
-        let Some(at) = line.iter().position(|byte| *byte == b'@') else { continue };
-        let name = line[at + 1..].strip_prefix(PREFIX.as_bytes()).and_then(|name| std::str::from_utf8(name).ok());
-        let mut parts = name.unwrap_or("").split('-');
+    for name in names {
+        let mut parts = name[PREFIX.len()..].split('-');
         let (Some(slot), Some(gid)) = (parts.next(), parts.next()) else { continue };
         let Ok(slot) = slot.parse().map(Slot) else { continue };
         let index = wanted.iter().position(|wanted| wanted == gid);
@@ -63,7 +51,7 @@ fn find(table: &[u8], gids: &[Gid]) -> Vec<Vec<Slot>> {
     members
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -91,29 +79,23 @@ mod tests {
     }
 
     #[test]
-    fn a_table_with_anything_in_it_is_read() {
+    fn names_with_anything_in_them_are_read() {
         let hex = hex(gid(1));
-        let mut table = b"Num       RefCount Protocol Flags    Type St Inode Path\n".to_vec();
-        let names = [
-            format!("@{PREFIX}12-{hex}-3"),
-            format!("@{PREFIX}12-{hex}-4"),
-            format!("@{PREFIX}0-{hex}-4"),
-            format!("@{PREFIX}4095-{hex}-4"),
-            format!("@{PREFIX}99999999-{hex}-4"),
-            format!("@{PREFIX}-{hex}"),
-            format!("@{PREFIX}13"),
-            format!("/tmp/{PREFIX}14-{hex}-3"),
-            format!("@{PREFIX}15-{hex}"),
-            format!("@{PREFIX}16-{}-3", hex.to_uppercase()),
-        ];
-        for name in names {
-            table.extend_from_slice(format!("0000: 00000002 00000000 00000000 0005 01 1234 {name}\n").as_bytes());
-        }
-        table.extend_from_slice(b"0000: 2 0 0 5 1 9 @rdma-soft-group-\xff\xfe-\n\n@\n");
-        assert_eq!(find(&table, &[gid(1)]), [vec![Slot(12), Slot(15)]]);
-        for count in 0..MAX_MEMBERS + 10 {
-            table.extend_from_slice(format!("x @{PREFIX}{}-{hex}-1\n", count + 100).as_bytes());
-        }
-        assert_eq!(find(&table, &[gid(1)])[0].len(), MAX_MEMBERS);
+        let mut names = [
+            format!("{PREFIX}12-{hex}-3"),
+            format!("{PREFIX}12-{hex}-4"),
+            format!("{PREFIX}0-{hex}-4"),
+            format!("{PREFIX}4095-{hex}-4"),
+            format!("{PREFIX}99999999-{hex}-4"),
+            format!("{PREFIX}-{hex}"),
+            format!("{PREFIX}13"),
+            format!("{PREFIX}15-{hex}"),
+            format!("{PREFIX}16-{}-3", hex.to_uppercase()),
+            PREFIX.to_owned(),
+        ]
+        .to_vec();
+        assert_eq!(find(&names, &[gid(1)]), [vec![Slot(12), Slot(15)]]);
+        names.extend((0..MAX_MEMBERS + 10).map(|count| format!("{PREFIX}{}-{hex}-1", count + 100)));
+        assert_eq!(find(&names, &[gid(1)])[0].len(), MAX_MEMBERS);
     }
 }

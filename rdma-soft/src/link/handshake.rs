@@ -5,35 +5,39 @@
 //!   Hello { token's address, slots }          ->
 //!                                             <-  Hello { opener's token, token's address, slots }
 //!   Offer { acceptor's token, ring capacity } ->
-//!     + link memory, doorbell, directory
-//!                                             <-  Accept + doorbell, directory
+//!     + link memory, directory
+//!                                             <-  Accept + directory
 //! ```
 //!
-//! Either may answer `Refuse { why }` instead. Blocking, on a socket with a time limit; never on the agent.
+//! Two processes have one link. To an opener that has one already the acceptor answers `Known { slots }`, and `Busy` while another
+//! handshake of the two is under way. Either may answer `Refuse { why }`. A handshake waits, so it has a thread of its own.
 
-use core::fmt;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
-use rdma_mem::{Mapping, SharedMemory};
+use nix::errno::Errno;
+use rdma_mem::{Mapping, SharedMemory, SharedMemoryError};
 
-use super::duplex::Peer;
 use super::memory::{Ends, Memory, Side};
-use super::packet::{self, Body, Kind, Packet, VERSION};
-use super::trust::{self, Credentials, TOKEN, Token};
+use super::packet::{self, Body, Error, Kind, Packet, VERSION};
+use super::peer::Peer;
+use super::trust::{self, TOKEN, Token};
 use crate::engine::{DIRECTORY_LEN, Slot};
+use crate::os;
+use crate::os::process::Credentials;
+use crate::os::socket::Socket;
 
 /// Slots that a Hello may name.
 const MAX_SLOTS: usize = 64;
+/// The longest that either side waits for the other in one step.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a process brings into a handshake.
 #[derive(Debug)]
 pub(crate) struct Local<'a> {
     /// Its slots.
     pub(crate) slots: Vec<Slot>,
-    /// What wakes its agent.
-    pub(crate) bell: BorrowedFd<'a>,
     /// Where it publishes regions and queue pairs.
     pub(crate) directory: &'a SharedMemory,
     /// Bytes of a ring, if it makes the rings.
@@ -45,207 +49,260 @@ pub(crate) struct Local<'a> {
 pub(crate) struct Established {
     /// Its rings.
     pub(crate) ends: Ends,
-    /// The other process.
+    /// The other process, with the slots that it claims.
     pub(crate) peer: Peer,
 }
 
-/// Why there is no link.
+/// How a handshake went that this process began.
 #[derive(Debug)]
+pub(crate) enum Opened {
+    /// There is a new link.
+    New(Established),
+    /// There was a link to the process before; these are the slots that it claims.
+    Known(Vec<Slot>),
+    /// The peer has another handshake with this process under way.
+    Busy,
+}
+
+/// What an acceptor answers to a process that it need not refuse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Set up a link.
+    Welcome,
+    /// There is a link.
+    Known,
+    /// Another handshake with the process is under way.
+    Busy,
+}
+
+/// Why there is no link.
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// No process has that slot.
+    #[error("no process has that number")]
     Nobody,
     /// The peer speaks another version.
+    #[error(
+        "the peer is of another version: it speaks version {theirs} of the software device's protocol, we speak {VERSION}; \
+         use the same build in both processes"
+    )]
     Version {
-        /// Which one.
+        /// The peer's.
         theirs: u32,
     },
     /// The kernel does not let us trace the peer.
+    #[error(
+        "the kernel does not let us trace process {} of user {} ({error}); processes that share the software device must be \
+         of one user, in one container, and dumpable", peer.pid, peer.uid
+    )]
     Untraceable {
-        /// Who it is.
+        /// The peer.
         peer: Credentials,
         /// What the kernel said.
-        error: io::Error,
+        error: os::Error,
     },
     /// The peer did not show that it may trace us.
+    #[error("process {} of user {} has not shown that the kernel lets it trace us", .0.pid, .0.uid)]
     Unproved(Credentials),
     /// The peer refused, for this reason.
+    #[error("the peer refuses: {0}")]
     ByPeer(String),
-    /// Something failed.
-    Io(io::Error),
+    /// The peer let the time pass.
+    #[error("the peer does not answer")]
+    Silent,
+    /// The socket failed, or the peer does not keep to the protocol.
+    #[error(transparent)]
+    Packet(Error),
+    /// The memory of a link could not be made, or the peer's is not what it has to be.
+    #[error(transparent)]
+    Memory(#[from] SharedMemoryError),
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nobody => f.write_str("no process has that number"),
-            Self::Version { theirs } => write!(
-                f,
-                "the peer is of another version: it speaks version {theirs} of the software device's protocol, we speak \
-                 {VERSION}; use the same build in both processes"
-            ),
-            Self::Untraceable { peer: Credentials { pid, uid }, error } => write!(
-                f,
-                "the kernel does not let us trace process {pid} of user {uid} ({error}); processes that share the software \
-                 device must be of one user, in one container, and dumpable"
-            ),
-            Self::Unproved(Credentials { pid, uid }) => {
-                write!(f, "process {pid} of user {uid} has not shown that the kernel lets it trace us")
-            }
-            Self::ByPeer(why) => write!(f, "the peer refuses: {why}"),
-            Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock => f.write_str("the peer does not answer"),
-            Self::Io(error) => write!(f, "{error}"),
+impl From<os::Error> for Refusal {
+    fn from(error: os::Error) -> Self {
+        match error.errno {
+            Errno::ECONNREFUSED => Self::Nobody,
+            Errno::EAGAIN => Self::Silent,
+            _ => Self::Packet(Error::System(error)),
         }
     }
 }
 
-impl core::error::Error for Refusal {}
-
-impl From<io::Error> for Refusal {
-    fn from(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::ECONNREFUSED) => Self::Nobody,
-            _ => Self::Io(error),
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::System(error) => error.into(),
+            error => Self::Packet(error),
         }
     }
 }
 
 /// Opens a link over a socket that is connected to the peer's slot.
-pub(crate) fn open(socket: OwnedFd, local: &Local<'_>) -> Result<Established, Refusal> {
-    let result = try_open(&socket, local);
-    finish(socket, result)
+pub(crate) fn open(socket: Socket, local: &Local<'_>) -> Result<Opened, Refusal> {
+    match try_open(&socket, local) {
+        Ok(Ok(agreed)) => Ok(Opened::New(agreed.over(socket))),
+        Ok(Err(opened)) => Ok(opened),
+        Err(refusal) => Err(tell(&socket, refusal)),
+    }
 }
 
-/// Accepts a link over a socket that a peer connected.
-pub(crate) fn accept(socket: OwnedFd, local: &Local<'_>) -> Result<Established, Refusal> {
-    let result = try_accept(&socket, local);
-    finish(socket, result)
+/// Accepts a link over a socket that a peer connected; `answer` says how, from the peer's process id and the slots that it claims.
+/// None if the answer is not [`Answer::Welcome`].
+pub(crate) fn accept(
+    socket: Socket,
+    local: &Local<'_>,
+    answer: impl FnOnce(i32, &[Slot]) -> Answer,
+) -> Result<Option<Established>, Refusal> {
+    match try_accept(&socket, local, answer) {
+        Ok(agreed) => Ok(agreed.map(|agreed| agreed.over(socket))),
+        Err(refusal) => Err(tell(&socket, refusal)),
+    }
+}
+
+/// Refuses at once a process that cannot be let in, so that others need not queue behind it.
+pub(crate) fn screen(socket: &Socket) -> Result<(), Refusal> {
+    identify(socket).map(drop).map_err(|refusal| tell(socket, refusal))
 }
 
 /// What a handshake yields, but for the socket.
 struct Agreed {
     ends: Ends,
-    peer: Credentials,
-    slots: Vec<Slot>,
-    pidfd: OwnedFd,
-    bell: OwnedFd,
+    hello: Hello,
     directory: Mapping,
 }
 
-fn finish(socket: OwnedFd, result: Result<Agreed, Refusal>) -> Result<Established, Refusal> {
-    match result {
-        Ok(Agreed { ends, peer, slots, pidfd, bell, directory }) => {
-            set_nonblocking(&socket)?;
-            let directory = Arc::new(directory);
-            Ok(Established { ends, peer: Peer { pid: peer.pid, slots, socket, pidfd, bell, directory } })
-        }
-        Err(refusal) => {
-            refuse(&socket, &refusal);
-            Err(refusal)
-        }
+impl Agreed {
+    fn over(self, socket: Socket) -> Established {
+        let Hello { pid, pidfd, slots, .. } = self.hello;
+        Established { ends: self.ends, peer: Peer { pid, slots, socket, pidfd, directory: Arc::new(self.directory) } }
     }
 }
 
-fn refuse(socket: &OwnedFd, refusal: &Refusal) {
+/// Tells the peer why it is refused.
+fn tell(socket: &Socket, refusal: Refusal) -> Refusal {
     if !matches!(refusal, Refusal::ByPeer(_) | Refusal::Nobody) {
         let text = refusal.to_string();
         let text = text.get(..text.len().min(400)).unwrap_or("");
-        // Only a courtesy: the peer may be gone.
-        let _sent: io::Result<()> = packet::send(socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
+        // The peer may be gone.
+        let _told: os::Result<()> = packet::send(socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
     }
+    refusal
 }
 
-fn try_open(socket: &OwnedFd, local: &Local<'_>) -> Result<Agreed, Refusal> {
+fn try_open(socket: &Socket, local: &Local<'_>) -> Result<Result<Agreed, Opened>, Refusal> {
     let peer = identify(socket)?;
     let token = Token::new()?;
     packet::send(socket, Kind::Hello, &hello(&token, &local.slots), &[])?;
 
-    let mut answer = expect(socket, Kind::Hello)?;
-    let proof: [u8; TOKEN] = answer.body.take()?;
-    if !token.is(&proof) {
-        return Err(Refusal::Unproved(peer));
+    let mut answer = next(socket)?;
+    if answer.kind == Kind::Known as u32 {
+        return Ok(Err(Opened::Known(take_slots(&mut answer.body)?)));
     }
-    let (pidfd, proof, slots) = read_hello(socket, peer, &mut answer.body)?;
-
-    let memory = Memory::create(local.capacity)?;
-    let fd = memory.fd().ok_or_else(|| packet::invalid("memory of ours without a file"))?;
-    let offer = Body::default().bytes(&proof).u64(local.capacity as u64);
-    packet::send(socket, Kind::Offer, &offer, &[fd, local.bell, directory_fd(local)?])?;
-
-    let accepted = expect(socket, Kind::Accept)?;
-    let [bell, directory] = descriptors(accepted)?;
-    Ok(Agreed {
-        ends: memory.ends(Side::Opener),
-        peer,
-        slots,
-        pidfd,
-        bell: check_bell(bell)?,
-        directory: Mapping::map(directory.as_fd(), DIRECTORY_LEN)?,
-    })
-}
-
-fn try_accept(socket: &OwnedFd, local: &Local<'_>) -> Result<Agreed, Refusal> {
-    let peer = identify(socket)?;
-    let mut first = expect(socket, Kind::Hello)?;
-    let token = Token::new()?;
-    let (pidfd, proof, slots) = read_hello(socket, peer, &mut first.body)?;
-    let answer = Body::default().bytes(&proof).bytes(hello(&token, &local.slots).rest());
-    packet::send(socket, Kind::Hello, &answer, &[])?;
-
-    let mut offer = expect(socket, Kind::Offer)?;
-    let proof: [u8; TOKEN] = offer.body.take()?;
-    if !token.is(&proof) {
-        return Err(Refusal::Unproved(peer));
+    if answer.kind == Kind::Busy as u32 {
+        return Ok(Err(Opened::Busy));
     }
-    let capacity = usize::try_from(offer.body.take_u64()?).unwrap_or(usize::MAX);
-    let [memory, bell, directory] = descriptors(offer)?;
-    let memory = Memory::open(memory.as_fd(), capacity)?;
-    let bell = check_bell(bell)?;
+    let mut answer = of_kind(answer, Kind::Hello)?;
+    check_proof(&token, peer, &mut answer.body)?;
+    let hello = Hello::read(socket, peer, &mut answer.body)?;
+
+    let (memory, file) = Memory::create(local.capacity)?;
+    let fds = [fd_of(&file)?, fd_of(local.directory)?];
+    packet::send(socket, Kind::Offer, &Body::default().bytes(&hello.token).u64(local.capacity as u64), &fds)?;
+
+    let [directory] = descriptors(of_kind(next(socket)?, Kind::Accept)?)?;
     let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
-    packet::send(socket, Kind::Accept, &Body::default(), &[local.bell, directory_fd(local)?])?;
-    Ok(Agreed { ends: memory.ends(Side::Acceptor), peer, slots, pidfd, bell, directory })
+    Ok(Ok(Agreed { ends: memory.ends(Side::Opener), hello, directory }))
 }
 
-/// Turns away at once who cannot be let in, so that those who can need not queue behind them.
-pub(crate) fn screen(socket: &OwnedFd) -> Result<(), Refusal> {
-    identify(socket).map(drop).inspect_err(|refusal| refuse(socket, refusal))
-}
-
-/// Who the peer is, if it can be somebody who may trace us and whom we may trace: of two users one may not, as a rule. Saves
-/// those who cannot, and us, the trouble.
-fn identify(socket: &OwnedFd) -> Result<Credentials, Refusal> {
-    let peer = trust::peer_of(socket)?;
-    if peer.pid <= 0 || peer.uid != trust::own_uid() {
-        let errno = if peer.pid <= 0 { libc::ESRCH } else { libc::EPERM };
-        return Err(Refusal::Untraceable { peer, error: io::Error::from_raw_os_error(errno) });
+fn try_accept(
+    socket: &Socket,
+    local: &Local<'_>,
+    answer: impl FnOnce(i32, &[Slot]) -> Answer,
+) -> Result<Option<Agreed>, Refusal> {
+    let peer = identify(socket)?;
+    let mut first = of_kind(next(socket)?, Kind::Hello)?;
+    let token = Token::new()?;
+    let theirs = Hello::read(socket, peer, &mut first.body)?;
+    match answer(peer.pid, &theirs.slots) {
+        Answer::Welcome => {}
+        Answer::Known => {
+            packet::send(socket, Kind::Known, &put_slots(Body::default(), &local.slots), &[])?;
+            return Ok(None);
+        }
+        Answer::Busy => {
+            packet::send(socket, Kind::Busy, &Body::default(), &[])?;
+            return Ok(None);
+        }
     }
-    Ok(peer)
+    let ours = Body::default().bytes(&theirs.token).bytes(hello(&token, &local.slots).rest());
+    packet::send(socket, Kind::Hello, &ours, &[])?;
+
+    let mut offer = of_kind(next(socket)?, Kind::Offer)?;
+    check_proof(&token, peer, &mut offer.body)?;
+    let capacity = usize::try_from(offer.body.take_u64()?).unwrap_or(usize::MAX);
+    let [memory, directory] = descriptors(offer)?;
+    let memory = Memory::open(memory.as_fd(), capacity)?;
+    let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
+    packet::send(socket, Kind::Accept, &Body::default(), &[fd_of(local.directory)?])?;
+    Ok(Some(Agreed { ends: memory.ends(Side::Acceptor), hello: theirs, directory }))
+}
+
+/// Which process the peer is, if it is one that may trace us and that we may trace: of two users one may not, as a rule.
+fn identify(socket: &Socket) -> Result<Credentials, Refusal> {
+    let peer = socket.peer()?;
+    let errno = match peer {
+        Credentials { pid: ..=0, .. } => Errno::ESRCH,
+        peer if !peer.is_own_user() => Errno::EPERM,
+        peer => return Ok(peer),
+    };
+    Err(Refusal::Untraceable { peer, error: os::Error { call: "process_vm_readv", errno } })
 }
 
 fn hello(token: &Token, slots: &[Slot]) -> Body {
-    let slots = &slots[..slots.len().min(MAX_SLOTS)];
-    let body = Body::default().u64(token.address()).u64(slots.len() as u64);
-    slots.iter().fold(body, |body, slot| body.bytes(&slot.0.to_ne_bytes()))
+    put_slots(Body::default().u64(token.address()), slots)
 }
 
-/// Reads a Hello from its token on: what watches the peer, its token, its slots.
-fn read_hello(
-    socket: &OwnedFd,
-    peer: Credentials,
-    body: &mut Body,
-) -> Result<(OwnedFd, [u8; TOKEN], Vec<Slot>), Refusal> {
-    let address = body.take_u64()?;
+fn put_slots(body: Body, slots: &[Slot]) -> Body {
+    let slots = &slots[..slots.len().min(MAX_SLOTS)];
+    slots.iter().fold(body.u64(slots.len() as u64), |body, slot| body.bytes(&slot.0.to_ne_bytes()))
+}
+
+fn take_slots(body: &mut Body) -> Result<Vec<Slot>, Error> {
     let count = body.take_u64()?;
     if count > MAX_SLOTS as u64 {
-        return Err(packet::invalid("the peer says that it has too many numbers").into());
+        return Err(Error::Malformed("the peer says that it has too many numbers"));
     }
-    let slots: io::Result<Vec<_>> = (0..count).map(|_| Ok(Slot(u16::from_ne_bytes(body.take()?)))).collect();
-    let pidfd = trust::watch(socket, peer.pid)?;
-    let proof = trust::read_token(peer.pid, address).map_err(|error| Refusal::Untraceable { peer, error })?;
-    Ok((pidfd, proof, slots?))
+    (0..count).map(|_| Ok(Slot(u16::from_ne_bytes(body.take()?)))).collect()
 }
 
-/// The next packet, which has to be of one kind; a refusal and another version are what they are.
-fn expect(socket: &OwnedFd, kind: Kind) -> Result<Packet, Refusal> {
+fn check_proof(token: &Token, peer: Credentials, body: &mut Body) -> Result<(), Refusal> {
+    if token.is(&body.take()?) { Ok(()) } else { Err(Refusal::Unproved(peer)) }
+}
+
+/// What a peer's Hello says, and what the kernel says about the peer.
+struct Hello {
+    pid: i32,
+    pidfd: OwnedFd,
+    /// Out of the peer's memory.
+    token: [u8; TOKEN],
+    slots: Vec<Slot>,
+}
+
+impl Hello {
+    /// Reads a Hello from the token's address on.
+    fn read(socket: &Socket, peer: Credentials, body: &mut Body) -> Result<Self, Refusal> {
+        let address = body.take_u64()?;
+        let slots = take_slots(body)?;
+        // Before the token is read: if the process dies and another gets its number, that one cannot prove anything.
+        let pidfd = socket.peer_pidfd(peer.pid)?;
+        let token = trust::read_token(peer.pid, address).map_err(|error| Refusal::Untraceable { peer, error })?;
+        Ok(Self { pid: peer.pid, pidfd, token, slots })
+    }
+}
+
+/// The next packet that is no refusal and of our version.
+fn next(socket: &Socket) -> Result<Packet, Refusal> {
+    socket.wait_readable(PATIENCE)?;
     let packet = packet::receive(socket)?;
     if packet.version != VERSION {
         return Err(Refusal::Version { theirs: packet.version });
@@ -253,42 +310,25 @@ fn expect(socket: &OwnedFd, kind: Kind) -> Result<Packet, Refusal> {
     if packet.kind == Kind::Refuse as u32 {
         return Err(Refusal::ByPeer(String::from_utf8_lossy(packet.body.rest()).into_owned()));
     }
-    if packet.kind != kind as u32 {
-        return Err(packet::invalid("the peer does not keep to the protocol").into());
-    }
     Ok(packet)
 }
 
-fn descriptors<const N: usize>(packet: Packet) -> Result<[OwnedFd; N], Refusal> {
-    packet.fds.try_into().map_err(|_| packet::invalid("the peer sent too few or too many descriptors").into())
-}
-
-fn directory_fd<'a>(local: &Local<'a>) -> io::Result<BorrowedFd<'a>> {
-    local.directory.fd().ok_or_else(|| packet::invalid("a directory without a file"))
-}
-
-/// Makes sure that ringing cannot block: a doorbell is an eventfd that does not block.
-fn check_bell(bell: OwnedFd) -> io::Result<OwnedFd> {
-    // SAFETY: F_GETFL takes no argument.
-    let flags = unsafe { libc::fcntl(bell.as_raw_fd(), libc::F_GETFL) };
-    if flags < 0 || flags & libc::O_NONBLOCK == 0 {
-        return Err(packet::invalid("the peer's doorbell may block"));
+fn of_kind(packet: Packet, kind: Kind) -> Result<Packet, Error> {
+    if packet.kind == kind as u32 {
+        Ok(packet)
+    } else {
+        Err(Error::Malformed("the peer does not keep to the protocol"))
     }
-    let target = std::fs::read_link(format!("/proc/self/fd/{}", bell.as_raw_fd()));
-    if target.is_ok_and(|target| target.as_os_str() != "anon_inode:[eventfd]") {
-        return Err(packet::invalid("the peer's doorbell is not an eventfd"));
-    }
-    Ok(bell)
 }
 
-fn set_nonblocking(socket: &OwnedFd) -> io::Result<()> {
-    // SAFETY: F_SETFL takes an int; the socket has no other flag.
-    if unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+fn descriptors<const N: usize>(packet: Packet) -> Result<[OwnedFd; N], Error> {
+    packet.fds.try_into().map_err(|_| Error::Malformed("the peer sent too few or too many descriptors"))
 }
 
-#[cfg(all(test, not(loom)))]
+fn fd_of(memory: &SharedMemory) -> Result<BorrowedFd<'_>, SharedMemoryError> {
+    memory.fd().ok_or(SharedMemoryError::Forked)
+}
+
+#[cfg(test)]
 #[path = "handshake_tests.rs"]
 mod tests;

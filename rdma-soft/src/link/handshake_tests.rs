@@ -1,20 +1,9 @@
-use std::os::fd::FromRawFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::thread;
 
-use super::super::duplex::new_bell;
 use super::*;
 
-fn sockets() -> [OwnedFd; 2] {
-    let mut fds = [-1; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: socketpair writes two descriptors to a live array.
-    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) }, 0);
-    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: socketpair just made them.
-    fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 struct Process {
-    bell: OwnedFd,
     directory: SharedMemory,
     slot: u16,
     capacity: usize,
@@ -22,40 +11,45 @@ struct Process {
 
 impl Process {
     fn new(slot: u16, capacity: usize) -> Self {
-        Self { bell: new_bell().unwrap(), directory: SharedMemory::new(DIRECTORY_LEN).unwrap(), slot, capacity }
+        Self { directory: SharedMemory::new(DIRECTORY_LEN).unwrap(), slot, capacity }
     }
 
     fn local(&self) -> Local<'_> {
-        Local {
-            slots: vec![Slot(self.slot)],
-            bell: self.bell.as_fd(),
-            directory: &self.directory,
-            capacity: self.capacity,
-        }
+        Local { slots: vec![Slot(self.slot)], directory: &self.directory, capacity: self.capacity }
     }
 }
 
+fn welcome(_: i32, _: &[Slot]) -> Answer {
+    Answer::Welcome
+}
+
 /// The acceptor's answer to an opener that `act`s as it likes; and the text of the refusal that the opener got.
-fn accept_from(act: impl FnOnce(&OwnedFd) + Send) -> Result<Established, Refusal> {
-    let [ours, theirs] = sockets();
+fn accept_from(act: impl FnOnce(&Socket) + Send) -> Result<Option<Established>, Refusal> {
+    let [ours, theirs] = Socket::pair();
     let process = Process::new(7, 1 << 16);
     thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept(ours, &process.local()));
+        let accepting = scope.spawn(|| accept(ours, &process.local(), welcome));
         act(&theirs);
         accepting.join().unwrap()
     })
 }
 
-fn refusal_of(socket: &OwnedFd) -> String {
-    let packet = packet::receive(socket).unwrap();
+/// The next packet.
+fn take(socket: &Socket) -> Packet {
+    socket.wait_readable(PATIENCE).unwrap();
+    packet::receive(socket).unwrap()
+}
+
+fn refusal_of(socket: &Socket) -> String {
+    let packet = take(socket);
     assert_eq!(packet.kind, Kind::Refuse as u32);
     String::from_utf8_lossy(packet.body.rest()).into_owned()
 }
 
 /// What an honest opener does before its Offer: the token that it owes.
-fn greet(socket: &OwnedFd, token: &Token) -> [u8; TOKEN] {
+fn greet(socket: &Socket, token: &Token) -> [u8; TOKEN] {
     packet::send(socket, Kind::Hello, &hello(token, &[Slot(9)]), &[]).unwrap();
-    let mut answer = packet::receive(socket).unwrap();
+    let mut answer = take(socket);
     assert!(token.is(&answer.body.take().unwrap()));
     let address = answer.body.take_u64().unwrap();
     trust::read_token(i32::try_from(std::process::id()).unwrap(), address).unwrap()
@@ -63,11 +57,12 @@ fn greet(socket: &OwnedFd, token: &Token) -> [u8; TOKEN] {
 
 #[test]
 fn two_processes_that_mean_well_get_a_link() {
-    let [a, b] = sockets();
+    let [a, b] = Socket::pair();
     let (opener, acceptor) = (Process::new(3, 1 << 16), Process::new(4, 1 << 20));
     let (opened, accepted) = thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept(b, &acceptor.local()).unwrap());
-        (open(a, &opener.local()).unwrap(), accepting.join().unwrap())
+        let accepting = scope.spawn(|| accept(b, &acceptor.local(), welcome).unwrap().unwrap());
+        let Opened::New(opened) = open(a, &opener.local()).unwrap() else { panic!("no new link") };
+        (opened, accepting.join().unwrap())
     });
     assert_eq!((&opened.peer.slots[..], &accepted.peer.slots[..]), (&[Slot(4)][..], &[Slot(3)][..]));
     assert_eq!(opened.peer.pid, i32::try_from(std::process::id()).unwrap());
@@ -75,6 +70,30 @@ fn two_processes_that_mean_well_get_a_link() {
     super::super::doorbell::arm(opened.ends.asleep.word());
     assert!(super::super::doorbell::must_ring(accepted.ends.peer_asleep.word()));
     assert!(!super::super::doorbell::must_ring(opened.ends.asleep.word()));
+    opened.peer.ring();
+    assert_eq!(take(&accepted.peer.socket).kind, Kind::Doorbell as u32);
+}
+
+#[test]
+fn a_peer_that_has_a_link_or_makes_one_is_told_so() {
+    for answer in [Answer::Known, Answer::Busy] {
+        let [a, b] = Socket::pair();
+        let (opener, acceptor) = (Process::new(3, 1 << 16), Process::new(4, 1 << 16));
+        let opened = thread::scope(|scope| {
+            scope.spawn(|| {
+                let told = |pid, slots: &[Slot]| {
+                    assert_eq!((pid, slots), (i32::try_from(std::process::id()).unwrap(), &[Slot(3)][..]));
+                    answer
+                };
+                assert!(accept(b, &acceptor.local(), told).unwrap().is_none());
+            });
+            open(a, &opener.local()).unwrap()
+        });
+        match answer {
+            Answer::Known => assert!(matches!(opened, Opened::Known(slots) if slots == [Slot(4)])),
+            _ => assert!(matches!(opened, Opened::Busy)),
+        }
+    }
 }
 
 #[test]
@@ -86,11 +105,11 @@ fn a_peer_of_another_version_is_told_so() {
     });
     assert!(matches!(result, Err(Refusal::Version { theirs }) if theirs == VERSION + 1));
 
-    let [a, b] = sockets();
+    let [a, b] = Socket::pair();
     let result = thread::scope(|scope| {
         let process = Process::new(3, 1 << 16);
         let opening = scope.spawn(move || open(a, &process.local()).map(drop));
-        packet::receive(&b).unwrap();
+        take(&b);
         packet::send_as(&b, 77, Kind::Refuse, &Body::default(), &[]).unwrap();
         opening.join().unwrap()
     });
@@ -123,31 +142,27 @@ fn a_token_that_cannot_be_read_is_refused() {
 #[test]
 fn what_is_not_a_device_is_refused() {
     let result = accept_from(|socket| {
-        let bytes = *b"GET / HTTP/1.1\r\n\r\n";
-        // SAFETY: send reads the bytes of a live array.
-        unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+        socket.send(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     });
-    assert!(matches!(result, Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::InvalidData));
+    assert!(matches!(result, Err(Refusal::Packet(Error::Malformed(_)))));
 }
 
 #[test]
 fn descriptors_that_could_hurt_are_refused() {
     let good = Process::new(9, 1 << 16);
-    let memory = Memory::create(1 << 16).unwrap();
+    let (_, memory) = Memory::create(1 << 16).unwrap();
     // SAFETY: memfd_create wants a NUL-terminated name.
     let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: memfd_create just returned it.
     let unsealed = unsafe { OwnedFd::from_raw_fd(fd) };
-    let [pipe, _other] = sockets();
     let directory = good.directory.fd().unwrap();
-    let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 7] = [
+    let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 6] = [
         ("no descriptors", 1 << 16, vec![]),
-        ("one too many", 1 << 16, vec![memory.fd().unwrap(), good.bell.as_fd(), directory, directory]),
-        ("unsealed rings", 1 << 16, vec![unsealed.as_fd(), good.bell.as_fd(), directory]),
-        ("rings shorter than said", 1 << 20, vec![memory.fd().unwrap(), good.bell.as_fd(), directory]),
-        ("an impossible capacity", (1 << 16) + 1, vec![memory.fd().unwrap(), good.bell.as_fd(), directory]),
-        ("a doorbell that may block", 1 << 16, vec![memory.fd().unwrap(), pipe.as_fd(), directory]),
-        ("a directory that is none", 1 << 16, vec![memory.fd().unwrap(), good.bell.as_fd(), unsealed.as_fd()]),
+        ("one too many", 1 << 16, vec![memory.fd().unwrap(), directory, directory]),
+        ("unsealed rings", 1 << 16, vec![unsealed.as_fd(), directory]),
+        ("rings shorter than said", 1 << 20, vec![memory.fd().unwrap(), directory]),
+        ("an impossible capacity", (1 << 16) + 1, vec![memory.fd().unwrap(), directory]),
+        ("a directory that is none", 1 << 16, vec![memory.fd().unwrap(), unsealed.as_fd()]),
     ];
     for (what, capacity, fds) in bad {
         let result = accept_from(|socket| {
@@ -156,6 +171,6 @@ fn descriptors_that_could_hurt_are_refused() {
             packet::send(socket, Kind::Offer, &Body::default().bytes(&proof).u64(capacity), &fds).unwrap();
             refusal_of(socket);
         });
-        assert!(matches!(result, Err(Refusal::Io(_))), "{what}: {result:?}");
+        assert!(matches!(result, Err(Refusal::Packet(_) | Refusal::Memory(_))), "{what}: {result:?}");
     }
 }

@@ -18,11 +18,10 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use rdma_mem::{Mapping, SharedMemory};
+use rdma_mem::{Mapping, SharedMemory, SharedMemoryError};
 
 use super::ring::{MIN_CAPACITY, Region, Span};
 
@@ -47,16 +46,10 @@ pub(crate) enum Side {
     Acceptor,
 }
 
-#[derive(Debug)]
-enum Pages {
-    Own(SharedMemory),
-    Peers(Mapping),
-}
-
 /// The memory of one link.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    pages: Pages,
+    pages: Mapping,
     capacity: usize,
 }
 
@@ -79,38 +72,24 @@ pub(crate) fn capacity_is_valid(capacity: usize) -> bool {
 }
 
 impl Memory {
-    /// Makes the memory of a link with two rings of `capacity` bytes.
-    pub(crate) fn create(capacity: usize) -> io::Result<Arc<Self>> {
-        if !capacity_is_valid(capacity) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a ring's capacity is a power of two, 256 to 64 Mi",
-            ));
-        }
-        let pages = SharedMemory::new(CONTROL + 2 * capacity)?;
-        // SAFETY: advice about memory that `pages` owns; a child that lacks it is kept out of the rings by the node.
-        let advised = unsafe { libc::madvise(pages.as_ptr().cast(), pages.len(), libc::MADV_DONTFORK) };
-        if advised != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Arc::new(Self { pages: Pages::Own(pages), capacity }))
+    /// Makes the memory of a link with two rings of `capacity` bytes, and the file to send to the peer: it may be dropped then.
+    pub(crate) fn create(capacity: usize) -> Result<(Arc<Self>, SharedMemory), SharedMemoryError> {
+        let file = SharedMemory::new(Self::size(capacity)?)?;
+        let fd = file.fd().ok_or(SharedMemoryError::Forked)?;
+        Ok((Self::open(fd, capacity)?, file))
     }
 
     /// Maps the memory that the opener of a link sent.
-    pub(crate) fn open(fd: BorrowedFd<'_>, capacity: usize) -> io::Result<Arc<Self>> {
-        if !capacity_is_valid(capacity) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's ring has an impossible size"));
-        }
-        let pages = Mapping::map(fd, CONTROL + 2 * capacity)?;
-        Ok(Arc::new(Self { pages: Pages::Peers(pages), capacity }))
+    pub(crate) fn open(fd: BorrowedFd<'_>, capacity: usize) -> Result<Arc<Self>, SharedMemoryError> {
+        let pages = Mapping::map(fd, Self::size(capacity)?)?;
+        Ok(Arc::new(Self { pages, capacity }))
     }
 
-    /// The file to send to the peer; none on the side that was given it.
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.pages {
-            Pages::Own(pages) => pages.fd(),
-            Pages::Peers(_) => None,
-        }
+    fn size(capacity: usize) -> Result<usize, SharedMemoryError> {
+        let is_valid = capacity_is_valid(capacity);
+        is_valid
+            .then_some(CONTROL + 2 * capacity)
+            .ok_or(SharedMemoryError::Untrusted("is a ring of an impossible size"))
     }
 
     /// This side's view.
@@ -133,11 +112,7 @@ impl Memory {
     }
 
     fn base(&self) -> NonNull<u8> {
-        let base = match &self.pages {
-            Pages::Own(pages) => pages.as_ptr(),
-            Pages::Peers(pages) => pages.as_ptr(),
-        };
-        NonNull::new(base).unwrap_or(NonNull::dangling())
+        NonNull::new(self.pages.as_ptr()).unwrap_or(NonNull::dangling())
     }
 
     fn word(&self, index: usize) -> NonNull<AtomicU64> {

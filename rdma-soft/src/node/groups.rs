@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use super::Node;
 use crate::engine::{Errno, Gid, QpId};
 use crate::link::group;
-use crate::link::private::Private;
 use crate::log::remark;
+use crate::os;
+use crate::os::socket::Socket;
 
 /// The groups that this process has said that it is in, and what says it.
 #[derive(Debug, Default)]
-pub(super) struct Memberships(Mutex<HashMap<Gid, Private>>);
+pub(super) struct Memberships(Mutex<HashMap<Gid, Socket>>);
 
 impl Memberships {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Private>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Socket>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -33,13 +34,14 @@ impl Node {
             return Ok(());
         }
         let slot = self.lock().slots()[0];
-        match super::random().and_then(|number| group::join(slot, gid, number)) {
+        let number = os::random().map(u64::from_ne_bytes);
+        match number.and_then(|number| group::join(slot, gid, number)) {
             Ok(socket) => {
                 memberships.insert(gid, socket);
                 Ok(())
             }
             Err(error) => {
-                let errno = Errno(error.raw_os_error().unwrap_or(libc::EIO));
+                let errno = error.into();
                 remark!(WARN, %error, "a multicast group cannot be joined");
                 self.with(|engine| engine.detach(qp, gid))?;
                 Err(errno)

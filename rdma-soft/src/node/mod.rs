@@ -4,41 +4,40 @@
 //! moves frames itself; the agent thread does so while nobody else is awake, and everything that needs the operating
 //! system. Nothing spins but the application, and no hold of the lock copies more than about a megabyte.
 
-pub(crate) mod agent;
-pub(crate) mod clock;
-mod epoll;
-pub(crate) mod fork;
+mod agent;
 mod groups;
 mod peers;
+mod source;
 mod state;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 
 use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
-use self::epoll::{Epoll, Source};
-use self::fork::ForkGuard;
+use self::peers::Meetings;
+use self::source::Source;
 use self::state::State;
 use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event};
+use crate::link::memory;
 use crate::link::slot::{self, Listener};
-use crate::link::{duplex, memory};
 use crate::log::{self, remark};
+use crate::os;
+use crate::os::event_loop::EventLoop;
+use crate::os::fork::{self, PerProcess};
 
 /// Bytes of each ring, unless the environment says otherwise.
 const RING_CAPACITY: usize = 1 << 20;
 
-static NODE: OnceLock<&'static Node> = OnceLock::new();
+static NODE: PerProcess<Node> = PerProcess::new();
 
 /// Sends what was put off (see [`State::poll_cq`]) before the process is gone: a peer whose message was received here should
 /// not take our exit for a failure. And gives datagrams that waited for a link a moment to get there: their senders were told that
 /// they are sent.
 extern "C" fn at_exit() {
-    let Some(node) = NODE.get().filter(|node| node.guard.is_owner()) else { return };
+    let Some(node) = NODE.get() else { return };
     let waits = || match node.state.try_lock() {
         Ok(state) => state.has_words_left(),
         Err(TryLockError::Poisoned(state)) => state.into_inner().has_words_left(),
@@ -69,100 +68,82 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Whether the process that started the node is another.
-pub(crate) fn is_forked_child() -> bool {
-    NODE.get().is_some_and(|node| !node.guard.is_owner())
-}
-
 /// Has the agent look at everything, if there is one.
-pub(crate) fn ring() {
+pub(crate) fn wake_agent() {
     if let Some(node) = NODE.get() {
-        duplex::ring(&node.bell);
+        node.event_loop.wake();
     }
 }
 
 /// This process's software device.
 #[derive(Debug)]
 pub(crate) struct Node {
-    guard: ForkGuard,
     state: Mutex<State>,
     /// What peers may map: regions and queue pairs.
     directory: Arc<SharedMemory>,
     /// What the agent sleeps on.
-    bell: OwnedFd,
-    timer: OwnedFd,
-    epoll: Epoll,
+    event_loop: Arc<EventLoop>,
     /// The slots of this process. Nobody takes the state's lock while holding this one.
     listeners: Mutex<Vec<Listener>>,
+    /// Handshakes under way. Locked before the state.
+    meetings: Meetings,
     /// The multicast groups of this process. Locked before the state.
     memberships: groups::Memberships,
 }
 
 impl Node {
-    /// The node of this process, started by the first call.
+    /// The node of this process, started by the first call. A forked child has one of its own.
     ///
     /// # Errors
     ///
-    /// `ENODEV` in a forked child of the process that started it; when it cannot be started, the reason's number (the log
-    /// says more).
+    /// When it cannot be started, the reason's number (the log says more).
     #[inline]
     pub(crate) fn get() -> Result<&'static Self, Errno> {
-        if let Some(node) = NODE.get() {
-            return if node.guard.is_owner() { Ok(node) } else { Err(Errno(libc::ENODEV)) };
-        }
-        // Without an agent nobody else says why.
-        Self::start().inspect_err(|_| log::say())
+        // Without an agent nobody else emits the events of the log that say why.
+        NODE.get().map_or_else(|| Self::start().inspect_err(|_| log::say()), Ok)
     }
 
     #[cold]
     fn start() -> Result<&'static Self, Errno> {
-        static STARTING: Mutex<()> = Mutex::new(());
-        let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(node) = NODE.get() {
-            return Ok(node);
-        }
-        // Never freed: the agent uses it as long as the process lives.
-        let started = Self::new().and_then(|node| {
-            let node = Box::leak(Box::new(node));
-            agent::start(node).map(|()| &*node)
+        static AT_EXIT: Once = Once::new();
+        let started = NODE.get_or_make(|| {
+            fork::identify()?;
+            // Never freed: the agent uses it as long as the process lives.
+            let node = Box::leak(Box::new(Self::new()?));
+            agent::start(node)?;
+            AT_EXIT.call_once(|| {
+                // Without memory for the registration the device works all the same.
+                // SAFETY: atexit takes a function that may run at any time from now on: `at_exit` may.
+                let _registered = unsafe { libc::atexit(at_exit) };
+            });
+            Ok::<_, os::Error>(node)
         });
-        match started {
-            Ok(node) => {
-                let node = NODE.get_or_init(|| node);
-                // SAFETY: atexit takes a function that may run at any time from now on: `at_exit` may. (That there is no
-                // memory for it is no reason not to start.)
-                let _ = unsafe { libc::atexit(at_exit) };
-                Ok(node)
-            }
-            Err(error) => {
-                let errno = Errno(error.raw_os_error().unwrap_or(libc::EIO));
-                remark!(ERROR, %error, "the software RDMA device cannot start");
-                Err(errno)
-            }
-        }
+        started.map_err(|error| {
+            remark!(ERROR, %error, "the software RDMA device cannot start");
+            error.into()
+        })
     }
 
-    fn new() -> io::Result<Self> {
-        let guard = ForkGuard::new()?;
-        let bell = duplex::new_bell()?;
-        let timer = new_timer()?;
+    fn new() -> os::Result<Self> {
+        let event_loop = Arc::new(EventLoop::new()?);
         let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
         // SAFETY: the directory is DIRECTORY_LEN bytes of page-aligned shared memory that lives as long as the owner;
         // nobody else in this process touches it.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
-        let epoll = Epoll::new()?;
-        epoll.add(bell.as_fd(), Source::Bell, 0)?;
-        epoll.add(timer.as_fd(), Source::Timer, 0)?;
-        let seed = random()?;
-        let listener = claim(&epoll, 0)?;
+        let seed = u64::from_ne_bytes(os::random()?);
+        let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
         remark!(DEBUG, slot = slot.0, "software RDMA device starts");
         let engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
-        let wakers = state::Wakers { timer: timer.try_clone()?, bell: bell.try_clone()?, epoll: epoll.try_clone()? };
-        let state = State::new(engine, slot, wakers, ring_capacity());
-        let listeners = Mutex::new(vec![listener]);
-        let memberships = groups::Memberships::default();
-        Ok(Self { guard, state: Mutex::new(state), directory, bell, timer, epoll, listeners, memberships })
+        let state = State::new(engine, slot, Arc::clone(&event_loop), ring_capacity());
+        Ok(Self {
+            state: Mutex::new(state),
+            directory,
+            event_loop,
+            listeners: Mutex::new(vec![listener]),
+            meetings: Meetings::default(),
+            memberships: groups::Memberships::default(),
+        })
     }
 
     fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
@@ -202,7 +183,7 @@ impl Node {
     /// # Errors
     ///
     /// The engine's.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll_cq(&self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.lock().poll_cq(cq, out)
     }
@@ -221,8 +202,7 @@ impl Node {
         let slot = {
             let mut listeners = self.listeners();
             let index = u32::try_from(listeners.len()).unwrap_or(u32::MAX);
-            let claimed = claim(&self.epoll, index);
-            let listener = claimed.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+            let listener = claim(&self.event_loop, index)?;
             let slot = listener.slot;
             listeners.push(listener);
             slot
@@ -234,30 +214,11 @@ impl Node {
 
 /// Takes a slot and has the agent listen there. Where the search starts depends on the process, so that a dead one's slot is
 /// not soon somebody else's.
-fn claim(epoll: &Epoll, index: u32) -> io::Result<Listener> {
+fn claim(event_loop: &EventLoop, index: u32) -> os::Result<Listener> {
     let start = u16::try_from(std::process::id() % 4096).unwrap_or(0);
     let listener = slot::claim(&slot::ALL, start)?;
-    epoll.add(listener.socket.as_fd(), Source::Listener(index), libc::EPOLLONESHOT)?;
+    event_loop.watch_once(&listener.socket, Source::Listener(index).token())?;
     Ok(listener)
-}
-
-fn new_timer() -> io::Result<OwnedFd> {
-    // SAFETY: timerfd_create has no conditions.
-    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: timerfd_create just returned it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-pub(crate) fn random() -> io::Result<u64> {
-    let mut bytes = [0_u8; 8];
-    // SAFETY: getrandom writes at most 8 bytes into a live array.
-    if unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } != 8 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// `RDMA_SOFT_RING` (bytes) is for tests.

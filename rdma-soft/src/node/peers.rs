@@ -1,33 +1,107 @@
-//! Getting to know other processes: each handshake blocks, so it has a short-lived thread of its own.
+//! Links to other processes: each handshake waits for the peer, so it has a short-lived thread of its own.
+//!
+//! Two processes have one link. Either may begin a handshake at any time, and both may at once: then the process with the lower slot
+//! goes on as the opener, and the other waits until the link is there.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use super::{Node, agent, epoll};
-use crate::engine::{Area, DIRECTORY_LEN, Slot};
-use crate::link::handshake::{self, Established, Local, Refusal};
-use crate::link::{slot, trust};
+use nix::errno::Errno;
+
+use super::source::Source;
+use super::{Node, agent};
+use crate::engine::{Area, DIRECTORY_LEN, PeerId, Slot};
+use crate::link::handshake::{self, Answer, Established, Local, Opened, PATIENCE, Refusal};
+use crate::link::packet::Error;
+use crate::link::slot;
 use crate::log::remark;
+use crate::os::socket::Socket;
+use crate::os::{process, thread};
 
-/// The longest that either side waits for the other in one step.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// So many peers may be in the middle of connecting to us; the others wait in the kernel's queue.
+/// Peers that may be in the middle of connecting to us; the others wait in the kernel's queue.
 const MAX_HANDSHAKES: usize = 16;
-/// So many are let in, or turned away, before the agent looks after other things.
+/// Peers that are let in, or turned away, before the agent looks after other things.
 const ADMISSIONS: usize = 64;
+/// How long a process waits before it asks again a peer that has another handshake with it under way.
+const BUSY: Duration = Duration::from_millis(2);
 
-static HANDSHAKES: AtomicUsize = AtomicUsize::new(0);
+/// This process's part in a handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Opener,
+    Acceptor,
+}
 
-/// Connects to the process with a slot, and tells the engine how it went.
+/// The handshakes under way.
+#[derive(Debug, Default)]
+pub(super) struct Meetings {
+    /// By the other process's id.
+    parts: Mutex<HashMap<i32, Part>>,
+    /// Handshakes that peers began.
+    accepting: AtomicUsize,
+}
+
+impl Meetings {
+    fn parts(&self) -> MutexGuard<'_, HashMap<i32, Part>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A handshake with a process; others with the same process wait until it is dropped.
+struct Meeting {
+    node: &'static Node,
+    pid: i32,
+    part: Part,
+}
+
+impl Meeting {
+    /// None if there is a link to the process, or another handshake with it is under way.
+    fn open(node: &'static Node, pid: i32) -> Option<Self> {
+        let mut parts = node.meetings.parts();
+        if parts.contains_key(&pid) || node.lock().link_to(pid).is_some() {
+            return None;
+        }
+        parts.insert(pid, Part::Opener);
+        Some(Self { node, pid, part: Part::Opener })
+    }
+
+    /// The answer to a process that wants a link.
+    fn accept(node: &'static Node, pid: i32, slots: &[Slot]) -> (Answer, Option<Self>) {
+        let mut parts = node.meetings.parts();
+        let state = node.lock();
+        if state.link_to(pid).is_some() {
+            return (Answer::Known, None);
+        }
+        let is_busy = match parts.get(&pid) {
+            None => false,
+            Some(Part::Acceptor) => true,
+            // The peer answers the same by the same rule: one of the two handshakes goes on.
+            Some(Part::Opener) => state.slots().first() < slots.first(),
+        };
+        if is_busy {
+            return (Answer::Busy, None);
+        }
+        parts.insert(pid, Part::Acceptor);
+        (Answer::Welcome, Some(Self { node, pid, part: Part::Acceptor }))
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        let mut parts = self.node.meetings.parts();
+        if parts.get(&self.pid) == Some(&self.part) {
+            parts.remove(&self.pid);
+        }
+    }
+}
+
+/// Connects to the process with a slot, and tells the engine if that fails.
 pub(super) fn dial(node: &'static Node, slot: Slot) {
-    let started = spawn("rdma-soft-dial", move || {
-        let result = reach(node, slot).map(prove);
-        let result = result.and_then(|up| if up.peer.slots.contains(&slot) { Ok(up) } else { Err(Refusal::Nobody) });
-        if let Err(refusal) = result.and_then(|up| Ok(add(node, up)?)) {
+    let started = thread::spawn("rdma-soft-dial", move || {
+        if let Err(refusal) = reach(node, slot) {
             give_up(node, slot);
             match refusal {
                 Refusal::Nobody => remark!(DEBUG, slot = slot.0, "{refusal}"),
@@ -44,45 +118,71 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
 /// Tells the engine that a process cannot be reached.
 fn give_up(node: &Node, slot: Slot) {
     let mut state = node.lock();
-    state.engine.handle_unreachable(slot);
+    state.engine.handle_unreachable(PeerId::local(slot));
     state.after_call();
 }
 
-/// A link to the process with a slot. One that is stopped is waited for, as if there were a link already; one that runs and
-/// does not answer counts as unreachable.
-fn reach(node: &Node, slot: Slot) -> Result<Established, Refusal> {
+/// Gets a link to the process with a slot. A process that is stopped is waited for, as if there were a link already; one that
+/// runs and does not answer counts as unreachable.
+fn reach(node: &'static Node, slot: Slot) -> Result<(), Refusal> {
+    let deadline = Instant::now() + 2 * PATIENCE;
     loop {
         let socket = slot::connect(slot, PATIENCE)?;
-        let pid = trust::peer_of(&socket)?.pid;
-        match handshake::open(socket, &node.local()) {
-            Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::WouldBlock && trust::is_stopped(pid) => {
-                while trust::is_stopped(pid) {
-                    thread::sleep(Duration::from_millis(100));
+        let pid = socket.peer()?.pid;
+        match open(node, slot, socket, pid) {
+            Ok(true) => return Ok(()),
+            Ok(false) if Instant::now() < deadline => sleep(BUSY),
+            Ok(false) => return Err(Refusal::Silent),
+            Err(Refusal::Silent) if process::is_stopped(pid) => {
+                while process::is_stopped(pid) {
+                    sleep(Duration::from_millis(100));
                 }
             }
-            result => return result,
+            Err(refusal) => return Err(refusal),
         }
+    }
+}
+
+/// Gets a link to the process that listens at a slot, over a socket that is connected to it. False if the process has another
+/// handshake with us under way, or has not noticed yet that our last link has ended.
+fn open(node: &'static Node, slot: Slot, socket: Socket, pid: i32) -> Result<bool, Refusal> {
+    let Some(_meeting) = Meeting::open(node, pid) else { return Ok(learn(node, pid, vec![slot])) };
+    match handshake::open(socket, &node.local())? {
+        Opened::New(up) => {
+            let up = prove(up);
+            if !up.peer.slots.contains(&slot) {
+                return Err(Refusal::Nobody);
+            }
+            add(node, up).map(|()| true)
+        }
+        Opened::Known(mut slots) => {
+            slots.retain(|other| *other != slot && is_proved(pid, *other));
+            slots.push(slot);
+            Ok(learn(node, pid, slots))
+        }
+        Opened::Busy => Ok(false),
     }
 }
 
 /// Takes in the peers that wait at one of our slots.
 pub(super) fn accept(node: &'static Node, index: u32) {
+    let has_room = || node.meetings.accepting.load(Ordering::Relaxed) < MAX_HANDSHAKES;
     for _ in 0..ADMISSIONS {
-        if HANDSHAKES.load(Ordering::Relaxed) >= MAX_HANDSHAKES {
+        if !has_room() {
             break;
         }
         let accepted = {
             let listeners = node.listeners();
             let Some(listener) = listeners.get(index as usize) else { return };
-            slot::accept(listener, PATIENCE)
+            listener.socket.accept()
         };
         let socket = match accepted {
             Ok(socket) => socket,
             Err(error) => {
-                if error.kind() != io::ErrorKind::WouldBlock {
+                if error.errno != Errno::EAGAIN {
                     remark!(WARN, %error, "a peer cannot be let in");
                     // Out of descriptors, most likely: the peer waits in the queue, and asking again at once is no use.
-                    thread::sleep(Duration::from_millis(10));
+                    sleep(Duration::from_millis(10));
                 }
                 break;
             }
@@ -92,8 +192,13 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             continue;
         }
         let seat = Seat::take(node);
-        let started = spawn("rdma-soft-accept", move || {
-            greet(node, socket);
+        let started = thread::spawn("rdma-soft-accept", move || {
+            match greet(node, socket) {
+                Ok(()) => {}
+                // Somebody looked whether we are there.
+                Err(Refusal::Packet(Error::HungUp)) => {}
+                Err(refusal) => remark!(WARN, "a process was not let in: {refusal}"),
+            }
             drop(seat);
         });
         if let Err(error) = started {
@@ -101,7 +206,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             break;
         }
     }
-    if HANDSHAKES.load(Ordering::Relaxed) < MAX_HANDSHAKES {
+    if has_room() {
         rearm_all(node);
     }
 }
@@ -111,96 +216,108 @@ struct Seat(&'static Node);
 
 impl Seat {
     fn take(node: &'static Node) -> Self {
-        HANDSHAKES.fetch_add(1, Ordering::Relaxed);
+        node.meetings.accepting.fetch_add(1, Ordering::Relaxed);
         Self(node)
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        HANDSHAKES.fetch_sub(1, Ordering::Relaxed);
-        // There may be peers who found the house full.
+        self.0.meetings.accepting.fetch_sub(1, Ordering::Relaxed);
+        // Peers may wait for the seat.
         rearm_all(self.0);
     }
 }
 
-fn greet(node: &'static Node, socket: OwnedFd) {
-    let result = handshake::accept(socket, &node.local()).map(prove).and_then(|up| Ok(add(node, up)?));
-    match result {
-        Ok(()) => {}
-        // Somebody looked whether we are there.
-        Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
-        Err(refusal) => remark!(WARN, "a process was not let in: {refusal}"),
+fn greet(node: &'static Node, socket: Socket) -> Result<(), Refusal> {
+    let (mut meeting, mut known) = (None, None);
+    let accepted = handshake::accept(socket, &node.local(), |pid, slots| {
+        let (answer, ours) = Meeting::accept(node, pid, slots);
+        meeting = ours;
+        known = (answer == Answer::Known).then(|| (pid, slots.to_vec()));
+        answer
+    });
+    if let Some((pid, mut slots)) = known {
+        slots.retain(|slot| is_proved(pid, *slot));
+        learn(node, pid, slots);
     }
+    let Some(up) = accepted?.map(prove) else { return Ok(()) };
+    if up.peer.slots.is_empty() {
+        return Err(Refusal::Packet(Error::Malformed("the peer has none of the numbers that it claims")));
+    }
+    add(node, up)
 }
 
 fn rearm_all(node: &Node) {
     for (index, listener) in (0..).zip(node.listeners().iter()) {
-        let result = node.epoll.rearm(listener.socket.as_fd(), epoll::Source::Listener(index), libc::EPOLLONESHOT);
-        debug_assert!(result.is_ok(), "a listener that is not watched");
+        let rearmed = node.event_loop.rearm(&listener.socket, Source::Listener(index).token());
+        debug_assert!(rearmed.is_ok(), "a listener that is not watched");
     }
 }
 
-/// Leaves a peer those slots that it has indeed; the kernel knows who listens there. Who could take another's could speak
-/// for that one.
+/// Whether the kernel says that a process listens at a slot. A process that could claim another's slot could speak for it.
+fn is_proved(pid: i32, slot: Slot) -> bool {
+    let owner = || slot::connect(slot, PATIENCE)?.peer();
+    slot.is_real() && owner().is_ok_and(|owner| owner.pid == pid)
+}
+
+/// Keeps those slots of a peer that it has.
 fn prove(mut up: Established) -> Established {
-    let owner = |slot| slot::connect(slot, PATIENCE).and_then(|socket| trust::peer_of(&socket));
     let pid = up.peer.pid;
-    up.peer.slots.retain(|slot| slot.is_real() && owner(*slot).is_ok_and(|owner| owner.pid == pid));
+    up.peer.slots.retain(|slot| is_proved(pid, *slot));
     up
 }
 
+/// Uses the link to a process for more of its slots, which are proved. False if there is no link.
+fn learn(node: &Node, pid: i32, slots: Vec<Slot>) -> bool {
+    let mut state = node.lock();
+    let Some(id) = state.link_to(pid).map(|link| link.id) else { return false };
+    for slot in slots {
+        state.engine.handle_link_up(PeerId::local(slot), id, None);
+    }
+    state.after_call();
+    true
+}
+
 /// Takes a new link into use.
-fn add(node: &Node, up: Established) -> io::Result<()> {
+fn add(node: &Node, up: Established) -> Result<(), Refusal> {
     let Established { ends, peer } = up;
     let pid = peer.pid;
     let slots = peer.slots.clone();
-    let shown = slots.clone();
-    remark!(DEBUG, pid, slots = ?shown, "link up");
     let directory = Arc::clone(&peer.directory);
     let mut state = node.lock();
+    if state.link_to(pid).is_some() {
+        // A process that keeps to the protocol does not open a second link.
+        return Err(Refusal::Packet(Error::Malformed("the peer has a link already")));
+    }
+    let shown = slots.clone();
+    remark!(DEBUG, pid, slots = ?shown, "link up");
     let id = state.add_link(ends, Some(peer));
     if let Some(link) = state.link(id) {
         if let Err(error) = agent::watch(node, link) {
             state.remove_link(id, "it cannot be watched");
-            return Err(error);
+            return Err(error.into());
         }
     }
-    // A process that had fewer slots when we first met may use its new ones on the old link.
-    let others = state.links().filter(|link| link.id != id && link.peer.as_ref().is_some_and(|peer| peer.pid == pid));
-    let others: Vec<_> = others.map(|link| link.id).collect();
     for slot in slots {
         // SAFETY: the mapping is DIRECTORY_LEN bytes, page aligned, readable and writable as long as its owner lives;
         // only the engine touches it.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
-        state.engine.handle_link_up(slot, id, Some(area));
-        for &other in &others {
-            state.engine.handle_link_up(slot, other, None);
-        }
+        state.engine.handle_link_up(PeerId::local(slot), id, Some(area));
     }
     state.progress();
-    // It may have died meanwhile, and its other links be gone. What it had sent is taken in.
-    if state.link(id).and_then(|link| link.peer.as_ref()).is_some_and(|peer| trust::has_died(&peer.pidfd)) {
-        state.drain_fully();
-        state.end_link(id, "the peer has died");
-        state.after_call();
-    }
     // The peer does not know yet whether to ring.
     state.wake_agent();
     Ok(())
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(name.into()).stack_size(agent::STACK).spawn(body).map(drop)
-}
-
 impl Node {
     /// What this process brings into a handshake.
-    fn local(&self) -> Local<'_> {
+    pub(super) fn local(&self) -> Local<'_> {
         let (slots, capacity) = {
             let state = self.lock();
             (state.slots().to_vec(), state.ring_capacity())
         };
-        Local { slots, bell: self.bell.as_fd(), directory: &self.directory, capacity }
+        Local { slots, directory: &self.directory, capacity }
     }
 }

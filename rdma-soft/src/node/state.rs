@@ -1,18 +1,17 @@
 //! What the node's lock protects: the engine, its links, and what is left for the agent to do.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use rdma_sys::ibv_wc;
 
-use super::clock;
-use super::epoll::Epoll;
 use crate::engine::limits::COPY_BUDGET;
-use crate::engine::{CqId, Engine, Errno, Event, Grant, LinkId, Slot, Time, Transmit, Wish};
-use crate::link::duplex::{self, Backlog, Link, Peer};
+use crate::engine::{CqId, Engine, Errno, Event, Grant, Host, LinkId, Lookup, PeerId, Slot, Time, Transmit};
+use crate::link::duplex::{Backlog, Link};
 use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
+use crate::link::peer::Peer;
 use crate::link::ring::Corrupt;
-use crate::link::trust;
 use crate::log::remark;
+use crate::os::{self, event_loop::EventLoop};
 
 /// While nobody else looks at the timers, an application that polls does, every so many empty polls: reading the clock
 /// takes as long as all the rest of an empty poll.
@@ -47,30 +46,23 @@ pub(crate) struct State {
     pub(crate) polls_at_settle: u64,
     /// What the agent does.
     pub(crate) agent: Agent,
-    /// What the agent has to find: other processes.
-    pub(crate) wishes: Vec<Wish>,
+    /// What the agent has to find.
+    pub(crate) lookups: Vec<Lookup>,
     /// Regions that the agent has to send.
     pub(crate) grants: Vec<Grant>,
     slots: Vec<Slot>,
     sink: Option<fn(Event)>,
     /// When the agent's timer goes off.
     alarm: Time,
-    wakers: Wakers,
+    /// What the agent sleeps on.
+    event_loop: Arc<EventLoop>,
     ring_capacity: usize,
     generation: u32,
 }
 
-/// What the agent sleeps on.
-#[derive(Debug)]
-pub(super) struct Wakers {
-    pub(super) timer: OwnedFd,
-    pub(super) bell: OwnedFd,
-    pub(super) epoll: Epoll,
-}
-
 impl State {
     /// A state without links.
-    pub(super) fn new(engine: Engine, slot: Slot, wakers: Wakers, ring_capacity: usize) -> Self {
+    pub(super) fn new(engine: Engine, slot: Slot, event_loop: Arc<EventLoop>, ring_capacity: usize) -> Self {
         Self {
             engine,
             links: Vec::new(),
@@ -78,12 +70,12 @@ impl State {
             polls: 0,
             polls_at_settle: 0,
             agent: Agent::Awake,
-            wishes: Vec::new(),
+            lookups: Vec::new(),
             grants: Vec::new(),
             slots: vec![slot],
             sink: None,
             alarm: Time(u64::MAX),
-            wakers,
+            event_loop,
             ring_capacity,
             generation: 0,
         }
@@ -144,32 +136,30 @@ impl State {
         if let Some(peer) = &link.peer {
             let (pid, why) = (peer.pid, why.to_owned());
             remark!(DEBUG, pid, why, "link down");
-            self.wakers.epoll.remove(peer.socket.as_fd());
-            self.wakers.epoll.remove(peer.pidfd.as_fd());
+            self.event_loop.forget(&peer.socket);
+            self.event_loop.forget(&peer.pidfd);
         }
         self.engine.handle_link_down(id);
     }
 
-    /// Ends a link whose peer has hung up or died, and with it every other one to a process that has died: when both ends open
-    /// a link at once there are two, and who is told that the peer is dead finds nothing of it.
-    pub(crate) fn end_link(&mut self, id: LinkId, why: &str) {
-        let pid = self.link(id).and_then(|link| link.peer.as_ref()).map(|peer| peer.pid);
-        self.remove_link(id, why);
-        let is_dead = |peer: &Peer| Some(peer.pid) == pid && trust::has_died(&peer.pidfd);
-        let dead: Vec<_> = self.links().filter(|link| link.peer.as_ref().is_some_and(is_dead)).map(|l| l.id).collect();
-        for id in dead {
-            self.remove_link(id, why);
-        }
+    /// The link to a process that lives.
+    pub(crate) fn link_to(&self, pid: i32) -> Option<&Link> {
+        self.links().find(|link| link.peer.as_ref().is_some_and(|peer| peer.pid == pid && !peer.has_died()))
     }
 
     /// Polls a completion queue, and if it is empty makes progress and polls again.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.polls = self.polls.wrapping_add(1);
-        let taken = self.engine.poll_cq(cq, out)?;
-        if taken != 0 {
-            return Ok(taken);
+        match self.engine.poll_cq(cq, out) {
+            Ok(0) => self.turn_and_poll(cq, out),
+            taken => taken,
         }
+    }
+
+    /// The same for a queue that was found empty.
+    #[inline(never)]
+    fn turn_and_poll(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         // Who polls all the time posts soon, and the next request carries the acknowledgement. If it does not, the agent
         // sends it at its next tick.
         self.turn(self.agent == Agent::Ticking);
@@ -207,7 +197,14 @@ impl State {
     }
 
     /// What follows a call of the application into the engine: the same without looking for what has come in.
+    #[inline]
     pub(crate) fn after_call(&mut self) {
+        if !self.engine.is_idle() {
+            self.send_and_tell();
+        }
+    }
+
+    fn send_and_tell(&mut self) {
         let mut budget = COPY_BUDGET;
         let more = self.transmit(&mut budget);
         self.finish(more);
@@ -360,20 +357,20 @@ impl State {
             }
         }
         let mut for_agent = more;
-        while let Some(wish) = self.engine.poll_wish() {
-            match wish {
-                Wish::Link(slot) if self.slots.contains(&slot) => {
+        while let Some(lookup) = self.engine.poll_lookup() {
+            match lookup {
+                Lookup::Link(PeerId { host: Host::LOCAL, slot }) if self.slots.contains(&slot) => {
                     self.connect_loopback(slot);
                     for_agent = true;
                 }
-                wish => self.wishes.push(wish),
+                lookup => self.lookups.push(lookup),
             }
         }
         while let Some(grant) = self.engine.poll_grant() {
             self.grants.push(grant);
         }
         for_agent &= self.agent != Agent::Ticking;
-        if for_agent || !self.wishes.is_empty() || !self.grants.is_empty() {
+        if for_agent || !self.lookups.is_empty() || !self.grants.is_empty() || self.engine.has_unmapped() {
             self.wake_agent();
         }
     }
@@ -394,7 +391,7 @@ impl State {
         if self.engine.poll_timeout().is_none() {
             return false;
         }
-        let now = clock::now();
+        let now = os::now();
         self.engine.handle_timeout(now);
         let mut budget = COPY_BUDGET;
         let mut more = false;
@@ -411,28 +408,14 @@ impl State {
 
     fn set_alarm(&mut self, at: Time) {
         self.alarm = at;
-        let value = libc::timespec {
-            tv_sec: i64::try_from(at.0 / 1_000_000_000).unwrap_or(i64::MAX),
-            tv_nsec: i64::try_from(at.0 % 1_000_000_000).unwrap_or(0),
-        };
-        let spec = libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
-        // SAFETY: timerfd_settime reads one itimerspec from a live one, and writes nothing.
-        let result = unsafe {
-            libc::timerfd_settime(
-                self.wakers.timer.as_raw_fd(),
-                libc::TFD_TIMER_ABSTIME,
-                &raw const spec,
-                core::ptr::null_mut(),
-            )
-        };
-        debug_assert_eq!(result, 0);
+        self.event_loop.set_alarm(at);
     }
 
     /// Gets the agent to take a turn.
     pub(crate) fn wake_agent(&mut self) {
         if self.agent != Agent::Awake {
             self.agent = Agent::Awake;
-            duplex::ring(&self.wakers.bell);
+            self.event_loop.wake();
         }
     }
 
@@ -449,14 +432,14 @@ impl State {
     fn connect_loopback(&mut self, slot: Slot) {
         let existing = self.links().find(|link| link.peer.is_none()).map(|link| link.id);
         let id = existing.map_or_else(
-            || Memory::create(self.ring_capacity).map(|memory| self.add_link(memory.loopback(), None)),
+            || Memory::create(self.ring_capacity).map(|(memory, _)| self.add_link(memory.loopback(), None)),
             Ok,
         );
         match id {
-            Ok(id) => self.engine.handle_link_up(slot, id, None),
+            Ok(id) => self.engine.handle_link_up(PeerId::local(slot), id, None),
             Err(error) => {
                 remark!(WARN, %error, "no memory for the ring of this process to itself");
-                self.engine.handle_unreachable(slot);
+                self.engine.handle_unreachable(PeerId::local(slot));
             }
         }
     }
@@ -465,18 +448,17 @@ impl State {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::engine::{Address, Gid, Grh, Network, Path, Route, SendData, SendRequest};
-    use crate::engine::{EngineConfig, Gather, Header, ModifyQp, Outbound, PdId, QpInit, QpState, Service, Source};
+    use crate::engine::{Address, Gid, Grh, Network, Op, Path, Route, SendData, SendFlags, SendRequest};
+    use crate::engine::{EngineConfig, Gather, Header, ModifyQp, Outbound, PdId, QpInit, QpState, ServiceType, Source};
     use crate::link::memory::Side;
 
     /// A state with so many links, and what is at their other ends.
     fn linked(count: usize) -> (State, Vec<Link>) {
-        let timer = super::super::new_timer().unwrap();
-        let wakers = Wakers { timer, bell: duplex::new_bell().unwrap(), epoll: Epoll::new().unwrap() };
+        let event_loop = Arc::new(EventLoop::new().unwrap());
         let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });
-        let mut state = State::new(engine, Slot(7), wakers, 4096);
+        let mut state = State::new(engine, Slot(7), event_loop, 4096);
         let peers = (0..count).map(|_| {
-            let memory = Memory::create(8 << 20).unwrap();
+            let (memory, _) = Memory::create(8 << 20).unwrap();
             state.add_link(memory.ends(Side::Acceptor), None);
             Link::new(LinkId(0), 0, memory.ends(Side::Opener), None)
         });
@@ -511,24 +493,21 @@ mod tests {
         let text = [1; 1024];
         for (link, count) in [(0, 4096), (1, 4096), (2, 1)] {
             let slot = Slot(100 + link);
-            engine.handle_link_up(slot, LinkId(u32::from(link)), None);
+            engine.handle_link_up(PeerId::local(slot), LinkId(u32::from(link)), None);
             let qp = datagrams(engine, pd, cq);
             for _ in 0..count {
-                let address = address(u32::from(slot.0) << 12 | 2);
-                let data = SendData::Inline(&[Source::of(&text)]);
                 let request = SendRequest {
                     wr_id: 1,
-                    opcode: rdma_sys::ibv_wr_opcode::IBV_WR_SEND,
-                    flags: 0,
-                    imm: 0,
                     remote_addr: 0,
-                    rkey: 0,
                     compare_add: 0,
                     swap: 0,
-                    data,
-                    address: Some(&address),
+                    rkey: 0,
+                    imm: 0,
+                    op: Op::Send,
+                    flags: SendFlags::empty(),
                 };
-                engine.post_send(qp, &request).unwrap();
+                let data = SendData::Inline(&[Source::of(&text)]);
+                engine.post_datagram(qp, &request, data, &address(u32::from(slot.0) << 12 | 2)).unwrap();
             }
         }
         for _ in 0..3 {
@@ -537,37 +516,10 @@ mod tests {
         assert!(peers.iter().all(|peer| !peer.is_quiet()));
     }
 
-    #[test]
-    fn all_links_to_a_dead_process_end_at_once() {
-        let (mut state, _peers) = linked(0);
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = i32::try_from(child.id()).unwrap();
-        let mut add = |pid, pidfd| {
-            let directory = rdma_mem::SharedMemory::new(crate::engine::DIRECTORY_LEN).unwrap();
-            let directory = rdma_mem::Mapping::map(directory.fd().unwrap(), directory.len()).unwrap();
-            let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
-            let bell = duplex::new_bell().unwrap();
-            let peer = Peer { pid, slots: vec![], socket: socket.into(), pidfd, bell, directory: directory.into() };
-            state.add_link(Memory::create(4096).unwrap().ends(Side::Acceptor), Some(peer))
-        };
-        let of_child = [0; 3].map(|_| add(pid, trust::open_process(pid).unwrap()));
-        // Another process that has the number by now, and ourselves.
-        let own = i32::try_from(std::process::id()).unwrap();
-        let others = [pid, own].map(|pid| add(pid, trust::open_process(own).unwrap()));
-        let left = |state: &State| state.links().map(|link| link.id).collect::<Vec<_>>();
-        // One may hang up for other reasons.
-        state.end_link(of_child[0], "test");
-        assert_eq!(left(&state), [of_child[1], of_child[2], others[0], others[1]]);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        state.end_link(of_child[1], "test");
-        assert_eq!(left(&state), others);
-    }
-
     /// A queue pair for datagrams that can send.
     fn datagrams(engine: &mut Engine, pd: PdId, cq: CqId) -> crate::engine::QpId {
         let init = QpInit {
-            service: Service::Datagrams,
+            service: ServiceType::Ud,
             pd,
             send_cq: cq,
             recv_cq: cq,
@@ -589,6 +541,6 @@ mod tests {
     fn address(qpn: u32) -> Address {
         let (source, destination) = (Gid::from_ipv4([10, 0, 0, 1]), Gid::from_ipv4([10, 0, 0, 2]));
         let route = Route { network: Network::Ip, source, destination, traffic_class: 0, flow_label: 0, hop_limit: 1 };
-        Address { path: Path { grh: Grh::new(&route), group: None, sl: 0, slid: 0 }, qpn, qkey: 0 }
+        Address { path: Path { host: Host::LOCAL, grh: Grh::new(&route), group: None, sl: 0, slid: 0 }, qpn, qkey: 0 }
     }
 }

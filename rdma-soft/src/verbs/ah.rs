@@ -13,7 +13,7 @@ use super::errno::{minus_one, pointer, status};
 use super::object::{Object, Public};
 use super::{Errno, attr, gid, pd};
 use crate::engine::limits::MAX_AH;
-use crate::engine::{GRH_LEN, Gid, Grh, Network, Path, PdId, Route};
+use crate::engine::{GRH_LEN, Gid, Grh, Host, Network, Path, PdId, Route};
 use crate::node::Node;
 
 /// What the device keeps about an address handle.
@@ -63,7 +63,7 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     if asked.is_global == 0 {
         // Without a global address there is the local one, and only InfiniBand has that.
         return match (infiniband, asked.dlid == attr::LID) {
-            (true, true) => Ok(Path { grh: Grh::NONE, group: None, sl, slid }),
+            (true, true) => Ok(Path { host: Host::LOCAL, grh: Grh::NONE, group: None, sl, slid }),
             (true, false) => Err(HOST_UNREACHABLE),
             (false, _) => Err(Errno::INVAL),
         };
@@ -81,7 +81,7 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     }
     let network = if infiniband { Network::InfiniBand } else { Network::Ip };
     let route = Route { network, source, destination, traffic_class, flow_label, hop_limit };
-    Ok(Path { grh: Grh::new(&route), group, sl, slid })
+    Ok(Path { host: Host::LOCAL, grh: Grh::new(&route), group, sl, slid })
 }
 
 /// # Safety

@@ -8,7 +8,6 @@ use rdma_sys::{ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_
 use super::errno::minus_one;
 use super::events::AsyncElement;
 use super::{context, cq, qp};
-use crate::node::Node;
 
 /// `ibv_get_async_event`.
 pub(super) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
@@ -32,9 +31,6 @@ pub(super) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
 /// `ibv_ack_async_event`.
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     type E = ibv_event_type;
-    if Node::get().is_err() {
-        return;
-    }
     // SAFETY: C's promise: an event that `get_async_event` wrote.
     let event = unsafe { event.read() };
     match event.event_type {

@@ -110,9 +110,6 @@ pub(super) unsafe extern "C" fn get_cq_event(
 
 /// `ibv_ack_cq_events`.
 pub(super) unsafe extern "C" fn ack_cq_events(ibv_cq: *mut ibv_cq, events: c_uint) {
-    if Node::get().is_err() {
-        return;
-    }
     // SAFETY: C's promise about the queue.
     if let Ok(state) = unsafe { cq::get(ibv_cq) } {
         state.entry().completions.acknowledge(events, |completed| {

@@ -127,10 +127,15 @@ pub(crate) unsafe fn get<'a>(context: *mut ibv_context) -> Result<&'a Arc<Contex
 
 /// `ibv_open_device`.
 pub(super) extern "C" fn open_device(ibv_device: *mut ibv_device) -> *mut ibv_context {
-    pointer(open(ibv_device))
+    pointer(open(ibv_device).map(|(context, _)| context))
 }
 
-fn open(ibv_device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
+/// Opens the device, if the program wants one.
+pub(crate) fn open_wanted() -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
+    open(device::wanted()?.ok_or(Errno(libc::ENODEV))?)
+}
+
+fn open(ibv_device: *mut ibv_device) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
     let device = device::get(ibv_device)?;
     Node::get()?.set_sink(super::events::deliver);
     let events = Arc::new(AsyncEvents::new()?);
@@ -147,9 +152,9 @@ fn open(ibv_device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
         abi_compat: ptr::without_provenance_mut(usize::MAX),
     };
     let gids = gid::table(device.link_layer, device.guid);
-    let state = ContextState { device, gids, events, children: Mutex::default() };
-    let object = Object::create(public, Arc::new(state));
-    Ok(object.wrapping_byte_add(offset_of!(verbs_context, context)).cast())
+    let state = Arc::new(ContextState { device, gids, events, children: Mutex::default() });
+    let object = Object::create(public, Arc::clone(&state));
+    Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
 }
 
 /// `ibv_close_device`. As with libibverbs, objects that are left end with their context; the memory of their public parts, and

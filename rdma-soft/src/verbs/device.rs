@@ -11,7 +11,6 @@ use rdma_sys::{ibv_device, ibv_node_type, ibv_transport_type};
 
 use super::object::{Object, Public};
 use super::{Errno, errno};
-use crate::log::remark;
 
 /// The device's name.
 const NAME: &str = "soft0";
@@ -28,10 +27,6 @@ impl LinkLayer {
     fn from_env() -> Self {
         match env::var("RDMA_SOFT_LINK_LAYER") {
             Ok(value) if value.eq_ignore_ascii_case("infiniband") => Self::InfiniBand,
-            Ok(value) if !value.eq_ignore_ascii_case("ethernet") => {
-                remark!(WARN, value, "RDMA_SOFT_LINK_LAYER is neither infiniband nor ethernet: taking ethernet");
-                Self::Ethernet
-            }
             _ => Self::Ethernet,
         }
     }
@@ -54,6 +49,8 @@ pub(crate) struct DeviceState {
 
 impl Public for PaddedDevice {
     const MARK: u64 = 0x0064_6576_6963_6531;
+    // It holds nothing of the process's.
+    const INHERITED: bool = true;
     type Private = DeviceState;
 }
 
@@ -94,6 +91,41 @@ fn guid() -> u64 {
     (hash & 0x00ff_ffff_ffff_ffff) | 0x0200_0000_0000_0000
 }
 
+/// An environment variable of the device has a value that means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidVariable {
+    /// The variable's name.
+    pub name: &'static str,
+    /// The values that it may have.
+    pub values: &'static str,
+}
+
+/// Checks the environment variables of the device. An empty variable counts as unset.
+///
+/// With an invalid one `ibv_get_device_list` fails with `EINVAL`.
+///
+/// # Errors
+///
+/// The first variable with a value that means nothing.
+pub fn check_environment() -> Result<(), InvalidVariable> {
+    type Rule = fn(&str) -> bool;
+    let on_or_off: Rule = |value| ["on", "off"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed));
+    let layer: Rule = |value| ["ethernet", "infiniband"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed));
+    let timeout: Rule = |value| value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms));
+    for (name, values, is_valid) in [
+        ("RDMA_SOFT", "on or off", on_or_off),
+        ("RDMA_SOFT_LINK_LAYER", "ethernet or infiniband", layer),
+        ("RDMA_SOFT_PTRACER", "on or off", on_or_off),
+        ("RDMA_SOFT_CM_TIMEOUT", "1 to 60000", timeout),
+    ] {
+        let value = env::var_os(name).filter(|value| !value.is_empty());
+        if value.is_some_and(|value| !value.to_str().is_some_and(is_valid)) {
+            return Err(InvalidVariable { name, values });
+        }
+    }
+    Ok(())
+}
+
 /// Whether the program wants the device: not with `RDMA_SOFT=off`.
 fn is_wanted() -> bool {
     !env::var("RDMA_SOFT").is_ok_and(|value| value.eq_ignore_ascii_case("off"))
@@ -117,15 +149,23 @@ pub(crate) fn get(ibv_device: *mut ibv_device) -> Result<&'static DeviceState, E
     Ok(object.private())
 }
 
+/// The device, if the program wants one.
+pub(super) fn wanted() -> Result<Option<*mut ibv_device>, Errno> {
+    check_environment().map_err(|_| Errno::INVAL)?;
+    Ok(is_wanted().then(|| device().cast()))
+}
+
 /// `ibv_get_device_list`.
 pub(super) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
-    let found = is_wanted();
+    let wanted = match wanted() {
+        Ok(wanted) => wanted,
+        Err(errno) => return errno::pointer(Err(errno)),
+    };
     if !num_devices.is_null() {
         // SAFETY: C's promise: null, or valid for writes.
-        unsafe { num_devices.write(c_int::from(found)) };
+        unsafe { num_devices.write(c_int::from(wanted.is_some())) };
     }
-    let first = if found { device().cast() } else { ptr::null_mut() };
-    Box::into_raw(Box::new([first, ptr::null_mut::<ibv_device>()])).cast()
+    Box::into_raw(Box::new([wanted.unwrap_or(ptr::null_mut()), ptr::null_mut::<ibv_device>()])).cast()
 }
 
 /// `ibv_free_device_list`.

@@ -8,15 +8,17 @@
 //! 2. [`deliver`] takes only this module's map and an event queue's lock, so it may be called under the node's lock.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{ibv_cq, ibv_event_type, ibv_qp};
 
 use super::event_queue::EventQueue;
 use crate::engine::{Element, Event};
+use crate::os::fork::PerProcess;
 
 /// What a completion channel holds: one entry per event.
 pub(crate) type CompletionEvents = EventQueue<Arc<CqEntry>>;
@@ -129,11 +131,12 @@ enum Entry {
     Qp(Arc<QpEntry>),
 }
 
-static ENTRIES: LazyLock<Mutex<HashMap<u64, Entry>>> = LazyLock::new(Mutex::default);
+static ENTRIES: PerProcess<Mutex<HashMap<u64, Entry>>> = PerProcess::new();
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
 fn entries() -> MutexGuard<'static, HashMap<u64, Entry>> {
-    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+    let Ok(entries) = ENTRIES.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
+    entries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn new_token() -> u64 {

@@ -5,14 +5,17 @@
 //! an object's is undefined behaviour here as it is in libibverbs. Invariants:
 //!
 //! 1. Every object is a leaked `Box<Object<T>>`; C sees the address of its public part, with the provenance of the whole box.
-//! 2. The mark is `T::MARK` from [`Object::create`] to [`Object::free`] or [`Object::abandon`], and never afterwards.
-//! 3. The public part is only ever touched through raw pointers, since C code may read and write it at any time.
+//! 2. An object belongs to the process that made it, unless its kind is [`Public::INHERITED`]. A forked child has a copy, whose
+//!    descriptors, threads and rings are the parent's: no function there gets at the copy.
+//! 3. The mark is `T::MARK` from [`Object::create`] to [`Object::free`] or [`Object::abandon`], and never afterwards.
+//! 4. The public part is only ever touched through raw pointers, since C code may read and write it at any time.
 
 use std::cell::UnsafeCell;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Errno;
+use crate::os::fork;
 
 /// The mark of an object that is no more.
 const DEAD: u64 = 0x6465_6164_dead_dead;
@@ -21,22 +24,50 @@ const DEAD: u64 = 0x6465_6164_dead_dead;
 pub(crate) trait Public: Sized {
     /// Marks live objects of this kind.
     const MARK: u64;
+    /// Whether forked children use the objects of their parents.
+    const INHERITED: bool = false;
     /// What the device keeps about each of them.
     type Private: Sync;
 }
+
+/// Reads a public field of a live [`Object`].
+macro_rules! get_field {
+    ($object:expr, $($field:ident).+) => {{
+        let public = Object::public($object);
+        // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
+        let field = unsafe { &raw const (*public).$($field).+ };
+        // SAFETY: in bounds and aligned; C's promise: no other thread writes to a field during a call on its object.
+        unsafe { field.read() }
+    }};
+}
+pub(crate) use get_field;
+
+/// Writes a public field of a live [`Object`].
+macro_rules! set_field {
+    ($object:expr, $($field:ident).+, $value:expr) => {{
+        let (public, value) = (Object::public($object), $value);
+        // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
+        let field = unsafe { &raw mut (*public).$($field).+ };
+        // SAFETY: in bounds and aligned; C's promise: no other thread uses a field during a call that changes it.
+        unsafe { field.write(value) };
+    }};
+}
+pub(crate) use set_field;
 
 /// An object, seen from the inside.
 #[repr(C)]
 pub(crate) struct Object<T: Public> {
     private: T::Private,
     mark: AtomicU64,
+    process: u64,
     public: UnsafeCell<T>,
 }
 
 impl<T: Public> Object<T> {
     /// Makes an object and returns the pointer that C shall have.
     pub(crate) fn create(public: T, private: T::Private) -> *mut T {
-        let object = Box::new(Self { private, mark: AtomicU64::new(T::MARK), public: UnsafeCell::new(public) });
+        let (mark, process) = (AtomicU64::new(T::MARK), fork::process());
+        let object = Box::new(Self { private, mark, process, public: UnsafeCell::new(public) });
         let object = Box::into_raw(object);
         // SAFETY: the box is alive, so its field is in bounds; no reference is made.
         unsafe { UnsafeCell::raw_get(&raw const (*object).public) }
@@ -57,7 +88,11 @@ impl<T: Public> Object<T> {
         // its private part is `Sync`, its mark atomic and its public part in an `UnsafeCell`, so a shared reference is right
         // whatever other threads, or C, do to it.
         let object = unsafe { &*object };
-        if object.mark.load(Ordering::Relaxed) == T::MARK { Ok(object) } else { Err(Errno::INVAL) }
+        if object.mark.load(Ordering::Relaxed) != T::MARK {
+            return Err(Errno::INVAL);
+        }
+        let is_ours = T::INHERITED || object.process == fork::process();
+        if is_ours { Ok(object) } else { Err(Errno(libc::ENODEV)) }
     }
 
     /// Ends an object and its memory. Of two calls the second is refused, if the memory is not in use again.
@@ -66,12 +101,21 @@ impl<T: Public> Object<T> {
     ///
     /// As for [`Object::get`], and nobody uses the object, or a reference to it, from now on.
     pub(crate) unsafe fn free(public: *mut T) -> Result<(), Errno> {
+        // SAFETY: the same promise.
+        unsafe { Self::take(public) }.map(drop)
+    }
+
+    /// As [`free`](Self::free), and returns what the device kept about the object.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Object::free`].
+    pub(crate) unsafe fn take(public: *mut T) -> Result<T::Private, Errno> {
         // SAFETY: the caller's promise.
         unsafe { Self::get(public) }?.unmark()?;
-        // SAFETY: invariant 1, and this is the only free: invariant 2, with the exchange above.
+        // SAFETY: invariant 1, and this is the only free: invariant 3, with the exchange above.
         let object = unsafe { Box::from_raw(Self::around(public)) };
-        drop(object);
-        Ok(())
+        Ok(object.private)
     }
 
     /// Ends an object but leaves its memory: for the children of a context that is closed under them, whose pointers C may still
@@ -83,6 +127,11 @@ impl<T: Public> Object<T> {
 
     pub(crate) fn private(&self) -> &T::Private {
         &self.private
+    }
+
+    /// The public part, for [`get_field!`] and [`set_field!`].
+    pub(crate) fn public(&self) -> *mut T {
+        self.public.get()
     }
 
     fn unmark(&self) -> Result<(), Errno> {

@@ -13,9 +13,9 @@ use super::errno::{pointer, status};
 use super::events::QpEntry;
 use super::object::{Object, Public};
 use super::qp_ex::{self, Builder};
-use super::qp_state::{self, Attributes, Refusal, Transport};
+use super::qp_state::{self, Attributes, Refusal};
 use super::{Errno, attr, cq, pd};
-use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, Service, limits};
+use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
 use crate::log::remark;
 use crate::node::Node;
 
@@ -28,7 +28,7 @@ pub(crate) struct QpShared {
     context: Arc<ContextState>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
-    transport: Transport,
+    qp_type: ibv_qp_type,
     /// What `query_qp` shows, but for what only the engine knows.
     shown: Mutex<Shown>,
     /// For the extended interface, of queue pairs that were created for it.
@@ -55,7 +55,7 @@ impl QpShared {
     /// Whether each request says where it goes.
     #[inline]
     pub(crate) fn is_datagram(&self) -> bool {
-        self.transport == Transport::Ud
+        self.qp_type == ibv_qp_type::IBV_QPT_UD
     }
 
     pub(crate) fn pd(&self) -> PdId {
@@ -135,12 +135,12 @@ pub(crate) unsafe fn create(
     if !send_cq.is_of(&pd.context) || !recv_cq.is_of(&pd.context) {
         return Err(Errno::INVAL);
     }
-    let transport = Transport::of(asked.qp_type).ok_or(Errno::INVAL)?;
+    let is_datagram = asked.qp_type == ibv_qp_type::IBV_QPT_UD;
     let cap = check_cap(&asked.cap)?;
     let sq_sig_all = asked.sq_sig_all != 0;
     let entry = QpEntry::new(Arc::clone(pd.context.events()));
     let init = QpInit {
-        service: if transport == Transport::Ud { Service::Datagrams } else { Service::Connection },
+        service: if is_datagram { ServiceType::Ud } else { ServiceType::Rc },
         pd: pd.id,
         send_cq: send_cq.id(),
         recv_cq: recv_cq.id(),
@@ -185,9 +185,9 @@ pub(crate) unsafe fn create(
         context: Arc::clone(&pd.context),
         cap,
         sq_sig_all,
-        transport,
+        qp_type: asked.qp_type,
         shown: Mutex::new(Shown(ibv_qp_attr::default())),
-        builder: extended.then(|| Builder::new(&cap, transport == Transport::Ud)),
+        builder: extended.then(|| Builder::new(&cap, is_datagram)),
     };
     let qp = Object::create(public, shared);
     entry.announce(qp.cast());
@@ -244,6 +244,7 @@ fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
     const PSN: u32 = 0x00ff_ffff;
     ModifyQp {
         state: mask.contains(A::STATE).then(|| QpState::from_raw(attr.qp_state)).flatten(),
+        dest_host: None,
         access: mask.contains(A::ACCESS_FLAGS).then_some(attr.qp_access_flags),
         dest_qpn: mask.contains(A::DEST_QPN).then_some(attr.dest_qp_num),
         qkey: mask.contains(A::QKEY).then_some(attr.qkey),
@@ -270,7 +271,7 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     // SAFETY: C's promise about the queue pair.
     status(unsafe { get(qp) }.and_then(|shared| {
         let node = Node::get()?;
-        let mask = Attributes::from_bits(mask);
+        let mask = Attributes::from_bits_retain(mask as u32);
         // SAFETY: C's promise: valid for reads, and nobody writes to it.
         let asked = unsafe { &*attr };
         let limits = attr::qp_limits(&shared.context);
@@ -278,7 +279,7 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         let mut shown = shared.shown();
         let changed = node.with_drained(|engine| {
             let actual = engine.query_qp(shared.id).map_err(Failure::Engine)?.state.raw();
-            let next = qp_state::check_transition(shared.transport, actual, asked, mask)
+            let next = qp_state::check_transition(shared.qp_type, actual, asked, mask)
                 .and_then(|next| qp_state::check_values(asked, mask, &limits).map(|()| next))
                 .map_err(|refusal| Failure::Refused(actual, refusal))?;
             engine.modify_qp(shared.id, &change(asked, mask)).map_err(Failure::Engine)?;
@@ -287,7 +288,7 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         let next = match changed {
             Ok(next) => next,
             Err(Failure::Refused(actual, refusal)) => {
-                remark!(DEBUG, ?actual, ?mask, ?refusal, "soft0: modify_qp is refused");
+                remark!(DEBUG, ?actual, %mask, ?refusal, "soft0: modify_qp is refused");
                 return Err(refusal.into());
             }
             Err(Failure::Engine(errno)) => return Err(errno),

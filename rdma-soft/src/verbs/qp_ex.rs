@@ -3,21 +3,20 @@
 //! The slots have no size check in `verbs.h`, so every one is filled; one that the device lacks makes `wr_complete` fail, as any
 //! mistake in between does. Nothing is posted before `wr_complete`, and then everything or nothing.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::slice;
 
 use rdma_sys::{
     ibv_ah, ibv_context, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_create_send_ops_flags,
-    ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_qp_type, ibv_send_flags, ibv_sge,
-    ibv_wr_opcode,
+    ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_qp_type, ibv_sge,
 };
 
 use super::errno::{pointer, status};
 use super::gate::Gate;
-use super::{Errno, ah, qp};
+use super::{Errno, ah, post, qp};
 use crate::engine::limits::MAX_SGE;
-use crate::engine::{Address, SendData, SendRequest, Source};
+use crate::engine::{Address, Op, SendData, SendFlags, SendRequest, Source};
 use crate::node::Node;
 
 /// What is being built.
@@ -42,20 +41,8 @@ struct Batch {
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    wr_id: u64,
-    opcode: ibv_wr_opcode,
-    flags: c_uint,
-    operands: Operands,
+    request: SendRequest,
     data: Data,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Operands {
-    imm: u32,
-    rkey: u32,
-    remote_addr: u64,
-    compare_add: u64,
-    swap: u64,
 }
 
 /// Where in the batch a request's data is.
@@ -95,15 +82,15 @@ impl Batch {
         self.error.get_or_insert(errno);
     }
 
-    fn push(&mut self, wr_id: u64, flags: c_uint, opcode: ibv_wr_opcode, operands: Operands) {
+    fn push(&mut self, request: SendRequest) {
         if self.requests.len() == self.max_wr {
             return self.fail(Errno::NOMEM);
         }
-        if self.is_datagram && !matches!(opcode, ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM) {
+        if self.is_datagram && request.op != Op::Send {
             return self.fail(Errno::OPNOTSUPP);
         }
         let data = Data::List { start: self.entries.len(), count: 0 };
-        self.requests.push(Pending { wr_id, opcode, flags, operands, data });
+        self.requests.push(Pending { request, data });
         if self.is_datagram {
             self.addresses.push(None);
         }
@@ -165,12 +152,10 @@ impl Batch {
                         SendData::Inline(&piece)
                     }
                 };
-                let Operands { imm, rkey, remote_addr, compare_add, swap } = request.operands;
-                let Pending { wr_id, opcode, flags, .. } = *request;
-                let address = self.addresses.get(index).and_then(Option::as_ref);
-                let request =
-                    SendRequest { wr_id, opcode, flags, imm, remote_addr, rkey, compare_add, swap, data, address };
-                engine.post_send(shared.id(), &request)?;
+                match self.addresses.get(index).and_then(Option::as_ref) {
+                    Some(address) => engine.post_datagram(shared.id(), &request.request, data, address)?,
+                    None => engine.post_send(shared.id(), &request.request, data)?,
+                }
             }
             Ok(())
         })
@@ -318,60 +303,44 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Begins a request with the id and the flags that C has put into the public part.
+/// Begins a request: the id and the flags are those that C has put into the public part, the rest is `fill`'s.
 ///
 /// # Safety
 ///
 /// C's promise about the queue pair.
-unsafe fn request(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, operands: Operands) {
-    // Whether data is inline is said by how it is set.
-    const INLINE: c_uint = ibv_send_flags::IBV_SEND_INLINE.0;
-    // SAFETY: the caller's promise; C writes these fields from the thread that builds, if at all.
+unsafe fn request(qp: *mut ibv_qp_ex, op: Op, fill: impl FnOnce(&mut SendRequest)) {
+    // SAFETY: a field of a live object (C's promise 1), which C writes from the thread that builds, if at all (C's promise 2).
     let wr_id = unsafe { (*qp).wr_id };
-    // SAFETY: as above.
-    let flags = unsafe { (*qp).wr_flags };
-    // SAFETY: the caller's promise.
-    unsafe { with_batch(qp, |batch| batch.push(wr_id, flags & !INLINE, opcode, operands)) };
+    // SAFETY: another such field.
+    let flags = post::flags(unsafe { (*qp).wr_flags });
+    let mut request = SendRequest { wr_id, remote_addr: 0, compare_add: 0, swap: 0, rkey: 0, imm: 0, op, flags };
+    fill(&mut request);
+    // SAFETY: of `with_batch`: a live queue pair (C's promise 1).
+    unsafe { with_batch(qp, |batch| batch.push(request)) };
 }
 
-unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
-    // SAFETY: C's promise about the queue pair.
-    unsafe { request(qp, ibv_wr_opcode::IBV_WR_SEND, Operands::default()) };
+macro_rules! builders {
+    ($($name:ident($($argument:ident: $type:ty),*) $op:expr, $flags:expr;)*) => {
+        $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
+            // SAFETY: of `request`: a live queue pair (C's promise 1).
+            unsafe {
+                request(qp, $op, |request| {
+                    request.flags |= $flags;
+                    $(request.$argument = $argument;)*
+                });
+            }
+        })*
+    };
 }
 
-unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, imm: u32) {
-    // SAFETY: C's promise about the queue pair.
-    unsafe { request(qp, ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, Operands { imm, ..Operands::default() }) };
-}
-
-unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
-    let operands = Operands { rkey, remote_addr, ..Operands::default() };
-    // SAFETY: C's promise about the queue pair.
-    unsafe { request(qp, ibv_wr_opcode::IBV_WR_RDMA_WRITE, operands) };
-}
-
-unsafe extern "C" fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm: u32) {
-    let operands = Operands { imm, rkey, remote_addr, ..Operands::default() };
-    // SAFETY: C's promise about the queue pair.
-    unsafe { request(qp, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, operands) };
-}
-
-unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
-    let operands = Operands { rkey, remote_addr, ..Operands::default() };
-    // SAFETY: C's promise about the queue pair.
-    unsafe { request(qp, ibv_wr_opcode::IBV_WR_RDMA_READ, operands) };
-}
-
-unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64) {
-    let operands = Operands { rkey, remote_addr, compare_add: compare, swap, ..Operands::default() };
-    // SAFETY: C's promise about the queue pair.
-    unsafe { request(qp, ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, operands) };
-}
-
-unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
-    let operands = Operands { rkey, remote_addr, compare_add: add, ..Operands::default() };
-    // SAFETY: C's promise about the queue pair.
-    unsafe { request(qp, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, operands) };
+builders! {
+    wr_send() Op::Send, SendFlags::empty();
+    wr_send_imm(imm: u32) Op::Send, SendFlags::IMM;
+    wr_rdma_write(rkey: u32, remote_addr: u64) Op::Write, SendFlags::empty();
+    wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm: u32) Op::Write, SendFlags::IMM;
+    wr_rdma_read(rkey: u32, remote_addr: u64) Op::Read, SendFlags::empty();
+    wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare_add: u64, swap: u64) Op::CompareSwap, SendFlags::empty();
+    wr_atomic_fetch_add(rkey: u32, remote_addr: u64, compare_add: u64) Op::FetchAdd, SendFlags::empty();
 }
 
 unsafe extern "C" fn wr_set_ud_addr(ibv_qp: *mut ibv_qp_ex, handle: *mut ibv_ah, qpn: u32, qkey: u32) {

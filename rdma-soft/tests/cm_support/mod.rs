@@ -8,7 +8,6 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,11 +28,7 @@ pub(crate) fn on_system() -> bool {
 
 /// Runs a test of this file that is ignored, in a process of its own whose connection manager asks again soon.
 pub(crate) fn with_short_times(test: &str) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--ignored"]).env("RDMA_SOFT_CM_TIMEOUT", "100");
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    rdma_test_support::passes_alone(&[test], &[("RDMA_SOFT_CM_TIMEOUT", "100")]);
 }
 
 /// The table under test.

@@ -1,12 +1,12 @@
 //! A queue pair for datagrams on the objects of a [`Side`], and the second process that has one.
 
 use std::ffi::c_int;
-use std::io::{self, BufRead};
+use std::io;
 use std::ptr;
 
 use rdma_sys::*;
+use rdma_test_support::{first, role};
 
-use super::second::{ROLE, reply};
 use super::{Config, PATIENCE, Side, verbs};
 
 /// The Q_Key of all of them, unless a test wants another.
@@ -33,6 +33,13 @@ impl Datagrams {
     /// One in RTS.
     pub(crate) fn new() -> Self {
         let this = Self::with(Config::default(), false);
+        this.bring_up(QKEY);
+        this
+    }
+
+    /// One in RTS with queues for some hundred requests.
+    pub(crate) fn deep() -> Self {
+        let this = Self::with(Config { depth: 256, cq_depth: 512, ..Config::default() }, false);
         this.bring_up(QKEY);
         this
     }
@@ -195,69 +202,60 @@ impl Drop for Handle {
     }
 }
 
-/// In the second process: has a queue pair for datagrams, does what it is told, and never returns. In the first: does nothing.
+/// In the second process: has a queue pair for datagrams and does what the first asks for. In the first: does nothing.
 pub(crate) fn play() {
-    let Some(options) = std::env::var_os(ROLE) else { return };
-    let end = Datagrams::new();
+    let Some(options) = role() else { return };
+    let mut first = first();
+    let end = if options == "deep" { Datagrams::deep() } else { Datagrams::new() };
     let handle = end.handle();
-    if options == "eager" {
-        // Its first datagram may come before anybody has said anything.
-        for id in 0..16 {
-            end.recv(id, 4096 * usize::try_from(id).unwrap() / 2, 1024);
-        }
-    }
-    reply(&format!("{} 0 0", end.qpn()));
-    for line in io::stdin().lock().lines() {
-        let line = line.unwrap();
+    first.tell(&format!("{} 0 0", end.qpn()));
+    while let Some(line) = first.try_hear() {
         let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
         let numbers: Vec<u32> = rest.split_whitespace().map(|word| word.parse().unwrap()).collect();
-        match (command, numbers.as_slice()) {
-            ("quit", []) => break,
-            ("recv", &[id, offset, len]) => {
-                end.recv(u64::from(id), offset as usize, len as usize);
-                reply("done");
-            }
-            ("send", &[offset, len, qpn]) => {
-                end.sent(1 << 40, offset as usize, len as usize, &handle, qpn);
-                reply("done");
-            }
-            // Says its first word and is gone.
-            ("leave", &[offset, len, qpn]) => {
-                reply("done");
-                end.sent(1 << 40, offset as usize, len as usize, &handle, qpn);
-                std::process::exit(0);
-            }
-            // Answers whoever sent what lies there.
-            ("answer", &[offset, len]) => {
-                let source = end.side.wait();
-                let back = answer_to(&end, &source, offset as usize).unwrap();
-                let data = end.side.peek(offset as usize + GRH, len as usize);
-                end.side.put(60_000, &data);
-                end.sent(1 << 40, 60_000, len as usize, &back, source.src_qp);
-                reply(&format!("{} {}", source.status.0, source.byte_len));
-            }
-            ("wait", []) => {
-                let wc = end.side.wait();
-                reply(&format!("{} {} {} {}", wc.wr_id, wc.status.0, wc.byte_len, wc.src_qp));
-            }
-            ("try", []) => reply(&end.side.poll().map_or("none".into(), |wc| wc.wr_id.to_string())),
-            ("fill", &[offset, len, byte]) => {
-                end.side.put(offset as usize, &vec![u8::try_from(byte).unwrap(); len as usize]);
-                reply("done");
-            }
-            ("peek", &[offset, len]) => reply(&format!("{:?}", end.side.peek(offset as usize, len as usize))),
-            ("attach", &[process, low]) => {
-                reply(&end.attach(group_of(process, u8::try_from(low).unwrap())).to_string());
-            }
-            ("detach", &[process, low]) => {
-                reply(&end.detach(group_of(process, u8::try_from(low).unwrap())).to_string());
-            }
-            _ => reply(&format!("what is {command} {rest}?")),
+        first.tell(&answer(&end, &handle, command, &numbers));
+        // Sends one datagram and is gone.
+        if let ("leave", &[offset, len, qpn]) = (command, numbers.as_slice()) {
+            end.send(1 << 40, offset as usize, len as usize, &handle, qpn);
+            std::process::exit(0);
         }
     }
-    drop(handle);
-    drop(end);
-    std::process::exit(0);
+}
+
+fn answer(end: &Datagrams, handle: &Handle, command: &str, numbers: &[u32]) -> String {
+    let done = || "done".to_owned();
+    match (command, numbers) {
+        ("recv", &[id, offset, len]) => {
+            end.recv(u64::from(id), offset as usize, len as usize);
+            done()
+        }
+        ("send", &[offset, len, qpn]) => {
+            end.sent(1 << 40, offset as usize, len as usize, handle, qpn);
+            done()
+        }
+        ("leave", &[_, _, _]) => done(),
+        // Answers the sender of the datagram at this offset.
+        ("answer", &[offset, len]) => {
+            let source = end.side.wait();
+            let back = answer_to(end, &source, offset as usize).unwrap();
+            let data = end.side.peek(offset as usize + GRH, len as usize);
+            end.side.put(60_000, &data);
+            end.sent(1 << 40, 60_000, len as usize, &back, source.src_qp);
+            format!("{} {}", source.status.0, source.byte_len)
+        }
+        ("wait", []) => {
+            let wc = end.side.wait();
+            format!("{} {} {} {}", wc.wr_id, wc.status.0, wc.byte_len, wc.src_qp)
+        }
+        ("try", []) => end.side.poll().map_or("none".into(), |wc| wc.wr_id.to_string()),
+        ("fill", &[offset, len, byte]) => {
+            end.side.put(offset as usize, &vec![u8::try_from(byte).unwrap(); len as usize]);
+            done()
+        }
+        ("peek", &[offset, len]) => format!("{:?}", end.side.peek(offset as usize, len as usize)),
+        ("attach", &[process, low]) => end.attach(group_of(process, u8::try_from(low).unwrap())).to_string(),
+        ("detach", &[process, low]) => end.detach(group_of(process, u8::try_from(low).unwrap())).to_string(),
+        _ => format!("what is {command} {numbers:?}?"),
+    }
 }
 
 /// A handle for the sender of what was received at `offset`.

@@ -8,7 +8,6 @@
 
 pub(crate) mod datagram;
 pub(crate) mod puppet;
-pub(crate) mod second;
 
 use std::ffi::c_int;
 use std::io;

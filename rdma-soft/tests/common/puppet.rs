@@ -1,23 +1,23 @@
 //! A second process, which holds one [`Side`].
 
-use std::io::{self, BufRead};
 use std::ops::{Deref, DerefMut};
 
-use super::second::{ROLE, Second, reply};
-use super::{Config, Endpoint, Request, Side};
 use rdma_sys::{ibv_qp_state, ibv_wr_opcode};
+use rdma_test_support::{Peer, first, role};
+
+use super::{Config, Endpoint, Request, Side};
 
 /// The second process, as the first one sees it.
 pub(crate) struct Puppet {
-    process: Second,
+    process: Peer,
     pub(crate) endpoint: Endpoint,
 }
 
 impl Puppet {
-    /// Starts the process; `role` is the name of the test that calls [`play`].
-    pub(crate) fn start(role: &str, options: &str) -> Self {
-        let mut process = Second::start(role, options);
-        let endpoint = parse_endpoint(&process.answer());
+    /// Starts the process; `test` is the name of the test that calls [`play`].
+    pub(crate) fn start(test: &str, options: &str) -> Self {
+        let mut process = Peer::start(test, options);
+        let endpoint = parse_endpoint(&process.hear());
         Self { process, endpoint }
     }
 
@@ -34,15 +34,15 @@ impl Puppet {
 }
 
 impl Deref for Puppet {
-    type Target = Second;
+    type Target = Peer;
 
-    fn deref(&self) -> &Second {
+    fn deref(&self) -> &Peer {
         &self.process
     }
 }
 
 impl DerefMut for Puppet {
-    fn deref_mut(&mut self) -> &mut Second {
+    fn deref_mut(&mut self) -> &mut Peer {
         &mut self.process
     }
 }
@@ -53,57 +53,50 @@ fn parse_endpoint(text: &str) -> Endpoint {
     Endpoint { qpn: u32::try_from(next()).unwrap(), addr: next(), rkey: u32::try_from(next()).unwrap() }
 }
 
-/// In the second process: plays the puppet and never returns. In the first: does nothing.
+/// In the second process: does what the first asks for. In the first: does nothing.
 pub(crate) fn play() {
-    let Some(options) = std::env::var_os(ROLE) else { return };
-    let options = options.to_string_lossy();
+    let Some(options) = role() else { return };
+    let mut first = first();
     let config = Config { shared: options.contains("shared"), ..Config::default() };
     let mut side = Side::new(config);
     let Endpoint { qpn, addr, rkey } = side.endpoint();
-    reply(&format!("{qpn} {addr} {rkey}"));
-    for line in io::stdin().lock().lines() {
-        let line = line.unwrap();
+    first.tell(&format!("{qpn} {addr} {rkey}"));
+    while let Some(line) = first.try_hear() {
         let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
-        if command == "quit" {
-            break;
+        first.tell(&answer(&mut side, command, rest));
+        if let Some(ms) = line.strip_prefix("sleep ") {
+            std::thread::sleep(std::time::Duration::from_millis(ms.parse().unwrap()));
         }
-        obey(&mut side, command, rest);
     }
-    drop(side);
-    std::process::exit(0);
 }
 
-fn obey(side: &mut Side, command: &str, rest: &str) {
+fn answer(side: &mut Side, command: &str, rest: &str) -> String {
+    let done = || "done".to_owned();
     if command == "connect" {
         side.connect(parse_endpoint(rest));
-        return reply("done");
+        return done();
     }
     let numbers: Vec<usize> = rest.split_whitespace().map(|word| word.parse().unwrap()).collect();
     match (command, numbers.as_slice()) {
-        ("recv", &[id, offset, len]) => reply(&side.post_recv(id as u64, &[side.sge(offset, len)]).to_string()),
+        ("recv", &[id, offset, len]) => side.post_recv(id as u64, &[side.sge(offset, len)]).to_string(),
         ("send", &[id, offset, len]) => {
             let request = Request::new(ibv_wr_opcode::IBV_WR_SEND, id as u64, &[side.sge(offset, len)]);
-            reply(&side.post(&request).to_string());
+            side.post(&request).to_string()
         }
         ("fill", &[offset, len, byte]) => {
             side.put(offset, &vec![u8::try_from(byte).unwrap(); len]);
-            reply("done");
+            done()
         }
         ("wait", &[]) => {
             let wc = side.wait();
-            reply(&format!("{} {} {}", wc.wr_id, wc.status.0, wc.byte_len));
+            format!("{} {} {}", wc.wr_id, wc.status.0, wc.byte_len)
         }
-        ("peek", &[offset, len]) => {
-            reply(&side.peek(offset, len).iter().map(|b| format!("{b:02x}")).collect::<String>())
-        }
-        ("word", &[offset]) => reply(&side.word(offset).to_string()),
-        ("dereg", &[]) => reply(&side.deregister().to_string()),
-        ("error", &[]) => reply(&side.set_state(ibv_qp_state::IBV_QPS_ERR).to_string()),
-        ("state", &[]) => reply(&side.state().0.to_string()),
-        ("sleep", &[ms]) => {
-            reply("done");
-            std::thread::sleep(std::time::Duration::from_millis(ms as u64));
-        }
-        _ => reply(&format!("what is {command} {rest}?")),
+        ("peek", &[offset, len]) => side.peek(offset, len).iter().map(|b| format!("{b:02x}")).collect(),
+        ("word", &[offset]) => side.word(offset).to_string(),
+        ("dereg", &[]) => side.deregister().to_string(),
+        ("error", &[]) => side.set_state(ibv_qp_state::IBV_QPS_ERR).to_string(),
+        ("state", &[]) => side.state().0.to_string(),
+        ("sleep", &[_]) => done(),
+        _ => format!("what is {command} {rest}?"),
     }
 }

@@ -1,4 +1,5 @@
-//! Polling an extended completion queue: `ibv_start_poll`, then readers and `ibv_next_poll`, then `ibv_end_poll`.
+//! Polling an extended completion queue: `ibv_start_poll`, then readers and `ibv_next_poll`, then
+//! `ibv_end_poll`.
 
 use super::unchecked;
 use crate::bindings::*;
@@ -12,14 +13,14 @@ pub fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
 }
 
 unchecked! {
-    /// Begins to poll and moves to the first completion: 0, `ENOENT` if there is none, or another errno value. Only
-    /// after 0 may, and must, the poll be ended.
+    /// Begins to poll and moves to the first completion: 0, `ENOENT` if there is none, or another
+    /// errno value. After 0 the poll must be ended; otherwise it must not.
     fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int = [object] start_poll;
     /// Moves to the next completion: 0, `ENOENT` if there is none, or another errno value.
     fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int = [object] next_poll;
     /// Ends a poll.
     fn ibv_end_poll(cq: *mut ibv_cq_ex) = [object] end_poll;
-    /// What completed.
+    /// The operation that completed.
     fn ibv_wc_read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode = [object] read_opcode;
     /// The vendor's error code.
     fn ibv_wc_read_vendor_err(cq: *mut ibv_cq_ex) -> u32 = [object] read_vendor_err;
@@ -27,7 +28,7 @@ unchecked! {
     fn ibv_wc_read_byte_len(cq: *mut ibv_cq_ex) -> u32 = [object] read_byte_len;
     /// The immediate data.
     fn ibv_wc_read_imm_data(cq: *mut ibv_cq_ex) -> __be32 = [object] read_imm_data;
-    /// The key that the peer invalidated: it comes through the slot of the immediate data.
+    /// The key that the peer invalidated, from the slot of the immediate data.
     fn ibv_wc_read_invalidated_rkey(cq: *mut ibv_cq_ex) -> u32 = [object] read_imm_data;
     /// The local queue pair's number.
     fn ibv_wc_read_qp_num(cq: *mut ibv_cq_ex) -> u32 = [object] read_qp_num;
@@ -49,6 +50,6 @@ unchecked! {
     fn ibv_wc_read_cvlan(cq: *mut ibv_cq_ex) -> u16 = [object] read_cvlan;
     /// The tag that a flow rule gave the packet.
     fn ibv_wc_read_flow_tag(cq: *mut ibv_cq_ex) -> u32 = [object] read_flow_tag;
-    /// What tag matching found.
+    /// The tag and the application's data of a matched message.
     fn ibv_wc_read_tm_info(cq: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info) = [object] read_tm_info;
 }

@@ -1,38 +1,18 @@
-//! The inline functions that call exported symbols, as methods of the table, and the macros that hide them in C.
+//! The inline functions that call exported symbols, as methods of the table, and the macros that
+//! hide them in C.
 
-use super::verbs_get_ctx_op;
+use super::{Unsupported, verbs_get_ctx_op};
 use crate::{Ibverbs, bindings::*};
 use libc::{EINVAL, ENOSYS, EOPNOTSUPP, c_int, c_uint, c_void};
 
 /// Bits that an implementation may ignore, and that only `ibv_reg_mr_iova2` takes.
 const OPTIONAL: c_uint = crate::IBV_ACCESS_OPTIONAL_RANGE;
 
-/// The safety rules are those of [the module](crate::inline), 1 to 6; and the objects are of this table's
-/// implementation.
+/// The safety rules are those of [the module](crate::inline), 1 to 6, and all objects are of this
+/// table's implementation.
 impl Ibverbs {
-    /// A NULL-terminated array of the devices, and their number.
-    ///
-    /// # Safety
-    ///
-    /// The [rules of the module](crate::inline).
-    pub unsafe fn ibv_get_device_list(&self, num_devices: *mut c_int) -> *mut *mut ibv_device {
-        // SAFETY: the caller's promise is the symbol's.
-        unsafe { (self.ibv_get_device_list)(num_devices) }
-    }
-
-    /// What the header's macro `ibv_get_device_list` calls. Its other half, `ibv_static_providers`, tells the linker
-    /// which providers to take into a static program, and has no use here.
-    ///
-    /// # Safety
-    ///
-    /// The [rules of the module](crate::inline).
-    pub unsafe fn __ibv_get_device_list(&self, num_devices: *mut c_int) -> *mut *mut ibv_device {
-        // SAFETY: the caller's promise is the symbol's.
-        unsafe { (self.ibv_get_device_list)(num_devices) }
-    }
-
-    /// A port's attributes: through the context's operation, which knows all of them, or through the exported symbol,
-    /// which knows the first 48 bytes.
+    /// The attributes of a port: by the context's operation, which knows all of them, or by the
+    /// exported symbol, which knows the first 48 bytes.
     ///
     /// # Errors
     ///
@@ -48,43 +28,48 @@ impl Ibverbs {
         port_attr: *mut ibv_port_attr,
     ) -> c_int {
         if let Some(query) = verbs_get_ctx_op!(context, query_port) {
-            // SAFETY: by 4, it has this type; by 1 and 2, context and room are valid, and the length is the room's.
+            // SAFETY: the function has the slot's type (4). It wants a live context (1) and room
+            // for attributes of the given length (2).
             return unsafe { query(context, port_num, port_attr, size_of::<ibv_port_attr>()) };
         }
-        // SAFETY: by 2, there is room for the attributes.
+        // SAFETY: write_bytes wants room for the attributes (2), for which zero is a value.
         unsafe { port_attr.write_bytes(0, 1) };
-        // SAFETY: by 1 and 2; the symbol writes the beginning of the attributes, which has not changed since.
+        // SAFETY: the symbol wants a live context (1) and room for 48 bytes (2): it writes the
+        // beginning of the attributes, which no version has changed.
         unsafe { (self.ibv_query_port)(context, port_num, port_attr.cast()) }
     }
 
-    /// What the header's macro `ibv_query_port` calls.
+    /// An entry of a port's GID table, with its type and network interface.
     ///
     /// # Errors
     ///
-    /// A positive errno value.
+    /// A positive errno value; `ENODATA` for an empty entry.
     ///
     /// # Safety
     ///
     /// The [rules of the module](crate::inline).
-    pub unsafe fn ___ibv_query_port(
-        &self,
-        context: *mut ibv_context,
-        port_num: u8,
-        port_attr: *mut ibv_port_attr,
-    ) -> c_int {
-        // SAFETY: the same promise.
-        unsafe { self.ibv_query_port(context, port_num, port_attr) }
-    }
-
-    /// An entry of the GID table, with its type and network interface.
     ///
-    /// # Errors
+    /// # Examples
     ///
-    /// A positive errno value.
+    /// ```
+    /// use std::io;
     ///
-    /// # Safety
+    /// use rdma_sys::{Ibverbs, ibv_context, ibv_gid_entry};
     ///
-    /// The [rules of the module](crate::inline).
+    /// /// The first entry of port 1.
+    /// ///
+    /// /// # Safety
+    /// ///
+    /// /// The context is open, and of `verbs`.
+    /// unsafe fn first(verbs: &Ibverbs, context: *mut ibv_context) -> io::Result<ibv_gid_entry> {
+    ///     let mut entry = ibv_gid_entry::default();
+    ///     // SAFETY: the context is open by this function's condition; `entry` is a local.
+    ///     match unsafe { verbs.ibv_query_gid_ex(context, 1, 0, &raw mut entry, 0) } {
+    ///         0 => Ok(entry),
+    ///         errno => Err(io::Error::from_raw_os_error(errno)),
+    ///     }
+    /// }
+    /// ```
     pub unsafe fn ibv_query_gid_ex(
         &self,
         context: *mut ibv_context,
@@ -94,11 +79,12 @@ impl Ibverbs {
         flags: u32,
     ) -> c_int {
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: the caller's promise is the symbol's; the size is the entry's.
+        // SAFETY: the symbol wants a live context (1) and room for an entry of the given size (2).
         unsafe { (self._ibv_query_gid_ex)(context, port_num, gid_index, entry, flags, size) }
     }
 
-    /// All entries of the GID tables of all ports that are not empty; returns their number, or a negative errno value.
+    /// All entries of the GID tables of all ports that are not empty; returns their number, or a
+    /// negative errno value.
     ///
     /// # Safety
     ///
@@ -111,11 +97,12 @@ impl Ibverbs {
         flags: u32,
     ) -> isize {
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: the caller's promise is the symbol's; the size is an entry's.
+        // SAFETY: the symbol wants a live context (1) and room for so many entries of the given
+        // size (2).
         unsafe { (self._ibv_query_gid_table)(context, entries, max_entries, flags, size) }
     }
 
-    /// What the implementation can do with completion counters.
+    /// The implementation's capabilities of completion counters.
     ///
     /// # Errors
     ///
@@ -125,15 +112,16 @@ impl Ibverbs {
     ///
     /// The [rules of the module](crate::inline).
     pub unsafe fn ibv_query_comp_cntr_caps(&self, context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps) -> c_int {
-        // SAFETY: the caller's promise is the symbol's; the size is that of `caps`.
+        // SAFETY: the symbol wants a live context (1) and room for capabilities of the given size
+        // (2).
         unsafe { (self._ibv_query_comp_cntr_caps)(context, caps, size_of::<ibv_comp_cntr_caps>()) }
     }
 
-    /// Registers memory: through `ibv_reg_mr_iova2` if `access` has optional flags, else through the oldest symbol,
-    /// which every libibverbs has.
+    /// Registers memory: by `ibv_reg_mr_iova2` if `access` has optional flags, else by the oldest
+    /// symbol, which every libibverbs has.
     ///
-    /// C decides when it compiles, so flags that it does not know then go to the newer symbol; both do the same with
-    /// them.
+    /// C decides when it compiles, so flags that are no constant go to the newer symbol; both do
+    /// the same with them.
     ///
     /// # Errors
     ///
@@ -141,37 +129,16 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// The [rules of the module](crate::inline); the memory stays valid until the region is deregistered, and nothing
-    /// in Rust holds a reference to what the device or a peer may write.
+    /// The [rules of the module](crate::inline); the memory stays valid until the region is
+    /// deregistered, and nothing in Rust holds a reference to memory that the device or a peer may
+    /// write.
     pub unsafe fn ibv_reg_mr(&self, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_uint) -> *mut ibv_mr {
-        // SAFETY: the same promise.
-        unsafe { self.__ibv_reg_mr(pd, addr, length, access, 1) }
-    }
-
-    /// What the header's macro `ibv_reg_mr` calls: `is_access_const` says whether `access` is known to have no optional
-    /// flags or some (C knows only of constants).
-    ///
-    /// # Errors
-    ///
-    /// NULL, with the reason in `errno`.
-    ///
-    /// # Safety
-    ///
-    /// As [`Self::ibv_reg_mr`].
-    pub unsafe fn __ibv_reg_mr(
-        &self,
-        pd: *mut ibv_pd,
-        addr: *mut c_void,
-        length: usize,
-        access: c_uint,
-        is_access_const: c_int,
-    ) -> *mut ibv_mr {
-        if is_access_const != 0 && access & OPTIONAL == 0 {
-            // SAFETY: the caller's promise is the symbol's.
+        if access & OPTIONAL == 0 {
+            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr)(pd, addr, length, access as c_int) }
         } else {
             let iova = addr.addr() as u64;
-            // SAFETY: the caller's promise is the symbol's.
+            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr_iova2)(pd, addr, length, iova, access) }
         }
     }
@@ -184,7 +151,7 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// As [`Self::ibv_reg_mr`].
+    /// The conditions of [`ibv_reg_mr`](Self::ibv_reg_mr).
     pub unsafe fn ibv_reg_mr_iova(
         &self,
         pd: *mut ibv_pd,
@@ -193,38 +160,16 @@ impl Ibverbs {
         iova: u64,
         access: c_uint,
     ) -> *mut ibv_mr {
-        // SAFETY: the same promise.
-        unsafe { self.__ibv_reg_mr_iova(pd, addr, length, iova, access, 1) }
-    }
-
-    /// What the header's macro `ibv_reg_mr_iova` calls.
-    ///
-    /// # Errors
-    ///
-    /// NULL, with the reason in `errno`.
-    ///
-    /// # Safety
-    ///
-    /// As [`Self::ibv_reg_mr`].
-    pub unsafe fn __ibv_reg_mr_iova(
-        &self,
-        pd: *mut ibv_pd,
-        addr: *mut c_void,
-        length: usize,
-        iova: u64,
-        access: c_uint,
-        is_access_const: c_int,
-    ) -> *mut ibv_mr {
-        if is_access_const != 0 && access & OPTIONAL == 0 {
-            // SAFETY: the caller's promise is the symbol's.
+        if access & OPTIONAL == 0 {
+            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr_iova)(pd, addr, length, iova, access as c_int) }
         } else {
-            // SAFETY: the caller's promise is the symbol's.
+            // SAFETY: the symbol wants a live domain (1) and memory that stays valid (3).
             unsafe { (self.ibv_reg_mr_iova2)(pd, addr, length, iova, access) }
         }
     }
 
-    /// Creates a shared receive queue; a basic one through the exported symbol.
+    /// Creates a shared receive queue; a basic one by the exported symbol.
     ///
     /// # Errors
     ///
@@ -240,25 +185,27 @@ impl Ibverbs {
     ) -> *mut ibv_srq {
         const PD: u32 = ibv_srq_init_attr_mask::IBV_SRQ_INIT_ATTR_PD.0;
         const TYPE: u32 = ibv_srq_init_attr_mask::IBV_SRQ_INIT_ATTR_TYPE.0;
-        // SAFETY: by 2, the attributes may be read, and the mask says what there is.
+        // SAFETY: the read wants attributes (2).
         let mask = unsafe { (*srq_init_attr_ex).comp_mask };
-        let basic = mask & TYPE == 0
-            // SAFETY: as above.
+        let is_basic = mask & TYPE == 0
+            // SAFETY: the read wants attributes, and the mask says that they have a type (2).
             || unsafe { (*srq_init_attr_ex).srq_type } == ibv_srq_type::IBV_SRQT_BASIC;
-        if mask & !(PD | TYPE) == 0 && mask & PD != 0 && basic {
-            // SAFETY: as above.
+        if mask & !(PD | TYPE) == 0 && mask & PD != 0 && is_basic {
+            // SAFETY: the read wants attributes, and the mask says that they have a domain (2).
             let pd = unsafe { (*srq_init_attr_ex).pd };
-            // SAFETY: the extended attributes begin with the plain ones.
+            // SAFETY: the symbol wants a live domain (1) and plain attributes, with which the
+            // extended ones begin (2).
             return unsafe { (self.ibv_create_srq)(pd, srq_init_attr_ex.cast()) };
         }
         match verbs_get_ctx_op!(context, create_srq_ex) {
-            // SAFETY: by 4, it has this type; by 1 and 2, the arguments are what it expects.
+            // SAFETY: the function has the slot's type (4). It wants a live context (1) and
+            // attributes (2).
             Some(create) => unsafe { create(context, srq_init_attr_ex) },
-            None => super::Unsupported::unsupported(),
+            None => Unsupported::unsupported(),
         }
     }
 
-    /// Creates a queue pair; one that needs nothing but its domain through the exported symbol.
+    /// Creates a queue pair; one that needs nothing but its domain by the exported symbol.
     ///
     /// # Errors
     ///
@@ -272,23 +219,25 @@ impl Ibverbs {
         context: *mut ibv_context,
         qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
     ) -> *mut ibv_qp {
-        // SAFETY: by 2, the attributes may be read.
+        // SAFETY: the read wants attributes (2).
         let mask = unsafe { (*qp_init_attr_ex).comp_mask };
         if mask == ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0 {
-            // SAFETY: by 2, as above.
+            // SAFETY: the read wants attributes, and the mask says that they have a domain (2).
             let pd = unsafe { (*qp_init_attr_ex).pd };
-            // SAFETY: the extended attributes begin with the plain ones.
+            // SAFETY: the symbol wants a live domain (1) and plain attributes, with which the
+            // extended ones begin (2).
             return unsafe { (self.ibv_create_qp)(pd, qp_init_attr_ex.cast()) };
         }
         match verbs_get_ctx_op!(context, create_qp_ex) {
-            // SAFETY: by 4, it has this type; by 1 and 2, the arguments are what it expects.
+            // SAFETY: the function has the slot's type (4). It wants a live context (1) and
+            // attributes (2).
             Some(create) => unsafe { create(context, qp_init_attr_ex) },
-            None => super::Unsupported::unsupported(),
+            None => Unsupported::unsupported(),
         }
     }
 
-    /// The device's attributes: through the context's operation, or, where that does not exist or says so, the plain
-    /// ones through the exported symbol and zeros for the others.
+    /// The attributes of a device: by the context's operation, or, where that does not exist or
+    /// says so, the plain ones by the exported symbol and zeros for the others.
     ///
     /// # Errors
     ///
@@ -303,22 +252,24 @@ impl Ibverbs {
         input: *const ibv_query_device_ex_input,
         attr: *mut ibv_device_attr_ex,
     ) -> c_int {
-        // SAFETY: by 2, it is NULL or may be read.
+        // SAFETY: as_ref wants NULL or a readable input (2).
         if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
             return EINVAL;
         }
         if let Some(query) = verbs_get_ctx_op!(context, query_device_ex) {
-            // SAFETY: by 4, it has this type; by 1 and 2, context and room are valid, and the size is the room's.
+            // SAFETY: the function has the slot's type (4). It wants a live context (1), an input
+            // or NULL, and room for attributes of the given size (2).
             let result = unsafe { query(context, input, attr, size_of::<ibv_device_attr_ex>()) };
             if result != EOPNOTSUPP && result != ENOSYS {
                 return result;
             }
         }
-        // SAFETY: by 2, there is room for the attributes.
+        // SAFETY: write_bytes wants room for the attributes (2), for which zero is a value.
         unsafe { attr.write_bytes(0, 1) };
-        // SAFETY: by 2, as above.
+        // SAFETY: the place wants a valid pointer to attributes (2); nothing is read.
         let plain = unsafe { &raw mut (*attr).orig_attr };
-        // SAFETY: by 1, and the plain attributes are a field of the extended ones.
+        // SAFETY: the symbol wants a live context (1) and room for plain attributes, which are a
+        // field of the extended ones.
         unsafe { (self.ibv_query_device)(context, plain) }
     }
 }

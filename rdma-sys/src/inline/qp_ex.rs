@@ -1,5 +1,5 @@
-//! Posting through an extended queue pair: `ibv_wr_start`, then one call per request and one or two for its data,
-//! then `ibv_wr_complete`.
+//! Posting through an extended queue pair: `ibv_wr_start`, then one call per request and one or two
+//! for its data, then `ibv_wr_complete`.
 
 use super::unchecked;
 use crate::bindings::*;
@@ -30,23 +30,23 @@ unchecked! {
     fn ibv_wr_send_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) = [object] wr_send_inv;
     /// Adds a send that the device cuts into TCP segments of `mss` bytes.
     fn ibv_wr_send_tso(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16) = [object] wr_send_tso;
-    /// Says where the current request of a UD queue pair goes.
+    /// Sets the destination of the current request of a datagram queue pair.
     fn ibv_wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) = [object] wr_set_ud_addr;
-    /// Says which shared receive queue receives the current request of an XRC queue pair.
+    /// Sets the shared receive queue for the current request of an XRC queue pair.
     fn ibv_wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) = [object] wr_set_xrc_srqn;
     /// Copies the current request's data into the queue.
     fn ibv_wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) = [object] wr_set_inline_data;
     /// Copies the current request's data into the queue from several places.
     fn ibv_wr_set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, buf_list: *const ibv_data_buf) = [object] wr_set_inline_data_list;
-    /// Gives the current request its data.
+    /// Sets the data of the current request.
     fn ibv_wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) = [object] wr_set_sge;
-    /// Gives the current request its data in several places.
+    /// Sets the data of the current request, in several places.
     fn ibv_wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge) = [object] wr_set_sge_list;
     /// Begins a batch; other threads' batches wait until it ends.
     fn ibv_wr_start(qp: *mut ibv_qp_ex) = [object] wr_start;
-    /// Ends a batch and hands it to the device: all of it, or none and a positive errno value.
+    /// Ends a batch and posts all of its requests, or none and returns a positive errno value.
     fn ibv_wr_complete(qp: *mut ibv_qp_ex) -> c_int = [object] wr_complete;
-    /// Ends a batch and forgets it.
+    /// Ends a batch and drops its requests.
     fn ibv_wr_abort(qp: *mut ibv_qp_ex) = [object] wr_abort;
 }
 

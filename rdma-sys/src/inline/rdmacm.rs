@@ -1,8 +1,9 @@
-//! The inline functions of `rdma_cma.h` and `rdma_verbs.h`: verbs on what a connection identifier holds.
+//! The inline functions of `rdma_cma.h` and `rdma_verbs.h`: verbs on the objects of a connection
+//! identifier.
 //!
-//! An identifier's pointers `qp`, `srq`, `pd`, `send_cq`, `recv_cq` and the channels are set by `rdma_create_qp`,
-//! `rdma_create_srq` and `rdma_create_ep`. None of these functions checks that; each says which it needs.
-//! The safety rules are those of the [module](crate::inline), 1 to 7.
+//! `rdma_create_qp`, `rdma_create_srq` and `rdma_create_ep` set an identifier's pointers `qp`,
+//! `srq`, `pd`, `send_cq`, `recv_cq` and the channels. None of these functions checks them; each
+//! says which it needs. The safety rules are those of the [module](crate::inline), 1 to 7.
 
 use std::ptr::null_mut;
 
@@ -14,7 +15,8 @@ const LOCAL: c_uint = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 const READ: c_uint = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
 const WRITE: c_uint = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
 
-/// What the `rdma_*` functions answer where a verb answered `ret`: 0 for 0, else -1, and `ret` is in `errno`.
+/// The answer of an `rdma_*` function for the answer `ret` of a verb: 0 for 0, else -1 with `ret`
+/// in `errno`.
 #[allow(clippy::must_use_candidate, reason = "it sets errno, too")]
 pub fn rdma_seterrno(ret: c_int) -> c_int {
     if ret == 0 {
@@ -24,47 +26,46 @@ pub fn rdma_seterrno(ret: c_int) -> c_int {
     -1
 }
 
-/// Where an identifier's own address lies. The family says whether it is set and which form it has.
+/// The place of an identifier's own address. The family says whether the address is set, and its
+/// form.
 ///
 /// # Safety
 ///
-/// The identifier is live. What the pointer leads to is the identifier's, and the library changes it.
+/// The identifier is live. The address is the identifier's, and the library changes it.
 #[inline]
 #[must_use]
 pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
-    // SAFETY: the identifier is live, so the field lies in it; nothing is read.
+    // SAFETY: the place wants a live identifier, this function's condition; nothing is read.
     unsafe { &raw mut (*id).route.addr.__bindgen_anon_1.src_addr }
 }
 
-/// Where the address of an identifier's peer lies. The family says whether it is set and which form it has.
+/// The place of the address of an identifier's peer. The family says whether the address is set,
+/// and its form.
 ///
 /// # Safety
 ///
-/// The identifier is live. What the pointer leads to is the identifier's, and the library changes it.
+/// The identifier is live. The address is the identifier's, and the library changes it.
 #[inline]
 #[must_use]
 pub unsafe fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
-    // SAFETY: the identifier is live, so the field lies in it; nothing is read.
+    // SAFETY: the place wants a live identifier, this function's condition; nothing is read.
     unsafe { &raw mut (*id).route.addr.__bindgen_anon_2.dst_addr }
 }
 
-/// An entry of a scatter-gather list. Lengths beyond 32 bits are cut off, as in C.
-#[allow(clippy::cast_possible_truncation, reason = "as in C")]
-fn entry(addr: *mut c_void, length: usize, lkey: u32) -> ibv_sge {
-    ibv_sge { addr: addr.expose_provenance() as u64, length: length as u32, lkey }
-}
-
-/// The key of a region that may be left out, for inline data.
+/// One entry of a scatter-gather list, for memory of a region, or for inline data without one. A
+/// length beyond 32 bits is cut off, as in C.
 ///
 /// # Safety
 ///
 /// The region is NULL or live.
-unsafe fn key_or_zero(mr: *const ibv_mr) -> u32 {
-    // SAFETY: the caller's promise.
-    unsafe { mr.as_ref() }.map_or(0, |mr| mr.lkey)
+#[allow(clippy::cast_possible_truncation, reason = "as in C")]
+unsafe fn entry(addr: *mut c_void, length: usize, mr: *const ibv_mr) -> ibv_sge {
+    // SAFETY: as_ref wants NULL or a live region, this function's condition.
+    let lkey = unsafe { mr.as_ref() }.map_or(0, |mr| mr.lkey);
+    ibv_sge { addr: addr.expose_provenance() as u64, length: length as u32, lkey }
 }
 
-/// A request with everything that all of them have; what its operation does not use is zero.
+/// A send request with the fields that every operation uses; the others are zero.
 fn request(context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int, flags: c_int, opcode: ibv_wr_opcode) -> ibv_send_wr {
     ibv_send_wr {
         wr_id: context.expose_provenance() as u64,
@@ -84,13 +85,15 @@ fn request(context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int, flags: c_int, o
 /// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
 unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
     let mut bad = null_mut();
-    // SAFETY: by 7, the identifier is live.
+    // SAFETY: the read wants a live identifier (7).
     let qp = unsafe { (*id).qp };
-    // SAFETY: by 7, the queue pair is there; the list is one request with what the caller vouches for, and `bad` has room.
+    // SAFETY: ibv_post_send wants a live queue pair (7), a list of requests, which is one local
+    // request that the caller answers for (2, 3), and room for a pointer, which is a local.
     rdma_seterrno(unsafe { ibv_post_send(qp, &raw mut wr, &raw mut bad) })
 }
 
-/// Posts a receive to the shared receive queue of an identifier if it has one, else to its queue pair.
+/// Posts a receive to the shared receive queue of an identifier if it has one, else to its queue
+/// pair.
 ///
 /// # Errors
 ///
@@ -103,15 +106,17 @@ pub unsafe fn rdma_post_recvv(id: *mut rdma_cm_id, context: *mut c_void, sgl: *m
     let wr_id = context.expose_provenance() as u64;
     let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sgl, num_sge: nsge };
     let mut bad = null_mut();
-    // SAFETY: by 7, the identifier is live.
+    // SAFETY: the read wants a live identifier (7).
     let srq = unsafe { (*id).srq };
     if !srq.is_null() {
-        // SAFETY: by 7, it is live; the list is one request with the caller's entries, and `bad` has room.
+        // SAFETY: ibv_post_srq_recv wants a live queue (7), a list of requests, which is one local
+        // request that the caller answers for (2, 3), and room for a pointer, which is a local.
         return rdma_seterrno(unsafe { ibv_post_srq_recv(srq, &raw mut wr, &raw mut bad) });
     }
-    // SAFETY: by 7, the identifier is live.
+    // SAFETY: the read wants a live identifier (7).
     let qp = unsafe { (*id).qp };
-    // SAFETY: by 7, the queue pair is there; otherwise as above.
+    // SAFETY: ibv_post_recv wants a live queue pair (7), a list of requests, which is one local
+    // request that the caller answers for (2, 3), and room for a pointer, which is a local.
     rdma_seterrno(unsafe { ibv_post_recv(qp, &raw mut wr, &raw mut bad) })
 }
 
@@ -131,7 +136,8 @@ pub unsafe fn rdma_post_sendv(
     nsge: c_int,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's promises.
+    // SAFETY: post has this function's conditions (1 to 7, `qp`), and the request names the
+    // caller's list.
     unsafe { post(id, request(context, sgl, nsge, flags, ibv_wr_opcode::IBV_WR_SEND)) }
 }
 
@@ -155,7 +161,8 @@ pub unsafe fn rdma_post_readv(
 ) -> c_int {
     let mut wr = request(context, sgl, nsge, flags, ibv_wr_opcode::IBV_WR_RDMA_READ);
     wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-    // SAFETY: the caller's promises.
+    // SAFETY: post has this function's conditions (1 to 7, `qp`), and the request names the
+    // caller's list.
     unsafe { post(id, wr) }
 }
 
@@ -179,7 +186,8 @@ pub unsafe fn rdma_post_writev(
 ) -> c_int {
     let mut wr = request(context, sgl, nsge, flags, ibv_wr_opcode::IBV_WR_RDMA_WRITE);
     wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-    // SAFETY: the caller's promises.
+    // SAFETY: post has this function's conditions (1 to 7, `qp`), and the request names the
+    // caller's list.
     unsafe { post(id, wr) }
 }
 
@@ -195,7 +203,7 @@ pub unsafe fn rdma_post_writev(
 ///
 /// # Safety
 ///
-/// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
+/// The [rules of the module](crate::inline), 1 to 7. Needs `srq` or `qp`.
 pub unsafe fn rdma_post_recv(
     id: *mut rdma_cm_id,
     context: *mut c_void,
@@ -203,15 +211,17 @@ pub unsafe fn rdma_post_recv(
     length: usize,
     mr: *mut ibv_mr,
 ) -> c_int {
-    // SAFETY: by 1, the region is live.
+    // SAFETY: the read wants a live region (1).
     let region = unsafe { mr.read() };
     debug_assert!(
         addr.addr() >= region.addr.addr()
             && addr.addr().wrapping_add(length) <= region.addr.addr().wrapping_add(region.length),
         "the memory is not inside the region"
     );
-    let mut sge = entry(addr, length, region.lkey);
-    // SAFETY: the caller's promises; the list has one entry.
+    // SAFETY: entry wants NULL or a live region (1).
+    let mut sge = unsafe { entry(addr, length, mr) };
+    // SAFETY: rdma_post_recvv has this function's conditions (1 to 7, a queue); the list is one
+    // local entry.
     unsafe { rdma_post_recvv(id, context, &raw mut sge, 1) }
 }
 
@@ -232,10 +242,10 @@ pub unsafe fn rdma_post_send(
     mr: *mut ibv_mr,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: by 1 and 2, the region is NULL or live.
-    let lkey = unsafe { key_or_zero(mr) };
-    let mut sge = entry(addr, length, lkey);
-    // SAFETY: the caller's promises; the list has one entry.
+    // SAFETY: entry wants NULL or a live region (1, 2).
+    let mut sge = unsafe { entry(addr, length, mr) };
+    // SAFETY: rdma_post_sendv has this function's conditions (1 to 7, `qp`); the list is one local
+    // entry.
     unsafe { rdma_post_sendv(id, context, &raw mut sge, 1, flags) }
 }
 
@@ -259,10 +269,10 @@ pub unsafe fn rdma_post_read(
     remote_addr: u64,
     rkey: u32,
 ) -> c_int {
-    // SAFETY: by 1, the region is live.
-    let lkey = unsafe { (*mr).lkey };
-    let mut sge = entry(addr, length, lkey);
-    // SAFETY: the caller's promises; the list has one entry.
+    // SAFETY: entry wants NULL or a live region (1).
+    let mut sge = unsafe { entry(addr, length, mr) };
+    // SAFETY: rdma_post_readv has this function's conditions (1 to 7, `qp`); the list is one local
+    // entry.
     unsafe { rdma_post_readv(id, context, &raw mut sge, 1, flags, remote_addr, rkey) }
 }
 
@@ -286,14 +296,15 @@ pub unsafe fn rdma_post_write(
     remote_addr: u64,
     rkey: u32,
 ) -> c_int {
-    // SAFETY: by 1 and 2, the region is NULL or live.
-    let lkey = unsafe { key_or_zero(mr) };
-    let mut sge = entry(addr, length, lkey);
-    // SAFETY: the caller's promises; the list has one entry.
+    // SAFETY: entry wants NULL or a live region (1, 2).
+    let mut sge = unsafe { entry(addr, length, mr) };
+    // SAFETY: rdma_post_writev has this function's conditions (1 to 7, `qp`); the list is one local
+    // entry.
     unsafe { rdma_post_writev(id, context, &raw mut sge, 1, flags, remote_addr, rkey) }
 }
 
-/// Posts a datagram with the queue key [`RDMA_UDP_QKEY`] to an identifier's queue pair. `mr` may be NULL for inline data.
+/// Posts a datagram with the queue key [`RDMA_UDP_QKEY`] to an identifier's queue pair. `mr` may be
+/// NULL for inline data.
 ///
 /// # Errors
 ///
@@ -313,19 +324,31 @@ pub unsafe fn rdma_post_ud_send(
     ah: *mut ibv_ah,
     remote_qpn: u32,
 ) -> c_int {
-    // SAFETY: by 1 and 2, the region is NULL or live.
-    let lkey = unsafe { key_or_zero(mr) };
-    let mut sge = entry(addr, length, lkey);
+    // SAFETY: entry wants NULL or a live region (1, 2).
+    let mut sge = unsafe { entry(addr, length, mr) };
     let mut wr = request(context, &raw mut sge, 1, flags, ibv_wr_opcode::IBV_WR_SEND);
     wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey: RDMA_UDP_QKEY };
-    // SAFETY: the caller's promises; the list has one entry.
+    // SAFETY: post has this function's conditions (1 to 7, `qp`); the list is one local entry.
     unsafe { post(id, wr) }
 }
 
-/// Those that call exported symbols of libibverbs. The safety rules are those of the [module](crate::inline), 1 to 7,
-/// and the objects are of this table's implementation.
+/// The functions that call exported symbols of libibverbs. The safety rules are those of the
+/// [module](crate::inline), 1 to 7, and all objects are of this table's implementation.
 impl Ibverbs {
-    /// Registers memory for messages: an identifier's domain, `IBV_ACCESS_LOCAL_WRITE`.
+    /// Registers memory in an identifier's domain.
+    ///
+    /// # Safety
+    ///
+    /// The conditions of [`Self::ibv_reg_mr`], and 7. Needs `pd`.
+    unsafe fn register(&self, id: *mut rdma_cm_id, addr: *mut c_void, length: usize, access: c_uint) -> *mut ibv_mr {
+        // SAFETY: the read wants a live identifier (7).
+        let pd = unsafe { (*id).pd };
+        // SAFETY: ibv_reg_mr wants a live domain (7) and memory that stays valid, this function's
+        // condition.
+        unsafe { self.ibv_reg_mr(pd, addr, length, access) }
+    }
+
+    /// Registers memory for messages in an identifier's domain: `IBV_ACCESS_LOCAL_WRITE`.
     ///
     /// # Errors
     ///
@@ -333,12 +356,10 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// As [`Self::ibv_reg_mr`], and 7. Needs `pd`.
+    /// The conditions of [`Self::ibv_reg_mr`], and 7. Needs `pd`.
     pub unsafe fn rdma_reg_msgs(&self, id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
-        // SAFETY: by 7, the identifier is live.
-        let pd = unsafe { (*id).pd };
-        // SAFETY: the caller's promises.
-        unsafe { self.ibv_reg_mr(pd, addr, length, LOCAL) }
+        // SAFETY: register has this function's conditions, on the same arguments.
+        unsafe { self.register(id, addr, length, LOCAL) }
     }
 
     /// Registers memory from which the peer may read, in an identifier's domain.
@@ -349,12 +370,10 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// As [`Self::ibv_reg_mr`], and 7. Needs `pd`.
+    /// The conditions of [`Self::ibv_reg_mr`], and 7. Needs `pd`.
     pub unsafe fn rdma_reg_read(&self, id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
-        // SAFETY: by 7, the identifier is live.
-        let pd = unsafe { (*id).pd };
-        // SAFETY: the caller's promises.
-        unsafe { self.ibv_reg_mr(pd, addr, length, LOCAL | READ) }
+        // SAFETY: register has this function's conditions, on the same arguments.
+        unsafe { self.register(id, addr, length, LOCAL | READ) }
     }
 
     /// Registers memory to which the peer may write, in an identifier's domain.
@@ -365,12 +384,10 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// As [`Self::ibv_reg_mr`], and 7. Needs `pd`.
+    /// The conditions of [`Self::ibv_reg_mr`], and 7. Needs `pd`.
     pub unsafe fn rdma_reg_write(&self, id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
-        // SAFETY: by 7, the identifier is live.
-        let pd = unsafe { (*id).pd };
-        // SAFETY: the caller's promises.
-        unsafe { self.ibv_reg_mr(pd, addr, length, LOCAL | WRITE) }
+        // SAFETY: register has this function's conditions, on the same arguments.
+        unsafe { self.register(id, addr, length, LOCAL | WRITE) }
     }
 
     /// Deregisters memory.
@@ -383,11 +400,12 @@ impl Ibverbs {
     ///
     /// The [rules of the module](crate::inline).
     pub unsafe fn rdma_dereg_mr(&self, mr: *mut ibv_mr) -> c_int {
-        // SAFETY: the caller's promise is the symbol's.
+        // SAFETY: the symbol wants a live region (1).
         rdma_seterrno(unsafe { (self.ibv_dereg_mr)(mr) })
     }
 
-    /// Waits for a completion of an identifier's send queue: 1, and it is in `wc`.
+    /// Waits for a completion of an identifier's send queue: returns 1, with the completion in
+    /// `wc`.
     ///
     /// # Errors
     ///
@@ -399,17 +417,20 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// The [rules of the module](crate::inline). Needs `send_cq` and `send_cq_channel`, on which no other events may come.
+    /// The [rules of the module](crate::inline). Needs `send_cq` and `send_cq_channel`, on which no
+    /// other events may come.
     pub unsafe fn rdma_get_send_comp(&self, id: *mut rdma_cm_id, wc: *mut ibv_wc) -> c_int {
-        // SAFETY: by 7, the identifier is live.
+        // SAFETY: the read wants a live identifier (7).
         let cq = unsafe { (*id).send_cq };
-        // SAFETY: as above.
+        // SAFETY: the read wants a live identifier (7).
         let channel = unsafe { (*id).send_cq_channel };
-        // SAFETY: the caller's promises.
+        // SAFETY: completion wants room for a completion (2), and the identifier's own queue and
+        // channel.
         unsafe { self.completion(id, cq, channel, wc) }
     }
 
-    /// Waits for a completion of an identifier's receive queue: 1, and it is in `wc`.
+    /// Waits for a completion of an identifier's receive queue: returns 1, with the completion in
+    /// `wc`.
     ///
     /// # Errors
     ///
@@ -421,21 +442,24 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// The [rules of the module](crate::inline). Needs `recv_cq` and `recv_cq_channel`, on which no other events may come.
+    /// The [rules of the module](crate::inline). Needs `recv_cq` and `recv_cq_channel`, on which no
+    /// other events may come.
     pub unsafe fn rdma_get_recv_comp(&self, id: *mut rdma_cm_id, wc: *mut ibv_wc) -> c_int {
-        // SAFETY: by 7, the identifier is live.
+        // SAFETY: the read wants a live identifier (7).
         let cq = unsafe { (*id).recv_cq };
-        // SAFETY: as above.
+        // SAFETY: the read wants a live identifier (7).
         let channel = unsafe { (*id).recv_cq_channel };
-        // SAFETY: the caller's promises.
+        // SAFETY: completion wants room for a completion (2), and the identifier's own queue and
+        // channel.
         unsafe { self.completion(id, cq, channel, wc) }
     }
 
-    /// Polls, asks for an event, polls again for what came in between, and sleeps until the event.
+    /// Polls, asks for an event, polls again for a completion that came in between, and sleeps
+    /// until the event.
     ///
     /// # Safety
     ///
-    /// The [rules of the module](crate::inline); queue and channel are the identifier's.
+    /// The [rules of the module](crate::inline); queue and channel are the identifier's, and live.
     unsafe fn completion(
         &self,
         id: *mut rdma_cm_id,
@@ -443,30 +467,33 @@ impl Ibverbs {
         channel: *mut ibv_comp_channel,
         wc: *mut ibv_wc,
     ) -> c_int {
+        // SAFETY: ibv_poll_cq wants a live queue, this function's condition, and room for one
+        // completion (2).
+        let poll = || unsafe { ibv_poll_cq(cq, 1, wc) };
         let found = loop {
-            // SAFETY: the queue is live, and there is room for one completion.
-            let found = unsafe { ibv_poll_cq(cq, 1, wc) };
+            let found = poll();
             if found != 0 {
                 break found;
             }
-            // SAFETY: the queue is live.
+            // SAFETY: ibv_req_notify_cq wants a live queue, this function's condition.
             let asked = unsafe { ibv_req_notify_cq(cq, 0) };
             if asked != 0 {
                 return rdma_seterrno(asked);
             }
-            // SAFETY: as for the first time.
-            let found = unsafe { ibv_poll_cq(cq, 1, wc) };
+            let found = poll();
             if found != 0 {
                 break found;
             }
             let (mut ready, mut context) = (null_mut(), null_mut());
-            // SAFETY: the channel is live, and there is room for both.
+            // SAFETY: the symbol wants a live channel, this function's condition, and room for two
+            // pointers, which are locals.
             let event = unsafe { (self.ibv_get_cq_event)(channel, &raw mut ready, &raw mut context) };
             if event != 0 {
                 return event;
             }
             debug_assert!(ready == cq && context == id.cast(), "an event of another queue");
-            // SAFETY: the queue is live, and one event was taken.
+            // SAFETY: the symbol wants a live queue, this function's condition, of which one event
+            // was taken.
             unsafe { (self.ibv_ack_cq_events)(cq, 1) };
         };
         if found < 0 { rdma_seterrno(found) } else { found }

@@ -48,8 +48,8 @@ layout! {
     }
     "struct ibv_dm" ibv_dm {
         "context" context : *mut ibv_context;
-        "memcpy_to_dm" memcpy_to_dm : ::core::option::Option< unsafe extern "C" fn(dm: *mut ibv_dm, dm_offset: u64, host_addr: *const ::core::ffi::c_void, length: usize) -> ::core::ffi::c_int>;
-        "memcpy_from_dm" memcpy_from_dm : ::core::option::Option< unsafe extern "C" fn(host_addr: *mut ::core::ffi::c_void, dm: *mut ibv_dm, dm_offset: u64, length: usize) -> ::core::ffi::c_int>;
+        "memcpy_to_dm" memcpy_to_dm : ::core::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm, dm_offset: u64, host_addr: *const ::core::ffi::c_void, length: usize) -> ::core::ffi::c_int>;
+        "memcpy_from_dm" memcpy_from_dm : ::core::option::Option<unsafe extern "C" fn(host_addr: *mut ::core::ffi::c_void, dm: *mut ibv_dm, dm_offset: u64, length: usize) -> ::core::ffi::c_int>;
         "comp_mask" comp_mask : u32;
         "handle" handle : u32;
     }
@@ -507,7 +507,7 @@ layout! {
         "handle" handle : u32;
         "state" state : ibv_wq_state;
         "wq_type" wq_type : ibv_wq_type;
-        "post_recv" post_recv : ::core::option::Option< unsafe extern "C" fn(current: *mut ibv_wq, recv_wr: *mut ibv_recv_wr, bad_recv_wr: *mut *mut ibv_recv_wr) -> ::core::ffi::c_int>;
+        "post_recv" post_recv : ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_wq, recv_wr: *mut ibv_recv_wr, bad_recv_wr: *mut *mut ibv_recv_wr) -> ::core::ffi::c_int>;
         "mutex" mutex : pthread_mutex_t;
         "cond" cond : pthread_cond_t;
         "events_completed" events_completed : u32;
@@ -533,9 +533,9 @@ layout! {
         "comp_mask" comp_mask : u64;
         "wr_id" wr_id : u64;
         "wr_flags" wr_flags : ::core::ffi::c_uint;
-        "wr_atomic_cmp_swp" wr_atomic_cmp_swp : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64)>;
+        "wr_atomic_cmp_swp" wr_atomic_cmp_swp : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64)>;
         "wr_atomic_fetch_add" wr_atomic_fetch_add : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64)>;
-        "wr_bind_mw" wr_bind_mw : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info)>;
+        "wr_bind_mw" wr_bind_mw : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info)>;
         "wr_local_inv" wr_local_inv : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>;
         "wr_rdma_read" wr_rdma_read : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>;
         "wr_rdma_write" wr_rdma_write : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>;
@@ -543,8 +543,8 @@ layout! {
         "wr_send" wr_send : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>;
         "wr_send_imm" wr_send_imm : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>;
         "wr_send_inv" wr_send_inv : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>;
-        "wr_send_tso" wr_send_tso : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut ::core::ffi::c_void, hdr_sz: u16, mss: u16)>;
-        "wr_set_ud_addr" wr_set_ud_addr : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32)>;
+        "wr_send_tso" wr_send_tso : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut ::core::ffi::c_void, hdr_sz: u16, mss: u16)>;
+        "wr_set_ud_addr" wr_set_ud_addr : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32)>;
         "wr_set_xrc_srqn" wr_set_xrc_srqn : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>;
         "wr_set_inline_data" wr_set_inline_data : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut ::core::ffi::c_void, length: usize)>;
         "wr_set_inline_data_list" wr_set_inline_data_list : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_buf: usize, buf_list: *const ibv_data_buf)>;
@@ -553,8 +553,8 @@ layout! {
         "wr_start" wr_start : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>;
         "wr_complete" wr_complete : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> ::core::ffi::c_int>;
         "wr_abort" wr_abort : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>;
-        "wr_atomic_write" wr_atomic_write : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, atomic_wr: *const ::core::ffi::c_void)>;
-        "wr_flush" wr_flush : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, len: usize, type_: u8, level: u8)>;
+        "wr_atomic_write" wr_atomic_write : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, atomic_wr: *const ::core::ffi::c_void)>;
+        "wr_flush" wr_flush : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, len: usize, type_: u8, level: u8)>;
     }
     "struct ibv_ece" ibv_ece {
         "vendor_id" vendor_id : u32;
@@ -597,7 +597,7 @@ layout! {
         "comp_mask" comp_mask : u32;
         "status" status : ibv_wc_status;
         "wr_id" wr_id : u64;
-        "start_poll" start_poll : ::core::option::Option< unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> ::core::ffi::c_int>;
+        "start_poll" start_poll : ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> ::core::ffi::c_int>;
         "next_poll" next_poll : ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ::core::ffi::c_int>;
         "end_poll" end_poll : ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>;
         "read_opcode" read_opcode : ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>;
@@ -795,7 +795,7 @@ layout! {
         "esn" esn : u32;
     }
     "struct _ibv_device_ops" _ibv_device_ops {
-        "_dummy1" _dummy1 : ::core::option::Option< unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: ::core::ffi::c_int) -> *mut ibv_context>;
+        "_dummy1" _dummy1 : ::core::option::Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: ::core::ffi::c_int) -> *mut ibv_context>;
         "_dummy2" _dummy2 : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context)>;
     }
     "struct ibv_device" ibv_device {
@@ -808,19 +808,19 @@ layout! {
         "ibdev_path" ibdev_path : [::core::ffi::c_char; 256usize];
     }
     "struct ibv_context_ops" ibv_context_ops {
-        "_compat_query_device" _compat_query_device : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> ::core::ffi::c_int>;
-        "_compat_query_port" _compat_query_port : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr) -> ::core::ffi::c_int>;
+        "_compat_query_device" _compat_query_device : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> ::core::ffi::c_int>;
+        "_compat_query_port" _compat_query_port : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr) -> ::core::ffi::c_int>;
         "_compat_alloc_pd" _compat_alloc_pd : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_dealloc_pd" _compat_dealloc_pd : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_reg_mr" _compat_reg_mr : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_rereg_mr" _compat_rereg_mr : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_dereg_mr" _compat_dereg_mr : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "alloc_mw" alloc_mw : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw>;
-        "bind_mw" bind_mw : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> ::core::ffi::c_int>;
+        "bind_mw" bind_mw : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> ::core::ffi::c_int>;
         "dealloc_mw" dealloc_mw : ::core::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> ::core::ffi::c_int>;
         "_compat_create_cq" _compat_create_cq : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
-        "poll_cq" poll_cq : ::core::option::Option< unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: ::core::ffi::c_int, wc: *mut ibv_wc) -> ::core::ffi::c_int>;
-        "req_notify_cq" req_notify_cq : ::core::option::Option< unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: ::core::ffi::c_int) -> ::core::ffi::c_int>;
+        "poll_cq" poll_cq : ::core::option::Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: ::core::ffi::c_int, wc: *mut ibv_wc) -> ::core::ffi::c_int>;
+        "req_notify_cq" req_notify_cq : ::core::option::Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: ::core::ffi::c_int) -> ::core::ffi::c_int>;
         "_compat_cq_event" _compat_cq_event : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_resize_cq" _compat_resize_cq : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_destroy_cq" _compat_destroy_cq : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
@@ -828,13 +828,13 @@ layout! {
         "_compat_modify_srq" _compat_modify_srq : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_query_srq" _compat_query_srq : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_destroy_srq" _compat_destroy_srq : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
-        "post_srq_recv" post_srq_recv : ::core::option::Option< unsafe extern "C" fn(srq: *mut ibv_srq, recv_wr: *mut ibv_recv_wr, bad_recv_wr: *mut *mut ibv_recv_wr) -> ::core::ffi::c_int>;
+        "post_srq_recv" post_srq_recv : ::core::option::Option<unsafe extern "C" fn(srq: *mut ibv_srq, recv_wr: *mut ibv_recv_wr, bad_recv_wr: *mut *mut ibv_recv_wr) -> ::core::ffi::c_int>;
         "_compat_create_qp" _compat_create_qp : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_query_qp" _compat_query_qp : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_modify_qp" _compat_modify_qp : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_destroy_qp" _compat_destroy_qp : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
-        "post_send" post_send : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> ::core::ffi::c_int>;
-        "post_recv" post_recv : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> ::core::ffi::c_int>;
+        "post_send" post_send : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> ::core::ffi::c_int>;
+        "post_recv" post_recv : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> ::core::ffi::c_int>;
         "_compat_create_ah" _compat_create_ah : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_destroy_ah" _compat_destroy_ah : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
         "_compat_attach_mcast" _compat_attach_mcast : ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>;
@@ -882,8 +882,8 @@ layout! {
         "pd" pd : *mut ibv_pd;
         "td" td : *mut ibv_td;
         "comp_mask" comp_mask : u32;
-        "alloc" alloc : ::core::option::Option< unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut ::core::ffi::c_void, size: usize, alignment: usize, resource_type: u64) -> *mut ::core::ffi::c_void>;
-        "free" free : ::core::option::Option< unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut ::core::ffi::c_void, ptr: *mut ::core::ffi::c_void, resource_type: u64)>;
+        "alloc" alloc : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut ::core::ffi::c_void, size: usize, alignment: usize, resource_type: u64) -> *mut ::core::ffi::c_void>;
+        "free" free : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut ::core::ffi::c_void, ptr: *mut ::core::ffi::c_void, resource_type: u64)>;
         "pd_context" pd_context : *mut ::core::ffi::c_void;
     }
     "struct ibv_dmah_init_attr" ibv_dmah_init_attr {
@@ -909,48 +909,48 @@ layout! {
     }
     "struct verbs_context" verbs_context {
         "free_buf" free_buf : ::core::option::Option<unsafe extern "C" fn(buf: *mut ibv_buf)>;
-        "alloc_buf" alloc_buf : ::core::option::Option< unsafe extern "C" fn(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut ::core::ffi::c_void>;
+        "alloc_buf" alloc_buf : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut ::core::ffi::c_void>;
         "dm_export_dmabuf_fd" dm_export_dmabuf_fd : ::core::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> ::core::ffi::c_int>;
-        "reg_mr_ex" reg_mr_ex : ::core::option::Option< unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr>;
+        "reg_mr_ex" reg_mr_ex : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr>;
         "dealloc_dmah" dealloc_dmah : ::core::option::Option<unsafe extern "C" fn(dmah: *mut ibv_dmah) -> ::core::ffi::c_int>;
-        "alloc_dmah" alloc_dmah : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah>;
-        "query_port" query_port : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr, port_attr_len: usize) -> ::core::ffi::c_int>;
-        "advise_mr" advise_mr : ::core::option::Option< unsafe extern "C" fn(pd: *mut ibv_pd, advice: ib_uverbs_advise_mr_advice, flags: u32, sg_list: *mut ibv_sge, num_sges: u32) -> ::core::ffi::c_int>;
+        "alloc_dmah" alloc_dmah : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah>;
+        "query_port" query_port : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr, port_attr_len: usize) -> ::core::ffi::c_int>;
+        "advise_mr" advise_mr : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, advice: ib_uverbs_advise_mr_advice, flags: u32, sg_list: *mut ibv_sge, num_sges: u32) -> ::core::ffi::c_int>;
         "alloc_null_mr" alloc_null_mr : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd) -> *mut ibv_mr>;
-        "read_counters" read_counters : ::core::option::Option< unsafe extern "C" fn(counters: *mut ibv_counters, counters_value: *mut u64, ncounters: u32, flags: u32) -> ::core::ffi::c_int>;
-        "attach_counters_point_flow" attach_counters_point_flow : ::core::option::Option< unsafe extern "C" fn(counters: *mut ibv_counters, attr: *mut ibv_counter_attach_attr, flow: *mut ibv_flow) -> ::core::ffi::c_int>;
-        "create_counters" create_counters : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_counters_init_attr) -> *mut ibv_counters>;
+        "read_counters" read_counters : ::core::option::Option<unsafe extern "C" fn(counters: *mut ibv_counters, counters_value: *mut u64, ncounters: u32, flags: u32) -> ::core::ffi::c_int>;
+        "attach_counters_point_flow" attach_counters_point_flow : ::core::option::Option<unsafe extern "C" fn(counters: *mut ibv_counters, attr: *mut ibv_counter_attach_attr, flow: *mut ibv_flow) -> ::core::ffi::c_int>;
+        "create_counters" create_counters : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_counters_init_attr) -> *mut ibv_counters>;
         "destroy_counters" destroy_counters : ::core::option::Option<unsafe extern "C" fn(counters: *mut ibv_counters) -> ::core::ffi::c_int>;
-        "reg_dm_mr" reg_dm_mr : ::core::option::Option< unsafe extern "C" fn(pd: *mut ibv_pd, dm: *mut ibv_dm, dm_offset: u64, length: usize, access: ::core::ffi::c_uint) -> *mut ibv_mr>;
-        "alloc_dm" alloc_dm : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm>;
+        "reg_dm_mr" reg_dm_mr : ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, dm: *mut ibv_dm, dm_offset: u64, length: usize, access: ::core::ffi::c_uint) -> *mut ibv_mr>;
+        "alloc_dm" alloc_dm : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm>;
         "free_dm" free_dm : ::core::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> ::core::ffi::c_int>;
-        "modify_flow_action_esp" modify_flow_action_esp : ::core::option::Option< unsafe extern "C" fn(action: *mut ibv_flow_action, attr: *mut ibv_flow_action_esp_attr) -> ::core::ffi::c_int>;
+        "modify_flow_action_esp" modify_flow_action_esp : ::core::option::Option<unsafe extern "C" fn(action: *mut ibv_flow_action, attr: *mut ibv_flow_action_esp_attr) -> ::core::ffi::c_int>;
         "destroy_flow_action" destroy_flow_action : ::core::option::Option<unsafe extern "C" fn(action: *mut ibv_flow_action) -> ::core::ffi::c_int>;
-        "create_flow_action_esp" create_flow_action_esp : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_flow_action_esp_attr) -> *mut ibv_flow_action>;
-        "modify_qp_rate_limit" modify_qp_rate_limit : ::core::option::Option< unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> ::core::ffi::c_int>;
-        "alloc_parent_domain" alloc_parent_domain : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>;
+        "create_flow_action_esp" create_flow_action_esp : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_flow_action_esp_attr) -> *mut ibv_flow_action>;
+        "modify_qp_rate_limit" modify_qp_rate_limit : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> ::core::ffi::c_int>;
+        "alloc_parent_domain" alloc_parent_domain : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>;
         "dealloc_td" dealloc_td : ::core::option::Option<unsafe extern "C" fn(td: *mut ibv_td) -> ::core::ffi::c_int>;
-        "alloc_td" alloc_td : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td>;
-        "modify_cq" modify_cq : ::core::option::Option< unsafe extern "C" fn(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> ::core::ffi::c_int>;
-        "post_srq_ops" post_srq_ops : ::core::option::Option< unsafe extern "C" fn(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *mut *mut ibv_ops_wr) -> ::core::ffi::c_int>;
+        "alloc_td" alloc_td : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td>;
+        "modify_cq" modify_cq : ::core::option::Option<unsafe extern "C" fn(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> ::core::ffi::c_int>;
+        "post_srq_ops" post_srq_ops : ::core::option::Option<unsafe extern "C" fn(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *mut *mut ibv_ops_wr) -> ::core::ffi::c_int>;
         "destroy_rwq_ind_table" destroy_rwq_ind_table : ::core::option::Option<unsafe extern "C" fn(rwq_ind_table: *mut ibv_rwq_ind_table) -> ::core::ffi::c_int>;
-        "create_rwq_ind_table" create_rwq_ind_table : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_rwq_ind_table_init_attr) -> *mut ibv_rwq_ind_table>;
+        "create_rwq_ind_table" create_rwq_ind_table : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_rwq_ind_table_init_attr) -> *mut ibv_rwq_ind_table>;
         "destroy_wq" destroy_wq : ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> ::core::ffi::c_int>;
         "modify_wq" modify_wq : ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> ::core::ffi::c_int>;
-        "create_wq" create_wq : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq>;
-        "query_rt_values" query_rt_values : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, values: *mut ibv_values_ex) -> ::core::ffi::c_int>;
-        "create_cq_ex" create_cq_ex : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>;
+        "create_wq" create_wq : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq>;
+        "query_rt_values" query_rt_values : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, values: *mut ibv_values_ex) -> ::core::ffi::c_int>;
+        "create_cq_ex" create_cq_ex : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>;
         "priv" priv_ : *mut verbs_ex_private;
-        "query_device_ex" query_device_ex : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, input: *const ibv_query_device_ex_input, attr: *mut ibv_device_attr_ex, attr_size: usize) -> ::core::ffi::c_int>;
+        "query_device_ex" query_device_ex : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, input: *const ibv_query_device_ex_input, attr: *mut ibv_device_attr_ex, attr_size: usize) -> ::core::ffi::c_int>;
         "ibv_destroy_flow" ibv_destroy_flow : ::core::option::Option<unsafe extern "C" fn(flow: *mut ibv_flow) -> ::core::ffi::c_int>;
         "ABI_placeholder2" ABI_placeholder2 : ::core::option::Option<unsafe extern "C" fn()>;
         "ibv_create_flow" ibv_create_flow : ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow>;
         "ABI_placeholder1" ABI_placeholder1 : ::core::option::Option<unsafe extern "C" fn()>;
-        "open_qp" open_qp : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp>;
-        "create_qp_ex" create_qp_ex : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, qp_init_attr_ex: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>;
+        "open_qp" open_qp : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp>;
+        "create_qp_ex" create_qp_ex : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, qp_init_attr_ex: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>;
         "get_srq_num" get_srq_num : ::core::option::Option<unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> ::core::ffi::c_int>;
-        "create_srq_ex" create_srq_ex : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, srq_init_attr_ex: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>;
-        "open_xrcd" open_xrcd : ::core::option::Option< unsafe extern "C" fn(context: *mut ibv_context, xrcd_init_attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>;
+        "create_srq_ex" create_srq_ex : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, srq_init_attr_ex: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>;
+        "open_xrcd" open_xrcd : ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context, xrcd_init_attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>;
         "close_xrcd" close_xrcd : ::core::option::Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> ::core::ffi::c_int>;
         "_ABI_placeholder3" _ABI_placeholder3 : u64;
         "sz" sz : usize;

@@ -1,7 +1,7 @@
 //! The bindings against the headers, as a C compiler sees them: every size, offset and constant.
 //!
-//! Headers older than the bindings lack some of them. What they lack is counted and printed; with the newest headers,
-//! in the folder `RDMA_CORE_INCLUDE`, nothing may be missing.
+//! Headers older than the bindings lack some of them. What they lack is counted and printed; with
+//! the newest headers, in the folder `RDMA_CORE_INCLUDE`, nothing may be missing.
 
 #![cfg(not(feature = "bindgen"))]
 #![allow(missing_docs, reason = "a test")]
@@ -16,9 +16,7 @@ use libc::{
     pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec,
 };
 use rdma_sys::*;
-
-#[path = "../support/mod.rs"]
-mod support;
+use rdma_test_support::Compiler;
 
 #[derive(Debug)]
 struct Struct {
@@ -60,7 +58,7 @@ macro_rules! constants {
 
 include!("layout.rs");
 
-/// What stands in for macros that bindgen cannot read.
+/// Constants in place of macros that bindgen cannot read.
 const MACROS: &[(&str, i128)] = &[
     ("IBV_ACCESS_OPTIONAL_RANGE", IBV_ACCESS_OPTIONAL_RANGE as i128),
     ("IBV_QPF_GRH_REQUIRED", IBV_QPF_GRH_REQUIRED as i128),
@@ -81,7 +79,7 @@ const MACROS: &[(&str, i128)] = &[
     ("IBV_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW", IBV_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW.0 as i128),
 ];
 
-/// One line of C, and what it states.
+/// One line of C, and its meaning.
 #[derive(Debug)]
 struct Statement {
     /// The struct that it is about, if any.
@@ -98,7 +96,7 @@ fn statements() -> Vec<Statement> {
         add(true, format!("sizeof({c})"), format!("sizeof({c}) == {size}"));
         for Field { c: path, offset, size } in *fields {
             let (place, offset) = if *c == "struct verbs_context" {
-                // It grows at its beginning; what is fixed is the way to its end.
+                // The struct grows at its beginning; distances to its end are fixed.
                 let end = offset_of!(verbs_context, context);
                 (format!("offsetof({c}, context) - offsetof({c}, {path})"), end - offset)
             } else {
@@ -123,7 +121,7 @@ fn statements() -> Vec<Statement> {
 
 #[test]
 fn sizes_offsets_and_constants_are_those_of_the_headers() {
-    let Some(compiler) = support::Compiler::find("abi") else { return };
+    let Some(compiler) = Compiler::find(concat!(env!("CARGO_TARGET_TMPDIR"), "/abi")) else { return };
     let statements = statements();
     let mut source = String::from(
         "#include <stddef.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <rdma/rdma_verbs.h>\n",
@@ -156,7 +154,7 @@ fn sizes_offsets_and_constants_are_those_of_the_headers() {
 
     let absent: Vec<&str> = missing.iter().chain(&excused).map(|statement| statement.what.as_str()).collect();
     let (all, lacking) = (statements.len(), absent.len());
-    support::say(&format!("abi: {} of {all} statements hold; these headers lack {lacking}", all - lacking));
+    rdma_test_support::say(&format!("abi: {} of {all} statements hold; these headers lack {lacking}", all - lacking));
     if compiler.newest() {
         assert!(absent.is_empty(), "the newest headers lack {absent:#?}");
     }

@@ -1,12 +1,12 @@
 //! The headers' inline functions, compiled by a C compiler into a library that this test loads.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
 use libloading::os::unix::Library;
+use rdma_test_support::{Compiler, say};
 
-use crate::support::{self, Compiler};
-
-/// The exported symbols that the inline functions call. The library defines them and passes each call on to a hook.
+/// The exported symbols that the inline functions call. The library defines them and passes each
+/// call on to a hook.
 const EXPORTED: &str = r"
 #undef ibv_get_device_list
 #undef ibv_query_port
@@ -39,18 +39,18 @@ EXPORTED(int, ibv_get_cq_event, (struct ibv_comp_channel *l, struct ibv_cq **q, 
 EXPORTED(void, ibv_ack_cq_events, (struct ibv_cq *q, unsigned int n), (q, n))
 ";
 
-/// What has inline functions, and what includes it.
+/// The headers with inline functions, and an include of all of them.
 const HEADERS: [&str; 3] = ["infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"];
 const INCLUDE: &str = "#include <rdma/rdma_verbs.h>\n";
 
-/// What a statically linked program sets, which gives the header one more function.
+/// A statically linked program sets this, which gives the header one more function.
 const STATIC: &str = "-DRDMA_STATIC_PROVIDERS=none";
 
 const COMP_CNTR: &str = r"
 EXPORTED(int, _ibv_query_comp_cntr_caps, (struct ibv_context *c, struct ibv_comp_cntr_caps *a, size_t s), (c, a, s))
 ";
 
-/// The library, and what is in it.
+/// The library and its contents.
 #[derive(Debug)]
 pub(crate) struct Twins {
     library: &'static Library,
@@ -63,7 +63,7 @@ pub(crate) struct Twins {
 impl Twins {
     /// Compiles and loads the library; `None` without a compiler or headers.
     pub(crate) fn build(test: &str) -> Option<Self> {
-        let compiler = Compiler::find(test)?;
+        let compiler = Compiler::find(Path::new(env!("CARGO_TARGET_TMPDIR")).join(test))?;
         let names = inline_functions(&compiler);
         let mut source = format!("{INCLUDE}{EXPORTED}");
         if names.contains("ibv_query_comp_cntr_caps") {
@@ -77,11 +77,11 @@ impl Twins {
         let arguments = [STATIC, "-shared", "-fPIC", "-O1", "-w", "-Wl,-Bsymbolic", "-o", &path];
         let output = compiler.run("twins", &source, &arguments).expect("the compiler ran before");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // SAFETY: the library has no initialisers.
+        // SAFETY: open wants that the library's initialisers may run: the library has none.
         let library =
             unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_LOCAL) }.expect("it was just made");
         let newest = compiler.newest();
-        support::say(&format!("{test}: the headers have {} inline functions", names.len()));
+        say(&format!("{test}: the headers have {} inline functions", names.len()));
         Some(Self { library: Box::leak(Box::new(library)), names, newest })
     }
 
@@ -91,9 +91,11 @@ impl Twins {
     ///
     /// `F` is the function's type.
     pub(crate) unsafe fn twin<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: the library has a variable of this type, which holds a pointer to that function.
+        // SAFETY: get wants the variable's type: `build` defines a pointer to that function, and
+        // `F` is the function's type.
         let variable = unsafe { self.library.get::<*const Option<F>>(format!("twin_{name}").as_bytes()) }.ok()?;
-        // SAFETY: as above; it is never written.
+        // SAFETY: the read wants a live variable that nothing writes: the library stays loaded, and
+        // the variable is const.
         unsafe { **variable }
     }
 
@@ -103,24 +105,27 @@ impl Twins {
     ///
     /// `F` is the function's type.
     pub(crate) unsafe fn hook<F: Copy>(&self, name: &str, function: F) {
-        // SAFETY: the library has a variable of this type.
+        // SAFETY: get wants the variable's type: `EXPORTED` defines a pointer to a function of the
+        // symbol's type.
         let variable = unsafe { self.library.get::<*mut Option<F>>(format!("hook_{name}").as_bytes()) };
         if let Ok(variable) = variable {
-            // SAFETY: as above; only this test's one thread uses it.
+            // SAFETY: the write wants a live variable that no other thread uses: the library stays
+            // loaded, and one test has one.
             unsafe { **variable = Some(function) };
         }
     }
 
-    /// What the header takes for `sizeof(struct ibv_port_attr)`.
+    /// The header's `sizeof(struct ibv_port_attr)`.
     pub(crate) fn size_of_port_attr(&self) -> u64 {
-        // SAFETY: the library has a variable of this type.
+        // SAFETY: get wants the variable's type: `build` defines it so.
         let variable = unsafe { self.library.get::<*const usize>(b"size_of_port_attr") }.expect("it is defined");
-        // SAFETY: as above; it is never written.
+        // SAFETY: the read wants a live variable that nothing writes: the library stays loaded, and
+        // the variable is const.
         unsafe { **variable as u64 }
     }
 }
 
-/// The names of all `static inline` functions of the headers: what the preprocessor says comes from those files.
+/// The names of all `static inline` functions in the preprocessor's output for the headers.
 fn inline_functions(compiler: &Compiler) -> BTreeSet<String> {
     let output = compiler.run("inline", INCLUDE, &[STATIC, "-E"]).expect("the compiler ran before");
     let text = String::from_utf8_lossy(&output.stdout);

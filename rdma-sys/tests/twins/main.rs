@@ -1,5 +1,16 @@
-//! The inline functions of the headers in Rust against the same functions in C: same objects, same arguments, same
-//! answers, same `errno`, same calls to the operations behind them.
+//! The inline functions of the headers in Rust against the same functions in C: same objects, same
+//! arguments, same answers, same `errno`, same calls of the operations behind them.
+//!
+//! # Safety
+//!
+//! Rules that the blocks of this test cite:
+//!
+//! 1. Objects and the memory of arguments come from `leak`, a `Pointee` or a `Live`: C structs that
+//!    are zeroed or filled, that live for ever, and that only the one thread of the test uses.
+//! 2. An operation slot, an entry of a table or a hook holds NULL or a fake of its own type. A fake
+//!    records its arguments, and touches no memory unless it says so.
+//! 3. A C function, a hook and a variable of the library are looked up under the type that the
+//!    headers, or the source of the library, declare. The library is never unloaded.
 
 #![cfg(not(feature = "bindgen"))]
 #![allow(missing_docs, reason = "a test")]
@@ -11,8 +22,6 @@ mod library;
 mod rdmacm;
 mod regular;
 mod special;
-#[path = "../support/mod.rs"]
-mod support;
 mod world;
 
 use library::Twins;
@@ -36,7 +45,10 @@ fn every_inline_function_of_the_headers_has_a_twin_that_does_the_same() {
             lacking.push(name);
         }
     }
-    support::say(&format!("twins: {} compared; this header lacks {lacking:?}", compared.len() - lacking.len()));
+    rdma_test_support::say(&format!(
+        "twins: {} compared; this header lacks {lacking:?}",
+        compared.len() - lacking.len()
+    ));
     assert_eq!(twins.names.len() + lacking.len(), INLINE);
     assert!(!twins.newest || lacking.is_empty());
 }

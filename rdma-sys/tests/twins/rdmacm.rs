@@ -9,7 +9,7 @@ use crate::{
     library::Twins,
     regular::Case,
     special::{export, fake, twin},
-    world::{Seen, Value, World, arrived, leak, observe},
+    world::{Live, Seen, Value, World, arrived, call, leak, observe},
 };
 
 pub(crate) const CASES: &[Case] = &[
@@ -34,7 +34,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 thread_local! {
-    /// What the operations answer next; 0 where nothing stands.
+    /// The next answers of the operations; 0 after the last.
     static ANSWERS: RefCell<VecDeque<c_int>> = const { RefCell::new(VecDeque::new()) };
 }
 
@@ -61,8 +61,7 @@ fn failed(seen: &Seen, errno: c_int) {
 fn seterrno(twins: &Twins) -> bool {
     let twin = twin!(twins, "rdma_seterrno", fn(c_int) -> c_int);
     for value in [0, 1, EINVAL, -1, c_int::MAX, c_int::MIN] {
-        // SAFETY: a function of numbers.
-        let seen = compare(&[], || rdma_seterrno(value), || unsafe { twin(value) });
+        let seen = compare(&[], || rdma_seterrno(value), call!(twin(value)));
         assert_eq!((seen.answer as c_int, seen.errno), (-c_int::from(value != 0), value));
     }
     true
@@ -71,8 +70,7 @@ fn seterrno(twins: &Twins) -> bool {
 fn get_local_addr(twins: &Twins) -> bool {
     let twin = twin!(twins, "rdma_get_local_addr", fn(*mut rdma_cm_id) -> *mut sockaddr);
     let id = leak::<rdma_cm_id>();
-    // SAFETY: the identifier is live.
-    let (rust, c) = (unsafe { rdma_get_local_addr(id) }, unsafe { twin(id) });
+    let (rust, c) = (call!(rdma_get_local_addr(id))(), call!(twin(id))());
     assert_eq!((rust, rust.is_null()), (c, false));
     true
 }
@@ -80,16 +78,14 @@ fn get_local_addr(twins: &Twins) -> bool {
 fn get_peer_addr(twins: &Twins) -> bool {
     let twin = twin!(twins, "rdma_get_peer_addr", fn(*mut rdma_cm_id) -> *mut sockaddr);
     let id = leak::<rdma_cm_id>();
-    // SAFETY: the identifier is live.
-    let (rust, c) = (unsafe { rdma_get_peer_addr(id) }, unsafe { twin(id) });
+    let (rust, c) = (call!(rdma_get_peer_addr(id))(), call!(twin(id))());
     assert_eq!((rust, rust.is_null()), (c, false));
     true
 }
 
 /// An identifier with all objects.
-fn identifier(world: &World) -> *mut rdma_cm_id {
-    let id = leak::<rdma_cm_id>();
-    let filled = rdma_cm_id {
+fn identifier(world: &World) -> Live<rdma_cm_id> {
+    Live::new(rdma_cm_id {
         verbs: world.context,
         qp: Value::make(world, 0),
         srq: Value::make(world, 0),
@@ -99,10 +95,7 @@ fn identifier(world: &World) -> *mut rdma_cm_id {
         send_cq_channel: leak(),
         recv_cq_channel: leak(),
         ..rdma_cm_id::default()
-    };
-    // SAFETY: it was just made.
-    unsafe { id.write(filled) };
-    id
+    })
 }
 
 type Register = unsafe extern "C" fn(*mut rdma_cm_id, *mut c_void, usize) -> *mut ibv_mr;
@@ -117,13 +110,10 @@ fn registers(
     export!(twins, table, ibv_reg_mr(
         pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int
     ) -> *mut ibv_mr);
-    let id = identifier(&World::new());
-    let memory = leak::<u64>().cast();
-    // SAFETY: the identifier is live and has a domain, and the symbol is a fake that touches no memory.
-    let seen = compare(&[], || unsafe { rust(&table, id, memory, 8) }, || unsafe { twin(id, memory, 8) });
-    // SAFETY: the identifier is live.
-    let pd = unsafe { (*id).pd };
-    assert_eq!(seen.calls, [("ibv_reg_mr", vec![pd.word(), memory.word(), 8, access.into()])]);
+    let identifier = identifier(&World::new());
+    let (id, memory) = (identifier.ptr(), leak::<u64>().cast());
+    let seen = compare(&[], call!(rust(&table, id, memory, 8)), call!(twin(id, memory, 8)));
+    assert_eq!(seen.calls, [("ibv_reg_mr", vec![identifier.get().pd.word(), memory.word(), 8, access.into()])]);
 }
 
 fn reg_msgs(twins: &Twins) -> bool {
@@ -151,26 +141,26 @@ fn dereg_mr(twins: &Twins) -> bool {
     }
     let twin = twin!(twins, "rdma_dereg_mr", fn(*mut ibv_mr) -> c_int);
     let table = Ibverbs { ibv_dereg_mr: dereg, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: this is the symbol's type.
+    // SAFETY: hook wants the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_dereg_mr", table.ibv_dereg_mr) };
     let mr = <*mut ibv_mr>::make(&World::new(), 0);
-    // SAFETY: the region is live, and the symbol is a fake.
-    let compare = |answer| compare(&[answer], || unsafe { table.rdma_dereg_mr(mr) }, || unsafe { twin(mr) });
+    let compare = |answer| compare(&[answer], call!(table.rdma_dereg_mr(mr)), call!(twin(mr)));
     assert_eq!(compare(0).answer, 0);
     failed(&compare(EINVAL), EINVAL);
     true
 }
 
-/// What a list says: every entry's contents.
+/// The number and the contents of a list's entries.
 ///
 /// # Safety
 ///
-/// There are so many entries.
+/// The list has so many entries.
 unsafe fn entries(list: *const ibv_sge, number: c_int) -> Vec<u64> {
     let mut words = vec![number.word()];
     for index in 0..usize::try_from(number).expect("not negative") {
         let place = list.wrapping_add(index);
-        // SAFETY: the caller's promise.
+        // SAFETY: read wants an entry of the list, which has `number` of them by this function's
+        // condition.
         let entry = unsafe { place.read() };
         words.extend([entry.addr, entry.length.into(), entry.lkey.into()]);
     }
@@ -178,66 +168,69 @@ unsafe fn entries(list: *const ibv_sge, number: c_int) -> Vec<u64> {
 }
 
 unsafe extern "C" fn sent(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the caller posts a request. (Only what its operation uses is read: in C the rest is undefined.)
+    // SAFETY: the reference wants a request that nothing changes meanwhile: the functions under
+    // test post one of their own. (Only fields that the operation uses are read: in C the others
+    // are undefined.)
     let request = unsafe { &*wr };
     let (next, opcode, flags) = (request.next.addr() as u64, request.opcode, request.send_flags);
     let mut words = vec![qp.word(), request.wr_id, next, opcode.0.into(), flags.into()];
-    // SAFETY: as above.
+    // SAFETY: entries wants a list of that length, as every request of this test has.
     words.extend(unsafe { entries(request.sg_list, request.num_sge) });
-    // SAFETY: the queue pair is live; the test says by its type which fields a send uses.
+    // SAFETY: the read wants a live queue pair (1).
     let kind = unsafe { (*qp).qp_type };
     if opcode != ibv_wr_opcode::IBV_WR_SEND {
-        // SAFETY: as above.
+        // SAFETY: the read of the union wants that this field was written, as of every read and
+        // write.
         let rdma = unsafe { request.wr.rdma };
         words.extend([rdma.remote_addr, rdma.rkey.into()]);
     } else if kind == ibv_qp_type::IBV_QPT_UD {
-        // SAFETY: as above.
+        // SAFETY: the read of the union wants that this field was written, as of every datagram.
         let ud = unsafe { request.wr.ud };
         words.extend([ud.ah.word(), ud.remote_qpn.into(), ud.remote_qkey.into()]);
     }
     arrived("post_send", &words);
-    // SAFETY: the caller made room.
+    // SAFETY: write wants room for a pointer, to which every caller of the operation points.
     unsafe { bad.write(wr) };
     next_answer()
 }
 
-/// What arrives for a receive, whatever queue it is for.
+/// Records a receive for either kind of queue.
 ///
 /// # Safety
 ///
-/// The caller posts a request.
+/// `wr` is a request with its list.
 unsafe fn received(name: &'static str, queue: u64, wr: *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the caller posts a request.
+    // SAFETY: read wants a request, by this function's condition.
     let request = unsafe { wr.read() };
     let mut words = vec![queue, request.wr_id, request.next.addr() as u64];
-    // SAFETY: as above.
+    // SAFETY: entries wants the request's list, by this function's condition.
     words.extend(unsafe { entries(request.sg_list, request.num_sge) });
     arrived(name, &words);
     next_answer()
 }
 
 unsafe extern "C" fn received_by_qp(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: received wants a request with its list, as the functions under test post.
     unsafe { received("post_recv", qp.word(), wr) }
 }
 
 unsafe extern "C" fn received_by_srq(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: received wants a request with its list, as the functions under test post.
     unsafe { received("post_srq_recv", srq.word(), wr) }
 }
 
 /// A context whose queues record their requests, and an identifier in it.
-fn recording() -> *mut rdma_cm_id {
+fn recording() -> Live<rdma_cm_id> {
     let world = World::new();
-    // SAFETY: the context was just made.
-    let ops = unsafe { &mut (*world.context).ops };
-    ops.post_send = Some(sent);
-    ops.post_recv = Some(received_by_qp);
-    ops.post_srq_recv = Some(received_by_srq);
+    world.edit(|extended| {
+        extended.context.ops.post_send = Some(sent);
+        extended.context.ops.post_recv = Some(received_by_qp);
+        extended.context.ops.post_srq_recv = Some(received_by_srq);
+    });
     identifier(&world)
 }
 
-/// The application's word for a request.
+/// The application's identifier of a request.
 const CONTEXT: *mut c_void = std::ptr::without_provenance_mut(0xfeed_0000_1234);
 const REMOTE: u64 = 0x1234_5678_9abc_def0;
 const RKEY: u32 = 0xdead_beef;
@@ -260,30 +253,27 @@ fn both(rust: impl Fn() -> c_int, c: impl Fn() -> c_int) -> Seen {
 
 fn post_recvv(twins: &Twins) -> bool {
     let twin = twin!(twins, "rdma_post_recvv", fn(*mut rdma_cm_id, *mut c_void, *mut ibv_sge, c_int) -> c_int);
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     for name in ["post_srq_recv", "post_recv"] {
         for (list, n) in lists() {
-            // SAFETY: the identifier has both queues; the operations are fakes.
-            let rust = || unsafe { rdma_post_recvv(id, CONTEXT, list, n) };
-            // SAFETY: as above.
-            let seen = both(rust, || unsafe { twin(id, CONTEXT, list, n) });
+            let rust = call!(rdma_post_recvv(id, CONTEXT, list, n));
+            let seen = both(rust, call!(twin(id, CONTEXT, list, n)));
             assert_eq!(seen.calls[0].0, name);
         }
-        // SAFETY: the identifier is live. From now on it has no shared queue.
-        unsafe { (*id).srq = null_mut() };
+        identifier.edit(|id| id.srq = null_mut());
     }
     true
 }
 
 fn post_sendv(twins: &Twins) -> bool {
     let twin = twin!(twins, "rdma_post_sendv", fn(*mut rdma_cm_id, *mut c_void, *mut ibv_sge, c_int, c_int) -> c_int);
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     for (list, n) in lists() {
         for flags in [0, FLAGS, -1] {
-            // SAFETY: the identifier has a queue pair; the operation is a fake.
-            let rust = || unsafe { rdma_post_sendv(id, CONTEXT, list, n, flags) };
-            // SAFETY: as above.
-            both(rust, || unsafe { twin(id, CONTEXT, list, n, flags) });
+            let rust = call!(rdma_post_sendv(id, CONTEXT, list, n, flags));
+            both(rust, call!(twin(id, CONTEXT, list, n, flags)));
         }
     }
     true
@@ -295,12 +285,11 @@ fn post_readv(twins: &Twins) -> bool {
         "rdma_post_readv",
         fn(*mut rdma_cm_id, *mut c_void, *mut ibv_sge, c_int, c_int, u64, u32) -> c_int
     );
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     for (list, n) in lists() {
-        // SAFETY: the identifier has a queue pair; the operation is a fake.
-        let rust = || unsafe { rdma_post_readv(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY) };
-        // SAFETY: as above.
-        both(rust, || unsafe { twin(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY) });
+        let rust = call!(rdma_post_readv(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY));
+        both(rust, call!(twin(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY)));
     }
     true
 }
@@ -311,12 +300,11 @@ fn post_writev(twins: &Twins) -> bool {
         "rdma_post_writev",
         fn(*mut rdma_cm_id, *mut c_void, *mut ibv_sge, c_int, c_int, u64, u32) -> c_int
     );
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     for (list, n) in lists() {
-        // SAFETY: the identifier has a queue pair; the operation is a fake.
-        let rust = || unsafe { rdma_post_writev(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY) };
-        // SAFETY: as above.
-        both(rust, || unsafe { twin(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY) });
+        let rust = call!(rdma_post_writev(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY));
+        both(rust, call!(twin(id, CONTEXT, list, n, FLAGS, REMOTE, RKEY)));
     }
     true
 }
@@ -324,35 +312,30 @@ fn post_writev(twins: &Twins) -> bool {
 /// Memory of 64 bytes, and a region of it.
 fn region() -> (*mut c_void, *mut ibv_mr) {
     let memory: *mut c_void = leak::<[u64; 8]>().cast();
-    let mr = leak::<ibv_mr>();
-    // SAFETY: it was just made.
-    unsafe { mr.write(ibv_mr { addr: memory, length: 64, lkey: 0x77, ..ibv_mr::default() }) };
-    (memory, mr)
+    (memory, Live::new(ibv_mr { addr: memory, length: 64, lkey: 0x77, ..ibv_mr::default() }).ptr())
 }
 
 fn post_recv(twins: &Twins) -> bool {
     let twin =
         twin!(twins, "rdma_post_recv", fn(*mut rdma_cm_id, *mut c_void, *mut c_void, usize, *mut ibv_mr) -> c_int);
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     let (memory, mr) = region();
     for (offset, length) in [(0, 64), (0, 0), (64, 0), (63, 1), (8, 16)] {
         let addr = memory.wrapping_byte_add(offset);
-        // SAFETY: the identifier has both queues; the operations are fakes that touch no memory.
-        let rust = || unsafe { rdma_post_recv(id, CONTEXT, addr, length, mr) };
-        // SAFETY: as above.
-        both(rust, || unsafe { twin(id, CONTEXT, addr, length, mr) });
+        let rust = call!(rdma_post_recv(id, CONTEXT, addr, length, mr));
+        both(rust, call!(twin(id, CONTEXT, addr, length, mr)));
     }
-    // What the header's assertion stops in C.
+    // In C the header's assertion stops these.
     for (offset, length) in [(0, 65), (64, 1), (usize::MAX, 1), (1, 64)] {
         let addr = memory.wrapping_byte_add(offset);
-        // SAFETY: as above.
-        let posted = std::panic::catch_unwind(|| unsafe { rdma_post_recv(id, CONTEXT, addr, length, mr) });
+        let posted = std::panic::catch_unwind(call!(rdma_post_recv(id, CONTEXT, addr, length, mr)));
         assert_eq!(posted.is_err(), cfg!(debug_assertions), "{offset} {length}");
     }
     true
 }
 
-/// The region of a request, which may be missing, and lengths: more than 32 bits are cut off in C.
+/// Memory, lengths and the region of requests. C cuts lengths off at 32 bits.
 fn pieces() -> impl Iterator<Item = (*mut c_void, usize, *mut ibv_mr)> {
     let (memory, mr) = region();
     [0, 1, 64, u32::MAX as usize, (1 << 32) + 5].into_iter().map(move |length| (memory, length, mr))
@@ -364,13 +347,12 @@ fn post_send(twins: &Twins) -> bool {
         "rdma_post_send",
         fn(*mut rdma_cm_id, *mut c_void, *mut c_void, usize, *mut ibv_mr, c_int) -> c_int
     );
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     for (addr, length, region) in pieces() {
         for mr in [region, null_mut()] {
-            // SAFETY: the identifier has a queue pair; the operation is a fake that touches no memory.
-            let rust = || unsafe { rdma_post_send(id, CONTEXT, addr, length, mr, FLAGS) };
-            // SAFETY: as above.
-            both(rust, || unsafe { twin(id, CONTEXT, addr, length, mr, FLAGS) });
+            let rust = call!(rdma_post_send(id, CONTEXT, addr, length, mr, FLAGS));
+            both(rust, call!(twin(id, CONTEXT, addr, length, mr, FLAGS)));
         }
     }
     true
@@ -382,12 +364,11 @@ fn post_read(twins: &Twins) -> bool {
         "rdma_post_read",
         fn(*mut rdma_cm_id, *mut c_void, *mut c_void, usize, *mut ibv_mr, c_int, u64, u32) -> c_int
     );
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     for (addr, length, mr) in pieces() {
-        // SAFETY: the identifier has a queue pair; the operation is a fake that touches no memory.
-        let rust = || unsafe { rdma_post_read(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY) };
-        // SAFETY: as above.
-        both(rust, || unsafe { twin(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY) });
+        let rust = call!(rdma_post_read(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY));
+        both(rust, call!(twin(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY)));
     }
     true
 }
@@ -398,13 +379,12 @@ fn post_write(twins: &Twins) -> bool {
         "rdma_post_write",
         fn(*mut rdma_cm_id, *mut c_void, *mut c_void, usize, *mut ibv_mr, c_int, u64, u32) -> c_int
     );
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     for (addr, length, region) in pieces() {
         for mr in [region, null_mut()] {
-            // SAFETY: the identifier has a queue pair; the operation is a fake that touches no memory.
-            let rust = || unsafe { rdma_post_write(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY) };
-            // SAFETY: as above.
-            both(rust, || unsafe { twin(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY) });
+            let rust = call!(rdma_post_write(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY));
+            both(rust, call!(twin(id, CONTEXT, addr, length, mr, FLAGS, REMOTE, RKEY)));
         }
     }
     true
@@ -416,18 +396,15 @@ fn post_ud_send(twins: &Twins) -> bool {
         "rdma_post_ud_send",
         fn(*mut rdma_cm_id, *mut c_void, *mut c_void, usize, *mut ibv_mr, c_int, *mut ibv_ah, u32) -> c_int
     );
-    let id = recording();
+    let identifier = recording();
+    let id = identifier.ptr();
     let ah = leak::<ibv_ah>();
-    // SAFETY: the identifier is live.
-    let qp = unsafe { (*id).qp };
-    // SAFETY: so is its queue pair.
-    unsafe { (*qp).qp_type = ibv_qp_type::IBV_QPT_UD };
+    // SAFETY: the write wants a live queue pair that no other thread uses (1).
+    unsafe { (*identifier.get().qp).qp_type = ibv_qp_type::IBV_QPT_UD };
     for (addr, length, region) in pieces() {
         for mr in [region, null_mut()] {
-            // SAFETY: the identifier has a queue pair; the operation is a fake that touches no memory.
-            let rust = || unsafe { rdma_post_ud_send(id, CONTEXT, addr, length, mr, FLAGS, ah, 0x123) };
-            // SAFETY: as above.
-            let seen = both(rust, || unsafe { twin(id, CONTEXT, addr, length, mr, FLAGS, ah, 0x123) });
+            let rust = call!(rdma_post_ud_send(id, CONTEXT, addr, length, mr, FLAGS, ah, 0x123));
+            let seen = both(rust, call!(twin(id, CONTEXT, addr, length, mr, FLAGS, ah, 0x123)));
             assert!(seen.calls[0].1.ends_with(&[ah.word(), 0x123, 0x0123_4567]));
         }
     }
@@ -436,7 +413,8 @@ fn post_ud_send(twins: &Twins) -> bool {
 
 type Wait = unsafe extern "C" fn(*mut rdma_cm_id, *mut ibv_wc) -> c_int;
 
-/// Both ways to wait: the queue polled, asked for an event, polled again and waited for, with each answer there.
+/// Compares a wait: the queue is polled, asked for an event, polled again and waited for, with each
+/// answer at each step.
 fn waits(
     twins: &Twins,
     twin: Wait,
@@ -451,7 +429,7 @@ fn waits(
         arrived("req_notify_cq", &[cq.word(), solicited_only.word()]);
         next_answer()
     }
-    /// Answers that the queue that is waited for is ready.
+    /// Answers that the expected queue is ready.
     unsafe extern "C" fn event(
         channel: *mut ibv_comp_channel,
         cq: *mut *mut ibv_cq,
@@ -459,9 +437,9 @@ fn waits(
     ) -> c_int {
         arrived("ibv_get_cq_event", &[channel.word()]);
         let (ready, id) = EVENT.with_borrow(|event| *event);
-        // SAFETY: the caller made room.
+        // SAFETY: write wants room for a pointer, to which every caller of the symbol points.
         unsafe { cq.write(ready) };
-        // SAFETY: as above.
+        // SAFETY: write wants room for a pointer, to which every caller of the symbol points.
         unsafe { context.write(id) };
         next_answer()
     }
@@ -472,18 +450,18 @@ fn waits(
         static EVENT: RefCell<(*mut ibv_cq, *mut c_void)> = const { RefCell::new((null_mut(), null_mut())) };
     }
     let table = Ibverbs { ibv_get_cq_event: event, ibv_ack_cq_events: ack, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: this is the symbol's type.
+    // SAFETY: hook wants the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_get_cq_event", table.ibv_get_cq_event) };
-    // SAFETY: as above.
+    // SAFETY: hook wants the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_ack_cq_events", table.ibv_ack_cq_events) };
     let world = World::new();
-    // SAFETY: the context was just made.
-    let ops = unsafe { &mut (*world.context).ops };
-    ops.poll_cq = Some(poll);
-    ops.req_notify_cq = Some(notify);
-    let id = identifier(&world);
-    // SAFETY: the identifier is live.
-    let (cq, channel) = queue_of(unsafe { &*id });
+    world.edit(|extended| {
+        extended.context.ops.poll_cq = Some(poll);
+        extended.context.ops.req_notify_cq = Some(notify);
+    });
+    let identifier = identifier(&world);
+    let (cq, channel) = queue_of(&identifier.get());
+    let id = identifier.ptr();
     EVENT.set((cq, id.cast()));
     let wc = leak::<ibv_wc>();
     let mut answers = Vec::new();
@@ -499,14 +477,13 @@ fn waits(
         &[0, 0, 0, 0, 0, 0, 0, 0, 1],
         &[0, 0, 0, 0, 0, 0, 0, -1],
     ] {
-        // SAFETY: queues and channels are there, their operations are fakes, and there is room for the completion.
-        let seen = compare(script, || unsafe { rust(&table, id, wc) }, || unsafe { twin(id, wc) });
+        let seen = compare(script, call!(rust(&table, id, wc)), call!(twin(id, wc)));
         for (name, words) in &seen.calls {
             assert_eq!(words[0], if *name == "ibv_get_cq_event" { channel.word() } else { cq.word() }, "{name}");
         }
         answers.push((seen.answer as c_int, seen.errno));
     }
-    // What the fakes leave in errno is 77.
+    // The fakes leave 77 in errno.
     let minus = |errno| (-1, errno);
     assert_eq!(
         answers,

@@ -5,7 +5,7 @@ use rdma_sys::*;
 
 use crate::{
     library::Twins,
-    world::{Seen, Value, World, arrived, observe},
+    world::{Seen, Value, World, arrived, call, observe},
 };
 
 /// Compares one function with its twin; says whether the header has it.
@@ -19,7 +19,7 @@ macro_rules! parts {
             <$ret as Value>::answer()
         }
         type Function = unsafe extern "C" fn($($ty),*) -> $ret;
-        // SAFETY: the Rust function was written to have the C function's type; that is what is tested.
+        // SAFETY: twin wants the function's type, which is the header's (3).
         let twin = unsafe { $twins.twin::<Function>(stringify!($name)) };
         let Some(twin) = twin else { return false };
         (fake as Function, twin)
@@ -46,12 +46,10 @@ macro_rules! in_object {
             let $object = <$object_ty>::make(&world, 0);
             let mut _index = 0;
             $(_index += 1; let $arg = <$ty>::make(&world, _index);)*
-            // SAFETY: the object was just made.
+            // SAFETY: the write wants a live object that no other thread uses (1).
             unsafe { (*$object).$slot = Some(fake) };
-            // SAFETY: objects and operation are as the function expects.
-            let rust = observe(|| unsafe { rdma_sys::$name($object $(, $arg)*) });
-            // SAFETY: as above.
-            let c = observe(|| unsafe { twin($object $(, $arg)*) });
+            let rust = observe(call!(rdma_sys::$name($object $(, $arg)*)));
+            let c = observe(call!(twin($object $(, $arg)*)));
             same(stringify!($name), "", &rust, &c, true);
             true
         }),)*];
@@ -66,14 +64,11 @@ macro_rules! in_context {
             let world = World::new();
             let mut _index = 0;
             $(_index += 1; let $arg = <$ty>::make(&world, _index);)*
-            // SAFETY: the context was just made.
-            unsafe { (*world.context).ops.$slot = Some(fake) };
+            world.edit(|extended| extended.context.ops.$slot = Some(fake));
             for is_extended in [true, false] {
                 world.set(size_of::<verbs_context>(), is_extended);
-                // SAFETY: objects and operation are as the function expects.
-                let rust = observe(|| unsafe { rdma_sys::$name($($arg),*) });
-                // SAFETY: as above.
-                let c = observe(|| unsafe { twin($($arg),*) });
+                let rust = observe(call!(rdma_sys::$name($($arg),*)));
+                let c = observe(call!(twin($($arg),*)));
                 same(stringify!($name), "", &rust, &c, true);
             }
             true
@@ -100,18 +95,15 @@ macro_rules! in_extended_context {
                 ("sz is zero", Some(fake), 0, true, false),
                 ("not extended", Some(fake), whole, false, false),
             ] {
-                // SAFETY: the context was just made.
-                unsafe { (*world.extended).$slot = slot };
+                world.edit(|extended| extended.$slot = slot);
                 world.set(size, is_extended);
-                // SAFETY: objects and operation are as the function expects.
-                let rust = observe(|| unsafe { rdma_sys::$name($($arg),*) });
+                let rust = observe(call!(rdma_sys::$name($($arg),*)));
                 if !arrives && stringify!($name) == "ibv_close_xrcd" {
-                    // The header calls it without a check, so the twin alone says what is wrong.
+                    // The header calls the operation unchecked, so its function would crash.
                     assert_eq!(rust.answer, libc::EOPNOTSUPP as u64, "{how}");
                     continue;
                 }
-                // SAFETY: as above.
-                let c = observe(|| unsafe { twin($($arg),*) });
+                let c = observe(call!(twin($($arg),*)));
                 same(stringify!($name), how, &rust, &c, arrives);
             }
             true
@@ -119,7 +111,7 @@ macro_rules! in_extended_context {
     };
 }
 
-/// Both did the same; and a call arrived, or the answer is `EOPNOTSUPP` in one of its forms.
+/// Both functions did the same: a call arrived, or the answer is `EOPNOTSUPP` in one of its forms.
 fn same(name: &str, how: &str, rust: &Seen, c: &Seen, arrives: bool) {
     assert_eq!(rust, c, "{name} ({how})");
     assert_eq!(rust.calls.len(), usize::from(arrives), "{name} ({how})");

@@ -1,4 +1,4 @@
-//! The inline functions of `verbs.h` that do more than pass a call on.
+//! The inline functions of `verbs.h` that do more than pass one call on.
 
 use libc::{EINVAL, ENOSYS, EOPNOTSUPP, EPERM, c_int, c_uint, c_void};
 use rdma_sys::*;
@@ -6,7 +6,7 @@ use rdma_sys::*;
 use crate::{
     library::Twins,
     regular::Case,
-    world::{Seen, Value, World, arrived, leak, observe},
+    world::{Live, Seen, Value, World, arrived, call, leak, observe},
 };
 
 pub(crate) const CASES: &[Case] = &[
@@ -37,7 +37,7 @@ pub(crate) const CASES: &[Case] = &[
 /// The C function, with its type.
 macro_rules! twin {
     ($twins:ident, $name:literal, fn($($ty:ty),*) -> $ret:ty) => {
-        // SAFETY: this is the header's type for it.
+        // SAFETY: twin wants the function's type, which is the header's (3).
         match unsafe { $twins.twin::<unsafe extern "C" fn($($ty),*) -> $ret>($name) } {
             Some(twin) => twin,
             None => return false,
@@ -62,7 +62,7 @@ pub(crate) use fake;
 macro_rules! export {
     ($twins:ident, $table:ident, $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty) => {{
         let fake = fake!($name($($arg: $ty),*) -> $ret);
-        // SAFETY: the table's entry has the symbol's type.
+        // SAFETY: hook wants the symbol's type, which the table's entry has.
         unsafe { $twins.hook(stringify!($name), fake) };
         $table.$name = fake;
     }};
@@ -72,21 +72,18 @@ pub(crate) use export;
 fn cq_ex_to_cq(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_cq_ex_to_cq", fn(*mut ibv_cq_ex) -> *mut ibv_cq);
     let cq = leak::<ibv_cq_ex>();
-    // SAFETY: the object is live.
-    assert_eq!(ibv_cq_ex_to_cq(cq), unsafe { twin(cq) });
+    assert_eq!(ibv_cq_ex_to_cq(cq), call!(twin(cq))());
     true
 }
 
 fn get_ctx(twins: &Twins) -> bool {
     let twin = twin!(twins, "verbs_get_ctx", fn(*mut ibv_context) -> *mut verbs_context);
     let world = World::new();
-    for (is_extended, expected) in [(true, world.extended), (false, std::ptr::null_mut())] {
+    for (is_extended, expected) in [(true, world.extended()), (false, std::ptr::null_mut())] {
         world.set(size_of::<verbs_context>(), is_extended);
-        // SAFETY: the context is live.
-        assert_eq!(unsafe { verbs_get_ctx(world.context) }, expected);
+        assert_eq!(call!(verbs_get_ctx(world.context))(), expected);
         // An older header's struct begins later; it ends with the same context.
-        // SAFETY: the context is live.
-        let c = unsafe { twin(world.context) };
+        let c = call!(twin(world.context))();
         assert_eq!(c.is_null(), expected.is_null());
         assert!(!twins.newest || c == expected);
     }
@@ -96,8 +93,7 @@ fn get_ctx(twins: &Twins) -> bool {
 fn inc_rkey(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_inc_rkey", fn(u32) -> u32);
     for rkey in [0, 1, 0xfe, 0xff, 0x100, 0x1234_56ff, u32::MAX, 0x8000_0000] {
-        // SAFETY: a function of numbers.
-        assert_eq!(ibv_inc_rkey(rkey), unsafe { twin(rkey) }, "{rkey:#x}");
+        assert_eq!(ibv_inc_rkey(rkey), call!(twin(rkey))(), "{rkey:#x}");
     }
     true
 }
@@ -106,8 +102,7 @@ fn is_qpt_supported(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_is_qpt_supported", fn(u32, ibv_qp_type) -> c_int);
     for bit in 0..32 {
         for caps in [0, 1 << bit, !(1 << bit), u32::MAX] {
-            // SAFETY: a function of numbers.
-            let c = unsafe { twin(caps, ibv_qp_type(bit)) };
+            let c = call!(twin(caps, ibv_qp_type(bit)))();
             assert_eq!(ibv_is_qpt_supported(caps, ibv_qp_type(bit)), c, "{caps:#x} {bit}");
         }
     }
@@ -117,8 +112,7 @@ fn is_qpt_supported(twins: &Twins) -> bool {
 fn flow_label_to_udp_sport(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_flow_label_to_udp_sport", fn(u32) -> u16);
     for label in (0..1 << 21).step_by(37).chain([0xfffff, u32::MAX]) {
-        // SAFETY: a function of numbers.
-        assert_eq!(ibv_flow_label_to_udp_sport(label), unsafe { twin(label) }, "{label:#x}");
+        assert_eq!(ibv_flow_label_to_udp_sport(label), call!(twin(label))(), "{label:#x}");
     }
     true
 }
@@ -128,12 +122,9 @@ fn alloc_mw(twins: &Twins) -> bool {
     let world = World::new();
     let pd = <*mut ibv_pd>::make(&world, 0);
     for op in [None, Some(fake!(alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw))] {
-        // SAFETY: the context is live.
-        unsafe { (*world.context).ops.alloc_mw = op };
-        // SAFETY: objects and operation are as the function expects.
-        let rust = observe(|| unsafe { ibv_alloc_mw(pd, ibv_mw_type::IBV_MW_TYPE_2) });
-        // SAFETY: as above.
-        assert_eq!(rust, observe(|| unsafe { twin(pd, ibv_mw_type::IBV_MW_TYPE_2) }));
+        world.edit(|extended| extended.context.ops.alloc_mw = op);
+        let rust = observe(call!(ibv_alloc_mw(pd, ibv_mw_type::IBV_MW_TYPE_2)));
+        assert_eq!(rust, observe(call!(twin(pd, ibv_mw_type::IBV_MW_TYPE_2))));
         assert_eq!((rust.answer == 0, rust.errno == EOPNOTSUPP), (op.is_none(), op.is_none()));
     }
     true
@@ -143,14 +134,11 @@ fn dealloc_mw(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_dealloc_mw", fn(*mut ibv_mw) -> c_int);
     let world = World::new();
     let mw = <*mut ibv_mw>::make(&world, 0);
-    // SAFETY: objects are as the function expects. The header would call NULL.
-    assert_eq!(unsafe { ibv_dealloc_mw(mw) }, EOPNOTSUPP);
-    // SAFETY: the context is live.
-    unsafe { (*world.context).ops.dealloc_mw = Some(fake!(dealloc_mw(mw: *mut ibv_mw) -> c_int)) };
-    // SAFETY: objects and operation are as the function expects.
-    let rust = observe(|| unsafe { ibv_dealloc_mw(mw) });
-    // SAFETY: as above.
-    assert_eq!(rust, observe(|| unsafe { twin(mw) }));
+    // The header would call NULL.
+    assert_eq!(call!(ibv_dealloc_mw(mw))(), EOPNOTSUPP);
+    world.edit(|extended| extended.context.ops.dealloc_mw = Some(fake!(dealloc_mw(mw: *mut ibv_mw) -> c_int)));
+    let rust = observe(call!(ibv_dealloc_mw(mw)));
+    assert_eq!(rust, observe(call!(twin(mw))));
     true
 }
 
@@ -158,28 +146,21 @@ fn bind_mw(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_bind_mw", fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int);
     let world = World::new();
     let op = fake!(bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int);
-    // SAFETY: the context is live.
-    unsafe { (*world.context).ops.bind_mw = Some(op) };
+    world.edit(|extended| extended.context.ops.bind_mw = Some(op));
     let qp = <*mut ibv_qp>::make(&world, 0);
     let (here, elsewhere) = (<*mut ibv_pd>::make(&world, 0), <*mut ibv_pd>::make(&world, 0));
     let mut answers = Vec::new();
     for kind in [ibv_mw_type::IBV_MW_TYPE_1, ibv_mw_type::IBV_MW_TYPE_2] {
         for (region, pd) in [(false, here), (true, here), (true, elsewhere)] {
             for (addr, length) in [(0, 0), (0x1000, 0), (0, 8)] {
-                let mr = <*mut ibv_mr>::make(&world, 0);
-                // SAFETY: it was just made.
-                unsafe { (*mr).pd = pd };
-                let mw = <*mut ibv_mw>::make(&world, 0);
-                // SAFETY: it was just made.
-                unsafe { mw.write(ibv_mw { context: world.context, pd: here, type_: kind, ..ibv_mw::default() }) };
-                let bind = leak::<ibv_mw_bind>();
+                let mr = Live::new(ibv_mr { pd, ..ibv_mr::default() }).ptr();
+                let mw = ibv_mw { context: world.context, pd: here, type_: kind, ..ibv_mw::default() };
+                let mw = Live::new(mw).ptr();
                 let mr = if region { mr } else { std::ptr::null_mut() };
-                // SAFETY: it was just made.
-                unsafe { (*bind).bind_info = ibv_mw_bind_info { mr, addr, length, mw_access_flags: 0 } };
-                // SAFETY: objects and operation are as the function expects.
-                let rust = observe(|| unsafe { ibv_bind_mw(qp, mw, bind) });
-                // SAFETY: as above.
-                assert_eq!(rust, observe(|| unsafe { twin(qp, mw, bind) }));
+                let bind_info = ibv_mw_bind_info { mr, addr, length, mw_access_flags: 0 };
+                let bind = Live::new(ibv_mw_bind { bind_info, ..ibv_mw_bind::default() }).ptr();
+                let rust = observe(call!(ibv_bind_mw(qp, mw, bind)));
+                assert_eq!(rust, observe(call!(twin(qp, mw, bind))));
                 answers.push(rust.answer as c_int);
             }
         }
@@ -191,31 +172,27 @@ fn bind_mw(twins: &Twins) -> bool {
 
 fn memcpy_to_dm(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_memcpy_to_dm", fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int);
-    let (dm, data) = (leak::<ibv_dm>(), leak::<u64>().cast_const().cast());
-    // SAFETY: objects are as the function expects. The header would call NULL.
-    assert_eq!(unsafe { ibv_memcpy_to_dm(dm, 1, data, 2) }, EOPNOTSUPP);
+    let data = leak::<u64>().cast_const().cast();
+    // The header would call NULL.
+    let dm = leak::<ibv_dm>();
+    assert_eq!(call!(ibv_memcpy_to_dm(dm, 1, data, 2))(), EOPNOTSUPP);
     let op = fake!(memcpy_to_dm(dm: *mut ibv_dm, offset: u64, data: *const c_void, length: usize) -> c_int);
-    // SAFETY: it was just made.
-    unsafe { (*dm).memcpy_to_dm = Some(op) };
-    // SAFETY: objects and operation are as the function expects.
-    let rust = observe(|| unsafe { ibv_memcpy_to_dm(dm, 1, data, 2) });
-    // SAFETY: as above.
-    assert_eq!(rust, observe(|| unsafe { twin(dm, 1, data, 2) }));
+    let dm = Live::new(ibv_dm { memcpy_to_dm: Some(op), ..ibv_dm::default() }).ptr();
+    let rust = observe(call!(ibv_memcpy_to_dm(dm, 1, data, 2)));
+    assert_eq!(rust, observe(call!(twin(dm, 1, data, 2))));
     true
 }
 
 fn memcpy_from_dm(twins: &Twins) -> bool {
     let twin = twin!(twins, "ibv_memcpy_from_dm", fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int);
-    let (dm, data) = (leak::<ibv_dm>(), leak::<u64>().cast());
-    // SAFETY: objects are as the function expects. The header would call NULL.
-    assert_eq!(unsafe { ibv_memcpy_from_dm(data, dm, 1, 2) }, EOPNOTSUPP);
+    let data = leak::<u64>().cast();
+    // The header would call NULL.
+    let dm = leak::<ibv_dm>();
+    assert_eq!(call!(ibv_memcpy_from_dm(data, dm, 1, 2))(), EOPNOTSUPP);
     let op = fake!(memcpy_from_dm(data: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int);
-    // SAFETY: it was just made.
-    unsafe { (*dm).memcpy_from_dm = Some(op) };
-    // SAFETY: objects and operation are as the function expects.
-    let rust = observe(|| unsafe { ibv_memcpy_from_dm(data, dm, 1, 2) });
-    // SAFETY: as above.
-    assert_eq!(rust, observe(|| unsafe { twin(data, dm, 1, 2) }));
+    let dm = Live::new(ibv_dm { memcpy_from_dm: Some(op), ..ibv_dm::default() }).ptr();
+    let rust = observe(call!(ibv_memcpy_from_dm(data, dm, 1, 2)));
+    assert_eq!(rust, observe(call!(twin(data, dm, 1, 2))));
     true
 }
 
@@ -224,18 +201,15 @@ fn post_srq_ops(twins: &Twins) -> bool {
     let world = World::new();
     let (srq, wr) = (<*mut ibv_srq>::make(&world, 0), leak::<ibv_ops_wr>());
     let op = fake!(post_srq_ops(srq: *mut ibv_srq, wr: *mut ibv_ops_wr, bad: *mut *mut ibv_ops_wr) -> c_int);
-    let bad = leak::<*mut ibv_ops_wr>();
+    let bad = Live::new(std::ptr::null_mut());
     for op in [None, Some(op)] {
-        // SAFETY: the context is live.
-        unsafe { (*world.extended).post_srq_ops = op };
-        // SAFETY: objects and operation are as the function expects.
-        let rust = observe(|| unsafe { ibv_post_srq_ops(srq, wr, bad) });
-        // SAFETY: it was made above; the call is over.
-        let rust_bad = unsafe { bad.replace(std::ptr::null_mut()) };
-        // SAFETY: objects and operation are as the function expects.
-        assert_eq!(rust, observe(|| unsafe { twin(srq, wr, bad) }));
-        // SAFETY: as above.
-        assert_eq!(rust_bad, unsafe { bad.replace(std::ptr::null_mut()) });
+        world.edit(|extended| extended.post_srq_ops = op);
+        let rust = observe(call!(ibv_post_srq_ops(srq, wr, bad.ptr())));
+        let rust_bad = bad.get();
+        bad.set(std::ptr::null_mut());
+        assert_eq!(rust, observe(call!(twin(srq, wr, bad.ptr()))));
+        assert_eq!(rust_bad, bad.get());
+        bad.set(std::ptr::null_mut());
         assert_eq!(rust_bad, if op.is_none() { wr } else { std::ptr::null_mut() });
     }
     true
@@ -245,7 +219,8 @@ fn create_wq(twins: &Twins) -> bool {
     unsafe extern "C" fn create(context: *mut ibv_context, attr: *mut ibv_wq_init_attr) -> *mut ibv_wq {
         arrived("create_wq", &[context.word(), attr.word()]);
         let wq = leak::<ibv_wq>();
-        // SAFETY: it was just made; bytes that the function must overwrite.
+        // SAFETY: write_bytes wants a valid place, which was just made. The function must overwrite
+        // the bytes.
         unsafe { wq.write_bytes(0xee, 1) };
         wq
     }
@@ -255,28 +230,22 @@ fn create_wq(twins: &Twins) -> bool {
     }
     let twin = twin!(twins, "ibv_create_wq", fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq);
     let world = World::new();
-    let attr = leak::<ibv_wq_init_attr>();
-    // SAFETY: it was just made.
-    unsafe { (*attr).wq_context = std::ptr::without_provenance_mut(0x77) };
+    let wq_context = std::ptr::without_provenance_mut(0x77);
+    let attr = Live::new(ibv_wq_init_attr { wq_context, ..ibv_wq_init_attr::default() }).ptr();
     for op in [None, Some(fail as unsafe extern "C" fn(_, _) -> _)] {
-        // SAFETY: the context is live.
-        unsafe { (*world.extended).create_wq = op };
-        // SAFETY: objects and operation are as the function expects.
-        let rust = observe(|| unsafe { ibv_create_wq(world.context, attr) });
-        // SAFETY: as above.
-        assert_eq!(rust, observe(|| unsafe { twin(world.context, attr) }));
+        world.edit(|extended| extended.create_wq = op);
+        let rust = observe(call!(ibv_create_wq(world.context, attr)));
+        assert_eq!(rust, observe(call!(twin(world.context, attr))));
         assert_eq!(rust.answer, 0);
     }
-    // SAFETY: the context is live.
-    unsafe { (*world.extended).create_wq = Some(create) };
+    world.edit(|extended| extended.create_wq = Some(create));
     let bytes = |wq: *mut ibv_wq| {
-        // SAFETY: the function made it, and left no byte undefined.
+        // SAFETY: from_raw_parts wants the initialised bytes of a live object: `create` leaked it,
+        // and wrote every byte.
         unsafe { std::slice::from_raw_parts(wq.cast::<u8>(), size_of::<ibv_wq>()) }
     };
-    // SAFETY: objects and operation are as the function expects.
-    let rust = unsafe { ibv_create_wq(world.context, attr) };
-    // SAFETY: as above.
-    let c = unsafe { twin(world.context, attr) };
+    let rust = call!(ibv_create_wq(world.context, attr))();
+    let c = call!(twin(world.context, attr))();
     assert_eq!(bytes(rust), bytes(c));
     true
 }
@@ -286,19 +255,15 @@ fn get_device_list(twins: &Twins) -> bool {
     let mut table = Ibverbs::UNSUPPORTED;
     export!(twins, table, ibv_get_device_list(number: *mut c_int) -> *mut *mut ibv_device);
     let number = leak::<c_int>();
-    // SAFETY: there is room for the number.
-    let c = observe(|| unsafe { twin(number) });
-    // SAFETY: as above.
-    assert_eq!(observe(|| unsafe { table.__ibv_get_device_list(number) }), c);
-    // SAFETY: as above.
-    assert_eq!(observe(|| unsafe { table.ibv_get_device_list(number) }), c);
+    assert_eq!(observe(call!((table.ibv_get_device_list)(number))), observe(call!(twin(number))));
     true
 }
 
 fn query_port(twins: &Twins) -> bool {
     unsafe extern "C" fn legacy(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
         arrived("ibv_query_port", &[context.word(), port.word(), attr.addr() as u64]);
-        // SAFETY: the symbol writes the 48 bytes that existed when it was made.
+        // SAFETY: write_bytes wants room for 48 bytes, to which the symbol's callers point: the
+        // attributes had so many when the symbol was made.
         unsafe { attr.cast::<u8>().write_bytes(0x5a, 48) };
         3
     }
@@ -308,31 +273,29 @@ fn query_port(twins: &Twins) -> bool {
     }
     let twin = twin!(twins, "___ibv_query_port", fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int);
     let table = Ibverbs { ibv_query_port: legacy, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: this is the symbol's type.
+    // SAFETY: hook wants the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_query_port", table.ibv_query_port) };
     let world = World::new();
     let attr = leak::<ibv_port_attr>();
     let dirty = || {
-        // SAFETY: it was made above, and nobody uses it now.
+        // SAFETY: write_bytes wants a live object that no other thread uses (1).
         unsafe { attr.write_bytes(0xff, 1) };
     };
-    let bytes = |length: u64| {
-        // SAFETY: it was made above, and no byte of it is undefined.
-        unsafe { std::slice::from_raw_parts(attr.cast::<u8>(), length as usize) }.to_vec()
-    };
-    // What both know of the struct.
+    // Both know so many bytes of the struct.
     let known = twins.size_of_port_attr();
+    let bytes = || {
+        // SAFETY: from_raw_parts wants the initialised bytes of a live object (1): `dirty` wrote
+        // every byte.
+        unsafe { std::slice::from_raw_parts(attr.cast::<u8>(), known as usize) }.to_vec()
+    };
     for (op, expected) in [(None, 3), (Some(op as unsafe extern "C" fn(_, _, _, _) -> _), 4)] {
-        // SAFETY: the context is live.
-        unsafe { (*world.extended).query_port = op };
+        world.edit(|extended| extended.query_port = op);
         dirty();
-        // SAFETY: objects and operation are as the function expects.
-        let mut rust = observe(|| unsafe { table.ibv_query_port(world.context, 2, attr) });
-        let rust_bytes = bytes(known);
+        let mut rust = observe(call!(table.ibv_query_port(world.context, 2, attr)));
+        let rust_bytes = bytes();
         dirty();
-        // SAFETY: as above.
-        let c = observe(|| unsafe { twin(world.context, 2, attr) });
-        assert_eq!(rust_bytes, bytes(known));
+        let c = observe(call!(twin(world.context, 2, attr)));
+        assert_eq!(rust_bytes, bytes());
         if op.is_some() {
             let length = rust.calls[0].1.last_mut().unwrap();
             assert_eq!(*length, size_of::<ibv_port_attr>() as u64);
@@ -340,9 +303,6 @@ fn query_port(twins: &Twins) -> bool {
         }
         assert_eq!(rust, c);
         assert_eq!(rust.answer, expected);
-        dirty();
-        // SAFETY: as above.
-        assert_eq!(unsafe { table.___ibv_query_port(world.context, 2, attr) } as u64, expected);
     }
     true
 }
@@ -354,10 +314,8 @@ fn query_gid_ex(twins: &Twins) -> bool {
         context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, flags: u32, size: usize
     ) -> c_int);
     let (world, entry) = (World::new(), leak());
-    // SAFETY: context and room are valid.
-    let rust = observe(|| unsafe { table.ibv_query_gid_ex(world.context, 1, 2, entry, 3) });
-    // SAFETY: as above.
-    assert_eq!(rust, observe(|| unsafe { twin(world.context, 1, 2, entry, 3) }));
+    let rust = observe(call!(table.ibv_query_gid_ex(world.context, 1, 2, entry, 3)));
+    assert_eq!(rust, observe(call!(twin(world.context, 1, 2, entry, 3))));
     true
 }
 
@@ -368,12 +326,9 @@ fn query_gid_table(twins: &Twins) -> bool {
         context: *mut ibv_context, entries: *mut ibv_gid_entry, number: usize, flags: u32, size: usize
     ) -> isize);
     let (world, entry) = (World::new(), leak());
-    // SAFETY: context and room are valid.
-    let rust = observe(|| unsafe { table.ibv_query_gid_table(world.context, entry, 1, 3) });
-    // SAFETY: as above.
-    assert_eq!(rust, observe(|| unsafe { twin(world.context, entry, 1, 3) }));
-    // SAFETY: as above.
-    let missing = unsafe { Ibverbs::UNSUPPORTED.ibv_query_gid_table(world.context, entry, 1, 3) };
+    let rust = observe(call!(table.ibv_query_gid_table(world.context, entry, 1, 3)));
+    assert_eq!(rust, observe(call!(twin(world.context, entry, 1, 3))));
+    let missing = call!(Ibverbs::UNSUPPORTED.ibv_query_gid_table(world.context, entry, 1, 3))();
     assert_eq!(missing, -(EOPNOTSUPP as isize));
     true
 }
@@ -385,10 +340,8 @@ fn query_comp_cntr_caps(twins: &Twins) -> bool {
         context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize
     ) -> c_int);
     let (world, caps) = (World::new(), leak());
-    // SAFETY: context and room are valid.
-    let rust = observe(|| unsafe { table.ibv_query_comp_cntr_caps(world.context, caps) });
-    // SAFETY: as above.
-    assert_eq!(rust, observe(|| unsafe { twin(world.context, caps) }));
+    let rust = observe(call!(table.ibv_query_comp_cntr_caps(world.context, caps)));
+    assert_eq!(rust, observe(call!(twin(world.context, caps))));
     true
 }
 
@@ -410,7 +363,7 @@ fn registering(twins: &Twins) -> Ibverbs {
     table
 }
 
-/// What was called: the old symbol if no flag is optional.
+/// The old symbol was called if no flag is optional, else the new one.
 fn routed(seen: &Seen, access: c_uint, old: &str) {
     let optional = access & IBV_ACCESS_OPTIONAL_RANGE != 0;
     assert_eq!(seen.calls[0].0, if optional { "ibv_reg_mr_iova2" } else { old }, "{access:#x}");
@@ -422,14 +375,10 @@ fn reg_mr(twins: &Twins) -> bool {
     let world = World::new();
     let (pd, memory) = (<*mut ibv_pd>::make(&world, 0), leak::<u64>().cast());
     for access in ACCESS {
-        for constant in [0, 1] {
-            // SAFETY: the domain is live, and the symbols are fakes that touch no memory.
-            let rust = observe(|| unsafe { table.__ibv_reg_mr(pd, memory, 8, access, constant) });
-            // SAFETY: as above.
-            assert_eq!(rust, observe(|| unsafe { twin(pd, memory, 8, access, constant) }), "{access:#x} {constant}");
-        }
-        // SAFETY: as above.
-        routed(&observe(|| unsafe { table.ibv_reg_mr(pd, memory, 8, access) }), access, "ibv_reg_mr");
+        let rust = observe(call!(table.ibv_reg_mr(pd, memory, 8, access)));
+        // With the 1 the macro says that the flags are a constant.
+        assert_eq!(rust, observe(call!(twin(pd, memory, 8, access, 1))), "{access:#x}");
+        routed(&rust, access, "ibv_reg_mr");
     }
     true
 }
@@ -441,15 +390,9 @@ fn reg_mr_iova(twins: &Twins) -> bool {
     let world = World::new();
     let (pd, memory) = (<*mut ibv_pd>::make(&world, 0), leak::<u64>().cast());
     for access in ACCESS {
-        for constant in [0, 1] {
-            // SAFETY: the domain is live, and the symbols are fakes that touch no memory.
-            let rust = observe(|| unsafe { table.__ibv_reg_mr_iova(pd, memory, 8, 9, access, constant) });
-            // SAFETY: as above.
-            let c = observe(|| unsafe { twin(pd, memory, 8, 9, access, constant) });
-            assert_eq!(rust, c, "{access:#x} {constant}");
-        }
-        // SAFETY: as above.
-        routed(&observe(|| unsafe { table.ibv_reg_mr_iova(pd, memory, 8, 9, access) }), access, "ibv_reg_mr_iova");
+        let rust = observe(call!(table.ibv_reg_mr_iova(pd, memory, 8, 9, access)));
+        assert_eq!(rust, observe(call!(twin(pd, memory, 8, 9, access, 1))), "{access:#x}");
+        routed(&rust, access, "ibv_reg_mr_iova");
     }
     true
 }
@@ -459,24 +402,17 @@ fn create_srq_ex(twins: &Twins) -> bool {
     let mut table = Ibverbs::UNSUPPORTED;
     export!(twins, table, ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq);
     let world = World::new();
-    let attr = leak::<ibv_srq_init_attr_ex>();
-    // SAFETY: it was just made.
-    unsafe { (*attr).pd = <*mut ibv_pd>::make(&world, 0) };
+    let pd = <*mut ibv_pd>::make(&world, 0);
+    let attr = Live::new(ibv_srq_init_attr_ex { pd, ..ibv_srq_init_attr_ex::default() });
     let op = fake!(create_srq_ex(context: *mut ibv_context, attr: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq);
     let mut plain = 0;
     for op in [None, Some(op)] {
-        // SAFETY: the context is live.
-        unsafe { (*world.extended).create_srq_ex = op };
+        world.edit(|extended| extended.create_srq_ex = op);
         for mask in 0..64 {
             for kind in [ibv_srq_type::IBV_SRQT_BASIC, ibv_srq_type::IBV_SRQT_XRC, ibv_srq_type::IBV_SRQT_TM] {
-                // SAFETY: it was made above.
-                unsafe { (*attr).comp_mask = mask };
-                // SAFETY: as above.
-                unsafe { (*attr).srq_type = kind };
-                // SAFETY: objects and operation are as the function expects.
-                let rust = observe(|| unsafe { table.ibv_create_srq_ex(world.context, attr) });
-                // SAFETY: as above.
-                let c = observe(|| unsafe { twin(world.context, attr) });
+                attr.edit(|attr| (attr.comp_mask, attr.srq_type) = (mask, kind));
+                let rust = observe(call!(table.ibv_create_srq_ex(world.context, attr.ptr())));
+                let c = observe(call!(twin(world.context, attr.ptr())));
                 assert_eq!(rust, c, "{mask:#x} {kind:?}");
                 plain += usize::from(rust.calls.first().is_some_and(|call| call.0 == "ibv_create_srq"));
             }
@@ -492,27 +428,22 @@ fn create_qp_ex(twins: &Twins) -> bool {
     let mut table = Ibverbs::UNSUPPORTED;
     export!(twins, table, ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp);
     let world = World::new();
-    let attr = leak::<ibv_qp_init_attr_ex>();
-    // SAFETY: it was just made.
-    unsafe { (*attr).pd = <*mut ibv_pd>::make(&world, 0) };
+    let pd = <*mut ibv_pd>::make(&world, 0);
+    let attr = Live::new(ibv_qp_init_attr_ex { pd, ..ibv_qp_init_attr_ex::default() });
     let op = fake!(create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp);
     for op in [None, Some(op)] {
-        // SAFETY: the context is live.
-        unsafe { (*world.extended).create_qp_ex = op };
+        world.edit(|extended| extended.create_qp_ex = op);
         for mask in 0..128 {
-            // SAFETY: it was made above.
-            unsafe { (*attr).comp_mask = mask };
-            // SAFETY: objects and operation are as the function expects.
-            let rust = observe(|| unsafe { table.ibv_create_qp_ex(world.context, attr) });
-            // SAFETY: as above.
-            assert_eq!(rust, observe(|| unsafe { twin(world.context, attr) }), "{mask:#x}");
+            attr.edit(|attr| attr.comp_mask = mask);
+            let rust = observe(call!(table.ibv_create_qp_ex(world.context, attr.ptr())));
+            assert_eq!(rust, observe(call!(twin(world.context, attr.ptr()))), "{mask:#x}");
         }
     }
     true
 }
 
 fn query_device_ex(twins: &Twins) -> bool {
-    /// The operation answers what the last bytes of the attributes say.
+    /// Answers the value that the test left in the attributes.
     unsafe extern "C" fn op(
         context: *mut ibv_context,
         input: *const ibv_query_device_ex_input,
@@ -520,50 +451,48 @@ fn query_device_ex(twins: &Twins) -> bool {
         size: usize,
     ) -> c_int {
         arrived("query_device_ex", &[context.word(), input.word(), attr.word(), size.word()]);
-        // SAFETY: the caller made room for the attributes, and wrote the field.
+        // SAFETY: the read wants attributes: the test passes live ones, whose field it wrote (1).
         unsafe { (*attr).comp_mask as c_int }
     }
     unsafe extern "C" fn legacy(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         arrived("ibv_query_device", &[context.word(), attr.word()]);
-        // SAFETY: the caller made room for the attributes.
+        // SAFETY: write_bytes wants room for attributes: the test passes live ones (1).
         unsafe { attr.write_bytes(0x5a, 1) };
         3
     }
     type Query =
         unsafe extern "C" fn(*mut ibv_context, *const ibv_query_device_ex_input, *mut ibv_device_attr_ex) -> c_int;
-    // SAFETY: this is the header's type for it.
+    // SAFETY: twin wants the function's type, which is the header's (3).
     let Some(twin) = (unsafe { twins.twin::<Query>("ibv_query_device_ex") }) else { return false };
     let table = Ibverbs { ibv_query_device: legacy, ..Ibverbs::UNSUPPORTED };
-    // SAFETY: this is the symbol's type.
+    // SAFETY: hook wants the symbol's type, which the table's entry has.
     unsafe { twins.hook("ibv_query_device", table.ibv_query_device) };
     let world = World::new();
     let attr = leak::<ibv_device_attr_ex>();
-    let (asking, idle) = (leak::<ibv_query_device_ex_input>(), leak::<ibv_query_device_ex_input>());
-    // SAFETY: it was just made.
-    unsafe { asking.write(ibv_query_device_ex_input { comp_mask: 1 }) };
+    let asking = Live::new(ibv_query_device_ex_input { comp_mask: 1 }).ptr();
+    let idle = leak::<ibv_query_device_ex_input>();
     let prepare = |answer: c_int| {
-        // SAFETY: it was made above, and nobody uses it now.
+        // SAFETY: write_bytes wants a live object that no other thread uses (1).
         unsafe { attr.write_bytes(0xff, 1) };
-        // SAFETY: as above.
+        // SAFETY: the write wants a live object that no other thread uses (1). (A copy would not
+        // keep the padding.)
         unsafe { (*attr).comp_mask = answer as u32 };
     };
     let bytes = || {
-        // SAFETY: it was made above, and no byte of it is undefined.
+        // SAFETY: from_raw_parts wants the initialised bytes of a live object (1): `prepare` wrote
+        // every byte.
         unsafe { std::slice::from_raw_parts(attr.cast::<u8>(), size_of::<ibv_device_attr_ex>()) }.to_vec()
     };
     let mut answers = Vec::new();
     for op in [None, Some(op as unsafe extern "C" fn(_, _, _, _) -> _)] {
-        // SAFETY: the context is live.
-        unsafe { (*world.extended).query_device_ex = op };
+        world.edit(|extended| extended.query_device_ex = op);
         for answer in [0, EPERM, EOPNOTSUPP, ENOSYS] {
             for input in [std::ptr::null(), idle.cast_const(), asking.cast_const()] {
                 prepare(answer);
-                // SAFETY: objects and operation are as the function expects.
-                let rust = observe(|| unsafe { table.ibv_query_device_ex(world.context, input, attr) });
+                let rust = observe(call!(table.ibv_query_device_ex(world.context, input, attr)));
                 let rust_bytes = bytes();
                 prepare(answer);
-                // SAFETY: as above.
-                assert_eq!(rust, observe(|| unsafe { twin(world.context, input, attr) }));
+                assert_eq!(rust, observe(call!(twin(world.context, input, attr))));
                 assert_eq!(rust_bytes, bytes());
                 answers.push(rust.answer as c_int);
             }

@@ -1,4 +1,5 @@
-//! Objects for the inline functions to work on, and a record of the calls that arrive behind them.
+//! Objects for the inline functions, and a record of the calls that arrive at operations and
+//! symbols.
 
 use std::{cell::RefCell, mem::zeroed};
 
@@ -8,7 +9,7 @@ use rdma_sys::*;
 /// A call that arrived at an operation: its name and its arguments.
 pub(crate) type Call = (&'static str, Vec<u64>);
 
-/// What the operations leave in `errno`.
+/// The value that operations leave in `errno`.
 const LEFT: c_int = 77;
 
 thread_local! {
@@ -21,7 +22,7 @@ pub(crate) fn arrived(name: &'static str, arguments: &[u64]) {
     set_errno(LEFT);
 }
 
-/// What a call did.
+/// The effects of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) answer: u64,
@@ -29,61 +30,118 @@ pub(crate) struct Seen {
     pub(crate) calls: Vec<Call>,
 }
 
-/// Runs `call` and says what it did.
+/// A closure that calls a function under test, or its twin.
+macro_rules! call {
+    ($($call:tt)+) => {
+        // SAFETY: the functions want live objects and valid room (1 of this test's rules),
+        // operations of the slots' types (2), and, of a twin, the header's type (3).
+        || unsafe { $($call)+ }
+    };
+}
+pub(crate) use call;
+
+/// Runs `call` and returns its effects.
 pub(crate) fn observe<T: Value>(call: impl FnOnce() -> T) -> Seen {
     CALLS.with_borrow_mut(Vec::clear);
     set_errno(0);
     let answer = call().word();
-    // SAFETY: returns a pointer to this thread's errno.
-    let location = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
-    let errno = unsafe { *location };
+    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     Seen { answer, errno, calls: CALLS.with_borrow(Clone::clone) }
 }
 
 fn set_errno(errno: c_int) {
-    // SAFETY: returns a pointer to this thread's errno.
+    // SAFETY: __errno_location has no requirement; it returns a pointer to this thread's `errno`.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: `location` is valid for writes, and no other thread uses it.
     unsafe { *location = errno };
+}
+
+/// An object that lives for ever, and that only this test's thread uses (1).
+#[derive(Debug)]
+pub(crate) struct Live<T>(*mut T);
+
+impl<T> Clone for Live<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Live<T> {}
+
+impl<T: Copy> Live<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Box::into_raw(Box::new(value)))
+    }
+
+    pub(crate) fn ptr(self) -> *mut T {
+        self.0
+    }
+
+    pub(crate) fn get(self) -> T {
+        // SAFETY: read wants a valid, initialised object that no thread writes: `new` made it of a
+        // value, it is never freed, and a pointer keeps this type on one thread.
+        unsafe { self.0.read() }
+    }
+
+    pub(crate) fn set(self, value: T) {
+        // SAFETY: write wants a valid place that no other thread uses: `new` made it, it is never
+        // freed, and a pointer keeps this type on one thread.
+        unsafe { self.0.write(value) };
+    }
+
+    pub(crate) fn edit(self, change: impl FnOnce(&mut T)) {
+        let mut value = self.get();
+        change(&mut value);
+        self.set(value);
+    }
 }
 
 /// A context in a newest `verbs_context`, with no operation at all.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct World {
-    pub(crate) extended: *mut verbs_context,
+    extended: Live<verbs_context>,
     pub(crate) context: *mut ibv_context,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
-        let extended = leak::<verbs_context>();
-        // SAFETY: it was just made, of this type; the pointer keeps reaching all of it.
-        let context = unsafe { &raw mut (*extended).context };
+        let extended = Live(leak::<verbs_context>());
+        let context = extended.ptr().wrapping_byte_add(std::mem::offset_of!(verbs_context, context)).cast();
         let world = Self { extended, context };
         world.set(size_of::<verbs_context>(), true);
         world
     }
 
-    /// Sets what decides whether an operation counts.
+    pub(crate) fn extended(&self) -> *mut verbs_context {
+        self.extended.ptr()
+    }
+
+    /// Changes the context, and the extended one around it.
+    pub(crate) fn edit(&self, change: impl FnOnce(&mut verbs_context)) {
+        self.extended.edit(change);
+    }
+
+    /// Sets the two values that decide whether an operation counts.
     pub(crate) fn set(&self, size: usize, is_extended: bool) {
-        // SAFETY: the context lives for ever, and only this thread uses it.
-        unsafe { (*self.extended).sz = size };
         let mark = if is_extended { __VERBS_ABI_IS_EXTENDED } else { std::ptr::null_mut() };
-        // SAFETY: as above.
-        unsafe { (*self.context).abi_compat = mark };
+        self.edit(|extended| {
+            extended.sz = size;
+            extended.context.abi_compat = mark;
+        });
     }
 }
 
-/// A zeroed `T` that lives for ever: a test makes few.
-pub(crate) fn leak<T>() -> *mut T {
-    // SAFETY: used with C types only, for which zero is a value.
+/// A zeroed `T` that lives for ever.
+pub(crate) fn leak<T: Copy>() -> *mut T {
+    // SAFETY: zeroed wants a type for which zero is a value: this test uses C structs, integers,
+    // pointers and arrays.
     Box::into_raw(Box::new(unsafe { zeroed::<T>() }))
 }
 
-/// What goes into and comes out of a call.
+/// An argument or the answer of a call.
 pub(crate) trait Value: Copy {
-    /// For the `index`th argument: different from the others, and usable where an object is expected.
+    /// For the `index`th argument: different from the others, and usable where an object is
+    /// expected.
     fn make(world: &World, index: usize) -> Self;
     /// For a fake operation to return.
     fn answer() -> Self;
@@ -156,7 +214,7 @@ impl<T: Pointee> Value for *const T {
     }
 }
 
-/// What a pointer points to.
+/// The target of a pointer.
 pub(crate) trait Pointee: Sized {
     fn place(world: &World) -> *mut Self;
 }
@@ -183,10 +241,9 @@ macro_rules! objects {
     ($($ty:ty)*) => {$(
         impl Pointee for $ty {
             fn place(world: &World) -> *mut Self {
-                let object = leak::<Self>();
-                // SAFETY: it was just made.
-                unsafe { (*object).context = world.context };
-                object
+                let object = Live(leak::<Self>());
+                object.edit(|object| object.context = world.context);
+                object.ptr()
             }
         }
     )*};

@@ -7,8 +7,8 @@ use rdma_sys::{ibv_ece, ibv_qp_attr, ibv_qp_state, rdma_conn_param};
 use super::id::{Id, RawId};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QpAttrMask, QpState, QueuePair, Rc};
-use crate::types::{RemoteAccess, RnrTimer};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair, Rc};
+use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer};
 
 /// How many reads and atomics are in service at a time, unless the device can do less: what fills a pipe.
 const READ_DEPTH: u8 = 16;
@@ -147,26 +147,6 @@ impl ConnOptions {
 pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
     let limit = if context.inner.is_iwarp() { super::IWARP_PRIVATE_DATA } else { limit };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
-}
-
-/// Enhanced connection establishment: options that both providers agree on, in their maker's own code.
-#[doc(alias = "ibv_ece")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Ece {
-    /// The maker; 0 if the provider has no such options.
-    pub vendor_id: u32,
-    /// The options.
-    pub options: u32,
-}
-
-impl Ece {
-    pub(crate) fn to_raw(self) -> ibv_ece {
-        ibv_ece { vendor_id: self.vendor_id, options: self.options, comp_mask: 0 }
-    }
-
-    pub(crate) fn from_raw(raw: ibv_ece) -> Self {
-        Self { vendor_id: raw.vendor_id, options: raw.options }
-    }
 }
 
 impl RawId {

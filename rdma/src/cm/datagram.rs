@@ -13,7 +13,8 @@ use super::sockaddr::RawAddr;
 use super::{UD_ACCEPT_PRIVATE_DATA, UD_CONNECT_PRIVATE_DATA};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttrMask, QpState, QueuePair, Ud};
+use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Ud};
+use crate::types::{QpAttrMask, QpState};
 
 /// What to say when asking for a peer's queue pair, or telling ours.
 ///

@@ -7,11 +7,11 @@ use std::ops::Deref;
 use rdma_sys::{rdma_cm_event, rdma_cm_event_type as Code};
 
 use super::channel::{IdKey, Known};
-use super::reason::{self, RejectReason};
+use super::reason;
 use super::request::ConnectRequest;
 use crate::error::{Error, ErrorKind, Operation};
-use crate::qp::{Path, Rc, Ud};
-use crate::types::{Gid, Lid};
+use crate::qp::{Rc, Ud};
+use crate::types::{Gid, Lid, Path, RejectReason};
 
 /// Bytes that came with a connection's messages.
 ///

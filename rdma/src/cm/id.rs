@@ -15,12 +15,12 @@ use rdma_sys::{
 
 use super::PortSpace;
 use super::channel::{ChannelInner, EventChannel, IdKey, Known, State, lock_both};
-use super::reason::{self, WrongDevice};
+use super::reason;
 use super::sockaddr::{self, RawAddr};
-use crate::async_event::AsyncEventKind;
+use crate::context::AsyncEventKind;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::types::AckTimeout;
+use crate::types::{AckTimeout, WrongDevice};
 
 /// An id of librdmacm (2).
 pub(crate) struct RawId {

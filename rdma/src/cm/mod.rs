@@ -94,17 +94,17 @@ mod sockaddr;
 mod tests;
 
 pub use channel::{EventChannel, IdKey};
-pub use connect::{ConnOptions, Ece};
+pub use connect::ConnOptions;
 pub use datagram::{Membership, UdOptions};
 pub use event::{Accepted, ConnectionParameters, Event, EventKind, MulticastGroup, PrivateData, Rejection, UdPeer};
 pub use id::Id;
 use rdma_sys::{RdmaCm, rdma_port_space};
-pub use reason::{RejectReason, WrongDevice};
 pub use request::ConnectRequest;
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::{Rc, Transport, Ud};
+pub use crate::types::{Ece, RejectReason, WrongDevice};
 
 /// How much a request to connect can carry on InfiniBand and RoCE.
 const CONNECT_PRIVATE_DATA: usize = 56;

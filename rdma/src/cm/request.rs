@@ -4,13 +4,13 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use super::channel::{EventChannel, IdKey};
-use super::connect::{self, ConnOptions, Ece, Limits};
+use super::connect::{self, ConnOptions, Limits};
 use super::event::{ConnectionParameters, PrivateData};
 use super::id::Id;
 use super::{ACCEPT_PRIVATE_DATA, PortSpace, REJECT_PRIVATE_DATA, UD_ACCEPT_PRIVATE_DATA};
 use crate::error::{Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
-use crate::types::RemoteAccess;
+use crate::types::{Ece, RemoteAccess};
 
 /// Somebody wants to connect, or to know where to send datagrams.
 ///

@@ -13,9 +13,9 @@ use rdma_sys::{
 use super::blocking::{ListenOptions, Listener, resolve};
 use super::*;
 use crate::error::Failed;
-use crate::qp::{QpState, QueuePair};
+use crate::qp::QueuePair;
 use crate::testing::{self, cm as fake};
-use crate::types::RemoteAccess;
+use crate::types::{QpState, RemoteAccess};
 use crate::{CompletionQueue, ProtectionDomain};
 
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma_sys::{ibv_async_event, ibv_event_type};
 
 use super::*;
-use crate::async_event::{AsyncEvent, AsyncEventKind, EventSource};
+use crate::context::{AsyncEvent, AsyncEventKind, EventSource};
 use crate::testing;
 use crate::types::{LinkLayer, Mtu};
 

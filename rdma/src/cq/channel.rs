@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use rdma_sys::ibv_comp_channel;
 
-use super::CqId;
 use crate::context::{Context, ContextInner, set_nonblocking};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::types::CqId;
 use crate::wait::{self, Deadline};
 
 /// A source of events for any number of completion queues.

@@ -7,9 +7,8 @@ use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::poll::{Found, Poller};
 use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
-use crate::qp::op::Opcode;
 use crate::qp::ring::{Claimed, Info};
-use crate::types::{WcError, WcStatus};
+use crate::types::{Opcode, WcError, WcStatus};
 
 /// Taking the memory of a request that has ended, by what `take_if` gives of each kind.
 macro_rules! takes {

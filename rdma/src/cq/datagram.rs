@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
 use super::completion::Completion;
-use crate::address::{Grh, Source};
+use crate::ah::{Grh, Source};
 use crate::mr::{Buffer, Kind, Segment};
 
 /// A datagram, in the buffer that was posted for it; derefs to the payload.

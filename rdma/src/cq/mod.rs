@@ -33,10 +33,7 @@ pub use poll::Poller;
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::qp::ring::RingTable;
-
-/// The name of a completion queue in events: never used twice in one process's use of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CqId(pub(crate) u64);
+use crate::types::CqId;
 
 /// A queue of completions, on which any number of queue pairs report.
 ///
@@ -85,7 +82,7 @@ impl CqInner {
             // The provider would not notice that it is another device's.
             return Err(invalid);
         }
-        let id = CqId(context.fresh_id());
+        let id = CqId::fresh();
         let name = ptr::without_provenance_mut(usize::try_from(id.0).map_err(|_| invalid)?);
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.raw);
         // SAFETY: ibv_create_cq wants an open context and a channel of it or NULL, both kept by the new value (1). The

@@ -148,7 +148,7 @@ unsafe impl MemoryOwner for SharedMemory {
     }
 
     fn make_private(parts: &mut Self) -> io::Result<()> {
-        parts.make_private()
+        Ok(parts.make_private()?)
     }
 }
 

@@ -4,12 +4,14 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 
-use super::attr::{Path, QpAttr, QpState, Route};
+use super::attr::QpAttr;
 use super::endpoint::Endpoint;
 use super::{QueuePair, Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::types::{AckTimeout, AtomicCapability, Gid, Lid, LinkLayer, Mtu, PortState, RemoteAccess, RnrTimer};
+use crate::types::{
+    AckTimeout, AtomicCapability, Gid, Lid, LinkLayer, Mtu, Path, PortState, QpState, RemoteAccess, RnrTimer, Route,
+};
 
 /// How many reads and atomics are in service at a time, unless the device can do less: what fills a pipe.
 const READ_DEPTH: u32 = 16;

@@ -8,7 +8,7 @@ use rdma_sys::ibv_qp_cap;
 use super::recv::RecvQueue;
 use super::ring::Attached;
 use super::send::{SendLimits, SendQueue};
-use super::{PreparedQueuePair, QpInner, QueuePair, Transport, datagram};
+use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, datagram};
 use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::pd::{PdInner, ProtectionDomain};
@@ -40,6 +40,18 @@ pub struct QpBuilder<T: Transport> {
     pub(crate) max_inline_data: u32,
     pub(crate) signal_all: bool,
     pub(crate) transport: PhantomData<T>,
+}
+
+impl ProtectionDomain {
+    /// Starts a reliable connected queue pair: the same as [`QueuePair::builder`](crate::QueuePair::builder).
+    pub fn queue_pair(&self) -> QpBuilder<Rc> {
+        QpBuilder::new(self)
+    }
+
+    /// Starts a datagram queue pair: the same as [`QueuePair::datagram`].
+    pub fn datagram_queue_pair(&self) -> QpBuilder<Ud> {
+        QpBuilder::new(self)
+    }
 }
 
 impl<T: Transport> QpBuilder<T> {

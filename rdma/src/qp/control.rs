@@ -8,16 +8,15 @@ use rdma_sys::{
     ibv_ece, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
 };
 
-use super::attr::{QpAttr, QpState};
+use super::attr::QpAttr;
 use super::datagram::Datagrams;
 use super::multicast::Groups;
-use super::{QpAttrMask, transition};
-use crate::cm::Ece;
+use super::transition;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::pd::PdInner;
-use crate::types::Mtu;
+use crate::types::{Ece, Mtu, QpAttrMask, QpState};
 
 /// The queue pair itself (1).
 pub(crate) struct QpInner {

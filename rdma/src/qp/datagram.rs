@@ -1,16 +1,16 @@
 //! Datagram queue pairs: bring-up without a peer, and what a peer must know.
 
-use super::attr::{Path, QpAttr, QpAttrMask, QpState};
+use super::attr::QpAttr;
 use super::bring_up::{self, Chosen, ConnectOptions, InitializedQueuePair, PreparedQueuePair, random_psn};
 use super::control::QpInner;
 use super::datagram_endpoint::DatagramEndpoint;
 use super::multicast::{Groups, MulticastAttachment};
 use super::send::SendQueue;
 use super::{QpBuilder, QueuePair, Ud};
-use crate::address::{AddressHandle, Source};
+use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
-use crate::types::{Gid, Lid};
+use crate::types::{Gid, Lid, Path, QpAttrMask, QpState};
 
 /// The longest that a datagram can be on any port: until the port is known.
 pub(super) const LONGEST: u32 = 4096;
@@ -134,13 +134,6 @@ impl QueuePair<Ud> {
     /// Starts a datagram queue pair in a domain.
     pub fn datagram(pd: &ProtectionDomain) -> QpBuilder<Ud> {
         QpBuilder::new(pd)
-    }
-}
-
-impl ProtectionDomain {
-    /// Starts a datagram queue pair: the same as [`QueuePair::datagram`].
-    pub fn datagram_queue_pair(&self) -> QpBuilder<Ud> {
-        QpBuilder::new(self)
     }
 }
 

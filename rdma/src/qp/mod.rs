@@ -44,7 +44,7 @@ mod transition;
 use std::fmt;
 use std::marker::PhantomData;
 
-pub use attr::{Path, QpAttr, QpAttrMask, QpState, Route};
+pub use attr::QpAttr;
 pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQueuePair};
 pub use builder::QpBuilder;
 pub use control::QpInfo;
@@ -61,10 +61,10 @@ pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
 
-use crate::cm::Ece;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
+use crate::types::{Ece, QpState};
 
 mod sealed {
     pub trait Sealed {}

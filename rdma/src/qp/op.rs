@@ -17,45 +17,11 @@ use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use super::gather::{HostBytes, Inline, Local, Refusal, Writable};
 use super::{Rc, Transport};
-use crate::address::AddressHandle;
+use crate::ah::AddressHandle;
 use crate::mr::RemoteSlice;
 
 pub use super::to::{SendImmTo, SendTo, To};
-
-/// What a completed request was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum Opcode {
-    /// A send, with or without immediate data.
-    Send,
-    /// An RDMA write, with or without immediate data.
-    Write,
-    /// An RDMA read.
-    Read,
-    /// A compare-and-swap.
-    CompareSwap,
-    /// A fetch-and-add.
-    FetchAdd,
-    /// A receive that took a message.
-    Recv,
-    /// A receive that an RDMA write with immediate data consumed: the data is where the peer wrote it, not in the buffer.
-    RecvWriteImm,
-}
-
-impl Opcode {
-    pub(super) const fn from_u8(number: u8) -> Self {
-        match number {
-            0 => Self::Send,
-            1 => Self::Write,
-            2 => Self::Read,
-            3 => Self::CompareSwap,
-            4 => Self::FetchAdd,
-            5 => Self::Recv,
-            _ => Self::RecvWriteImm,
-        }
-    }
-}
+pub use crate::types::Opcode;
 
 pub(super) mod sealed {
     pub trait Sealed {}

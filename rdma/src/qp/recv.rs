@@ -9,16 +9,16 @@ use rdma_sys::{ibv_qp, ibv_recv_wr};
 
 use super::Transport;
 use super::gather::{Local, Owned, Refusal, SgeList, Writable};
-use super::op::Opcode;
 use super::post::PostError;
 use super::ring::{Attached, Claimed, Info, Staged, Vacant};
 use super::scratch::Scratch;
 use super::send::{ended, post_error, set_error};
-use crate::address::Grh;
+use crate::ah::Grh;
 use crate::context::ContextInner;
 use crate::error::{Error, Operation as Verb};
 use crate::fork;
 use crate::pd::PdInner;
+use crate::types::Opcode;
 
 /// The receive half of a queue pair.
 ///

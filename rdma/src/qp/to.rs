@@ -17,9 +17,10 @@ use std::sync::Arc;
 use rdma_sys::ibv_send_wr;
 
 use super::gather::{Local, Refusal};
-use super::op::{Opcode, Operation, SendImmOp, SendOp, Work, sealed};
+use super::op::{Operation, SendImmOp, SendOp, Work, sealed};
 use super::{Rc, Ud};
-use crate::address::{AddressHandle, AhInner};
+use crate::ah::{AddressHandle, AhInner};
+use crate::types::Opcode;
 
 /// A message to a queue pair of one's choice: [`Work::to`].
 pub type SendTo<'a, L> = Work<To<'a, SendOp>, L>;

@@ -1,77 +1,22 @@
-//! Why a change of state was refused: the specification's tables of attributes for reliable connections and datagrams.
-//!
-//! Providers answer every mistake with EINVAL. The table (InfiniBand specification, volume 1, table 91; the kernel has
-//! the same) says what was missing or too much.
+//! Why a change of state was refused. Providers answer every mistake with EINVAL; the table of `rdma-sys` names the
+//! attributes that are missing or not allowed.
 
-use super::attr::{QpAttrMask as M, QpState};
+use rdma_sys::{QpTransition, ibv_qp_state, ibv_qp_type};
+
 use crate::error::ErrorKind;
+use crate::types::{QpAttrMask as M, QpState};
 
-/// Attributes that a change needs, and those that it allows.
-fn table(from: QpState, to: QpState) -> Option<(M, M)> {
-    let rts = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::MIN_RNR_TIMER | M::PATH_MIG_STATE | M::RATE_LIMIT;
-    Some(match (from, to) {
-        (_, QpState::RESET | QpState::ERR) => (M::empty(), M::empty()),
-        (QpState::RESET, QpState::INIT) => (M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, M::empty()),
-        (QpState::INIT, QpState::INIT) => (M::empty(), M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
-        (QpState::INIT, QpState::RTR) => (
-            M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
-            M::ALT_PATH | M::ACCESS_FLAGS | M::PKEY_INDEX,
-        ),
-        (QpState::RTR, QpState::RTS) => {
-            (M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC, rts)
-        }
-        (QpState::RTS | QpState::SQD, QpState::RTS) => (M::empty(), rts),
-        (QpState::RTS, QpState::SQD) => (M::empty(), M::EN_SQD_ASYNC_NOTIFY),
-        (QpState::SQD, QpState::SQD) => (
-            M::empty(),
-            M::PORT
-                | M::AV
-                | M::TIMEOUT
-                | M::RETRY_CNT
-                | M::RNR_RETRY
-                | M::MAX_QP_RD_ATOMIC
-                | M::MAX_DEST_RD_ATOMIC
-                | M::ALT_PATH
-                | M::ACCESS_FLAGS
-                | M::PKEY_INDEX
-                | M::MIN_RNR_TIMER
-                | M::PATH_MIG_STATE,
-        ),
-        _ => return None,
-    })
-}
-
-/// The same for datagrams.
-fn datagram_table(from: QpState, to: QpState) -> Option<(M, M)> {
-    let key = M::QKEY | M::CUR_STATE;
-    Some(match (from, to) {
-        (_, QpState::RESET | QpState::ERR) => (M::empty(), M::empty()),
-        (QpState::RESET, QpState::INIT) => (M::PKEY_INDEX | M::PORT | M::QKEY, M::empty()),
-        (QpState::INIT, QpState::INIT) => (M::empty(), M::PKEY_INDEX | M::PORT | M::QKEY),
-        (QpState::INIT, QpState::RTR) => (M::empty(), M::PKEY_INDEX | M::QKEY),
-        (QpState::RTR, QpState::RTS) => (M::SQ_PSN, key),
-        (QpState::RTS | QpState::SQD | QpState::SQE, QpState::RTS) => (M::empty(), key),
-        (QpState::RTS, QpState::SQD) => (M::empty(), M::EN_SQD_ASYNC_NOTIFY),
-        (QpState::SQD, QpState::SQD) => (M::empty(), M::PKEY_INDEX | M::QKEY),
-        _ => return None,
-    })
-}
-
-/// What is wrong with a refused change; none if the attributes are the right ones, so that a value must be wrong.
+/// The attributes that are missing or not allowed; `None` if the mask is right, so that a value must be wrong.
 pub(super) fn explain(datagram: bool, from: QpState, to: Option<QpState>, mask: M) -> Option<ErrorKind> {
     let to = to.unwrap_or(from);
-    let table = if datagram { datagram_table } else { table };
-    let Some((required, optional)) = table(from, to) else {
-        return Some(ErrorKind::InvalidTransition { from, to, missing: M::empty(), not_allowed: M::empty() });
+    let qp_type = if datagram { ibv_qp_type::IBV_QPT_UD } else { ibv_qp_type::IBV_QPT_RC };
+    let transition = QpTransition::of(qp_type, ibv_qp_state(from.as_raw()), ibv_qp_state(to.as_raw()));
+    let (missing, not_allowed) = match transition {
+        Some(QpTransition { required, optional }) => (required - mask, mask - required - optional - M::STATE),
+        None => (M::empty(), M::empty()),
     };
-    let missing = required - mask;
-    let not_allowed = mask - required - optional - M::STATE - M::CUR_STATE;
-    (!missing.is_empty() || !not_allowed.is_empty()).then_some(ErrorKind::InvalidTransition {
-        from,
-        to,
-        missing,
-        not_allowed,
-    })
+    let refused = transition.is_none() || !missing.is_empty() || !not_allowed.is_empty();
+    refused.then_some(ErrorKind::InvalidTransition { from, to, missing, not_allowed })
 }
 
 #[cfg(test)]
@@ -101,6 +46,23 @@ mod tests {
         assert_eq!(explain(true, QpState::INIT, Some(QpState::RTR), M::STATE), None);
         assert_eq!(explain(true, QpState::RTR, Some(QpState::RTS), M::STATE | M::SQ_PSN), None);
         assert!(explain(true, QpState::INIT, Some(QpState::RTR), M::STATE | M::AV).is_some());
+    }
+
+    #[test]
+    fn a_reset_queue_pair_cannot_go_to_the_error_state() {
+        for datagram in [false, true] {
+            let text = explain(datagram, QpState::RESET, Some(QpState::ERR), M::STATE).unwrap().to_string();
+            assert_eq!(text, "from RESET to ERR: there is no such transition");
+        }
+    }
+
+    #[test]
+    fn attributes_that_the_specification_does_not_allow_are_named() {
+        let required = M::STATE | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+        let text = explain(false, QpState::RTR, Some(QpState::RTS), required | M::RATE_LIMIT).unwrap().to_string();
+        assert_eq!(text, "from RTR to RTS: not allowed RATE_LIMIT");
+        let text = explain(false, QpState::RTS, Some(QpState::SQD), M::STATE | M::CUR_STATE).unwrap().to_string();
+        assert_eq!(text, "from RTS to SQD: not allowed CUR_STATE");
     }
 
     #[test]

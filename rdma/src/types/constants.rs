@@ -1,10 +1,8 @@
-//! C enumerations and flags, and the status of completions.
+//! C enumerations and flags.
 
-use std::fmt;
+use rdma_sys::{self as sys, ibv_access_flags};
 
-use rdma_sys::{self as sys, ibv_access_flags, ibv_wc_status};
-
-use super::c_enum;
+use super::c_enum::c_enum;
 
 c_enum! {
     /// The largest payload of a packet on a path.
@@ -176,66 +174,6 @@ bitflags::bitflags! {
         const ATOMIC = ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
     }
 }
-
-c_enum! {
-    /// How a work request ended.
-    #[doc(alias = "ibv_wc_status")]
-    WcStatus(u32) {
-        /// Well.
-        SUCCESS = ibv_wc_status::IBV_WC_SUCCESS.0, "success";
-        /// A message longer than its receive buffer, or a wrong length.
-        LOC_LEN_ERR = ibv_wc_status::IBV_WC_LOC_LEN_ERR.0, "local length error: the message does not fit the receive buffer";
-        /// The queue pair could not do the operation.
-        LOC_QP_OP_ERR = ibv_wc_status::IBV_WC_LOC_QP_OP_ERR.0, "local queue pair operation error";
-        /// A local key does not allow the access.
-        LOC_PROT_ERR = ibv_wc_status::IBV_WC_LOC_PROT_ERR.0, "local protection error: a local key does not cover the buffer";
-        /// The queue pair went to the error state before the request was done.
-        WR_FLUSH_ERR = ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0, "flushed: the queue pair is in the error state";
-        /// A memory window could not be bound.
-        MW_BIND_ERR = ibv_wc_status::IBV_WC_MW_BIND_ERR.0, "memory window bind error";
-        /// A malformed response.
-        BAD_RESP_ERR = ibv_wc_status::IBV_WC_BAD_RESP_ERR.0, "bad response from the peer";
-        /// A local access error on the receiving side of a write with immediate data.
-        LOC_ACCESS_ERR = ibv_wc_status::IBV_WC_LOC_ACCESS_ERR.0, "local access error";
-        /// The peer could not take the request: often a receive buffer that is too small.
-        REM_INV_REQ_ERR = ibv_wc_status::IBV_WC_REM_INV_REQ_ERR.0, "the peer refused the request: receive buffer too small, or operation not allowed";
-        /// The peer's key does not allow the access.
-        REM_ACCESS_ERR = ibv_wc_status::IBV_WC_REM_ACCESS_ERR.0, "remote access error: the remote key does not allow it";
-        /// The peer failed to do it.
-        REM_OP_ERR = ibv_wc_status::IBV_WC_REM_OP_ERR.0, "the peer could not do the operation";
-        /// The peer did not answer: dead, unreachable or not ready.
-        RETRY_EXC_ERR = ibv_wc_status::IBV_WC_RETRY_EXC_ERR.0, "no answer from the peer: it is dead, unreachable or not connected";
-        /// The peer had no receive posted.
-        RNR_RETRY_EXC_ERR = ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR.0, "the peer posted no receive";
-        /// The peer aborted the operation.
-        REM_ABORT_ERR = ibv_wc_status::IBV_WC_REM_ABORT_ERR.0, "the peer aborted the operation";
-        /// The device failed.
-        FATAL_ERR = ibv_wc_status::IBV_WC_FATAL_ERR.0, "fatal device error";
-        /// No response in time.
-        RESP_TIMEOUT_ERR = ibv_wc_status::IBV_WC_RESP_TIMEOUT_ERR.0, "response timeout";
-        /// Another error.
-        GENERAL_ERR = ibv_wc_status::IBV_WC_GENERAL_ERR.0, "general error";
-    }
-}
-
-/// A work request that failed: data that a completion carries.
-#[doc(alias = "ibv_wc")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WcError {
-    /// How.
-    pub status: WcStatus,
-    /// The provider's own code, for its maker's documentation.
-    pub vendor_err: u32,
-}
-
-impl fmt::Display for WcError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.status)?;
-        if self.vendor_err != 0 { write!(f, " (vendor code {:#x})", self.vendor_err) } else { Ok(()) }
-    }
-}
-
-impl std::error::Error for WcError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,58 +1,21 @@
 //! Values of the verbs interface as types: numbers that keep values unknown to us, addresses in the right byte order.
 
 mod address;
+mod c_enum;
+mod completion;
 mod constants;
+mod path;
+mod qp;
+mod reject;
 mod timer;
 
 pub use address::{Gid, Guid, Lid, ParseGidError};
+pub(crate) use c_enum::c_enum;
+pub use completion::{CqId, Opcode, WcError, WcStatus};
 pub use constants::{
-    AtomicCapability, GidKind, LinkLayer, Mtu, NodeType, PhysState, PortState, RemoteAccess, TransportType, WcError,
-    WcStatus,
+    AtomicCapability, GidKind, LinkLayer, Mtu, NodeType, PhysState, PortState, RemoteAccess, TransportType,
 };
+pub use path::{Path, Route};
+pub use qp::{Ece, QpAttrMask, QpState};
+pub use reject::{RejectReason, WrongDevice};
 pub use timer::{AckTimeout, RnrTimer};
-
-/// Defines a newtype over a C enumeration: it keeps values that it does not know and prints the names of those it does.
-macro_rules! c_enum {
-    ($(#[$meta:meta])* $name:ident($int:ty) { $($(#[$doc:meta])* $constant:ident = $value:expr, $text:literal;)* }) => {
-        $(#[$meta])*
-        ///
-        /// Keeps values that this version of the crate does not know.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name($int);
-
-        impl $name {
-            $($(#[$doc])* pub const $constant: Self = Self($value);)*
-
-            /// The value with this number, known or not.
-            #[must_use]
-            pub const fn from_raw(raw: $int) -> Self {
-                Self(raw)
-            }
-
-            /// The number that the C interface uses.
-            #[must_use]
-            pub const fn as_raw(self) -> $int {
-                self.0
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                match *self {
-                    $(Self::$constant => f.pad($text),)*
-                    Self(other) => f.pad(&format!("unknown ({other})")),
-                }
-            }
-        }
-
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                match *self {
-                    $(Self::$constant => f.write_str(stringify!($constant)),)*
-                    Self(other) => write!(f, concat!(stringify!($name), "({})"), other),
-                }
-            }
-        }
-    };
-}
-pub(crate) use c_enum;

@@ -1,4 +1,4 @@
-//! Polling again gives up what the last completion held, so that completion must be gone.
+//! Polling again drops the buffers of the last completion, so that completion must be gone.
 
 fn two(poller: &mut rdma::Poller) -> rdma::Result<()> {
     let first = poller.poll()?;

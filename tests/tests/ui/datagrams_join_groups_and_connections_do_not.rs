@@ -1,4 +1,4 @@
-//! What an id can do depends on its port space.
+//! The port space of an id decides its operations.
 
 use rdma::cm::{Id, Membership};
 use rdma::{QueuePair, Rc, Ud};

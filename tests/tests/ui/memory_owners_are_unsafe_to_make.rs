@@ -1,4 +1,4 @@
-//! What owns registered memory makes promises that the compiler cannot check.
+//! An owner of registered memory makes promises that the compiler cannot check.
 
 struct Mine;
 

@@ -1,4 +1,4 @@
-//! An id that was made here is no request, whatever it does.
+//! An id that this process made is never a request.
 
 use rdma::cm::{ConnOptions, Id};
 use rdma::{InitializedQueuePair, Rc};

@@ -1,4 +1,4 @@
-//! Unsafe code trusts what a transport says of itself, so nobody else can make one.
+//! Unsafe code trusts the constants of a transport, so other crates cannot make one.
 
 enum Mine {}
 

@@ -1,4 +1,4 @@
-//! Boots the guest, runs one command in it, and waits until it has switched itself off.
+//! Boots the guest, runs one command there, and waits until the guest has switched itself off.
 
 use std::{
     fs,
@@ -9,17 +9,18 @@ use std::{
 };
 
 use super::kernel::Image;
-use crate::apt;
+use crate::system;
 
-/// The emulated processor: all that QEMU knows, without what costs it more than it gives. With ERMS and FSRM the kernel copies and
-/// clears byte by byte, which is one step of the emulation each; without, by eight bytes. LA57 is a level more in each walk of the page
-/// tables; SMAP and SMEP are instructions around each of the kernel's copies.
+/// The emulated processor: all of QEMU's features but the slow ones. With ERMS and FSRM the kernel
+/// copies and clears byte by byte, one step of the emulation each; without, by eight bytes. LA57
+/// adds a level to each walk of the page tables; SMAP and SMEP add instructions around each of the
+/// kernel's copies.
 const EMULATED: &str = "max,la57=off,erms=off,fsrm=off,smap=off,smep=off";
-/// The kernel measures that the emulated processors' time stamps differ and takes the HPET, a device that each look at the clock
-/// would have to ask, one processor at a time; but they are all the host's.
+/// The kernel finds that the time stamps of emulated processors differ, and would read the HPET, a
+/// device, for each look at the clock, one processor at a time. All of the stamps are the host's.
 const EMULATED_CLOCK: &str = "tsc=reliable";
 
-/// How a guest is run.
+/// A guest and its settings.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) image: Image,
@@ -33,7 +34,7 @@ pub(crate) struct Guest {
     pub(crate) limit: Duration,
 }
 
-/// What executes the guest's instructions.
+/// The guest's processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Accelerator {
     /// KVM where a guest starts with it, else TCG.
@@ -45,10 +46,10 @@ pub(crate) enum Accelerator {
 }
 
 impl Guest {
-    /// Runs the command, with its output on ours. Fails if the guest did not come to its end.
+    /// Runs the command, with its output on ours. Fails if the guest does not reach its end.
     pub(crate) fn run(&self, command: &str) -> Result<(), String> {
-        apt::make(&self.out)?;
-        apt::write(self.out.join("command"), command)?;
+        system::make(&self.out)?;
+        system::write(self.out.join("command"), command)?;
         let mut qemu = self.start(self.accelerator, Stdio::inherit())?;
         let deadline = Instant::now() + self.limit;
         let ended = loop {
@@ -71,12 +72,12 @@ impl Guest {
         Ok(())
     }
 
-    /// The kernel's messages on the console: what is worse than a warning, and how far the guest came.
+    /// The kernel's messages on the console: errors, and the steps that the guest has reached.
     fn console(&self) -> String {
         text(&self.console_path())
     }
 
-    /// All messages of the kernel; the console's, if the guest did not come to its end.
+    /// All messages of the kernel; the console's, if the guest did not reach its end.
     pub(crate) fn messages(&self) -> String {
         let all = text(&self.out.join("dmesg"));
         if all.is_empty() { self.console() } else { all }
@@ -88,62 +89,46 @@ impl Guest {
 
     fn start(&self, accelerator: Accelerator, stdout: Stdio) -> Result<Child, String> {
         drop(fs::remove_file(self.console_path()));
-        let share = |path: &Path, tag: &str, how: &str| {
+        let share = |path: &Path, tag: &str, mode: &str| {
             // A comma ends an option, unless it is doubled.
             let path = path.display().to_string().replace(',', ",,");
-            [
-                "-virtfs".to_owned(),
-                format!("local,path={path},mount_tag={tag},security_model=none,{how}multidevs=remap"),
-            ]
+            ["-virtfs".into(), format!("local,path={path},mount_tag={tag},security_model=none,{mode}multidevs=remap")]
         };
         let (accelerator, processor, clock) = match accelerator {
             Accelerator::Kvm => ("kvm", "host", ""),
             Accelerator::Tcg | Accelerator::Auto => (self.emulator(), EMULATED, EMULATED_CLOCK),
         };
-        // Warnings are not on the slow console: `init` copies them from the kernel's buffer, which has room for a run's. An emulated
-        // processor that waits for a real one is no fault: no watchdog, and no panic over a timer that seems to stand still.
+        // Warnings do not go to the slow console: `init` copies them from the kernel's buffer,
+        // which has room for a run's. An emulated processor that waits for a real one is no fault:
+        // no watchdog, and no panic over a timer that seems to stand still.
         let settings =
             "console=ttyS0 quiet log_buf_len=4M nowatchdog no_timer_check panic=-1 mitigations=off random.trust_cpu=on";
+        let machine = format!("-accel {accelerator} -cpu {processor} -smp {} -m {}", self.processors, self.memory);
+        let fixed = "-M q35 -no-reboot -nodefaults -display none -device isa-debug-exit,iobase=0xf4,iosize=1";
+        let Image { kernel, initrd, packages } = &self.image;
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args([
-            "-accel",
-            accelerator,
-            "-cpu",
-            processor,
-            "-M",
-            "q35",
-            "-no-reboot",
-            "-nodefaults",
-            "-display",
-            "none",
-        ])
-        .args(["-smp", &self.processors.to_string(), "-m", &self.memory.to_string()])
-        .arg("-kernel")
-        .arg(&self.image.kernel)
-        .arg("-initrd")
-        .arg(&self.image.initrd)
-        .args(["-append", &format!("{settings} {clock}")])
-        .arg("-serial")
-        .arg(format!("file:{}", self.console_path().display()))
-        .args(["-serial", "stdio", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
-        .args(share(Path::new("/"), "host", "readonly=on,"))
-        .args(share(&self.image.packages, "packages", "readonly=on,"))
-        .args(share(&self.out, "out", ""))
-        .stdin(Stdio::null())
-        .stdout(stdout);
-        qemu.spawn().map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
+        qemu.args(machine.split(' ')).args(fixed.split(' ')).arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
+        qemu.args(["-append", &format!("{settings} {clock}")]);
+        qemu.args(["-serial", &format!("file:{}", self.console_path().display()), "-serial", "stdio"]);
+        qemu.args(share(Path::new("/"), "host", "readonly=on,")).args(share(packages, "packages", "readonly=on,"));
+        qemu.args(share(&self.out, "out", ""));
+        qemu.stdin(Stdio::null())
+            .stdout(stdout)
+            .spawn()
+            .map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
     }
 
-    /// Where there is not a real processor for each emulated one, those of a guest take turns in one thread, which ends a turn when its
-    /// processor waits or spins. With a thread for each, the one that spins for a lock keeps its holder from running: two guests
-    /// on two processors then take twice the time.
+    /// Guests with more processors than the machine emulate theirs by turns in one thread, which
+    /// ends a turn when its processor waits or spins. With a thread for each, a processor that
+    /// spins for a lock keeps the lock's holder from running: two guests on two processors then
+    /// take twice the time.
     fn emulator(&self) -> &'static str {
         let real = thread::available_parallelism().map_or(1, usize::from);
         if self.guests * usize::from(self.processors) > real { "tcg,thread=single" } else { "tcg,thread=multi" }
     }
 
-    /// Decides between KVM and TCG, by a trial where the answer is not known yet: there are machines whose KVM starts a guest and
-    /// never gets it through its first second.
+    /// Decides between KVM and TCG, by a trial the first time: on some machines KVM starts a guest
+    /// that never gets through its first second.
     pub(crate) fn choose(&mut self, cache: &Path) -> Result<(), String> {
         if self.accelerator != Accelerator::Auto {
             return Ok(());
@@ -154,7 +139,7 @@ impl Guest {
             Ok(_) => Accelerator::Tcg,
             Err(_) => {
                 let works = fs::File::options().read(true).write(true).open("/dev/kvm").is_ok() && self.try_kvm()?;
-                apt::write(answer, if works { "kvm" } else { "tcg" })?;
+                system::write(answer, if works { "kvm" } else { "tcg" })?;
                 if works { Accelerator::Kvm } else { Accelerator::Tcg }
             }
         };
@@ -163,8 +148,8 @@ impl Guest {
 
     fn try_kvm(&self) -> Result<bool, String> {
         eprintln!("vm: trying KVM");
-        apt::make(&self.out)?;
-        apt::write(self.out.join("command"), "")?;
+        system::make(&self.out)?;
+        system::write(self.out.join("command"), "")?;
         let mut qemu = self.start(Accelerator::Kvm, Stdio::null())?;
         let deadline = Instant::now() + Duration::from_secs(15);
         let mut works = false;
@@ -183,12 +168,12 @@ fn text(path: &Path) -> String {
 }
 
 fn stop(qemu: &mut Child) {
-    // Both fail only if it is gone already.
+    // Both fail only if the process is gone already.
     drop(qemu.kill());
     drop(qemu.wait());
 }
 
-/// Whether the guest's first process has said that it came so far.
+/// Whether the guest's first process has reported this step.
 fn reached(console: &str, step: &str) -> bool {
     console.lines().any(|line| line.trim_end().strip_suffix(step).is_some_and(|rest| rest.contains("@@ ")))
 }

@@ -1,4 +1,5 @@
-//! A kernel and the user space of the RDMA stack, from Debian's packages, unpacked (never installed) under `target/vm`.
+//! A kernel and the user space of the RDMA stack, from Debian's packages, unpacked (never
+//! installed) under `target/vm`.
 
 use std::{
     fs,
@@ -6,30 +7,17 @@ use std::{
     process::Command,
 };
 
-use crate::apt::{self, Apt};
+use super::name_of;
+use crate::{
+    apt::{self, Apt},
+    system,
+};
 
-/// What goes over the host's files in the guest. Built against an old C library, so they run on every newer system's.
-const USER_SPACE: [&str; 19] = [
-    "busybox-static",
-    "ibverbs-providers",
-    "ibverbs-utils",
-    "iproute2",
-    "libbpf1",
-    "libbsd0",
-    "libcap2",
-    "libelf1",
-    "libibumad3",
-    "libibverbs1",
-    "libmd0",
-    "libmnl0",
-    "libnl-3-200",
-    "libnl-route-3-200",
-    "libpci3",
-    "librdmacm1",
-    "libxtables12",
-    "perftest",
-    "rdmacm-utils",
-];
+/// Packages over the host's files in the guest. Built against an old C library, so they run with
+/// every newer one.
+const USER_SPACE: &str = "busybox-static ibverbs-providers ibverbs-utils iproute2 libbpf1 libbsd0 libcap2 libelf1 \
+    libibumad3 libibverbs1 libmd0 libmnl0 libnl-3-200 libnl-route-3-200 libpci3 librdmacm1 libxtables12 perftest \
+    rdmacm-utils";
 const USER_SPACE_SUITE: &str = "bookworm";
 
 /// A series of kernels that Debian has.
@@ -47,15 +35,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    pub(crate) fn series(self) -> &'static str {
-        match self {
-            Self::V6_1 => "6.1",
-            Self::V6_12 => "6.12",
-            Self::V7_2 => "7.2",
-        }
-    }
-
-    /// Whether siw can be built for it here.
+    /// Whether siw can be built for the kernel here.
     pub(crate) fn has_siw(self) -> bool {
         self != Self::V7_2
     }
@@ -69,41 +49,40 @@ impl Kernel {
     }
 }
 
-/// What a guest is booted from.
+/// The files that a guest boots from.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) kernel: PathBuf,
     pub(crate) initrd: PathBuf,
-    /// Lies over the host's files in the guest.
+    /// The files over the host's in the guest.
     pub(crate) packages: PathBuf,
 }
 
-/// Builds what is not there yet.
+/// Downloads and builds the parts of an image that do not exist yet.
 pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image, String> {
     if with_siw && !kernel.has_siw() {
-        let why = "Debian's kernels lack it, and what builds 7.2's modules needs gcc 14 and a C library of 2.38, newer than Debian 12's";
-        return Err(format!("siw is there on 6.1 and 6.12 only: {why}"));
+        let why =
+            "Debian's kernels lack it, and 7.2's modules need gcc 14 and a C library of 2.38, newer than Debian 12's";
+        return Err(format!("siw exists on 6.1 and 6.12 only: {why}"));
     }
     let all = root.join("target/vm");
     let packages = all.join("packages");
-    once(&packages, &USER_SPACE.join(" "), || {
+    once(&packages, USER_SPACE, || {
         eprintln!("vm: fetching the RDMA user space ({USER_SPACE_SUITE})");
         let apt = Apt::new(&all.join("apt-user-space"), &[USER_SPACE_SUITE])?;
         let debs = all.join("apt-user-space/debs");
-        apt.download(&USER_SPACE, &debs)?;
-        // The host's folders of these names are links; a folder would hide what is in them.
+        apt.download(&USER_SPACE.split_whitespace().collect::<Vec<_>>(), &debs)?;
+        // The host's folders of these names are links; a folder would hide their contents.
         for name in ["lib", "bin", "sbin"] {
             let link = packages.join(name);
-            std::os::unix::fs::symlink(format!("usr/{name}"), &link)
-                .map_err(|error| format!("{}: {error}", link.display()))?;
-            apt::make(&packages.join("usr").join(name))?;
+            std::os::unix::fs::symlink(format!("usr/{name}"), &link).map_err(system::at(&link))?;
+            system::make(&packages.join("usr").join(name))?;
         }
         apt::unpack_all(&debs, &packages)?;
-        drop(fs::remove_dir_all(debs));
-        Ok(())
+        system::remove(&debs)
     })?;
 
-    let own = all.join(kernel.series());
+    let own = all.join(name_of(kernel));
     let (unpacked, siw) = (own.join("kernel"), own.join("siw"));
     let fetch = || {
         let apt = Apt::new(&own.join("apt"), &[kernel.suite()])?;
@@ -113,20 +92,19 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
         let parts = with_parts(&apt, &image)?;
         apt.download(&parts.iter().map(String::as_str).collect::<Vec<_>>(), &debs)?;
         apt::unpack_all(&debs, &unpacked)?;
-        drop(fs::remove_dir_all(debs));
-        apt::write(own.join("package"), &image).map(drop)
+        system::remove(&debs)?;
+        system::write(own.join("package"), &image).map(drop)
     };
     once(&unpacked, "", fetch)?;
     if with_siw {
         once(&siw, "", || {
             let apt = Apt::new(&own.join("apt"), &[kernel.suite()])?;
-            let package = || fs::read_to_string(own.join("package")).map_err(|error| format!("the kernel: {error}"));
-            if package()? != kernel_package(&apt, kernel)? {
+            if system::read(&own.join("package"))? != kernel_package(&apt, kernel)? {
                 // The suite has another kernel by now, and headers for that one only.
                 drop(fs::remove_file(unpacked.with_extension("complete")));
                 once(&unpacked, "", fetch)?;
             }
-            build_siw(root, &apt, &own, &package()?, kernel, &siw)
+            build_siw(root, &apt, &own, &system::read(&own.join("package"))?, kernel, &siw)
         })?;
     }
 
@@ -139,33 +117,28 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
     if sources.iter().any(|source| is_newer(source, &initrd)) {
         eprintln!("vm: building the image");
         let mut command = Command::new("bash");
-        command.arg(scripts.join("image.sh")).args([&unpacked, &packages, &built]);
-        if with_siw {
-            command.arg(&siw);
-        }
-        apt::output(&mut command)?;
+        command.arg(scripts.join("image.sh")).args([&unpacked, &packages, &built]).args(with_siw.then_some(&siw));
+        system::output(&mut command)?;
     }
     Ok(Image { kernel: vmlinux, initrd, packages })
 }
 
-/// Fills a folder, and remembers that it is complete, and with what: what an interrupted run has left, or one that wanted something
-/// else, is thrown away.
-fn once(folder: &Path, what: &str, fill: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+/// Fills a folder, and marks it as complete, with its contents' name. A folder of an interrupted
+/// run, or with other contents, is filled again.
+fn once(folder: &Path, contents: &str, fill: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let mark = folder.with_extension("complete");
-    if fs::read_to_string(&mark).is_ok_and(|complete| complete == what) {
+    if fs::read_to_string(&mark).is_ok_and(|complete| complete == contents) {
         return Ok(());
     }
-    if folder.exists() {
-        fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    }
-    apt::make(folder)?;
+    system::remove(folder)?;
+    system::make(folder)?;
     fill()?;
-    apt::write(mark, what).map(drop)
+    system::write(mark, contents).map(drop)
 }
 
 /// The package of the suite's newest kernel of the series.
 fn kernel_package(apt: &Apt, kernel: Kernel) -> Result<String, String> {
-    let prefix = format!("linux-image-{}.", kernel.series());
+    let prefix = format!("linux-image-{}.", name_of(kernel));
     let depends = apt.cache(&["depends", "linux-image-amd64"])?;
     if let Some(package) = dependencies(&depends).find(|package| package.starts_with(&prefix)) {
         return Ok(package.to_owned());
@@ -174,15 +147,15 @@ fn kernel_package(apt: &Apt, kernel: Kernel) -> Result<String, String> {
     let names = apt.cache(&["pkgnames", &prefix])?;
     let plain = |name: &&str| name.ends_with("-amd64") && !["-cloud-", "-rt-"].iter().any(|kind| name.contains(kind));
     let newest = names.lines().filter(plain).max_by_key(|name| numbers(name)).map(str::to_owned);
-    newest.ok_or_else(|| format!("{} has no kernel {} any more", kernel.suite(), kernel.series()))
+    newest.ok_or_else(|| format!("{} has no kernel {} any more", kernel.suite(), name_of(kernel)))
 }
 
-/// The numbers in a name, by which versions are compared.
+/// The numbers in a name, to compare versions by.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|symbol: char| !symbol.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-/// The package, and those that newer kernels are divided into.
+/// The package, and the parts into which newer kernels are divided.
 fn with_parts(apt: &Apt, image: &str) -> Result<Vec<String>, String> {
     let depends = apt.cache(&["depends", image])?;
     let is_part = |package: &&str| package.starts_with("linux-binary-") || package.starts_with("linux-modules-");
@@ -195,7 +168,7 @@ fn dependencies(depends: &str) -> impl Iterator<Item = &str> {
     depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "))
 }
 
-/// Builds siw, which Debian's kernels do not have, for the kernel of that package.
+/// Builds siw, which Debian's kernels lack, for the kernel of that package.
 fn build_siw(root: &Path, apt: &Apt, own: &Path, image: &str, kernel: Kernel, siw: &Path) -> Result<(), String> {
     eprintln!("vm: building siw (fetches the kernel's source)");
     let version = image.trim_start_matches("linux-image-");
@@ -207,20 +180,13 @@ fn build_siw(root: &Path, apt: &Apt, own: &Path, image: &str, kernel: Kernel, si
     ];
     let debs = own.join("debs-siw");
     apt.download(&headers.each_ref().map(String::as_str), &debs.join("headers"))?;
-    apt.download(&[&format!("linux-source-{}", kernel.series())], &debs.join("source"))?;
+    apt.download(&[&format!("linux-source-{}", name_of(kernel))], &debs.join("source"))?;
     for part in ["headers", "source"] {
         apt::unpack_all(&debs.join(part), &debs.join(part))?;
     }
-    let mut build = Command::new("bash");
-    build.arg(root.join("tests/vm/siw.sh")).args([
-        &debs.join("headers"),
-        &debs.join("source"),
-        &root.join("target/vm/packages"),
-        siw,
-    ]);
-    apt::output(&mut build)?;
-    drop(fs::remove_dir_all(debs));
-    Ok(())
+    let folders = [&debs.join("headers"), &debs.join("source"), &root.join("target/vm/packages"), siw];
+    system::output(Command::new("bash").arg(root.join("tests/vm/siw.sh")).args(folders))?;
+    system::remove(&debs)
 }
 
 /// The version in the name of the build scripts' package.
@@ -230,7 +196,7 @@ fn kbuild(apt: &Apt, version: &str) -> Result<String, String> {
     found.map(str::to_owned).ok_or_else(|| format!("linux-headers-{version} depends on no linux-kbuild"))
 }
 
-/// Whether `source` has changed since `made` was made, or that was never made.
+/// Whether `source` changed after `made` was made, or `made` does not exist.
 fn is_newer(source: &Path, made: &Path) -> bool {
     let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified());
     match (time(source), time(made)) {
@@ -254,7 +220,8 @@ mod tests {
 
     #[test]
     fn a_folder_is_filled_again_when_something_else_is_wanted() {
-        let folder = std::env::temp_dir().join(format!("xtask-once-{}", std::process::id()));
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("once");
         let mut filled = 0;
         let mut fill = |what, fails: bool| {
             once(&folder, what, || {
@@ -267,7 +234,5 @@ mod tests {
         fill("a", false).unwrap();
         fill("b", false).unwrap();
         assert_eq!(filled, 3);
-        fs::remove_dir_all(&folder).unwrap();
-        fs::remove_file(folder.with_extension("complete")).unwrap();
     }
 }

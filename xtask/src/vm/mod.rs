@@ -1,7 +1,8 @@
-//! `cargo xtask vm`: the device tests and the programs on a kernel's own RDMA devices, in a virtual machine.
+//! `cargo xtask vm`: the device tests and the programs on a kernel's own RDMA devices, in a virtual
+//! machine.
 //!
-//! The guest is a Debian kernel with the host's files, read-only, and Debian's RDMA user space over them, so what cargo has just
-//! built runs there from where it lies.
+//! The guest is a Debian kernel with the host's files, read-only, and Debian's RDMA user space over
+//! them, so the binaries that cargo has just built run there from where they lie.
 
 mod guest;
 mod kernel;
@@ -17,13 +18,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::apt;
+use crate::system;
+use clap::ValueEnum;
 use guest::{Accelerator, Guest};
 use kernel::Kernel;
 use plan::{Built, Known};
 use report::{Report, Table};
 
-/// With no option: everything, on rxe and Linux 6.1.
+/// Without an option: everything, on rxe and Linux 6.1.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// The kernel's series. May be given more than once.
@@ -31,11 +33,11 @@ pub(crate) struct Options {
     kernel: Vec<Kernel>,
     /// The driver. May be given more than once.
     #[arg(long, value_enum, default_value = "rxe")]
-    device: Vec<DeviceChoice>,
-    /// What executes the guest.
+    device: Vec<Device>,
+    /// The guest's processor: the host's, or an emulated one.
     #[arg(long, value_enum, default_value = "auto")]
     accelerator: Accelerator,
-    /// The guest's processors: with one, programs that poll starve the other side.
+    /// The number of the guest's processors: with one, programs that poll starve the other side.
     #[arg(long, default_value_t = 2, value_name = "N")]
     processors: u8,
     /// The guest's memory in MiB.
@@ -47,61 +49,52 @@ pub(crate) struct Options {
     /// Leave the programs and the scripts out.
     #[arg(long)]
     no_programs: bool,
-    /// Build nothing: run what the last build has left.
+    /// Build nothing: run the binaries of the last build.
     #[arg(long)]
     no_build: bool,
-    /// Run what the lists of known faults name, too.
+    /// Run known faults, too.
     #[arg(long)]
     known_faults: bool,
     /// Run this shell command in the guest, with the device made, instead of the tests.
     #[arg(long, value_name = "COMMAND")]
     shell: Option<String>,
-    /// Run only what has one of these in its name.
+    /// Run only tests and programs with one of these in their names.
     #[arg(last = true, value_name = "FILTER")]
     filters: Vec<String>,
 }
 
+/// A device that needs no hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum DeviceChoice {
+enum Device {
+    /// The software device of this workspace, on this machine and not in a guest.
+    Soft,
     /// RoCE version 2.
     Rxe,
     /// iWARP.
     Siw,
-    /// The software device of this workspace, on this machine and not in a guest.
-    Soft,
-    /// Each of them.
+    /// Each of the devices.
     All,
 }
 
-/// A device that needs no hardware.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Device {
-    Rxe,
-    Siw,
-    Soft,
+/// The name of an option's value.
+fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-impl Device {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Rxe => "rxe",
-            Self::Siw => "siw",
-            Self::Soft => "soft",
-        }
-    }
-}
-
-/// One device on one kernel.
+/// One device on one kernel; the software device runs on this machine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     device: Device,
-    /// None: this machine's.
     kernel: Option<Kernel>,
 }
 
 impl Run {
-    fn kernel_name(self) -> &'static str {
-        self.kernel.map_or("host", Kernel::series)
+    fn device_name(self) -> String {
+        name_of(self.device)
+    }
+
+    fn kernel_name(self) -> String {
+        self.kernel.map_or("host".into(), name_of)
     }
 }
 
@@ -111,203 +104,212 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let in_guest = runs.iter().any(|run| run.kernel.is_some());
     tools::check(in_guest, runs.iter().any(|run| run.device == Device::Siw))?;
     let root = crate::root();
-    let cache = root.join("target/vm");
+    let session = &Session { options, runs: &runs, cache: &root.join("target/vm"), root: &root };
     if let Some(command) = &options.shell {
         let &[run] = &runs[..] else { return Err("--shell takes one device and one kernel".into()) };
-        return shell(options, &root, &cache, run, command);
+        if !options.no_build {
+            Built::new(&root, true, true)?;
+        }
+        return session.shell(run, command);
     }
-    // The network is slow, and compilers are.
-    let built = thread::scope(|scope| {
-        scope.spawn(|| runs.iter().for_each(|&run| fetch(options, &root, &cache, run)));
+    // The downloads for the guests need no processor, and the build no network.
+    let built = &thread::scope(|scope| {
+        scope.spawn(|| runs.iter().for_each(|&run| session.fetch(run)));
         Built::new(&root, !options.no_programs, !options.no_build)
     })?;
     let mut table = Table::default();
     // The guests of one kernel run at the same time.
     for group in runs.chunk_by(|a, b| a.kernel == b.kernel) {
         for &run in group {
-            println!("\n=== {} on {}", run.device.name(), run.kernel_name());
+            println!("\n=== {} on {}", run.device_name(), run.kernel_name());
         }
         let reports = thread::scope(|scope| {
-            let one = |&run: &Run| {
-                let (root, cache, built) = (&root, &cache, &built);
-                scope.spawn(move || {
-                    let begin = Instant::now();
-                    let mut report = one(options, root, cache, built, run);
-                    report.seconds = begin.elapsed().as_secs();
-                    report
-                })
-            };
-            let running: Vec<_> = group.iter().map(one).collect();
+            let running: Vec<_> = group.iter().map(|&run| scope.spawn(move || session.report(built, run))).collect();
             running.into_iter().map(|report| report.join().expect("a run does not panic")).collect::<Vec<_>>()
         });
         for (run, report) in group.iter().zip(reports) {
             report.print_failures();
-            table.push(run.device.name(), run.kernel_name(), report);
+            table.push(run.device_name(), run.kernel_name(), report);
         }
     }
     print!("\n{table}");
     table.verdict()
 }
 
-/// Gets what a guest needs, before several need it at the same time. What goes wrong shows again when it is to be run.
-fn fetch(options: &Options, root: &Path, cache: &Path, run: Run) {
-    if let Some(kernel) = run.kernel {
-        drop(guest(options, root, cache, run, kernel, &cache.join("run-trial")));
-    }
+/// The runs of a command: the software device once, each driver on each kernel.
+fn runs(devices: &[Device], kernels: &[Kernel]) -> Vec<Run> {
+    let is_asked = |device| devices.contains(&device) || devices.contains(&Device::All);
+    // A kernel without a driver is left out where all devices are asked for.
+    let exists = |run: &Run| run.kernel.is_none_or(|kernel| run.device != Device::Siw || kernel.has_siw());
+    let mut kernels = kernels.to_vec();
+    kernels.dedup();
+    let soft = [Run { device: Device::Soft, kernel: None }];
+    let drivers = kernels
+        .into_iter()
+        .flat_map(|kernel| [Device::Rxe, Device::Siw].map(|device| Run { device, kernel: Some(kernel) }));
+    let asked = soft.into_iter().chain(drivers).filter(|run| is_asked(run.device));
+    asked.filter(|run| exists(run) || devices.contains(&run.device)).collect()
 }
 
-/// What to run: each driver on each kernel, the software device once.
-fn runs(devices: &[DeviceChoice], kernels: &[Kernel]) -> Vec<Run> {
-    let mut runs = Vec::new();
-    let mut add = |run| {
-        if !runs.contains(&run) {
-            runs.push(run);
+/// A command at work.
+#[derive(Clone, Copy, Debug)]
+struct Session<'a> {
+    options: &'a Options,
+    runs: &'a [Run],
+    root: &'a Path,
+    /// The folder of downloads, images and results.
+    cache: &'a Path,
+}
+
+impl Session<'_> {
+    /// Downloads a guest's parts before several guests need them at the same time. The run reports
+    /// errors.
+    fn fetch(self, run: Run) {
+        if let Some(kernel) = run.kernel {
+            drop(self.guest(run, kernel, &self.cache.join("run-trial")));
         }
-    };
-    let is_asked = |choice| devices.contains(&choice) || devices.contains(&DeviceChoice::All);
-    if is_asked(DeviceChoice::Soft) {
-        add(Run { device: Device::Soft, kernel: None });
     }
-    for &kernel in kernels {
-        for (choice, device) in [(DeviceChoice::Rxe, Device::Rxe), (DeviceChoice::Siw, Device::Siw)] {
-            // Where all are asked for, what there cannot be is left out.
-            let is_there = device != Device::Siw || kernel.has_siw() || devices.contains(&choice);
-            if is_asked(choice) && is_there {
-                add(Run { device, kernel: Some(kernel) });
-            }
+
+    /// Runs everything on one device. An error that prevents the run is a failure in the report.
+    fn report(self, built: &Built, run: Run) -> Report {
+        let begin = Instant::now();
+        let mut report = Report::default();
+        if let Err(error) = self.fill(built, run, &mut report) {
+            report.failed.push(error);
         }
+        report.seconds = begin.elapsed().as_secs();
+        report
     }
-    runs
-}
 
-/// Runs everything on one device. What keeps it from being run is a failure in the report.
-fn one(options: &Options, root: &Path, cache: &Path, built: &Built, run: Run) -> Report {
-    let mut report = Report::default();
-    if let Err(error) = fill(options, root, cache, built, run, &mut report) {
-        report.failed.push(error);
-    }
-    report
-}
-
-fn fill(
-    options: &Options,
-    root: &Path,
-    cache: &Path,
-    built: &Built,
-    run: Run,
-    report: &mut Report,
-) -> Result<(), String> {
-    let mut items = built.items(run.device.name())?;
-    let known = Known::read(&root.join("tests/vm"), run.device.name(), run.kernel_name())?;
-    if !options.known_faults {
-        report.excluded = known.exclude(&mut items)?;
-    }
-    let is_asked = |name: &str| options.filters.is_empty() || options.filters.iter().any(|part| name.contains(part));
-    items.retain(|item| is_asked(&item.name));
-    report.excluded.retain(|(name, _)| is_asked(name));
-    if items.is_empty() {
-        return Err("no test has such a name".into());
-    }
-    let out = out(root, cache, run)?;
-    apt::write(out.join("plan"), &plan::lines(&items))?;
-    let Some(kernel) = run.kernel else {
-        let ended = on_this_machine(root, &out, built);
+    fn fill(self, built: &Built, run: Run, report: &mut Report) -> Result<(), String> {
+        let Options { filters, known_faults, .. } = self.options;
+        let mut items = built.items(&run.device_name())?;
+        let known = Known::read(&self.root.join("tests/vm"), &run.device_name(), &run.kernel_name())?;
+        if !known_faults {
+            report.excluded = known.exclude(&mut items)?;
+        }
+        let is_asked = |name: &str| filters.is_empty() || filters.iter().any(|part| name.contains(part));
+        items.retain(|item| is_asked(&item.name));
+        report.excluded.retain(|(name, _)| is_asked(name));
+        if items.is_empty() {
+            return Err("no test has such a name".into());
+        }
+        let out = self.out(run)?;
+        system::write(out.join("plan"), &plan::lines(&items))?;
+        let Some(kernel) = run.kernel else {
+            let ended = self.on_this_machine(&out);
+            report.read(&out, items.len());
+            return ended;
+        };
+        let guest = self.guest(run, kernel, &out)?;
+        let begin = Instant::now();
+        let programs = self.programs();
+        let ended = guest.run(&format!("{}keep '{programs}'/* target/vm/tests/*\nrun\n", self.prepare(run)));
+        report.guest_seconds = begin.elapsed().as_secs();
         report.read(&out, items.len());
-        return ended;
-    };
-    let guest = guest(options, root, cache, run, kernel, &out)?;
-    let begin = Instant::now();
-    let programs = built.programs().display();
-    let ended = guest.run(&format!(
-        "{}export PATH='{programs}':$PATH\nkeep '{programs}'/* target/vm/tests/*\nrun\n",
-        prepare(root, run)
-    ));
-    report.guest_seconds = begin.elapsed().as_secs();
-    report.read(&out, items.len());
-    report.complaints(&guest.messages(), &known);
-    ended
-}
-
-fn shell(options: &Options, root: &Path, cache: &Path, run: Run, command: &str) -> Result<(), String> {
-    let kernel = run.kernel.ok_or("--shell is for a guest")?;
-    let out = out(root, cache, run)?;
-    let guest = guest(options, root, cache, run, kernel, &out)?;
-    guest.run(&format!("{}( {command}\n)\necho $? >/out/status\n", prepare(root, run)))?;
-    for line in report::complaints(&guest.messages()) {
-        println!("kernel: {line}");
+        report.complaints(&guest.messages(), &known);
+        ended
     }
-    match fs::read_to_string(out.join("status")).as_deref().map(str::trim) {
-        Ok("0") => Ok(()),
-        Ok(status) => Err(format!("the command's status is {status}")),
-        Err(_) => Err("the device could not be made".into()),
+
+    fn shell(self, run: Run, command: &str) -> Result<(), String> {
+        let kernel = run.kernel.ok_or("--shell is for a guest")?;
+        let out = self.out(run)?;
+        let guest = self.guest(run, kernel, &out)?;
+        guest.run(&format!("{}( {command}\n)\necho $? >/out/status\n", self.prepare(run)))?;
+        for line in report::complaints(&guest.messages()) {
+            println!("kernel: {line}");
+        }
+        match fs::read_to_string(out.join("status")).as_deref().map(str::trim) {
+            Ok("0") => Ok(()),
+            Ok(status) => Err(format!("the command's status is {status}")),
+            Err(_) => Err("the device could not be made".into()),
+        }
     }
-}
 
-/// An empty folder for what a run says, with the guest's script in it.
-fn out(root: &Path, cache: &Path, run: Run) -> Result<PathBuf, String> {
-    let out = cache.join(format!("run-{}-{}", run.kernel_name(), run.device.name()));
-    if out.exists() {
-        fs::remove_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+    /// An empty folder for a run's output, with the guest's script in it.
+    fn out(self, run: Run) -> Result<PathBuf, String> {
+        let out = self.cache.join(format!("run-{}-{}", run.kernel_name(), run.device_name()));
+        system::remove(&out)?;
+        system::make(&out)?;
+        let script = self.root.join("tests/vm/guest.sh");
+        fs::copy(&script, out.join("guest.sh")).map_err(system::at(&script))?;
+        Ok(out)
     }
-    apt::make(&out)?;
-    fs::copy(root.join("tests/vm/guest.sh"), out.join("guest.sh")).map_err(|error| format!("guest.sh: {error}"))?;
-    Ok(out)
-}
 
-fn guest(options: &Options, root: &Path, cache: &Path, run: Run, kernel: Kernel, out: &Path) -> Result<Guest, String> {
-    let mut guest = Guest {
-        image: kernel::image(root, kernel, run.device == Device::Siw)?,
-        out: out.to_owned(),
-        accelerator: options.accelerator,
-        processors: options.processors,
-        guests: runs(&options.device, &options.kernel).iter().filter(|other| other.kernel == run.kernel).count(),
-        memory: options.memory,
-        limit: Duration::from_secs(options.limit),
-    };
-    guest.choose(cache)?;
-    Ok(guest)
-}
+    fn guest(self, run: Run, kernel: Kernel, out: &Path) -> Result<Guest, String> {
+        let mut guest = Guest {
+            image: kernel::image(self.root, kernel, run.device == Device::Siw)?,
+            out: out.to_owned(),
+            accelerator: self.options.accelerator,
+            processors: self.options.processors,
+            guests: self.runs.iter().filter(|other| other.kernel == run.kernel).count(),
+            memory: self.options.memory,
+            limit: Duration::from_secs(self.options.limit),
+        };
+        guest.choose(self.cache)?;
+        Ok(guest)
+    }
 
-/// What the guest's shell does before anything else.
-fn prepare(root: &Path, run: Run) -> String {
-    let (root, device) = (root.display(), run.device.name());
-    format!(
-        "cd '{root}'; ulimit -l unlimited; . /out/guest.sh\n\
-         export RDMA_TEST_DEVICE={device}0 RDMA_DEVICE={device}0\n\
-         device {device} || exit 1\n"
-    )
-}
+    /// The folder of the workspace's programs, first in `PATH`.
+    fn programs(self) -> String {
+        plan::programs(self.root).display().to_string()
+    }
 
-/// The same plan on the software device, without a guest.
-fn on_this_machine(root: &Path, out: &Path, built: &Built) -> Result<(), String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths([built.programs().to_owned()].into_iter().chain(std::env::split_paths(&path)));
-    let status = Command::new("bash")
-        .args(["-c", ". \"$OUT\"/guest.sh; run"])
-        .current_dir(root)
-        .env("OUT", out)
-        .env("PATH", path.map_err(|error| error.to_string())?)
-        .envs([("RDMA_TEST_DEVICE", "soft0"), ("RDMA_DEVICE", "soft0")])
-        .status()
-        .map_err(|error| format!("cannot run bash: {error}"))?;
-    if status.success() { Ok(()) } else { Err("the tests' shell failed".into()) }
+    /// The first commands of the guest's shell.
+    fn prepare(self, run: Run) -> String {
+        let (root, programs, device) = (self.root.display(), self.programs(), run.device_name());
+        format!(
+            "cd '{root}'; ulimit -l unlimited; . /out/guest.sh\n\
+             export PATH='{programs}':$PATH RDMA_TEST_DEVICE={device}0 RDMA_DEVICE={device}0\n\
+             device {device} || exit 1\n"
+        )
+    }
+
+    /// The same plan on the software device, without a guest.
+    fn on_this_machine(self, out: &Path) -> Result<(), String> {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", "PATH=$PROGRAMS:$PATH; . \"$OUT\"/guest.sh; run"]).current_dir(self.root).env("OUT", out);
+        bash.env("PROGRAMS", self.programs()).envs([("RDMA_TEST_DEVICE", "soft0"), ("RDMA_DEVICE", "soft0")]);
+        let status = bash.status().map_err(|error| format!("cannot run bash: {error}"))?;
+        if status.success() { Ok(()) } else { Err("the tests' shell failed".into()) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
-    fn named(devices: &[DeviceChoice], kernels: &[Kernel]) -> Vec<(&'static str, &'static str)> {
-        runs(devices, kernels).into_iter().map(|run| (run.device.name(), run.kernel_name())).collect()
+    fn named(devices: &[Device], kernels: &[Kernel]) -> Vec<(String, String)> {
+        runs(devices, kernels).into_iter().map(|run| (run.device_name(), run.kernel_name())).collect()
+    }
+
+    fn pairs<const N: usize>(pairs: [(&str, &str); N]) -> Vec<(String, String)> {
+        pairs.map(|(device, kernel)| (device.into(), kernel.into())).into()
     }
 
     #[test]
     fn each_driver_runs_on_each_kernel_and_the_software_device_once() {
-        use DeviceChoice::{All, Rxe, Siw};
+        use Device::{All, Rxe, Siw};
         let both = [Kernel::V6_1, Kernel::V7_2];
-        assert_eq!(named(&[All], &both), [("soft", "host"), ("rxe", "6.1"), ("siw", "6.1"), ("rxe", "7.2")]);
-        assert_eq!(named(&[Rxe, Rxe], &both[..1]), [("rxe", "6.1")]);
-        // What was asked for by name is not left out in silence.
-        assert_eq!(named(&[Siw], &both[1..]), [("siw", "7.2")]);
+        assert_eq!(named(&[All], &both), pairs([("soft", "host"), ("rxe", "6.1"), ("siw", "6.1"), ("rxe", "7.2")]));
+        assert_eq!(named(&[Rxe, Rxe], &[Kernel::V6_1; 2]), pairs([("rxe", "6.1")]));
+        // A device that was asked for by name is not left out in silence.
+        assert_eq!(named(&[Siw], &both[1..]), pairs([("siw", "7.2")]));
+    }
+
+    #[test]
+    fn a_guests_shell_finds_the_workspaces_programs() {
+        #[derive(Parser)]
+        struct Cli {
+            #[command(flatten)]
+            options: Options,
+        }
+        let options = Cli::parse_from(["vm", "--shell", "pingpong"]).options;
+        let run = Run { device: Device::Rxe, kernel: Some(Kernel::V6_1) };
+        let root = Path::new("/workspace");
+        let session = Session { options: &options, runs: &[run], root, cache: root };
+        let commands = session.prepare(run);
+        assert!(commands.contains("export PATH='/workspace/target/vm/programs':$PATH "), "{commands}");
     }
 }

@@ -1,26 +1,29 @@
-//! What is run: the device tests, one process each so that one that hangs or dies says its name; the programs; scripts of cases.
+//! The plan of a run: the device tests, one process each so that a test that hangs or dies is known
+//! by name; the programs; scripts of cases.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use crate::apt;
+use serde_json::Value;
+
+use crate::system::{self, cargo, list, output, read};
 
 /// Seconds that one test or program may take in an emulated machine.
 const LIMIT: u32 = 120;
 /// Test binaries that need a compiler and no device.
 const NOT_FOR_A_DEVICE: [&str; 1] = ["compile_fail"];
-/// What is optimized for the guest, where checksums and contents of messages are computed by an emulated processor. Everything else is
-/// as `cargo test` builds it and has mostly left it: what `--release` does more takes longer than it saves.
+/// Packages that are optimized for the guest, where an emulated processor computes checksums and
+/// contents of messages. The other packages are those of `cargo test`: `--release` takes longer
+/// than it saves.
 const OPTIMIZED: [&str; 6] = ["rdma", "rdma-sys", "rdma-mem", "rdma-soft", "rdma-tests", "rdma-examples"];
-/// How a script of cases begins, after its interpreter's line.
+/// The beginning of a script of cases, after its interpreter's line.
 const CASES: &str = "# cases:";
-/// What is planned last: it disturbs the device's links, and then looks at what everything has left behind.
+/// Planned last: the faults disturb the device's links, and the leftovers are those of all tests.
 const LAST: [&str; 2] = ["faults::", "leftovers::"];
 
-/// One thing to run.
+/// One test, program or case.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     /// `binary::test`, `program::name` or `script::case`.
@@ -29,41 +32,39 @@ pub(crate) struct Item {
     pub(crate) command: String,
 }
 
-/// What cargo has built.
+/// The folder of the stripped programs.
+pub(crate) fn programs(root: &Path) -> PathBuf {
+    root.join("target/vm/programs")
+}
+
+/// The tests and the programs that cargo has built.
 #[derive(Debug)]
 pub(crate) struct Built {
     root: PathBuf,
     tests: Vec<Item>,
-    /// The folder of the programs.
-    programs: PathBuf,
     with_programs: bool,
 }
 
 impl Built {
-    /// Builds the device tests and the programs, or finds what the last build has left.
+    /// Builds the device tests and the programs, or finds those of the last build.
     pub(crate) fn new(root: &Path, with_programs: bool, build: bool) -> Result<Self, String> {
         let all = root.join("target/vm");
-        let (list, programs) = (all.join("tests.txt"), all.join("programs"));
+        let binaries = all.join("tests.txt");
         if build {
             let built = build_binaries(root, with_programs)?;
-            apt::write(list.clone(), &strip(&built, "test", &all.join("tests"))?)?;
-            strip(&built, "bin", &programs)?;
+            system::write(binaries.clone(), &strip(&built, "test", &all.join("tests"))?)?;
+            strip(&built, "bin", &programs(root))?;
         }
         let mut tests = Vec::new();
-        for (binary, path) in entries(&read(&list)?) {
+        for (binary, path) in entries(&read(&binaries)?) {
             tests.extend(list_tests(root, binary, path)?);
         }
-        // cargo reports its binaries in the order in which they were done.
+        // cargo reports binaries in the order in which it finishes them.
         tests.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Self { root: root.to_owned(), tests, programs, with_programs })
+        Ok(Self { root: root.to_owned(), tests, with_programs })
     }
 
-    /// The folder of the programs.
-    pub(crate) fn programs(&self) -> &Path {
-        &self.programs
-    }
-
-    /// What there is to run on a device.
+    /// The plan for a device.
     pub(crate) fn items(&self, device: &str) -> Result<Vec<Item>, String> {
         let mut items = self.tests.clone();
         if self.with_programs {
@@ -86,70 +87,54 @@ struct Binary {
     path: String,
 }
 
-/// Builds the device tests and the programs. For the whole workspace, since the features of what both depend on are then those of
-/// `cargo test`, which need not be built again.
+/// Builds the device tests and the programs. The whole workspace, because the features of shared
+/// dependencies are then those of `cargo test`, which need not be built again.
 fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, String> {
     let mut command = cargo(root);
     command.args(["build", "--workspace", "--message-format=json-render-diagnostics"]);
-    if with_programs {
-        command.arg("--bins");
-    }
+    command.args(with_programs.then_some("--bins"));
     for package in OPTIMIZED {
         command.args(["opt-level=1", "debug=false"].map(|it| format!("--config=profile.dev.package.{package}.{it}")));
     }
-    for test in device_tests(root)? {
-        command.args(["--test", &test]);
+    let sources = list(&root.join("tests/tests"), "rs")?;
+    let tests = sources.iter().filter_map(|path| path.file_stem()?.to_str());
+    for test in tests.filter(|name| !NOT_FOR_A_DEVICE.contains(name)) {
+        command.args(["--test", test]);
     }
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cannot run cargo: {error}"))?;
     if !output.status.success() {
         return Err("the device tests and the programs do not build".into());
     }
-    let ours = ["tests", "examples"].map(|folder| root.join(folder).join("Cargo.toml"));
-    let mut binaries = Vec::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
-        let target = &message["target"];
-        let (kind, name) = (target["kind"][0].as_str(), target["name"].as_str());
-        // Other packages have tests of the same names.
-        let package = message["manifest_path"].as_str().map(Path::new);
-        let is_ours = match kind {
-            Some("test") => package == Some(&*ours[0]),
-            Some("bin") => package == Some(&*ours[1]),
-            _ => false,
-        };
-        if let (true, Some(kind), Some(name), Some(path)) = (is_ours, kind, name, message["executable"].as_str()) {
-            binaries.push(Binary { kind: kind.into(), name: name.into(), path: path.into() });
-        }
-    }
-    Ok(binaries)
+    // Other packages have tests of the same names.
+    let ours =
+        [("test", "tests"), ("bin", "examples")].map(|(kind, folder)| (kind, root.join(folder).join("Cargo.toml")));
+    let binary = |line: &str| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let (target, manifest) = (&message["target"], Path::new(message["manifest_path"].as_str()?));
+        let kind = text(&target["kind"][0])?;
+        let is_ours = ours.iter().any(|ours| *ours == (&*kind, manifest.to_owned()));
+        is_ours.then_some(Binary { kind, name: text(&target["name"])?, path: text(&message["executable"])? })
+    };
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(binary).collect())
 }
 
-/// The names of the binaries of the device tests.
-fn device_tests(root: &Path) -> Result<Vec<String>, String> {
-    let folder = root.join("tests/tests");
-    let files = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let sources =
-        files.filter_map(|file| Some(file.ok()?.path())).filter(|path| path.extension() == Some("rs".as_ref()));
-    let names = sources.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
-    Ok(names.filter(|name| !NOT_FOR_A_DEVICE.contains(&name.as_str())).collect())
-}
-
-/// Puts the binaries of a kind into a folder, without what debuggers need: an emulated machine is slow to map them. Lines of a name and
-/// a path.
+/// Copies the binaries of a kind into a folder, without debug information, which an emulated
+/// machine is slow to map. Returns lines of a name and a path.
 fn strip(binaries: &[Binary], kind: &str, folder: &Path) -> Result<String, String> {
-    apt::make(folder)?;
-    let mut list = String::new();
+    system::make(folder)?;
+    let mut lines = String::new();
     for Binary { name, path, .. } in binaries.iter().filter(|binary| binary.kind == kind) {
         let to = folder.join(name);
-        apt::output(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(path))?;
-        list += &format!("{name} {}\n", to.display());
+        output(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(path))?;
+        lines += &format!("{name} {}\n", to.display());
     }
-    Ok(list)
+    Ok(lines)
 }
 
 /// The tests of a binary that are not ignored.
 fn list_tests(root: &Path, binary: &str, path: &str) -> Result<Vec<Item>, String> {
-    let list = |more: &[&str]| apt::output(Command::new(path).args(["--list", "--format=terse"]).args(more));
+    let list = |more: &[&str]| output(Command::new(path).args(["--list", "--format=terse"]).args(more));
     let (all, ignored) = (list(&[])?, list(&["--ignored"])?);
     let item = |test: &str| Item {
         name: format!("{binary}::{test}"),
@@ -163,7 +148,8 @@ fn names(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter_map(|line| line.strip_suffix(": test"))
 }
 
-/// The lines of `programs.txt` for a device: `NAME COMMAND` is for each, `rxe,siw: NAME COMMAND` for those.
+/// The lines of `programs.txt` for a device: `NAME COMMAND` is for each device, `rxe,siw: NAME
+/// COMMAND` for those.
 fn program_lines(text: &str, device: &str) -> Vec<Item> {
     let line = |(first, rest): (&str, &str)| {
         let (name, command) = match first.strip_suffix(':') {
@@ -176,18 +162,16 @@ fn program_lines(text: &str, device: &str) -> Vec<Item> {
     entries(text).filter_map(line).collect()
 }
 
-/// The cases of the scripts in a folder: `bash SCRIPT list DEVICE` names them, `bash SCRIPT run CASE` runs one.
+/// The cases of the scripts in a folder: `bash SCRIPT list DEVICE` names them, `bash SCRIPT run
+/// CASE` runs one.
 fn script_cases(folder: &Path, device: &str) -> Result<Vec<Item>, String> {
-    let files = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut paths: Vec<_> = files.filter_map(|file| Some(file.ok()?.path())).collect();
-    paths.sort();
     let mut items = Vec::new();
-    for path in paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == "sh")) {
-        if !read(path)?.lines().nth(1).is_some_and(|line| line.starts_with(CASES)) {
+    for path in list(folder, "sh")? {
+        if !read(&path)?.lines().nth(1).is_some_and(|line| line.starts_with(CASES)) {
             continue;
         }
         let script = path.file_stem().unwrap_or_default().to_string_lossy();
-        for case in apt::output(Command::new("bash").arg(path).args(["list", device]))?.lines() {
+        for case in output(Command::new("bash").arg(&path).args(["list", device]))?.lines() {
             if case.is_empty() || !case.chars().all(|symbol| symbol.is_ascii_alphanumeric() || symbol == '_') {
                 return Err(format!("{}: {case:?} is no name for a case", path.display()));
             }
@@ -198,7 +182,8 @@ fn script_cases(folder: &Path, device: &str) -> Result<Vec<Item>, String> {
     Ok(items)
 }
 
-/// Known faults: what is not run, and which complaints of the kernel are none of ours. A name and a reason a line.
+/// Known faults: tests that are not run, and complaints of the kernel that have other causes. One
+/// name and one reason a line.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     /// File, name, reason.
@@ -206,7 +191,8 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Reads `exclude-DEVICE.txt`, what the device is not made for, and `exclude-KERNEL-DEVICE.txt`, that kernel's faults.
+    /// Reads `exclude-DEVICE.txt`, the tests that the device is not made for, and
+    /// `exclude-KERNEL-DEVICE.txt`, that kernel's faults.
     pub(crate) fn read(folder: &Path, device: &str, kernel: &str) -> Result<Self, String> {
         let mut known = Self::default();
         for file in [format!("exclude-{device}.txt"), format!("exclude-{kernel}-{device}.txt")] {
@@ -228,37 +214,30 @@ impl Known {
         Ok(())
     }
 
-    /// Takes out what is listed, and returns each with the reason.
+    /// Removes the listed items, and returns each with the reason.
     pub(crate) fn exclude(&self, items: &mut Vec<Item>) -> Result<Vec<(String, String)>, String> {
         let mut excluded = Vec::new();
         let with_programs = items.iter().any(|item| item.name.starts_with("program::"));
-        for (file, pattern, reason) in &self.entries {
-            if pattern.starts_with("kernel::") {
-                continue;
-            }
-            let before = items.len();
-            items.retain(|item| {
-                let is_excluded = matches(pattern, &item.name);
-                if is_excluded {
-                    excluded.push((item.name.clone(), reason.clone()));
-                }
-                !is_excluded
-            });
-            if items.len() == before && with_programs {
+        for (file, pattern, reason) in self.entries.iter().filter(|entry| !entry.1.starts_with("kernel::")) {
+            let (gone, left): (Vec<_>, _) = items.drain(..).partition(|item| matches(pattern, &item.name));
+            *items = left;
+            if gone.is_empty() && with_programs {
                 return Err(format!("{file}: nothing is named {pattern} ({reason})"));
             }
+            excluded.extend(gone.into_iter().map(|item| (item.name, reason.clone())));
         }
         Ok(excluded)
     }
 
-    /// Why a complaint of the kernel is a known one: `kernel::TEXT` is listed, and it has the text.
+    /// The reason for a known complaint of the kernel: `kernel::TEXT` is listed, and the complaint
+    /// has the text.
     pub(crate) fn complaint(&self, line: &str) -> Option<&str> {
         let texts = self.entries.iter().filter_map(|(_, name, reason)| Some((name.strip_prefix("kernel::")?, reason)));
         texts.filter(|(text, _)| line.contains(text)).map(|(_, reason)| reason.as_str()).next()
     }
 }
 
-/// The plan as `guest.sh` reads it.
+/// The plan in the form that `guest.sh` reads.
 pub(crate) fn lines(items: &[Item]) -> String {
     items.iter().map(|item| format!("{LIMIT}\t{}\t{}\n", item.name, item.command)).collect()
 }
@@ -275,24 +254,15 @@ fn entry(line: &str) -> (&str, &str) {
     (name, rest.trim())
 }
 
-/// Whether the name is the pattern, or begins with it up to its final `*`.
+/// Whether the name is the pattern, or begins with the pattern up to its final `*`.
 fn matches(pattern: &str, name: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == name, |prefix| name.starts_with(prefix))
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root);
-    command
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn items() -> Vec<Item> {
         ["rc::a", "rc::b", "control::a", "program::p"]
@@ -339,16 +309,14 @@ mod tests {
 
     #[test]
     fn scripts_list_their_cases() {
-        let folder = std::env::temp_dir().join(format!("xtask-cases-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let script = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let script = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         script("some.sh", "#!/bin/bash\n# cases: two\necho \"one_$2\"; echo two\n");
         script("none.sh", "#!/bin/bash\nexit 1\n");
         let names =
-            script_cases(&folder, "rxe").map(|items| items.into_iter().map(|item| item.name).collect::<Vec<_>>());
+            script_cases(folder.path(), "rxe").map(|items| items.into_iter().map(|item| item.name).collect::<Vec<_>>());
         assert_eq!(names.unwrap(), ["some::one_rxe", "some::two"]);
         script("bad.sh", "#!/bin/bash\n# cases: a bad one\necho 'a; b'\n");
-        assert!(script_cases(&folder, "rxe").unwrap_err().contains("no name for a case"));
-        fs::remove_dir_all(folder).unwrap();
+        assert!(script_cases(folder.path(), "rxe").unwrap_err().contains("no name for a case"));
     }
 }

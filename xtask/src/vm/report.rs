@@ -1,30 +1,30 @@
-//! What the guest says of each test, and the table at the end.
+//! The results of a run, and the table at the end.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path};
 
 use super::plan::Known;
 
-/// What the kernel says when it has a fault.
+/// Words in the kernel's messages about its faults.
 const COMPLAINTS: [&str; 5] = ["BUG: ", "Oops", "WARNING: ", "general protection fault", "Kernel panic"];
 
 /// The outcome of a run on one device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     passed: usize,
-    /// Name and reason.
+    /// Names and reasons.
     skipped: Vec<(String, String)>,
     pub(crate) failed: Vec<String>,
-    /// Known faults, which were not run: name and reason.
+    /// Known faults, which were not run: names and reasons.
     pub(crate) excluded: Vec<(String, String)>,
     /// Planned, and not run.
     missing: usize,
     pub(crate) seconds: u64,
-    /// The part of it that the guest ran.
+    /// The seconds in which the guest ran.
     pub(crate) guest_seconds: u64,
 }
 
 impl Report {
-    /// Reads `out/results`, in which each line is a word, a status, seconds and a name.
+    /// Reads `out/results`: lines of a word, a status, seconds and a name.
     pub(crate) fn read(&mut self, out: &Path, planned: usize) {
         let text = fs::read_to_string(out.join("results")).unwrap_or_default();
         self.parse(&text, planned, |index| {
@@ -49,7 +49,7 @@ impl Report {
         self.missing = planned.saturating_sub(seen);
     }
 
-    /// What the kernel complained of is a failure, unless it is known.
+    /// A complaint of the kernel is a failure, unless it is known.
     pub(crate) fn complaints(&mut self, console: &str, known: &Known) {
         for line in complaints(console) {
             match known.complaint(line) {
@@ -75,7 +75,7 @@ impl Report {
     }
 }
 
-/// The reason in a log: what stands behind `SKIP`, and behind the test's own name.
+/// The reason in a log: the text after `SKIP` and the test's own name.
 fn reason(log: &str) -> String {
     let text = log.lines().find_map(|line| line.split_once("SKIP ")).map_or("?", |(_, text)| text);
     let is_name = |name: &str| !name.is_empty() && !name.contains(char::is_whitespace);
@@ -85,7 +85,7 @@ fn reason(log: &str) -> String {
     }
 }
 
-/// The lines of a console in which the kernel has a fault.
+/// The kernel's messages about its faults.
 pub(crate) fn complaints(console: &str) -> impl Iterator<Item = &str> {
     console.lines().map(str::trim).filter(|line| COMPLAINTS.iter().any(|word| line.contains(word)))
 }
@@ -95,8 +95,8 @@ pub(crate) fn complaints(console: &str) -> impl Iterator<Item = &str> {
 pub(crate) struct Table(Vec<(String, String, Report)>);
 
 impl Table {
-    pub(crate) fn push(&mut self, device: &str, kernel: &str, report: Report) {
-        self.0.push((device.to_owned(), kernel.to_owned(), report));
+    pub(crate) fn push(&mut self, device: String, kernel: String, report: Report) {
+        self.0.push((device, kernel, report));
     }
 
     /// An error if something failed, was not run, or if on some device nothing was tested.
@@ -111,32 +111,21 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<8} {:<8} {:>7} {:>8} {:>7} {:>9} {:>8} {:>8} {:>9}",
-            "device", "kernel", "passed", "skipped", "failed", "excluded", "not run", "seconds", "in guest"
-        )?;
+        writeln!(f, "device   kernel    passed  skipped  failed  excluded  not run  seconds  in guest")?;
         for (device, kernel, report) in &self.0 {
-            writeln!(
-                f,
-                "{device:<8} {kernel:<8} {:>7} {:>8} {:>7} {:>9} {:>8} {:>8} {:>9}",
-                report.passed,
-                report.skipped.len(),
-                report.failed.len(),
-                report.excluded.len(),
-                report.missing,
-                report.seconds,
-                report.guest_seconds
-            )?;
+            let Report { passed, skipped, failed, excluded, missing, seconds, guest_seconds } = report;
+            let (skipped, failed, excluded) = (skipped.len(), failed.len(), excluded.len());
+            write!(f, "{device:<8} {kernel:<8} {passed:>7} {skipped:>8} {failed:>7} {excluded:>9} {missing:>8}")?;
+            writeln!(f, " {seconds:>8} {guest_seconds:>9}")?;
         }
         for (device, kernel, report) in &self.0 {
-            for (what, list) in [("skipped", &report.skipped), ("excluded", &report.excluded)] {
+            for (word, list) in [("skipped", &report.skipped), ("excluded", &report.excluded)] {
                 let mut reasons = BTreeMap::<&str, Vec<&str>>::new();
                 for (name, reason) in list {
                     reasons.entry(reason).or_default().push(name);
                 }
                 for (reason, names) in reasons {
-                    writeln!(f, "{what} on {device} {kernel}: {}: {reason} ({})", names.len(), names.join(", "))?;
+                    writeln!(f, "{word} on {device} {kernel}: {}: {reason} ({})", names.len(), names.join(", "))?;
                 }
             }
         }
@@ -156,7 +145,7 @@ mod tests {
 
     fn table(reports: impl IntoIterator<Item = Report>) -> Table {
         let mut table = Table::default();
-        reports.into_iter().for_each(|report| table.push("rxe", "6.1", report));
+        reports.into_iter().for_each(|report| table.push("rxe".into(), "6.1".into(), report));
         table
     }
 

@@ -1,10 +1,10 @@
-//! The programs that the command needs, and which Debian package has each.
+//! The programs that the command needs, and their Debian packages.
 
-use std::{env, path::Path};
+use std::process::Command;
 
-/// To run anything.
+/// Needed for every run.
 const ALWAYS: [(&str, &str); 2] = [("bash", "bash"), ("strip", "binutils")];
-/// To build and to boot the guest.
+/// Needed to build and to boot a guest.
 const TOOLS: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("apt-get", "apt"),
@@ -14,10 +14,10 @@ const TOOLS: [(&str, &str); 7] = [
     ("gzip", "gzip"),
     ("grep", "grep"),
 ];
-/// To build the module siw.
+/// Needed to build the module siw.
 const COMPILER: [(&str, &str); 2] = [("make", "make"), ("gcc-12", "gcc-12")];
 
-/// Says in one line what is missing, if anything is.
+/// An error that names every missing program and its package.
 pub(crate) fn check(with_guest: bool, with_compiler: bool) -> Result<(), String> {
     let tools = if with_guest { &TOOLS[..] } else { &[] };
     let compiler = if with_compiler { &COMPILER[..] } else { &[] };
@@ -32,10 +32,7 @@ pub(crate) fn check(with_guest: bool, with_compiler: bool) -> Result<(), String>
 }
 
 fn is_there(program: &str) -> bool {
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).any(|folder| is_file(&folder.join(program)))
-}
-
-fn is_file(path: &Path) -> bool {
-    path.metadata().is_ok_and(|metadata| metadata.is_file())
+    let found =
+        Command::new("sh").args(["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v \"$0\" >/dev/null", program]).status();
+    found.is_ok_and(|status| status.success())
 }

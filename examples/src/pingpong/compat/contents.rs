@@ -6,7 +6,7 @@
 //! has to get it back; and a server sees either what the C program begins with, or what a client of ours makes of a message's
 //! number.
 
-use crate::pingpong::fill;
+use crate::pingpong::contents::fill;
 
 /// What the C program's memory is full of.
 const FILLING: u8 = 0x7b;

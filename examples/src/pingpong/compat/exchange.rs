@@ -4,26 +4,26 @@
 //! answer; after it both close. `ibv_rc_pingpong` reads each with a single call, so each is written with one.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
+
+use socket2::Socket;
 
 use super::wire::{Address, DONE, LINE, Quoted};
 use crate::Failure;
-use crate::bootstrap::{self, Until};
+use crate::bootstrap::{self, Until, is_timeout};
 
 /// What the C program's user may have forgotten.
 const GID_HINT: &str = "on RoCE, ibv_rc_pingpong needs -g with the index of its GID";
 
 /// The server: waits for one client, lets `connect` take its address, and only then gives away our own.
 pub(super) fn serve<T>(
-    listener: &TcpListener,
+    listener: &Socket,
     own: Address,
     timeout: Duration,
     connect: impl FnOnce(&Address) -> Result<T, Failure>,
 ) -> Result<(T, Address), Failure> {
     let deadline = Instant::now() + timeout;
-    let (stream, from) = accept(listener, deadline, timeout)?;
-    let who = format!("the client at {from}");
+    let (stream, who) = accept(listener, deadline, timeout)?;
     let remote = receive_address(&stream, deadline, &who, "")?;
     let connected = connect(&remote)?;
     send(&stream, &own.to_line(), deadline).map_err(|error| gone(&who, &error))?;
@@ -45,26 +45,24 @@ pub(super) fn join(address: &str, own: Address, timeout: Duration) -> Result<Add
     let deadline = Instant::now() + timeout;
     let stream = bootstrap::connect(address, "the server", timeout)?;
     let who = format!("the server at {address}");
-    stream.set_nodelay(true)?;
+    stream.set_tcp_nodelay(true).ok();
     send(&stream, &own.to_line(), deadline).map_err(|error| gone(&who, &error))?;
     let remote = receive_address(&stream, deadline, &who, &format!("; its message says why ({GID_HINT})"))?;
     send(&stream, &DONE, deadline).map_err(|error| gone(&who, &error))?;
     Ok(remote)
 }
 
-fn accept(
-    listener: &TcpListener,
-    deadline: Instant,
-    timeout: Duration,
-) -> Result<(TcpStream, std::net::SocketAddr), Failure> {
+/// The next connection, and what to call its other end.
+fn accept(listener: &Socket, deadline: Instant, timeout: Duration) -> Result<(Socket, String), Failure> {
     listener.set_nonblocking(true)?;
     loop {
         match listener.accept() {
             Ok((stream, from)) => {
                 stream.set_nonblocking(false)?;
-                return Ok((stream, from));
+                let at = from.as_socket().map_or_else(String::new, |from| format!(" at {from}"));
+                return Ok((stream, format!("the client{at}")));
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) if is_timeout(&error) => std::thread::sleep(Duration::from_millis(1)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(Failure::from(error).context("cannot accept the client's connection")),
         }
@@ -77,7 +75,7 @@ fn accept(
     }
 }
 
-fn receive_address(stream: &TcpStream, deadline: Instant, who: &str, hint: &str) -> Result<Address, Failure> {
+fn receive_address(stream: &Socket, deadline: Instant, who: &str, hint: &str) -> Result<Address, Failure> {
     let mut line = [0; LINE];
     let mut have = 0;
     let mut input = Until(stream, deadline);
@@ -100,7 +98,7 @@ fn receive_address(stream: &TcpStream, deadline: Instant, who: &str, hint: &str)
     Address::from_line(&line).map_err(|why| Failure::new(format!("{who} is no ibv_rc_pingpong: {why}")))
 }
 
-fn send(mut stream: &TcpStream, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+fn send(mut stream: &Socket, bytes: &[u8], deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     stream.set_write_timeout(Some(left))?;
     stream.write_all(bytes)
@@ -108,7 +106,7 @@ fn send(mut stream: &TcpStream, bytes: &[u8], deadline: Instant) -> io::Result<(
 
 fn gone(who: &str, error: &io::Error) -> Failure {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+        _ if is_timeout(error) => {
             Failure::new(format!("{who} says nothing: is it ibv_rc_pingpong, or pingpong --compat?"))
         }
         _ => bootstrap::lost(format!("{who} has gone: {error}")),
@@ -117,7 +115,7 @@ fn gone(who: &str, error: &io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Shutdown;
+    use std::net::{Shutdown, TcpStream};
     use std::thread;
 
     use rdma::Lid;
@@ -130,9 +128,9 @@ mod tests {
         Address { lid: Lid(0), qpn, psn: 7, gid: Some("::ffff:10.9.0.1".parse().unwrap()) }
     }
 
-    fn listener() -> (TcpListener, String) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+    fn listener() -> (Socket, String) {
+        let listener = bootstrap::listen("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap().to_string();
         (listener, address)
     }
 

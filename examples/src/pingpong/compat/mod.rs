@@ -11,14 +11,15 @@ mod wire;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use rdma::{ConnectOptions, LinkLayer, Mtu};
+use clap::Parser;
+use rdma::{ConnectOptions, LinkLayer};
 use serde_json::json;
 
-use crate::bootstrap;
+use super::options::Sides;
+use crate::bootstrap::{self, Place, Roles, Root};
 use crate::cli::Size;
 use crate::device::{Chosen, DeviceOptions, announce};
-use crate::failure::Kind;
-use crate::launcher::{self, Place, Root};
+use crate::failure::is_launched;
 use crate::{Failure, cli};
 use session::{Outcome, Session};
 use wire::Address;
@@ -26,82 +27,59 @@ use wire::Address;
 /// Receives hold at most about this much memory, however many are asked for.
 const MEMORY: usize = 64 << 20;
 
-/// How the program is run; all but the last three have to be the same at the other side, which cannot be asked.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Bytes of a message.
-    pub size: usize,
-    /// Messages in each direction.
-    pub iterations: u64,
-    /// The path's MTU in bytes.
-    pub mtu: u32,
-    /// The service level: 0 to 15.
-    pub service_level: u8,
-    /// Receives that are posted at a time.
-    pub receives: u32,
-    /// Sleep until there are completions.
-    pub events: bool,
-    /// Check every message's contents.
-    pub check: bool,
-    /// How long the other side may be silent.
-    pub timeout: Duration,
-    /// Print one JSON object.
-    pub json: bool,
+/// Ping-pong with rdma-core's ibv_rc_pingpong on the other side, with its options in its meaning.
+///
+/// Size, count, MTU and service level have to be those of the other side, which cannot be asked.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "pingpong --compat", version, args_override_self = true, about, long_about = None)]
+#[command(after_help = crate::failure::STATUS_HELP)]
+pub struct Args {
+    /// Speak to ibv_rc_pingpong
+    #[arg(long, required = true)]
+    compat: bool,
+    #[command(flatten)]
+    sides: Sides,
+    /// Device: soft0, mlx5_0, mlx5_0:1, any, hardware
+    #[arg(short = 'd', long = "ib-dev", visible_alias = "device", value_name = "NAME", env = "RDMA_DEVICE")]
+    device: Option<String>,
+    /// Port of the device
+    #[arg(short = 'i', long = "ib-port", value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    ib_port: Option<u8>,
+    /// Entry of the port's GID table (default: the GID that reaches farthest)
+    #[arg(short = 'g', long = "gid-idx", visible_short_alias = 'x', visible_alias = "gid-index", value_name = "N")]
+    gid_index: Option<u32>,
+    /// Bytes of a message
+    #[arg(short, long, value_name = "SIZE", default_value = "4096")]
+    size: Size,
+    /// The path's MTU
+    #[arg(short, long, value_name = "BYTES", default_value_t = 1024, value_parser = cli::mtu)]
+    mtu: u32,
+    /// Receives posted at a time, as far as memory allows
+    #[arg(short, long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    rx_depth: u32,
+    /// Messages in each direction
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=2_147_483_647))]
+    iters: u64,
+    /// Service level
+    #[arg(short = 'l', long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=15))]
+    sl: u8,
+    /// Sleep until there are completions
+    #[arg(short, long)]
+    events: bool,
+    /// Check the contents of every message; the C program needs its -c, too
+    #[arg(short = 'c', long = "chk", visible_alias = "check")]
+    check: bool,
+    /// Print one JSON object
+    #[arg(short = 'J', long)]
+    json: bool,
 }
 
-impl Options {
-    /// What `ibv_rc_pingpong` does when it is not told.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            size: 4096,
-            iterations: 1000,
-            mtu: 1024,
-            service_level: 0,
-            receives: 500,
-            events: false,
-            check: false,
-            timeout: Duration::from_secs(30),
-            json: false,
-        }
-    }
-
-    /// Checks the options for what makes no sense.
-    ///
-    /// # Errors
-    /// One line of complaint.
-    pub fn validate(&self) -> Result<(), Failure> {
-        let refuse = |text: String| Err(Failure::usage(text));
-        if self.receives == 0 || self.receives > 1 << 16 {
-            return refuse(format!("--rx-depth {}: give 1 to 65536", self.receives));
-        }
-        if self.service_level > 15 {
-            return refuse(format!("--sl {}: a service level is 0 to 15", self.service_level));
-        }
-        if Mtu::from_bytes(self.mtu).is_none() {
-            return refuse(format!("--mtu {}: an MTU is 256, 512, 1024, 2048 or 4096", self.mtu));
-        }
-        // The C program counts both in an `int`.
-        if self.iterations > i32::MAX as u64 {
-            return refuse(format!("--iters {}: ibv_rc_pingpong counts to {}", self.iterations, i32::MAX));
-        }
-        cli::check_memory(self.memory(), "the buffers")
-    }
-
+impl Args {
     /// Receives that are posted: as many as asked for, or what memory allows, and never too few for a message each way.
     fn depth(&self) -> u32 {
-        let in_memory = u32::try_from((MEMORY / self.size).max(2)).unwrap_or(u32::MAX);
-        self.receives.min(in_memory)
-    }
-
-    fn memory(&self) -> u128 {
-        (u128::from(self.depth()) + 2) * self.size as u128
-    }
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self::new()
+        let in_memory = u32::try_from((MEMORY / self.size.0).max(2)).unwrap_or(u32::MAX);
+        self.rx_depth.min(in_memory)
     }
 }
 
@@ -109,35 +87,34 @@ impl Default for Options {
 ///
 /// # Errors
 /// Where the device cannot do it, the other side is none, or goes away, or sends something else.
-pub fn run(place: Place, device: &DeviceOptions, options: &Options) -> Result<(), Failure> {
-    let Place { rank, world, root, .. } = place;
-    let side = if rank == 0 { "the server" } else { "the client" };
-    if world != 2 {
-        return Err(Failure::usage(format!("a job of {world} ranks: ping-pong is for 2")));
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let size = args.size.0;
+    if size == 0 || size > 1 << 30 {
+        return Err(Failure::usage(format!("--size {}: give 1 to 1G", args.size)));
     }
-    let result =
-        device.open().and_then(|chosen| run_side(rank == 0, root, &chosen, device.gid_index.is_some(), options));
+    cli::check_memory((u128::from(args.depth()) + 2) * size as u128, "the buffers")?;
+    let Some(Place { rank, root, .. }) = args.sides.place()? else { return Ok(()) };
+    let device = DeviceOptions { device: args.device.clone(), port: args.ib_port, gid_index: args.gid_index };
+    let result = device.open().and_then(|chosen| run_side(rank == 0, root, &chosen, args));
     match result {
         // The launcher's two share one standard error.
-        Err(failure) if launcher::is_launched() && failure.kind() == Kind::Failed => Err(failure.context(side)),
+        Err(failure @ Failure::Failed(_)) if is_launched() => Err(failure.context(Roles::ServerAndClient.name(rank))),
         result => result,
     }
 }
 
-fn run_side(is_server: bool, root: Root, chosen: &Chosen, gid_given: bool, options: &Options) -> Result<(), Failure> {
+fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Result<(), Failure> {
     let port = chosen.context.port_attr(chosen.port)?;
     let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
     let (mtu, most) = (chosen.mtu(Some(options.mtu))?, port.max_message_size());
-    if options.size > most as usize {
-        return Err(Failure::usage(format!(
-            "--size {}: the port's messages have at most {most} bytes",
-            Size(options.size)
-        )));
+    if options.size.0 > most as usize {
+        let size = options.size;
+        return Err(Failure::usage(format!("--size {size}: the port's messages have at most {most} bytes")));
     }
     let prepared = Session::prepare(chosen, options)?;
     // Without a GID index the C program goes by LID.
-    let own = Address::of(&prepared.endpoint(), !is_ethernet && !gid_given);
-    if !is_server || !launcher::is_launched() {
+    let own = Address::of(&prepared.endpoint(), !is_ethernet && options.gid_index.is_none());
+    if !is_server || !is_launched() {
         announce(&chosen.using(), options.json)?;
         announce(&advice(is_server, is_ethernet, options), options.json)?;
         announce(&format!("local address:  {own}"), options.json)?;
@@ -149,24 +126,24 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, gid_given: bool, optio
                                      table (ibv_devinfo -v shows it)",
             ));
         }
-        let how = ConnectOptions::new().mtu(mtu).rnr_retry(7).service_level(options.service_level);
-        prepared.connect(&remote.endpoint(mtu), &how).map_err(|failure| failure.context("cannot connect"))
+        let how = ConnectOptions::new().mtu(mtu).rnr_retry(7).service_level(options.sl);
+        prepared.connect(&remote.endpoint(mtu), &how, is_server).map_err(|failure| failure.context("cannot connect"))
     };
     let (session, remote) = match root {
-        Root::Listener(listener) => exchange::serve(&listener, own, options.timeout, connect)?,
+        Root::Listener(listener) => exchange::serve(&listener, own, options.sides.timeout, connect)?,
         Root::Address(address) if is_server => {
-            exchange::serve(&bootstrap::listen(&address)?, own, options.timeout, connect)?
+            exchange::serve(&bootstrap::listen(&address)?, own, options.sides.timeout, connect)?
         }
         Root::Address(address) => {
-            let remote = exchange::join(&address, own, options.timeout)?;
+            let remote = exchange::join(&address, own, options.sides.timeout)?;
             (connect(&remote)?, remote)
         }
     };
-    if !is_server || !launcher::is_launched() {
+    if !is_server || !is_launched() {
         announce(&format!("remote address: {remote}"), options.json)?;
     }
-    let outcome = session.run(is_server)?;
-    if !is_server || !launcher::is_launched() {
+    let outcome = session.run()?;
+    if !is_server || !is_launched() {
         report(&outcome, chosen, options)?;
     }
     // Who has seen the last message may still owe its acknowledgement, if the driver works in this order.
@@ -175,24 +152,24 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, gid_given: bool, optio
 }
 
 /// How the other side is to be started.
-fn advice(is_server: bool, is_ethernet: bool, options: &Options) -> String {
-    let Options { size, iterations, mtu, service_level, .. } = options;
+fn advice(is_server: bool, is_ethernet: bool, options: &Args) -> String {
+    let Args { size: Size(size), iters, mtu, sl, .. } = options;
     let gid = if is_ethernet { " -g INDEX" } else { "" };
-    let level = if *service_level == 0 { String::new() } else { format!(" -l {service_level}") };
+    let level = if *sl == 0 { String::new() } else { format!(" -l {sl}") };
     let check = if options.check { " -c" } else { "" };
     let argument = if is_server { " THIS-HOST" } else { "" };
-    format!("speaks to: ibv_rc_pingpong{gid} -s {size} -n {iterations} -m {mtu}{level}{check}{argument}")
+    format!("speaks to: ibv_rc_pingpong{gid} -s {size} -n {iters} -m {mtu}{level}{check}{argument}")
 }
 
-fn report(outcome: &Outcome, chosen: &Chosen, options: &Options) -> Result<(), Failure> {
-    let (bytes, seconds) = (options.size as u64 * options.iterations * 2, outcome.seconds);
+fn report(outcome: &Outcome, chosen: &Chosen, options: &Args) -> Result<(), Failure> {
+    let (bytes, seconds) = (options.size.0 as u64 * options.iters * 2, outcome.seconds);
     let rate = bytes as f64 * 8.0 / 1e6 / seconds;
-    let each = seconds * 1e6 / options.iterations as f64;
+    let each = seconds * 1e6 / options.iters as f64;
     let mut out = io::stdout();
     if options.json {
         let report = json!({
-            "program": "pingpong", "compat": "ibv_rc_pingpong", "device": chosen.line, "size": options.size,
-            "iterations": options.iterations, "bytes": bytes, "seconds": seconds, "mbit_per_second": rate,
+            "program": "pingpong", "compat": "ibv_rc_pingpong", "device": chosen.line, "size": options.size.0,
+            "iterations": options.iters, "bytes": bytes, "seconds": seconds, "mbit_per_second": rate,
             "usec_per_iteration": each, "checked": options.check && outcome.wrong.is_none(),
         });
         writeln!(out, "{report}")?;
@@ -200,7 +177,7 @@ fn report(outcome: &Outcome, chosen: &Chosen, options: &Options) -> Result<(), F
     }
     let checked = if options.check && outcome.wrong.is_none() { ", contents checked" } else { "" };
     writeln!(out, "{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec")?;
-    writeln!(out, "{} iters in {seconds:.2} seconds = {each:.2} usec/iter{checked}", options.iterations)?;
+    writeln!(out, "{} iters in {seconds:.2} seconds = {each:.2} usec/iter{checked}", options.iters)?;
     Ok(())
 }
 
@@ -210,24 +187,17 @@ mod tests {
 
     #[test]
     fn receives_fit_into_memory() {
-        let depth = |size, receives| Options { size, receives, ..Options::new() }.depth();
-        assert_eq!(depth(1, 500), 500);
-        assert_eq!(depth(8 << 20, 500), 8);
-        assert_eq!(depth(1 << 30, 500), 2);
-        assert_eq!(depth(1 << 30, 1), 1);
+        let depth = |args: &[&str]| Args::parse_from([&["pingpong", "--compat"], args].concat()).depth();
+        assert_eq!(depth(&["-s", "1"]), 500);
+        assert_eq!(depth(&["-s", "8M"]), 8);
+        assert_eq!(depth(&["-s", "1G"]), 2);
+        assert_eq!(depth(&["-s", "1G", "-r", "1"]), 1);
     }
 
     #[test]
     fn options_that_make_no_sense_are_refused() {
-        assert!(Options::new().validate().is_ok());
-        for bad in [
-            Options { receives: 0, ..Options::new() },
-            Options { receives: 1 << 20, ..Options::new() },
-            Options { service_level: 16, ..Options::new() },
-            Options { mtu: 1500, ..Options::new() },
-            Options { iterations: 1 << 31, ..Options::new() },
-        ] {
-            assert!(bad.validate().is_err(), "{bad:?}");
+        for bad in [["-r", "0"], ["-r", "1000000"], ["-l", "16"], ["-n", "0"], ["-n", "2147483648"], ["-t", "5"]] {
+            assert!(Args::try_parse_from([&["pingpong", "--compat"], &bad[..]].concat()).is_err(), "{bad:?}");
         }
     }
 }

@@ -4,35 +4,37 @@ use std::time::Instant;
 
 use rdma::op::{Opcode, Send};
 use rdma::{
-    Buffer, CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, InitializedQueuePair, Poller, QueuePair, Rc,
-    RemoteAccess, WcError, WcStatus,
+    Buffer, Completion, ConnectOptions, Endpoint, InitializedQueuePair, QueuePair, Rc, RemoteAccess, WcError, WcStatus,
 };
 
-use super::Options;
+use super::Args;
 use super::contents::Contents;
 use crate::Failure;
 use crate::bootstrap::Watch;
-use crate::collectives::wait::{Patience, Wait};
 use crate::device::Chosen;
+use crate::pingpong::link::name;
+use crate::wait::Completions;
 
 /// A queue pair with its receives posted, and not connected.
 pub(super) struct Prepared {
-    cq: CompletionQueue,
-    channel: CompletionChannel,
+    completions: Completions,
     qp: InitializedQueuePair<Rc>,
     spare: Vec<Buffer>,
-    options: Options,
+    options: Args,
 }
 
 /// A connected side.
 pub(super) struct Session {
-    options: Options,
+    completions: Completions,
+    traffic: Traffic,
+}
+
+/// The messages of a side.
+struct Traffic {
+    options: Args,
+    is_server: bool,
     contents: Contents,
     qp: QueuePair<Rc>,
-    cq: CompletionQueue,
-    channel: CompletionChannel,
-    poller: Poller,
-    patience: Patience,
     /// Buffers that are neither posted nor hold what was received last.
     spare: Vec<Buffer>,
     /// What was received last, which is what a server sends next.
@@ -55,13 +57,12 @@ pub(super) struct Outcome {
 }
 
 impl Session {
-    pub(super) fn prepare(chosen: &Chosen, options: &Options) -> Result<Prepared, Failure> {
+    pub(super) fn prepare(chosen: &Chosen, options: &Args) -> Result<Prepared, Failure> {
         let context = &chosen.context;
-        let (depth, size) = (options.depth(), options.size);
+        let (depth, size) = (options.depth(), options.size.0);
         let pd = context.alloc_pd()?;
-        let channel = context.create_completion_channel()?;
-        let cq = context.cq_builder(depth + 1).channel(&channel).build()?;
-        let qp = QueuePair::<Rc>::builder(&pd).cq(&cq).max_send_wr(1).max_recv_wr(depth).build()?;
+        let completions = Completions::new(context, depth + 1, options.events, Watch::new(), options.sides.timeout)?;
+        let qp = QueuePair::<Rc>::builder(&pd).cq(completions.queue()).max_send_wr(1).max_recv_wr(depth).build()?;
         let mut qp = qp.init(&chosen.init_options(RemoteAccess::empty()))?;
         // One more holds what was received last, and one is being sent.
         let mut all = pd.allocate((depth as usize + 2) * size)?;
@@ -69,33 +70,39 @@ impl Session {
             qp.post_recv(all.split_to(size), 0)?;
         }
         let spare = vec![all.split_to(size), all];
-        Ok(Prepared { cq, channel, qp, spare, options: options.clone() })
+        Ok(Prepared { completions, qp, spare, options: options.clone() })
     }
 
     /// Sends and receives as often as asked for, the client first.
-    pub(super) fn run(mut self, is_server: bool) -> Result<Outcome, Failure> {
-        let iterations = self.options.iterations;
+    pub(super) fn run(mut self) -> Result<Outcome, Failure> {
+        let Self { completions, traffic } = &mut self;
+        let iterations = traffic.options.iters;
         let started = Instant::now();
-        if !is_server {
-            self.send(false)?;
+        if !traffic.is_server {
+            traffic.send()?;
         }
-        while self.received < iterations || self.sent < iterations {
-            self.handle_next(is_server)?;
-            let answered = if is_server { self.received > self.posted } else { self.received >= self.posted };
+        while traffic.received < iterations || traffic.sent < iterations {
+            if completions.wait(|completion| traffic.take(completion))?.is_none() {
+                return Err(traffic.silence());
+            }
+            let (received, posted) = (traffic.received, traffic.posted);
+            let is_answered = if traffic.is_server { received > posted } else { received >= posted };
             // As the C program: a send follows when the one before it is complete and a message has come.
-            if self.posted < iterations && answered && self.sent == self.posted {
-                self.send(is_server)?;
+            if posted < iterations && is_answered && traffic.sent == posted {
+                traffic.send()?;
             }
         }
         let seconds = started.elapsed().as_secs_f64();
-        let wrong = (self.wrong > 0).then(|| self.complaint(is_server));
+        let wrong = (traffic.wrong > 0).then(|| traffic.complaint());
         Ok(Outcome { seconds, wrong })
     }
+}
 
+impl Traffic {
     /// Sends the next message: a server what it has received, a client one with contents of its own.
-    fn send(&mut self, is_server: bool) -> Result<(), Failure> {
+    fn send(&mut self) -> Result<(), Failure> {
         let mut buffer = self.last.take().or_else(|| self.spare.pop()).ok_or_else(|| Failure::new("out of buffers"))?;
-        if !is_server {
+        if !self.is_server {
             if self.options.check {
                 self.contents.fill(&mut buffer, self.posted);
             } else if self.posted == 0 {
@@ -106,47 +113,19 @@ impl Session {
         Ok(self.qp.post_send(Send::new(buffer))?)
     }
 
-    /// Waits for the next completion and takes note of it.
-    fn handle_next(&mut self, is_server: bool) -> Result<(), Failure> {
-        let deadline = Instant::now() + self.options.timeout;
-        let mut wait = Wait::default();
-        let mut armed = false;
-        while !self.take_completion(is_server)? {
-            if self.options.events {
-                if Instant::now() >= deadline {
-                    return Err(self.silence());
-                }
-                // What comes before the queue is armed makes no event: look once more before sleeping.
-                if armed {
-                    self.channel.wait(Some(deadline.saturating_duration_since(Instant::now())))?;
-                } else {
-                    self.cq.request_notify(false)?;
-                }
-                armed = !armed;
-                continue;
-            }
-            match self.patience.pause(&mut wait) {
-                Ok(None) => {}
-                Ok(Some(nap)) => std::thread::sleep(nap),
-                Err(_) => return Err(self.silence()),
-            }
-        }
-        Ok(())
-    }
-
-    fn take_completion(&mut self, is_server: bool) -> Result<bool, Failure> {
-        let size = self.options.size;
-        let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
+    /// Takes note of a completion.
+    fn take(&mut self, mut completion: Completion<'_>) -> Result<(), Failure> {
+        let size = self.options.size.0;
         let opcode = completion.opcode();
         if let Err(error) = completion.status() {
-            return Err(broken(opcode, error, size, self.received, self.options.iterations));
+            return Err(broken(opcode, error, size, self.received, self.options.iters));
         }
         let length = completion.byte_len();
         let buffer = completion.take_buffer();
         if opcode != Opcode::Recv {
             self.sent += 1;
             self.spare.extend(buffer);
-            return Ok(true);
+            return Ok(());
         }
         if length != size {
             return Err(Failure::new(format!(
@@ -156,7 +135,7 @@ impl Session {
         let buffer = buffer.ok_or_else(|| Failure::new("a message without its buffer"))?;
         if self.options.check {
             let number = self.received;
-            let intact = match is_server {
+            let intact = match self.is_server {
                 true => self.contents.is_message(&buffer, number),
                 false => self.contents.is_answer(&buffer, number),
             };
@@ -168,13 +147,12 @@ impl Session {
         self.received += 1;
         self.spare.extend(self.last.replace(buffer));
         let next = self.spare.pop().ok_or_else(|| Failure::new("out of buffers"))?;
-        self.qp.post_recv(next, 0)?;
-        Ok(true)
+        Ok(self.qp.post_recv(next, 0)?)
     }
 
     /// What to say when nothing comes.
     fn silence(&self) -> Failure {
-        let Options { iterations, timeout, .. } = &self.options;
+        let (iterations, timeout) = (self.options.iters, self.options.sides.timeout);
         Failure::new(format!(
             "the other side has sent {} of {iterations} messages, and nothing for {} s; does it still run, and with the same count (-n)?",
             self.received,
@@ -182,9 +160,9 @@ impl Session {
         ))
     }
 
-    fn complaint(&self, is_server: bool) -> String {
-        let Self { wrong, first_wrong, options: Options { size, .. }, .. } = self;
-        let hint = if is_server { "; was the client started with -c?" } else { "" };
+    fn complaint(&self) -> String {
+        let Self { wrong, first_wrong, options: Args { size, .. }, .. } = self;
+        let (size, hint) = (size.0, if self.is_server { "; was the client started with -c?" } else { "" });
         format!("{wrong} messages of {size} bytes had wrong contents, number {first_wrong} the first{hint}")
     }
 }
@@ -194,17 +172,12 @@ impl Prepared {
         self.qp.endpoint()
     }
 
-    pub(super) fn connect(self, remote: &Endpoint, how: &ConnectOptions) -> Result<Session, Failure> {
-        let Self { cq, channel, qp, spare, options } = self;
-        let qp = qp.connect(remote, how)?;
-        let few = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2);
-        Ok(Session {
-            contents: Contents::new(options.size),
-            qp,
-            poller: cq.poller(),
-            cq,
-            channel,
-            patience: Patience::new(Watch::new(), few, options.timeout),
+    pub(super) fn connect(self, remote: &Endpoint, how: &ConnectOptions, is_server: bool) -> Result<Session, Failure> {
+        let Self { completions, qp, spare, options } = self;
+        let traffic = Traffic {
+            is_server,
+            contents: Contents::new(options.size.0),
+            qp: qp.connect(remote, how)?,
             spare,
             last: None,
             posted: 0,
@@ -213,7 +186,8 @@ impl Prepared {
             wrong: 0,
             first_wrong: 0,
             options,
-        })
+        };
+        Ok(Session { completions, traffic })
     }
 }
 
@@ -231,7 +205,7 @@ fn broken(opcode: Opcode, error: WcError, size: usize, received: u64, iterations
             "the other side does not answer any more, after {received} of {iterations} messages; does it still run, and with the \
              same MTU (-m)?"
         ),
-        _ => return Failure::new(format!("the connection broke: {opcode:?}: {error}")),
+        _ => return Failure::new(format!("the connection broke: {}: {error}", name(opcode))),
     };
-    Failure::new(format!("{what} ({opcode:?}: {error})"))
+    Failure::new(format!("{what} ({}: {error})", name(opcode)))
 }

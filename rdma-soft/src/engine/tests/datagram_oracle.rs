@@ -102,8 +102,7 @@ impl Run {
         let list = [sge(&self.sources[at], self.source_keys[at], PART * number, len)];
         let parts = [Source::of(&bytes)];
         let opcode = if imm { SEND_IMM } else { SEND };
-        let mut it =
-            SendRequest { imm: number as u32, address: Some(&address), ..request(opcode, number as u64, &list) };
+        let mut it = Post { imm: number as u32, address: Some(&address), ..request(opcode, number as u64, &list) };
         it.flags = if signaled { SIGNALED } else { 0 };
         if inline {
             it.data = SendData::Inline(&parts);

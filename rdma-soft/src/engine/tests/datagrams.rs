@@ -16,7 +16,7 @@ fn path(group: Option<Gid>) -> Path {
     let source = Gid::from_ipv4([10, 0, 0, 1]);
     let destination = group.unwrap_or(source);
     let route = Route { network: Network::Ip, source, destination, traffic_class: 0, flow_label: 0, hop_limit: 1 };
-    Path { grh: Grh::new(&route), group, sl: 5, slid: 9 }
+    Path { host: Host::LOCAL, grh: Grh::new(&route), group, sl: 5, slid: 9 }
 }
 
 pub(super) fn to(end: End) -> Address {
@@ -34,7 +34,11 @@ fn world() -> World {
 
 /// A queue pair for datagrams in RTS.
 pub(super) fn end(world: &mut World, at: usize) -> End {
-    let init = QpInit { service: Service::Datagrams, ..init(&world.nodes[at]) };
+    end_with(world, at, |init| init)
+}
+
+fn end_with(world: &mut World, at: usize, tune: impl Fn(QpInit) -> QpInit) -> End {
+    let init = tune(QpInit { service: ServiceType::Ud, ..init(&world.nodes[at]) });
     let (qp, qpn) = world.nodes[at].engine.create_qp(&init).unwrap();
     let end = End { at, qp, qpn };
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
@@ -45,7 +49,7 @@ pub(super) fn end(world: &mut World, at: usize) -> End {
 }
 
 fn send(world: &mut World, from: End, wr_id: u64, list: &[ibv_sge], address: &Address) {
-    let request = SendRequest { address: Some(address), ..request(SEND, wr_id, list) };
+    let request = Post { address: Some(address), ..request(SEND, wr_id, list) };
     world.send(from, &request).unwrap();
 }
 
@@ -91,29 +95,67 @@ impl Fixture {
 }
 
 #[test]
-fn the_first_to_a_process_waits_for_the_link() {
-    let memory = Memory::new(4096);
+fn the_first_to_a_process_wait_for_the_link_however_many_they_are() {
+    const COUNT: u64 = 100;
+    let memory = Memory::new(1 << 16);
     for at in [0, 1] {
-        let mut world = world();
-        let (a, b) = (end(&mut world, 0), end(&mut world, at));
+        let mut world = World::with_wires(16, 8192);
+        let deep = |init: QpInit| QpInit { max_send_wr: COUNT as u32, max_recv_wr: COUNT as u32, ..init };
+        let (a, b) = (end_with(&mut world, 0, deep), end_with(&mut world, at, deep));
         let key = world.register(at, &memory, ALL);
-        for id in 0..3 {
-            world.recv(b, 10 + id, &[sge(&memory, key, 100 * id as usize, 100)]).unwrap();
-            let text = [b'0' + id as u8; 5];
+        for id in 0..COUNT {
+            world.recv(b, 1000 + id, &[sge(&memory, key, 100 * id as usize, 100)]).unwrap();
+            let text = [id as u8; 5];
             let inline = [Source::of(&text)];
             let address = to(b);
-            let request =
-                SendRequest { data: SendData::Inline(&inline), address: Some(&address), ..request(SEND, id, &[]) };
-            world.send(a, &request).unwrap();
+            let post = Post { data: SendData::Inline(&inline), address: Some(&address), ..request(SEND, id, &[]) };
+            world.send(a, &post).unwrap();
         }
-        // Complete at once, before the link is there.
-        assert_eq!(world.statuses(0), [(0, 0), (1, 0), (2, 0)]);
+        // Pending, until the link is there.
+        assert!(world.poll(0).is_empty());
         assert!(world.nodes[0].engine.has_waiting_datagrams());
         world.settle();
         assert!(!world.nodes[0].engine.has_waiting_datagrams());
-        assert_eq!(world.statuses(at), [(10, 0), (11, 0), (12, 0)]);
-        assert_eq!(memory.read(240, 5), *b"22222");
+        let mut expected: Vec<_> = (1000..1000 + COUNT).map(|id| (id, 0)).collect();
+        let mut statuses = world.statuses(at);
+        if at == 1 {
+            statuses.extend(world.statuses(0));
+        }
+        expected.extend((0..COUNT).map(|id| (id, 0)));
+        statuses.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(statuses, expected);
+        assert_eq!(memory.read(100 * 99 + 40, 5), [99; 5]);
     }
+}
+
+#[test]
+fn other_destinations_are_not_delayed_by_a_process_that_takes_long_to_reach() {
+    let mut f = linked();
+    let slow = Address { qpn: 77 << 12 | 3, ..to(f.a) };
+    f.recv(10, 0, 140);
+    send(&mut f.world, f.a, 1, &[], &slow);
+    f.send(2, 100);
+    send(&mut f.world, f.a, 3, &[], &slow);
+    let engine = &mut f.world.nodes[0].engine;
+    assert_eq!(engine.poll_lookup(), Some(Lookup::Link(PeerId::local(Slot(77)))));
+    f.world.settle();
+    assert_eq!(f.world.statuses(1), [(10, 0)], "it has arrived");
+    assert!(f.world.poll(0).is_empty(), "completions keep the order of the requests");
+    f.world.run_for(99_000_000);
+    assert!(f.world.poll(0).is_empty());
+    f.world.run_for(1_000_000);
+    assert_eq!(f.world.statuses(0), [(1, 0), (2, 0), (3, 0)], "lost, as on a network");
+    // The next ones are lost at once, for a while.
+    send(&mut f.world, f.a, 4, &[], &slow);
+    assert_eq!(f.world.statuses(0), [(4, 0)]);
+    // A link that comes late is used.
+    f.world.nodes[0].engine.handle_link_up(PeerId::local(Slot(77)), LinkId(5), None);
+    send(&mut f.world, f.a, 5, &[], &slow);
+    let mut wire = Wire::with_room(4);
+    assert_eq!(f.world.nodes[0].engine.poll_transmit(LinkId(5), &mut wire), Transmit::Idle);
+    assert_eq!(Frame::decode(&wire.pop().unwrap().0, 40).unwrap().kind, Kind::Datagram);
+    assert_eq!(f.world.statuses(0), [(5, 0)]);
 }
 
 #[test]
@@ -123,9 +165,9 @@ fn a_process_that_cannot_be_reached_is_not_asked_again_and_again() {
     let nobody = Address { qpn: 77 << 12 | 3, ..to(a) };
     let wishes = |world: &mut World| {
         let mut count = 0;
-        while let Some(wish) = world.nodes[0].engine.poll_wish() {
-            assert_eq!(wish, Wish::Link(Slot(77)));
-            world.nodes[0].engine.handle_unreachable(Slot(77));
+        while let Some(wish) = world.nodes[0].engine.poll_lookup() {
+            assert_eq!(wish, Lookup::Link(PeerId::local(Slot(77))));
+            world.nodes[0].engine.handle_unreachable(PeerId::local(Slot(77)));
             count += 1;
         }
         count
@@ -152,7 +194,7 @@ fn what_is_received_is_in_its_place_and_says_where_it_is_from() {
     f.world.recv(f.b, 1, &lists).unwrap();
     let list = [f.here(0, 3), f.here(100, 0), f.here(50, 500)];
     let address = to(f.b);
-    let request = SendRequest { imm: 99, address: Some(&address), ..request(SEND_IMM, 2, &list) };
+    let request = Post { imm: 99, address: Some(&address), ..request(SEND_IMM, 2, &list) };
     f.world.send(f.a, &request).unwrap();
     f.world.settle();
     assert_eq!(f.world.statuses(0), [(2, 0)]);
@@ -322,13 +364,13 @@ fn only_sends_with_an_address_are_taken() {
     assert_eq!(f.world.send(f.a, &request(SEND, 1, &[])), Err(Errno::INVAL));
     let address = to(f.b);
     for opcode in [WRITE, READ, ADD, WRITE_IMM] {
-        let request = SendRequest { address: Some(&address), ..request(opcode, 1, &[]) };
+        let request = Post { address: Some(&address), ..request(opcode, 1, &[]) };
         assert_eq!(f.world.send(f.a, &request), Err(Errno::INVAL));
     }
     let nowhere = [(0, None), (1, None), (4095 << 12, None), (MULTICAST_QPN, None), (f.b.qpn, Some(GROUP))];
     for (qpn, group) in nowhere {
         send(&mut f.world, f.a, 2, &[], &Address { path: path(group), qpn, qkey: QKEY });
-        assert_eq!(f.world.nodes[0].engine.poll_wish(), None);
+        assert_eq!(f.world.nodes[0].engine.poll_lookup(), None);
         assert_eq!(f.world.statuses(0), [(2, 0)]);
     }
 }
@@ -380,7 +422,7 @@ fn who_is_in_a_group_is_asked_again_after_a_while() {
     let mut world = world();
     let (a, _) = (end(&mut world, 0), end(&mut world, 1));
     let group = to_group(GROUP);
-    let asked = |world: &mut World| world.nodes[0].engine.poll_wish() == Some(Wish::Members(GROUP));
+    let asked = |world: &mut World| world.nodes[0].engine.poll_lookup() == Some(Lookup::Members(GROUP));
     send(&mut world, a, 1, &[], &group);
     send(&mut world, a, 2, &[], &group);
     assert!(asked(&mut world) && !asked(&mut world));
@@ -410,20 +452,50 @@ fn a_group_of_pretenders_keeps_no_datagram_from_a_new_process() {
     let key = world.register(1, &memory, ALL);
     world.recv(b, 10, &[sge(&memory, key, 0, 100)]).unwrap();
     send(&mut world, a, 1, &[], &to_group(GROUP));
-    assert_eq!(world.nodes[0].engine.poll_wish(), Some(Wish::Members(GROUP)));
+    assert_eq!(world.nodes[0].engine.poll_lookup(), Some(Lookup::Members(GROUP)));
     let pretenders: Vec<Slot> = (1000..2000).map(Slot).collect();
     let engine = &mut world.nodes[0].engine;
     engine.handle_members(GROUP, &pretenders, 1_000_000);
     // They are being connected to, which takes long.
     let mut tried = 0;
-    while let Some(Wish::Link(slot)) = engine.poll_wish() {
-        assert!(pretenders.contains(&slot));
+    while let Some(Lookup::Link(peer)) = engine.poll_lookup() {
+        assert!(pretenders.contains(&peer.slot));
         tried += 1;
     }
     assert!(tried > 0);
     send(&mut world, a, 2, &[], &to(b));
     world.settle();
-    assert_eq!((world.statuses(0), world.statuses(1)), (vec![(1, 0), (2, 0)], vec![(10, 0)]));
+    assert_eq!((world.statuses(0), world.statuses(1)), (vec![], vec![(10, 0)]));
+    world.run_for(100_000_000);
+    assert_eq!(world.statuses(0), [(1, 0), (2, 0)]);
+}
+
+#[test]
+fn members_that_are_reached_late_get_what_the_others_have_got_once() {
+    let mut world = world();
+    let a = end(&mut world, 0);
+    send(&mut world, a, 1, &[], &to_group(GROUP));
+    let engine = &mut world.nodes[0].engine;
+    assert_eq!(engine.poll_lookup(), Some(Lookup::Members(GROUP)));
+    let [early, late, never] = [100, 200, 300].map(Slot);
+    engine.handle_link_up(PeerId::local(early), LinkId(3), None);
+    engine.handle_members(GROUP, &[early, late, never], 1_000_000_000);
+    let mut wires = [3, 4].map(|link| (LinkId(link), Wire::with_room(4)));
+    let mut turn = |engine: &mut Engine| {
+        while engine.poll_active_link().is_some() {}
+        for (link, wire) in &mut wires {
+            engine.poll_transmit(*link, wire);
+        }
+        [0, 1].map(|index| std::iter::from_fn(|| wires[index].1.pop()).count())
+    };
+    assert_eq!(turn(engine), [1, 0]);
+    engine.handle_link_up(PeerId::local(late), LinkId(4), None);
+    assert_eq!(turn(engine), [0, 1]);
+    assert!(world.poll(0).is_empty());
+    let engine = &mut world.nodes[0].engine;
+    engine.handle_unreachable(PeerId::local(never));
+    assert_eq!(turn(engine), [0, 0]);
+    assert_eq!(world.statuses(0), [(1, 0)]);
 }
 
 #[test]
@@ -455,7 +527,7 @@ fn a_sender_under_another_slot_of_the_process_is_heard() {
         let mut a = b;
         while Slot::of_qpn(a.qpn) != Slot(6) {
             let init = QpInit { max_send_wr: 1, max_recv_wr: 1, ..init(&world.nodes[0]) };
-            let init = QpInit { service: Service::Datagrams, ..init };
+            let init = QpInit { service: ServiceType::Ud, ..init };
             let (qp, qpn) = world.nodes[0].engine.create_qp(&init).unwrap();
             a = End { at: 0, qp, qpn };
         }
@@ -490,8 +562,8 @@ fn frames_of_one_kind_do_nothing_to_queue_pairs_of_the_other() {
     assert!(f.world.poll(1).is_empty());
     assert_eq!((f.world.state(f.b), f.world.state(connected)), (QpState::Rts, QpState::Rts));
     // A link to nobody's slot is none.
-    f.world.nodes[1].engine.handle_link_up(Slot(0), LinkId(7), None);
-    f.world.nodes[1].engine.handle_link_up(Slot(4095), LinkId(7), None);
+    f.world.nodes[1].engine.handle_link_up(PeerId::local(Slot(0)), LinkId(7), None);
+    f.world.nodes[1].engine.handle_link_up(PeerId::local(Slot(4095)), LinkId(7), None);
     let send = Frame::new(Kind::Send, to_ud, 0, 0, 0);
     f.world.nodes[1].engine.handle_frame(LinkId(7), &send.encode(), Source::EMPTY);
     assert!(f.world.poll(1).is_empty());
@@ -506,8 +578,8 @@ fn a_sender_whose_slot_is_not_known_is_looked_for() {
     (datagram.total, datagram.key) = (40, QKEY);
     let engine = &mut f.world.nodes[1].engine;
     engine.handle_frame(LinkId(1), &datagram.encode(), Source::of(&payload));
-    assert_eq!(engine.poll_wish(), Some(Wish::Link(Slot(17))));
-    engine.handle_link_up(Slot(17), LinkId(1), None);
+    assert_eq!(engine.poll_lookup(), Some(Lookup::Link(PeerId::local(Slot(17)))));
+    engine.handle_link_up(PeerId::local(Slot(17)), LinkId(1), None);
     engine.handle_frame(LinkId(1), &datagram.encode(), Source::of(&payload));
     assert_eq!(f.world.statuses(1), [(1, 0)]);
 }

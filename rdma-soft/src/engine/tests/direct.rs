@@ -2,6 +2,7 @@
 
 use rdma_sys::{ibv_event_type as event, ibv_wc_status as status};
 
+use super::super::frame::{Frame, Kind};
 use super::world::*;
 use crate::engine::*;
 
@@ -20,7 +21,7 @@ fn within_a_process_they_are_complete_when_they_are_posted() {
     let list = [sge(&here, key, 1024, 100)];
     world.send(a, &remote(request(READ, 2, &list), &there, 0, rkey)).unwrap();
     let list = [sge(&here, key, 2048, 8)];
-    world.send(a, &remote(SendRequest { compare_add: 5, ..request(ADD, 3, &list) }, &there, 2048, rkey)).unwrap();
+    world.send(a, &remote(Post { compare_add: 5, ..request(ADD, 3, &list) }, &there, 2048, rkey)).unwrap();
     assert_eq!(world.statuses(0), [(2, 0), (3, 0)]);
     assert_eq!(here.read(1024, 100), here.read(0, 100));
     assert_eq!(there.word(2048), 5);
@@ -52,7 +53,7 @@ fn mapped_memory_is_reached_while_its_process_does_nothing() {
     world.send(a, &remote(request(READ, 3, &list), &there, 100, rkey)).unwrap();
     there.write(60_000, &7_u64.to_ne_bytes());
     let list = [sge(&here, key, 50_000, 8)];
-    let swap = SendRequest { compare_add: 7, swap: 8, ..request(SWAP, 4, &list) };
+    let swap = Post { compare_add: 7, swap: 8, ..request(SWAP, 4, &list) };
     world.send(a, &remote(swap, &there, 60_000, rkey)).unwrap();
     assert_eq!(world.statuses(0), [(2, 0), (3, 0), (4, 0)]);
     let mut expected = here.read(0, 10_000);
@@ -171,7 +172,7 @@ fn a_write_overtakes_sends_but_no_change_of_memory() {
 fn a_write_with_immediate_is_written_directly_and_announced_through_the_link() {
     let (mut world, [a, b], [here, there], [key, rkey]) = mapped(ALL);
     let list = [sge(&here, key, 0, 5000)];
-    let write = SendRequest { imm: 9, ..request(WRITE_IMM, 2, &list) };
+    let write = Post { imm: 9, ..request(WRITE_IMM, 2, &list) };
     world.send(a, &remote(write, &there, 64, rkey)).unwrap();
     world.step(0);
     assert_eq!(there.read(64, 5000), here.read(0, 5000), "there before the receiver has done anything");
@@ -203,4 +204,41 @@ fn a_long_write_lets_others_run() {
     }
     assert!(steps >= 4, "{steps}");
     assert_eq!(there.read(0, 5 << 20), here.read(0, 5 << 20));
+}
+
+#[test]
+fn a_mapping_is_given_back_when_its_region_ends() {
+    let (mut world, _, [_here, _there], [_, rkey]) = mapped(ALL);
+    assert!(!world.nodes[0].engine.has_unmapped());
+    world.nodes[1].engine.deregister(rkey).unwrap();
+    world.settle();
+    assert_eq!(world.nodes[0].engine.take_unmapped().len(), 1);
+    // A forged one ends nothing.
+    let mut revoked = Frame::new(Kind::Revoked, 0, 4094 << 12, 0, 0);
+    for key in [rkey, 0, u32::MAX] {
+        revoked.key = key;
+        world.nodes[0].engine.handle_frame(LinkId(1), &revoked.encode(), Source::EMPTY);
+    }
+    assert!(!world.nodes[0].engine.has_unmapped());
+}
+
+#[test]
+fn only_a_region_that_was_asked_for_is_wanted() {
+    let (mut world, [a, _], [here, there], [key, rkey]) = mapped(ALL);
+    let engine = &mut world.nodes[0].engine;
+    for link in [LinkId(0), LinkId(1), LinkId(9)] {
+        for key in [rkey, rkey ^ 1, 0, u32::MAX] {
+            assert!(!engine.wants_mapping(link, key), "it is mapped, or was never asked for");
+        }
+    }
+    world.nodes[1].engine.deregister(rkey).unwrap();
+    let new = world.register(1, &there, ALL);
+    world.send(a, &remote(request(WRITE, 2, &[sge(&here, key, 0, 8)]), &there, 64, new)).unwrap();
+    let engine = &mut world.nodes[0].engine;
+    assert!(engine.wants_mapping(LinkId(1), new) && !engine.wants_mapping(LinkId(0), new));
+    // It ends before the grant is there.
+    world.nodes[1].engine.deregister(new).unwrap();
+    world.settle();
+    assert!(!world.nodes[0].engine.wants_mapping(LinkId(1), new));
+    assert_eq!(world.nodes[0].engine.take_unmapped().len(), 1);
 }

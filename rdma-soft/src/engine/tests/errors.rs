@@ -43,14 +43,14 @@ fn both(test: impl Fn(Fixture)) {
 }
 
 /// Posts a one-sided request that the responder must refuse, before and after harmless ones.
-fn refused(opcode: ibv_wr_opcode, spoil: impl Fn(&mut Fixture, &mut SendRequest<'_>), expected: (u32, u32)) {
+fn refused(opcode: ibv_wr_opcode, spoil: impl Fn(&mut Fixture, &mut Post<'_>), expected: (u32, u32)) {
     both(|mut f| {
         let [a, b] = f.ends;
         let list = [sge(&f.here, f.keys[0], 0, 8)];
         let before = remote(request(WRITE, 1, &list), &f.there, 0, f.keys[1]);
         let mut bad = remote(request(opcode, 2, &list), &f.there, 64, f.keys[1]);
         spoil(&mut f, &mut bad);
-        let after = SendRequest { flags: 0, ..request(SEND, 3, &list) };
+        let after = Post { flags: 0, ..request(SEND, 3, &list) };
         f.world.recv(b, 10, &[]).unwrap();
         f.world.send(a, &before).unwrap();
         f.world.send(a, &bad).unwrap();
@@ -82,7 +82,7 @@ fn a_wrong_key_is_a_remote_access_error() {
 #[test]
 fn a_key_that_was_given_back_is_a_remote_access_error() {
     for opcode in [WRITE, READ, ADD] {
-        let stale = |f: &mut Fixture, bad: &mut SendRequest<'_>| {
+        let stale = |f: &mut Fixture, bad: &mut Post<'_>| {
             let at = f.ends[1].at;
             let old = f.world.register(at, &f.there, ALL);
             f.world.nodes[at].engine.deregister(old).unwrap();
@@ -114,7 +114,7 @@ fn a_region_without_the_right_is_a_remote_access_error() {
 #[test]
 fn a_queue_pair_without_the_right_is_a_remote_access_error() {
     for (opcode, access) in [(READ, 15 - 4), (ADD, 15 - 8)] {
-        let spoil = |f: &mut Fixture, _: &mut SendRequest<'_>| {
+        let spoil = |f: &mut Fixture, _: &mut Post<'_>| {
             f.world.modify(f.ends[1], &ModifyQp { access: Some(access), ..ModifyQp::default() });
         };
         refused(opcode, spoil, ACCESS);
@@ -123,7 +123,7 @@ fn a_queue_pair_without_the_right_is_a_remote_access_error() {
 
 #[test]
 fn a_region_of_another_domain_is_a_remote_access_error() {
-    let spoil = |f: &mut Fixture, bad: &mut SendRequest<'_>| {
+    let spoil = |f: &mut Fixture, bad: &mut Post<'_>| {
         let node = &mut f.world.nodes[f.ends[1].at];
         let pd = core::mem::replace(&mut node.pd, PdId(0));
         node.pd = node.engine.alloc_pd().unwrap();
@@ -142,7 +142,7 @@ fn a_misaligned_atomic_is_an_invalid_request() {
 
 #[test]
 fn more_reads_than_the_responder_takes_are_an_invalid_request() {
-    let spoil = |f: &mut Fixture, _: &mut SendRequest<'_>| {
+    let spoil = |f: &mut Fixture, _: &mut Post<'_>| {
         // A responder that was set up to take none.
         let [a, b] = f.ends;
         for (end, dest) in [(a, b), (b, a)] {
@@ -216,7 +216,7 @@ fn local_failure(expected: u32, post: impl Fn(&mut Fixture, End)) {
         let fine = request(WRITE, 1, &[]);
         f.world.send(a, &fine).unwrap();
         post(&mut f, a);
-        f.world.send(a, &SendRequest { flags: 0, ..request(SEND, 3, &[]) }).unwrap();
+        f.world.send(a, &Post { flags: 0, ..request(SEND, 3, &[]) }).unwrap();
         f.world.settle();
         assert_eq!(f.world.statuses(a.at), [(1, OK), (2, expected), (3, FLUSH)]);
         assert_eq!(f.states(), [QpState::Err, QpState::Rts], "the responder has heard nothing");
@@ -337,12 +337,12 @@ fn an_error_state_flushes_everything_in_order_and_whatever_comes_after() {
         f.world.nodes[a.at].engine.poll_event();
         // No receive at the other end: the sends wait.
         for id in 10..14 {
-            f.world.send(a, &SendRequest { flags: 0, ..request(SEND, id, &[]) }).unwrap();
+            f.world.send(a, &Post { flags: 0, ..request(SEND, id, &[]) }).unwrap();
         }
         f.world.settle();
         f.world.set_state(a, QpState::Err);
         f.world.recv(a, 3, &[]).unwrap();
-        f.world.send(a, &SendRequest { flags: 0, ..request(SEND, 14, &[]) }).unwrap();
+        f.world.send(a, &Post { flags: 0, ..request(SEND, 14, &[]) }).unwrap();
         let expected: Vec<_> = [10, 11, 12, 13, 0, 1, 2, 3, 14].map(|id| (id, FLUSH)).to_vec();
         assert_eq!(f.world.statuses(a.at), expected);
         f.world.settle();
@@ -403,12 +403,9 @@ fn posting_is_refused_where_the_state_or_the_queue_does_not_allow_it() {
     assert_eq!(world.recv(end, 17, &long), Err(Errno::INVAL));
     world.set_state(end, QpState::Rts);
     assert_eq!(world.send(end, &request(SEND, 1, &long)), Err(Errno::INVAL));
-    let bad = SendRequest { opcode: ibv_wr_opcode::IBV_WR_BIND_MW, ..request(SEND, 1, &[]) };
+    let bad = Post { opcode: ibv_wr_opcode::IBV_WR_BIND_MW, ..request(SEND, 1, &[]) };
     assert_eq!(world.send(end, &bad), Err(Errno::INVAL));
-    assert_eq!(
-        world.send(end, &SendRequest { data: SendData::Inline(&[]), ..request(READ, 1, &[]) }),
-        Err(Errno::INVAL)
-    );
+    assert_eq!(world.send(end, &Post { data: SendData::Inline(&[]), ..request(READ, 1, &[]) }), Err(Errno::INVAL));
     for id in 0..16 {
         assert_eq!(world.nodes[0].engine.send_room(qp), Ok(16 - id));
         assert_eq!(world.send(end, &request(SEND, u64::from(id), &[])), Ok(()));

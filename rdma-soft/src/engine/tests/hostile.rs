@@ -164,7 +164,7 @@ fn nobody_speaks_for_another_process() {
     let [a, b] = world.connect([0, 1]);
     world.recv(a, 1, &[]).unwrap();
     // The loopback is up, but does not lead to the peer.
-    world.nodes[0].engine.handle_link_up(Slot(5), LinkId(0), None);
+    world.nodes[0].engine.handle_link_up(PeerId::local(Slot(5)), LinkId(0), None);
     let send = Frame::new(Kind::Send, a.qpn, b.qpn, 0xff_fffe, 0).encode();
     for link in [0, 2, 77] {
         world.nodes[0].engine.handle_frame(LinkId(link), &send, Source::EMPTY);
@@ -182,16 +182,16 @@ fn a_process_with_a_new_slot_is_looked_for_and_heard_the_next_time() {
     let other = 17 << 12 | 5;
     world.bring_up(a, other, |_| {});
     world.recv(a, 1, &[]).unwrap();
-    while world.nodes[0].engine.poll_wish().is_some() {}
-    world.nodes[0].engine.handle_unreachable(Slot(17));
+    while world.nodes[0].engine.poll_lookup().is_some() {}
+    world.nodes[0].engine.handle_unreachable(PeerId::local(Slot(17)));
     let mut send = Frame::new(Kind::Send, a.qpn, other, 0xff_fffe, 0);
     let engine = &mut world.nodes[0].engine;
     engine.handle_frame(LinkId(1), &send.encode(), Source::EMPTY);
-    assert_eq!(engine.poll_wish(), Some(Wish::Link(Slot(17))));
+    assert_eq!(engine.poll_lookup(), Some(Lookup::Link(PeerId::local(Slot(17)))));
     let mut answers = Wire::with_room(4);
     engine.poll_transmit(LinkId(1), &mut answers);
     assert_eq!(Frame::decode(&answers.pop().unwrap().0, 0).unwrap().kind, Kind::Dropped);
-    engine.handle_link_up(Slot(17), LinkId(1), None);
+    engine.handle_link_up(PeerId::local(Slot(17)), LinkId(1), None);
     send.epoch = 1;
     engine.handle_frame(LinkId(1), &send.encode(), Source::EMPTY);
     assert_eq!(world.statuses(0), [(1, 0)]);

@@ -21,7 +21,7 @@ fn a_send_without_a_receive_waits_and_then_arrives() {
         let rkey = world.register(ends[1], &there, ALL);
         for id in 0..3 {
             let list = [sge(&here, key, 0, 10_000)];
-            let write = SendRequest { imm: 1, ..request(WRITE_IMM, id, &list) };
+            let write = Post { imm: 1, ..request(WRITE_IMM, id, &list) };
             let sends = [request(SEND, id, &list), remote(write, &there, 0, rkey), request(SEND, id, &list)];
             world.send(a, &sends[id as usize]).unwrap();
         }
@@ -51,7 +51,7 @@ fn receiver_not_ready_ends_after_the_retries_and_timers_that_were_asked_for() {
         };
         let [a, b] = world.connect_with([0, 1], |_, _| {}, tune);
         world.send(a, &request(SEND, 1, &[])).unwrap();
-        world.send(a, &SendRequest { flags: 0, ..request(SEND, 2, &[]) }).unwrap();
+        world.send(a, &Post { flags: 0, ..request(SEND, 2, &[]) }).unwrap();
         if nanos > 0 {
             world.run_for(nanos - 1);
             assert!(world.poll(0).is_empty(), "not before its time");
@@ -94,7 +94,7 @@ fn a_failed_attempt_to_connect_is_no_matter_when_there_is_a_link() {
         world.send(a, &request(SEND, id, &[])).unwrap();
     }
     world.step(0);
-    world.nodes[0].engine.handle_unreachable(Slot(4094));
+    world.nodes[0].engine.handle_unreachable(PeerId::local(Slot(4094)));
     // The peer is slower than the timer.
     for _ in 0..4 {
         world.step(0);
@@ -269,7 +269,7 @@ fn reads_in_flight_are_limited_and_fences_wait_for_them() {
     for (flags, fenced) in [(SIGNALED, false), (SIGNALED | FENCE, true)] {
         here.write(0, &[0; 64]);
         world.send(a, &remote(request(READ, 8, &list), &there, 0, rkey)).unwrap();
-        let write = SendRequest { flags, ..request(WRITE, 9, &list) };
+        let write = Post { flags, ..request(WRITE, 9, &list) };
         world.send(a, &remote(write, &there, 128, rkey)).unwrap();
         world.settle();
         assert_eq!(world.statuses(0), [(8, OK), (9, OK)]);

@@ -66,13 +66,13 @@ fn inline_data_is_copied_when_posted() {
         world.recv(b, 1, &[sge(there, rkey, 0, 100)]).unwrap();
         let mut data = *b"hello, world";
         let parts = [Source::of(&data[..5]), Source::of(&data[5..])];
-        world.send(a, &SendRequest { data: SendData::Inline(&parts), ..request(SEND, 2, &[]) }).unwrap();
+        world.send(a, &Post { data: SendData::Inline(&parts), ..request(SEND, 2, &[]) }).unwrap();
         data.fill(0);
         world.settle();
         assert_eq!(there.read(0, 12), b"hello, world");
         let long = [0_u8; 65];
         let parts = [Source::of(&long)];
-        let too_long = SendRequest { data: SendData::Inline(&parts), ..request(SEND, 3, &[]) };
+        let too_long = Post { data: SendData::Inline(&parts), ..request(SEND, 3, &[]) };
         assert_eq!(world.send(a, &too_long), Err(Errno::INVAL));
     });
 }
@@ -85,10 +85,10 @@ fn immediates_arrive_with_sends_and_writes() {
         world.recv(b, 2, &[]).unwrap();
         world.recv(b, 3, &[]).unwrap();
         let list = [sge(here, lkey, 0, 64)];
-        world.send(a, &SendRequest { imm: 0xabcd_ef01, flags: 0, ..request(SEND_IMM, 4, &list) }).unwrap();
-        let write = SendRequest { imm: 7, flags: 0, ..request(WRITE_IMM, 5, &list) };
+        world.send(a, &Post { imm: 0xabcd_ef01, flags: 0, ..request(SEND_IMM, 4, &list) }).unwrap();
+        let write = Post { imm: 7, flags: 0, ..request(WRITE_IMM, 5, &list) };
         world.send(a, &remote(write, there, 4096, rkey)).unwrap();
-        world.send(a, &SendRequest { imm: 8, flags: 0, ..request(WRITE_IMM, 6, &[]) }).unwrap();
+        world.send(a, &Post { imm: 8, flags: 0, ..request(WRITE_IMM, 6, &[]) }).unwrap();
         world.settle();
         let wcs = world.poll(b.at);
         let received: Vec<_> = wcs.iter().map(|wc| (wc.wr_id, wc.opcode, wc.byte_len, wc.imm)).collect();
@@ -126,13 +126,13 @@ fn atomics_return_what_was_there() {
     each_way(|world, [a, _], [here, there], [lkey, rkey]| {
         there.write(16, &40_u64.to_ne_bytes());
         let list = [sge(here, lkey, 0, 8)];
-        let add = SendRequest { compare_add: 2, ..request(ADD, 1, &list) };
+        let add = Post { compare_add: 2, ..request(ADD, 1, &list) };
         world.send(a, &remote(add, there, 16, rkey)).unwrap();
         let list = [sge(here, lkey, 8, 8)];
-        let swap = SendRequest { compare_add: 42, swap: 7, ..request(SWAP, 2, &list) };
+        let swap = Post { compare_add: 42, swap: 7, ..request(SWAP, 2, &list) };
         world.send(a, &remote(swap, there, 16, rkey)).unwrap();
         let list = [sge(here, lkey, 16, 8)];
-        let swap = SendRequest { compare_add: 42, swap: 9, ..request(SWAP, 3, &list) };
+        let swap = Post { compare_add: 42, swap: 9, ..request(SWAP, 3, &list) };
         world.send(a, &remote(swap, there, 16, rkey)).unwrap();
         world.settle();
         assert_eq!((here.word(0), here.word(8), here.word(16)), (40, 42, 7));
@@ -149,7 +149,7 @@ fn unsignaled_requests_complete_silently_and_free_their_places() {
             for id in 0..16 {
                 let signaled = if id == 15 { SIGNALED } else { 0 };
                 let list = [sge(here, lkey, 0, 8)];
-                let write = SendRequest { flags: signaled, ..request(WRITE, id, &list) };
+                let write = Post { flags: signaled, ..request(WRITE, id, &list) };
                 world.send(a, &remote(write, there, 0, rkey)).unwrap();
             }
             world.settle();
@@ -190,7 +190,7 @@ fn completion_events_come_once_for_each_arming() {
         world.recv(b, id, &[sge(&memory, key, 0, 8)]).unwrap();
     }
     let send = |world: &mut World, flags| {
-        world.send(a, &SendRequest { flags, ..request(SEND, 0, &[]) }).unwrap();
+        world.send(a, &Post { flags, ..request(SEND, 0, &[]) }).unwrap();
         world.settle();
     };
     send(&mut world, SOLICITED);

@@ -156,7 +156,7 @@ pub(super) struct World {
 
 pub(super) fn init(node: &Node) -> QpInit {
     QpInit {
-        service: Service::Connection,
+        service: ServiceType::Rc,
         pd: node.pd,
         send_cq: node.cq,
         recv_cq: node.cq,
@@ -219,28 +219,28 @@ impl World {
             return false;
         }
         let mut moved = false;
-        while let Some(wish) = self.nodes[at].engine.poll_wish() {
+        while let Some(wish) = self.nodes[at].engine.poll_lookup() {
             moved = true;
             let other = 1 - at;
             let slot = match wish {
-                Wish::Link(slot) => slot,
-                Wish::Members(gid) => {
+                Lookup::Link(peer) => peer.slot,
+                Lookup::Members(gid) => {
                     let members = self.members.clone();
                     self.nodes[at].engine.handle_members(gid, &members, 5_000_000);
                     continue;
                 }
             };
             if slot == self.nodes[at].slot {
-                self.nodes[at].engine.handle_link_up(slot, LOOPBACK, None);
+                self.nodes[at].engine.handle_link_up(PeerId::local(slot), LOOPBACK, None);
             } else if slot == self.nodes[other].slot && self.nodes[other].alive {
                 self.linked = true;
                 let (here, there) = (self.nodes[at].slot, self.nodes[other].slot);
                 let directories = [self.nodes[at].directory.clone(), self.nodes[other].directory.clone()];
                 let [ours, theirs] = directories;
-                self.nodes[at].engine.handle_link_up(there, LINK, theirs);
-                self.nodes[other].engine.handle_link_up(here, LINK, ours);
+                self.nodes[at].engine.handle_link_up(PeerId::local(there), LINK, theirs);
+                self.nodes[other].engine.handle_link_up(PeerId::local(here), LINK, ours);
             } else {
-                self.nodes[at].engine.handle_unreachable(slot);
+                self.nodes[at].engine.handle_unreachable(PeerId::local(slot));
             }
         }
         let lazy = self.lazy;
@@ -416,8 +416,26 @@ impl World {
         self.nodes[end.at].engine.query_qp(end.qp).unwrap().state
     }
 
-    pub(super) fn send(&mut self, end: End, request: &SendRequest<'_>) -> Result<(), Errno> {
-        self.nodes[end.at].engine.post_send(end.qp, request)
+    pub(super) fn send(&mut self, end: End, post: &Post<'_>) -> Result<(), Errno> {
+        let (op, with_imm) = match post.opcode {
+            SEND => (Op::Send, false),
+            SEND_IMM => (Op::Send, true),
+            WRITE => (Op::Write, false),
+            WRITE_IMM => (Op::Write, true),
+            READ => (Op::Read, false),
+            SWAP => (Op::CompareSwap, false),
+            ADD => (Op::FetchAdd, false),
+            _ => return Err(Errno::INVAL),
+        };
+        let mut flags = SendFlags::from_bits_truncate(post.flags as u8);
+        flags.set(SendFlags::IMM, with_imm);
+        let Post { wr_id, imm, remote_addr, rkey, compare_add, swap, data, .. } = *post;
+        let request = SendRequest { wr_id, remote_addr, compare_add, swap, rkey, imm, op, flags };
+        let engine = &mut self.nodes[end.at].engine;
+        match post.address {
+            Some(address) => engine.post_datagram(end.qp, &request, data, address),
+            None => engine.post_send(end.qp, &request, data),
+        }
     }
 
     pub(super) fn recv(&mut self, end: End, wr_id: u64, list: &[ibv_sge]) -> Result<(), Errno> {
@@ -503,9 +521,24 @@ pub(super) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 pub(super) const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
 pub(super) const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
 
+/// A request, as tests write it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Post<'a> {
+    pub(super) wr_id: u64,
+    pub(super) opcode: ibv_wr_opcode,
+    pub(super) flags: u32,
+    pub(super) imm: u32,
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    pub(super) compare_add: u64,
+    pub(super) swap: u64,
+    pub(super) data: SendData<'a>,
+    pub(super) address: Option<&'a Address>,
+}
+
 /// A signaled request.
-pub(super) fn request<'a>(opcode: ibv_wr_opcode, wr_id: u64, list: &'a [ibv_sge]) -> SendRequest<'a> {
-    SendRequest {
+pub(super) fn request<'a>(opcode: ibv_wr_opcode, wr_id: u64, list: &'a [ibv_sge]) -> Post<'a> {
+    Post {
         wr_id,
         opcode,
         flags: SIGNALED,
@@ -519,7 +552,7 @@ pub(super) fn request<'a>(opcode: ibv_wr_opcode, wr_id: u64, list: &'a [ibv_sge]
     }
 }
 
-pub(super) fn remote<'a>(mut request: SendRequest<'a>, memory: &Memory, at: usize, rkey: u32) -> SendRequest<'a> {
+pub(super) fn remote<'a>(mut request: Post<'a>, memory: &Memory, at: usize, rkey: u32) -> Post<'a> {
     request.remote_addr = memory.addr() + at as u64;
     request.rkey = rkey;
     request

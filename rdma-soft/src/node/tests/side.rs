@@ -1,16 +1,14 @@
-//! A process's side of a test, and the process at the other.
+//! A process's side of a test, and the second process at the other.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_sys::*;
+use rdma_test_support::Peer;
 
 use super::super::*;
-use crate::engine::{ModifyQp, QpId, QpInit, QpState, Registration, SendData, SendRequest, Service};
+use crate::engine::{ModifyQp, Op, QpId, QpInit, QpState, Registration, SendData, SendFlags, SendRequest, ServiceType};
 
-pub(super) const ROLE: &str = "RDMA_SOFT_TEST_ROLE";
 pub(super) const LONG: Duration = Duration::from_secs(30);
 
 /// One of each object, in this process's node.
@@ -56,7 +54,7 @@ impl Side {
         });
         let create = |depth| {
             let init = QpInit {
-                service: Service::Connection,
+                service: ServiceType::Rc,
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
@@ -112,24 +110,14 @@ impl Side {
     }
 
     pub(super) fn send(&self, wr_id: u64, at: usize, len: usize) {
-        self.post(wr_id, ibv_wr_opcode::IBV_WR_SEND, at, len, 0, 0);
+        self.post(wr_id, Op::Send, at, len, 0, 0);
     }
 
-    pub(super) fn post(&self, wr_id: u64, opcode: ibv_wr_opcode, at: usize, len: usize, remote_addr: u64, rkey: u32) {
+    pub(super) fn post(&self, wr_id: u64, op: Op, at: usize, len: usize, remote_addr: u64, rkey: u32) {
         let list = [self.sge(at, len)];
-        let request = SendRequest {
-            wr_id,
-            opcode,
-            flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
-            imm: 0,
-            remote_addr,
-            rkey,
-            compare_add: 0,
-            swap: 0,
-            data: SendData::List(&list),
-            address: None,
-        };
-        self.node.with(|engine| engine.post_send(self.qp, &request)).unwrap();
+        let flags = SendFlags::SIGNALED;
+        let request = SendRequest { wr_id, remote_addr, compare_add: 0, swap: 0, rkey, imm: 0, op, flags };
+        self.node.with(|engine| engine.post_send(self.qp, &request, SendData::List(&list))).unwrap();
     }
 
     pub(super) fn recv(&self, wr_id: u64, at: usize, len: usize) {
@@ -205,79 +193,17 @@ impl Side {
     }
 }
 
-/// A process that runs one of the roles.
-pub(super) struct Peer {
-    pub(super) child: Child,
-    pub(super) to: ChildStdin,
-    pub(super) from: BufReader<ChildStdout>,
-}
-
-impl Peer {
-    pub(super) fn start(role: &str) -> Self {
-        Self::start_with(role, |_| {})
-    }
-
-    pub(super) fn start_with(role: &str, tune: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        tune(&mut command);
-        let mut child = command
-            .args(["--exact", "node::tests::peer", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let to = child.stdin.take().unwrap();
-        let from = BufReader::new(child.stdout.take().unwrap());
-        Self { child, to, from }
-    }
-
-    pub(super) fn tell(&mut self, line: &str) {
-        writeln!(self.to, "{line}").unwrap();
-    }
-
-    /// The next line of ours: the test harness prints some of its own.
-    pub(super) fn hear(&mut self) -> Vec<u64> {
-        let mut line = String::new();
-        while !line.contains("peer:") {
-            line.clear();
-            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the peer has ended");
-        }
-        let (_, words) = line.split_once("peer:").unwrap();
-        words.split_whitespace().map(|word| word.parse().unwrap()).collect()
-    }
-
-    pub(super) fn pid(&self) -> i32 {
-        i32::try_from(self.child.id()).unwrap()
-    }
-
-    pub(super) fn signal(&self, signal: libc::c_int) {
-        // SAFETY: our own child, which has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
-    }
-
-    pub(super) fn finish(mut self) {
-        drop(self.to);
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
-pub(super) fn say(line: &str) {
-    println!("peer:{line}");
-}
-
-pub(super) fn listen() -> Vec<u64> {
-    let mut line = String::new();
-    io::stdin().lock().read_line(&mut line).unwrap();
-    line.split_whitespace().map(|word| word.parse().unwrap()).collect()
+/// Starts a process that runs one of the roles.
+pub(super) fn spawn(role: &str) -> Peer {
+    Peer::start("node::tests::peer", role)
 }
 
 /// A pair of connected queue pairs: ours, and what the peer said of its side.
 pub(super) fn pair(role: &str, len: usize) -> (Side, Peer, Vec<u64>) {
     let side = Side::new(len);
-    let mut peer = Peer::start(role);
+    let mut peer = spawn(role);
     peer.tell(&side.describe());
-    let theirs = peer.hear();
+    let theirs = peer.hear_numbers();
     side.connect(u32::try_from(theirs[0]).unwrap());
     (side, peer, theirs)
 }

@@ -52,10 +52,10 @@ pub use datagram::{Joined, join};
 pub use listener::{IncomingConnection, ListenOptions, Listener};
 
 use super::EventChannel;
-use super::connect::Ece;
 use super::event::{Event, EventKind, PrivateData};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::{InitializedQueuePair, Rc};
+use crate::types::Ece;
 use crate::wait::Deadline;
 
 /// How many events are still looked at once the time is over: what waits when there is no time to wait, but not what keeps coming.

@@ -3,12 +3,12 @@
 use rdma_sys::{ibv_grh, ibv_qp_attr_mask as Mask, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::*;
-use crate::address::Grh;
+use crate::ah::Grh;
 use crate::error::ErrorKind;
 use crate::qp::{InitOptions, op};
 use crate::testing::{self, fail};
-use crate::types::Mtu;
-use crate::{CompletionQueue, Path, Poller, RemoteAccess, Route};
+use crate::types::{Mtu, Path, Route};
+use crate::{CompletionQueue, Poller, RemoteAccess};
 
 struct Bench {
     pd: ProtectionDomain,

@@ -1,9 +1,10 @@
 //! How long an address handle lives: at least as long as a request that names it is in flight.
 
 use super::*;
-use crate::address::AddressHandle;
-use crate::qp::{DatagramOptions, Path, Route};
+use crate::ah::AddressHandle;
+use crate::qp::DatagramOptions;
 use crate::testing::{BadWr, fail, fail_post, live_handles};
+use crate::types::{Path, Route};
 
 /// A datagram queue pair of the test provider.
 struct Post {

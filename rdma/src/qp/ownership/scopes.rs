@@ -1,7 +1,6 @@
 //! Scopes: borrowed memory comes back when the device has let go of it, and not before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_cq;
@@ -150,8 +149,7 @@ fn a_scope_that_cannot_end_aborts_the_process() {
     const MARK: &str = "RDMA_TEST_SCOPE_ABORTS";
     if std::env::var_os(MARK).is_none() {
         let name = "qp::ownership::scopes::a_scope_that_cannot_end_aborts_the_process";
-        let exe = std::env::current_exe().unwrap();
-        let output = Command::new(exe).args([name, "--exact", "--nocapture"]).env(MARK, "1").output().unwrap();
+        let output = rdma_test_support::alone(&[name]).env(MARK, "1").output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.contains("about to end"), "{text}");
         assert!(!text.contains("returned"), "{text}");

@@ -1,6 +1,6 @@
 //! What a slot says of its request, in one word, so that the common case is recognised by one test.
 
-use crate::qp::op::Opcode;
+use crate::types::Opcode;
 
 const COUNT: u64 = 0xffff;
 const RUN_SHIFT: u32 = 16;

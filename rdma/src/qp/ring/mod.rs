@@ -34,10 +34,10 @@ pub(crate) use producer::{Producer, Staged, Vacant};
 use state::{Lap, State, parked_word};
 pub(crate) use table::{Attached, RingTable};
 
-use crate::address::AhInner;
+use crate::ah::AhInner;
 use crate::mr::Segment;
-use crate::qp::op::Opcode;
 use crate::qp::scope::Shared;
+use crate::types::Opcode;
 
 /// Slots that a ring has at most: a `wr_id` has 16 bits for them at most.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::state::{id_of_word, parked_word};
 use super::{Claimed, First, Info, Lap, Ring, Slot, USE_BITS};
-use crate::address::AhInner;
+use crate::ah::AhInner;
 use crate::mr::Segment;
 use crate::qp::scope::Shared;
 

@@ -1,0 +1,113 @@
+//! Whether another rank has failed: known to every thread of this one.
+//!
+//! Each rank sends a frame now and then even if it has nothing to say. A rank whose process is stopped, whose host
+//! has lost power, or whose connection is only held open by a child process sends none, and is given up.
+
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use crate::Failure;
+
+/// Tells whether a rank has failed; cheap enough to ask in a loop that waits.
+#[derive(Clone, Debug, Default)]
+pub struct Watch(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    failed: AtomicBool,
+    /// Connections may close from now on.
+    closing: AtomicBool,
+    why: OnceLock<Failure>,
+    awaited: Mutex<String>,
+}
+
+impl Watch {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(super) fn fail(&self, why: Failure) {
+        // The first reason stays: later ones follow from it.
+        drop(self.0.why.set(why));
+        self.0.failed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn close(&self) {
+        self.0.closing.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.0.closing.load(Ordering::Acquire)
+    }
+
+    /// Names what this rank waits for from now on, for the message if a rank is lost meanwhile.
+    pub fn wait_for(&self, what: &str) {
+        what.clone_into(&mut self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// What this rank waits for.
+    pub(super) fn awaited(&self) -> String {
+        self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// # Errors
+    /// Where another rank has failed.
+    pub fn check(&self) -> Result<(), Failure> {
+        if !self.0.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(self.0.why.get().cloned().unwrap_or_else(|| Failure::peer("another rank has failed")))
+    }
+}
+
+/// The reading half of a connection on which bytes arrive at least every `limit`.
+pub(super) struct Pulse<'a> {
+    stream: &'a Socket,
+    limit: Duration,
+    heard: Instant,
+}
+
+impl<'a> Pulse<'a> {
+    /// How often a rank sends something, if it may be silent for `limit`.
+    pub(super) fn period(limit: Duration) -> Duration {
+        limit / 5
+    }
+
+    /// Sets the read timeout of the connection.
+    pub(super) fn new(stream: &'a Socket, limit: Duration) -> io::Result<Self> {
+        stream.set_read_timeout(Some(Self::period(limit)))?;
+        Ok(Self { stream, limit, heard: Instant::now() })
+    }
+}
+
+impl Read for Pulse<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let began = Instant::now();
+            let read = (&mut &*self.stream).read(bytes);
+            let now = Instant::now();
+            match read {
+                Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
+                read => {
+                    self.heard = now;
+                    return read;
+                }
+            }
+            if now - began > 3 * Self::period(self.limit) {
+                // This process was stopped itself, and has heard nobody meanwhile.
+                self.heard = now;
+            } else if now - self.heard > self.limit {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+/// Whether a read has ended by its timeout, which Linux reports as `WouldBlock`.
+pub(crate) fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

@@ -1,0 +1,215 @@
+//! Latency, and how much goes through, of messages of one size.
+
+use std::time::{Duration, Instant};
+
+use super::link::Link;
+use super::options::{Op, Options, Test};
+use super::report::{BandwidthRow, LatencyRow, Row};
+use crate::Failure;
+use crate::bootstrap::Group;
+use crate::statistics::Summary;
+
+/// Messages before the measured ones, in each of two runs.
+const WARM_UP: u64 = 16;
+/// Between the two, a device may set up its paths in the background.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long one run lasts of a test that has a duration.
+const RUN: Duration = Duration::from_millis(50);
+
+/// What a run gave.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    messages: u64,
+    seconds: f64,
+    /// The best rate of a part of the run, in messages per second.
+    peak: f64,
+}
+
+/// Measures messages of `size` bytes; collective. The row has figures at the client only.
+pub(super) fn run(
+    link: &mut Link,
+    group: &mut Group,
+    options: &Options,
+    (test, size): (Test, usize),
+) -> Result<Row, Failure> {
+    match test {
+        Test::Lat => latency(link, group, options, size).map(Row::Latency),
+        _ => bandwidth(link, group, options, size).map(Row::Bandwidth),
+    }
+}
+
+/// Measures the latency of messages.
+///
+/// Half the round trip for sends and writes, all of it for reads and atomic operations, like perftest.
+fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<LatencyRow, Failure> {
+    let mut samples = Vec::new();
+    let factor = if link.op().is_one_sided() { 1.0 } else { 0.5 };
+    let total = measure(link, group, options, (Test::Lat, size), &mut |link, group, count| {
+        samples.clear();
+        back_and_forth(link, group, count, &mut samples)
+    })?;
+    if options.duration.is_some() {
+        let each = total.seconds / total.messages.max(1) as f64;
+        return Ok(LatencyRow::of_duration(size, total.messages, each * factor * 1e6, 1.0 / each));
+    }
+    Ok(LatencyRow::new(size, total.messages, &Summary::of(&mut samples).scaled(factor)))
+}
+
+/// Measures how many messages go through.
+fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<BandwidthRow, Failure> {
+    let both = options.bidirectional;
+    let total =
+        measure(link, group, options, (Test::Bw, size), &mut |link, group, count| stream(link, group, count, both))?;
+    let rate = if total.seconds > 0.0 { total.messages as f64 / total.seconds } else { 0.0 };
+    let peak = if options.duration.is_some() { 0.0 } else { total.peak.max(rate) };
+    let rates = group.all_gather("the rates", &(rate, peak))?;
+    // Of both directions, the sum.
+    let counted = if both { &rates[..] } else { &rates[1..] };
+    let (rate, peak) = counted.iter().fold((0.0, 0.0), |(rate, peak), one| (rate + one.0, peak + one.1));
+    Ok(BandwidthRow::new(size, total.messages, rate, peak, options.report_gbits))
+}
+
+/// Runs until what was asked for is measured; collective.
+fn measure(
+    link: &mut Link,
+    group: &mut Group,
+    options: &Options,
+    (test, size): (Test, usize),
+    run: &mut dyn FnMut(&mut Link, &mut Group, u64) -> Result<Run, Failure>,
+) -> Result<Run, Failure> {
+    if link.op() == Op::Read {
+        link.offer()?;
+    }
+    run(link, group, WARM_UP)?;
+    std::thread::sleep(PAUSE);
+    run(link, group, WARM_UP)?;
+    let (total, messages) = match options.duration {
+        None => {
+            let count = options.iterations(test, size) as u64;
+            (run(link, group, count)?, count)
+        }
+        Some(seconds) => for_a_time(link, group, Duration::from_secs(seconds), run)?,
+    };
+    if options.check {
+        let is_target = (group.rank() == 0) != (link.op() == Op::Read) || options.bidirectional && test == Test::Bw;
+        if is_target && !(link.op() == Op::Send) {
+            link.inspect(messages + 2 * WARM_UP)?;
+        }
+    }
+    let judged = link.verdict();
+    group.agree("the verdict", judged)?;
+    Ok(total)
+}
+
+/// Run after run, until the time is over. Returns those that begin in its middle half, and the messages of all.
+fn for_a_time(
+    link: &mut Link,
+    group: &mut Group,
+    duration: Duration,
+    run: &mut dyn FnMut(&mut Link, &mut Group, u64) -> Result<Run, Failure>,
+) -> Result<(Run, u64), Failure> {
+    let (begun, mut count, mut all) = (Instant::now(), 2 * WARM_UP, 0);
+    let (mut counted, mut last) = (Run::default(), Run::default());
+    loop {
+        // The client's clock counts.
+        let at = begun.elapsed();
+        let next = if at < duration { count } else { 0 };
+        count = group.all_gather("the next run", &next)?[1];
+        if count == 0 {
+            // Where a run takes very long, none may have begun in the middle.
+            return Ok((if counted.messages > 0 { counted } else { last }, all));
+        }
+        last = run(link, group, count)?;
+        all += count;
+        if (duration / 4..duration * 3 / 4).contains(&at) {
+            counted.messages += last.messages;
+            counted.seconds += last.seconds;
+        }
+        let in_time = RUN.as_secs_f64() / (last.seconds / count as f64).max(1e-9);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is a small number")]
+        let in_time = in_time as u64;
+        count = in_time.clamp(1, 1 << 24);
+    }
+}
+
+/// Sends messages back and forth, on the first queue pair.
+fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut Vec<f64>) -> Result<Run, Failure> {
+    let is_client = group.rank() == 1;
+    let first = link.sent();
+    group.barrier("the other side")?;
+    let begun = Instant::now();
+    let mut last = begun;
+    for number in first..first + count {
+        match (link.op().is_one_sided(), is_client) {
+            (true, true) => {
+                link.post(0, true)?;
+                link.drain(0)?;
+            }
+            // Nothing tells the server of these messages: it waits for their end, without a core.
+            (true, false) => break,
+            (false, true) => {
+                message(link)?;
+                link.wait_for_message(number)?;
+            }
+            (false, false) => {
+                link.wait_for_message(number)?;
+                message(link)?;
+            }
+        }
+        let now = Instant::now();
+        samples.push((now - last).as_secs_f64() * 1e6);
+        last = now;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    link.drain(0)?;
+    group.wait_for_work("the messages")?;
+    Ok(Run { messages: count, seconds, peak: 0.0 })
+}
+
+fn message(link: &mut Link) -> Result<(), Failure> {
+    // The answer to a message says that it has come, so one under way is the most there is; completions are late news.
+    link.drain(1)?;
+    while !link.has_room(0) {
+        link.take_next()?;
+    }
+    link.post(0, true)
+}
+
+/// Sends `count` messages on each queue pair: the client, or both sides.
+fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<Run, Failure> {
+    let is_client = group.rank() == 1;
+    let lanes = link.lanes();
+    let all = count * lanes as u64;
+    let to_send = if is_client || both { count } else { 0 };
+    let expected = if link.op() == Op::Send && (!is_client || both) { link.arrived() + all } else { 0 };
+    let mut left = vec![to_send; lanes];
+    group.barrier("the other side")?;
+    let begun = Instant::now();
+    // The best rate is that of the best tenth.
+    let part = (all / 10).max(1);
+    let (mut sent, mut mark, mut peak) = (0_u64, begun, 0_f64);
+    while left.iter().any(|&left| left > 0) || link.is_busy() || link.arrived() < expected {
+        let mut has_posted = false;
+        for (lane, left) in left.iter_mut().enumerate() {
+            if *left > 0 && link.has_room(lane) {
+                link.post(lane, false)?;
+                *left -= 1;
+                has_posted = true;
+                sent += 1;
+                if sent % part == 0 {
+                    let now = Instant::now();
+                    peak = peak.max(part as f64 / (now - mark).as_secs_f64());
+                    mark = now;
+                }
+            }
+        }
+        if !link.take()? && !has_posted {
+            link.take_next()?;
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    group.wait_for_work("the messages")?;
+    // What was posted but not done when a part ended makes its rate too good, unless a part is many times that.
+    let is_long = part >= 4 * u64::from(link.depth()) * lanes as u64;
+    Ok(Run { messages: all, seconds, peak: if is_long { peak } else { 0.0 } })
+}

@@ -1,0 +1,342 @@
+//! The options of `pingpong`: perftest's, in perftest's meaning.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::bootstrap::{self, Place, Roles, Root};
+use crate::cli::{self, Size};
+use crate::connect::{ConnectionOptions, Method};
+use crate::device::{Chosen, DeviceOptions};
+use crate::placement::{self, Bind};
+use crate::{Failure, environment, launcher};
+
+/// Bytes of an atomic operation.
+const ATOMIC: usize = 8;
+/// perftest's sizes where no other is given: of latency and bandwidth tests.
+const USUAL: (usize, usize) = (2, 64 << 10);
+
+/// What carries the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Op {
+    /// Sends and receives
+    Send,
+    /// RDMA writes
+    Write,
+    /// RDMA reads
+    Read,
+    /// Atomic operations on 8 bytes
+    Atomic,
+}
+
+impl Op {
+    /// Whether the other side knows nothing of the messages, and sends no answer.
+    pub(super) fn is_one_sided(self) -> bool {
+        matches!(self, Self::Read | Self::Atomic)
+    }
+}
+
+/// The atomic operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum AtomicType {
+    /// Adds 1
+    #[value(name = "FETCH_AND_ADD")]
+    FetchAndAdd,
+    /// Replaces each number by the next
+    #[value(name = "CMP_AND_SWAP")]
+    CmpAndSwap,
+}
+
+/// The transports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum Connection {
+    /// Reliable connections
+    #[value(name = "RC")]
+    Rc,
+    /// Unreliable datagrams
+    #[value(name = "UD")]
+    Ud,
+}
+
+impl Connection {
+    /// perftest's name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Ud => "UD",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Test {
+    /// Latency
+    Lat,
+    /// Bandwidth
+    Bw,
+    /// Latency, then bandwidth
+    Both,
+}
+
+/// Which side this is, and where the other one is.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Sides {
+    /// The server's address; without it, both processes are started here
+    #[arg(value_name = "HOST[:PORT]", conflicts_with = "server")]
+    pub connect: Option<String>,
+    /// Wait for a client, on this address (default: all of the host's)
+    #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = "0.0.0.0")]
+    pub server: Option<String>,
+    /// Port of the server's socket
+    #[arg(short, long, value_name = "N", default_value_t = bootstrap::DEFAULT_PORT)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: u16,
+    /// Where the server, rank 0, listens under mpirun, Slurm or torchrun (default: what the environment says, or the
+    /// one host of both)
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["server", "connect"])]
+    pub root: Option<String>,
+    /// Seconds to wait for the other process; one that is silent for a third of it is given up
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
+    pub timeout: Duration,
+}
+
+impl Sides {
+    /// This process's place; `None` where it has been the launcher of two that have ended well.
+    ///
+    /// # Errors
+    /// Where these failed, and what is wrong with the options.
+    pub fn place(&self) -> Result<Option<Place>, Failure> {
+        if let Some(place) = launcher::launched_place()? {
+            return Ok(Some(place));
+        }
+        let (rank, address) = match (&self.server, &self.connect) {
+            (Some(address), _) => (0, address),
+            (None, Some(address)) => (1, address),
+            (None, None) => return self.place_of_launcher(),
+        };
+        let address = placement::with_port(address, self.port);
+        placement::check_address(&address)?;
+        let root = if rank == 0 { Root::Listener(bootstrap::listen(&address)?) } else { Root::Address(address) };
+        Ok(Some(Place { rank, world: 2, root, job: 0 }))
+    }
+
+    fn place_of_launcher(&self) -> Result<Option<Place>, Failure> {
+        if let Some(told) = environment::told()? {
+            let place = placement::place_of(told, self.root.as_deref())?;
+            return match place.world {
+                2 => Ok(Some(place)),
+                world => Err(Failure::usage(format!("pingpong is for 2 processes, and the environment says {world}"))),
+            };
+        }
+        if let Some(root) = &self.root {
+            let text = format!("--root {root} is for mpirun, Slurm and torchrun; give it to --server");
+            return Err(Failure::usage(text));
+        }
+        placement::launch(2, Roles::ServerAndClient).map(|()| None)
+    }
+}
+
+/// Options of one side, which need not be those of the other.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LocalOptions {
+    /// Device: soft0, mlx5_0, mlx5_0:1, any, hardware
+    #[arg(short = 'd', long = "ib-dev", visible_alias = "device", value_name = "NAME", env = "RDMA_DEVICE")]
+    pub device: Option<String>,
+    /// Port of the device
+    #[arg(short = 'i', long = "ib-port", value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub ib_port: Option<u8>,
+    /// Entry of the port's GID table (default: the GID that reaches farthest)
+    #[arg(short = 'x', long, value_name = "N")]
+    pub gid_index: Option<u32>,
+    /// Pin each process to a core
+    #[arg(long, value_enum, default_value_t = Bind::Auto)]
+    pub bind: Bind,
+    /// Print one JSON object in place of tables
+    #[arg(short = 'J', long)]
+    pub json: bool,
+    /// Accepted as perftest has it: the frequency of the processors is not looked at
+    #[arg(short = 'F', long = "CPU-freq")]
+    pub cpu_freq: bool,
+}
+
+impl LocalOptions {
+    /// The device that they ask for.
+    #[must_use]
+    pub fn device(&self) -> DeviceOptions {
+        DeviceOptions { device: self.device.clone(), port: self.ib_port, gid_index: self.gid_index }
+    }
+}
+
+/// What to measure, which both sides have to be told alike.
+#[derive(Clone, Debug, clap::Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Options {
+    /// What to measure with: perftest's ib_send_*, ib_write_*, ib_read_*, ib_atomic_*
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    pub op: Op,
+    /// What to measure: perftest's *_lat, *_bw
+    #[arg(long, value_enum, default_value_t = Test::Both)]
+    pub test: Test,
+    /// Atomic operation
+    #[arg(short = 'A', long = "atomic_type", value_enum, ignore_case = true, default_value = "FETCH_AND_ADD")]
+    #[serde(rename = "atomic_type")]
+    pub atomic_type: AtomicType,
+    /// Connection type
+    #[arg(short = 'c', long, value_enum, ignore_case = true, default_value = "RC")]
+    pub connection: Connection,
+    /// One message size (default: every other one from 2 to 8M; for -D, 2 and 64K as in perftest)
+    #[arg(short, long, value_name = "SIZE")]
+    pub size: Option<Size>,
+    /// All sizes from 2 to 8M
+    #[arg(short = 'a', long, conflicts_with = "size")]
+    pub all: bool,
+    /// Messages of each size and queue pair (default: 1000 for latency, 5000 for bandwidth, fewer for large ones)
+    #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
+    pub iters: Option<usize>,
+    /// Run each test for so long; the first and the last quarter are not counted
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(conflicts_with_all = ["iters", "all", "events"])]
+    pub duration: Option<u64>,
+    /// Bandwidth in both directions at once
+    #[arg(short, long)]
+    pub bidirectional: bool,
+    /// Queue pairs of a bandwidth test
+    #[arg(short = 'q', long = "qp", value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub qp: u16,
+    /// Messages under way at once on each queue pair in bandwidth tests, as far as memory allows
+    #[arg(short, long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub tx_depth: u32,
+    /// Receives posted on each queue pair, as far as memory allows
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=16384))]
+    pub rx_depth: u32,
+    /// Largest message that is copied into its request (default: 220 for latency, or what the device can; else 0)
+    #[arg(short = 'I', long = "inline_size", value_name = "BYTES")]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=1024))]
+    #[serde(rename = "inline_size")]
+    pub inline_size: Option<u32>,
+    /// Largest packet payload on the path: 256, 512, 1024, 2048, 4096 (default: the port's)
+    #[arg(short, long, value_name = "BYTES", value_parser = cli::mtu)]
+    pub mtu: Option<u32>,
+    /// Wait for completion events in place of polling
+    #[arg(short, long)]
+    pub events: bool,
+    /// Check the contents of every message
+    #[arg(long)]
+    pub check: bool,
+    /// Bandwidth in Gbit/s in place of MiB/s
+    #[arg(long = "report_gbits")]
+    #[serde(rename = "report_gbits")]
+    pub report_gbits: bool,
+    /// How to connect.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub manager: ConnectionOptions,
+}
+
+impl Options {
+    /// Checks the options for what makes no sense together.
+    ///
+    /// # Errors
+    /// One line of complaint.
+    pub fn validate(&self) -> Result<(), Failure> {
+        let refuse = |text: &str| Err(Failure::usage(text));
+        match (self.size, self.op) {
+            (Some(Size(ATOMIC)) | None, Op::Atomic) if !self.all => {}
+            (_, Op::Atomic) => return refuse("atomic operations have 8 bytes; leave --size and --all out"),
+            (Some(Size(0)), _) => return refuse("--size 0: a message of no bytes has no contents; give 1 or more"),
+            (Some(size), _) if size.0 > 1 << 30 => {
+                return refuse(&format!("--size {size}: a message has at most 1G"));
+            }
+            _ => {}
+        }
+        if self.connection == Connection::Ud && self.op != Op::Send {
+            return refuse("datagrams (--connection UD) are sent; give --op send");
+        }
+        if self.connection == Connection::Ud && self.manager.is_asked_for() {
+            return refuse("datagrams (--connection UD) need no connection manager; leave --rdma_cm out");
+        }
+        if self.test == Test::Lat && (self.bidirectional || self.qp > 1) {
+            return refuse("--bidirectional and --qp are for bandwidth tests; leave --test lat out");
+        }
+        if self.manager.is_asked_for() {
+            self.check_mtu()?;
+        }
+        let largest = self.sizes(Test::Bw).iter().copied().max().unwrap_or(0);
+        cli::check_memory(8 * largest as u128 * u128::from(self.qp), "the buffers")
+    }
+
+    /// The largest size that the chosen way to connect can carry.
+    ///
+    /// # Errors
+    /// Where that way and the options do not go together.
+    pub(super) fn most(&self, chosen: &Chosen, method: Method) -> Result<usize, Failure> {
+        if method != Method::Endpoints {
+            // On iWARP, it is taken unasked.
+            self.check_mtu()?;
+        }
+        if self.connection == Connection::Rc {
+            return Ok(usize::MAX);
+        }
+        let most = chosen.mtu(self.mtu)?.bytes().unwrap_or(0) as usize;
+        match self.size {
+            Some(Size(size)) if size > most => {
+                Err(Failure::usage(format!("--size {size}: a datagram has at most {most} bytes, the path's MTU")))
+            }
+            _ => Ok(most),
+        }
+    }
+
+    /// The connection manager chooses the MTU.
+    fn check_mtu(&self) -> Result<(), Failure> {
+        let refuse = |mtu| Failure::usage(format!("--mtu {mtu}: the connection manager chooses the MTU; leave it out"));
+        self.mtu.map_or(Ok(()), |mtu| Err(refuse(mtu)))
+    }
+
+    /// The kinds of tests to run.
+    pub(super) fn tests(&self) -> Vec<Test> {
+        match self.test {
+            Test::Both => vec![Test::Lat, Test::Bw],
+            test => vec![test],
+        }
+    }
+
+    /// The sizes for a kind of test.
+    pub(super) fn sizes(&self, test: Test) -> Vec<usize> {
+        match (self.size, self.op) {
+            (Some(size), _) => vec![size.0],
+            (None, Op::Atomic) => vec![ATOMIC],
+            (None, _) if self.duration.is_some() => vec![if test == Test::Lat { USUAL.0 } else { USUAL.1 }],
+            (None, _) => (1..=23).step_by(if self.all { 1 } else { 2 }).map(|shift| 1 << shift).collect(),
+        }
+    }
+
+    /// How many messages of a size to measure.
+    pub(super) fn iterations(&self, test: Test, size: usize) -> usize {
+        let most = if test == Test::Lat { 1000 } else { 5000 };
+        self.iters.unwrap_or_else(|| ((256 << 20) / size).clamp(50, most))
+    }
+
+    /// The title of a test, as perftest prints it.
+    pub(super) fn title(&self, test: Test) -> String {
+        let op = match (self.op, self.atomic_type) {
+            (Op::Send, _) => "Send",
+            (Op::Write, _) => "RDMA_Write",
+            (Op::Read, _) => "RDMA_Read",
+            (Op::Atomic, AtomicType::FetchAndAdd) => "Atomic FETCH_AND_ADD",
+            (Op::Atomic, AtomicType::CmpAndSwap) => "Atomic CMP_AND_SWAP",
+        };
+        let kind = match test {
+            Test::Lat => "Latency",
+            _ if self.bidirectional => "Bidirectional BW",
+            _ => "BW",
+        };
+        format!("{op} {kind} Test")
+    }
+}

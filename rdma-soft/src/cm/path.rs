@@ -1,0 +1,137 @@
+//! The way to an id's peer: address vectors, path records, and the attributes of queue pairs.
+
+use std::net::SocketAddr;
+
+use rdma_sys::{
+    RDMA_UDP_QKEY, ibv_access_flags, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_attr_mask,
+    ibv_qp_state, ibv_sa_path_rec,
+};
+
+use super::device;
+use super::entry::Entry;
+use crate::engine::Errno;
+use crate::verbs::attr::{LID, MTU, PKEY, PORT};
+
+/// The time for an acknowledgement that queue pairs get, as an exponent: 4.096 us * 2^19, some two seconds. Linux has it on RoCE.
+pub(super) const ACK_TIMEOUT: u8 = 19;
+/// The same of a packet's life, in path records.
+const PACKET_LIFE_TIME: u8 = ACK_TIMEOUT - 1;
+/// The hops that a packet may take.
+const HOPS: u8 = 64;
+/// As `ibv_rate`: 100 Gbit/s.
+const RATE: u8 = 16;
+/// The first multicast LID, on InfiniBand.
+const MULTICAST_LID: u16 = 0xc000;
+
+fn ends(entry: &Entry) -> Result<(SocketAddr, SocketAddr), Errno> {
+    Ok((entry.local.ok_or(Errno::INVAL)?, entry.peer.ok_or(Errno::INVAL)?))
+}
+
+/// The way to an id's peer.
+pub(super) fn address_vector(entry: &Entry) -> Result<ibv_ah_attr, Errno> {
+    let (local, peer) = ends(entry)?;
+    let (_, dgid) = device::gid(&peer)?;
+    vector(&local, dgid, entry.options.traffic_class, LID)
+}
+
+/// The way to a multicast group.
+pub(super) fn group_vector(entry: &Entry, mgid: ibv_gid) -> Result<ibv_ah_attr, Errno> {
+    vector(&entry.local.ok_or(Errno::INVAL)?, mgid, entry.options.traffic_class, MULTICAST_LID)
+}
+
+/// The LID of multicast groups: RoCE has none.
+pub(super) fn multicast_lid() -> u16 {
+    if device::is_infiniband() == Ok(true) { MULTICAST_LID } else { 0 }
+}
+
+fn vector(local: &SocketAddr, dgid: ibv_gid, traffic_class: u8, dlid: u16) -> Result<ibv_ah_attr, Errno> {
+    let (sgid_index, _) = device::gid(local)?;
+    let infiniband = device::is_infiniband()?;
+    Ok(ibv_ah_attr {
+        grh: ibv_global_route { dgid, flow_label: 0, sgid_index, hop_limit: HOPS, traffic_class },
+        dlid: if infiniband { dlid } else { 0 },
+        // RoCE has no other addresses.
+        is_global: u8::from(!infiniband || dlid >= MULTICAST_LID),
+        port_num: PORT,
+        ..ibv_ah_attr::default()
+    })
+}
+
+/// The path to an id's peer.
+pub(super) fn record(entry: &Entry) -> Result<ibv_sa_path_rec, Errno> {
+    const EXACTLY: u8 = 2;
+    let (local, peer) = ends(entry)?;
+    let lid = if device::is_infiniband()? { LID.to_be() } else { 0 };
+    Ok(ibv_sa_path_rec {
+        dgid: device::gid(&peer)?.1,
+        sgid: device::gid(&local)?.1,
+        dlid: lid,
+        slid: lid,
+        hop_limit: HOPS,
+        traffic_class: entry.options.traffic_class,
+        reversible: 1,
+        numb_path: 1,
+        pkey: PKEY.to_be(),
+        mtu_selector: EXACTLY,
+        mtu: u8::try_from(MTU.0).unwrap_or(0),
+        rate_selector: EXACTLY,
+        rate: RATE,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: entry.options.ack_timeout.map_or(PACKET_LIFE_TIME, |timeout| timeout.saturating_sub(1)),
+        ..ibv_sa_path_rec::default()
+    })
+}
+
+/// The attributes that take an id's queue pair to a state, and their mask.
+pub(super) fn qp_attributes(entry: &Entry, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_mask), Errno> {
+    type M = ibv_qp_attr_mask;
+    type S = ibv_qp_state;
+    let agreed = entry.agreed(state == S::IBV_QPS_INIT)?;
+    let mut attr = ibv_qp_attr { qp_state: state, port_num: PORT, ..ibv_qp_attr::default() };
+    let mask = match (state, agreed) {
+        (S::IBV_QPS_INIT, None) if entry.is_datagram() => {
+            attr.qkey = RDMA_UDP_QKEY;
+            M::IBV_QP_PKEY_INDEX | M::IBV_QP_PORT | M::IBV_QP_QKEY
+        }
+        (S::IBV_QPS_RTR, None) if entry.is_datagram() => ibv_qp_attr_mask(0),
+        (S::IBV_QPS_RTS, None) if entry.is_datagram() => M::IBV_QP_SQ_PSN,
+        // Before the request it is unknown what the peer may do.
+        (S::IBV_QPS_INIT, None) => M::IBV_QP_PKEY_INDEX | M::IBV_QP_PORT | M::IBV_QP_ACCESS_FLAGS,
+        (S::IBV_QPS_INIT, Some(agreed)) => {
+            let mut access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+            if agreed.responder_resources != 0 {
+                access = access | ibv_access_flags::IBV_ACCESS_REMOTE_READ | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC;
+            }
+            attr.qp_access_flags = access.0;
+            M::IBV_QP_PKEY_INDEX | M::IBV_QP_PORT | M::IBV_QP_ACCESS_FLAGS
+        }
+        (S::IBV_QPS_RTR, Some(agreed)) => {
+            attr.ah_attr = address_vector(entry)?;
+            attr.ah_attr.grh.traffic_class = agreed.traffic_class;
+            attr.path_mtu = MTU;
+            attr.dest_qp_num = agreed.remote_qpn;
+            attr.rq_psn = agreed.rq_psn;
+            attr.max_dest_rd_atomic = agreed.responder_resources;
+            M::IBV_QP_AV
+                | M::IBV_QP_PATH_MTU
+                | M::IBV_QP_DEST_QPN
+                | M::IBV_QP_RQ_PSN
+                | M::IBV_QP_MAX_DEST_RD_ATOMIC
+                | M::IBV_QP_MIN_RNR_TIMER
+        }
+        (S::IBV_QPS_RTS, Some(agreed)) => {
+            attr.timeout = entry.options.ack_timeout.unwrap_or(agreed.ack_timeout);
+            attr.retry_cnt = agreed.retry_count;
+            attr.rnr_retry = agreed.rnr_retry_count;
+            attr.sq_psn = agreed.sq_psn;
+            attr.max_rd_atomic = agreed.initiator_depth;
+            M::IBV_QP_TIMEOUT
+                | M::IBV_QP_RETRY_CNT
+                | M::IBV_QP_RNR_RETRY
+                | M::IBV_QP_SQ_PSN
+                | M::IBV_QP_MAX_QP_RD_ATOMIC
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    Ok((attr, mask | M::IBV_QP_STATE))
+}

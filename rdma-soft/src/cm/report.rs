@@ -1,0 +1,87 @@
+//! Events for the application, made of what machines and messages say.
+
+use std::sync::Arc;
+
+use rdma_sys::{RDMA_UDP_QKEY, ibv_gid, rdma_cm_event_type as Code};
+
+use super::channel::{Body, Conn, Datagram, Membership, Pending, Target};
+use super::entry::Entry;
+use super::machine::Notice;
+use super::message::{Message, SidrRep, Terms, room};
+use super::path;
+use crate::engine::Errno;
+
+/// The queue pair number that datagrams to a multicast group carry.
+const MULTICAST_QPN: u32 = 0x00ff_ffff;
+
+/// Private data as InfiniBand's messages carry it: the whole room, zeroes behind what the peer has given.
+fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
+    private.resize(room, 0);
+    private
+}
+
+/// A peer's terms as this end has them: how many of the peer's requests we may have to hold is how many it may have under way.
+fn mirrored(terms: Terms, room: usize) -> Terms {
+    let (responder_resources, initiator_depth) = (terms.initiator_depth, terms.responder_resources);
+    Terms { responder_resources, initiator_depth, private: padded(terms.private, room), ..terms }
+}
+
+/// The event of a request that has come to a listener, for a new id.
+pub(super) fn request(listener: Arc<Target>, id: Arc<Target>, message: Message) -> Pending {
+    let body = match message {
+        Message::Req(req) => Body::Conn(Conn { retry_count: req.retry_count, terms: mirrored(req.terms, room::REQ) }),
+        Message::SidrReq(req) => {
+            Body::Datagram(Datagram { private: padded(req.private, room::SIDR_REQ), ..Datagram::default() })
+        }
+        _ => Body::None,
+    };
+    Pending { target: listener, code: Code::RDMA_CM_EVENT_CONNECT_REQUEST, status: 0, new: Some(id), body }
+}
+
+/// The event for a notice of an id's machine.
+pub(super) fn notice(entry: &Entry, notice: Notice) -> Pending {
+    let conn = |private| Body::Conn(Conn { terms: Terms { private, ..Terms::default() }, ..Conn::default() });
+    let datagram = |private| Datagram { private: padded(private, room::SIDR_REP), ..Datagram::default() };
+    let (code, status, body) = match notice {
+        Notice::Response(rep) => {
+            let conn = Conn { retry_count: 0, terms: mirrored(rep.terms, room::REP) };
+            (Code::RDMA_CM_EVENT_CONNECT_RESPONSE, 0, Body::Conn(conn))
+        }
+        Notice::Established => (Code::RDMA_CM_EVENT_ESTABLISHED, 0, conn(Vec::new())),
+        Notice::Rejected(rej) => {
+            (Code::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(rej.private, room::REJ)))
+        }
+        // As iWARP reports what is no reason of InfiniBand's.
+        Notice::OtherUser if entry.is_datagram() => {
+            (Code::RDMA_CM_EVENT_UNREACHABLE, -libc::EPERM, Body::Datagram(datagram(Vec::new())))
+        }
+        Notice::OtherUser => (Code::RDMA_CM_EVENT_REJECTED, -libc::EPERM, conn(padded(Vec::new(), room::REJ))),
+        Notice::Unreachable(status) => (Code::RDMA_CM_EVENT_UNREACHABLE, status, Body::None),
+        Notice::NoDatagram(status, private) => {
+            (Code::RDMA_CM_EVENT_UNREACHABLE, status.into(), Body::Datagram(datagram(private)))
+        }
+        Notice::Disconnected(status) => (Code::RDMA_CM_EVENT_DISCONNECTED, status, conn(Vec::new())),
+        Notice::TimewaitExit => (Code::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, conn(Vec::new())),
+        Notice::Datagram(SidrRep { qp_num, qkey, private, .. }) => match path::address_vector(entry) {
+            Ok(ah_attr) => {
+                let datagram = Datagram { ah_attr, qp_num, qkey, ..datagram(private) };
+                (Code::RDMA_CM_EVENT_ESTABLISHED, 0, Body::Datagram(datagram))
+            }
+            Err(errno) => (Code::RDMA_CM_EVENT_UNREACHABLE, -errno.0, Body::None),
+        },
+    };
+    Pending { target: Arc::clone(&entry.target), code, status, new: None, body }
+}
+
+/// The event of a group that was joined.
+pub(super) fn joined(entry: &Entry, membership: &Arc<Membership>) -> Result<Pending, Errno> {
+    let ah_attr = path::group_vector(entry, ibv_gid { raw: membership.mgid })?;
+    let datagram = Datagram { ah_attr, qp_num: MULTICAST_QPN, qkey: RDMA_UDP_QKEY, private: Vec::new() };
+    Ok(Pending {
+        target: Arc::clone(&entry.target),
+        code: Code::RDMA_CM_EVENT_MULTICAST_JOIN,
+        status: 0,
+        new: None,
+        body: Body::Multicast(Arc::clone(membership), Box::new(datagram)),
+    })
+}

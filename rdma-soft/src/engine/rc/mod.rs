@@ -1,0 +1,198 @@
+//! The reliable connection: a requester, a responder, and the operations that need no link.
+
+mod direct;
+mod requester;
+mod responder;
+
+use super::Outbound;
+use super::directory::Card;
+use super::frame::Frame;
+use super::memory::Source;
+use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
+use super::peers::Work;
+use super::qp::Qp;
+use super::tables::Tables;
+use super::types::{Errno, Host, LinkId, QpState, QpStatus, SendData, SendRequest, Transmit};
+
+use requester::Requester;
+use responder::Responder;
+
+pub(super) use responder::dropped;
+
+/// The state of a reliable connection beyond its queues.
+#[derive(Debug)]
+pub(super) struct Rc {
+    req: Requester,
+    resp: Responder,
+}
+
+impl Rc {
+    pub(super) fn new(incarnation: u8) -> Self {
+        Self { req: Requester::new(incarnation), resp: Responder::default() }
+    }
+
+    /// Tells this life of the queue pair from earlier ones, in answers.
+    pub(super) const fn incarnation(&self) -> u8 {
+        self.req.incarnation
+    }
+
+    pub(super) const fn status(&self, qp: &Qp) -> QpStatus {
+        QpStatus {
+            state: qp.state,
+            sq_draining: qp.is_draining(),
+            sq_psn: self.req.next_number,
+            rq_psn: self.resp.expected,
+        }
+    }
+
+    /// Enters a state, once its attributes are set.
+    pub(super) fn enter(&mut self, qp: &mut Qp, state: QpState, tables: &mut Tables) {
+        match state {
+            QpState::Reset => self.reset(qp, tables),
+            QpState::Err => self.fail(qp, tables),
+            QpState::Rtr => {
+                qp.state = state;
+                self.resp.begin(qp.attr.rq_psn, qp.attr.max_dest_rd_atomic);
+                tables.peers.want(qp.peer());
+            }
+            QpState::Rts => {
+                let first = qp.state == QpState::Rtr;
+                qp.state = state;
+                if first {
+                    self.req.begin(&qp.attr);
+                }
+                self.schedule(qp, tables);
+            }
+            QpState::Sqd => qp.begin_draining(self.req.has_begun(qp), tables),
+            QpState::Init | QpState::Sqe => qp.state = state,
+        }
+    }
+
+    /// Shows requesters that reach us by themselves what they may do.
+    pub(super) fn publish(qp: &Qp, tables: &mut Tables) {
+        // With `max_dest_rd_atomic` 0, direct reads and atomics are refused too.
+        let barred = if qp.attr.max_dest_rd_atomic == 0 { REMOTE_READ | REMOTE_ATOMIC } else { 0 };
+        let is_reached = qp.hears() && qp.attr.dest_host == Host::LOCAL;
+        let card = is_reached.then(|| Card::new(qp.attr.dest_qpn, qp.pd, qp.attr.access & !barred));
+        tables.directory.set_card(qp.id.0, card);
+    }
+
+    pub(super) fn reset(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        self.resp.abandon(qp, tables);
+        qp.reset(tables);
+        self.req = Requester::new(self.req.incarnation.wrapping_add(1));
+        self.resp.recycle();
+    }
+
+    /// To ERR without a failed request: the requester's peer is told what was done.
+    pub(super) fn fail(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        self.resp.abandon(qp, tables);
+        qp.fail(None, tables);
+    }
+
+    #[inline(always)]
+    pub(super) fn post(
+        &mut self,
+        qp: &mut Qp,
+        request: &SendRequest,
+        data: SendData<'_>,
+        tables: &mut Tables,
+    ) -> Result<(), Errno> {
+        if let Some(total) = Requester::execute_directly(qp, request, data, tables) {
+            qp.complete_unqueued(request, total, tables);
+        } else if qp.post_send(request, data, tables)? {
+            self.req.transmit_directly(qp, tables);
+            self.schedule(qp, tables);
+        }
+        Ok(())
+    }
+
+    /// Puts requests into their link's list, if there is something to send and nothing to wait for.
+    #[inline]
+    pub(super) fn schedule(&mut self, qp: &Qp, tables: &mut Tables) {
+        if self.req.listed || !self.req.may_transmit(qp) {
+            return;
+        }
+        match tables.peers.link_of(qp.peer()) {
+            Some(link) => self.req.listed = tables.peers.push_work(link, Work::Requests(qp.id.0)),
+            None => tables.peers.want(qp.peer()),
+        }
+    }
+
+    /// Sends requests; whether the list must be gone through again is in the result.
+    pub(super) fn transmit(
+        &mut self,
+        qp: &mut Qp,
+        tables: &mut Tables,
+        out: &mut dyn Outbound,
+        budget: &mut usize,
+    ) -> Transmit {
+        let ended = self.req.transmit(qp, &mut self.resp, tables, out, budget);
+        self.req.listed = ended != Transmit::Idle;
+        ended
+    }
+
+    /// Sends answers.
+    pub(super) fn answer(
+        &mut self,
+        qp: &mut Qp,
+        tables: &mut Tables,
+        out: &mut dyn Outbound,
+        budget: &mut usize,
+    ) -> Transmit {
+        let ended = self.resp.transmit(qp, tables, out, budget);
+        self.resp.listed = ended != Transmit::Idle;
+        ended
+    }
+
+    /// A frame has come in from the process that `link` leads to; `is_peer`: over the link on which requests go there.
+    pub(super) fn handle_frame(
+        &mut self,
+        qp: &mut Qp,
+        link: LinkId,
+        is_peer: bool,
+        frame: &Frame,
+        payload: Source<'_>,
+        tables: &mut Tables,
+    ) {
+        let answers = is_peer && frame.from == qp.attr.dest_qpn;
+        if frame.kind.is_request() {
+            if let Some(ack) = frame.carried_ack().filter(|_| answers) {
+                self.handle_answer(qp, &ack, Source::EMPTY, tables);
+            }
+            self.resp.handle_request(qp, link, frame, payload, tables);
+        } else if answers {
+            self.handle_answer(qp, frame, payload, tables);
+        }
+    }
+
+    fn handle_answer(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
+        self.req.handle_answer(qp, frame, payload, tables);
+        self.schedule(qp, tables);
+    }
+
+    pub(super) fn handle_timer(&mut self, qp: &mut Qp, generation: u32, tables: &mut Tables) {
+        self.req.handle_timer(qp, generation, tables);
+        self.schedule(qp, tables);
+    }
+
+    /// The peer cannot be reached, at least for now.
+    pub(super) fn handle_unreachable(&mut self, qp: &Qp, tables: &mut Tables) {
+        if self.req.may_transmit(qp) {
+            self.req.wait_for_hearing(qp, tables);
+        }
+    }
+
+    /// A link is gone; `is_last`: no other one leads to the peer, who is dead.
+    pub(super) fn handle_link_down(&mut self, qp: &mut Qp, link: LinkId, is_last: bool, tables: &mut Tables) {
+        self.resp.handle_link_down(link);
+        if is_last {
+            self.req.handle_peer_death(qp, tables);
+        }
+    }
+
+    /// Sends an acknowledgement that was put off, unless a request has carried it meanwhile.
+    pub(super) fn release_ack(&mut self, qp: &Qp, tables: &mut Tables) {
+        self.resp.release_ack(qp, tables);
+    }
+}

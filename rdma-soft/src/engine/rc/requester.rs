@@ -1,0 +1,557 @@
+//! The requester: sends requests in order, completes them in order, retries as told.
+//!
+//! A request that goes through a link gets a message number. Answers come in the order of the numbers, so `una` (the oldest
+//! number that is not answered) stands for all; an answer to a request answers all before it.
+//!
+//! When the responder was not ready (RNR) or deaf (`Dropped`: where a real device would say nothing), everything from `una`
+//! on is sent again, as another *attempt*, after the wait that the specification has for it.
+
+use rdma_sys::ibv_wc_status;
+
+use super::super::Outbound;
+use super::super::frame::{self, Frame, Kind, Refusal, after, distance, precedes};
+use super::super::limits::{COPY_BUDGET, MAX_MESSAGE, SHORTEST_LIMIT};
+use super::super::memory::{Gather, Source};
+use super::super::mr::LOCAL_WRITE;
+use super::super::qp::{Attributes, Qp};
+use super::super::queue::SendWqe;
+use super::super::tables::Tables;
+use super::super::timer::{Owner, ack_nanos, rnr_nanos};
+use super::super::types::{Op, QpState, SendData, SendFlags, SendRequest, Transmit};
+use super::direct::{self, Operation};
+use super::responder::Responder;
+
+/// The longest operation that is done while it is posted.
+#[allow(clippy::cast_possible_truncation, reason = "a megabyte")]
+const DIRECT_LIMIT: u32 = COPY_BUDGET as u32;
+
+/// Why nothing is sent for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    No,
+    /// The responder had no receive.
+    Rnr,
+    /// Nobody hears.
+    Silence,
+}
+
+/// The requester's state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Requester {
+    /// In the list of a link.
+    pub(super) listed: bool,
+    /// Tells this life of the queue pair from earlier ones, in answers.
+    pub(super) incarnation: u8,
+    attempt: u8,
+    /// The number of the next message.
+    pub(super) next_number: u32,
+    /// The oldest number that is not answered.
+    una: u32,
+    /// Bytes of the message at `sq.next` that are sent.
+    offset: u32,
+    /// Reads and atomics that wait for their data.
+    fetching: u8,
+    wait: Wait,
+    /// The timer that counts.
+    timer: u32,
+    retries: u8,
+    rnr_retries: u8,
+    /// The request at `sq.next` cannot be sent; it fails when all before it are complete.
+    stalled: Option<ibv_wc_status>,
+    /// The last message that changes memory by a key, unless it was answered.
+    last_change: Option<u32>,
+}
+
+impl Requester {
+    pub(super) const fn new(incarnation: u8) -> Self {
+        Self {
+            listed: false,
+            incarnation,
+            attempt: 0,
+            next_number: 0,
+            una: 0,
+            offset: 0,
+            fetching: 0,
+            wait: Wait::No,
+            timer: 0,
+            retries: 0,
+            rnr_retries: 0,
+            stalled: None,
+            last_change: None,
+        }
+    }
+
+    pub(super) const fn begin(&mut self, attr: &Attributes) {
+        self.next_number = attr.sq_psn;
+        self.una = attr.sq_psn;
+        self.refill(attr);
+    }
+
+    /// Gives back all retries: something was answered.
+    const fn refill(&mut self, attr: &Attributes) {
+        self.retries = attr.retry_cnt;
+        self.rnr_retries = attr.rnr_retry;
+    }
+
+    const fn epoch(&self) -> u16 {
+        (self.incarnation as u16) << 8 | self.attempt as u16
+    }
+
+    /// Whether a message with this number is under way, whole, or (`or_begun`) at least in part.
+    const fn is_open(&self, number: u32, or_begun: bool) -> bool {
+        let begun = or_begun && self.offset > 0;
+        distance(self.una, number) < distance(self.una, self.next_number) + begun as u32
+    }
+
+    /// Whether an operation that needs no link may be done now: a write may overtake what is under way unless that changes memory,
+    /// and a read or an atomic starts only when nothing is under way.
+    pub(super) fn may_overtake(&self, op: Op, qp: &Qp) -> bool {
+        match op {
+            Op::Send => false,
+            Op::Write => self.offset == 0 && self.last_change.is_none_or(|number| precedes(number, self.una)),
+            _ => self.offset == 0 && self.una == self.next_number && qp.sq.head == qp.sq.next,
+        }
+    }
+
+    /// Whether the request at `sq.next` may be sent.
+    #[inline]
+    pub(super) const fn may_transmit(&self, qp: &Qp) -> bool {
+        qp.may_start() && matches!(self.wait, Wait::No) && self.stalled.is_none()
+    }
+
+    /// Whether a part of the request at `sq.next` was sent or done.
+    pub(super) fn has_begun(&self, qp: &Qp) -> bool {
+        self.offset > 0 || (qp.sq.next < qp.sq.tail && qp.sq.at(qp.sq.next).progress > 0)
+    }
+
+    /// Sends requests until there are no more, the link is full, or the budget is spent.
+    pub(super) fn transmit(
+        &mut self,
+        qp: &mut Qp,
+        resp: &mut Responder,
+        tables: &mut Tables,
+        out: &mut dyn Outbound,
+        budget: &mut usize,
+    ) -> Transmit {
+        while self.may_transmit(qp) {
+            if self.offset == 0 {
+                match self.begin_request(qp, tables, budget) {
+                    Begin::Go => {}
+                    Begin::Hold => return Transmit::Idle,
+                    Begin::Skip => continue,
+                    Begin::More => return Transmit::More,
+                }
+            }
+            if *budget == 0 {
+                return Transmit::More;
+            }
+            match self.push_segment(qp, resp, tables, out, budget) {
+                Ok(true) => {}
+                Ok(false) => return Transmit::Blocked,
+                Err(status) => {
+                    self.stall(qp, status, tables);
+                    return Transmit::Idle;
+                }
+            }
+        }
+        Transmit::Idle
+    }
+
+    fn begin_request(&mut self, qp: &mut Qp, tables: &mut Tables, budget: &mut usize) -> Begin {
+        let position = qp.sq.next;
+        let wqe = qp.sq.at(position);
+        if wqe.done {
+            // Done without the link before an attempt was repeated.
+            return self.skip(qp, tables);
+        }
+        let op = wqe.request.op;
+        if wqe.has(SendFlags::FENCE) && self.fetching > 0 {
+            return Begin::Hold;
+        }
+        if let Some(status) = local_error(qp, wqe, position, tables) {
+            self.stall(qp, status, tables);
+            return Begin::Hold;
+        }
+        if op.fetches() && self.fetching >= qp.attr.max_rd_atomic {
+            return Begin::Hold;
+        }
+        if wqe.total == 0 || wqe.written || !self.may_overtake(op, qp) {
+            return Begin::Go;
+        }
+        self.begin_directly(qp, tables, budget)
+    }
+
+    /// Does the request at `sq.next` without the link, or a part of it, if that is possible.
+    fn begin_directly(&mut self, qp: &mut Qp, tables: &mut Tables, budget: &mut usize) -> Begin {
+        let position = qp.sq.next;
+        let wqe = qp.sq.at(position);
+        let inline;
+        let (data, limit) = if wqe.inline {
+            inline = [qp.sq.inline(position)];
+            (SendData::Inline(&inline), wqe.total)
+        } else {
+            (SendData::List(qp.sq.list(position)), clamp(*budget).max(64))
+        };
+        let len = (wqe.total - wqe.progress).min(limit);
+        let operation = Operation { request: &wqe.request, data, total: wqe.total, at: wqe.progress, len };
+        if *budget == 0 {
+            return Begin::More;
+        }
+        if direct::execute(qp, operation, tables).is_none() {
+            qp.sq.at_mut(position).progress = 0;
+            return Begin::Go;
+        }
+        *budget = budget.saturating_sub(len.max(64) as usize);
+        let wqe = qp.sq.at_mut(position);
+        wqe.progress += len;
+        if wqe.progress < wqe.total {
+            return Begin::More;
+        }
+        if wqe.has(SendFlags::IMM) {
+            wqe.written = true;
+            return Begin::Go;
+        }
+        wqe.done = true;
+        self.skip(qp, tables)
+    }
+
+    /// The request at `sq.next` needs no link.
+    fn skip(&mut self, qp: &mut Qp, tables: &mut Tables) -> Begin {
+        qp.sq.next += 1;
+        self.complete(qp, tables);
+        Begin::Skip
+    }
+
+    /// Does at once a request that is about to be posted, if nothing is ahead of it and the target is within reach; then it
+    /// needs no place in the queue. Returns its length.
+    #[inline(always)]
+    pub(super) fn execute_directly(
+        qp: &Qp,
+        request: &SendRequest,
+        data: SendData<'_>,
+        tables: &mut Tables,
+    ) -> Option<u32> {
+        let op = request.op;
+        let is_one_sided = op != Op::Send && !request.flags.contains(SendFlags::IMM);
+        if !is_one_sided || qp.state != QpState::Rts || !qp.sq.is_empty() {
+            return None;
+        }
+        let total = qp.sq.admit(op, data).ok().filter(|total| (1..=DIRECT_LIMIT).contains(total))?;
+        if op.fetches() {
+            let SendData::List(list) = data else { return None };
+            let fits = qp.attr.max_rd_atomic > 0 && (op == Op::Read || total == 8);
+            if !fits || !tables.mrs.check(qp.pd, list, LOCAL_WRITE) {
+                return None;
+            }
+        }
+        direct::execute(qp, Operation { request, data, total, at: 0, len: total }, tables)?;
+        Some(total)
+    }
+
+    /// Does at once what was just posted, if everything before it is sent and the target is within reach.
+    pub(super) fn transmit_directly(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        if self.listed || qp.sq.next + 1 != qp.sq.tail || self.offset != 0 || !self.may_transmit(qp) {
+            return;
+        }
+        let wqe = qp.sq.at(qp.sq.next);
+        if wqe.request.op != Op::Send && !wqe.has(SendFlags::IMM) {
+            let mut budget = COPY_BUDGET;
+            // What is left is found where the queue pair is scheduled.
+            let _begin: Begin = self.begin_request(qp, tables, &mut budget);
+        }
+    }
+
+    /// The request at `sq.next` fails, once all before it are complete.
+    fn stall(&mut self, qp: &mut Qp, status: ibv_wc_status, tables: &mut Tables) {
+        self.stalled = Some(status);
+        self.complete(qp, tables);
+    }
+
+    /// Sends the next piece of the request at `sq.next`: whether there was room.
+    fn push_segment(
+        &mut self,
+        qp: &mut Qp,
+        resp: &mut Responder,
+        tables: &Tables,
+        out: &mut dyn Outbound,
+        budget: &mut usize,
+    ) -> Result<bool, ibv_wc_status> {
+        let position = qp.sq.next;
+        let wqe = qp.sq.at(position);
+        let request = &wqe.request;
+        let mut frame = Frame::new(kind_of(wqe), qp.attr.dest_qpn, qp.qpn, self.next_number, self.epoch());
+        (frame.addr, frame.key, frame.total) = (request.remote_addr, request.rkey, wqe.total);
+        let carries = !request.op.fetches() && !wqe.written;
+        let len = if carries { (wqe.total - self.offset).min(clamp(out.max_payload())) } else { 0 };
+        match request.op {
+            Op::CompareSwap => (frame.a, frame.b) = (request.compare_add, request.swap),
+            Op::FetchAdd => frame.a = request.compare_add,
+            Op::Read => {}
+            Op::Send | Op::Write => frame.set_offset(self.offset, request.imm),
+        }
+        frame.flags = frame::request_flags(request.flags);
+        let carried = if frame.can_carry() { resp.ack_to_carry(tables.peers.link_of(qp.peer())) } else { None };
+        if let Some((number, epoch)) = carried {
+            frame.carry_ack(number, epoch);
+        }
+        let header = frame.encode();
+        let pushed = if len == 0 {
+            Some(out.try_push(&header, &Gather::EMPTY))
+        } else if wqe.inline {
+            let part = qp.sq.inline(position).part(self.offset as usize, len as usize);
+            part.map(|part| out.try_push(&header, &Gather::one(&part)))
+        } else {
+            let push = |gather: &Gather<'_>| out.try_push(&header, gather);
+            tables.mrs.gather(qp.pd, qp.sq.list(position), self.offset, len as usize, push)
+        };
+        if !pushed.ok_or(ibv_wc_status::IBV_WC_LOC_PROT_ERR)? {
+            return Ok(false);
+        }
+        if carried.is_some() {
+            resp.ack_sent();
+        }
+        *budget = budget.saturating_sub(len.max(64) as usize);
+        self.offset += len;
+        if !carries || self.offset == wqe.total {
+            self.sent(qp);
+        }
+        Ok(true)
+    }
+
+    /// The request at `sq.next` was sent whole.
+    fn sent(&mut self, qp: &mut Qp) {
+        let number = self.next_number;
+        let wqe = qp.sq.at_mut(qp.sq.next);
+        wqe.number = number;
+        if wqe.request.op.fetches() {
+            self.fetching += 1;
+        }
+        if wqe.request.op.changes_memory() {
+            self.last_change = Some(number);
+        }
+        self.next_number = after(number);
+        self.offset = 0;
+        qp.sq.next += 1;
+    }
+
+    /// Completes what can be, in order.
+    fn complete(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        while qp.sq.head < qp.sq.next {
+            let wqe = qp.sq.at(qp.sq.head);
+            if !wqe.done {
+                if !precedes(wqe.number, self.una) {
+                    break;
+                }
+                if wqe.request.op.fetches() {
+                    // A later request was answered and this one was not.
+                    return qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
+                }
+            }
+            qp.complete_send(tables);
+        }
+        match self.stalled {
+            Some(status) if qp.sq.head == qp.sq.next => qp.fail(Some(status), tables),
+            _ => qp.report_drained(tables),
+        }
+    }
+
+    /// An answer has come in on the right link from the right queue pair.
+    pub(super) fn handle_answer(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
+        if !matches!(qp.state, QpState::Rts | QpState::Sqd) || frame.epoch >> 8 != u16::from(self.incarnation) {
+            return;
+        }
+        let of_this_attempt = frame.epoch == self.epoch();
+        match frame.kind {
+            Kind::Ack if self.is_open(frame.number, false) => self.acknowledge(qp, after(frame.number), tables),
+            Kind::Nak if self.is_open(frame.number, true) => self.handle_nak(qp, frame, tables),
+            Kind::RnrNak if of_this_attempt && self.is_open(frame.number, true) => self.handle_rnr(qp, frame, tables),
+            Kind::Dropped if of_this_attempt && self.is_open(frame.number, true) => self.wait_for_hearing(qp, tables),
+            Kind::ReadData | Kind::AtomicData if self.is_open(frame.number, false) => {
+                self.handle_data(qp, frame, payload, tables);
+            }
+            _ => {}
+        }
+    }
+
+    /// Everything before `una` is answered.
+    fn acknowledge(&mut self, qp: &mut Qp, una: u32, tables: &mut Tables) {
+        if una != self.una {
+            self.una = una;
+            self.refill(&qp.attr);
+            self.complete(qp, tables);
+        }
+    }
+
+    /// Completes everything before message `number`; false if that was not possible, and the queue pair is in ERR.
+    #[must_use]
+    fn acknowledge_before(&mut self, qp: &mut Qp, number: u32, tables: &mut Tables) -> bool {
+        self.acknowledge(qp, number, tables);
+        if qp.state == QpState::Err {
+            return false;
+        }
+        let wqe = qp.sq.at(qp.sq.head);
+        let is_it = if qp.sq.head == qp.sq.next { self.offset > 0 } else { wqe.number == number && !wqe.done };
+        if !is_it {
+            qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
+        }
+        is_it
+    }
+
+    fn handle_nak(&mut self, qp: &mut Qp, frame: &Frame, tables: &mut Tables) {
+        let status = match Refusal::from_bits(frame.code) {
+            Some(Refusal::InvalidRequest) => ibv_wc_status::IBV_WC_REM_INV_REQ_ERR,
+            Some(Refusal::Access) => ibv_wc_status::IBV_WC_REM_ACCESS_ERR,
+            Some(Refusal::Operation) => ibv_wc_status::IBV_WC_REM_OP_ERR,
+            None => ibv_wc_status::IBV_WC_BAD_RESP_ERR,
+        };
+        if self.acknowledge_before(qp, frame.number, tables) {
+            qp.fail(Some(status), tables);
+        }
+    }
+
+    fn handle_rnr(&mut self, qp: &mut Qp, frame: &Frame, tables: &mut Tables) {
+        if !self.acknowledge_before(qp, frame.number, tables) {
+            return;
+        }
+        if qp.attr.rnr_retry != 7 {
+            if self.rnr_retries == 0 {
+                return qp.fail(Some(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR), tables);
+            }
+            self.rnr_retries -= 1;
+        }
+        self.start_waiting(qp, Wait::Rnr, rnr_nanos(frame.code), tables);
+    }
+
+    /// A request was dropped, or there is nobody to send it to.
+    pub(super) fn wait_for_hearing(&mut self, qp: &Qp, tables: &mut Tables) {
+        if self.wait == Wait::No {
+            self.start_waiting(qp, Wait::Silence, ack_nanos(qp.attr.timeout), tables);
+        }
+    }
+
+    fn start_waiting(&mut self, qp: &Qp, wait: Wait, nanos: u64, tables: &mut Tables) {
+        self.wait = wait;
+        self.timer = self.timer.wrapping_add(1);
+        tables.timers.start(Owner::Qp(qp.id), self.timer, nanos);
+    }
+
+    /// The wait is over.
+    pub(super) fn handle_timer(&mut self, qp: &mut Qp, generation: u32, tables: &mut Tables) {
+        if generation != self.timer || qp.state == QpState::Err {
+            return;
+        }
+        match core::mem::replace(&mut self.wait, Wait::No) {
+            Wait::No => return,
+            Wait::Rnr => {}
+            Wait::Silence if self.retries == 0 => {
+                return qp.fail(Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
+            }
+            Wait::Silence => self.retries -= 1,
+        }
+        self.go_back(qp);
+    }
+
+    /// Everything from `una` on is to be sent again.
+    fn go_back(&mut self, qp: &mut Qp) {
+        let mut first = None;
+        for position in qp.sq.head..(qp.sq.next + 1).min(qp.sq.tail) {
+            let wqe = qp.sq.at_mut(position);
+            if !wqe.done {
+                wqe.progress = 0;
+                first.get_or_insert(position);
+            }
+        }
+        qp.sq.next = first.unwrap_or(qp.sq.next);
+        self.next_number = self.una;
+        self.offset = 0;
+        self.fetching = 0;
+        self.stalled = None;
+        self.last_change = None;
+        self.attempt = self.attempt.wrapping_add(1);
+    }
+
+    /// A piece of a read, or an atomic's result.
+    fn handle_data(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
+        if !self.acknowledge_before(qp, frame.number, tables) {
+            return;
+        }
+        let position = qp.sq.head;
+        let wqe = *qp.sq.at(position);
+        let result = frame.addr.to_ne_bytes();
+        let (is_expected, payload) = match frame.kind {
+            Kind::AtomicData => (wqe.request.op.is_atomic(), Source::of(&result)),
+            _ => {
+                let fits = frame.offset() == wqe.progress && frame.total == wqe.total;
+                (wqe.request.op == Op::Read && fits, payload)
+            }
+        };
+        if !is_expected {
+            return qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
+        }
+        if !tables.mrs.scatter(qp.pd, qp.sq.list(position), wqe.progress, payload) {
+            return qp.fail(Some(ibv_wc_status::IBV_WC_LOC_PROT_ERR), tables);
+        }
+        let progress = wqe.progress + clamp(payload.len());
+        let wqe = qp.sq.at_mut(position);
+        wqe.progress = progress;
+        if progress == wqe.total {
+            wqe.done = true;
+            self.fetching = self.fetching.saturating_sub(1);
+            self.acknowledge(qp, after(frame.number), tables);
+        }
+    }
+
+    /// The link to the peer is gone. What was posted fails at once: nobody who could answer is left.
+    pub(super) fn handle_peer_death(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        self.listed = false;
+        if matches!(qp.state, QpState::Rts | QpState::Sqd) && !qp.sq.is_empty() {
+            qp.fail(Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
+        }
+    }
+}
+
+/// How the request at `sq.next` may begin.
+enum Begin {
+    /// Send it.
+    Go,
+    /// Not now.
+    Hold,
+    /// It was done without the link.
+    Skip,
+    /// It is being done without the link.
+    More,
+}
+
+/// The error of a request by itself.
+#[inline]
+fn local_error(qp: &Qp, wqe: &SendWqe, position: u64, tables: &Tables) -> Option<ibv_wc_status> {
+    let op = wqe.request.op;
+    if wqe.total > MAX_MESSAGE || (op.is_atomic() && wqe.total != 8) {
+        return Some(ibv_wc_status::IBV_WC_LOC_LEN_ERR);
+    }
+    if op.fetches() && qp.attr.max_rd_atomic == 0 {
+        return Some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
+    }
+    // A short message is gathered whole, which checks its keys.
+    if wqe.inline || (wqe.total <= SHORTEST_LIMIT && !op.fetches()) {
+        return None;
+    }
+    let rights = if op.fetches() { LOCAL_WRITE } else { 0 };
+    let is_ours = tables.mrs.check(qp.pd, qp.sq.list(position), rights);
+    (!is_ours).then_some(ibv_wc_status::IBV_WC_LOC_PROT_ERR)
+}
+
+fn kind_of(wqe: &SendWqe) -> Kind {
+    match wqe.request.op {
+        _ if wqe.written => Kind::WriteDone,
+        Op::Send => Kind::Send,
+        Op::Write => Kind::Write,
+        Op::Read => Kind::Read,
+        Op::CompareSwap => Kind::CompareSwap,
+        Op::FetchAdd => Kind::FetchAdd,
+    }
+}
+
+fn clamp(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,454 @@
+//! The responder: executes requests in order, and owes answers in order.
+//!
+//! Answers are kept, not frames: reads and atomics in a ring of `max_dest_rd_atomic`, then at most one acknowledgement or
+//! refusal, which speaks for all messages before it. So a peer that does not make room for answers costs no memory.
+
+use std::collections::VecDeque;
+
+use rdma_sys::{ibv_event_type, ibv_wc_opcode, ibv_wc_status};
+
+use super::super::Outbound;
+use super::super::cq::set_imm;
+use super::super::frame::{self, Frame, Kind, Refusal, after, before};
+use super::super::limits::MAX_RD_ATOMIC;
+use super::super::memory::{Atomic, Gather, Source};
+use super::super::mr::{REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
+use super::super::peers::Work;
+use super::super::qp::Qp;
+use super::super::tables::Tables;
+use super::super::types::{LinkId, QpState, Transmit};
+
+/// A message of which not everything has come.
+#[derive(Clone, Copy, Debug)]
+struct Inbound {
+    kind: Kind,
+    total: u32,
+    offset: u32,
+}
+
+/// An answer with data.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Read { number: u32, epoch: u16, key: u32, addr: u64, total: u32, sent: u32 },
+    Atomic { number: u32, epoch: u16, result: u64 },
+}
+
+impl Answer {
+    const fn to(&self) -> (u32, u16) {
+        match *self {
+            Self::Read { number, epoch, .. } | Self::Atomic { number, epoch, .. } => (number, epoch),
+        }
+    }
+}
+
+/// The responder's state.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    /// In the list of a link.
+    pub(super) listed: bool,
+    /// The number of the next message.
+    pub(super) expected: u32,
+    inbound: Option<Inbound>,
+    /// Requests of this attempt were refused or dropped: what follows of it is ignored.
+    deaf_to: Option<u16>,
+    /// Of the last request that was accepted.
+    epoch: u16,
+    link: Option<LinkId>,
+    answers: VecDeque<Answer>,
+    max_answers: usize,
+    ack_due: bool,
+    refusal: Option<Frame>,
+    established: bool,
+    /// In the list of those whose acknowledgements are put off.
+    deferred: bool,
+}
+
+/// What became of a request.
+enum Outcome {
+    /// Executed as far as it has come.
+    Done,
+    /// No receive was there.
+    NotReady,
+    /// Refused; the queue pair goes to ERR.
+    Refused(Refusal, Option<ibv_event_type>),
+}
+
+const ACCESS: Outcome = Outcome::Refused(Refusal::Access, Some(ibv_event_type::IBV_EVENT_QP_ACCESS_ERR));
+const INVALID: Outcome = Outcome::Refused(Refusal::InvalidRequest, Some(ibv_event_type::IBV_EVENT_QP_REQ_ERR));
+
+impl Responder {
+    pub(super) fn begin(&mut self, expected: u32, max_dest_rd_atomic: u8) {
+        self.expected = expected;
+        self.max_answers = usize::from(max_dest_rd_atomic.min(MAX_RD_ATOMIC));
+        self.answers.reserve_exact(self.max_answers);
+    }
+
+    /// As new, with the memory that it has.
+    pub(super) fn recycle(&mut self) {
+        let mut answers = core::mem::take(&mut self.answers);
+        answers.clear();
+        *self = Self { answers, deferred: self.deferred, ..Self::default() };
+    }
+
+    /// The number and epoch that a request may acknowledge, if it goes where requests come from.
+    pub(super) fn ack_to_carry(&self, link: Option<LinkId>) -> Option<(u32, u16)> {
+        (self.ack_due && self.link == link && self.answers.is_empty() && self.refusal.is_none())
+            .then(|| (before(self.expected), self.epoch))
+    }
+
+    /// A request has carried the acknowledgement.
+    pub(super) const fn ack_sent(&mut self) {
+        self.ack_due = false;
+    }
+
+    fn schedule(&mut self, qp: &Qp, link: LinkId, tables: &mut Tables) {
+        if !self.listed {
+            self.listed = tables.peers.push_work(link, Work::Answers(qp.id.0));
+        }
+    }
+
+    /// A request has come in on a link that its sender's process is behind.
+    pub(super) fn handle_request(
+        &mut self,
+        qp: &mut Qp,
+        link: LinkId,
+        frame: &Frame,
+        payload: Source<'_>,
+        tables: &mut Tables,
+    ) {
+        if frame.from != qp.attr.dest_qpn || matches!(qp.state, QpState::Reset | QpState::Init) {
+            // Not connected, or to another queue pair: nothing of ours changes.
+            tables.peers.push_control(link, &dropped(frame));
+            return;
+        }
+        if self.deaf_to == Some(frame.epoch) {
+            return;
+        }
+        if !qp.hears() || !self.is_next(frame) {
+            self.deaf_to = Some(frame.epoch);
+            self.inbound = None;
+            tables.peers.push_control(link, &dropped(frame));
+            return;
+        }
+        if self.link != Some(link) {
+            // Nobody is left to read the old link's answers.
+            tables.peers.forget_answers(qp.id.0);
+            self.listed = false;
+            self.answers.clear();
+            self.refusal = None;
+            self.link = Some(link);
+        }
+        self.epoch = frame.epoch;
+        self.deaf_to = None;
+        if qp.state == QpState::Rtr && !self.established {
+            self.established = true;
+            qp.event(tables, ibv_event_type::IBV_EVENT_COMM_EST);
+        }
+        match self.execute(qp, frame, payload, tables) {
+            Outcome::Done => return self.advance(qp, frame, payload.len(), link, tables),
+            Outcome::NotReady => self.refuse(Kind::RnrNak, qp.attr.min_rnr_timer, frame),
+            Outcome::Refused(refusal, event) => {
+                self.refuse(Kind::Nak, refusal as u8, frame);
+                if let Some(event) = event {
+                    qp.event(tables, event);
+                }
+                qp.fail(None, tables);
+            }
+        }
+        self.schedule(qp, link, tables);
+    }
+
+    /// Whether a request is the next piece of the message that is expected.
+    fn is_next(&self, frame: &Frame) -> bool {
+        if frame.number != self.expected {
+            return false;
+        }
+        match self.inbound {
+            Some(inbound) => (inbound.kind, inbound.total, inbound.offset) == (frame.kind, frame.total, frame.offset()),
+            None => !frame.kind.is_cut() || frame.offset() == 0,
+        }
+    }
+
+    fn refuse(&mut self, kind: Kind, code: u8, frame: &Frame) {
+        let mut refusal = Frame::new(kind, frame.from, frame.to, frame.number, frame.epoch);
+        refusal.code = code;
+        self.refusal = Some(refusal);
+        self.ack_due = false;
+        self.deaf_to = Some(frame.epoch);
+        self.inbound = None;
+    }
+
+    /// A piece was executed.
+    fn advance(&mut self, qp: &Qp, frame: &Frame, len: usize, link: LinkId, tables: &mut Tables) {
+        if frame.kind.is_cut() {
+            let end = frame.offset() as usize + len;
+            if end < frame.total as usize {
+                let offset = u32::try_from(end).unwrap_or(u32::MAX);
+                self.inbound = Some(Inbound { kind: frame.kind, total: frame.total, offset });
+                return;
+            }
+            self.inbound = None;
+        }
+        self.expected = after(self.expected);
+        // The data of a read or an atomic is its acknowledgement.
+        self.ack_due = matches!(frame.kind, Kind::Send | Kind::Write | Kind::WriteDone);
+        if !self.ack_due || !tables.defer_acks {
+            self.schedule(qp, link, tables);
+        } else if !self.deferred {
+            self.deferred = true;
+            tables.deferred.push(qp.id.0);
+        }
+    }
+
+    pub(super) fn release_ack(&mut self, qp: &Qp, tables: &mut Tables) {
+        self.deferred = false;
+        if let Some(link) = self.link.filter(|_| self.ack_due) {
+            self.schedule(qp, link, tables);
+        }
+    }
+
+    fn execute(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Outcome {
+        match frame.kind {
+            Kind::Send => execute_send(qp, frame, payload, tables),
+            Kind::Write | Kind::WriteDone => execute_write(qp, frame, payload, tables),
+            Kind::Read => self.execute_read(qp, frame, tables),
+            Kind::CompareSwap => {
+                self.execute_atomic(qp, frame, Atomic::CompareSwap { compare: frame.a, swap: frame.b }, tables)
+            }
+            Kind::FetchAdd => self.execute_atomic(qp, frame, Atomic::Add(frame.a), tables),
+            _ => INVALID,
+        }
+    }
+
+    fn execute_read(&mut self, qp: &Qp, frame: &Frame, tables: &Tables) -> Outcome {
+        if frame.total != 0 {
+            let total = frame.total as usize;
+            let allowed = qp.attr.access & REMOTE_READ != 0;
+            if !allowed || tables.mrs.source(frame.key, qp.pd, REMOTE_READ, frame.addr, total).is_none() {
+                return ACCESS;
+            }
+        }
+        if self.answers.len() >= self.max_answers {
+            return INVALID;
+        }
+        let (number, epoch, key, addr, total) = (frame.number, frame.epoch, frame.key, frame.addr, frame.total);
+        self.answers.push_back(Answer::Read { number, epoch, key, addr, total, sent: 0 });
+        Outcome::Done
+    }
+
+    fn execute_atomic(&mut self, qp: &Qp, frame: &Frame, change: Atomic, tables: &Tables) -> Outcome {
+        if frame.addr % 8 != 0 || self.answers.len() >= self.max_answers {
+            return INVALID;
+        }
+        if qp.attr.access & REMOTE_ATOMIC == 0 {
+            return ACCESS;
+        }
+        let Some(target) = tables.mrs.target(frame.key, qp.pd, REMOTE_ATOMIC, frame.addr, 8) else {
+            return ACCESS;
+        };
+        // Only a region whose address and iova differ in their last bits has no aligned word here.
+        let Some(result) = target.atomic(change) else { return INVALID };
+        self.answers.push_back(Answer::Atomic { number: frame.number, epoch: frame.epoch, result });
+        Outcome::Done
+    }
+
+    /// Sends the answers that are due.
+    pub(super) fn transmit(
+        &mut self,
+        qp: &mut Qp,
+        tables: &mut Tables,
+        out: &mut dyn Outbound,
+        budget: &mut usize,
+    ) -> Transmit {
+        while let Some(answer) = self.answers.front_mut() {
+            if *budget == 0 {
+                return Transmit::More;
+            }
+            match send_answer(answer, qp, tables, out, budget) {
+                Piece::Last => drop(self.answers.pop_front()),
+                Piece::Part => {}
+                Piece::NoRoom => return Transmit::Blocked,
+                Piece::NoMemory => self.refuse_read(qp, tables),
+            }
+        }
+        let owed = self.refusal.or_else(|| self.ack_due.then(|| self.ack(qp)));
+        if let Some(frame) = owed {
+            if !out.try_push(&frame.encode(), &Gather::EMPTY) {
+                return Transmit::Blocked;
+            }
+            if self.refusal.take().is_none() {
+                self.ack_due = false;
+            }
+        }
+        Transmit::Idle
+    }
+
+    fn ack(&self, qp: &Qp) -> Frame {
+        Frame::new(Kind::Ack, qp.attr.dest_qpn, qp.qpn, before(self.expected), self.epoch)
+    }
+
+    /// The region of the oldest answer is gone, or its rights are.
+    fn refuse_read(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        let Some((number, epoch)) = self.answers.front().map(Answer::to) else { return };
+        self.answers.clear();
+        let mut refusal = Frame::new(Kind::Nak, qp.attr.dest_qpn, qp.qpn, number, epoch);
+        refusal.code = Refusal::Access as u8;
+        self.refusal = Some(refusal);
+        self.ack_due = false;
+        self.deaf_to = Some(epoch);
+        qp.event(tables, ibv_event_type::IBV_EVENT_QP_ACCESS_ERR);
+        qp.fail(None, tables);
+    }
+
+    /// The queue pair stops answering. The peer hears at once what it would otherwise find out by waiting: what was done, and
+    /// that the rest was not heard.
+    pub(super) fn abandon(&mut self, qp: &Qp, tables: &mut Tables) {
+        let Some(link) = self.link else { return };
+        let frame = |kind, (number, epoch)| Frame::new(kind, qp.attr.dest_qpn, qp.qpn, number, epoch);
+        let mut unheard = None;
+        if let Some((number, epoch)) = self.answers.front().map(Answer::to) {
+            tables.peers.push_control(link, &frame(Kind::Ack, (before(number), epoch)));
+            unheard = Some((number, epoch));
+        } else {
+            if self.ack_due {
+                tables.peers.push_control(link, &self.ack(qp));
+            }
+            if let Some(refusal) = self.refusal {
+                tables.peers.push_control(link, &refusal);
+            } else if self.inbound.is_some() {
+                unheard = Some((self.expected, self.epoch));
+            }
+        }
+        if let Some(message) = unheard {
+            tables.peers.push_control(link, &frame(Kind::Dropped, message));
+            self.deaf_to = Some(message.1);
+        }
+        self.owe_nothing();
+    }
+
+    /// The link that requests came in on is gone.
+    pub(super) fn handle_link_down(&mut self, link: LinkId) {
+        if self.link == Some(link) {
+            self.link = None;
+            self.listed = false;
+            self.deaf_to = None;
+            self.owe_nothing();
+        }
+    }
+
+    fn owe_nothing(&mut self) {
+        self.answers.clear();
+        self.ack_due = false;
+        self.refusal = None;
+        self.inbound = None;
+    }
+}
+
+fn execute_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Outcome {
+    let Some((wqe, list)) = qp.rq.front() else { return Outcome::NotReady };
+    if wqe.total < frame.total {
+        complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_LEN_ERR, tables);
+        return Outcome::Refused(Refusal::InvalidRequest, None);
+    }
+    if !tables.mrs.scatter(qp.pd, list, frame.offset(), payload) {
+        complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
+        return Outcome::Refused(Refusal::Operation, None);
+    }
+    if frame.offset() as usize + payload.len() == frame.total as usize {
+        complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
+    }
+    Outcome::Done
+}
+
+fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Outcome {
+    let with_imm = frame.flags & frame::IMM != 0;
+    if with_imm && qp.rq.front().is_none() {
+        return Outcome::NotReady;
+    }
+    let mut is_last = true;
+    if frame.kind == Kind::Write && frame.total != 0 {
+        if qp.attr.access & REMOTE_WRITE == 0 {
+            return ACCESS;
+        }
+        // The whole range is checked with each piece: the region may go away between two.
+        let whole = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize);
+        let Some(target) = whole.and_then(|target| target.part(frame.offset() as usize, payload.len())) else {
+            return ACCESS;
+        };
+        target.write(payload);
+        is_last = frame.offset() as usize + payload.len() == frame.total as usize;
+    }
+    if with_imm && is_last {
+        complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
+    }
+    Outcome::Done
+}
+
+/// Completes the oldest receive.
+fn complete_receive(qp: &mut Qp, frame: &Frame, status: ibv_wc_status, tables: &mut Tables) {
+    let Some(wqe) = qp.rq.pop() else { return };
+    let solicited = frame.flags & frame::SOLICITED != 0;
+    let (qpn, src_qp) = (qp.qpn, qp.attr.dest_qpn);
+    tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {
+        wc.opcode = match frame.kind {
+            Kind::Send => ibv_wc_opcode::IBV_WC_RECV,
+            _ => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
+        };
+        (wc.wr_id, wc.status, wc.byte_len) = (wqe.wr_id, status, frame.total);
+        (wc.qp_num, wc.src_qp) = (qpn, src_qp);
+        if frame.flags & frame::IMM != 0 {
+            set_imm(wc, frame.imm());
+        }
+    });
+}
+
+/// What became of a piece of an answer.
+enum Piece {
+    /// Sent; the answer is complete.
+    Last,
+    /// Sent; more is left.
+    Part,
+    /// The link has no room.
+    NoRoom,
+    /// The memory may no longer be read.
+    NoMemory,
+}
+
+/// Sends the next piece of an answer.
+fn send_answer(answer: &mut Answer, qp: &Qp, tables: &Tables, out: &mut dyn Outbound, budget: &mut usize) -> Piece {
+    let frame = |kind, number, epoch| Frame::new(kind, qp.attr.dest_qpn, qp.qpn, number, epoch);
+    let (frame, payload, last) = match answer {
+        Answer::Atomic { number, epoch, result } => {
+            let mut frame = frame(Kind::AtomicData, *number, *epoch);
+            frame.addr = *result;
+            (frame, Source::EMPTY, true)
+        }
+        Answer::Read { number, epoch, key, addr, total, sent } => {
+            let mut frame = frame(Kind::ReadData, *number, *epoch);
+            frame.total = *total;
+            frame.set_offset(*sent, 0);
+            let len = ((*total - *sent) as usize).min(out.max_payload());
+            let payload = if *total == 0 {
+                Some(Source::EMPTY)
+            } else {
+                let whole = tables.mrs.source(*key, qp.pd, REMOTE_READ, *addr, *total as usize);
+                whole.and_then(|whole| whole.part(*sent as usize, len))
+            };
+            let Some(payload) = payload else { return Piece::NoMemory };
+            (frame, payload, *sent as usize + len == *total as usize)
+        }
+    };
+    if !out.try_push(&frame.encode(), &Gather::one(&payload)) {
+        return Piece::NoRoom;
+    }
+    *budget = budget.saturating_sub(payload.len().max(64));
+    if let Answer::Read { sent, .. } = answer {
+        *sent += u32::try_from(payload.len()).unwrap_or(0);
+    }
+    if last { Piece::Last } else { Piece::Part }
+}
+
+/// The answer to a request that was not heard.
+pub(in super::super) fn dropped(request: &Frame) -> Frame {
+    Frame::new(Kind::Dropped, request.from, request.to, request.number, request.epoch)
+}

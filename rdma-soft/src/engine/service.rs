@@ -1,0 +1,116 @@
+//! A queue pair: its common part, and its transport service.
+
+use super::Outbound;
+use super::peers::Work;
+use super::qp::Qp;
+use super::rc::Rc;
+use super::tables::Tables;
+use super::types::{Errno, LinkId, ModifyQp, QpId, QpInit, QpStatus, ServiceType, Transmit};
+use super::ud::Ud;
+
+/// The transport service of a queue pair, with its state.
+#[derive(Debug)]
+pub(super) enum Service {
+    /// Reliable connection.
+    Rc(Rc),
+    /// Unreliable datagrams.
+    Ud(Ud),
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    pub(super) qp: Qp,
+    pub(super) service: Service,
+}
+
+impl QueuePair {
+    pub(super) fn new(id: QpId, qpn: u32, init: &QpInit, incarnation: u8) -> Result<Self, Errno> {
+        let qp = Qp::new(id, qpn, init)?;
+        let service = match init.service {
+            ServiceType::Rc => Service::Rc(Rc::new(incarnation)),
+            ServiceType::Ud => Service::Ud(Ud::new(qp.sq.capacity(), incarnation)?),
+        };
+        Ok(Self { qp, service })
+    }
+
+    pub(super) const fn incarnation(&self) -> u8 {
+        match &self.service {
+            Service::Rc(rc) => rc.incarnation(),
+            Service::Ud(ud) => ud.incarnation(),
+        }
+    }
+
+    pub(super) const fn status(&self) -> QpStatus {
+        match &self.service {
+            Service::Rc(rc) => rc.status(&self.qp),
+            Service::Ud(ud) => ud.status(&self.qp),
+        }
+    }
+
+    pub(super) fn modify(&mut self, change: &ModifyQp, tables: &mut Tables) {
+        let qp = &mut self.qp;
+        qp.merge(change, tables);
+        let next = change.state.filter(|state| *state != qp.state);
+        match &mut self.service {
+            Service::Rc(rc) => {
+                if let Some(state) = next {
+                    rc.enter(qp, state, tables);
+                }
+                Rc::publish(qp, tables);
+            }
+            Service::Ud(ud) => {
+                if let Some(state) = next {
+                    ud.enter(qp, state, tables);
+                }
+            }
+        }
+    }
+
+    /// Back to the state of creation.
+    pub(super) fn reset(&mut self, tables: &mut Tables) {
+        match &mut self.service {
+            Service::Rc(rc) => rc.reset(&mut self.qp, tables),
+            Service::Ud(ud) => ud.reset(&mut self.qp, tables),
+        }
+    }
+
+    /// To ERR, on account of something that is no request's fault.
+    pub(super) fn fail(&mut self, tables: &mut Tables) {
+        match &mut self.service {
+            Service::Rc(rc) => rc.fail(&mut self.qp, tables),
+            Service::Ud(ud) => ud.fail(&mut self.qp, tables),
+        }
+    }
+
+    /// Sends over `link` what is in its list.
+    pub(super) fn transmit(
+        &mut self,
+        work: Work,
+        link: LinkId,
+        tables: &mut Tables,
+        out: &mut dyn Outbound,
+        budget: &mut usize,
+    ) -> Transmit {
+        match (&mut self.service, work) {
+            (Service::Rc(rc), Work::Answers(_)) => rc.answer(&mut self.qp, tables, out, budget),
+            (Service::Rc(rc), _) => rc.transmit(&mut self.qp, tables, out, budget),
+            (Service::Ud(ud), _) => ud.transmit(&mut self.qp, link, tables, out, budget),
+        }
+    }
+
+    pub(super) fn handle_timer(&mut self, generation: u32, tables: &mut Tables) {
+        match &mut self.service {
+            Service::Rc(rc) => rc.handle_timer(&mut self.qp, generation, tables),
+            Service::Ud(ud) => ud.handle_timer(generation, tables),
+        }
+    }
+
+    /// A link is gone; `is_last`: no other one leads to the process that the queue pair is connected to.
+    pub(super) fn handle_link_down(&mut self, link: LinkId, is_last: bool, tables: &mut Tables) {
+        match &mut self.service {
+            Service::Rc(rc) => rc.handle_link_down(&mut self.qp, link, is_last, tables),
+            Service::Ud(ud) => ud.handle_link_down(&mut self.qp, link, tables),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The state that the queue pairs of an engine share.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::cq::CqTable;
+use super::directory::Directory;
+use super::events::Events;
+use super::frame::{Frame, Kind};
+use super::groups::Groups;
+use super::limits::QPS_PER_SLOT;
+use super::mr::{MrTable, PdTable};
+use super::peers::{Peers, Reach};
+use super::timer::Timers;
+use super::types::{Errno, Grant, Host, LinkId, PeerId, Slot};
+
+/// Everything but the queue pairs.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) pds: PdTable,
+    pub(super) mrs: MrTable,
+    pub(super) cqs: CqTable,
+    pub(super) events: Events,
+    pub(super) peers: Peers,
+    pub(super) groups: Groups,
+    pub(super) timers: Timers,
+    pub(super) directory: Directory,
+    /// Our own, in the order in which the table of queue pairs has them.
+    pub(super) slots: Vec<Slot>,
+    /// Acknowledgements that become due are put off.
+    pub(super) defer_acks: bool,
+    /// The queue pairs whose acknowledgements were.
+    pub(super) deferred: Vec<u32>,
+    /// Regions that peers asked for.
+    pub(super) grants: VecDeque<Grant>,
+}
+
+/// Requests for regions that wait for the driver. A peer that asks for more than this at a time does not get them.
+const MAX_GRANTS: usize = 1 << 10;
+
+impl Tables {
+    /// A peer would like to map one of our regions.
+    pub(super) fn grant(&mut self, link: LinkId, key: u32) {
+        match self.mrs.grant(key, link) {
+            None => self.revoke(link, key),
+            Some((backing, len)) if self.grants.len() < MAX_GRANTS => {
+                // Only whole files are kept as backing.
+                self.grants.push_back(Grant { link, rkey: key, backing: Arc::clone(backing), offset: 0, len });
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Tells a peer that a region has ended.
+    fn revoke(&mut self, link: LinkId, key: u32) {
+        let mut frame = Frame::new(Kind::Revoked, 0, u32::from(self.slots[0].0) << 12, 0, 0);
+        frame.key = key;
+        self.peers.push_control(link, &frame);
+    }
+
+    /// Ends a registration. Peers that may have mapped the region are told.
+    pub(super) fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
+        let (pd, granted) = self.mrs.remove(lkey)?;
+        self.directory.withdraw_region(lkey);
+        self.pds.leave(pd);
+        granted.into_iter().for_each(|link| self.revoke(link, lkey));
+        Ok(())
+    }
+
+    /// How a datagram gets to a process.
+    pub(super) fn reach(&mut self, peer: PeerId, is_member: bool) -> Reach {
+        self.peers.reach(peer, is_member, &mut self.timers)
+    }
+
+    /// The index of a queue pair, if it is one of ours.
+    #[inline]
+    pub(super) fn own_index(&self, host: Host, qpn: u32) -> Option<u32> {
+        let slot = Slot::of_qpn(qpn);
+        let ordinal = self.slots.iter().position(|own| *own == slot).filter(|_| host == Host::LOCAL)?;
+        u32::try_from(ordinal).ok().map(|ordinal| ordinal * QPS_PER_SLOT + qpn % QPS_PER_SLOT)
+    }
+}

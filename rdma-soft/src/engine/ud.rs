@@ -1,0 +1,448 @@
+//! Unreliable datagrams: each is sent on its own, is not answered, and is complete for its sender when it is on its way or lost.
+//!
+//! Requests complete in their order, and are sent in it as far as links are there. A request whose process has no link yet is
+//! passed over until there is one, for [`Peers::PATIENCE`](super::peers) at most; those after it do not wait. The first request
+//! that goes over a link puts the queue pair into the link's list, and all that follow it to the same link go with it.
+//!
+//! A datagram is lost, and its sender's completion says success, where a network would lose it: nobody has the number, the
+//! process is dead or refuses us, its ring stays full, no receive is posted, the Q_Key is another. One whose link is full waits
+//! for [`PATIENCE`] at most, and those after it no longer do: so no peer can hold up a sender.
+
+use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+
+use super::Outbound;
+use super::cq::set_imm;
+use super::frame::{self, Frame, Kind, NUMBER_MASK, after};
+use super::grh::{GRH_LEN, Grh};
+use super::groups::Next;
+use super::limits::MTU;
+use super::memory::{Gather, Source};
+use super::peers::{Reach, Work};
+use super::qp::Qp;
+use super::queue::boxed;
+use super::tables::Tables;
+use super::timer::Owner;
+use super::types::{
+    Address, Errno, Host, LinkId, Lookup, MULTICAST_QPN, Op, Path, PeerId, QpState, QpStatus, SendData, SendFlags,
+    SendRequest, Transmit,
+};
+
+/// How long a datagram waits for room in a ring, in nanoseconds: many times what a process that runs needs to make some.
+const PATIENCE: u64 = 20_000_000;
+
+/// Where a request goes, and how far it has come. A request to a group goes to the members in the order of their slots, in rounds:
+/// a round passes over those that have no link yet, and the next one sends to those that have got one meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Delivery {
+    address: Address,
+    /// The first slot that may still have to get it in this round.
+    from: u16,
+    /// The round passed over a member.
+    incomplete: bool,
+    /// This round is for processes that were reached after the first of these counts, and up to the second.
+    since: u32,
+    until: u32,
+}
+
+impl Delivery {
+    const fn new(address: Address) -> Self {
+        Self { address, from: 0, incomplete: false, since: 0, until: 0 }
+    }
+}
+
+/// Nowhere.
+const NO_ADDRESS: Address =
+    Address { path: Path { host: Host::LOCAL, grh: Grh::NONE, group: None, sl: 0, slid: 0 }, qpn: 0, qkey: 0 };
+
+/// The state of a queue pair for datagrams beyond its queues.
+#[derive(Debug)]
+pub(super) struct Ud {
+    incarnation: u8,
+    next_psn: u32,
+    /// By the request's place in the ring.
+    deliveries: Box<[Delivery]>,
+    /// Requests before `sq.next` wait for a link.
+    waiting: bool,
+    /// The link in whose list the queue pair is.
+    listed: Option<LinkId>,
+    /// The link is full, and the timer counts.
+    blocked: bool,
+    timer: u32,
+}
+
+/// What is to be done with the request at `sq.next`.
+enum Step {
+    /// It goes to this process, over this link.
+    Send(LinkId, PeerId),
+    /// It waits for a link; those behind it do not.
+    Wait,
+    /// It waits until the members of its group are known, and so do those behind it, which may be for one of them.
+    Hold,
+    /// It was sent, or is lost.
+    Done,
+    /// It cannot be sent.
+    Wrong(ibv_wc_status),
+}
+
+impl Ud {
+    pub(super) fn new(places: usize, incarnation: u8) -> Result<Self, Errno> {
+        Ok(Self {
+            incarnation,
+            next_psn: 0,
+            deliveries: boxed(places, Delivery::new(NO_ADDRESS))?,
+            waiting: false,
+            listed: None,
+            blocked: false,
+            timer: 0,
+        })
+    }
+
+    pub(super) const fn incarnation(&self) -> u8 {
+        self.incarnation
+    }
+
+    pub(super) const fn status(&self, qp: &Qp) -> QpStatus {
+        QpStatus { state: qp.state, sq_draining: qp.is_draining(), sq_psn: self.next_psn, rq_psn: qp.attr.rq_psn }
+    }
+
+    /// Enters a state, once its attributes are set.
+    pub(super) fn enter(&mut self, qp: &mut Qp, state: QpState, tables: &mut Tables) {
+        match state {
+            QpState::Reset => self.reset(qp, tables),
+            QpState::Err => self.fail(qp, tables),
+            QpState::Sqd => qp.begin_draining(self.has_begun(qp), tables),
+            QpState::Rts => {
+                if qp.state == QpState::Rtr {
+                    self.next_psn = qp.attr.sq_psn;
+                }
+                qp.state = state;
+                self.schedule(qp, tables);
+            }
+            QpState::Init | QpState::Rtr | QpState::Sqe => qp.state = state,
+        }
+    }
+
+    /// Whether the request at `sq.next` was sent to a part of its group.
+    fn has_begun(&self, qp: &Qp) -> bool {
+        qp.sq.next < qp.sq.tail && self.deliveries[qp.sq.index(qp.sq.next)].from > 0
+    }
+
+    pub(super) fn reset(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        qp.reset(tables);
+        tables.groups.forget(qp.id.0);
+        self.incarnation = self.incarnation.wrapping_add(1);
+        (self.waiting, self.listed, self.blocked) = (false, None, false);
+    }
+
+    /// To ERR.
+    pub(super) fn fail(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        qp.fail(None, tables);
+        (self.waiting, self.blocked) = (false, false);
+    }
+
+    #[inline(never)]
+    pub(super) fn post(
+        &mut self,
+        qp: &mut Qp,
+        request: &SendRequest,
+        data: SendData<'_>,
+        address: &Address,
+        tables: &mut Tables,
+    ) -> Result<(), Errno> {
+        if request.op != Op::Send {
+            return Err(Errno::INVAL);
+        }
+        let index = qp.sq.index(qp.sq.tail);
+        if qp.post_send(request, data, tables)? {
+            self.deliveries[index] = Delivery::new(*address);
+            self.schedule(qp, tables);
+        }
+        Ok(())
+    }
+
+    /// Puts the queue pair into the list of the link that the next request goes over, after those that go over none.
+    pub(super) fn schedule(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        while self.listed.is_none() && qp.may_start() {
+            match self.next_step(qp, tables) {
+                Step::Send(link, peer) => {
+                    if tables.peers.push_work(link, Work::Datagrams(qp.id.0)) {
+                        self.listed = Some(link);
+                    } else {
+                        self.sent(qp, peer);
+                    }
+                }
+                step => {
+                    if !self.dispose(qp, &step, tables) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Something has changed for requests that wait: looks at all of them again.
+    pub(super) fn resume(&mut self, qp: &mut Qp, tables: &mut Tables) {
+        if core::mem::take(&mut self.waiting) {
+            qp.sq.next = qp.sq.head;
+        }
+        self.schedule(qp, tables);
+    }
+
+    /// Whether requests wait for a link.
+    pub(super) const fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
+    fn next_step(&mut self, qp: &Qp, tables: &mut Tables) -> Step {
+        let position = qp.sq.next;
+        let wqe = qp.sq.at(position);
+        let delivery = &mut self.deliveries[qp.sq.index(position)];
+        // C10-93.1.1: a datagram longer than the MTU is not sent, and that is no error.
+        if wqe.done || wqe.total > MTU {
+            return Step::Done;
+        }
+        if !wqe.inline && !tables.mrs.check(qp.pd, qp.sq.list(position), 0) {
+            return Step::Wrong(ibv_wc_status::IBV_WC_LOC_PROT_ERR);
+        }
+        let Address { path, qpn, .. } = delivery.address;
+        let Some(gid) = path.group else {
+            let peer = PeerId::of(path.host, qpn);
+            if delivery.from > 0 || qpn == MULTICAST_QPN || !peer.slot.is_real() {
+                return Step::Done;
+            }
+            return match tables.reach(peer, false) {
+                Reach::Link(link, _) => Step::Send(link, peer),
+                Reach::Wait => Step::Wait,
+                Reach::Lost => Step::Done,
+            };
+        };
+        if qpn != MULTICAST_QPN {
+            return Step::Done;
+        }
+        if delivery.from == 0 && delivery.until == 0 {
+            delivery.until = tables.peers.reached();
+        }
+        loop {
+            let (next, asks) = tables.groups.next(gid, delivery.from, tables.slots[0], qp.id.0);
+            if asks {
+                tables.peers.look_up(Lookup::Members(gid));
+            }
+            match next {
+                Next::Later => return Step::Hold,
+                Next::Member(slot) => {
+                    let peer = PeerId::local(slot);
+                    match tables.reach(peer, true) {
+                        Reach::Link(link, number) if delivery.since < number && number <= delivery.until => {
+                            return Step::Send(link, peer);
+                        }
+                        Reach::Link(_, number) => delivery.incomplete |= number > delivery.until,
+                        Reach::Wait => delivery.incomplete = true,
+                        Reach::Lost => {}
+                    }
+                    delivery.from = slot.0 + 1;
+                }
+                Next::End if delivery.incomplete => {
+                    let again = tables.peers.reached() != delivery.until;
+                    (delivery.since, delivery.until) = (delivery.until, tables.peers.reached());
+                    (delivery.from, delivery.incomplete) = (0, false);
+                    if !again {
+                        return Step::Wait;
+                    }
+                }
+                Next::End => return Step::Done,
+            }
+        }
+    }
+
+    /// The request at `sq.next` was sent to a process, or is lost on its way there.
+    fn sent(&mut self, qp: &Qp, peer: PeerId) {
+        self.deliveries[qp.sq.index(qp.sq.next)].from = peer.slot.0 + 1;
+    }
+
+    /// Deals with a request that goes over no link now; false if the queue stops at it.
+    fn dispose(&mut self, qp: &mut Qp, step: &Step, tables: &mut Tables) -> bool {
+        match step {
+            Step::Send(..) | Step::Hold => return false,
+            Step::Wait => {
+                self.waiting = true;
+                qp.sq.next += 1;
+            }
+            Step::Done => {
+                self.next_psn = after(self.next_psn);
+                let position = qp.sq.next;
+                qp.sq.at_mut(position).done = true;
+                qp.sq.next += 1;
+                while qp.sq.head < qp.sq.next && qp.sq.at(qp.sq.head).done {
+                    qp.complete_send(tables);
+                }
+                qp.report_drained(tables);
+            }
+            Step::Wrong(_) if qp.sq.head < qp.sq.next => return false,
+            Step::Wrong(status) => {
+                qp.state = QpState::Sqe;
+                self.stop_timer(qp, tables);
+                qp.flush_sends(Some(*status), tables);
+            }
+        }
+        true
+    }
+
+    /// Calls `with` with the request at `sq.next` as a frame and its payload; `None` if its memory is gone.
+    fn with_frame<R>(&self, qp: &Qp, tables: &Tables, with: impl FnOnce(&Frame, &Gather<'_>) -> R) -> Option<R> {
+        let position = qp.sq.next;
+        let wqe = qp.sq.at(position);
+        let address = &self.deliveries[qp.sq.index(position)].address;
+        let len = wqe.total as usize;
+        let mut frame = Frame::new(Kind::Datagram, address.qpn, qp.qpn, self.next_psn, 0);
+        frame.key = if address.qkey >> 31 == 1 { qp.attr.qkey } else { address.qkey };
+        (frame.addr, frame.code) = (u64::from(address.path.slid), address.path.sl);
+        #[allow(clippy::cast_possible_truncation, reason = "at most the MTU and the header")]
+        let total = (GRH_LEN + len) as u32;
+        frame.total = total;
+        frame.set_offset(0, wqe.request.imm);
+        frame.flags = frame::request_flags(wqe.request.flags);
+        if address.path.grh != Grh::NONE {
+            frame.flags |= frame::GRH;
+        }
+        let grh = address.path.grh.sealed(len, wqe.has(SendFlags::IMM));
+        let head = Source::of(&grh.0);
+        if wqe.inline {
+            let parts = [head, qp.sq.inline(position)];
+            Some(with(&frame, &Gather::of(&parts)))
+        } else {
+            tables.mrs.gather_behind(head, qp.pd, qp.sq.list(position), |gather| with(&frame, gather))
+        }
+    }
+
+    /// Sends the requests that go over `link`, up to the first that goes over another one.
+    pub(super) fn transmit(
+        &mut self,
+        qp: &mut Qp,
+        link: LinkId,
+        tables: &mut Tables,
+        out: &mut dyn Outbound,
+        budget: &mut usize,
+    ) -> Transmit {
+        while qp.may_start() {
+            match self.next_step(qp, tables) {
+                Step::Send(at, peer) if at == link => {
+                    if *budget == 0 {
+                        return Transmit::More;
+                    }
+                    let pushed = self.with_frame(qp, tables, |frame, gather| {
+                        // A datagram that is longer than the link takes is lost.
+                        (gather.len(), gather.len() > out.max_payload() || out.try_push(&frame.encode(), gather))
+                    });
+                    // Its memory was there a moment ago, under the same lock.
+                    let (len, pushed) = pushed.unwrap_or((0, true));
+                    *budget = budget.saturating_sub(len.max(64));
+                    if !self.waits_no_longer(qp, link, pushed, tables) {
+                        return Transmit::Blocked;
+                    }
+                    self.sent(qp, peer);
+                }
+                Step::Send(..) => break,
+                step => {
+                    if !self.dispose(qp, &step, tables) {
+                        break;
+                    }
+                }
+            }
+        }
+        self.listed = None;
+        // The next one may go over another link.
+        self.schedule(qp, tables);
+        Transmit::Idle
+    }
+
+    /// After an attempt to send over a link: whether the request is done with.
+    fn waits_no_longer(&mut self, qp: &Qp, link: LinkId, pushed: bool, tables: &mut Tables) -> bool {
+        let Some(state) = tables.peers.get(link) else { return true };
+        if !pushed && !state.stuck {
+            if !self.blocked {
+                self.blocked = true;
+                self.timer = self.timer.wrapping_add(1);
+                tables.timers.start(Owner::Qp(qp.id), self.timer, PATIENCE);
+            }
+            return false;
+        }
+        state.stuck = !pushed;
+        self.stop_timer(qp, tables);
+        true
+    }
+
+    fn stop_timer(&mut self, qp: &Qp, tables: &mut Tables) {
+        if core::mem::replace(&mut self.blocked, false) {
+            tables.timers.cancel(Owner::Qp(qp.id));
+        }
+    }
+
+    /// The link has been full for too long.
+    pub(super) fn handle_timer(&mut self, generation: u32, tables: &mut Tables) {
+        if generation != self.timer || !core::mem::replace(&mut self.blocked, false) {
+            return;
+        }
+        if let Some(link) = self.listed {
+            if let Some(state) = tables.peers.get(link) {
+                state.stuck = true;
+                tables.peers.activate(link);
+            }
+        }
+    }
+
+    /// A link is gone, and with it the list that the queue pair may be in.
+    pub(super) fn handle_link_down(&mut self, qp: &mut Qp, link: LinkId, tables: &mut Tables) {
+        if self.listed == Some(link) {
+            self.listed = None;
+            self.stop_timer(qp, tables);
+            self.schedule(qp, tables);
+        }
+    }
+
+    /// A datagram has come in for this queue pair: `grh` and `data` are its payload.
+    pub(super) fn handle_datagram(
+        &mut self,
+        qp: &mut Qp,
+        frame: &Frame,
+        grh: &Grh,
+        data: Source<'_>,
+        tables: &mut Tables,
+    ) {
+        if !qp.hears() || frame.key != qp.attr.qkey {
+            return;
+        }
+        let Some((wqe, list)) = qp.rq.front() else { return };
+        #[allow(clippy::cast_possible_truncation, reason = "40")]
+        const BEHIND_GRH: u32 = GRH_LEN as u32;
+        let status = if wqe.total < frame.total {
+            ibv_wc_status::IBV_WC_LOC_LEN_ERR
+        } else if tables.mrs.scatter(qp.pd, list, 0, Source::of(&grh.0))
+            && tables.mrs.scatter(qp.pd, list, BEHIND_GRH, data)
+        {
+            ibv_wc_status::IBV_WC_SUCCESS
+        } else {
+            ibv_wc_status::IBV_WC_LOC_PROT_ERR
+        };
+        qp.rq.pop();
+        let solicited = frame.flags & frame::SOLICITED != 0;
+        let qpn = qp.qpn;
+        tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {
+            (wc.wr_id, wc.status, wc.opcode) = (wqe.wr_id, status, ibv_wc_opcode::IBV_WC_RECV);
+            (wc.qp_num, wc.src_qp, wc.byte_len) = (qpn, frame.from & NUMBER_MASK, frame.total);
+            // Four bits and sixteen have a place there, whatever came.
+            wc.sl = frame.code & 15;
+            #[allow(clippy::cast_possible_truncation, reason = "a local identifier has 16 bits")]
+            let slid = frame.addr as u16;
+            wc.slid = slid;
+            if frame.flags & frame::GRH != 0 {
+                wc.wc_flags |= ibv_wc_flags::IBV_WC_GRH.0;
+            }
+            if frame.flags & frame::IMM != 0 {
+                set_imm(wc, frame.imm());
+            }
+        });
+        if status != ibv_wc_status::IBV_WC_SUCCESS {
+            self.fail(qp, tables);
+        }
+    }
+}

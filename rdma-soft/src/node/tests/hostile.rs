@@ -1,0 +1,128 @@
+//! Peers that do what they can to their end of a link.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::thread;
+
+use super::*;
+use crate::link::handshake::{self, Opened, PATIENCE};
+
+/// A page whose first touch waits for ever, in the kernel too; none where a process may not have one.
+fn trap() -> Option<*mut libc::c_void> {
+    #[repr(C)]
+    struct Api {
+        api: u64,
+        features: u64,
+        ioctls: u64,
+    }
+    #[repr(C)]
+    struct Register {
+        start: u64,
+        len: u64,
+        mode: u64,
+        ioctls: u64,
+    }
+    const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+    const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+    // SAFETY: userfaultfd takes a number and reads no memory.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: userfaultfd has just made this one.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: fresh memory at an address of the kernel's choice.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, read_write, private, -1, 0) };
+    let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
+    // SAFETY: UFFDIO_API reads and writes a live structure of its layout.
+    let versioned = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
+    let mut register = Register { start: page.addr() as u64, len: 4096, mode: 1, ioctls: 0 };
+    // SAFETY: UFFDIO_REGISTER reads and writes a live structure of its layout, which names a page of this function's.
+    let registered = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
+    let _open_for_ever = fd.into_raw_fd();
+    (versioned == 0 && registered == 0).then_some(page)
+}
+
+/// The roles of [`super::peer`] that are hostile.
+pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Channel, theirs: &[u64]) {
+    match role {
+        // Says again and again that it sleeps, and never reads what wakes it: a thread holds its socket in the middle of a receive.
+        "stuck" => {
+            first.tell(&side.describe());
+            side.recv(1, 0, 64);
+            side.wait_ok();
+            let state = side.node.lock();
+            let link = state.links().find(|link| link.peer.is_some()).unwrap();
+            let socket = link.peer.as_ref().unwrap().socket.as_fd().as_raw_fd();
+            // SAFETY: F_SETFL takes an int.
+            assert_eq!(unsafe { libc::fcntl(socket, libc::F_SETFL, 0) }, 0);
+            let trap = trap().map(|page| page.expose_provenance());
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let page = std::ptr::with_exposed_provenance_mut(trap.unwrap_or(0));
+                    // SAFETY: recv writes to a page that nobody else uses, or fails.
+                    unsafe { libc::recv(socket, page, 1, 0) };
+                });
+                first.tell(&u64::from(trap.is_some()).to_string());
+                // Until it is killed.
+                loop {
+                    link.arm();
+                    thread::yield_now();
+                }
+            });
+        }
+        // Opens one link after another, many at once.
+        "greedy" => {
+            let slot = slot_of(theirs[0]);
+            let open = || {
+                let local = side.node.local();
+                let opened = handshake::open(slot::connect(slot, PATIENCE).unwrap(), &local);
+                matches!(opened, Ok(Opened::New(_))).then(|| opened.unwrap())
+            };
+            let links: Vec<_> = thread::scope(|scope| {
+                let threads: Vec<_> =
+                    (0..8).map(|_| scope.spawn(|| (0..25).filter_map(|_| open()).collect::<Vec<_>>())).collect();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            first.tell(&links.len().to_string());
+            first.hear();
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Whatever a peer does to its end, waking it does not wait, and neither does a call.
+#[test]
+fn a_peer_that_does_not_listen_stops_nobody() {
+    let (side, mut peer, _) = pair("stuck", 4096);
+    side.send(1, 0, 8);
+    side.wait_ok();
+    if peer.hear_numbers() == [0] {
+        rdma_test_support::lacks("userfaultfd for faults in the kernel");
+    }
+    let pid = peer.pid();
+    let (done, ended) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for id in 0..50 {
+            side.send(id, 0, 8);
+        }
+        let state = side.node.lock();
+        let link = state.links().find_map(|link| link.peer.as_ref().filter(|peer| peer.pid == pid)).unwrap();
+        (0..10_000).for_each(|_| link.ring());
+        drop(state);
+        done.send(side).unwrap();
+    });
+    let side = ended.recv_timeout(LONG).expect("a call waits for the peer");
+    peer.kill();
+    assert_ne!(side.wait().status, ibv_wc_status::IBV_WC_SUCCESS);
+}
+
+#[test]
+fn a_process_gets_one_link_however_often_it_asks() {
+    let side = Side::new(4096);
+    let mut peer = spawn("greedy");
+    peer.tell(&side.describe());
+    // The peer's node has one, or the first that asked.
+    assert!(peer.hear_numbers()[0] <= 1);
+    assert_eq!(links_to(&side, peer.pid()), 1);
+    peer.tell("0");
+    peer.finish();
+}

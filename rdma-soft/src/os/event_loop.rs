@@ -1,0 +1,95 @@
+//! Event loops: a thread that sleeps until a descriptor is readable, an alarm goes off or another thread wakes it.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use super::{Named, Result};
+use crate::engine::Time;
+
+/// Events that one wait reports at most.
+const BATCH: usize = 32;
+/// Tokens of the loop's own descriptors.
+const WAKER: u64 = u64::MAX;
+const ALARM: u64 = u64::MAX - 1;
+
+/// What a thread sleeps on. One thread waits; any thread may do everything else.
+#[derive(Debug)]
+pub(crate) struct EventLoop {
+    epoll: Epoll,
+    waker: EventFd,
+    alarm: TimerFd,
+}
+
+impl EventLoop {
+    /// A loop that watches nothing yet.
+    pub(crate) fn new() -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).named("epoll_create1")?;
+        let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).named("eventfd2")?;
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let alarm = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).named("timerfd_create")?;
+        let this = Self { epoll, waker, alarm };
+        this.add(&this.waker, WAKER, EpollFlags::empty())?;
+        this.add(&this.alarm, ALARM, EpollFlags::empty())?;
+        Ok(this)
+    }
+
+    /// Reports `token` whenever a descriptor is readable.
+    pub(crate) fn watch(&self, fd: &impl AsFd, token: u64) -> Result<()> {
+        self.add(fd, token, EpollFlags::empty())
+    }
+
+    /// Reports `token` once when a descriptor is readable; see [`rearm`](Self::rearm).
+    pub(crate) fn watch_once(&self, fd: &impl AsFd, token: u64) -> Result<()> {
+        self.add(fd, token, EpollFlags::EPOLLONESHOT)
+    }
+
+    /// Reports `token` once more for a descriptor of [`watch_once`](Self::watch_once).
+    pub(crate) fn rearm(&self, fd: &impl AsFd, token: u64) -> Result<()> {
+        let mut event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, token);
+        self.epoll.modify(fd, &mut event).named("epoll_ctl")
+    }
+
+    /// Stops watching a descriptor, before it is closed: in a forked child, which has not run yet, it may stay open.
+    pub(crate) fn forget(&self, fd: &impl AsFd) {
+        // A descriptor that is not watched needs no removal.
+        let _not_watched: nix::Result<()> = self.epoll.delete(fd);
+    }
+
+    /// Ends the current or the next wait.
+    pub(crate) fn wake(&self) {
+        // A full counter wakes as well.
+        let _full: nix::Result<usize> = self.waker.write(1);
+    }
+
+    /// Ends a wait at a point in time; an earlier alarm is forgotten.
+    pub(crate) fn set_alarm(&self, at: Time) {
+        // Zero would switch the alarm off.
+        let expiration = Expiration::OneShot(TimeSpec::from(Duration::from_nanos(at.0.max(1))));
+        let set = self.alarm.set(expiration, TimerSetTimeFlags::TFD_TIMER_ABSTIME);
+        debug_assert!(set.is_ok(), "a time that cannot be");
+    }
+
+    /// Waits, and reports the tokens of readable descriptors. Returns early after an alarm, [`wake`](Self::wake) or a signal.
+    pub(crate) fn wait(&self, timeout: Option<Duration>, mut ready: impl FnMut(u64)) {
+        let timeout =
+            timeout.map_or(EpollTimeout::NONE, |time| EpollTimeout::try_from(time).unwrap_or(EpollTimeout::MAX));
+        let mut events = [EpollEvent::empty(); BATCH];
+        let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+        for event in &events[..count] {
+            match event.data() {
+                WAKER => drop(self.waker.read()),
+                ALARM => drop(self.alarm.wait()),
+                token => ready(token),
+            }
+        }
+    }
+
+    fn add(&self, fd: &impl AsFd, token: u64, how: EpollFlags) -> Result<()> {
+        self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN | how, token)).named("epoll_ctl")
+    }
+}

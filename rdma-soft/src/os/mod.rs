@@ -1,0 +1,84 @@
+//! System calls: sockets, event loops, threads, forks, and what the kernel says about other processes.
+//!
+//! They are made through `nix`. A function that calls `libc` itself says what `nix` lacks.
+
+pub(crate) mod event_loop;
+pub(crate) mod fork;
+pub(crate) mod private;
+pub(crate) mod process;
+pub(crate) mod socket;
+pub(crate) mod thread;
+
+use std::io;
+
+use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
+use rdma_mem::SharedMemoryError;
+
+use crate::engine::{self, Time};
+
+/// A system call that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {}", io::Error::from(*errno))]
+pub(crate) struct Error {
+    /// The name of the call.
+    pub(crate) call: &'static str,
+    /// What it returned.
+    pub(crate) errno: Errno,
+}
+
+/// The result of a system call.
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Gives a failure the name of its system call.
+pub(crate) trait Named<T> {
+    /// Names the call.
+    fn named(self, call: &'static str) -> Result<T>;
+}
+
+impl<T> Named<T> for nix::Result<T> {
+    fn named(self, call: &'static str) -> Result<T> {
+        self.map_err(|errno| Error { call, errno })
+    }
+}
+
+impl<T> Named<T> for io::Result<T> {
+    fn named(self, call: &'static str) -> Result<T> {
+        self.map_err(|error| Error { call, errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)) })
+    }
+}
+
+impl From<SharedMemoryError> for Error {
+    fn from(error: SharedMemoryError) -> Self {
+        let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EINVAL));
+        let call = if let SharedMemoryError::System { call, .. } = error { call } else { "memfd_create" };
+        Self { call, errno }
+    }
+}
+
+impl From<Error> for engine::Errno {
+    fn from(error: Error) -> Self {
+        Self(error.errno as i32)
+    }
+}
+
+/// The monotonic clock.
+pub(crate) fn now() -> Time {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(std::time::Duration::ZERO, std::time::Duration::from);
+    Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Random bytes that no other process can guess.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // `nix` has no getrandom.
+    // SAFETY: getrandom writes at most N bytes into a live array of N bytes.
+    let written = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    Errno::result(written).named("getrandom")?;
+    debug_assert_eq!(usize::try_from(written), Ok(N), "up to 256 bytes come at once");
+    Ok(bytes)
+}
+
+/// Held by tests whose children live until a pipe is closed: a child of one test would keep the other test's pipe open.
+#[cfg(test)]
+pub(crate) static FORKING: std::sync::Mutex<()> = std::sync::Mutex::new(());

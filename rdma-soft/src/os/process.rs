@@ -1,0 +1,67 @@
+//! What the kernel says about other processes.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::{Pid, geteuid};
+
+use super::{Error, Named, Result};
+
+/// A process, as the kernel identifies it to the other end of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    /// Its process id in this namespace; 0 for a process of another one.
+    pub(crate) pid: i32,
+    /// Its effective user.
+    pub(crate) uid: u32,
+}
+
+impl Credentials {
+    /// Whether the process has this process's effective user.
+    pub(crate) fn is_own_user(self) -> bool {
+        self.uid == geteuid().as_raw()
+    }
+}
+
+/// Reads another process's memory, if the kernel lets this process trace it.
+pub(crate) fn read_memory<const N: usize>(pid: i32, address: u64) -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let from = RemoteIoVec { base: usize::try_from(address).unwrap_or(0), len: N };
+    let read = process_vm_readv(Pid::from_raw(pid), &mut [IoSliceMut::new(&mut bytes)], &[from]);
+    match read.named("process_vm_readv")? {
+        read if read == N => Ok(bytes),
+        _ => Err(Error { call: "process_vm_readv", errno: Errno::EFAULT }),
+    }
+}
+
+/// Lets processes with this process's rights trace it where the Yama module restricts tracing to ancestors.
+pub(crate) fn allow_tracing() {
+    // `nix` does not have this option of prctl.
+    // SAFETY: PR_SET_PTRACER takes a number and reads no memory. It fails without Yama, where nothing is restricted.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
+/// A descriptor that becomes readable when a process dies.
+pub(crate) fn open_pidfd(pid: i32) -> Result<OwnedFd> {
+    // `nix` has no pidfd_open.
+    // SAFETY: pidfd_open takes two numbers and reads no memory.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) }).named("pidfd_open")?;
+    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: pidfd_open has just made this one.
+    Ok(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(fd).unwrap_or(-1)) })
+}
+
+/// Whether the process of a pidfd has died.
+pub(crate) fn has_died(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO) == Ok(1)
+}
+
+/// Whether a process is stopped, by a signal or a debugger.
+pub(crate) fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The program's name, in parentheses, may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}

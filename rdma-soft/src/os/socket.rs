@@ -1,0 +1,253 @@
+//! Unix sockets of sequenced packets with abstract names.
+//!
+//! The kernel gives a name to one socket of a network namespace and frees the name with the last copy of the socket's descriptor,
+//! whatever was shut down. Forked children close their copies. No call waits, but for [`Socket::wait_readable`].
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, sockopt};
+
+use super::private::Private;
+use super::process::{self, Credentials};
+use super::{Error, Named, Result};
+
+/// Longer packets are cut off and reported as [`Received::TooLong`].
+pub(crate) const MAX_PACKET: usize = 512;
+/// Descriptors that a packet may carry.
+pub(crate) const MAX_FDS: usize = 4;
+
+/// A socket.
+#[derive(Debug)]
+pub(crate) struct Socket(Private);
+
+/// What a socket had to give.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// A packet.
+    Packet(Packet),
+    /// A packet longer than [`MAX_PACKET`].
+    TooLong,
+    /// The peer has closed its end, or sent a packet of no bytes.
+    End,
+}
+
+/// A packet of at least one byte.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    /// The bytes.
+    pub(crate) bytes: Vec<u8>,
+    /// The descriptors that came with it; none if some did not fit into this process.
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+impl Socket {
+    /// A socket without a name.
+    pub(crate) fn new() -> Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let make = || socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).named("socket");
+        Private::make(make).map(Self)
+    }
+
+    /// Two sockets that are connected.
+    #[cfg(test)]
+    pub(crate) fn pair() -> [Self; 2] {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (one, other) = socket::socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        [one, other].map(|fd| Self(Private::make(|| Ok(fd)).unwrap()))
+    }
+
+    /// Takes a name; `EADDRINUSE` if another socket has it.
+    pub(crate) fn bind(&self, name: &str) -> Result<()> {
+        socket::bind(self.raw(), &address(name)?).named("bind")
+    }
+
+    /// Lets others connect.
+    pub(crate) fn listen(&self) -> Result<()> {
+        socket::listen(&self.0, Backlog::MAXCONN).named("listen")
+    }
+
+    /// Connects to the socket that listens under a name: `ECONNREFUSED` if none does, `EAGAIN` if too many connections wait there.
+    pub(crate) fn connect(&self, name: &str) -> Result<()> {
+        socket::connect(self.raw(), &address(name)?).named("connect")
+    }
+
+    /// Takes a connection that waits; `EAGAIN` if none does.
+    pub(crate) fn accept(&self) -> Result<Self> {
+        let accept = || {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let fd = socket::accept4(self.raw(), flags).named("accept4")?;
+            // SAFETY: from_raw_fd wants an open descriptor that has no other owner: accept4 has just made this one.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        };
+        Private::make(accept).map(Self)
+    }
+
+    /// The process at the other end: the one that connected, or the one that listened.
+    pub(crate) fn peer(&self) -> Result<Credentials> {
+        let peer = socket::getsockopt(&self.0, sockopt::PeerCredentials).named("getsockopt")?;
+        Ok(Credentials { pid: peer.pid(), uid: peer.uid() })
+    }
+
+    /// A descriptor that becomes readable when the process at the other end dies, whose process id the caller knows.
+    pub(crate) fn peer_pidfd(&self, pid: i32) -> Result<OwnedFd> {
+        match socket::getsockopt(&self.0, sockopt::PeerPidfd) {
+            // Before Linux 6.5.
+            Err(Errno::ENOPROTOOPT) => process::open_pidfd(pid),
+            pidfd => pidfd.named("getsockopt"),
+        }
+    }
+
+    /// The name that the other end is bound to, if it has one.
+    pub(crate) fn peer_name(&self) -> Option<String> {
+        let address: UnixAddr = socket::getpeername(self.raw()).ok()?;
+        String::from_utf8(address.as_abstract()?.to_vec()).ok()
+    }
+
+    /// Sends a packet, whole or not at all.
+    pub(crate) fn send(&self, packet: &[u8]) -> Result<()> {
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        socket::send(self.raw(), packet, flags).named("send").map(drop)
+    }
+
+    /// Sends a packet with descriptors.
+    pub(crate) fn send_with(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let fds: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let control = [ControlMessage::ScmRights(&fds)];
+        let control = if fds.is_empty() { &[] } else { &control[..] };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        let sent = socket::sendmsg::<()>(self.raw(), &[IoSlice::new(packet)], control, flags, None);
+        sent.named("sendmsg").map(drop)
+    }
+
+    /// Waits until there is something to receive; `EAGAIN` after the time. Signals do not end the wait, and start it anew.
+    pub(crate) fn wait_readable(&self, time: Duration) -> Result<()> {
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        loop {
+            match poll(&mut [PollFd::new(self.as_fd(), PollFlags::POLLIN)], timeout) {
+                Ok(0) => return Err(Error { call: "poll", errno: Errno::EAGAIN }),
+                Err(Errno::EINTR) => {}
+                ready => return ready.named("poll").map(drop),
+            }
+        }
+    }
+
+    /// Takes a packet without the descriptors that may come with it; `EAGAIN` if there is none.
+    pub(crate) fn receive(&self) -> Result<Received> {
+        self.receive_into(&mut [])
+    }
+
+    /// Takes a packet and at most [`MAX_FDS`] descriptors; `EAGAIN` if there is none.
+    pub(crate) fn receive_with_fds(&self) -> Result<Received> {
+        self.receive_into(&mut [0; control_len(MAX_FDS) / size_of::<usize>()])
+    }
+
+    /// `control` has room for control messages, aligned as they have to be.
+    fn receive_into(&self, control: &mut [usize]) -> Result<Received> {
+        let mut bytes = [0; MAX_PACKET];
+        let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: msghdr consists of integers and pointers, which may be zero.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        message.msg_iov = &raw mut slice;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(control);
+        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+        // Not by `nix`, which answers a truncated list of descriptors with an error and leaks those that the kernel has made.
+        // SAFETY: recvmsg writes within the buffers that `message` names, which live and are as long as it says.
+        let received = unsafe { libc::recvmsg(self.raw(), &raw mut message, flags) };
+        Errno::result(received).named("recvmsg")?;
+        let mut fds = take_descriptors(control, message.msg_controllen);
+        if message.msg_flags & libc::MSG_CTRUNC != 0 {
+            // The peer sent too many, or this process can have no more.
+            fds.clear();
+        }
+        Ok(match usize::try_from(received) {
+            Ok(0) | Err(_) => Received::End,
+            Ok(_) if message.msg_flags & libc::MSG_TRUNC != 0 => Received::TooLong,
+            Ok(len) => Received::Packet(Packet { bytes: bytes[..len].to_vec(), fds }),
+        })
+    }
+
+    fn raw(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn address(name: &str) -> Result<UnixAddr> {
+    UnixAddr::new_abstract(name.as_bytes()).named("bind")
+}
+
+/// Bytes of a control message with so many descriptors.
+const fn control_len(fds: usize) -> usize {
+    size_of::<libc::cmsghdr>() + (fds * size_of::<RawFd>()).next_multiple_of(align_of::<libc::cmsghdr>())
+}
+
+/// The descriptors in the control messages of `recvmsg`, of which `len` bytes were written. Every one is owned: closed or used.
+fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
+    // What cmsg(3) calls CMSG_FIRSTHDR, CMSG_DATA and CMSG_NXTHDR, over words: headers are aligned to words.
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).take(len).collect();
+    let mut rest = &bytes[..];
+    let mut fds = Vec::new();
+    while let Some((header, _)) = rest.split_at_checked(HEADER) {
+        let (len, kind) = header.split_at(size_of::<usize>());
+        let len = usize::from_ne_bytes(len.try_into().unwrap_or_default());
+        let Some(data) = rest.get(HEADER..len) else { break };
+        let kind = kind.chunks_exact(size_of::<libc::c_int>()).map(number);
+        if kind.eq([libc::SOL_SOCKET, libc::SCM_RIGHTS]) {
+            for fd in data.chunks_exact(size_of::<RawFd>()).map(number) {
+                // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel made one for each of these numbers
+                // in this call of recvmsg, and each number is read once.
+                fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
+            }
+        }
+        rest = rest.get(len.next_multiple_of(align_of::<usize>())..).unwrap_or(&[]);
+    }
+    fds
+}
+
+fn number(bytes: &[u8]) -> i32 {
+    bytes.try_into().map_or(-1, i32::from_ne_bytes)
+}
+
+/// Whether a socket has a name; found out by taking the name for a moment.
+pub(crate) fn is_taken(name: &str) -> Result<bool> {
+    match Socket::new()?.bind(name) {
+        Ok(()) => Ok(false),
+        Err(Error { errno: Errno::EADDRINUSE, .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// The names in this network namespace that begin with `prefix`, as the kernel lists them: some 2 us for each socket of the host.
+/// Sockets that were accepted under a name are listed with it, so a name in the list may be free.
+pub(crate) fn names(prefix: &str) -> std::io::Result<Vec<String>> {
+    Ok(names_in(&std::fs::read("/proc/self/net/unix")?, prefix))
+}
+
+/// The names in the kernel's list, each once. Names of others may hold any bytes.
+fn names_in(table: &[u8], prefix: &str) -> Vec<String> {
+    let name = |line: &[u8]| {
+        let at = line.iter().position(|byte| *byte == b'@')?;
+        let name = line[at + 1..].strip_prefix(prefix.as_bytes()).map(|_| &line[at + 1..])?;
+        String::from_utf8(name.to_vec()).ok()
+    };
+    let mut names: Vec<_> = table.split(|byte| *byte == b'\n').filter_map(name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+#[path = "socket_tests.rs"]
+mod tests;

@@ -1,0 +1,98 @@
+//! Address handles over the test provider.
+
+use rdma_sys::{ibv_wc, ibv_wc_flags};
+
+use super::*;
+use crate::testing::{self, fail};
+use crate::types::{Lid, Route};
+
+fn path() -> Path {
+    let route = Route { gid: "::ffff:10.0.0.2".parse().unwrap(), source_index: 2, hop_limit: 9, ..Route::default() };
+    Path { port: 2, route: Some(route), service_level: 3, ..Path::default() }
+}
+
+/// What a message from `from` to `to` comes with.
+fn source(from: &str, to: &str) -> Source {
+    let mut bytes = [0; Grh::LEN];
+    bytes[0] = 0x60;
+    bytes[8..24].copy_from_slice(&from.parse::<crate::Gid>().unwrap().to_bytes());
+    bytes[24..].copy_from_slice(&to.parse::<crate::Gid>().unwrap().to_bytes());
+    let wc = ibv_wc { src_qp: 7, sl: 4, slid: 5, wc_flags: ibv_wc_flags::IBV_WC_GRH.0, ..ibv_wc::default() };
+    Source::new(&wc, || Some(Grh::from_bytes(bytes)))
+}
+
+#[test]
+fn a_handle_keeps_its_domain_and_is_destroyed_with_its_last_clone() {
+    let pd = testing::context().alloc_pd().unwrap();
+    let address = AddressHandle::new(&pd, &path()).unwrap();
+    assert_eq!(address.path(), path());
+    drop(pd);
+    assert_eq!((testing::live("ah"), testing::live("pd")), (1, 1));
+    let clone = address.clone();
+    let failed = address.close().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    drop(failed);
+    clone.close().unwrap();
+    assert_eq!((testing::live("ah"), testing::live("pd")), (0, 0));
+}
+
+#[test]
+fn a_handle_that_cannot_be_destroyed_comes_back_or_leaks_with_its_domain() {
+    let pd = testing::context().alloc_pd().unwrap();
+    let address = AddressHandle::new(&pd, &path()).unwrap();
+    fail("destroy_ah", libc::EIO);
+    let address = address.close().unwrap_err().object;
+    assert_eq!(testing::live("ah"), 1);
+    fail("destroy_ah", libc::EIO);
+    drop((address, pd));
+    assert_eq!((testing::live("ah"), testing::live("pd"), testing::live("context")), (1, 1, 1));
+}
+
+#[test]
+fn a_handle_that_cannot_be_made_says_why() {
+    let pd = testing::context().alloc_pd().unwrap();
+    fail("create_ah", libc::ETIMEDOUT);
+    let error = AddressHandle::new(&pd, &path()).unwrap_err();
+    assert_eq!((error.kind(), error.operation()), (ErrorKind::Timeout, Operation::CreateAh));
+    assert!(error.to_string().contains("resolved"), "{error}");
+}
+
+#[test]
+fn the_way_back_is_the_way_that_it_came() {
+    let from = source("fe80::7", "::ffff:10.0.0.1");
+    let path = from.path(2, 1);
+    let route = path.route.unwrap();
+    assert_eq!((path.port, path.lid, path.service_level), (2, Lid(5), 4));
+    assert_eq!((route.gid.to_string().as_str(), route.source_index), ("fe80::7", 1));
+
+    let pd = testing::context().alloc_pd().unwrap();
+    let address = AddressHandle::for_source(&pd, 2, &from).unwrap();
+    let route = address.path().route.unwrap();
+    assert_eq!((route.gid.to_string().as_str(), route.source_index), ("fe80::7", 2));
+    // Without a header it goes by the LID.
+    let near = Source { grh: None, ..from };
+    assert_eq!(near.path(2, 1).route, None);
+    assert_eq!(near.query_path(&pd.context(), 2).unwrap().lid, Lid(5));
+}
+
+#[test]
+fn what_nobody_can_find_the_way_back_for_is_refused() {
+    let context = testing::context();
+    let from = source("fe80::7", "::ffff:10.0.0.1");
+    let kind = |source: &Source, port| source.query_path(&context, port).unwrap_err().kind();
+    assert_eq!(kind(&from, 0), ErrorKind::NotFound);
+    assert_eq!(kind(&from, 3), ErrorKind::NotFound);
+    assert_eq!(kind(&source("fe80::7", "ff12::1"), 2), ErrorKind::NotFound);
+    fail("init_ah_from_wc", libc::ENODATA);
+    assert_eq!(kind(&from, 2), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_port_that_the_device_lacks_does_not_reach_the_provider() {
+    let pd = testing::context().alloc_pd().unwrap();
+    for port in [0, 3, 255] {
+        let error = AddressHandle::new(&pd, &Path { port, ..path() }).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+    assert!(!testing::calls().contains(&"create_ah"));
+}

@@ -1,0 +1,176 @@
+//! Asynchronous events: what happens to a device, a port or a queue outside of any request.
+//!
+//! # Safety
+//!
+//! 1. Pointers in an event are valid until it is acknowledged; they are read before that, and only identities leave.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rdma_sys::{ibv_async_event, ibv_event_type};
+
+use super::Context;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::types::{CqId, c_enum};
+use crate::wait::{self, Deadline};
+
+c_enum! {
+    /// What happened.
+    #[doc(alias = "ibv_event_type")]
+    AsyncEventKind(u32) {
+        /// A completion queue overran or broke.
+        CQ_ERR = ibv_event_type::IBV_EVENT_CQ_ERR.0, "completion queue error";
+        /// A queue pair broke and cannot report it by a completion.
+        QP_FATAL = ibv_event_type::IBV_EVENT_QP_FATAL.0, "queue pair fatal error";
+        /// A peer sent an invalid request.
+        QP_REQ_ERR = ibv_event_type::IBV_EVENT_QP_REQ_ERR.0, "invalid request from the peer";
+        /// A peer violated the rights of a region or queue pair.
+        QP_ACCESS_ERR = ibv_event_type::IBV_EVENT_QP_ACCESS_ERR.0, "access violation by the peer";
+        /// A message arrived on a queue pair that is ready to receive only.
+        COMM_EST = ibv_event_type::IBV_EVENT_COMM_EST.0, "communication established";
+        /// A send queue is drained.
+        SQ_DRAINED = ibv_event_type::IBV_EVENT_SQ_DRAINED.0, "send queue drained";
+        /// A queue pair moved to its alternate path.
+        PATH_MIG = ibv_event_type::IBV_EVENT_PATH_MIG.0, "path migrated";
+        /// A queue pair could not move to its alternate path.
+        PATH_MIG_ERR = ibv_event_type::IBV_EVENT_PATH_MIG_ERR.0, "path migration failed";
+        /// The device failed.
+        DEVICE_FATAL = ibv_event_type::IBV_EVENT_DEVICE_FATAL.0, "device fatal error";
+        /// A port became active.
+        PORT_ACTIVE = ibv_event_type::IBV_EVENT_PORT_ACTIVE.0, "port active";
+        /// A port lost its link.
+        PORT_ERR = ibv_event_type::IBV_EVENT_PORT_ERR.0, "port error";
+        /// A port's LID changed.
+        LID_CHANGE = ibv_event_type::IBV_EVENT_LID_CHANGE.0, "LID change";
+        /// A port's P_Key table changed.
+        PKEY_CHANGE = ibv_event_type::IBV_EVENT_PKEY_CHANGE.0, "P_Key change";
+        /// Another subnet manager.
+        SM_CHANGE = ibv_event_type::IBV_EVENT_SM_CHANGE.0, "subnet manager change";
+        /// A shared receive queue broke.
+        SRQ_ERR = ibv_event_type::IBV_EVENT_SRQ_ERR.0, "shared receive queue error";
+        /// A shared receive queue fell below its limit.
+        SRQ_LIMIT_REACHED = ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED.0, "shared receive queue limit reached";
+        /// A queue pair in error took its last receive from a shared queue.
+        QP_LAST_WQE_REACHED = ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED.0, "last receive taken";
+        /// The subnet manager asks for new registrations.
+        CLIENT_REREGISTER = ibv_event_type::IBV_EVENT_CLIENT_REREGISTER.0, "client reregister";
+        /// A port's GID table changed.
+        GID_CHANGE = ibv_event_type::IBV_EVENT_GID_CHANGE.0, "GID change";
+        /// A work queue broke.
+        WQ_FATAL = ibv_event_type::IBV_EVENT_WQ_FATAL.0, "work queue fatal error";
+        /// A device's speed changed.
+        DEVICE_SPEED_CHANGE = ibv_event_type::IBV_EVENT_DEVICE_SPEED_CHANGE.0, "device speed change";
+    }
+}
+
+/// To what it happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EventSource {
+    /// The device.
+    Device,
+    /// A port, by its number.
+    Port(u8),
+    /// A queue pair, by its number; it may be gone by now.
+    QueuePair(u32),
+    /// A completion queue; it may be gone by now.
+    CompletionQueue(CqId),
+    /// Something that this version of the crate does not make.
+    Other,
+}
+
+/// An asynchronous event: already acknowledged, so that it keeps nothing from being destroyed.
+#[doc(alias = "ibv_async_event")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: AsyncEventKind,
+    /// To what.
+    pub source: EventSource,
+}
+
+impl Context {
+    /// Waits for the next asynchronous event; none after the timeout. Without a timeout it waits for ever.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    #[doc(alias = "ibv_get_async_event")]
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn next_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
+        let deadline = Deadline::after(timeout);
+        loop {
+            if let Some(event) = self.try_next_async_event()? {
+                return Ok(Some(event));
+            }
+            let ready = wait::readable(self.as_fd(), deadline)
+                .map_err(|error| Error::from_errno(Operation::GetAsyncEvent, error.raw_os_error().unwrap_or(0)))?;
+            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
+            if !ready || deadline.is_over() {
+                return self.try_next_async_event();
+            }
+        }
+    }
+
+    /// Takes an asynchronous event if there is one.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    pub fn try_next_async_event(&self) -> Result<Option<AsyncEvent>> {
+        self.inner.check(Operation::GetAsyncEvent)?;
+        let mut raw = ibv_async_event::default();
+        // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for an event; its
+        // descriptor is non-blocking.
+        let result = unsafe { (self.inner.table.ibv_get_async_event)(self.inner.raw, &raw mut raw) };
+        if result != 0 {
+            let error = Error::last(Operation::GetAsyncEvent);
+            return match error.kind() {
+                ErrorKind::WouldBlock => Ok(None),
+                _ if error.errno() == Some(libc::EINTR) => Ok(None),
+                _ => Err(error),
+            };
+        }
+        let event = AsyncEvent { kind: AsyncEventKind::from_raw(raw.event_type.0), source: source(&raw) };
+        // SAFETY: the event that was just taken, acknowledged once.
+        unsafe { (self.inner.table.ibv_ack_async_event)(&raw mut raw) };
+        Ok(Some(event))
+    }
+}
+
+fn source(raw: &ibv_async_event) -> EventSource {
+    match AsyncEventKind::from_raw(raw.event_type.0) {
+        AsyncEventKind::CQ_ERR => {
+            // SAFETY: this kind of event carries a completion queue.
+            let cq = unsafe { raw.element.cq };
+            // SAFETY: valid until acknowledged (1); the field does not change.
+            let name = unsafe { (*cq).cq_context };
+            EventSource::CompletionQueue(CqId(name.addr() as u64))
+        }
+        AsyncEventKind::QP_FATAL
+        | AsyncEventKind::QP_REQ_ERR
+        | AsyncEventKind::QP_ACCESS_ERR
+        | AsyncEventKind::COMM_EST
+        | AsyncEventKind::SQ_DRAINED
+        | AsyncEventKind::PATH_MIG
+        | AsyncEventKind::PATH_MIG_ERR
+        | AsyncEventKind::QP_LAST_WQE_REACHED => {
+            // SAFETY: these kinds of events carry a queue pair.
+            let qp = unsafe { raw.element.qp };
+            // SAFETY: valid until acknowledged (1); the field does not change.
+            EventSource::QueuePair(unsafe { (*qp).qp_num })
+        }
+        AsyncEventKind::PORT_ACTIVE
+        | AsyncEventKind::PORT_ERR
+        | AsyncEventKind::LID_CHANGE
+        | AsyncEventKind::PKEY_CHANGE
+        | AsyncEventKind::SM_CHANGE
+        | AsyncEventKind::CLIENT_REREGISTER
+        | AsyncEventKind::GID_CHANGE => {
+            // SAFETY: these kinds of events carry a port's number.
+            EventSource::Port(u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0))
+        }
+        AsyncEventKind::DEVICE_FATAL | AsyncEventKind::DEVICE_SPEED_CHANGE => EventSource::Device,
+        _ => EventSource::Other,
+    }
+}

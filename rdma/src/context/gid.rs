@@ -1,0 +1,163 @@
+//! A port's GIDs, and which of them to use.
+
+use std::cmp::Reverse;
+use std::fs;
+
+use rdma_sys::{ibv_gid, ibv_gid_entry};
+
+use super::Context;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::types::{Gid, GidKind, LinkLayer};
+
+/// An entry of a port's GID table.
+#[doc(alias = "ibv_gid_entry")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The address.
+    pub gid: Gid,
+    /// Its place in the table.
+    pub index: u32,
+    /// The port.
+    pub port: u8,
+    /// The protocol that using it means.
+    pub kind: GidKind,
+    /// The network interface behind it (`if_nametoindex`), 0 if none.
+    pub interface: u32,
+}
+
+/// The GIDs of one port.
+pub(crate) fn table(context: &Context, port: u8) -> Result<Vec<GidEntry>> {
+    // Checks the port, and that this is no forked child.
+    let len = context.port_attr(port)?.gid_table_len();
+    match query_table(context) {
+        Ok(mut entries) => {
+            entries.retain(|entry| entry.port == port && !entry.gid.is_zero());
+            Ok(entries)
+        }
+        Err(error) if error.kind() == ErrorKind::NotSupported => one_by_one(context, port, len),
+        Err(error) => Err(error),
+    }
+}
+
+/// All ports' GIDs in one call.
+fn query_table(context: &Context) -> Result<Vec<GidEntry>> {
+    let mut room = 0;
+    for port in 1..=context.port_count() {
+        room += context.port_attr(port)?.gid_table_len() as usize;
+    }
+    let mut raw = vec![ibv_gid_entry::default(); room];
+    // SAFETY: ibv_query_gid_table wants an open context (kept so by `context`) and room for as many entries as it is told.
+    let count = unsafe { context.table().ibv_query_gid_table(context.as_raw(), raw.as_mut_ptr(), room, 0) };
+    let Ok(count) = usize::try_from(count) else {
+        return Err(Error::from_errno(Operation::QueryGid, i32::try_from(count).unwrap_or(0)));
+    };
+    raw.truncate(count);
+    Ok(raw
+        .into_iter()
+        .map(|entry| GidEntry {
+            gid: Gid::from_raw(entry.gid),
+            index: entry.gid_index,
+            port: u8::try_from(entry.port_num).unwrap_or(0),
+            kind: GidKind::from_raw(entry.gid_type),
+            interface: entry.ndev_ifindex,
+        })
+        .collect())
+}
+
+/// The same from an older library or kernel: the kinds are in sysfs.
+fn one_by_one(context: &Context, port: u8, len: u32) -> Result<Vec<GidEntry>> {
+    let device = context.name();
+    let mut entries = Vec::new();
+    for index in 0..len {
+        let gid = query(context, port, index)?;
+        if gid.is_zero() {
+            continue;
+        }
+        let path = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
+        let kind = match fs::read_to_string(path) {
+            Ok(text) if text.trim() == "RoCE v2" => GidKind::ROCE_V2,
+            Ok(_) if context.port_attr(port)?.link_layer() == LinkLayer::ETHERNET => GidKind::ROCE_V1,
+            _ => GidKind::INFINIBAND,
+        };
+        entries.push(GidEntry { gid, index, port, kind, interface: 0 });
+    }
+    Ok(entries)
+}
+
+/// One GID.
+pub(crate) fn query(context: &Context, port: u8, index: u32) -> Result<Gid> {
+    if index >= context.port_attr(port)?.gid_table_len() {
+        return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
+    }
+    let index = i32::try_from(index).map_err(|_| Error::new(Operation::QueryGid, ErrorKind::NotFound))?;
+    let mut gid = ibv_gid::default();
+    // SAFETY: ibv_query_gid wants an open context (kept so by `context`) and room for a GID.
+    let result = unsafe { (context.table().ibv_query_gid)(context.as_raw(), port, index, &raw mut gid) };
+    if result < 0 {
+        return Err(Error::last(Operation::QueryGid));
+    }
+    Ok(Gid::from_raw(gid))
+}
+
+/// The entry that reaches farthest.
+pub(crate) fn best(entries: Vec<GidEntry>, layer: LinkLayer) -> Option<GidEntry> {
+    entries.into_iter().filter(|entry| !entry.gid.is_zero()).max_by_key(|entry| {
+        // On InfiniBand all GIDs of a port are alike; the first is the one that always exists.
+        let rank = if layer == LinkLayer::ETHERNET { rank(entry) } else { (0, 0) };
+        (rank, Reverse(entry.index))
+    })
+}
+
+fn rank(entry: &GidEntry) -> (u8, u8) {
+    let protocol = u8::from(entry.kind == GidKind::ROCE_V2);
+    let reach = match entry.gid {
+        gid if gid.is_link_local() => 0,
+        gid if gid.is_loopback() => 1,
+        gid if gid.ipv4().is_none() => 2,
+        _ => 3,
+    };
+    (protocol, reach)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(table: &[(&str, GidKind)]) -> Vec<GidEntry> {
+        (0..)
+            .zip(table)
+            .map(|(index, &(gid, kind))| GidEntry { gid: gid.parse().unwrap(), index, port: 1, kind, interface: 0 })
+            .collect()
+    }
+
+    #[test]
+    fn on_ethernet_the_routable_roce_v2_address_wins() {
+        // The table of a ConnectX with one IPv4 and one global IPv6 address.
+        let table = entries(&[
+            ("fe80::526b:4bff:fea1:b2c3", GidKind::ROCE_V1),
+            ("fe80::526b:4bff:fea1:b2c3", GidKind::ROCE_V2),
+            ("::ffff:192.0.2.7", GidKind::ROCE_V1),
+            ("::ffff:192.0.2.7", GidKind::ROCE_V2),
+            ("2001:db8::7", GidKind::ROCE_V1),
+            ("2001:db8::7", GidKind::ROCE_V2),
+        ]);
+        assert_eq!(best(table.clone(), LinkLayer::ETHERNET).unwrap().index, 3);
+        assert_eq!(best(table, LinkLayer::INFINIBAND).unwrap().index, 0);
+    }
+
+    #[test]
+    fn every_address_is_better_than_none() {
+        let only_local = entries(&[("fe80::1", GidKind::ROCE_V1)]);
+        assert_eq!(best(only_local, LinkLayer::ETHERNET).unwrap().index, 0);
+        let loopback = entries(&[("fe80::1", GidKind::ROCE_V2), ("::ffff:127.0.0.1", GidKind::ROCE_V2)]);
+        assert_eq!(best(loopback, LinkLayer::ETHERNET).unwrap().index, 1);
+        assert_eq!(best(Vec::new(), LinkLayer::ETHERNET), None);
+        assert_eq!(best(entries(&[("::", GidKind::INFINIBAND)]), LinkLayer::INFINIBAND), None);
+    }
+
+    #[test]
+    fn equals_go_to_the_lowest_index() {
+        let table = entries(&[("::ffff:10.0.0.1", GidKind::ROCE_V2), ("::ffff:10.0.0.2", GidKind::ROCE_V2)]);
+        assert_eq!(best(table, LinkLayer::ETHERNET).unwrap().index, 0);
+    }
+}

@@ -1,0 +1,359 @@
+//! An open device: the parent of everything else.
+//!
+//! A [`Context`] is counted: domains, queues and regions keep it open. It is closed when the last of them is gone.
+//!
+//! # Safety
+//!
+//! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned; it is closed once, by its drop, which
+//!    cannot come before those of its children, since they hold an `Arc` of it (or leaked one, if they could not be destroyed).
+//! 2. Functions of the table are only called with objects that the same table made.
+//! 3. Nothing is called in a forked child.
+
+mod async_event;
+mod attr;
+mod gid;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
+pub use attr::{DeviceAttr, PortAttr};
+pub use gid::GidEntry;
+use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_port_attr};
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::fork;
+use crate::types::{AtomicCapability, Gid, PortState, TransportType};
+
+/// An open device. Clones are handles to the same one.
+///
+/// # Examples
+///
+/// ```
+/// let opened = rdma::open(&rdma::DeviceSelector::Any)?;
+/// println!("using {}", opened.choice);
+/// println!("{} ports", opened.context.port_count());
+/// # Ok::<(), rdma::OpenError>(())
+/// ```
+#[doc(alias = "ibv_context")]
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) inner: Arc<ContextInner>,
+}
+
+/// The open device itself (1).
+pub(crate) struct ContextInner {
+    pub(crate) raw: *mut ibv_context,
+    pub(crate) table: &'static Ibverbs,
+    pub(crate) device: Device,
+    pub(crate) device_attr: DeviceAttr,
+    pub(crate) fork: u32,
+    closed: bool,
+}
+
+// SAFETY: libibverbs' functions may be called on one context from any thread (ibv_open_device(3), and its own locks).
+unsafe impl Send for ContextInner {}
+// SAFETY: as above.
+unsafe impl Sync for ContextInner {}
+
+impl ContextInner {
+    /// An error in a forked child.
+    #[inline]
+    pub(crate) fn check(&self, operation: Operation) -> Result<()> {
+        fork::check(self.fork, operation)
+    }
+
+    /// Whether this is a forked child of the process that opened the device.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.fork != fork::generation()
+    }
+
+    /// Whether reads need remote write access at their local end.
+    pub(crate) fn is_iwarp(&self) -> bool {
+        self.device.transport() == TransportType::IWARP
+    }
+
+    /// Whether the device's atomics are atomic with the processor's.
+    pub(crate) fn atomics_global(&self) -> bool {
+        self.device_attr.atomic_capability() == AtomicCapability::GLOBAL
+    }
+}
+
+impl ContextInner {
+    fn close(&mut self) -> Result<()> {
+        self.check(Operation::CloseDevice)?;
+        // SAFETY: opened by this table (1, 2) and not closed before (`closed`); all children are gone (1); not in a forked
+        // child (3).
+        let result = unsafe { (self.table.ibv_close_device)(self.raw) };
+        Error::check(Operation::CloseDevice, result)?;
+        self.closed = true;
+        Ok(())
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        if self.closed || self.is_forked() {
+            return;
+        }
+        if let Err(error) = self.close() {
+            tracing::warn!(%error, device = self.device.name(), "a device could not be closed and is leaked");
+        }
+    }
+}
+
+impl Device {
+    /// Opens the device.
+    ///
+    /// # Errors
+    ///
+    /// `PermissionDenied` without access to its file in /dev/infiniband; `NoDevice` if it is gone; what the provider says.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context> {
+        Context::open(self)
+    }
+}
+
+impl Context {
+    pub(crate) fn open(device: &Device) -> Result<Self> {
+        fork::watch();
+        let unlocked = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
+        if !device.is_software() && ["MLX5_SINGLE_THREADED", "MLX4_SINGLE_THREADED"].into_iter().any(unlocked) {
+            // The provider would leave out the locks that Send and Sync of our handles rely on.
+            tracing::error!("MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it");
+            return Err(Error::new(Operation::OpenDevice, ErrorKind::NotSupported));
+        }
+        let table = device.table();
+        // SAFETY: ibv_open_device wants a device of the same table, which `device` keeps alive (2).
+        let raw = unsafe { (table.ibv_open_device)(device.as_raw()) };
+        if raw.is_null() {
+            return Err(Error::last(Operation::OpenDevice));
+        }
+        // SAFETY: just opened from this device, and nobody else knows it.
+        unsafe { Self::from_raw(device, raw) }
+    }
+
+    /// Takes over a context that was opened elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// The device cannot be queried; the context is then closed.
+    ///
+    /// # Safety
+    ///
+    /// 1. `raw` was opened, from `device` or the same device of another list, by the functions of the device's
+    ///    [`table`](Device::table), and is not closed by anybody else.
+    /// 2. Its asynchronous events are not taken by anybody else.
+    pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
+        let table = device.table();
+        let mut inner = ContextInner {
+            raw,
+            table,
+            device: device.clone(),
+            device_attr: DeviceAttr::default(),
+            fork: fork::generation(),
+            closed: false,
+        };
+        let mut attr = ibv_device_attr::default();
+        // SAFETY: ibv_query_device wants an open context (1) and room for the attributes.
+        let result = unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
+        Error::check(Operation::QueryDevice, result)?;
+        inner.device_attr = DeviceAttr::from_raw(attr);
+        // Waiting for an event is done by poll(2) and a timeout, so that getting one must never block.
+        // SAFETY: the context is open (1) and this field does not change.
+        let async_fd = unsafe { (*raw).async_fd };
+        set_nonblocking(async_fd)
+            .map_err(|error| Error::from_errno(Operation::OpenDevice, error.raw_os_error().unwrap_or(0)))?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The device that was opened.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.inner.device.name()
+    }
+
+    /// Whether it is the software device of this crate.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.inner.device.is_software()
+    }
+
+    /// What the device can do.
+    #[must_use]
+    #[doc(alias = "ibv_query_device")]
+    pub fn device_attr(&self) -> &DeviceAttr {
+        &self.inner.device_attr
+    }
+
+    /// The number of ports. They are numbered from 1.
+    #[must_use]
+    pub fn port_count(&self) -> u8 {
+        self.inner.device_attr.port_count()
+    }
+
+    /// The number of completion vectors: interrupts over which completion queues can be spread.
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is open (1) and this field does not change.
+        u32::try_from(unsafe { (*self.inner.raw).num_comp_vectors }).unwrap_or(0)
+    }
+
+    /// The state of a port.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such port.
+    #[doc(alias = "ibv_query_port")]
+    pub fn port_attr(&self, port: u8) -> Result<PortAttr> {
+        self.inner.check(Operation::QueryPort)?;
+        if port == 0 || port > self.port_count() {
+            return Err(Error::new(Operation::QueryPort, ErrorKind::NotFound));
+        }
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; not in a forked child (3).
+        let result = unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
+        Error::check(Operation::QueryPort, result)?;
+        Ok(PortAttr::from_raw(attr))
+    }
+
+    /// The first port that is active.
+    ///
+    /// # Errors
+    ///
+    /// What [`port_attr`](Self::port_attr) reports.
+    pub fn first_active_port(&self) -> Result<Option<u8>> {
+        for port in 1..=self.port_count() {
+            if self.port_attr(port)?.state() == PortState::ACTIVE {
+                return Ok(Some(port));
+            }
+        }
+        Ok(None)
+    }
+
+    /// All GIDs of a port, without the empty entries.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such port.
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
+        gid::table(self, port)
+    }
+
+    /// The GID at an index.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such port or index.
+    #[doc(alias = "ibv_query_gid")]
+    pub fn gid(&self, port: u8, index: u32) -> Result<Gid> {
+        gid::query(self, port, index)
+    }
+
+    /// The GID that reaches farthest: on Ethernet RoCE v2 before v1, and IPv4-mapped before other IPv6 before link-local
+    /// addresses; on InfiniBand the first.
+    ///
+    /// # Errors
+    ///
+    /// What [`gid_table`](Self::gid_table) reports.
+    pub fn best_gid(&self, port: u8) -> Result<Option<GidEntry>> {
+        let layer = self.port_attr(port)?.link_layer();
+        Ok(gid::best(self.gid_table(port)?, layer))
+    }
+
+    /// The partition key at an index of a port's table.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such port or index.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
+        let table_len = self.port_attr(port)?.pkey_table_len();
+        if index >= table_len {
+            return Err(Error::new(Operation::QueryPkey, ErrorKind::NotFound));
+        }
+        let mut pkey = 0;
+        // SAFETY: ibv_query_pkey wants an open context (1, 2) and room for the key.
+        let result = unsafe { (self.inner.table.ibv_query_pkey)(self.as_raw(), port, i32::from(index), &raw mut pkey) };
+        if result < 0 {
+            return Err(Error::last(Operation::QueryPkey));
+        }
+        Ok(u16::from_be(pkey))
+    }
+
+    /// Closes the device.
+    ///
+    /// Dropping the last handle does the same; this says whether it worked.
+    ///
+    /// # Errors
+    ///
+    /// `InUse`, with the handle, while a clone, a domain, a queue or a region of it lives.
+    pub fn close(self) -> Result<(), Failed<Self>> {
+        match Arc::try_unwrap(self.inner) {
+            Ok(mut inner) => inner.close().map_err(|error| Failed::new(error, Self { inner: Arc::new(inner) })),
+            Err(inner) => Err(Failed::new(Error::new(Operation::CloseDevice, ErrorKind::InUse), Self { inner })),
+        }
+    }
+
+    /// The C object. It is valid while this handle lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_context {
+        self.inner.raw
+    }
+
+    /// The functions that work on this context and its children.
+    #[must_use]
+    pub fn table(&self) -> &'static Ibverbs {
+        self.inner.table
+    }
+}
+
+/// The descriptor that becomes readable when there is an asynchronous event.
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open (1) and this field does not change.
+        let fd = unsafe { (*self.as_raw()).async_fd };
+        // SAFETY: the descriptor is open as long as the context, which `self` keeps open (1).
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+}
+
+impl AsRawFd for Context {
+    fn as_raw_fd(&self) -> i32 {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("device", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// Makes reads of a descriptor return instead of waiting.
+pub(crate) fn set_nonblocking(fd: i32) -> io::Result<()> {
+    // SAFETY: fcntl with F_GETFL has no conditions; a bad descriptor is an error.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    if unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

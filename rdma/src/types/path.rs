@@ -1,0 +1,92 @@
+//! Paths through the network to a port.
+
+use rdma_sys::{ibv_ah_attr, ibv_global_route};
+
+use super::address::{Gid, Lid};
+
+/// The path to a peer: of a connection, or for an [`AddressHandle`](crate::AddressHandle).
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{Path, Route};
+/// let route = Route { gid: "::ffff:192.0.2.7".parse()?, source_index: 1, hop_limit: 64, ..Route::default() };
+/// let path = Path { port: 1, route: Some(route), ..Path::default() };
+/// assert_eq!(Path::from_raw(&path.to_raw()), path);
+/// # Ok::<(), rdma::ParseGidError>(())
+/// ```
+#[doc(alias = "ibv_ah_attr")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Path {
+    /// The port to leave by.
+    pub port: u8,
+    /// The peer's LID; 0 on Ethernet.
+    pub lid: Lid,
+    /// The route by GID: always on Ethernet, and between subnets.
+    pub route: Option<Route>,
+    /// The service level: 0 to 15.
+    pub service_level: u8,
+    /// What to add to our own LID: which of a port's LIDs it leaves by, on InfiniBand.
+    pub source_path_bits: u8,
+    /// The most that the way there takes (`ibv_rate`); 0: as much as the port gives.
+    pub static_rate: u8,
+}
+
+/// The part of a [`Path`] that crosses subnets.
+#[doc(alias = "ibv_global_route")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Route {
+    /// The peer's GID.
+    pub gid: Gid,
+    /// Our own GID's index.
+    pub source_index: u8,
+    /// How many routers may be crossed.
+    pub hop_limit: u8,
+    /// The traffic class, on RoCE v2 the IP header's.
+    pub traffic_class: u8,
+    /// The flow label: 20 bits.
+    pub flow_label: u32,
+}
+
+impl Path {
+    /// From the C structure.
+    #[must_use]
+    pub fn from_raw(raw: &ibv_ah_attr) -> Self {
+        let route = (raw.is_global != 0).then_some(Route {
+            gid: Gid::from_raw(raw.grh.dgid),
+            source_index: raw.grh.sgid_index,
+            hop_limit: raw.grh.hop_limit,
+            traffic_class: raw.grh.traffic_class,
+            flow_label: raw.grh.flow_label,
+        });
+        Self {
+            port: raw.port_num,
+            lid: Lid(raw.dlid),
+            route,
+            service_level: raw.sl,
+            source_path_bits: raw.src_path_bits,
+            static_rate: raw.static_rate,
+        }
+    }
+
+    /// The C structure.
+    #[must_use]
+    pub fn to_raw(self) -> ibv_ah_attr {
+        let grh = self.route.map_or_else(ibv_global_route::default, |route| ibv_global_route {
+            dgid: route.gid.to_raw(),
+            flow_label: route.flow_label,
+            sgid_index: route.source_index,
+            hop_limit: route.hop_limit,
+            traffic_class: route.traffic_class,
+        });
+        ibv_ah_attr {
+            grh,
+            dlid: self.lid.0,
+            sl: self.service_level,
+            src_path_bits: self.source_path_bits,
+            static_rate: self.static_rate,
+            is_global: self.route.is_some().into(),
+            port_num: self.port,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Rules of dependencies: each one is used, none needs a newer compiler than ours, and none builds
+//! C.
+
+use std::{path::Path, process::Command};
+
+use serde_json::Value;
+
+use crate::system::{cargo, output, read};
+
+/// Packages that run a C compiler, cmake or libclang when a dependent is built.
+const C_BUILDERS: [&str; 6] = ["autotools", "bindgen", "cc", "clang-sys", "cmake", "pkg-config"];
+/// The targets of the committed bindings.
+const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
+
+/// The faults of the workspace in `root`.
+pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
+    let manifest = read(&root.join("Cargo.toml"))?;
+    let default = packages(root, &[])?;
+    let all = packages(root, &["--all-features"])?;
+    let (members, _): (Vec<_>, Vec<_>) = all.iter().partition(|package| package["source"].is_null());
+    let minimum = members.iter().find_map(|member| version(member)).ok_or("no rust-version in Cargo.toml")?;
+
+    let mut faults = unused_in_workspace(&manifest, &members);
+    faults.extend(members.iter().flat_map(|member| unused_in_member(member)));
+    faults.extend(all.iter().filter(|package| version(package) > Some(minimum)).map(|package| {
+        let needed = text(package, "rust_version");
+        format!("{} needs Rust {needed}, newer than ours, 1.{}", name(package), minimum.1)
+    }));
+    let builds_c = |package: &&Value| C_BUILDERS.contains(&name(package)) || !package["links"].is_null();
+    faults.extend(default.iter().filter(builds_c).map(|package| {
+        let name = name(package);
+        format!("{name} builds or links C code; cargo tree --workspace --edges all --invert {name} shows for whom")
+    }));
+    Ok(faults)
+}
+
+/// Entries of `[workspace.dependencies]` that no member names.
+fn unused_in_workspace(manifest: &str, members: &[&Value]) -> Vec<String> {
+    let table = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
+    let entries = table.take_while(|line| !line.starts_with('[')).filter_map(|line| line.split_once(" = "));
+    let is_used = |entry: &str| members.iter().any(|member| dependencies(member).any(|used| used == entry));
+    let unused = entries.map(|(entry, _)| entry).filter(|entry| !is_used(entry));
+    unused.map(|entry| format!("Cargo.toml: no crate uses the workspace's dependency {entry}")).collect()
+}
+
+/// Dependencies of a member that none of its sources names.
+fn unused_in_member(member: &Value) -> impl Iterator<Item = String> {
+    let manifest = text(member, "manifest_path");
+    let names = |dependency: &&str| {
+        let mut git = Command::new("git");
+        git.current_dir(Path::new(manifest).parent().unwrap_or(Path::new(".")));
+        git.args(["grep", "--untracked", "--quiet", "--word-regexp", &dependency.replace('-', "_"), "--", "*.rs"]);
+        git.status().is_ok_and(|status| status.success())
+    };
+    let unused = dependencies(member).filter(move |dependency| !names(dependency));
+    unused.map(move |dependency| format!("{manifest}: no source names the dependency {dependency}"))
+}
+
+/// The packages of `cargo metadata` that are built for our targets.
+fn packages(root: &Path, options: &[&str]) -> Result<Vec<Value>, String> {
+    let mut cargo = cargo(root);
+    cargo.args(["metadata", "--format-version", "1", "--locked"]).args(options);
+    cargo.args(TARGETS.iter().flat_map(|target| ["--filter-platform", *target]));
+    let mut metadata: Value = serde_json::from_str(&output(&mut cargo)?).map_err(|error| error.to_string())?;
+    match metadata["packages"].take() {
+        Value::Array(packages) => Ok(packages),
+        other => Err(format!("cargo metadata lists no packages: {other}")),
+    }
+}
+
+fn dependencies(package: &Value) -> impl Iterator<Item = &str> {
+    package["dependencies"].as_array().into_iter().flatten().map(name)
+}
+
+fn name(package: &Value) -> &str {
+    text(package, "name")
+}
+
+fn text<'a>(package: &'a Value, key: &str) -> &'a str {
+    package[key].as_str().unwrap_or_default()
+}
+
+/// The `rust-version` of a package that has one.
+fn version(package: &Value) -> Option<(u32, u32)> {
+    let mut numbers = package["rust_version"].as_str()?.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_workspace_dependency_without_a_user_is_a_fault() {
+        let manifest = "[workspace]\na = 1\n\n[workspace.dependencies]\nused = \"1\"\n\nidle = { version = \"2\" }\n\n[x]\nb = 1\n";
+        let member = json!({ "dependencies": [{ "name": "used" }, { "name": "other" }] });
+        let faults = unused_in_workspace(manifest, &[&member]);
+        assert_eq!(faults, ["Cargo.toml: no crate uses the workspace's dependency idle"]);
+    }
+
+    #[test]
+    fn versions_of_rust_are_compared_by_number() {
+        let version = |text: &str| version(&json!({ "rust_version": text }));
+        assert!(version("1.9") < version("1.85") && version("1.85") == version("1.85.1"));
+        assert_eq!(super::version(&json!({ "rust_version": null })), None);
+    }
+}

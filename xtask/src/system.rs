@@ -1,0 +1,65 @@
+//! Files and programs, with errors that name them.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Puts the path before an error's text.
+pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> String {
+    move |error| format!("{}: {error}", path.display())
+}
+
+/// Reads a text file.
+pub(crate) fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(at(path))
+}
+
+/// Writes a file and returns its path.
+pub(crate) fn write(path: PathBuf, text: &str) -> Result<PathBuf, String> {
+    fs::write(&path, text).map_err(at(&path))?;
+    Ok(path)
+}
+
+/// Makes a folder and its parents.
+pub(crate) fn make(folder: &Path) -> Result<(), String> {
+    fs::create_dir_all(folder).map_err(at(folder))
+}
+
+/// Removes a folder with its contents, if it exists.
+pub(crate) fn remove(folder: &Path) -> Result<(), String> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(folder)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// The files in a folder with that extension, in the order of their names.
+pub(crate) fn list(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).map_err(at(folder))?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(at(folder))?;
+    paths.retain(|path| path.extension() == Some(OsStr::new(extension)));
+    paths.sort();
+    Ok(paths)
+}
+
+/// The cargo that runs this program, in the workspace's folder.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root);
+    cargo
+}
+
+/// Runs a program and returns its output.
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("cannot run {program}: {error}"))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    } else {
+        let arguments = command.get_args().map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ");
+        Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    }
+}
