@@ -54,4 +54,4 @@ mod os;
 mod verbs;
 
 pub use cm::rdmacm;
-pub use verbs::{InvalidVariable, check_environment, ibverbs, is_soft};
+pub use verbs::{check_environment, ibverbs, is_soft};

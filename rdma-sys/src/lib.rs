@@ -134,7 +134,7 @@ pub use self::{
     bindings::*,
     ibverbs::Ibverbs,
     inline::*,
-    load::{Attempt, LoadError},
+    load::{Attempt, LoadError, Variable},
     macros::*,
     rdmacm::RdmaCm,
     transition::{QpAttrMask, QpTransition},

@@ -7,6 +7,22 @@ use std::{ffi::OsString, sync::OnceLock};
 
 use libloading::os::unix::Library;
 
+/// An environment variable that this workspace reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// The variable's name.
+    pub name: &'static str,
+    /// The values that the variable may have, in words.
+    pub values: &'static str,
+}
+
+#[cfg(not(feature = "linked"))]
+const LIBRARY_PATH: &str = "the path of a library that can be loaded";
+#[cfg(not(feature = "linked"))]
+static IBVERBS_PATH: Variable = Variable { name: "RDMA_IBVERBS_PATH", values: LIBRARY_PATH };
+#[cfg(not(feature = "linked"))]
+static RDMACM_PATH: Variable = Variable { name: "RDMA_RDMACM_PATH", values: LIBRARY_PATH };
+
 /// A library that this crate knows how to find.
 #[cfg(not(feature = "linked"))]
 #[derive(Debug, Clone, Copy)]
@@ -16,23 +32,22 @@ pub(crate) struct Name {
     /// The names under which the dynamic loader may know the library, the best first.
     sonames: &'static [&'static str],
     /// The environment variable that holds a path to use instead.
-    variable: &'static str,
+    variable: &'static Variable,
 }
 
 #[cfg(not(feature = "linked"))]
-pub(crate) const IBVERBS: Name =
-    Name { library: "libibverbs", sonames: &["libibverbs.so.1"], variable: "RDMA_IBVERBS_PATH" };
+pub(crate) static IBVERBS: Name =
+    Name { library: "libibverbs", sonames: &["libibverbs.so.1"], variable: &IBVERBS_PATH };
 #[cfg(not(feature = "linked"))]
-pub(crate) const RDMACM: Name =
-    Name { library: "librdmacm", sonames: &["librdmacm.so.1"], variable: "RDMA_RDMACM_PATH" };
+pub(crate) static RDMACM: Name = Name { library: "librdmacm", sonames: &["librdmacm.so.1"], variable: &RDMACM_PATH };
 
 /// A library could not be loaded. The text names every path that was tried, and the environment
 /// variable that sets the path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{library} cannot be loaded: {}{}", list(.attempts), advice(.variable, *.from_environment))]
+#[error("{library} cannot be loaded: {}{}", list(.attempts), advice(.variable.name, *.from_environment))]
 pub struct LoadError {
     library: &'static str,
-    variable: &'static str,
+    variable: &'static Variable,
     from_environment: bool,
     attempts: Vec<Attempt>,
 }
@@ -56,7 +71,7 @@ impl LoadError {
     /// The environment variable that sets the library's path: `RDMA_IBVERBS_PATH` or
     /// `RDMA_RDMACM_PATH`.
     #[must_use]
-    pub fn variable(&self) -> &'static str {
+    pub fn variable(&self) -> &'static Variable {
         self.variable
     }
 
@@ -90,7 +105,7 @@ pub(crate) fn load_once<T>(
     if let Some(table) = cell.get() {
         return Ok(table);
     }
-    let library = open(name, std::env::var_os(name.variable))?;
+    let library = open(name, std::env::var_os(name.variable.name))?;
     Ok(cell.get_or_init(|| fill(library)))
 }
 

@@ -61,7 +61,7 @@ mod loaded {
     #[ignore = "for a process of its own"]
     fn librdmacm_from_a_path_that_does_not_exist() {
         let error = RdmaCm::system().unwrap_err();
-        assert_eq!((error.library(), error.variable()), ("librdmacm", "RDMA_RDMACM_PATH"));
+        assert_eq!((error.library(), error.variable().name), ("librdmacm", "RDMA_RDMACM_PATH"));
         assert_eq!(error.attempts()[0].path.to_str(), Some("/nonexistent/cm.so"));
     }
 

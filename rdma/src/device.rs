@@ -87,10 +87,9 @@ impl Device {
     pub(crate) fn hardware() -> Result<Vec<Self>> {
         let listed = match Ibverbs::system() {
             Ok(table) => Self::list_of(table, false),
-            Err(error) if std::env::var_os(error.variable()).is_some_and(|path| !path.is_empty()) => {
+            Err(error) if std::env::var_os(error.variable().name).is_some_and(|path| !path.is_empty()) => {
                 tracing::warn!(%error, "no hardware devices");
-                let (name, values) = (error.variable(), "the path of a library that can be loaded");
-                return Err(Error::new(Operation::LoadLibrary, ErrorKind::InvalidVariable { name, values }));
+                return Err(Error::new(Operation::LoadLibrary, ErrorKind::InvalidVariable(error.variable())));
             }
             Err(_) => Err(Error::new(Operation::LoadLibrary, ErrorKind::NotSupported)),
         };
@@ -111,9 +110,8 @@ impl Device {
         if Self::software_is_off() {
             return Ok(Vec::new());
         }
-        rdma_soft::check_environment().map_err(|rdma_soft::InvalidVariable { name, values }| {
-            Error::new(Operation::ListDevices, ErrorKind::InvalidVariable { name, values })
-        })?;
+        rdma_soft::check_environment()
+            .map_err(|variable| Error::new(Operation::ListDevices, ErrorKind::InvalidVariable(variable)))?;
         Self::list_of(rdma_soft::ibverbs(), true)
     }
 

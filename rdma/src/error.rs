@@ -7,6 +7,8 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroI32;
 
+use rdma_sys::Variable;
+
 use crate::types::{QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! operations {
@@ -121,12 +123,7 @@ pub enum ErrorKind {
     /// There is no such port, GID, P_Key, group or file.
     NotFound,
     /// An environment variable has a value that means nothing.
-    InvalidVariable {
-        /// The variable.
-        name: &'static str,
-        /// The values that it may have.
-        values: &'static str,
-    },
+    InvalidVariable(&'static Variable),
     /// The port is not active.
     PortDown,
     /// It would have to wait.
@@ -345,7 +342,7 @@ impl fmt::Display for ErrorKind {
             Self::OutOfMemory => "out of memory or device resources",
             Self::NoDevice => "no such device, or it is gone",
             Self::NotFound => "not found",
-            Self::InvalidVariable { name, values } => {
+            Self::InvalidVariable(Variable { name, values }) => {
                 return write!(f, "the environment variable {name} has an invalid value: it may be {values}");
             }
             Self::PortDown => "the port is not active",

@@ -160,6 +160,7 @@ pub use qp::{
     PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, Rc,
     RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
 };
+pub use rdma_sys::Variable;
 pub use types::{
     AckTimeout, AtomicCapability, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError, Path,
     PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, TransportType, WcError, WcStatus,

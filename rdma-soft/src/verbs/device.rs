@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use rdma_sys::{ibv_device, ibv_node_type, ibv_transport_type};
+use rdma_sys::{Variable, ibv_device, ibv_node_type, ibv_transport_type};
 
 use super::object::{Object, Public};
 use super::{Errno, errno};
@@ -91,15 +91,6 @@ fn guid() -> u64 {
     (hash & 0x00ff_ffff_ffff_ffff) | 0x0200_0000_0000_0000
 }
 
-/// An environment variable of the device has a value that means nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InvalidVariable {
-    /// The variable's name.
-    pub name: &'static str,
-    /// The values that it may have.
-    pub values: &'static str,
-}
-
 /// Checks the environment variables of the device. An empty variable counts as unset.
 ///
 /// With an invalid one `ibv_get_device_list` fails with `EINVAL`.
@@ -107,20 +98,26 @@ pub struct InvalidVariable {
 /// # Errors
 ///
 /// The first variable with a value that means nothing.
-pub fn check_environment() -> Result<(), InvalidVariable> {
-    type Rule = fn(&str) -> bool;
-    let on_or_off: Rule = |value| ["on", "off"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed));
-    let layer: Rule = |value| ["ethernet", "infiniband"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed));
-    let timeout: Rule = |value| value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms));
-    for (name, values, is_valid) in [
-        ("RDMA_SOFT", "on or off", on_or_off),
-        ("RDMA_SOFT_LINK_LAYER", "ethernet or infiniband", layer),
-        ("RDMA_SOFT_PTRACER", "on or off", on_or_off),
-        ("RDMA_SOFT_CM_TIMEOUT", "1 to 60000", timeout),
-    ] {
-        let value = env::var_os(name).filter(|value| !value.is_empty());
+pub fn check_environment() -> Result<(), &'static Variable> {
+    fn on_or_off(value: &str) -> bool {
+        ["on", "off"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed))
+    }
+    fn link_layer(value: &str) -> bool {
+        ["ethernet", "infiniband"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed))
+    }
+    fn timeout(value: &str) -> bool {
+        value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms))
+    }
+    static RULES: [(Variable, fn(&str) -> bool); 4] = [
+        (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
+        (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
+        (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
+        (Variable { name: "RDMA_SOFT_CM_TIMEOUT", values: "1 to 60000" }, timeout),
+    ];
+    for (variable, is_valid) in &RULES {
+        let value = env::var_os(variable.name).filter(|value| !value.is_empty());
         if value.is_some_and(|value| !value.to_str().is_some_and(is_valid)) {
-            return Err(InvalidVariable { name, values });
+            return Err(variable);
         }
     }
     Ok(())

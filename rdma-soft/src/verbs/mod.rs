@@ -35,7 +35,7 @@ mod qp_state;
 mod strings;
 mod table;
 
-pub use device::{InvalidVariable, check_environment, is_soft};
+pub use device::{check_environment, is_soft};
 pub use table::ibverbs;
 
 use crate::engine::Errno;
