@@ -108,7 +108,8 @@ pub fn check_environment() -> Result<(), &'static Variable> {
     fn timeout(value: &str) -> bool {
         value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms))
     }
-    static RULES: [(Variable, fn(&str) -> bool); 4] = [
+    type Rule = (Variable, fn(&str) -> bool);
+    static RULES: [Rule; 4] = [
         (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
         (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
