@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use rdma_sys::ibv_sge;
+use rdma_sys::{ibv_send_flags, ibv_sge};
 
 use super::ring::Vacant;
 use crate::error::ErrorKind;
@@ -45,6 +45,11 @@ impl Refusal {
 
 /// Local memory of a request: pieces that are gathered from, or scattered to, in order.
 pub trait Local: sealed::Sealed {
+    /// Whether the bytes are the caller's, which the provider must copy while the request is posted: the device could not
+    /// read them afterwards.
+    #[doc(hidden)]
+    const INLINE: u32 = 0;
+
     #[doc(hidden)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal>;
 
@@ -226,6 +231,8 @@ impl Owned for ExposedSlice {
 impl sealed::Sealed for Inline<'_> {}
 
 impl Local for Inline<'_> {
+    const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+
     #[inline(always)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         list.push(self.bytes.as_ptr().expose_provenance() as u64, self.bytes.len(), 0)
@@ -289,6 +296,8 @@ macro_rules! lists {
         impl<L: HostBytes, $($generics)*> HostBytes for $list {}
 
         impl<L: Local, $($generics)*> Local for $list {
+            const INLINE: u32 = L::INLINE;
+
             #[inline]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 self.iter().try_for_each(|piece| piece.describe(list))
@@ -326,6 +335,12 @@ macro_rules! tuples {
         impl<$($name: HostBytes),*> HostBytes for ($($name,)*) {}
 
         impl<$($name: Local),*> Local for ($($name,)*) {
+            const INLINE: u32 = {
+                // The flag is for the whole list, and not all memory can be copied from.
+                assert!($($name::INLINE == A::INLINE)&&*, "bytes that are copied do not mix with registered memory");
+                A::INLINE
+            };
+
             #[inline]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 $(self.$index.describe(list)?;)*

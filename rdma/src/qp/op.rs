@@ -192,7 +192,7 @@ impl<'a> Work<SendOp, Inline<'a>> {
     /// Sends bytes that are copied when the request is posted, at most the queue's `max_inline_data`.
     #[inline]
     pub const fn inline(bytes: &'a [u8]) -> Self {
-        Work { flags: SIGNALED | INLINE, ..Self::with(SendOp(()), Inline::new(bytes)) }
+        Self::with(SendOp(()), Inline::new(bytes))
     }
 }
 
@@ -208,7 +208,7 @@ impl<'a> Work<SendImmOp, Inline<'a>> {
     /// Sends bytes that are copied when the request is posted, with `imm`.
     #[inline]
     pub const fn inline(bytes: &'a [u8], imm: u32) -> Self {
-        Work { flags: SIGNALED | INLINE, ..Self::with(SendImmOp(imm), Inline::new(bytes)) }
+        Self::with(SendImmOp(imm), Inline::new(bytes))
     }
 }
 
@@ -224,7 +224,7 @@ impl<'a> Work<WriteOp, Inline<'a>> {
     /// Writes bytes that are copied when the request is posted, at most the queue's `max_inline_data`.
     #[inline]
     pub const fn inline(bytes: &'a [u8], remote: RemoteSlice) -> Self {
-        Work { flags: SIGNALED | INLINE, ..Self::with(WriteOp(remote), Inline::new(bytes)) }
+        Self::with(WriteOp(remote), Inline::new(bytes))
     }
 }
 
@@ -240,7 +240,7 @@ impl<'a> Work<WriteImmOp, Inline<'a>> {
     /// Writes bytes that are copied when the request is posted, and delivers `imm`.
     #[inline]
     pub const fn inline(bytes: &'a [u8], remote: RemoteSlice, imm: u32) -> Self {
-        Work { flags: SIGNALED | INLINE, ..Self::with(WriteImmOp(remote, imm), Inline::new(bytes)) }
+        Self::with(WriteImmOp(remote, imm), Inline::new(bytes))
     }
 }
 

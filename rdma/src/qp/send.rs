@@ -165,7 +165,9 @@ impl SendQueue {
         work.local.describe(&mut list)?;
         let (mut segments, len) = list.finish();
         work.operation.fill(wr, len, segments)?;
-        if work.flags & super::op::INLINE != 0 && len > u64::from(self.limits.max_inline) {
+        // S2: what only borrows its bytes is copied.
+        let flags = work.flags | L::INLINE;
+        if flags & super::op::INLINE != 0 && len > u64::from(self.limits.max_inline) {
             return Err(Refusal::TooLong);
         }
         if O::IS_READ && self.limits.is_iwarp {
@@ -187,7 +189,7 @@ impl SendQueue {
             }
         }
         let producer = &mut self.attached.producer;
-        let asked = work.flags & SIGNALED != 0 || self.limits.signal_all;
+        let asked = flags & SIGNALED != 0 || self.limits.signal_all;
         let forced = !asked && producer.must_signal(run);
         let Some(mut slot) = (if at == 0 { producer.vacant() } else { producer.vacant_after(at) }) else {
             return Err(Refusal::QueueFull);
@@ -204,7 +206,7 @@ impl SendQueue {
         slot.describe(work.token, info);
         wr.wr_id = slot.wr_id();
         wr.num_sge = segments;
-        wr.send_flags = if forced { work.flags | SIGNALED } else { work.flags };
+        wr.send_flags = if forced { flags | SIGNALED } else { flags };
         Ok((slot, asked || forced))
     }
 

@@ -49,6 +49,21 @@ fn bad_requests_come_back_before_they_are_posted() {
 }
 
 #[test]
+fn bytes_that_are_only_borrowed_are_always_posted_inline() {
+    let mut rig = Rig::new();
+    let taken_out = op::Send::inline(b"gone soon").into_local();
+    rig.qp.post_send(op::Send::new(taken_out)).unwrap();
+    rig.qp.post_send(op::Write::new([taken_out, taken_out], remote())).unwrap();
+    let mut batch = rig.qp.batch();
+    batch.push(op::SendImm::new((taken_out, taken_out), 1)).unwrap();
+    batch.submit().unwrap();
+    let flags: Vec<_> = rig.posted().iter().map(|posted| posted.flags).collect();
+    assert!(flags.iter().all(|flags| flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0), "{flags:x?}");
+    let long = op::Send::inline(&[0; 17]).into_local();
+    assert_eq!(kind(&mut rig, op::Send::new([long, long])), ErrorKind::TooLong);
+}
+
+#[test]
 fn an_empty_piece_is_parked_but_not_shown_to_the_device() {
     let mut rig = Rig::new();
     let pieces = (rig.buffer(3), rig.buffer(5).split_off(5), rig.buffer(4));
