@@ -50,10 +50,14 @@ impl Server {
     fn of(command: &mut Command) -> Self {
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        stderr.read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("rping: listening on ").map(str::parse);
-        let Some(Ok(address)) = address else { panic!("the server did not begin: {line}: {:?}", finish_bare(child)) };
+        let (mut said, mut address) = (String::new(), None);
+        // A server that does not begin says why, and ends.
+        while address.is_none() {
+            let start = said.len();
+            assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "the server did not begin: {said}");
+            address = said[start..].trim().strip_prefix("rping: listening on ").map(|at| at.parse().unwrap());
+        }
+        let address = address.unwrap();
         Self { address, child, stderr }
     }
 
@@ -98,11 +102,6 @@ impl Server {
         let (well, complaints) = self.end();
         assert!(!well && complaints.lines().count() == 1 && complaints.contains(part), "{part:?}: {complaints}");
     }
-}
-
-/// The status of a program that is about to end.
-fn finish_bare(mut child: Child) -> std::process::ExitStatus {
-    child.wait().unwrap()
 }
 
 /// A peer of one of the programs that does as the test says.
@@ -257,6 +256,43 @@ mod rping {
     }
 
     #[test]
+    fn every_side_reports_in_json() {
+        let report = |out: &str| -> Value {
+            assert_eq!(out.lines().count(), 1, "{out}");
+            serde_json::from_str(out).unwrap()
+        };
+        let of_pair = report(&succeed("rping", &["--json", "-C", "7"]));
+        assert_eq!((&of_pair["side"], &of_pair["pings"], &of_pair["size"]), (&"client".into(), &7.into(), &64.into()));
+        assert_eq!((&of_pair["program"], &of_pair["device"]), (&"rping".into(), &"soft0".into()));
+        assert!(of_pair["seconds"].as_f64().unwrap() > 0.0);
+
+        let mut server = Server::start(&["--json"]);
+        let client = server.client(&["--json", "-C", "5", "-S", "100"]);
+        let client = report(&text(&client.stdout));
+        assert_eq!((&client["pings"], &client["size"]), (&5.into(), &100.into()));
+        assert_eq!(client["server"], server.address.to_string());
+        let served = report(&std::io::read_to_string(server.child.stdout.take().unwrap()).unwrap());
+        assert_eq!((&served["side"], &served["pings"]), (&"server".into(), &5.into()));
+        assert!(served["client"].as_str().unwrap().starts_with("127.0.0.1:"), "{served}");
+        server.ends_well();
+
+        let mut server = Server::start(&["--json", "-P", "--clients", "2"]);
+        assert!(server.client(&["-C", "1"]).status.success() && server.client(&["-C", "2"]).status.success());
+        let out = std::io::read_to_string(server.child.stdout.take().unwrap()).unwrap();
+        let pings: Vec<Value> = out.lines().map(|line| report(line)["pings"].clone()).collect();
+        assert_eq!(pings, [1, 2]);
+        server.ends_well();
+    }
+
+    /// rdmacm-utils' rping takes `-C` at its server, and its client says when it is over.
+    #[test]
+    fn a_server_takes_a_count_and_leaves_it_to_its_client() {
+        let server = Server::start(&["-C", "2"]);
+        assert!(server.client(&["-V", "-C", "5"]).status.success());
+        server.ends_well();
+    }
+
+    #[test]
     fn a_persistent_server_has_several_clients_at_a_time() {
         let server = Server::start(&["-P", "--clients", "6"]);
         let one_by_one = || assert!(server.client(&["-V", "-C", "5", "-S", "1000"]).status.success());
@@ -293,6 +329,7 @@ mod rping {
             (&["-c", "-s", "-a", "127.0.0.1"], "cannot be used with"),
             (&["-P"], "--server"),
             (&["-s", "-P", "--clients", "0"], "--clients 0"),
+            (&["-v", "--json"], "cannot be used with"),
             (&["-I", "127.0.0.1"], "--client"),
             (&["-c", "-a", "no such host"], "no such host"),
             (&["-s", "-a", "no such host"], "no such host"),

@@ -25,7 +25,7 @@ const PINGS: u64 = 100;
 #[command(version, args_override_self = true, disable_version_flag = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     /// Wait for a client
-    #[arg(short, long, conflicts_with_all = ["client", "source", "count"])]
+    #[arg(short, long, conflicts_with_all = ["client", "source"])]
     server: bool,
     /// Ping a server
     #[arg(short, long, requires = "address")]
@@ -39,7 +39,8 @@ struct Args {
     /// Port of the connection manager (default: 7174)
     #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
-    /// Pings (default: 100 if both sides are started here, else without end; 0: without end)
+    /// Pings (default: 100 if both sides are started here, else without end; 0: without end). A server takes it for
+    /// compatibility with rdmacm-utils' rping, and like that one leaves the number to its client
     #[arg(short = 'C', long, value_name = "N")]
     count: Option<u64>,
     /// Bytes of each ping: 26 to 64K
@@ -49,7 +50,7 @@ struct Args {
     #[arg(short = 'V', long)]
     validate: bool,
     /// Print each ping's text
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "json")]
     verbose: bool,
     /// Wait for the next client after one has gone; serve several at the same time
     #[arg(short = 'P', long, requires = "server")]
@@ -60,7 +61,7 @@ struct Args {
     /// Say on standard error what is being done
     #[arg(short, long)]
     debug: bool,
-    /// Make the queue pair without the connection manager's help: always so here
+    /// Make the queue pair without the connection manager's help: always so here, and only for compatibility
     #[arg(short = 'q', long)]
     own_qp: bool,
     /// Device: soft0, mlx5_0, any, hardware
@@ -69,6 +70,9 @@ struct Args {
     /// Seconds that the other side may be silent (default: 30; a server waits for its first client without end)
     #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
     timeout: Option<Duration>,
+    /// Print one JSON object; a persistent server: one line for each client that ended well
+    #[arg(short = 'J', long)]
+    json: bool,
     /// Print version
     #[arg(long, action = ArgAction::Version)]
     version: Option<bool>,
@@ -104,6 +108,7 @@ impl Args {
             count: self.count.filter(|&count| count > 0),
             validate: self.validate,
             verbose: self.verbose,
+            json: self.json,
             debug: self.debug,
             patience: self.timeout.unwrap_or(Duration::from_secs(30)),
         })
@@ -125,7 +130,7 @@ fn listen(chosen: &Chosen, address: SocketAddr) -> Result<Listener<Rc>, Failure>
 
 fn serve(args: &Args, settings: &Settings) -> Result<(), Failure> {
     let chosen = args.open()?;
-    announce(&chosen.using(), false)?;
+    announce(&chosen.using(), args.json)?;
     let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), args.port());
     let address = args.address.as_deref().map_or(Ok(any), |address| address::resolve(address, args.port()))?;
     let listener = listen(&chosen, address)?;
@@ -139,7 +144,7 @@ fn ping(args: &Args, settings: &Settings) -> Result<(), Failure> {
     let server = address::resolve(args.address.as_deref().unwrap_or_default(), args.port())?;
     let source = args.source.as_deref().map(|source| address::resolve_source(source, &server)).transpose()?;
     let chosen = args.open()?;
-    announce(&chosen.using(), false)?;
+    announce(&chosen.using(), args.json)?;
     rping::client(&chosen.context, settings, server, source).map(drop)
 }
 
@@ -166,10 +171,14 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     let listener = group.agree("the listener", listener.transpose())?;
     let server = address::tell(group, listener.as_ref().map(Listener::local_addr))?;
     if let Some(listener) = listener {
+        // The client's report is that of both.
+        let settings = &Settings { json: false, ..settings.clone() };
         return rping::serve_one(&chosen.context, settings, &listener, Some(settings.patience)).map(drop);
     }
-    announce(&chosen.using(), false)?;
+    announce(&chosen.using(), args.json)?;
     let pings = rping::client(&chosen.context, settings, server, None)?;
-    writeln!(io::stdout(), "{pings} pings of {} bytes by {server}: all came back as they were", settings.size)?;
+    if !settings.json {
+        writeln!(io::stdout(), "{pings} pings of {} bytes by {server}: all came back as they were", settings.size)?;
+    }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! The side that pings.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::cm::blocking;
 use rdma::{Context, ExposedRegion, Rc, RemoteAccess};
+use serde_json::json;
 
 use super::session::{Arrival, Nudge, Session, Unconnected};
 use super::{Advert, Settings, ping_text};
@@ -39,13 +40,16 @@ pub fn run(
     if is_iwarp(context) {
         session.nudge_by(Nudge::Write);
     }
-    let mut number = 0;
+    let (begun, mut number) = (Instant::now(), 0);
     while settings.count.is_none_or(|count| number < count) {
         ping(settings, &mut session, number, &text, &answer).map_err(|e| e.context(format_args!("ping {number}")))?;
         number += 1;
     }
+    let seconds = begun.elapsed().as_secs_f64();
     settings.step(format_args!("disconnecting"));
     session.disconnect();
+    let report = json!({ "side": "client", "server": server.to_string(), "size": settings.size, "seconds": seconds });
+    settings.report(context, number, report)?;
     Ok(number)
 }
 

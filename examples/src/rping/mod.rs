@@ -1,8 +1,9 @@
 //! The ping of rdmacm-utils' `rping`: a client and a server that the connection manager connects.
 //!
-//! For each ping the client tells where its text is; the server reads it and says "go ahead"; the client tells where the answer is
-//! to go; the server writes the text there and says so. Each message has 16 bytes: an [`Advert`] from the client, anything from
-//! the server. There is no private data, and no end but the disconnection by the client.
+//! A ping: the client sends the address of its text; the server reads the text and sends "go
+//! ahead"; the client sends the address of its answer buffer; the server writes the text there and
+//! sends "go ahead". Each message has 16 bytes: an [`Advert`] from the client, anything from the
+//! server. There is no private data; the client ends the run by disconnecting.
 
 mod client;
 mod server;
@@ -12,7 +13,9 @@ mod wire;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use rdma::Context;
 use rdma::cm::ConnOptions;
+use serde_json::Value;
 
 use crate::failure::say;
 pub use client::run as client;
@@ -37,6 +40,8 @@ pub struct Settings {
     pub validate: bool,
     /// Print each text.
     pub verbose: bool,
+    /// Print a JSON object for each connection that ended well.
+    pub json: bool,
     /// Say on standard error what is being done.
     pub debug: bool,
     /// How long the other side may be silent.
@@ -61,6 +66,20 @@ impl Settings {
         let text: String = until_nul(text).iter().map(printable).collect();
         let mut out = io::stdout().lock();
         writeln!(out, "{what}: {text}")?;
+        out.flush()
+    }
+
+    /// Prints what a connection has done, where JSON is wanted. `extra` is an object.
+    fn report(&self, context: &Context, pings: u64, mut extra: Value) -> io::Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        extra["program"] = "rping".into();
+        extra["device"] = context.name().into();
+        extra["pings"] = pings.into();
+        // In one piece: clients of a persistent server end at the same time.
+        let mut out = io::stdout().lock();
+        writeln!(out, "{extra}")?;
         out.flush()
     }
 

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use rdma::cm::blocking::{IncomingConnection, Listener};
 use rdma::op::{Read, Write as RdmaWrite};
 use rdma::{Context, ErrorKind, ExposedRegion, Rc, RemoteAccess};
+use serde_json::json;
 
 use super::session::{Arrival, Nudge, Session, Unconnected};
 use super::wire::MESSAGE;
@@ -136,6 +137,7 @@ fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>
     // On iWARP what a read fills has to be open to writes.
     let text = unconnected.region(LARGEST, RemoteAccess::WRITE)?;
     let (qp, rest) = unconnected.split();
+    let client = request.peer_addr().map(|address| address.to_string());
     let accepted = request.accept(qp, &settings.options(), settings.patience);
     let (connection, qp) = accepted.map_err(|e| Failure::from(e.error).context("cannot accept the client"))?;
     settings.step(format_args!("connected"));
@@ -149,6 +151,7 @@ fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>
     }
     settings.step(format_args!("the client has disconnected after {number} pings"));
     session.disconnect();
+    settings.report(context, number, json!({ "side": "server", "client": client }))?;
     Ok(number)
 }
 
@@ -197,7 +200,15 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn settings() -> Settings {
-        Settings { size: 64, count: Some(3), validate: true, verbose: false, debug: false, patience: PATIENCE }
+        Settings {
+            size: 64,
+            count: Some(3),
+            validate: true,
+            verbose: false,
+            json: false,
+            debug: false,
+            patience: PATIENCE,
+        }
     }
 
     fn soft0() -> Context {
