@@ -1,8 +1,9 @@
 //! Safe RDMA verbs: as fast as C, and testable without a NIC.
 //!
-//! RDMA lets one process put data into another's memory, or take it from there, without system calls and without copies by
-//! the kernel. This crate is the verbs interface of Linux (`libibverbs`) made safe, together with a software device, `soft0`,
-//! that needs no NIC, no kernel module and no root: what works on it works on hardware.
+//! RDMA lets one process put data into another's memory, or take it from there, without system
+//! calls and without copies by the kernel. This crate is the verbs interface of Linux
+//! (`libibverbs`) made safe, together with a software device, `soft0`, that needs no NIC, no kernel
+//! module and no root: what works on it works on hardware.
 //!
 //! # Objects
 //!
@@ -20,11 +21,11 @@
 //! | [`AddressHandle`] | where a datagram goes | its domain; requests to it keep it |
 //! | [`MulticastAttachment`] | a queue pair's part in a group | nothing: the queue pair leaves its groups when it ends |
 //!
-//! A [`RemoteSlice`] names a peer's exposed memory, an [`Endpoint`] or [`DatagramEndpoint`] its queue pair; all are plain data with a
-//! fixed wire format.
+//! A [`RemoteSlice`] names a peer's exposed memory, an [`Endpoint`] or [`DatagramEndpoint`] its
+//! queue pair; all are plain data with a fixed wire format.
 //!
-//! Parents are counted: any handle can be dropped at any time, and lives in any struct or task. A forked child cannot use the
-//! handles of its parent: calls fail with [`ErrorKind::Forked`].
+//! Parents are counted: any handle can be dropped at any time, and lives in any struct or task. A
+//! forked child cannot use the handles of its parent: calls fail with [`ErrorKind::Forked`].
 //!
 //! # Connecting
 //!
@@ -54,16 +55,18 @@
 //!                      (RESET)                       (INIT: post receives)              (RTS: send too)
 //! ```
 //!
-//! The connection manager, [`cm`], connects by IP address and port, as sockets do; on iWARP there is no other way.
+//! The connection manager, [`cm`], connects by IP address and port, as sockets do; on iWARP there
+//! is no other way.
 //!
-//! A completion queue needs a place for every request of its queue pairs, `max_send_wr` and `max_recv_wr` (16 each, if not
-//! said): [`QpBuilder::build`] fails where it has fewer.
+//! A completion queue needs a place for every request of its queue pairs, `max_send_wr` and
+//! `max_recv_wr` (16 each, if not said): [`QpBuilder::build`] fails where it has fewer.
 //!
 //! # Datagrams
 //!
-//! A queue pair of transport [`Ud`] has no peer. It sends messages of one packet to whom each says, and takes them from
-//! everybody who knows its Q_Key. What is lost is lost: nothing is repeated, and nobody is told. There are no reads, writes and atomic
-//! operations; asking for one does not compile.
+//! A queue pair of transport [`Ud`] has no peer. It sends messages of one packet to whom each says,
+//! and takes them from everybody who knows its Q_Key. What is lost is lost: nothing is repeated,
+//! and nobody is told. There are no reads, writes and atomic operations; asking for one does not
+//! compile.
 //!
 //! ```text
 //! datagram ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── ready ──> QueuePair
@@ -102,9 +105,9 @@
 //!
 //! # Who has the memory
 //!
-//! Posting moves a [`Buffer`] into the queue; a [`Poller`] hands it back with its [`Completion`]. A buffer is a local region's: no
-//! peer can reach it. An [`ExposedRegion`] is never lent as a slice; bytes are copied in and out, and it stays usable while
-//! requests on its slices are under way.
+//! Posting moves a [`Buffer`] into the queue; a [`Poller`] hands it back with its [`Completion`]. A
+//! buffer is a local region's: no peer can reach it. An [`ExposedRegion`] is never lent as a slice;
+//! bytes are copied in and out, and it stays usable while requests on its slices are under way.
 //!
 //! | What happens | Where the buffer is then |
 //! | --- | --- |
@@ -114,9 +117,10 @@
 //! | the queue pair is reset, closed or dropped | freed, after the device has let go of it |
 //! | that fails | leaked, and logged |
 //!
-//! Operations are in [`op`]: `qp.post_send(op::Read::new(sink, remote).token(7))?`. [`QueuePair::scope`] lends memory for the
-//! length of a closure; [`RawQueuePair`] is the C interface's way, unsafe. Warnings go to the `tracing` crate, among them why the
-//! software device refused a peer.
+//! Operations are in [`op`]: `qp.post_send(op::Read::new(sink, remote).token(7))?`.
+//! [`QueuePair::scope`] lends memory for the length of a closure; [`RawQueuePair`] is the C
+//! interface's way, unsafe. Warnings go to the `tracing` crate, among them why the software device
+//! refused a peer.
 //!
 //! # Features
 //!

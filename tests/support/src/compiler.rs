@@ -15,8 +15,8 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler in `CC`, or `cc`, which works in `folder`. Without one, or without headers, the test counts as skipped,
-    /// and in CI as failed.
+    /// The compiler in `CC`, or `cc`, which works in `folder`. Without one, or without headers, the
+    /// test counts as skipped, and in CI as failed.
     ///
     /// # Panics
     ///

@@ -6,7 +6,8 @@
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
 //! * [`skip`] and [`lacks`]: tests that cannot run here.
 //!
-//! No test waits longer than [`LIMIT`] for another process, so that a hang is a failure that names what was awaited.
+//! No test waits longer than [`LIMIT`] for another process, so that a hang is a failure that names
+//! what was awaited.
 
 mod alone;
 mod channel;

@@ -92,7 +92,8 @@ pub fn connect(address: &str) -> TcpStream {
     }
 }
 
-/// Whether a tool that the test needs is installed. Without it the test counts as skipped, and in CI as failed.
+/// Whether a tool that the test needs is installed. Without it the test counts as skipped, and in
+/// CI as failed.
 ///
 /// # Panics
 ///
