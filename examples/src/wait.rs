@@ -66,7 +66,7 @@ impl Completions {
                 if let Some(completion) = self.poller.poll()? {
                     return take(completion).map(Some);
                 }
-                self.channel.wait(Some(look))?;
+                self.channel.next_event(Some(look))?;
                 if let Some(completion) = self.poller.poll()? {
                     return take(completion).map(Some);
                 }

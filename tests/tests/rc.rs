@@ -344,11 +344,11 @@ fn events_wake_a_sleeper() {
     let mut b = b.connect(&to_a, &ConnectOptions::new()).unwrap();
 
     cq.request_notify(false).unwrap();
-    assert_eq!(channel.wait(Some(Duration::from_millis(10))).unwrap(), None, "nothing has happened");
+    assert_eq!(channel.next_event(Some(Duration::from_millis(10))).unwrap(), None, "nothing has happened");
     b.post_recv(pd.allocate(8).unwrap(), 0).unwrap();
     let sleeper = std::thread::spawn({
         let channel = channel.clone();
-        move || channel.wait(Some(rdma_tests::LIMIT)).unwrap()
+        move || channel.next_event(Some(rdma_tests::LIMIT)).unwrap()
     });
     std::thread::sleep(Duration::from_millis(20));
     a.post_send(Send::new(buffer(&pd, b"wake"))).unwrap();

@@ -343,10 +343,10 @@ fn events_wake_a_sleeper() {
     let b = b.ready().unwrap();
     let address = a.qp.address_of(&b.endpoint().unwrap()).unwrap();
     cq.request_notify(true).unwrap();
-    assert_eq!(channel.wait(Some(Duration::from_millis(10))).unwrap(), None, "nothing has happened");
+    assert_eq!(channel.next_event(Some(Duration::from_millis(10))).unwrap(), None, "nothing has happened");
     let sleeper = std::thread::spawn({
         let channel = channel.clone();
-        move || channel.wait(Some(LIMIT)).unwrap()
+        move || channel.next_event(Some(LIMIT)).unwrap()
     });
     // The first datagram is not solicited.
     a.qp.post_send(Send::inline(b"plain").to(&address, b.qpn(), QKEY)).unwrap();

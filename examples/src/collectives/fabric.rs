@@ -388,7 +388,7 @@ impl Fabric {
             if self.collect_received(None)? {
                 return Ok(true);
             }
-            channel.wait(Some(nap))?;
+            channel.next_event(Some(nap))?;
         }
         let mut any = false;
         while let Some(mut completion) = self.recv_poller.poll()? {

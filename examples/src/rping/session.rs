@@ -218,7 +218,7 @@ impl Session {
                 }
                 self.give_nudge();
             }
-            while self.channel.try_wait()?.is_some() {}
+            while self.channel.try_next_event()?.is_some() {}
             self.gone = self.connection.wait_disconnected(Some(Duration::ZERO))?;
         }
     }

@@ -5,9 +5,12 @@
 //! 1. A [`ChannelInner`] owns a channel that its context's table created; it is destroyed once, after its completion queues,
 //!    which hold an `Arc` of it.
 //! 2. The pointer that an event brings is used only to acknowledge the event, at once: until then the library keeps the queue.
+//! 3. The channel's descriptor is non-blocking and is not lent: made blocking, or filled, it would stop whoever reports
+//!    a completion.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +24,9 @@ use crate::wait::{self, Deadline};
 
 /// A source of events for any number of completion queues.
 ///
-/// The descriptor ([`AsFd`]) is readable while events wait, and non-blocking: it fits epoll and async runtimes.
-/// An event is acknowledged before it is returned and names its queue by [`CqId`]; it may name a queue that was destroyed
-/// meanwhile.
+/// The descriptor ([`AsFd`]) is readable while events wait: it fits poll, epoll and async runtimes, and is good for
+/// nothing else (it is an epoll that watches the provider's descriptor). An event is acknowledged before it is
+/// returned and names its queue by [`CqId`]; it may name a queue that was destroyed meanwhile.
 #[doc(alias = "ibv_comp_channel")]
 #[derive(Clone)]
 pub struct CompletionChannel {
@@ -34,12 +37,14 @@ pub struct CompletionChannel {
 pub(crate) struct ChannelInner {
     pub(crate) raw: *mut ibv_comp_channel,
     pub(crate) context: Arc<ContextInner>,
+    /// What is lent: an epoll that watches the channel's descriptor (3).
+    lent: OwnedFd,
     destroyed: bool,
 }
 
 // SAFETY: libibverbs' functions may be called on one channel from any thread.
 unsafe impl Send for ChannelInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs' functions may be called on one channel from several threads at a time.
 unsafe impl Sync for ChannelInner {}
 
 impl ChannelInner {
@@ -52,6 +57,7 @@ impl ChannelInner {
         Ok(())
     }
 
+    /// The channel's own descriptor, to wait on; not to be lent (3).
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is alive (1) and this field does not change.
         let fd = unsafe { (*self.raw).fd };
@@ -60,7 +66,7 @@ impl ChannelInner {
     }
 
     /// The next event, acknowledged, if there is one.
-    pub(crate) fn try_wait(&self) -> Result<Option<CqId>> {
+    pub(crate) fn try_next_event(&self) -> Result<Option<CqId>> {
         self.context.check(Operation::GetCqEvent)?;
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: ibv_get_cq_event wants a channel (1) and room for two pointers; the descriptor is non-blocking.
@@ -79,17 +85,17 @@ impl ChannelInner {
     }
 
     /// The next event, acknowledged; none at the deadline.
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
+    pub(crate) fn next_event(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
         let deadline = Deadline::after(timeout);
         loop {
-            if let Some(id) = self.try_wait()? {
+            if let Some(id) = self.try_next_event()? {
                 return Ok(Some(id));
             }
             let ready = wait::readable(self.fd(), deadline)
                 .map_err(|error| Error::from_errno(Operation::GetCqEvent, error.raw_os_error().unwrap_or(0)))?;
             // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
             if !ready || deadline.is_over() {
-                return self.try_wait();
+                return self.try_next_event();
             }
         }
     }
@@ -132,16 +138,22 @@ impl CompletionChannel {
     ///
     /// # Errors
     ///
-    /// Its descriptor cannot be made non-blocking; the channel is then destroyed.
+    /// No epoll can be made that watches its descriptor; the channel is then destroyed.
     ///
     /// # Safety
     ///
     /// `raw` was created in this context, and is not destroyed by anybody else. Events of completion queues that were not made by
     /// this crate are acknowledged when they are taken, and named by the address of their context.
     pub unsafe fn from_raw(context: &Context, raw: *mut ibv_comp_channel) -> Result<Self> {
-        let inner = ChannelInner { raw, context: Arc::clone(&context.inner), destroyed: false };
-        set_nonblocking(inner.fd().as_raw_fd())
-            .map_err(|error| Error::from_errno(Operation::CreateChannel, error.raw_os_error().unwrap_or(0)))?;
+        let failed = |error: io::Error| Error::from_errno(Operation::CreateChannel, error.raw_os_error().unwrap_or(0));
+        let lent = wait::epoll().inspect_err(|_| {
+            // SAFETY: ibv_destroy_comp_channel wants a channel of this table that no queue uses: the caller's promise.
+            unsafe { (context.inner.table.ibv_destroy_comp_channel)(raw) };
+        });
+        let lent = lent.map_err(failed)?;
+        let inner = ChannelInner { raw, context: Arc::clone(&context.inner), lent, destroyed: false };
+        set_nonblocking(inner.fd().as_raw_fd()).map_err(failed)?;
+        wait::watch(&inner.lent, inner.fd()).map_err(failed)?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -155,8 +167,8 @@ impl CompletionChannel {
     /// `NoDevice` when the device is gone; what the provider reports.
     #[doc(alias = "ibv_get_cq_event")]
     #[doc(alias = "ibv_ack_cq_events")]
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
-        self.inner.wait(timeout)
+    pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
+        self.inner.next_event(timeout)
     }
 
     /// Takes an event if there is one.
@@ -165,9 +177,9 @@ impl CompletionChannel {
     ///
     /// # Errors
     ///
-    /// As for [`wait`](Self::wait).
-    pub fn try_wait(&self) -> Result<Option<CqId>> {
-        self.inner.try_wait()
+    /// As for [`next_event`](Self::next_event).
+    pub fn try_next_event(&self) -> Result<Option<CqId>> {
+        self.inner.try_next_event()
     }
 
     /// Destroys the channel.
@@ -191,13 +203,13 @@ impl CompletionChannel {
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.fd()
+        self.inner.lent.as_fd()
     }
 }
 
 impl AsRawFd for CompletionChannel {
-    fn as_raw_fd(&self) -> i32 {
-        self.inner.fd().as_raw_fd()
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.lent.as_raw_fd()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Completion queues and channels, over the test provider.
 
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_wc;
@@ -31,28 +33,49 @@ fn an_event_names_the_queue_and_is_already_acknowledged() {
         testing::complete(cq.as_raw(), ibv_wc::default());
         testing::complete(cq.as_raw(), ibv_wc::default());
     }
-    assert_eq!(channel.wait(None).unwrap(), Some(second.id()));
+    assert_eq!(channel.next_event(None).unwrap(), Some(second.id()));
     assert_eq!(testing::calls().last(), Some(&"ack_cq_events"));
-    assert_eq!(channel.try_wait().unwrap(), Some(first.id()));
-    assert_eq!(channel.try_wait().unwrap(), None);
+    assert_eq!(channel.try_next_event().unwrap(), Some(first.id()));
+    assert_eq!(channel.try_next_event().unwrap(), None);
+}
+
+#[test]
+fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block_the_queue() {
+    let context = testing::context();
+    let channel = context.create_completion_channel().unwrap();
+    let cq = context.cq_builder(16).channel(&channel).build().unwrap();
+    assert_eq!(channel.as_raw_fd(), channel.as_fd().as_raw_fd());
+    let mut file = std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap());
+    assert!(file.write_all(&u64::MAX.to_ne_bytes()).is_err(), "it cannot be written");
+    // SAFETY: F_SETFL without flags makes a descriptor of ours blocking.
+    assert_eq!(unsafe { libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, 0) }, 0);
+    let readable =
+        || crate::wait::readable(channel.as_fd(), crate::wait::Deadline::after(Some(Duration::ZERO))).unwrap();
+    assert_eq!(channel.try_next_event().unwrap(), None);
+    assert!(!readable());
+    cq.request_notify(false).unwrap();
+    testing::complete(cq.as_raw(), ibv_wc::default());
+    assert!(readable());
+    assert_eq!(channel.try_next_event().unwrap(), Some(cq.id()));
+    assert!(!readable());
 }
 
 #[test]
 fn waiting_ends_at_the_deadline() {
     let channel = testing::context().create_completion_channel().unwrap();
     let start = Instant::now();
-    assert_eq!(channel.wait(Some(Duration::from_millis(20))).unwrap(), None);
+    assert_eq!(channel.next_event(Some(Duration::from_millis(20))).unwrap(), None);
     assert!(start.elapsed() >= Duration::from_millis(20));
-    assert_eq!(channel.wait(Some(Duration::ZERO)).unwrap(), None);
+    assert_eq!(channel.next_event(Some(Duration::ZERO)).unwrap(), None);
 }
 
 #[test]
 fn a_broken_channel_is_an_error_and_an_interruption_is_not() {
     let channel = testing::context().create_completion_channel().unwrap();
     testing::fail("get_cq_event", libc::EINTR);
-    assert_eq!(channel.wait(Some(Duration::ZERO)).unwrap(), None);
+    assert_eq!(channel.next_event(Some(Duration::ZERO)).unwrap(), None);
     testing::fail("get_cq_event", libc::EIO);
-    let error = channel.wait(None).unwrap_err();
+    let error = channel.next_event(None).unwrap_err();
     assert_eq!((error.operation(), error.errno()), (Operation::GetCqEvent, Some(libc::EIO)));
 }
 

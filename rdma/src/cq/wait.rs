@@ -71,7 +71,7 @@ impl Poller {
                     wait::readable(channel.fd(), deadline)
                         .map_err(|error| Error::from_errno(Operation::GetCqEvent, error.raw_os_error().unwrap_or(0)))?;
                     // This event, and any left over from earlier: the queue is armed anew before we sleep again.
-                    while channel.try_wait()?.is_some() {}
+                    while channel.try_next_event()?.is_some() {}
                 }
                 None => {
                     thread::sleep(nap);

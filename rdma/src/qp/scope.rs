@@ -156,8 +156,18 @@ impl<T: Transport> QueuePair<T> {
         };
         // C1: whatever the body does, the requests are waited for here: the scope is ours, and it only borrowed it.
         let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope)));
-        // C1: nor does it unwind from here (a subscriber's panic, or that of an owner's drop) with memory in flight.
-        let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish())).unwrap_or_else(|_| process::abort());
+        // C1: nor does it unwind from here (an owner's drop may panic) with memory in flight.
+        let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish()));
+        if !scope.may_end() {
+            // Returning would give up memory that the device may still write.
+            process::abort();
+        }
+        let (finished, forced) = finished.unwrap_or_else(|payload| panic::resume_unwind(payload));
+        // Nothing is in flight any more: a subscriber may panic.
+        if forced {
+            let qpn = scope.qp.qpn();
+            tracing::warn!(qpn, "a scope's requests did not finish in time; its queue pair went to the error state");
+        }
         match result {
             Ok(value) => finished.map(|()| value),
             Err(payload) => panic::resume_unwind(payload),
@@ -290,40 +300,35 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         Ok(())
     }
 
-    /// Waits for all requests, by all means (C1).
-    fn finish(&mut self) -> Result<(), ScopeError> {
+    /// Whether the lent memory is free again (C1). In a forked child the device works on the parent's memory, not on this
+    /// process's copy.
+    fn may_end(&self) -> bool {
+        self.shared.is_done() || self.qp.control.context.is_forked()
+    }
+
+    /// Waits for all requests, by all means (C1), and logs nothing before they have ended. True if the queue pair had to be
+    /// moved to the error state.
+    fn finish(&mut self) -> (Result<(), ScopeError>, bool) {
         let result = self.wait();
-        if self.shared.is_done() {
-            return result;
+        if self.may_end() {
+            return (result, false);
         }
-        if self.qp.control.context.is_forked() {
-            // The device works on the parent's memory, not on this process's copy.
-            return result;
-        }
-        tracing::warn!(
-            qpn = self.qp.qpn(),
-            "a scope's requests are not finished; its queue pair goes to the error state"
-        );
         // What fails here shows in the requests not finishing.
         let _ = self.qp.set_error();
         let _ = self.pump_until(Instant::now() + GRACE);
         if self.shared.is_done() {
-            return result;
+            return (result, true);
         }
         // A destroy that succeeds releases what is parked, and so ends the requests.
         if let Err(error) = self.qp.destroy() {
-            tracing::error!(%error, "the device keeps access to memory that was only lent to it");
+            tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
         }
         // A slot that another thread's poller is just taking is not parked any more; it tells us in a moment.
         let patience = Instant::now() + GRACE;
         while self.qp.control.is_destroyed() && !self.shared.is_done() && Instant::now() < patience {
             thread::yield_now();
         }
-        if !self.shared.is_done() {
-            // C1: returning would give up memory that the device may still write.
-            process::abort();
-        }
-        result
+        (result, true)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_cq;
 
+use super::attacks::panics;
 use super::*;
 use crate::error::ErrorKind;
 use crate::testing::{BadWr, fail, fail_post};
@@ -165,6 +166,23 @@ fn a_scope_that_cannot_end_aborts_the_process() {
         println!("about to end");
     });
     println!("returned");
+}
+
+#[test]
+fn a_subscriber_that_panics_at_a_timeout_does_so_when_nothing_is_in_flight() {
+    let mut rig = Rig::new();
+    let source = rig.buffer(4);
+    let Rig { qp, poller, .. } = &mut rig;
+    // Without a destroy that ends the request, the process would be aborted.
+    panics(|| {
+        qp.scope(poller, SOON, |scope| {
+            scope.post_send(op::Send::new(source.lend(..))).unwrap();
+        })
+    });
+    assert_eq!(testing::live("qp"), 0);
+    drop(source);
+    drop(rig);
+    assert_eq!(regions(), 0);
 }
 
 #[test]
