@@ -6,7 +6,8 @@ use super::peer::Peer;
 use super::ring::{Consumer, Corrupt, Producer, Region};
 use crate::engine::{Gather, HEADER_WORDS, Header, LinkId, Outbound, Source, Target};
 
-/// While more than this is written and unpublished, the consumer is let in, so that both sides copy at once.
+/// While more than this is written and unpublished, the consumer is let in, so that both sides copy
+/// at once.
 const PUBLISH_EVERY: u64 = 64 << 10;
 
 /// Why a link still has something to send.
@@ -71,7 +72,8 @@ impl Link {
         }
     }
 
-    /// Hands inbound frames to `handle` until there is none or `budget` bytes were handled. True when frames are left.
+    /// Hands inbound frames to `handle` until there is none or `budget` bytes were handled. True
+    /// when frames are left.
     pub(crate) fn drain(
         &mut self,
         budget: &mut usize,
@@ -84,8 +86,8 @@ impl Link {
             }
             let Some((header, span)) = self.inbound.next()? else { break false };
             let ptr = self.inbound.region().payload(span);
-            // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped during the call; only
-            // atomic accesses and the peer process touch them.
+            // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped during
+            // the call; only atomic accesses and the peer process touch them.
             let payload = unsafe { Source::from_raw(ptr, span.len as usize) };
             handle(self.id, &Header(header), payload);
             *budget = budget.saturating_sub(64 + span.len as usize);
@@ -109,7 +111,8 @@ impl Link {
         }
     }
 
-    /// After a transmission that found no room: whether to try again at once. Otherwise the peer will wake us.
+    /// After a transmission that found no room: whether to try again at once. Otherwise the peer
+    /// will wake us.
     pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
         if self.corrupt { Err(Corrupt) } else { self.out.wait_for_room() }
     }
@@ -128,6 +131,12 @@ impl Link {
     /// Says to the peer that we are awake.
     pub(crate) fn disarm(&self) {
         doorbell::disarm(self.asleep.word());
+    }
+
+    /// Whether the peer has to be rung; it is not asleep any more then.
+    #[cfg(test)]
+    pub(crate) fn must_ring(&self) -> bool {
+        doorbell::must_ring(self.peer_asleep.word())
     }
 
     /// Writes what no producer would.
@@ -157,7 +166,8 @@ impl Link {
 
 impl Outbound for Link {
     fn max_payload(&self) -> usize {
-        // A quarter of the ring, so that the two sides overlap; pieces of 64 KiB are as fast as larger ones.
+        // A quarter of the ring, so that the two sides overlap; pieces of 64 KiB are as fast as
+        // larger ones.
         (self.out.max_payload() as usize / 2).min(64 << 10)
     }
 
@@ -169,8 +179,8 @@ impl Outbound for Link {
         match self.out.push(&header.0, len) {
             Ok(Some(span)) => {
                 let ptr = self.out.region().payload(span);
-                // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped; they are ours until
-                // they are published, and only atomic accesses touch them.
+                // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped;
+                // they are ours until they are published, and only atomic accesses touch them.
                 let target = unsafe { Target::from_raw(ptr, span.len as usize) };
                 let copied = payload.copy_to(target);
                 debug_assert!(copied, "a gather list longer than its own length");

@@ -1,8 +1,8 @@
 //! The agent: the thread that does the device's work while the application does something else.
 //!
-//! It sleeps in `epoll_wait` on the doorbell, the timer, the sockets where peers connect, and what tells of a peer's death.
-//! While the application polls, the agent only looks in once a millisecond, to notice when it stops; peers do not
-//! ring it then.
+//! It sleeps in `epoll_wait` on the doorbell, the timer, the sockets where peers connect, and what
+//! tells of a peer's death. While the application polls, the agent only looks in once a
+//! millisecond, to notice when it stops; peers do not ring it then.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use rdma_mem::Mapping;
 
 use super::source::Source;
-use super::state::{Agent, State};
+use super::state::{Agent, State, TICK};
 use super::{Node, groups, peers};
 use crate::engine::{Area, Grant, LinkId, Lookup};
 use crate::link::duplex::Link;
@@ -20,10 +20,6 @@ use crate::link::packet::{self, Body, Error, Kind};
 use crate::log::{self, remark};
 use crate::os;
 
-/// How often the agent looks in while the application polls.
-const TICK: Duration = Duration::from_millis(1);
-/// So many polls since it last said that it would sleep, and the application is one that polls.
-const POLLS_OF_A_POLLER: u64 = 16;
 /// Packets that are taken from one link before others have their turn.
 const PACKETS: usize = 16;
 
@@ -47,10 +43,11 @@ fn take_turn(node: &'static Node, polls_before: &mut u64) -> Option<Duration> {
         let more = state.progress();
         let lookups = core::mem::take(&mut state.lookups);
         let grants = core::mem::take(&mut state.grants);
+        let unmapped = state.engine.take_unmapped();
         let polls = state.polls;
-        let polling = polls != *polls_before && polls.wrapping_sub(state.polls_at_settle) >= POLLS_OF_A_POLLER;
+        let polling = polls != *polls_before && state.is_polled();
         *polls_before = polls;
-        (fall_asleep(&mut state, polling, more), lookups, grants, state.engine.take_unmapped())
+        (fall_asleep(&mut state, polling, more), lookups, grants, unmapped)
     };
     drop(unmapped);
     let mut groups = Vec::new();
@@ -75,11 +72,7 @@ fn fall_asleep(state: &mut State, polling: bool, more: bool) -> Option<Duration>
         state.agent = Agent::Ticking;
         return Some(TICK);
     }
-    if more || state.arm() {
-        return Some(Duration::ZERO);
-    }
-    state.agent = Agent::Asleep;
-    None
+    (more || state.fall_asleep()).then_some(Duration::ZERO)
 }
 
 fn handle(node: &'static Node, source: Source) {
@@ -134,8 +127,8 @@ fn map_grant(packet: &mut packet::Packet) -> Result<Area, Refusal> {
     let mapping = Arc::new(Mapping::map(fd.as_fd(), end)?);
     // SAFETY: `offset` is at most `end`, the length of the mapping.
     let ptr = unsafe { mapping.as_ptr().add(offset) };
-    // SAFETY: `len` bytes from `offset` are the end of the mapping, which the owner keeps, readable and writable;
-    // only the engine knows of it.
+    // SAFETY: `len` bytes from `offset` are the end of the mapping, which the owner keeps, readable
+    // and writable; only the engine knows of it.
     Ok(unsafe { Area::new(ptr, len, mapping) })
 }
 

@@ -1,6 +1,7 @@
 //! What the node's lock protects: the engine, its links, and what is left for the agent to do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdma_sys::ibv_wc;
 
@@ -13,17 +14,23 @@ use crate::link::ring::Corrupt;
 use crate::log::remark;
 use crate::os::{self, event_loop::EventLoop};
 
-/// While nobody else looks at the timers, an application that polls does, every so many empty polls: reading the clock
-/// takes as long as all the rest of an empty poll.
+/// While nobody else looks at the timers, an application that polls does, every so many empty
+/// polls: reading the clock takes as long as all the rest of an empty poll.
 const POLLS_PER_CLOCK: u64 = 32;
-/// What is left to take in from the next link, and then to send, in bytes, after a link that had more than there was to spend:
-/// so no peer, however fast, keeps the others or our answers waiting for ever.
+/// So many polls since somebody went to sleep, and the application is one that polls.
+const POLLS_OF_A_POLLER: u64 = 16;
+/// How often the agent looks in while the application polls.
+pub(super) const TICK: Duration = Duration::from_millis(1);
+/// What is left to take in from the next link, and then to send, in bytes, after a link that had
+/// more than there was to spend: so no peer, however fast, keeps the others or our answers waiting
+/// for ever.
 const SHARE: usize = COPY_BUDGET / 64;
 
 /// What the agent thread is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Agent {
-    /// About to look at everything.
+    /// About to look at everything. On a core that the application keeps busy, that may be
+    /// milliseconds from now.
     Awake,
     /// The application polls: looks again in a millisecond, is not rung by peers.
     Ticking,
@@ -38,12 +45,13 @@ pub(crate) struct State {
     pub(crate) engine: Engine,
     /// By number.
     links: Vec<Option<Link>>,
-    /// Who sends first at the next turn: the link after one that had more to send than a turn has to spend, or 0.
+    /// Who sends first at the next turn: the link after one that had more to send than a turn has
+    /// to spend, or 0.
     first: usize,
     /// How often a completion queue was polled.
     pub(crate) polls: u64,
-    /// `polls` when the application last said that it would sleep.
-    pub(crate) polls_at_settle: u64,
+    /// `polls` when the application last said that it would sleep, or the agent went to sleep.
+    polls_at_sleep: u64,
     /// What the agent does.
     pub(crate) agent: Agent,
     /// What the agent has to find.
@@ -68,7 +76,7 @@ impl State {
             links: Vec::new(),
             first: 0,
             polls: 0,
-            polls_at_settle: 0,
+            polls_at_sleep: 0,
             agent: Agent::Awake,
             lookups: Vec::new(),
             grants: Vec::new(),
@@ -160,19 +168,54 @@ impl State {
     /// The same for a queue that was found empty.
     #[inline(never)]
     fn turn_and_poll(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
-        // Who polls all the time posts soon, and the next request carries the acknowledgement. If it does not, the agent
-        // sends it at its next tick.
-        self.turn(self.agent == Agent::Ticking);
+        if self.agent == Agent::Asleep && self.is_polled() {
+            self.stay_awake();
+        }
+        // A thread that polls all the time posts soon, and its next request carries the
+        // acknowledgement. If the thread stops, the agent sends the acknowledgement in its next
+        // turn, for which it need not have the processor now.
+        self.turn(self.agent != Agent::Asleep);
         self.engine.poll_cq(cq, out)
     }
 
-    /// Takes in what has come and sends what there is: at most about a megabyte of copying. True if more is left to do.
+    /// Whether the application polls instead of sleeping.
+    pub(super) fn is_polled(&self) -> bool {
+        self.polls.wrapping_sub(self.polls_at_sleep) >= POLLS_OF_A_POLLER
+    }
+
+    /// Takes over from the sleeping agent: peers do not ring any more, and the agent looks in at
+    /// the next tick. The polling thread does so itself: the agent may not get a processor for long
+    /// while that thread uses it.
+    #[cold]
+    fn stay_awake(&mut self) {
+        self.disarm();
+        self.agent = Agent::Ticking;
+        let now = os::now();
+        let tick = now.after(u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX));
+        self.set_alarm(if self.alarm > now { self.alarm.min(tick) } else { tick });
+    }
+
+    /// Tells all peers to ring from now on. True if there is work to do first.
+    pub(super) fn fall_asleep(&mut self) -> bool {
+        if self.arm() {
+            return true;
+        }
+        self.agent = Agent::Asleep;
+        self.polls_at_sleep = self.polls;
+        // Timers that nobody was in a hurry to start.
+        self.finish(false);
+        false
+    }
+
+    /// Takes in what has come and sends what there is: at most about a megabyte of copying. True if
+    /// more is left to do.
     pub(crate) fn progress(&mut self) -> bool {
         self.turn(false)
     }
 
-    /// Whether datagrams that were complete for their senders may be lost if this process ends now: they wait for a link, or its
-    /// peer, who may not have taken the link into use yet, has not taken them.
+    /// Whether datagrams that were complete for their senders may be lost if this process ends now:
+    /// they wait for a link, or its peer, who may not have taken the link into use yet, has not
+    /// taken them.
     pub(crate) fn has_words_left(&self) -> bool {
         let untaken = |link: &Link| self.engine.was_awaited(link.id) && !link.is_taken();
         self.engine.has_waiting_datagrams() || self.links().any(untaken)
@@ -196,7 +239,8 @@ impl State {
         more
     }
 
-    /// What follows a call of the application into the engine: the same without looking for what has come in.
+    /// What follows a call of the application into the engine: the same without looking for what
+    /// has come in.
     #[inline]
     pub(crate) fn after_call(&mut self) {
         if !self.engine.is_idle() {
@@ -210,26 +254,23 @@ impl State {
         self.finish(more);
     }
 
-    /// The application is about to wait instead of polling: from now on peers ring. If the agent was not asleep, it finds out
-    /// at its next tick.
+    /// The application is about to wait instead of polling: from now on peers ring. If the agent
+    /// was not asleep, it finds out at its next tick.
     pub(crate) fn settle(&mut self) {
-        self.polls_at_settle = self.polls;
+        self.polls_at_sleep = self.polls;
         self.progress();
         if self.agent == Agent::Ticking {
             // What does not fit into a few turns is the agent's.
-            let quiet = (0..4).any(|_| {
-                let work = self.arm();
+            let busy = (0..4).all(|_| {
+                let work = self.fall_asleep();
                 if work {
                     self.progress();
                 }
-                !work
+                work
             });
-            self.agent = Agent::Asleep;
-            if !quiet {
+            if busy {
                 self.wake_agent();
             }
-            // Timers that nobody was in a hurry to start.
-            self.finish(false);
         }
     }
 
@@ -276,8 +317,8 @@ impl State {
         self.remove_link(link.id, "corrupt");
     }
 
-    /// Sends for the links that have something new, and for those that could not send everything before. What goes to
-    /// this process itself is taken in at once.
+    /// Sends for the links that have something new, and for those that could not send everything
+    /// before. What goes to this process itself is taken in at once.
     fn transmit(&mut self, budget: &mut usize) -> bool {
         let mut more = self.first != 0 && self.transmit_after(budget);
         for index in 0..self.links.len() {
@@ -348,7 +389,8 @@ impl State {
         }
     }
 
-    /// The rest of a turn: events, timers, and work for the agent. `more`: somebody has to take another turn.
+    /// The rest of a turn: events, timers, and work for the agent. `more`: somebody has to take
+    /// another turn.
     fn finish(&mut self, mut more: bool) {
         more |= self.timers();
         while let Some(event) = self.engine.poll_event() {
@@ -380,8 +422,8 @@ impl State {
     fn timers(&mut self) -> bool {
         let Some(at) = self.engine.poll_timeout() else { return false };
         let others_will = match self.agent {
-            Agent::Ticking => self.polls % POLLS_PER_CLOCK != 0,
-            Agent::Awake | Agent::Asleep => at != Time(0) && self.alarm <= at,
+            Agent::Ticking | Agent::Awake => self.polls % POLLS_PER_CLOCK != 0,
+            Agent::Asleep => at != Time(0) && self.alarm <= at,
         };
         !others_will && self.run_timers()
     }
@@ -420,7 +462,7 @@ impl State {
     }
 
     /// Tells all peers that this process sleeps. True if there is work after all.
-    pub(crate) fn arm(&self) -> bool {
+    fn arm(&self) -> bool {
         self.links().fold(false, |work, link| link.arm() | work)
     }
 
@@ -464,6 +506,28 @@ mod tests {
         });
         let peers = peers.collect();
         (state, peers)
+    }
+
+    #[test]
+    fn an_application_that_polls_is_not_rung_whether_or_not_the_agent_gets_a_processor() {
+        let (mut state, peers) = linked(1);
+        let cq = state.engine.create_cq(1, 1).unwrap();
+        assert!(!state.fall_asleep());
+        for _ in 0..POLLS_OF_A_POLLER {
+            assert!(peers[0].must_ring());
+            assert!(!state.fall_asleep());
+            assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
+        }
+        assert!(!state.fall_asleep());
+        for _ in 0..=POLLS_OF_A_POLLER {
+            assert_eq!(state.poll_cq(cq, &mut [ibv_wc::default()]), Ok(0));
+        }
+        assert!(!peers[0].must_ring());
+        assert_eq!(state.agent, Agent::Ticking);
+        // The agent notices when the polling ends.
+        let mut is_woken = false;
+        state.event_loop.wait(Some(Duration::from_secs(10)), |_| is_woken = true);
+        assert!(!is_woken, "by a descriptor, where only the alarm is set");
     }
 
     #[test]
