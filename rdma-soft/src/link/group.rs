@@ -1,8 +1,9 @@
-//! Which processes are in a multicast group: a process in a group has bound an abstract socket whose name says so, and a sender reads
-//! the kernel's list of names. As with [slots](super::slot), the kernel forgets a name when its process dies.
+//! Which processes are in a multicast group: a process in a group has bound an abstract socket
+//! whose name says so, and a sender reads the kernel's list of names. As with [slots](super::slot),
+//! the kernel forgets a name when its process dies.
 //!
-//! Nothing is ever sent to these sockets. A process of another user can bind such names, too: they lead to processes that either
-//! refuse a link or are not in the group and drop what they get.
+//! Nothing is ever sent to these sockets. A process of another user can bind such names, too: they
+//! lead to processes that either refuse a link or are not in the group and drop what they get.
 
 use std::io;
 
@@ -10,7 +11,8 @@ use crate::engine::{Gid, Slot};
 use crate::os::Result;
 use crate::os::socket::{self, Socket};
 
-/// What the names begin with: then the slot, the group's address in hexadecimal, and a number that makes the name unique.
+/// What the names begin with: then the slot, the group's address in hexadecimal, and a number that
+/// makes the name unique.
 const PREFIX: &str = "rdma-soft-group-";
 
 /// Processes of one group that are sent to.
@@ -22,7 +24,8 @@ fn hex(gid: Gid) -> String {
 
 /// Says that the process with a slot is in a group, until the socket is dropped.
 ///
-/// `number` is random: anybody can bind a name that can be foreseen, and a forked child that has not run yet has its parent's.
+/// `number` is random: anybody can bind a name that can be foreseen, and a forked child that has
+/// not run yet has its parent's.
 pub(crate) fn join(slot: Slot, gid: Gid, number: u64) -> Result<Socket> {
     let socket = Socket::new()?;
     socket.bind(&format!("{PREFIX}{}-{}-{number:x}", slot.0, hex(gid)))?;

@@ -9,8 +9,9 @@
 //!                                             <-  Accept + directory
 //! ```
 //!
-//! Two processes have one link. To an opener that has one already the acceptor answers `Known { slots }`, and `Busy` while another
-//! handshake of the two is under way. Either may answer `Refuse { why }`. A handshake waits, so it has a thread of its own.
+//! Two processes have one link. To an opener that has one already the acceptor answers `Known {
+//! slots }`, and `Busy` while another handshake of the two is under way. Either may answer `Refuse
+//! { why }`. A handshake waits, so it has a thread of its own.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -146,8 +147,8 @@ pub(crate) fn open(socket: Socket, local: &Local<'_>) -> Result<Opened, Refusal>
     }
 }
 
-/// Accepts a link over a socket that a peer connected; `answer` says how, from the peer's process id and the slots that it claims.
-/// None if the answer is not [`Answer::Welcome`].
+/// Accepts a link over a socket that a peer connected; `answer` says how, from the peer's process
+/// id and the slots that it claims. None if the answer is not [`Answer::Welcome`].
 pub(crate) fn accept(
     socket: Socket,
     local: &Local<'_>,
@@ -247,7 +248,8 @@ fn try_accept(
     Ok(Some(Agreed { ends: memory.ends(Side::Acceptor), hello: theirs, directory }))
 }
 
-/// Which process the peer is, if it is one that may trace us and that we may trace: of two users one may not, as a rule.
+/// Which process the peer is, if it is one that may trace us and that we may trace: of two users
+/// one may not, as a rule.
 fn identify(socket: &Socket) -> Result<Credentials, Refusal> {
     let peer = socket.peer()?;
     let errno = match peer {
@@ -293,7 +295,8 @@ impl Hello {
     fn read(socket: &Socket, peer: Credentials, body: &mut Body) -> Result<Self, Refusal> {
         let address = body.take_u64()?;
         let slots = take_slots(body)?;
-        // Before the token is read: if the process dies and another gets its number, that one cannot prove anything.
+        // Before the token is read: if the process dies and another gets its number, that one
+        // cannot prove anything.
         let pidfd = socket.peer_pidfd(peer.pid)?;
         let token = trust::read_token(peer.pid, address).map_err(|error| Refusal::Untraceable { peer, error })?;
         Ok(Self { pid: peer.pid, pidfd, token, slots })

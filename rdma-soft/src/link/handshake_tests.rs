@@ -23,7 +23,8 @@ fn welcome(_: i32, _: &[Slot]) -> Answer {
     Answer::Welcome
 }
 
-/// The acceptor's answer to an opener that `act`s as it likes; and the text of the refusal that the opener got.
+/// The acceptor's answer to an opener that `act`s as it likes; and the text of the refusal that the
+/// opener got.
 fn accept_from(act: impl FnOnce(&Socket) + Send) -> Result<Option<Established>, Refusal> {
     let [ours, theirs] = Socket::pair();
     let process = Process::new(7, 1 << 16);
@@ -153,7 +154,8 @@ fn descriptors_that_could_hurt_are_refused() {
     let (_, memory) = Memory::create(1 << 16).unwrap();
     // SAFETY: memfd_create wants a NUL-terminated name.
     let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: memfd_create just returned it.
+    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: memfd_create just
+    // returned it.
     let unsealed = unsafe { OwnedFd::from_raw_fd(fd) };
     let directory = good.directory.fd().unwrap();
     let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 6] = [

@@ -1,5 +1,5 @@
-//! All interleavings of small runs: no frame is torn, lost or out of order, and no wake-up is lost. Loom reports a lost
-//! wake-up as a deadlock and a torn frame as a causality violation.
+//! All interleavings of small runs: no frame is torn, lost or out of order, and no wake-up is lost.
+//! Loom reports a lost wake-up as a deadlock and a torn frame as a causality violation.
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -191,13 +191,15 @@ fn loom_batches_wake_once() {
     check(3, 2, 16, 3);
 }
 
-/// Frames of 192 bytes: there is room for two and the zero after them, so the producer has to be woken.
+/// Frames of 192 bytes: there is room for two and the zero after them, so the producer has to be
+/// woken.
 #[test]
 fn loom_a_producer_without_room_is_woken() {
     check(4, 1, 128, 3);
 }
 
-/// The application's thread publishes and two others may sleep: the flag is taken by one ringer only.
+/// The application's thread publishes and two others may sleep: the flag is taken by one ringer
+/// only.
 #[test]
 fn loom_one_ring_per_sleep() {
     loom::model(|| {

@@ -5,16 +5,18 @@
 //! | words         | frames of ring 0  | frames of ring 1       |
 //! ```
 //!
-//! Every word has two cache lines of its own, so that neither neighbours nor the adjacent-line prefetcher make the two
-//! sides fight for it.
+//! Every word has two cache lines of its own, so that neither neighbours nor the adjacent-line
+//! prefetcher make the two sides fight for it.
 //!
 //! # Safety
 //!
-//! 1. [`Memory`] maps `CONTROL + 2 * capacity` bytes, page aligned, readable and writable, as long as it lives. The
-//!    [`Ring`]s and [`Flag`]s hold the `Arc` of the memory that they point into.
-//! 2. All access is atomic: control words through `AtomicU64`, header words as relaxed `AtomicU64`, payloads through
-//!    `rdma_mem` by whoever gets a pointer. The peer may write anything at any time; that is no race, for it is another process.
-//! 3. Every offset is checked against the capacity, which is this side's own number, before it is used.
+//! 1. [`Memory`] maps `CONTROL + 2 * capacity` bytes, page aligned, readable and writable, as long
+//!    as it lives. The [`Ring`]s and [`Flag`]s hold the `Arc` of the memory that they point into.
+//! 2. All access is atomic: control words through `AtomicU64`, header words as relaxed `AtomicU64`,
+//!    payloads through `rdma_mem` by whoever gets a pointer. The peer may write anything at any
+//!    time; that is no race, for it is another process.
+//! 3. Every offset is checked against the capacity, which is this side's own number, before it is
+//!    used.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -72,7 +74,8 @@ pub(crate) fn capacity_is_valid(capacity: usize) -> bool {
 }
 
 impl Memory {
-    /// Makes the memory of a link with two rings of `capacity` bytes, and the file to send to the peer: it may be dropped then.
+    /// Makes the memory of a link with two rings of `capacity` bytes, and the file to send to the
+    /// peer: it may be dropped then.
     pub(crate) fn create(capacity: usize) -> Result<(Arc<Self>, SharedMemory), SharedMemoryError> {
         let file = SharedMemory::new(Self::size(capacity)?)?;
         let fd = file.fd().ok_or(SharedMemoryError::Forked)?;
@@ -129,7 +132,8 @@ impl Memory {
         Ring {
             head: self.word(RING_WORDS * index + HEAD),
             waits: self.word(RING_WORDS * index + WAITS),
-            // SAFETY: ring 0 begins at CONTROL, ring 1 `capacity` further: both within the mapping (1).
+            // SAFETY: ring 0 begins at CONTROL, ring 1 `capacity` further: both within the mapping
+            // (1).
             frames: unsafe { self.base().add(CONTROL + index * self.capacity) },
             capacity: self.capacity,
             _memory: Arc::clone(self),
@@ -151,8 +155,9 @@ impl Flag {
     /// The word.
     #[inline]
     pub(crate) fn word(&self) -> &AtomicU64 {
-        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: the word lies in the mapping that
-        // `self` keeps (1), at a multiple of WORD_STRIDE from its page-aligned base; an atomic may be shared (2).
+        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: the word
+        // lies in the mapping that `self` keeps (1), at a multiple of WORD_STRIDE from its
+        // page-aligned base; an atomic may be shared (2).
         unsafe { self.word.as_ref() }
     }
 }
@@ -171,7 +176,8 @@ pub(crate) struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// The first byte of a payload; `span.len` bytes there are readable and writable while the ring lives.
+    /// The first byte of a payload; `span.len` bytes there are readable and writable while the ring
+    /// lives.
     ///
     /// # Panics
     ///
@@ -187,9 +193,11 @@ impl Ring {
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at % 8 == 0 && at < self.capacity);
-        // SAFETY: all callers have checked that the word is within the ring's frames, which are in the mapping (1).
+        // SAFETY: all callers have checked that the word is within the ring's frames, which are in
+        // the mapping (1).
         let word = unsafe { self.frames.add(at) };
-        // SAFETY: valid for the life of the ring (1), aligned as `at` is, and only accessed atomically (2).
+        // SAFETY: valid for the life of the ring (1), aligned as `at` is, and only accessed
+        // atomically (2).
         unsafe { word.cast::<AtomicU64>().as_ref() }
     }
 
@@ -247,7 +255,8 @@ impl Region for Ring {
         let at = self.checked(at, 8);
         // SAFETY: `at` is within the ring's frames (checked), which are in the mapping (1).
         let line = unsafe { self.frames.add(at) };
-        // SAFETY: the instruction is part of every x86-64, changes nothing that a program can see, and never faults.
+        // SAFETY: the instruction is part of every x86-64, changes nothing that a program can see,
+        // and never faults.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

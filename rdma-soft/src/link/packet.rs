@@ -4,7 +4,8 @@
 //! magic 8 | version 4 | kind 4 | body
 //! ```
 //!
-//! Numbers are in the host's byte order: both ends are on one host. Magic, version and kind stay where they are in all versions.
+//! Numbers are in the host's byte order: both ends are on one host. Magic, version and kind stay
+//! where they are in all versions.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -13,7 +14,8 @@ use nix::errno::Errno;
 use crate::os;
 use crate::os::socket::{Received, Socket};
 
-/// What two processes must agree on: bump it with every change of a packet, a frame, the rings or the directory.
+/// What two processes must agree on: bump it with every change of a packet, a frame, the rings or
+/// the directory.
 pub(crate) const VERSION: u32 = 5;
 const MAGIC: u64 = u64::from_be_bytes(*b"RDMAsoft");
 /// Bytes before the body.

@@ -16,7 +16,8 @@ pub(crate) struct Peer {
     pub(crate) pid: i32,
     /// The slots that the kernel confirms it has.
     pub(crate) slots: Vec<Slot>,
-    /// The socket of the handshake. It carries doorbells and regions, and hangs up when the peer dies.
+    /// The socket of the handshake. It carries doorbells and regions, and hangs up when the peer
+    /// dies.
     pub(crate) socket: Socket,
     /// Becomes readable when the peer dies, also if a child of its keeps the socket.
     pub(crate) pidfd: OwnedFd,
@@ -25,8 +26,9 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Wakes the peer. Never waits, whatever the peer does with its end: the socket is an AF_UNIX socket that this process made, no
-    /// other process has its descriptor, and a send to a full socket fails.
+    /// Wakes the peer. Never waits, whatever the peer does with its end: the socket is an AF_UNIX
+    /// socket that this process made, no other process has its descriptor, and a send to a full
+    /// socket fails.
     pub(crate) fn ring(&self) {
         // A socket is full while the peer has hundreds of doorbells to look at.
         let _full: os::Result<()> = self.socket.send(&packet::DOORBELL);

@@ -1,15 +1,18 @@
 //! A single-producer single-consumer ring of frames in memory that two processes share.
 //!
-//! A frame is one prefix word and `H` header words, padded to [`ALIGN`], and a payload, padded likewise; it is contiguous:
-//! where it would wrap, a padding frame fills the rest of the ring. The prefix of a frame is what makes it visible: the
-//! consumer waits for the prefix at its place to become other than zero, and so finds the frame with the line that it has
-//! just fetched. For that the producer makes the place after a frame zero before the frame is visible (a lap ago there was
-//! any data), and writes the prefix of the first of a batch of frames last, at once with its header: while the consumer
-//! polls, every return to that line costs a line's way between the cores, which is why no payload is in it.
+//! A frame is one prefix word and `H` header words, padded to [`ALIGN`], and a payload, padded
+//! likewise; it is contiguous: where it would wrap, a padding frame fills the rest of the ring. The
+//! prefix of a frame is what makes it visible: the consumer waits for the prefix at its place to
+//! become other than zero, and so finds the frame with the line that it has just fetched. For that
+//! the producer makes the place after a frame zero before the frame is visible (a lap ago there was
+//! any data), and writes the prefix of the first of a batch of frames last, at once with its
+//! header: while the consumer polls, every return to that line costs a line's way between the
+//! cores, which is why no payload is in it.
 //!
-//! `head` (written by the consumer) counts bytes since the ring was made and never wraps in practice (2^64 bytes).
-//! Nothing that the other side writes is trusted: each counter and each prefix is read once, checked against this side's own
-//! counters, and anything that cannot be is [`Corrupt`], after which the ring is not used any more.
+//! `head` (written by the consumer) counts bytes since the ring was made and never wraps in
+//! practice (2^64 bytes). Nothing that the other side writes is trusted: each counter and each
+//! prefix is read once, checked against this side's own counters, and anything that cannot be is
+//! [`Corrupt`], after which the ring is not used any more.
 
 use super::words::Word;
 
@@ -19,7 +22,8 @@ pub(crate) const ALIGN: u64 = 64;
 /// The smallest capacity of a ring, in bytes.
 pub(crate) const MIN_CAPACITY: u64 = 256;
 
-/// High half of a prefix word: a frame, or padding to the end of the ring. The low half is the payload's length.
+/// High half of a prefix word: a frame, or padding to the end of the ring. The low half is the
+/// payload's length.
 const KIND_FRAME: u64 = 0x5246 << 32;
 const KIND_PADDING: u64 = 0x5250 << 32;
 const KIND_MASK: u64 = !0xffff_ffff;
@@ -58,8 +62,8 @@ pub(crate) trait Region {
     }
 }
 
-/// Where a payload lies in the ring: it belongs to this side until the ring's `publish` (producer) or `release`
-/// (consumer).
+/// Where a payload lies in the ring: it belongs to this side until the ring's `publish` (producer)
+/// or `release` (consumer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Byte offset in the ring.
@@ -82,7 +86,8 @@ fn frame_len<const H: usize>(payload: u32) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Producer<R, const H: usize> {
     region: R,
-    /// Written so far, published up to `published`. The prefix at `tail` is zero, and at `published` if that is less.
+    /// Written so far, published up to `published`. The prefix at `tail` is zero, and at
+    /// `published` if that is less.
     tail: u64,
     published: u64,
     /// The prefix that belongs at `published`, and the header after it if it is a frame's.
@@ -106,13 +111,15 @@ impl<R: Region, const H: usize> Producer<R, H> {
         &self.region
     }
 
-    /// The longest payload that a frame may have: a frame takes at most half of the ring, so that it fits into an empty
-    /// one wherever that stands, with the padding (less than a frame) and the zero after it.
+    /// The longest payload that a frame may have: a frame takes at most half of the ring, so that
+    /// it fits into an empty one wherever that stands, with the padding (less than a frame) and the
+    /// zero after it.
     pub(crate) fn max_payload(&self) -> u32 {
         u32::try_from(self.region.capacity() / 2 - head_len::<H>()).unwrap_or(u32::MAX)
     }
 
-    /// Appends a frame if there is room, and says where its payload has to be written before the next `publish`.
+    /// Appends a frame if there is room, and says where its payload has to be written before the
+    /// next `publish`.
     pub(crate) fn push(&mut self, header: &[u64; H], payload: u32) -> Result<Option<Span>, Corrupt> {
         let capacity = self.region.capacity();
         let len = frame_len::<H>(payload);
@@ -138,7 +145,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         Ok(Some(Span { at: offset + head_len::<H>(), len: payload }))
     }
 
-    /// Writes a prefix and a header, unless they are the first to be published: then `publish` does.
+    /// Writes a prefix and a header, unless they are the first to be published: then `publish`
+    /// does.
     #[inline]
     fn begin(&mut self, offset: u64, prefix: u64, header: Option<&[u64; H]>) {
         if self.tail == self.published {
@@ -165,8 +173,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         self.tail - self.published
     }
 
-    /// Makes all frames visible to the consumer. The caller looks at the consumer's `asleep` flag next.
-    /// False when there was nothing new.
+    /// Makes all frames visible to the consumer. The caller looks at the consumer's `asleep` flag
+    /// next. False when there was nothing new.
     pub(crate) fn publish(&mut self) -> bool {
         if self.tail == self.published {
             return false;
@@ -180,8 +188,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         true
     }
 
-    /// Asks the consumer to wake this side once it has consumed something. True when it already has, so that trying again
-    /// is worth it.
+    /// Asks the consumer to wake this side once it has consumed something. True when it already
+    /// has, so that trying again is worth it.
     pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
         let before = self.head;
         self.waiting = true;
@@ -190,8 +198,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         Ok(self.head != before)
     }
 
-    /// Whether the consumer has consumed anything since this side last looked: what a side that goes to sleep while it
-    /// waits for room checks last.
+    /// Whether the consumer has consumed anything since this side last looked: what a side that
+    /// goes to sleep while it waits for room checks last.
     pub(crate) fn room_was_made(&self) -> bool {
         self.region.head().load_ordered() != self.head
     }
@@ -249,7 +257,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         (self.head + self.current) & (self.region.capacity() - 1)
     }
 
-    /// Whether there may be something to read: one load of a word that stays in this core's cache while there is not.
+    /// Whether there may be something to read: one load of a word that stays in this core's cache
+    /// while there is not.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.region.prefix(self.place()).load() == 0
@@ -266,7 +275,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         self.head += core::mem::take(&mut self.current);
         loop {
             let offset = self.head & (capacity - 1);
-            // What the producer can have written since this side last gave anything back, up to the end of the ring.
+            // What the producer can have written since this side last gave anything back, up to the
+            // end of the ring.
             let available = (capacity - (self.head - self.published)).min(capacity - offset);
             let prefix = self.region.prefix(offset).load();
             match prefix & KIND_MASK {
@@ -298,8 +308,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         self.head + self.current - self.published
     }
 
-    /// Gives everything that was read back to the producer. True when the producer waits for room: the caller looks at its
-    /// `asleep` flag next.
+    /// Gives everything that was read back to the producer. True when the producer waits for room:
+    /// the caller looks at its `asleep` flag next.
     pub(crate) fn release(&mut self) -> bool {
         self.head += core::mem::take(&mut self.current);
         if self.head == self.published {
@@ -307,7 +317,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         }
         self.published = self.head;
         self.region.head().store_ordered(self.head);
-        // Only the producer takes `waits` back: from here it might be a later wish than the one that this head fulfils.
+        // Only the producer takes `waits` back: from here it might be a later wish than the one
+        // that this head fulfils.
         self.region.waits().load_ordered() != 0
     }
 }

@@ -65,7 +65,8 @@ fn ring(capacity: usize) -> (Rc<Plain>, Producer<Rc<Plain>, H>, Consumer<Rc<Plai
     (Rc::clone(&memory), Producer::new(Rc::clone(&memory)), Consumer::new(memory))
 }
 
-/// What a payload consists of: half of the words look like prefixes, which must not matter a lap later.
+/// What a payload consists of: half of the words look like prefixes, which must not matter a lap
+/// later.
 fn word(value: u64, i: u64) -> u64 {
     if (value + i) % 2 == 0 { KIND_FRAME | i } else { value.wrapping_add(i) }
 }
@@ -153,7 +154,8 @@ proptest! {
         }
     }
 
-    /// Whatever the producer's side writes, the consumer stays within the ring and says so or goes on.
+    /// Whatever the producer's side writes, the consumer stays within the ring and says so or goes
+    /// on.
     #[test]
     fn a_hostile_producer_gets_nowhere(
         capacity in (8_u32..12).prop_map(|log| 1_usize << log),
@@ -182,7 +184,8 @@ proptest! {
         }
     }
 
-    /// Whatever the consumer's side writes, the producer never writes over what is not consumed by its own reckoning.
+    /// Whatever the consumer's side writes, the producer never writes over what is not consumed by
+    /// its own reckoning.
     #[test]
     fn a_hostile_consumer_gets_nowhere(
         heads in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(|n| n * 64)], 1..40),

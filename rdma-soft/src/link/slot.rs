@@ -1,5 +1,6 @@
-//! Numbers of processes: a slot is the number in the name of an abstract socket that a process could bind. The kernel decides
-//! which process has a slot, per network namespace, and frees the slot when the process dies.
+//! Numbers of processes: a slot is the number in the name of an abstract socket that a process
+//! could bind. The kernel decides which process has a slot, per network namespace, and frees the
+//! slot when the process dies.
 
 use std::ops::RangeInclusive;
 use std::thread;
@@ -46,7 +47,8 @@ pub(crate) fn claim(range: &RangeInclusive<u16>, start: u16) -> Result<Listener>
     Err(Error { call: "bind", errno: Errno::EMFILE })
 }
 
-/// Connects to the process that has a slot. While too many others wait there it waits, too: `EAGAIN` after `patience`.
+/// Connects to the process that has a slot. While too many others wait there it waits, too:
+/// `EAGAIN` after `patience`.
 pub(crate) fn connect(slot: Slot, patience: Duration) -> Result<Socket> {
     let deadline = Instant::now() + patience;
     let socket = Socket::new()?;

@@ -1,7 +1,9 @@
-//! Who may connect: a process that the kernel lets trace this one. It could read and write this process's memory anyway.
+//! Who may connect: a process that the kernel lets trace this one. It could read and write this
+//! process's memory anyway.
 //!
-//! Each side puts a random token into its memory and tells the address. The other reads the token, which the kernel allows under
-//! the rules of `ptrace`, and sends it back. So each side knows that the other could read it, on the kernel's word alone.
+//! Each side puts a random token into its memory and tells the address. The other reads the token,
+//! which the kernel allows under the rules of `ptrace`, and sends it back. So each side knows that
+//! the other could read it, on the kernel's word alone.
 
 use crate::os::{self, process};
 
@@ -13,8 +15,9 @@ pub(crate) const TOKEN: usize = 32;
 pub(crate) struct Token(Box<[u8; TOKEN]>);
 
 impl Token {
-    /// A fresh token, which the peer may read. To be read it may need more than is allowed by default, which widens what debuggers
-    /// may do: so it is asked for when a link is about to be made, and not if `RDMA_SOFT_PTRACER=off`.
+    /// A fresh token, which the peer may read. To be read it may need more than is allowed by
+    /// default, which widens what debuggers may do: so it is asked for when a link is about to be
+    /// made, and not if `RDMA_SOFT_PTRACER=off`.
     pub(crate) fn new() -> os::Result<Self> {
         if std::env::var_os("RDMA_SOFT_PTRACER").is_none_or(|value| value != "off") {
             process::allow_tracing();

@@ -1,8 +1,9 @@
-//! The atomic words that rings and doorbells are made of, behind a trait so that loom can stand in for the hardware.
+//! The atomic words that rings and doorbells are made of, behind a trait so that loom can stand in
+//! for the hardware.
 //!
-//! Two processes share these words. The orderings are named after what the protocols need, not after C++:
-//! `*_ordered` operations take part in a store-then-load handshake (Dekker's): of two sides that each store one word and
-//! then load the other's, at least one sees the other's store.
+//! Two processes share these words. The orderings are named after what the protocols need, not
+//! after C++: `*_ordered` operations take part in a store-then-load handshake (Dekker's): of two
+//! sides that each store one word and then load the other's, at least one sees the other's store.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +13,8 @@ pub(crate) trait Word {
     fn load(&self) -> u64;
     /// Stores; publishes everything written before.
     fn store(&self, value: u64);
-    /// `load` that is not ordered before any `store_ordered` or `swap_ordered` that precedes it in this thread.
+    /// `load` that is not ordered before any `store_ordered` or `swap_ordered` that precedes it in
+    /// this thread.
     fn load_ordered(&self) -> u64;
     /// `store` that is not ordered after any `load_ordered` that follows it in this thread.
     fn store_ordered(&self, value: u64);
@@ -31,8 +33,8 @@ impl Word for AtomicU64 {
         Self::store(self, value, Ordering::Release);
     }
 
-    // Sequentially consistent accesses instead of fences: one `xchg` (x86) or `stlr`/`ldar` (aarch64), and all of them
-    // are in one total order, which is what the handshake needs.
+    // Sequentially consistent accesses instead of fences: one `xchg` (x86) or `stlr`/`ldar`
+    // (aarch64), and all of them are in one total order, which is what the handshake needs.
     #[inline]
     fn load_ordered(&self) -> u64 {
         Self::load(self, Ordering::SeqCst)
@@ -49,7 +51,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Loom takes sequentially consistent accesses for acquire and release, but models the fences, so the model uses those.
+/// Loom takes sequentially consistent accesses for acquire and release, but models the fences, so
+/// the model uses those.
 #[cfg(all(loom, test))]
 impl Word for loom::sync::atomic::AtomicU64 {
     fn load(&self) -> u64 {

@@ -64,8 +64,9 @@ impl Node {
     }
 }
 
-/// Finds out who is in groups, and tells the engine. What is found is good for fifty times as long as it took to find, so that
-/// looking takes at most a fiftieth of a processor, but not for longer than it takes to notice.
+/// Finds out who is in groups, and tells the engine. What is found is good for fifty times as long
+/// as it took to find, so that looking takes at most a fiftieth of a processor, but not for longer
+/// than it takes to notice.
 pub(super) fn look_up(node: &Node, gids: &[Gid]) {
     const SHORTEST: Duration = Duration::from_millis(2);
     const LONGEST: Duration = Duration::from_millis(100);

@@ -1,8 +1,10 @@
-//! The process's one software device: the engine, the links to other processes, and the agent thread.
+//! The process's one software device: the engine, the links to other processes, and the agent
+//! thread.
 //!
-//! All of the engine's state is under one lock, and whoever holds it does what there is to do: a thread that posts or polls
-//! moves frames itself; the agent thread does so while nobody else is awake, and everything that needs the operating
-//! system. Nothing spins but the application, and no hold of the lock copies more than about a megabyte.
+//! All of the engine's state is under one lock, and whoever holds it does what there is to do: a
+//! thread that posts or polls moves frames itself; the agent thread does so while nobody else is
+//! awake, and everything that needs the operating system. Nothing spins but the application, and no
+//! hold of the lock copies more than about a megabyte.
 
 mod agent;
 mod groups;
@@ -33,9 +35,9 @@ const RING_CAPACITY: usize = 1 << 20;
 
 static NODE: PerProcess<Node> = PerProcess::new();
 
-/// Sends what was put off (see [`State::poll_cq`]) before the process is gone: a peer whose message was received here should
-/// not take our exit for a failure. And gives datagrams that waited for a link a moment to get there: their senders were told that
-/// they are sent.
+/// Sends what was put off (see [`State::poll_cq`]) before the process is gone: a peer whose message
+/// was received here should not take our exit for a failure. And gives datagrams that waited for a
+/// link a moment to get there: their senders were told that they are sent.
 extern "C" fn at_exit() {
     let Some(node) = NODE.get() else { return };
     let waits = || match node.state.try_lock() {
@@ -59,7 +61,8 @@ extern "C" fn at_exit() {
         }
         std::thread::yield_now();
     }
-    // Why a call failed that made the program end. By the agent: what is left of this thread is not enough for a subscriber.
+    // Why a call failed that made the program end. By the agent: what is left of this thread is not
+    // enough for a subscriber.
     for _ in 0..100 {
         if log::is_all_said() {
             break;
@@ -112,8 +115,8 @@ impl Node {
             let node = Box::leak(Box::new(Self::new()?));
             agent::start(node)?;
             AT_EXIT.call_once(|| {
-                // Without memory for the registration the device works all the same.
-                // SAFETY: atexit takes a function that may run at any time from now on: `at_exit` may.
+                // Without memory for the registration the device works all the same. SAFETY: atexit
+                // takes a function that may run at any time from now on: `at_exit` may.
                 let _registered = unsafe { libc::atexit(at_exit) };
             });
             Ok::<_, os::Error>(node)
@@ -127,8 +130,8 @@ impl Node {
     fn new() -> os::Result<Self> {
         let event_loop = Arc::new(EventLoop::new()?);
         let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
-        // SAFETY: the directory is DIRECTORY_LEN bytes of page-aligned shared memory that lives as long as the owner;
-        // nobody else in this process touches it.
+        // SAFETY: the directory is DIRECTORY_LEN bytes of page-aligned shared memory that lives as
+        // long as the owner; nobody else in this process touches it.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
         let seed = u64::from_ne_bytes(os::random()?);
         let listener = claim(&event_loop, 0)?;
@@ -168,8 +171,8 @@ impl Node {
         result
     }
 
-    /// Like [`with`](Self::with), after everything that has come in so far was handled: what changes a queue pair's state must
-    /// not be overtaken by it.
+    /// Like [`with`](Self::with), after everything that has come in so far was handled: what
+    /// changes a queue pair's state must not be overtaken by it.
     pub(crate) fn with_drained<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
         let mut state = self.lock();
         state.drain_fully();
@@ -188,7 +191,8 @@ impl Node {
         self.lock().poll_cq(cq, out)
     }
 
-    /// Says that the application is about to wait for an event instead of polling: the agent takes over at once.
+    /// Says that the application is about to wait for an event instead of polling: the agent takes
+    /// over at once.
     pub(crate) fn settle(&self) {
         self.lock().settle();
     }
@@ -212,8 +216,8 @@ impl Node {
     }
 }
 
-/// Takes a slot and has the agent listen there. Where the search starts depends on the process, so that a dead one's slot is
-/// not soon somebody else's.
+/// Takes a slot and has the agent listen there. Where the search starts depends on the process, so
+/// that a dead one's slot is not soon somebody else's.
 fn claim(event_loop: &EventLoop, index: u32) -> os::Result<Listener> {
     let start = u16::try_from(std::process::id() % 4096).unwrap_or(0);
     let listener = slot::claim(&slot::ALL, start)?;

@@ -1,7 +1,9 @@
-//! Links to other processes: each handshake waits for the peer, so it has a short-lived thread of its own.
+//! Links to other processes: each handshake waits for the peer, so it has a short-lived thread of
+//! its own.
 //!
-//! Two processes have one link. Either may begin a handshake at any time, and both may at once: then the process with the lower slot
-//! goes on as the opener, and the other waits until the link is there.
+//! Two processes have one link. Either may begin a handshake at any time, and both may at once:
+//! then the process with the lower slot goes on as the opener, and the other waits until the link
+//! is there.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +27,8 @@ use crate::os::{process, thread};
 const MAX_HANDSHAKES: usize = 16;
 /// Peers that are let in, or turned away, before the agent looks after other things.
 const ADMISSIONS: usize = 64;
-/// How long a process waits before it asks again a peer that has another handshake with it under way.
+/// How long a process waits before it asks again a peer that has another handshake with it under
+/// way.
 const BUSY: Duration = Duration::from_millis(2);
 
 /// This process's part in a handshake.
@@ -122,8 +125,8 @@ fn give_up(node: &Node, slot: Slot) {
     state.after_call();
 }
 
-/// Gets a link to the process with a slot. A process that is stopped is waited for, as if there were a link already; one that
-/// runs and does not answer counts as unreachable.
+/// Gets a link to the process with a slot. A process that is stopped is waited for, as if there
+/// were a link already; one that runs and does not answer counts as unreachable.
 fn reach(node: &'static Node, slot: Slot) -> Result<(), Refusal> {
     let deadline = Instant::now() + 2 * PATIENCE;
     loop {
@@ -143,8 +146,9 @@ fn reach(node: &'static Node, slot: Slot) -> Result<(), Refusal> {
     }
 }
 
-/// Gets a link to the process that listens at a slot, over a socket that is connected to it. False if the process has another
-/// handshake with us under way, or has not noticed yet that our last link has ended.
+/// Gets a link to the process that listens at a slot, over a socket that is connected to it. False
+/// if the process has another handshake with us under way, or has not noticed yet that our last
+/// link has ended.
 fn open(node: &'static Node, slot: Slot, socket: Socket, pid: i32) -> Result<bool, Refusal> {
     let Some(_meeting) = Meeting::open(node, pid) else { return Ok(learn(node, pid, vec![slot])) };
     match handshake::open(socket, &node.local())? {
@@ -181,7 +185,8 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             Err(error) => {
                 if error.errno != Errno::EAGAIN {
                     remark!(WARN, %error, "a peer cannot be let in");
-                    // Out of descriptors, most likely: the peer waits in the queue, and asking again at once is no use.
+                    // Out of descriptors, most likely: the peer waits in the queue, and asking
+                    // again at once is no use.
                     sleep(Duration::from_millis(10));
                 }
                 break;
@@ -255,7 +260,8 @@ fn rearm_all(node: &Node) {
     }
 }
 
-/// Whether the kernel says that a process listens at a slot. A process that could claim another's slot could speak for it.
+/// Whether the kernel says that a process listens at a slot. A process that could claim another's
+/// slot could speak for it.
 fn is_proved(pid: i32, slot: Slot) -> bool {
     let owner = || slot::connect(slot, PATIENCE)?.peer();
     slot.is_real() && owner().is_ok_and(|owner| owner.pid == pid)
@@ -300,8 +306,8 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
         }
     }
     for slot in slots {
-        // SAFETY: the mapping is DIRECTORY_LEN bytes, page aligned, readable and writable as long as its owner lives;
-        // only the engine touches it.
+        // SAFETY: the mapping is DIRECTORY_LEN bytes, page aligned, readable and writable as long
+        // as its owner lives; only the engine touches it.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
         state.engine.handle_link_up(PeerId::local(slot), id, Some(area));
     }

@@ -1,4 +1,5 @@
-//! Event loops: a thread that sleeps until a descriptor is readable, an alarm goes off or another thread wakes it.
+//! Event loops: a thread that sleeps until a descriptor is readable, an alarm goes off or another
+//! thread wakes it.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -54,7 +55,8 @@ impl EventLoop {
         self.epoll.modify(fd, &mut event).named("epoll_ctl")
     }
 
-    /// Stops watching a descriptor, before it is closed: in a forked child, which has not run yet, it may stay open.
+    /// Stops watching a descriptor, before it is closed: in a forked child, which has not run yet,
+    /// it may stay open.
     pub(crate) fn forget(&self, fd: &impl AsFd) {
         // A descriptor that is not watched needs no removal.
         let _not_watched: nix::Result<()> = self.epoll.delete(fd);
@@ -74,7 +76,8 @@ impl EventLoop {
         debug_assert!(set.is_ok(), "a time that cannot be");
     }
 
-    /// Waits, and reports the tokens of readable descriptors. Returns early after an alarm, [`wake`](Self::wake) or a signal.
+    /// Waits, and reports the tokens of readable descriptors. Returns early after an alarm,
+    /// [`wake`](Self::wake) or a signal.
     pub(crate) fn wait(&self, timeout: Option<Duration>, mut ready: impl FnMut(u64)) {
         let timeout =
             timeout.map_or(EpollTimeout::NONE, |time| EpollTimeout::try_from(time).unwrap_or(EpollTimeout::MAX));

@@ -1,8 +1,10 @@
-//! Forks: steps that a fork does not interrupt, and values that a child does not share with its parent.
+//! Forks: steps that a fork does not interrupt, and values that a child does not share with its
+//! parent.
 //!
-//! A forked child has a copy of all memory, but only one thread: a lock that another thread held stays locked in the child, and what
-//! that thread was changing stays half changed. So what a child uses again is either changed in a [step](uninterrupted), for
-//! which `fork` waits, or made anew by each process ([`PerProcess`]).
+//! A forked child has a copy of all memory, but only one thread: a lock that another thread held
+//! stays locked in the child, and what that thread was changing stays half changed. So what a child
+//! uses again is either changed in a [step](uninterrupted), for which `fork` waits, or made anew by
+//! each process ([`PerProcess`]).
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -20,8 +22,8 @@ static GATE: Mutex<()> = Mutex::new(());
 thread_local! {
     /// Whether this thread is in a step.
     static IN_STEP: Cell<bool> = const { Cell::new(false) };
-    /// The lock, between the handlers of a fork in this thread. Without a destructor, which might have run already in a thread that
-    /// ends.
+    /// The lock, between the handlers of a fork in this thread. Without a destructor, which might
+    /// have run already in a thread that ends.
     static HELD: Cell<Option<ManuallyDrop<MutexGuard<'static, ()>>>> = const { Cell::new(None) };
 }
 
@@ -29,8 +31,8 @@ fn gate() -> MutexGuard<'static, ()> {
     GATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a step that no fork of another thread interrupts. Only one thread is in a step; it must not wait for another thread. A
-/// step may contain steps.
+/// Runs a step that no fork of another thread interrupts. Only one thread is in a step; it must not
+/// wait for another thread. A step may contain steps.
 pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
     static ONCE: Once = Once::new();
     /// Leaves the step, also when it panics.
@@ -44,7 +46,8 @@ pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
         return step();
     }
     ONCE.call_once(|| register(Some(before), Some(after), Some(after)));
-    // Before the lock is taken: a signal handler that forks finds either the mark, or the lock free.
+    // Before the lock is taken: a signal handler that forks finds either the mark, or the lock
+    // free.
     IN_STEP.set(true);
     let _leave = Leave;
     let _gate = gate();
@@ -59,9 +62,9 @@ pub(crate) fn run_in_children(function: extern "C" fn()) {
 type Handler = unsafe extern "C" fn();
 
 fn register(before: Option<Handler>, after: Option<Handler>, in_child: Option<Handler>) {
-    // `nix` has no pthread_atfork.
-    // SAFETY: pthread_atfork wants functions that may run around any fork. They live as long as the program; `before` and `after`
-    // lock and unlock one lock in the forking thread, and what runs in a child besides is async-signal-safe (`run_in_children`).
+    // `nix` has no pthread_atfork. SAFETY: pthread_atfork wants functions that may run around any
+    // fork. They live as long as the program; `before` and `after` lock and unlock one lock in the
+    // forking thread, and what runs in a child besides is async-signal-safe (`run_in_children`).
     // Without memory for the registration, forks interrupt steps.
     unsafe { libc::pthread_atfork(before, after, in_child) };
 }
@@ -79,7 +82,8 @@ extern "C" fn after() {
     }
 }
 
-/// A word that the kernel sets to zero in every child, however it is made; null before [`identify`].
+/// A word that the kernel sets to zero in every child, however it is made; null before
+/// [`identify`].
 static IDENTITY: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
 /// Gives this process a number that no ancestor of it has.
@@ -89,7 +93,8 @@ pub(crate) fn identify() -> Result<()> {
         if IDENTITY.load(Ordering::Acquire).is_null() {
             let page = MmapMut::map_anon(size_of::<AtomicU64>()).named("mmap")?;
             let start = ptr::NonNull::from(&*page).cast();
-            // SAFETY: madvise wants a range of whole pages that may be wiped in a child: the mapping, of which only this module knows.
+            // SAFETY: madvise wants a range of whole pages that may be wiped in a child: the
+            // mapping, of which only this module knows.
             unsafe { madvise(start, page.len(), MmapAdvise::MADV_WIPEONFORK) }.named("madvise")?;
             IDENTITY.store(Box::leak(Box::new(page)).as_mut_ptr().cast(), Ordering::Release);
         }
@@ -102,18 +107,20 @@ pub(crate) fn identify() -> Result<()> {
 
 #[inline]
 fn word() -> Option<&'static AtomicU64> {
-    // SAFETY: as_ref wants null or a pointer to a live, aligned atomic: the start of a page that is never unmapped, in no child
-    // either, and that holds only this atomic.
+    // SAFETY: as_ref wants null or a pointer to a live, aligned atomic: the start of a page that is
+    // never unmapped, in no child either, and that holds only this atomic.
     unsafe { IDENTITY.load(Ordering::Acquire).as_ref() }
 }
 
-/// The number of this process; 0 in one that has none, such as a forked child that has not called [`identify`].
+/// The number of this process; 0 in one that has none, such as a forked child that has not called
+/// [`identify`].
 #[inline]
 pub(crate) fn process() -> u64 {
     word().map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
-/// A value that each process makes for itself. In a forked child the parent's is out of reach, with its locks and its threads.
+/// A value that each process makes for itself. In a forked child the parent's is out of reach, with
+/// its locks and its threads.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T: 'static> {
     /// Of the process that made the value.
@@ -132,8 +139,8 @@ impl<T: Sync> PerProcess<T> {
         if self.process.load(Ordering::Acquire) != process() {
             return None;
         }
-        // SAFETY: as_ref wants null or a pointer to a value that lives: `get_or_make` stores references to values that are never
-        // freed, and stores the process after them.
+        // SAFETY: as_ref wants null or a pointer to a value that lives: `get_or_make` stores
+        // references to values that are never freed, and stores the process after them.
         unsafe { self.value.load(Ordering::Relaxed).as_ref() }
     }
 
@@ -191,7 +198,8 @@ pub(super) mod tests {
 
     /// What a forked child returns.
     fn in_child(body: impl FnOnce() -> bool) {
-        // SAFETY: the child runs the body, which takes no lock of other threads but the allocator's, and `_exit`.
+        // SAFETY: the child runs the body, which takes no lock of other threads but the
+        // allocator's, and `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let code = i32::from(!body());

@@ -1,4 +1,5 @@
-//! System calls: sockets, event loops, threads, forks, and what the kernel says about other processes.
+//! System calls: sockets, event loops, threads, forks, and what the kernel says about other
+//! processes.
 //!
 //! They are made through `nix`. A function that calls `libc` itself says what `nix` lacks.
 
@@ -79,6 +80,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Held by tests whose children live until a pipe is closed: a child of one test would keep the other test's pipe open.
+/// Held by tests whose children live until a pipe is closed: a child of one test would keep the
+/// other test's pipe open.
 #[cfg(test)]
 pub(crate) static FORKING: std::sync::Mutex<()> = std::sync::Mutex::new(());

@@ -1,7 +1,9 @@
-//! Descriptors that a forked child closes at once: sockets whose names and connections would outlive this process in it.
+//! Descriptors that a forked child closes at once: sockets whose names and connections would
+//! outlive this process in it.
 //!
-//! A descriptor is made and listed in one [step](fork::uninterrupted), and taken off the list and closed in one: a child is forked
-//! with every open one listed. `exec` closes them by itself. Until a child has run for the first time it has what its parent had.
+//! A descriptor is made and listed in one [step](fork::uninterrupted), and taken off the list and
+//! closed in one: a child is forked with every open one listed. `exec` closes them by itself. Until
+//! a child has run for the first time it has what its parent had.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -47,7 +49,8 @@ impl Drop for Private {
     }
 }
 
-/// The descriptors, or -1. The handler in a child reads atomics only: chunks are linked once and never freed.
+/// The descriptors, or -1. The handler in a child reads atomics only: chunks are linked once and
+/// never freed.
 struct Chunk {
     fds: [AtomicI32; CHUNK],
     next: OnceLock<Box<Self>>,
@@ -98,8 +101,8 @@ fn entry(place: usize) -> &'static AtomicI32 {
     &chunk.fds[place % CHUNK]
 }
 
-/// Closes a parent's descriptors. Their owners are objects of the parent, which do nothing in a child. The places stay taken: the
-/// parent's objects still name them.
+/// Closes a parent's descriptors. Their owners are objects of the parent, which do nothing in a
+/// child. The places stay taken: the parent's objects still name them.
 extern "C" fn close_all() {
     let mut chunk = Some(&FIRST);
     while let Some(here) = chunk {

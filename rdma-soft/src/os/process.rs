@@ -37,10 +37,11 @@ pub(crate) fn read_memory<const N: usize>(pid: i32, address: u64) -> Result<[u8;
     }
 }
 
-/// Lets processes with this process's rights trace it where the Yama module restricts tracing to ancestors.
+/// Lets processes with this process's rights trace it where the Yama module restricts tracing to
+/// ancestors.
 pub(crate) fn allow_tracing() {
-    // `nix` does not have this option of prctl.
-    // SAFETY: PR_SET_PTRACER takes a number and reads no memory. It fails without Yama, where nothing is restricted.
+    // `nix` does not have this option of prctl. SAFETY: PR_SET_PTRACER takes a number and reads no
+    // memory. It fails without Yama, where nothing is restricted.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
 
@@ -49,7 +50,8 @@ pub(crate) fn open_pidfd(pid: i32) -> Result<OwnedFd> {
     // `nix` has no pidfd_open.
     // SAFETY: pidfd_open takes two numbers and reads no memory.
     let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) }).named("pidfd_open")?;
-    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: pidfd_open has just made this one.
+    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: pidfd_open has just
+    // made this one.
     Ok(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(fd).unwrap_or(-1)) })
 }
 

@@ -1,7 +1,8 @@
 //! Unix sockets of sequenced packets with abstract names.
 //!
-//! The kernel gives a name to one socket of a network namespace and frees the name with the last copy of the socket's descriptor,
-//! whatever was shut down. Forked children close their copies. No call waits, but for [`Socket::wait_readable`].
+//! The kernel gives a name to one socket of a network namespace and frees the name with the last
+//! copy of the socket's descriptor, whatever was shut down. Forked children close their copies. No
+//! call waits, but for [`Socket::wait_readable`].
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -70,7 +71,8 @@ impl Socket {
         socket::listen(&self.0, Backlog::MAXCONN).named("listen")
     }
 
-    /// Connects to the socket that listens under a name: `ECONNREFUSED` if none does, `EAGAIN` if too many connections wait there.
+    /// Connects to the socket that listens under a name: `ECONNREFUSED` if none does, `EAGAIN` if
+    /// too many connections wait there.
     pub(crate) fn connect(&self, name: &str) -> Result<()> {
         socket::connect(self.raw(), &address(name)?).named("connect")
     }
@@ -80,7 +82,8 @@ impl Socket {
         let accept = || {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             let fd = socket::accept4(self.raw(), flags).named("accept4")?;
-            // SAFETY: from_raw_fd wants an open descriptor that has no other owner: accept4 has just made this one.
+            // SAFETY: from_raw_fd wants an open descriptor that has no other owner: accept4 has
+            // just made this one.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         };
         Private::make(accept).map(Self)
@@ -92,7 +95,8 @@ impl Socket {
         Ok(Credentials { pid: peer.pid(), uid: peer.uid() })
     }
 
-    /// A descriptor that becomes readable when the process at the other end dies, whose process id the caller knows.
+    /// A descriptor that becomes readable when the process at the other end dies, whose process id
+    /// the caller knows.
     pub(crate) fn peer_pidfd(&self, pid: i32) -> Result<OwnedFd> {
         match socket::getsockopt(&self.0, sockopt::PeerPidfd) {
             // Before Linux 6.5.
@@ -123,7 +127,8 @@ impl Socket {
         sent.named("sendmsg").map(drop)
     }
 
-    /// Waits until there is something to receive; `EAGAIN` after the time. Signals do not end the wait, and start it anew.
+    /// Waits until there is something to receive; `EAGAIN` after the time. Signals do not end the
+    /// wait, and start it anew.
     pub(crate) fn wait_readable(&self, time: Duration) -> Result<()> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         loop {
@@ -156,8 +161,9 @@ impl Socket {
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(control);
         let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-        // Not by `nix`, which answers a truncated list of descriptors with an error and leaks those that the kernel has made.
-        // SAFETY: recvmsg writes within the buffers that `message` names, which live and are as long as it says.
+        // Not by `nix`, which answers a truncated list of descriptors with an error and leaks those
+        // that the kernel has made. SAFETY: recvmsg writes within the buffers that `message` names,
+        // which live and are as long as it says.
         let received = unsafe { libc::recvmsg(self.raw(), &raw mut message, flags) };
         Errno::result(received).named("recvmsg")?;
         let mut fds = take_descriptors(control, message.msg_controllen);
@@ -192,9 +198,11 @@ const fn control_len(fds: usize) -> usize {
     size_of::<libc::cmsghdr>() + (fds * size_of::<RawFd>()).next_multiple_of(align_of::<libc::cmsghdr>())
 }
 
-/// The descriptors in the control messages of `recvmsg`, of which `len` bytes were written. Every one is owned: closed or used.
+/// The descriptors in the control messages of `recvmsg`, of which `len` bytes were written. Every
+/// one is owned: closed or used.
 fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
-    // What cmsg(3) calls CMSG_FIRSTHDR, CMSG_DATA and CMSG_NXTHDR, over words: headers are aligned to words.
+    // What cmsg(3) calls CMSG_FIRSTHDR, CMSG_DATA and CMSG_NXTHDR, over words: headers are aligned
+    // to words.
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).take(len).collect();
     let mut rest = &bytes[..];
@@ -206,8 +214,9 @@ fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
         let kind = kind.chunks_exact(size_of::<libc::c_int>()).map(number);
         if kind.eq([libc::SOL_SOCKET, libc::SCM_RIGHTS]) {
             for fd in data.chunks_exact(size_of::<RawFd>()).map(number) {
-                // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel made one for each of these numbers
-                // in this call of recvmsg, and each number is read once.
+                // SAFETY: from_raw_fd wants an open descriptor that has no other owner: the kernel
+                // made one for each of these numbers in this call of recvmsg, and each number is
+                // read once.
                 fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
             }
         }
@@ -229,8 +238,9 @@ pub(crate) fn is_taken(name: &str) -> Result<bool> {
     }
 }
 
-/// The names in this network namespace that begin with `prefix`, as the kernel lists them: some 2 us for each socket of the host.
-/// Sockets that were accepted under a name are listed with it, so a name in the list may be free.
+/// The names in this network namespace that begin with `prefix`, as the kernel lists them: some 2
+/// us for each socket of the host. Sockets that were accepted under a name are listed with it, so a
+/// name in the list may be free.
 pub(crate) fn names(prefix: &str) -> std::io::Result<Vec<String>> {
     Ok(names_in(&std::fs::read("/proc/self/net/unix")?, prefix))
 }

@@ -11,7 +11,8 @@ use crate::log::remark;
 /// Bytes of a thread's stack: enough for a subscriber of the log.
 const STACK: usize = 256 << 10;
 
-/// Starts a thread that handles no signal: the application's handlers run in the application's threads.
+/// Starts a thread that handles no signal: the application's handlers run in the application's
+/// threads.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     // A new thread has the signal mask of the thread that made it.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).named("pthread_sigmask")?;
@@ -20,8 +21,8 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
     started.map(drop).named("clone")
 }
 
-/// Starts a thread that takes one turn after another for as long as the process lives. A panic ends a turn, not the thread: the
-/// next turns serve the objects that the panic did not concern.
+/// Starts a thread that takes one turn after another for as long as the process lives. A panic ends
+/// a turn, not the thread: the next turns serve the objects that the panic did not concern.
 pub(crate) fn spawn_loop(name: &'static str, mut turn: impl FnMut() + Send + 'static) -> Result<()> {
     spawn(name, move || {
         loop {

@@ -1,4 +1,5 @@
-//! `ibv_comp_channel` and `ibv_cq`'s events: who waits for completions, and the acknowledgement of what was read.
+//! `ibv_comp_channel` and `ibv_cq`'s events: who waits for completions, and the acknowledgement of
+//! what was read.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -79,7 +80,8 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
             return Err(Errno::BUSY);
         }
         state.context.disown(channel);
-        // SAFETY: C's promise: nobody uses a channel that is being freed; `state` is not used below.
+        // SAFETY: C's promise: nobody uses a channel that is being freed; `state` is not used
+        // below.
         unsafe { Object::free(channel) }
     }))
 }
@@ -100,7 +102,8 @@ pub(super) unsafe extern "C" fn get_cq_event(
         })?;
         // SAFETY: C's promise: valid for writes.
         unsafe { cq.write(address) };
-        // SAFETY: `address` is alive: its event is reported and not acknowledged (`events`, invariant 1).
+        // SAFETY: `address` is alive: its event is reported and not acknowledged (`events`,
+        // invariant 1).
         let user = unsafe { cq_context(address) };
         // SAFETY: C's promise: valid for writes.
         unsafe { context.write(user) };

@@ -1,12 +1,14 @@
-//! A queue of events behind a descriptor that behaves as the kernel's event files do: it is readable for `poll`, `select` and
-//! `epoll` exactly while events wait, edge-triggered `epoll` fires once per event, and `O_NONBLOCK` set by `fcntl` is obeyed.
+//! A queue of events behind a descriptor that behaves as the kernel's event files do: it is
+//! readable for `poll`, `select` and `epoll` exactly while events wait, edge-triggered `epoll`
+//! fires once per event, and `O_NONBLOCK` set by `fcntl` is obeyed.
 //!
-//! The descriptor is an `eventfd` in semaphore mode that counts the queue's entries, so all of the above is the kernel's own
-//! behaviour. Invariants:
+//! The descriptor is an `eventfd` in semaphore mode that counts the queue's entries, so all of the
+//! above is the kernel's own behaviour. Invariants:
 //!
-//! 1. An entry is queued before the counter is raised, and taken only by who has lowered the counter: the queue never holds
-//!    fewer entries than the counter says, but for what [`EventQueue::retract`] could not take back, and for what the
-//!    application itself wrote to the descriptor or read from it, which it should not.
+//! 1. An entry is queued before the counter is raised, and taken only by who has lowered the
+//!    counter: the queue never holds fewer entries than the counter says, but for what
+//!    [`EventQueue::retract`] could not take back, and for what the application itself wrote to the
+//!    descriptor or read from it, which it should not.
 //! 2. The descriptor is owned by the queue and open as long as the queue exists.
 
 use std::collections::VecDeque;
@@ -15,8 +17,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How often the descriptor may say that there is an event where there is none. Retracted events that it still counts are
-/// few.
+/// How often the descriptor may say that there is an event where there is none. Retracted events
+/// that it still counts are few.
 const FUTILE: u32 = 1 << 16;
 
 /// Events, and the descriptor that tells of them.
@@ -33,7 +35,8 @@ impl<T> EventQueue<T> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is open, an eventfd needs nothing but `close`, and nobody else has it.
+        // SAFETY: the descriptor is open, an eventfd needs nothing but `close`, and nobody else has
+        // it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd, entries: Mutex::default() })
     }
@@ -51,13 +54,13 @@ impl<T> EventQueue<T> {
         entries.push_back(event);
         drop(entries);
         let one = 1_u64;
-        // SAFETY: `one` is valid for reads of its 8 bytes; invariant 2.
-        // It waits, or fails, only if somebody else wrote to the descriptor: 2^64 - 2 events then seem to wait already.
+        // SAFETY: `one` is valid for reads of its 8 bytes; invariant 2. It waits, or fails, only if
+        // somebody else wrote to the descriptor: 2^64 - 2 events then seem to wait already.
         let _written = unsafe { libc::write(self.fd.as_raw_fd(), ptr::from_ref(&one).cast(), size_of::<u64>()) };
     }
 
-    /// Takes the oldest event, waiting for one if the descriptor blocks; `take` runs under the queue's lock, so that a
-    /// [`EventQueue::retract`] comes wholly before it or wholly after it.
+    /// Takes the oldest event, waiting for one if the descriptor blocks; `take` runs under the
+    /// queue's lock, so that a [`EventQueue::retract`] comes wholly before it or wholly after it.
     pub(crate) fn wait<R>(&self, take: impl FnOnce(T) -> R) -> io::Result<R> {
         for _ in 0..FUTILE {
             let mut count = 0_u64;
@@ -98,8 +101,9 @@ impl<T> EventQueue<T> {
         (removed, sealed)
     }
 
-    /// Lowers the counter by one without ever waiting, whatever the descriptor's mode. If a waiter was faster, or the kernel
-    /// cannot (before 5.8), the counter stays one too high: a wait then finds no entry and goes on.
+    /// Lowers the counter by one without ever waiting, whatever the descriptor's mode. If a waiter
+    /// was faster, or the kernel cannot (before 5.8), the counter stays one too high: a wait then
+    /// finds no entry and goes on.
     fn lower(&self) {
         let mut count = 0_u64;
         let buffer = libc::iovec { iov_base: ptr::from_mut(&mut count).cast(), iov_len: size_of::<u64>() };

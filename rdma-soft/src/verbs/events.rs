@@ -1,11 +1,15 @@
-//! From the engine's events to what C waits for, and the count of events that C still has to acknowledge.
+//! From the engine's events to what C waits for, and the count of events that C still has to
+//! acknowledge.
 //!
-//! The engine names an object by the token it was created with; [`deliver`] finds the object's entry here and queues the event
-//! where the object's owner waits: a completion channel, or the context's asynchronous events. Invariants:
+//! The engine names an object by the token it was created with; [`deliver`] finds the object's
+//! entry here and queues the event where the object's owner waits: a completion channel, or the
+//! context's asynchronous events. Invariants:
 //!
-//! 1. An address in an entry is that of a live object as long as the entry's ledger is open or has events that were reported
-//!    and not acknowledged: destroying the object closes the ledger, takes unread events back and waits for the others.
-//! 2. [`deliver`] takes only this module's map and an event queue's lock, so it may be called under the node's lock.
+//! 1. An address in an entry is that of a live object as long as the entry's ledger is open or has
+//!    events that were reported and not acknowledged: destroying the object closes the ledger,
+//!    takes unread events back and waits for the others.
+//! 2. [`deliver`] takes only this module's map and an event queue's lock, so it may be called under
+//!    the node's lock.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -95,7 +99,8 @@ impl Ledger {
         !self.closed.load(Ordering::Relaxed)
     }
 
-    /// From now on nothing is queued. Called under the event queue's lock, as [`Ledger::is_open`] is.
+    /// From now on nothing is queued. Called under the event queue's lock, as [`Ledger::is_open`]
+    /// is.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
@@ -144,7 +149,8 @@ fn new_token() -> u64 {
 }
 
 impl CqEntry {
-    /// An entry for a completion queue that is about to be made; it gets no event before [`CqEntry::announce`].
+    /// An entry for a completion queue that is about to be made; it gets no event before
+    /// [`CqEntry::announce`].
     pub(crate) fn new(channel: Option<Arc<CompletionEvents>>, context: Arc<AsyncEvents>) -> Arc<Self> {
         Arc::new(Self {
             token: new_token(),
@@ -189,7 +195,8 @@ impl CqEntry {
 }
 
 impl QpEntry {
-    /// An entry for a queue pair that is about to be made; it gets no event before [`QpEntry::announce`].
+    /// An entry for a queue pair that is about to be made; it gets no event before
+    /// [`QpEntry::announce`].
     pub(crate) fn new(context: Arc<AsyncEvents>) -> Arc<Self> {
         Arc::new(Self {
             token: new_token(),
@@ -227,7 +234,8 @@ impl QpEntry {
     }
 }
 
-/// Queues an event of the engine where its owner waits for it. Events of objects that are gone are dropped.
+/// Queues an event of the engine where its owner waits for it. Events of objects that are gone are
+/// dropped.
 pub(crate) fn deliver(event: Event) {
     match event {
         Event::Completion { token, .. } => {

@@ -1,4 +1,5 @@
-//! A lock that one call takes and another gives back: `start_poll` and `end_poll`, `wr_start` and `wr_complete`.
+//! A lock that one call takes and another gives back: `start_poll` and `end_poll`, `wr_start` and
+//! `wr_complete`.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
