@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::*;
@@ -56,6 +60,41 @@ fn ranks_that_may_not_be_pinned_run() {
     }
     let refuse = "inject=sched_setaffinity,sched_getaffinity:error=EPERM";
     run_in(&["strace", "-f", "-o", "/dev/null", "-e", refuse]);
+}
+
+/// Where a process of another user listens, the client says so, and not that nobody listens.
+#[test]
+fn a_listener_of_another_user_is_said() {
+    if !has("setpriv", "util-linux") || !nix::unistd::getuid().is_root() {
+        skip("only root can become two other users");
+        return;
+    }
+    // The build's folder need not be open to them.
+    let folder = std::env::temp_dir().join(format!("rdma-two-users-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+    let copy = |name| {
+        let to = folder.join(name);
+        std::fs::copy(program(name).get_program(), &to).unwrap();
+        to
+    };
+    let (rping, cm_time) = (copy("rping"), copy("cm_time"));
+    let as_user = |user: u32, program: &Path, args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--clear-groups", &format!("--reuid={user}"), &format!("--regid={user}")]).arg(program);
+        command.args(args).current_dir("/").env("RDMA_DEVICE", "soft0").stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut server = as_user(65534, &rping, &["-s", "-d", "-a", "127.0.0.1", "-p", "0", "--timeout=60"]);
+    let mut line = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let port = line.trim().rsplit_once(':').expect("it says where it listens").1.to_owned();
+    let said = "a process of another user listens there; run both programs as the same user";
+    has_failed("rping", &finish(as_user(1, &rping, &["-c", "-a", "127.0.0.1", "-p", &port])), said);
+    has_failed("cm_time", &finish(as_user(1, &cm_time, &["-s", "127.0.0.1", "-p", &port])), said);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// Standard error has no buffer: a line in pieces would be mixed with those of others.

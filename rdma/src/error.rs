@@ -312,6 +312,7 @@ impl Error {
             (Operation::Connect, ErrorKind::Timeout) => {
                 "the peer's host or its program does not answer: see whether they are well"
             }
+            (_, ErrorKind::Rejected(RejectReason::OTHER_USER)) => "run both programs as the same user",
             (_, ErrorKind::Rejected(RejectReason::STALE_CONNECTION)) => "try again, or with a new queue pair",
             (_, ErrorKind::NoRoute) => {
                 "check that the address is an RDMA device's, that there is a route to it, and that it answers on this network"

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::frame::{self, Frame, Head, Hello, VERSION, read_head, write_head};
 use super::terms::{Roles, Terms, difference};
@@ -15,6 +15,8 @@ use crate::failure::{is_launched, say};
 
 /// How long a connection may take to introduce itself.
 const HELLO_TIME: Duration = Duration::from_secs(2);
+/// After this time the kernel gives up a peer whose host no longer answers.
+const GONE: Duration = Duration::from_secs(12);
 /// Connections that may be about to do so at a time; further ones wait.
 const MOST_UNHEARD: usize = 64;
 
@@ -139,9 +141,14 @@ fn other_version(name: &str, other: u32) -> String {
     format!("{name} speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere")
 }
 
+/// Sets what every connection between ranks has: no delay, and an end where the peer's host is gone, before and
+/// besides the frames by which ranks show that they are alive.
 fn prepare(stream: &Socket) -> io::Result<()> {
-    // Sockets of this host have no such delay.
+    // Sockets of this host have none of these options, and hear of their peer's end from the kernel.
     stream.set_tcp_nodelay(true).ok();
+    let probes = TcpKeepalive::new().with_time(GONE / 3).with_interval(GONE / 6).with_retries(4);
+    stream.set_tcp_keepalive(&probes).ok();
+    stream.set_tcp_user_timeout(Some(GONE)).ok();
     stream.set_write_timeout(Some(HELLO_TIME))
 }
 

@@ -291,6 +291,19 @@ fn nobody_waits_for_ever() {
     assert!(error.contains("cannot reach rank 0"), "{error}");
 }
 
+/// A host without power sends nothing, not even the end of its connections: the kernel has to ask.
+#[test]
+fn the_kernel_looks_for_hosts_that_are_gone() {
+    let (listener, address) = listener();
+    let held = zero(listener, SOON, |group| {
+        let stream = group.writers[0].1.lock().unwrap();
+        (stream.keepalive().unwrap(), stream.tcp_keepalive_time().unwrap(), stream.tcp_user_timeout().unwrap())
+    });
+    let _stream = one(&address);
+    let (probes, first, unanswered) = held.join().unwrap().unwrap();
+    assert!(probes && first < SOON && unanswered.is_some_and(|time| time < 2 * SOON), "{first:?} {unanswered:?}");
+}
+
 #[test]
 fn a_port_in_use_is_said() {
     let (_listener, address) = listener();

@@ -277,7 +277,7 @@ impl Session {
             _ if is_nudge => {}
             Opcode::Send => self.spare.extend(completion.take_buffer()),
             Opcode::Read | Opcode::Write => self.arrivals.push_back(Arrival::Data),
-            _ => return Err(Failure::new(format!("{} did what is no part of rping: {opcode:?}", self.peer))),
+            _ => return Err(Failure::new(format!("{} sent what is no part of rping", self.peer))),
         }
         Ok(true)
     }

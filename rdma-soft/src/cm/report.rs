@@ -53,9 +53,9 @@ pub(super) fn notice(entry: &Entry, notice: Notice) -> Pending {
         }
         // As iWARP reports what is no reason of InfiniBand's.
         Notice::OtherUser if entry.is_datagram() => {
-            (Code::RDMA_CM_EVENT_UNREACHABLE, -libc::EPERM, Body::Datagram(datagram(Vec::new())))
+            (Code::RDMA_CM_EVENT_UNREACHABLE, -libc::EACCES, Body::Datagram(datagram(Vec::new())))
         }
-        Notice::OtherUser => (Code::RDMA_CM_EVENT_REJECTED, -libc::EPERM, conn(padded(Vec::new(), room::REJ))),
+        Notice::OtherUser => (Code::RDMA_CM_EVENT_REJECTED, -libc::EACCES, conn(padded(Vec::new(), room::REJ))),
         Notice::Unreachable(status) => (Code::RDMA_CM_EVENT_UNREACHABLE, status, Body::None),
         Notice::NoDatagram(status, private) => {
             (Code::RDMA_CM_EVENT_UNREACHABLE, status.into(), Body::Datagram(datagram(private)))

@@ -48,6 +48,7 @@ pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
             Some(libc::EINVAL),
         ) => error.with_kind(ErrorKind::Disconnected),
         (Operation::Connect, Some(libc::ECONNREFUSED)) => error.with_kind(ErrorKind::NotListening),
+        (Operation::Connect, Some(libc::EACCES)) => error.with_kind(ErrorKind::Rejected(RejectReason::OTHER_USER)),
         (_, Some(libc::ENOTCONN | libc::ECONNRESET | libc::ECONNABORTED | libc::EPIPE)) => {
             error.with_kind(ErrorKind::Disconnected)
         }
@@ -92,6 +93,9 @@ mod tests {
         assert_eq!(kind(Operation::BindAddr, libc::EADDRNOTAVAIL), ErrorKind::NoRoute);
         assert_eq!(kind(Operation::BindAddr, libc::EADDRINUSE), ErrorKind::AddressInUse);
         assert_eq!(kind(Operation::Connect, -libc::ECONNREFUSED), ErrorKind::NotListening);
+        let other_user = ErrorKind::Rejected(RejectReason::OTHER_USER);
+        assert_eq!(kind(Operation::Connect, -libc::EACCES), other_user);
+        assert_eq!(RejectReason::from_raw(-libc::EACCES).to_error().kind(), other_user);
         assert_eq!(kind(Operation::ResolveRoute, -libc::ETIMEDOUT), ErrorKind::Timeout);
         assert_eq!(kind(Operation::Connect, libc::ENODEV), ErrorKind::NoDevice);
         assert_eq!(from_status(Operation::ResolveAddr, -1).kind(), ErrorKind::NoRoute);

@@ -81,6 +81,8 @@ c_enum! {
         REFUSED = -libc::ECONNREFUSED, "connection refused";
         /// iWARP: the connection was reset; some drivers say so when the program at the other end said no.
         RESET = -libc::ECONNRESET, "connection reset";
+        /// soft0: a process of another user listens there, with which it does not connect this one.
+        OTHER_USER = -libc::EACCES, "a process of another user listens there";
     }
 }
 
