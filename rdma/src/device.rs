@@ -5,40 +5,41 @@
 //!
 //! # Safety
 //!
-//! 1. A [`DeviceList`] owns the array that `ibv_get_device_list` of its table returned, and frees it once, when the last
-//!    [`Device`] of it is gone. All devices in the array are valid until then.
+//! 1. A [`DeviceList`] owns the array that `ibv_get_device_list` of its table returned. Every [`Device`] of it holds an `Arc`
+//!    of its [`Handle`], so the array is freed after them. All devices in the array are valid until then, and never change.
 //! 2. Functions of a table are only called with objects that the same table made.
 
 use std::ffi::CStr;
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::{Ibverbs, ibv_device};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
+use crate::handle::{Handle, Object, Raw};
 use crate::types::{Guid, NodeType, TransportType};
 
 /// What `ibv_get_device_list` returned (1).
 struct DeviceList {
     table: &'static Ibverbs,
-    array: NonNull<*mut ibv_device>,
+    array: Raw<*mut ibv_device>,
     software: bool,
     fork: u32,
 }
 
-// SAFETY: the array is never written, and the functions of libibverbs that take devices may be called from any thread.
-unsafe impl Send for DeviceList {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceList {}
+impl Object for DeviceList {
+    const DESTROY: Operation = Operation::ListDevices;
+    const NAME: &'static str = "a list of devices";
 
-impl Drop for DeviceList {
-    fn drop(&mut self) {
-        if self.fork == fork::generation() {
-            // SAFETY: the array came from this table's ibv_get_device_list and is freed only here (1).
-            unsafe { (self.table.ibv_free_device_list)(self.array.as_ptr()) };
-        }
+    fn made_in(&self) -> u32 {
+        self.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_free_device_list wants an array of this table that is not freed yet: this function's contract.
+        unsafe { (self.table.ibv_free_device_list)(self.array.as_ptr()) };
+        Ok(())
     }
 }
 
@@ -57,14 +58,9 @@ impl Drop for DeviceList {
 #[doc(alias = "ibv_device")]
 #[derive(Clone)]
 pub struct Device {
-    list: Arc<DeviceList>,
-    raw: NonNull<ibv_device>,
+    list: Arc<Handle<DeviceList>>,
+    raw: Raw<ibv_device>,
 }
-
-// SAFETY: a device is read-only data of the library, kept alive by the list (1).
-unsafe impl Send for Device {}
-// SAFETY: as above.
-unsafe impl Sync for Device {}
 
 impl Device {
     /// All devices: hardware first, then the software device.
@@ -128,12 +124,13 @@ impl Device {
         let mut count = 0;
         // SAFETY: ibv_get_device_list wants a place for the count, or NULL.
         let array = unsafe { (table.ibv_get_device_list)(&raw mut count) };
-        let Some(array) = NonNull::new(array) else { return Err(Error::last(Operation::ListDevices)) };
-        let list = Arc::new(DeviceList { table, array, software, fork: fork::generation() });
+        let array = Raw::created(Operation::ListDevices, array)?;
+        let list = Arc::new(Handle::new(DeviceList { table, array, software, fork: fork::generation() }));
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: the library returned an array of `count` devices (and a NULL), which the list keeps (1).
-        let raw = unsafe { std::slice::from_raw_parts(array.as_ptr(), count) };
-        Ok(raw.iter().filter_map(|&raw| NonNull::new(raw)).map(|raw| Self { list: Arc::clone(&list), raw }).collect())
+        let raw = unsafe { std::slice::from_raw_parts(list.array.as_ptr(), count) };
+        let devices = raw.iter().filter(|raw| !raw.is_null());
+        Ok(devices.map(|&raw| Self { list: Arc::clone(&list), raw: Raw::new(raw) }).collect())
     }
 
     /// The name that the kernel, or the software device, gave it: `mlx5_0`, `rxe0`, `soft0`.

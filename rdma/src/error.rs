@@ -64,6 +64,7 @@ operations! {
     SetEce = "ibv_set_ece",
     QueryEce = "ibv_query_ece",
     CreateEventChannel = "rdma_create_event_channel",
+    DestroyEventChannel = "rdma_destroy_event_channel",
     CreateId = "rdma_create_id",
     DestroyId = "rdma_destroy_id",
     BindAddr = "rdma_bind_addr",
@@ -429,6 +430,10 @@ pub struct Failed<T> {
 impl<T> Failed<T> {
     pub(crate) fn new(error: Error, object: T) -> Self {
         Self { error, object }
+    }
+
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Failed<U> {
+        Failed { error: self.error, object: f(self.object) }
     }
 }
 

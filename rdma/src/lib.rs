@@ -137,6 +137,7 @@ mod cq;
 mod device;
 mod error;
 mod fork;
+mod handle;
 mod mr;
 mod pd;
 mod qp;
@@ -153,8 +154,8 @@ pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
 pub use mr::{
-    Buffer, ExposedRegion, ExposedSlice, Gpu, Host, IntoMemoryError, LentSlice, LentSliceMut, Memory, MemoryOwner,
-    Placement, RemoteSlice, RemoteSliceError, RevokeError,
+    Buffer, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner, Placement,
+    RemoteSlice, RemoteSliceError, RevokeError,
 };
 pub use pd::ProtectionDomain;
 pub use qp::op;

@@ -1,10 +1,4 @@
 //! Protection domains: what may be used together.
-//!
-//! # Safety
-//!
-//! 1. A [`PdInner`] owns a domain that its context's table allocated; it is freed once, after everything made in it, which
-//!    holds an `Arc` of it (or leaked one, if it could not be destroyed).
-//! 2. Nothing is called in a forked child.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +6,8 @@ use std::sync::Arc;
 use rdma_sys::ibv_pd;
 
 use crate::context::{Context, ContextInner};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::error::{Error, Failed, Operation, Result};
+use crate::handle::{Handle, Object, Raw};
 
 /// A protection domain: memory regions and queue pairs of one domain work together, those of different ones do not.
 ///
@@ -20,43 +15,35 @@ use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 #[doc(alias = "ibv_pd")]
 #[derive(Clone)]
 pub struct ProtectionDomain {
-    pub(crate) inner: Arc<PdInner>,
+    pub(crate) inner: Arc<Handle<PdInner>>,
 }
 
-/// The domain itself (1).
+/// The domain itself.
 pub(crate) struct PdInner {
-    pub(crate) raw: *mut ibv_pd,
-    pub(crate) context: Arc<ContextInner>,
-    freed: bool,
+    pub(crate) raw: Raw<ibv_pd>,
+    pub(crate) context: Arc<Handle<ContextInner>>,
 }
-
-// SAFETY: libibverbs' functions may be called on one domain from any thread.
-unsafe impl Send for PdInner {}
-// SAFETY: as above.
-unsafe impl Sync for PdInner {}
 
 impl PdInner {
-    fn free(&mut self) -> Result<()> {
-        self.context.check(Operation::DeallocPd)?;
-        // SAFETY: allocated by this table, not freed before (`freed`), and nothing made in it is left (1); not in a forked
-        // child (2).
-        let result = unsafe { (self.context.table.ibv_dealloc_pd)(self.raw) };
-        Error::check(Operation::DeallocPd, result)?;
-        self.freed = true;
-        Ok(())
+    /// Identifies the domain: only compared, never dereferenced.
+    #[inline]
+    pub(crate) fn identity(&self) -> *const Self {
+        self
     }
 }
 
-impl Drop for PdInner {
-    #[allow(clippy::mem_forget, reason = "the device must stay open for a domain that it still has")]
-    fn drop(&mut self) {
-        if self.freed || self.context.is_forked() {
-            return;
-        }
-        if let Err(error) = self.free() {
-            std::mem::forget(Arc::clone(&self.context));
-            tracing::warn!(%error, "a protection domain could not be freed; it and its device are leaked");
-        }
+impl Object for PdInner {
+    const DESTROY: Operation = Operation::DeallocPd;
+    const NAME: &'static str = "a protection domain";
+
+    fn made_in(&self) -> u32 {
+        self.context.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_dealloc_pd wants a live domain of this table that has no children: this function's contract.
+        let result = unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
+        Error::check(Self::DESTROY, result)
     }
 }
 
@@ -70,11 +57,8 @@ impl Context {
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         self.inner.check(Operation::AllocPd)?;
         // SAFETY: ibv_alloc_pd wants an open context, which `self` keeps open.
-        let raw = unsafe { (self.inner.table.ibv_alloc_pd)(self.inner.raw) };
-        if raw.is_null() {
-            return Err(Error::last(Operation::AllocPd));
-        }
-        Ok(ProtectionDomain { inner: Arc::new(PdInner { raw, context: Arc::clone(&self.inner), freed: false }) })
+        let raw = unsafe { (self.inner.table.ibv_alloc_pd)(self.as_raw()) };
+        Raw::created(Operation::AllocPd, raw).map(|raw| ProtectionDomain::new(self, raw))
     }
 }
 
@@ -86,7 +70,11 @@ impl ProtectionDomain {
     /// `raw` was allocated in this context, and is not freed by anybody else.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut ibv_pd) -> Self {
-        Self { inner: Arc::new(PdInner { raw, context: Arc::clone(&context.inner), freed: false }) }
+        Self::new(context, Raw::new(raw))
+    }
+
+    fn new(context: &Context, raw: Raw<ibv_pd>) -> Self {
+        Self { inner: Arc::new(Handle::new(PdInner { raw, context: Arc::clone(&context.inner) })) }
     }
 
     /// The open device.
@@ -103,16 +91,13 @@ impl ProtectionDomain {
     ///
     /// `InUse`, with the handle, while a clone, a region or a queue pair of it lives.
     pub fn close(self) -> Result<(), Failed<Self>> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => inner.free().map_err(|error| Failed::new(error, Self { inner: Arc::new(inner) })),
-            Err(inner) => Err(Failed::new(Error::new(Operation::DeallocPd, ErrorKind::InUse), Self { inner })),
-        }
+        Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
     /// The C object. It is valid while this handle lives.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
-        self.inner.raw
+        self.inner.raw.as_ptr()
     }
 }
 

@@ -2,11 +2,8 @@
 //!
 //! # Safety
 //!
-//! 1. An [`AhInner`] owns an address handle that its context's table created; it is destroyed once. It keeps its domain (or has
-//!    leaked it, if it could not be destroyed).
-//! 2. Who posts a request that names a handle keeps an `Arc` of it until the request has ended: A1 of
-//!    [`to`](crate::qp::to). For raw queue pairs that is the caller's duty.
-//! 3. Nothing is called in a forked child.
+//! 1. A request in flight keeps an `Arc` of the handle that it names, until it has ended: A1 of [`to`](crate::qp::to). For
+//!    raw queue pairs that is the caller's duty.
 
 mod grh;
 mod source;
@@ -20,6 +17,7 @@ pub use grh::Grh;
 pub use source::Source;
 
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::{Handle, Object, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::Path;
 
@@ -42,44 +40,28 @@ use crate::types::Path;
 #[doc(alias = "ibv_ah")]
 #[derive(Clone)]
 pub struct AddressHandle {
-    pub(crate) inner: Arc<AhInner>,
+    pub(crate) inner: Arc<Handle<AhInner>>,
 }
 
 /// The handle itself (1).
 pub(crate) struct AhInner {
-    pub(crate) raw: *mut ibv_ah,
+    pub(crate) raw: Raw<ibv_ah>,
     path: Path,
-    pd: Arc<PdInner>,
-    destroyed: bool,
+    pd: Arc<Handle<PdInner>>,
 }
 
-// SAFETY: libibverbs' functions may be called on one handle from any thread; posting only reads it.
-unsafe impl Send for AhInner {}
-// SAFETY: as above.
-unsafe impl Sync for AhInner {}
+impl Object for AhInner {
+    const DESTROY: Operation = Operation::DestroyAh;
+    const NAME: &'static str = "an address handle";
 
-impl AhInner {
-    fn destroy(&mut self) -> Result<()> {
-        self.pd.context.check(Operation::DestroyAh)?;
-        // SAFETY: created by this table, not destroyed before (`destroyed`), no request names it (2), no forked child (3).
-        let result = unsafe { (self.pd.context.table.ibv_destroy_ah)(self.raw) };
-        Error::check(Operation::DestroyAh, result)?;
-        self.destroyed = true;
-        Ok(())
+    fn made_in(&self) -> u32 {
+        self.pd.context.fork
     }
-}
 
-impl Drop for AhInner {
-    #[allow(clippy::mem_forget, reason = "a handle that the device still has needs its domain")]
-    fn drop(&mut self) {
-        if self.destroyed {
-            return;
-        }
-        let Err(error) = self.destroy() else { return };
-        std::mem::forget(Arc::clone(&self.pd));
-        if error.kind() != ErrorKind::Forked {
-            tracing::warn!(%error, "an address handle could not be destroyed; it and its domain are leaked");
-        }
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_destroy_ah wants a live handle of this table (this function's contract) that no request names (1).
+        let result = unsafe { (self.pd.context.table.ibv_destroy_ah)(self.raw.as_ptr()) };
+        Error::check(Self::DESTROY, result)
     }
 }
 
@@ -102,14 +84,10 @@ impl AddressHandle {
             return Err(Error::new(Operation::CreateAh, ErrorKind::InvalidInput));
         }
         let mut attr = path.to_raw();
-        // SAFETY: ibv_create_ah wants a domain, which the new value keeps (1), and attributes that live during the call; no
-        // forked child (3).
-        let raw = unsafe { (context.table.ibv_create_ah)(pd.inner.raw, &raw mut attr) };
-        if raw.is_null() {
-            return Err(Error::last(Operation::CreateAh));
-        }
-        let inner = AhInner { raw, path: *path, pd: Arc::clone(&pd.inner), destroyed: false };
-        Ok(Self { inner: Arc::new(inner) })
+        // SAFETY: ibv_create_ah wants a domain, which `pd` keeps, and attributes that live during the call.
+        let raw = unsafe { (context.table.ibv_create_ah)(pd.as_raw(), &raw mut attr) };
+        let raw = Raw::created(Operation::CreateAh, raw)?;
+        Ok(Self { inner: Arc::new(Handle::new(AhInner { raw, path: *path, pd: Arc::clone(&pd.inner) })) })
     }
 
     /// Makes a handle for where a datagram came from, to answer it. `port` is the port that it arrived on.
@@ -141,22 +119,19 @@ impl AddressHandle {
     /// to it.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn close(self) -> Result<(), Failed<Self>> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => inner.destroy().map_err(|error| Failed::new(error, Self { inner: Arc::new(inner) })),
-            Err(inner) => Err(Failed::new(Error::new(Operation::DestroyAh, ErrorKind::InUse), Self { inner })),
-        }
+        Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
     /// The C object. It is valid while this handle lives.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_ah {
-        self.inner.raw
+        self.inner.raw.as_ptr()
     }
 
     #[inline]
     pub(crate) fn domain(&self) -> *const PdInner {
-        Arc::as_ptr(&self.inner.pd)
+        self.inner.pd.identity()
     }
 }
 

@@ -19,6 +19,7 @@ use super::request::ConnectRequest;
 use super::{PortSpace, table};
 use crate::context::{Context, set_nonblocking};
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::{Handle, Object, Raw};
 use crate::wait::{self, Deadline};
 
 /// Names an id in its events. Never used twice in a process, so a late event cannot name a newer id.
@@ -64,12 +65,12 @@ impl fmt::Display for IdKey {
 #[doc(alias = "rdma_event_channel")]
 #[derive(Clone)]
 pub struct EventChannel {
-    pub(super) inner: Arc<ChannelInner>,
+    pub(super) inner: Arc<Handle<ChannelInner>>,
 }
 
 /// The channel itself (1).
 pub(crate) struct ChannelInner {
-    pub(super) raw: NonNull<rdma_event_channel>,
+    pub(super) raw: Raw<rdma_event_channel>,
     pub(super) table: &'static RdmaCm,
     pub(super) context: Context,
     state: Mutex<State>,
@@ -94,18 +95,9 @@ pub(super) struct Known {
     pub(super) groups: Vec<(u64, SocketAddr)>,
 }
 
-// SAFETY: librdmacm's functions may be called from any thread; those on one channel and its ids are called under its lock (3).
-unsafe impl Send for ChannelInner {}
-// SAFETY: as above.
-unsafe impl Sync for ChannelInner {}
-
 impl ChannelInner {
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         self.context.inner.check(operation)
-    }
-
-    pub(super) fn is_forked(&self) -> bool {
-        self.context.inner.is_forked()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -121,12 +113,18 @@ impl ChannelInner {
     }
 }
 
-impl Drop for ChannelInner {
-    fn drop(&mut self) {
-        if !self.is_forked() {
-            // SAFETY: made by this table; destroyed only here, after all its ids, which hold it (1); no forked child (7).
-            unsafe { (self.table.rdma_destroy_event_channel)(self.raw.as_ptr()) };
-        }
+impl Object for ChannelInner {
+    const DESTROY: Operation = Operation::DestroyEventChannel;
+    const NAME: &'static str = "an event channel";
+
+    fn made_in(&self) -> u32 {
+        self.context.inner.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: rdma_destroy_event_channel wants a live channel of this table without ids: this function's contract.
+        unsafe { (self.table.rdma_destroy_event_channel)(self.raw.as_ptr()) };
+        Ok(())
     }
 }
 
@@ -135,7 +133,7 @@ enum Taken {
     Nothing,
     Event(Event),
     /// Of an id that is gone. The request that it may have brought ends when this is dropped, after the lock.
-    Stray(#[allow(dead_code, reason = "its drop is what it is for")] Option<RawId>),
+    Stray(#[allow(dead_code, reason = "its drop is what it is for")] Option<Handle<RawId>>),
     /// A request whose id uses another channel (5).
     Elsewhere,
 }
@@ -150,17 +148,14 @@ impl EventChannel {
     pub fn new(context: &Context) -> Result<Self> {
         context.inner.check(Operation::CreateEventChannel)?;
         let table = table(context)?;
-        // SAFETY: rdma_create_event_channel asks for nothing.
-        let raw = unsafe { (table.rdma_create_event_channel)() };
-        let raw = NonNull::new(raw).ok_or_else(|| reason::last(Operation::CreateEventChannel))?;
         let failed =
             |error: io::Error| reason::from_errno(Operation::CreateEventChannel, error.raw_os_error().unwrap_or(0));
-        let lent = wait::epoll().inspect_err(|_| {
-            // SAFETY: just made by this table, and nobody knows it.
-            unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
-        });
-        let lent = lent.map_err(failed)?;
-        let inner = ChannelInner { raw, table, context: context.clone(), state: Mutex::default(), lent };
+        let lent = wait::epoll().map_err(failed)?;
+        // SAFETY: rdma_create_event_channel asks for nothing.
+        let raw = unsafe { (table.rdma_create_event_channel)() };
+        let raw = Raw::created(Operation::CreateEventChannel, raw)
+            .map_err(|error| reason::from_errno(error.operation(), error.errno().unwrap_or(0)))?;
+        let inner = Handle::new(ChannelInner { raw, table, context: context.clone(), state: Mutex::default(), lent });
         set_nonblocking(inner.fd().as_raw_fd()).map_err(failed)?;
         wait::watch(&inner.lent, inner.fd()).map_err(failed)?;
         Ok(Self { inner: Arc::new(inner) })
@@ -273,7 +268,7 @@ impl EventChannel {
 }
 
 /// Whose event this is, and what it says.
-fn sort(channel: &Arc<ChannelInner>, state: &mut State, raw: &rdma_cm_event, data: PrivateData) -> Taken {
+fn sort(channel: &Arc<Handle<ChannelInner>>, state: &mut State, raw: &rdma_cm_event, data: PrivateData) -> Taken {
     if raw.event != rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
         return match state.ids.get(&raw.id.addr()) {
             Some(known) => Taken::Event(Event { id: known.key, kind: event::decode(raw, data, known) }),
@@ -304,10 +299,15 @@ fn sort(channel: &Arc<ChannelInner>, state: &mut State, raw: &rdma_cm_event, dat
 }
 
 /// Takes over an id that librdmacm has just made on this channel (2, 5).
-fn adopt(channel: &Arc<ChannelInner>, state: &mut State, raw: NonNull<rdma_cm_id>, datagram: bool) -> RawId {
+fn adopt(
+    channel: &Arc<Handle<ChannelInner>>,
+    state: &mut State,
+    raw: NonNull<rdma_cm_id>,
+    datagram: bool,
+) -> Handle<RawId> {
     let key = IdKey::fresh();
     state.ids.insert(raw.as_ptr().addr(), Known { key, datagram, groups: Vec::new() });
-    RawId::new(raw, Arc::clone(channel), key)
+    Handle::new(RawId::new(Raw::new(raw.as_ptr()), Arc::clone(channel), key))
 }
 
 /// The locks of two channels, in the order of their addresses (3).

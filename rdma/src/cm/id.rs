@@ -20,19 +20,15 @@ use super::sockaddr::{self, RawAddr};
 use crate::context::AsyncEventKind;
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::{Handle, Object, Raw};
 use crate::types::{AckTimeout, WrongDevice};
 
 /// An id of librdmacm (2).
 pub(crate) struct RawId {
-    raw: NonNull<rdma_cm_id>,
-    pub(super) channel: Arc<ChannelInner>,
+    raw: Raw<rdma_cm_id>,
+    pub(super) channel: Arc<Handle<ChannelInner>>,
     pub(super) key: IdKey,
 }
-
-// SAFETY: the id is only used under its channel's lock (3), which any thread may take.
-unsafe impl Send for RawId {}
-// SAFETY: as above.
-unsafe impl Sync for RawId {}
 
 /// An id under its channel's lock (3).
 pub(super) struct Locked<'a> {
@@ -80,7 +76,7 @@ impl Locked<'_> {
 
 impl RawId {
     /// For [`super::channel`], which has entered it into the channel's state.
-    pub(super) fn new(raw: NonNull<rdma_cm_id>, channel: Arc<ChannelInner>, key: IdKey) -> Self {
+    pub(super) fn new(raw: Raw<rdma_cm_id>, channel: Arc<Handle<ChannelInner>>, key: IdKey) -> Self {
         Self { raw, channel, key }
     }
 
@@ -165,32 +161,32 @@ impl RawId {
     }
 }
 
-impl Drop for RawId {
-    #[allow(clippy::mem_forget, reason = "an id that librdmacm still has needs its channel")]
-    fn drop(&mut self) {
-        if self.channel.is_forked() {
-            return;
-        }
+impl Object for RawId {
+    const DESTROY: Operation = Operation::DestroyId;
+    const NAME: &'static str = "an id of the connection manager";
+
+    fn made_in(&self) -> u32 {
+        self.channel.context.inner.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
         let mut state = self.channel.lock();
         let groups = state.ids.remove(&self.raw.as_ptr().addr()).map(|known| known.groups).unwrap_or_default();
         let mut stuck = false;
         for (_, address) in groups {
             let mut address = RawAddr::new(address);
-            // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. If it fails, the destroy below
-            // takes the events of the group with it; if that fails, too, no event is taken any more (8).
+            // SAFETY: rdma_leave_multicast wants a live id (this function's contract), whose lock is held (3), and an address.
+            // If it fails, the destroy below takes the events of the group with it; if that fails, too, no event is taken
+            // any more (8).
             let left = unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
             stuck |= left != 0;
         }
-        // SAFETY: rdma_destroy_id wants an id that was not destroyed (2), whose lock is held (3). All its events were acknowledged
-        // as they were taken (4), so it does not wait. No forked child (7).
+        // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held (3). All its events were
+        // acknowledged as they were taken (4), so it does not wait.
         let result = unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
-        let error = (result != 0).then(|| reason::last(Operation::DestroyId));
-        state.broken |= stuck && error.is_some();
-        drop(state);
-        if let Some(error) = error {
-            std::mem::forget(Arc::clone(&self.channel));
-            tracing::warn!(%error, "an id of the connection manager could not be destroyed; it and its channel are leaked");
-        }
+        let done = if result == 0 { Ok(()) } else { Err(reason::last(Operation::DestroyId)) };
+        state.broken |= stuck && done.is_err();
+        done
     }
 }
 
@@ -205,12 +201,12 @@ fn milliseconds(timeout: Duration) -> c_int {
 /// Dropping an id ends its connection: the peer sees `Disconnected`, and requests that wait at a listener are rejected.
 #[doc(alias = "rdma_cm_id")]
 pub struct Id<T: PortSpace> {
-    pub(super) raw: RawId,
+    pub(super) raw: Handle<RawId>,
     space: PhantomData<T>,
 }
 
 impl<T: PortSpace> Id<T> {
-    pub(super) fn new(raw: RawId) -> Self {
+    pub(super) fn new(raw: Handle<RawId>) -> Self {
         Self { raw, space: PhantomData }
     }
 

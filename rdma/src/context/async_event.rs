@@ -122,7 +122,7 @@ impl Context {
         let mut raw = ibv_async_event::default();
         // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for an event; its
         // descriptor is non-blocking.
-        let result = unsafe { (self.inner.table.ibv_get_async_event)(self.inner.raw, &raw mut raw) };
+        let result = unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
         if result != 0 {
             let error = Error::last(Operation::GetAsyncEvent);
             return match error.kind() {

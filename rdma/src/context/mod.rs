@@ -4,8 +4,8 @@
 //!
 //! # Safety
 //!
-//! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned; it is closed once, by its drop, which
-//!    cannot come before those of its children, since they hold an `Arc` of it (or leaked one, if they could not be destroyed).
+//! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned. Its children hold an `Arc` of its
+//!    [`Handle`], so it is closed after them.
 //! 2. Functions of the table are only called with objects that the same table made.
 //! 3. Nothing is called in a forked child.
 
@@ -26,6 +26,7 @@ use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_port_attr};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::fork;
+use crate::handle::{Handle, Object, Raw};
 use crate::types::{AtomicCapability, Gid, PortState, TransportType};
 
 /// An open device. Clones are handles to the same one.
@@ -41,23 +42,17 @@ use crate::types::{AtomicCapability, Gid, PortState, TransportType};
 #[doc(alias = "ibv_context")]
 #[derive(Clone)]
 pub struct Context {
-    pub(crate) inner: Arc<ContextInner>,
+    pub(crate) inner: Arc<Handle<ContextInner>>,
 }
 
 /// The open device itself (1).
 pub(crate) struct ContextInner {
-    pub(crate) raw: *mut ibv_context,
+    pub(crate) raw: Raw<ibv_context>,
     pub(crate) table: &'static Ibverbs,
     pub(crate) device: Device,
     pub(crate) device_attr: DeviceAttr,
     pub(crate) fork: u32,
-    closed: bool,
 }
-
-// SAFETY: libibverbs' functions may be called on one context from any thread (ibv_open_device(3), and its own locks).
-unsafe impl Send for ContextInner {}
-// SAFETY: as above.
-unsafe impl Sync for ContextInner {}
 
 impl ContextInner {
     /// An error in a forked child.
@@ -83,26 +78,17 @@ impl ContextInner {
     }
 }
 
-impl ContextInner {
-    fn close(&mut self) -> Result<()> {
-        self.check(Operation::CloseDevice)?;
-        // SAFETY: opened by this table (1, 2) and not closed before (`closed`); all children are gone (1); not in a forked
-        // child (3).
-        let result = unsafe { (self.table.ibv_close_device)(self.raw) };
-        Error::check(Operation::CloseDevice, result)?;
-        self.closed = true;
-        Ok(())
-    }
-}
+impl Object for ContextInner {
+    const DESTROY: Operation = Operation::CloseDevice;
+    const NAME: &'static str = "a device's context";
 
-impl Drop for ContextInner {
-    fn drop(&mut self) {
-        if self.closed || self.is_forked() {
-            return;
-        }
-        if let Err(error) = self.close() {
-            tracing::warn!(%error, device = self.device.name(), "a device could not be closed and is leaked");
-        }
+    fn made_in(&self) -> u32 {
+        self.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_close_device wants an open context of this table that has no children: this function's contract.
+        Error::check(Self::DESTROY, unsafe { (self.table.ibv_close_device)(self.raw.as_ptr()) })
     }
 }
 
@@ -150,14 +136,13 @@ impl Context {
     /// 2. Its asynchronous events are not taken by anybody else.
     pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
         let table = device.table();
-        let mut inner = ContextInner {
-            raw,
+        let mut inner = Handle::new(ContextInner {
+            raw: Raw::new(raw),
             table,
             device: device.clone(),
             device_attr: DeviceAttr::default(),
             fork: fork::generation(),
-            closed: false,
-        };
+        });
         let mut attr = ibv_device_attr::default();
         // SAFETY: ibv_query_device wants an open context (1) and room for the attributes.
         let result = unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
@@ -206,7 +191,7 @@ impl Context {
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open (1) and this field does not change.
-        u32::try_from(unsafe { (*self.inner.raw).num_comp_vectors }).unwrap_or(0)
+        u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
     }
 
     /// The state of a port.
@@ -300,16 +285,13 @@ impl Context {
     ///
     /// `InUse`, with the handle, while a clone, a domain, a queue or a region of it lives.
     pub fn close(self) -> Result<(), Failed<Self>> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => inner.close().map_err(|error| Failed::new(error, Self { inner: Arc::new(inner) })),
-            Err(inner) => Err(Failed::new(Error::new(Operation::CloseDevice, ErrorKind::InUse), Self { inner })),
-        }
+        Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
     /// The C object. It is valid while this handle lives.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_context {
-        self.inner.raw
+        self.inner.raw.as_ptr()
     }
 
     /// The functions that work on this context and its children.

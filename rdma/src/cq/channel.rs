@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! 1. A [`ChannelInner`] owns a channel that its context's table created; it is destroyed once, after its completion queues,
-//!    which hold an `Arc` of it.
+//! 1. A [`ChannelInner`] owns a channel that its context's table created. Its completion queues hold an `Arc` of its
+//!    [`Handle`], so it is destroyed after them.
 //! 2. The pointer that an event brings is used only to acknowledge the event, at once: until then the library keeps the queue.
 //! 3. The channel's descriptor is non-blocking and is not lent: made blocking, or filled, it would stop whoever reports
 //!    a completion.
@@ -19,6 +19,7 @@ use rdma_sys::ibv_comp_channel;
 
 use crate::context::{Context, ContextInner, set_nonblocking};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::{Handle, Object};
 use crate::types::CqId;
 use crate::wait::{self, Deadline};
 
@@ -30,16 +31,15 @@ use crate::wait::{self, Deadline};
 #[doc(alias = "ibv_comp_channel")]
 #[derive(Clone)]
 pub struct CompletionChannel {
-    pub(crate) inner: Arc<ChannelInner>,
+    pub(crate) inner: Arc<Handle<ChannelInner>>,
 }
 
 /// The channel itself (1).
 pub(crate) struct ChannelInner {
     pub(crate) raw: *mut ibv_comp_channel,
-    pub(crate) context: Arc<ContextInner>,
+    pub(crate) context: Arc<Handle<ContextInner>>,
     /// What is lent: an epoll that watches the channel's descriptor (3).
     lent: OwnedFd,
-    destroyed: bool,
 }
 
 // SAFETY: libibverbs' functions may be called on one channel from any thread.
@@ -48,15 +48,6 @@ unsafe impl Send for ChannelInner {}
 unsafe impl Sync for ChannelInner {}
 
 impl ChannelInner {
-    fn destroy(&mut self) -> Result<()> {
-        self.context.check(Operation::DestroyChannel)?;
-        // SAFETY: created by this table, not destroyed before (`destroyed`), no queue uses it (1), no forked child.
-        let result = unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) };
-        Error::check(Operation::DestroyChannel, result)?;
-        self.destroyed = true;
-        Ok(())
-    }
-
     /// The channel's own descriptor, to wait on; not to be lent (3).
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is alive (1) and this field does not change.
@@ -101,16 +92,17 @@ impl ChannelInner {
     }
 }
 
-impl Drop for ChannelInner {
-    #[allow(clippy::mem_forget, reason = "a channel that the device still has needs the device")]
-    fn drop(&mut self) {
-        if self.destroyed || self.context.is_forked() {
-            return;
-        }
-        if let Err(error) = self.destroy() {
-            std::mem::forget(Arc::clone(&self.context));
-            tracing::warn!(%error, "a completion channel could not be destroyed; it and its device are leaked");
-        }
+impl Object for ChannelInner {
+    const DESTROY: Operation = Operation::DestroyChannel;
+    const NAME: &'static str = "a completion channel";
+
+    fn made_in(&self) -> u32 {
+        self.context.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_destroy_comp_channel wants a live channel of this table without queues: this function's contract.
+        Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) })
     }
 }
 
@@ -124,7 +116,7 @@ impl Context {
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
         self.inner.check(Operation::CreateChannel)?;
         // SAFETY: ibv_create_comp_channel wants an open context, which `self` keeps open.
-        let raw = unsafe { (self.inner.table.ibv_create_comp_channel)(self.inner.raw) };
+        let raw = unsafe { (self.inner.table.ibv_create_comp_channel)(self.as_raw()) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateChannel));
         }
@@ -151,7 +143,7 @@ impl CompletionChannel {
             unsafe { (context.inner.table.ibv_destroy_comp_channel)(raw) };
         });
         let lent = lent.map_err(failed)?;
-        let inner = ChannelInner { raw, context: Arc::clone(&context.inner), lent, destroyed: false };
+        let inner = Handle::new(ChannelInner { raw, context: Arc::clone(&context.inner), lent });
         set_nonblocking(inner.fd().as_raw_fd()).map_err(failed)?;
         wait::watch(&inner.lent, inner.fd()).map_err(failed)?;
         Ok(Self { inner: Arc::new(inner) })
@@ -188,10 +180,7 @@ impl CompletionChannel {
     ///
     /// `InUse`, with the handle, while a clone or a completion queue of it lives.
     pub fn close(self) -> Result<(), Failed<Self>> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => inner.destroy().map_err(|error| Failed::new(error, Self { inner: Arc::new(inner) })),
-            Err(inner) => Err(Failed::new(Error::new(Operation::DestroyChannel, ErrorKind::InUse), Self { inner })),
-        }
+        Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
     /// The C object. It is valid while this handle lives.

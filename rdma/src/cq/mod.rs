@@ -5,9 +5,10 @@
 //!
 //! # Safety
 //!
-//! 1. A [`CqInner`] owns a completion queue that its context's table created; it is destroyed once, after all queue pairs
-//!    attached to it, which hold an `Arc` of it (or leaked one, if they could not be destroyed).
-//! 2. The in-flight rings are dropped only after the queue was destroyed: until then the device may still report on them.
+//! 1. A [`CqInner`] owns a completion queue that its context's table created. Queue pairs attached to it hold an `Arc` of its
+//!    [`Handle`], so it is destroyed after them.
+//! 2. The in-flight rings are dropped with the [`CqInner`], which is after the queue was destroyed or never: until then the
+//!    device may still report on them.
 //! 3. Events are acknowledged before they are returned, so destroying a queue does not wait for anybody.
 //! 4. Nothing is called in a forked child.
 
@@ -18,7 +19,6 @@ mod poll;
 mod wait;
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
@@ -32,6 +32,7 @@ pub use poll::Poller;
 
 use crate::context::{Context, ContextInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::{Handle, Object};
 use crate::qp::ring::RingTable;
 use crate::types::CqId;
 
@@ -41,20 +42,19 @@ use crate::types::CqId;
 #[doc(alias = "ibv_cq")]
 #[derive(Clone)]
 pub struct CompletionQueue {
-    pub(crate) inner: Arc<CqInner>,
+    pub(crate) inner: Arc<Handle<CqInner>>,
 }
 
 /// The queue itself (1).
 pub(crate) struct CqInner {
     pub(crate) raw: *mut ibv_cq,
-    pub(crate) context: Arc<ContextInner>,
+    pub(crate) context: Arc<Handle<ContextInner>>,
     pub(crate) depth: u32,
-    pub(crate) channel: Option<Arc<ChannelInner>>,
-    pub(crate) rings: ManuallyDrop<RingTable>,
+    pub(crate) channel: Option<Arc<Handle<ChannelInner>>>,
+    pub(crate) rings: RingTable,
     /// Its completions carry the caller's `wr_id`s.
     pub(crate) is_raw: bool,
     id: CqId,
-    destroyed: bool,
 }
 
 // SAFETY: libibverbs' functions may be called on one queue from any thread: providers lock (single-threaded modes are
@@ -66,9 +66,9 @@ unsafe impl Sync for CqInner {}
 impl CqInner {
     /// Creates a queue of at least `depth` entries.
     pub(crate) fn create(
-        context: &Arc<ContextInner>,
+        context: &Arc<Handle<ContextInner>>,
         depth: u32,
-        channel: Option<&Arc<ChannelInner>>,
+        channel: Option<&Arc<Handle<ChannelInner>>>,
         vector: u32,
     ) -> Result<Self> {
         context.check(Operation::CreateCq)?;
@@ -87,7 +87,7 @@ impl CqInner {
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.raw);
         // SAFETY: ibv_create_cq wants an open context and a channel of it or NULL, both kept by the new value (1). The
         // context pointer is opaque to it: ours is a number.
-        let raw = unsafe { (context.table.ibv_create_cq)(context.raw, cqe, name, raw_channel, vector) };
+        let raw = unsafe { (context.table.ibv_create_cq)(context.raw.as_ptr(), cqe, name, raw_channel, vector) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateCq));
         }
@@ -98,10 +98,9 @@ impl CqInner {
             context: Arc::clone(context),
             depth,
             channel: channel.map(Arc::clone),
-            rings: ManuallyDrop::new(RingTable::new(depth)),
+            rings: RingTable::new(depth),
             is_raw: false,
             id,
-            destroyed: false,
         })
     }
 
@@ -112,31 +111,20 @@ impl CqInner {
         let result = unsafe { rdma_sys::ibv_req_notify_cq(self.raw, i32::from(solicited_only)) };
         Error::check(Operation::RequestNotify, result)
     }
-
-    fn destroy(&mut self) -> Result<()> {
-        self.context.check(Operation::DestroyCq)?;
-        // SAFETY: created by this table, not destroyed before (`destroyed`), and no queue pair is attached any more (1);
-        // all its events are acknowledged or about to be (3); not in a forked child (4).
-        let result = unsafe { (self.context.table.ibv_destroy_cq)(self.raw) };
-        Error::check(Operation::DestroyCq, result)?;
-        self.destroyed = true;
-        // SAFETY: dropped only here, and this is reached once: `destroyed` was false (2).
-        unsafe { ManuallyDrop::drop(&mut self.rings) };
-        Ok(())
-    }
 }
 
-impl Drop for CqInner {
-    #[allow(clippy::mem_forget, reason = "a queue that the device still has needs its parents")]
-    fn drop(&mut self) {
-        if self.destroyed || self.context.is_forked() {
-            return;
-        }
-        if let Err(error) = self.destroy() {
-            std::mem::forget(Arc::clone(&self.context));
-            std::mem::forget(self.channel.clone());
-            tracing::warn!(%error, "a completion queue could not be destroyed; it and what it uses are leaked");
-        }
+impl Object for CqInner {
+    const DESTROY: Operation = Operation::DestroyCq;
+    const NAME: &'static str = "a completion queue";
+
+    fn made_in(&self) -> u32 {
+        self.context.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_destroy_cq wants a live queue of this table without queue pairs (this function's contract), whose
+        // events are acknowledged or about to be (3).
+        Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_cq)(self.raw) })
     }
 }
 
@@ -173,7 +161,7 @@ impl CqBuilder {
     pub fn build(self) -> Result<CompletionQueue> {
         let channel = self.channel.as_ref().map(|channel| &channel.inner);
         let inner = CqInner::create(&self.context.inner, self.depth, channel, self.vector)?;
-        Ok(CompletionQueue { inner: Arc::new(inner) })
+        Ok(CompletionQueue { inner: Arc::new(Handle::new(inner)) })
     }
 }
 
@@ -240,10 +228,7 @@ impl CompletionQueue {
     /// `InUse`, with the handle, while a clone or a queue pair of it lives.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), Failed<Self>> {
-        match Arc::try_unwrap(self.inner) {
-            Ok(mut inner) => inner.destroy().map_err(|error| Failed::new(error, Self { inner: Arc::new(inner) })),
-            Err(inner) => Err(Failed::new(Error::new(Operation::DestroyCq, ErrorKind::InUse), Self { inner })),
-        }
+        Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
     /// The C object. It is valid while this handle lives.

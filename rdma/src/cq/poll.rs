@@ -11,6 +11,7 @@ use super::completion::Completion;
 use super::{CompletionQueue, CqInner};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
+use crate::handle::Handle;
 use crate::mr::{Kind, Segment};
 use crate::qp::ring::{Cached, Claimed, Grabbed, Info, RingTable, Single};
 
@@ -37,7 +38,7 @@ pub struct Poller {
     /// Fetched while a scope waited; they come before what is fetched next.
     deferred: VecDeque<ibv_wc>,
     /// Last, so that it outlives what is held (R4), and `raw`.
-    pub(crate) cq: Arc<CqInner>,
+    pub(crate) cq: Arc<Handle<CqInner>>,
 }
 
 /// Room for completions, apart from the poller: they are pointed to while the poller changes.

@@ -7,8 +7,9 @@ use std::slice;
 use std::sync::Arc;
 
 use super::memory::{Host, Memory, Placement};
-use super::{GiveUp, Kind, LentSlice, LentSliceMut, Region, Segment};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use super::{Kind, LentSlice, LentSliceMut, Region, Segment};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::Handle;
 
 /// An exclusive piece of registered memory.
 ///
@@ -43,7 +44,7 @@ impl<M: Placement> Buffer<M> {
     }
 
     /// The whole of a local region of `M`'s kind that has no segments yet.
-    pub(super) fn whole(region: Arc<Region>) -> Self {
+    pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
         debug_assert_eq!(region.kind == Kind::LocalHost, M::IS_HOST);
         // SAFETY: the only segment of its region, which is of `M`'s kind.
         unsafe { Self::from_segment(Segment::whole(region)) }
@@ -122,20 +123,18 @@ impl<M: Placement> Buffer<M> {
     ///
     /// # Errors
     ///
-    /// The buffer, if it does not span its region or other buffers of the region exist. If the device refuses to deregister,
-    /// the memory is leaked.
-    pub fn into_memory(self) -> Result<Memory<M>, IntoMemoryError<M>> {
+    /// With the buffer: `InUse` if it does not span its region or other buffers of the region exist; what the device reports.
+    pub fn into_memory(self) -> Result<Memory<M>, Failed<Self>> {
         let in_use = Error::new(Operation::DeregisterMr, ErrorKind::InUse);
         let region = &self.segment.region;
         if self.segment.pointer != region.address || self.segment.len != region.len {
-            return Err(IntoMemoryError { error: in_use, buffer: Some(self) });
+            return Err(Failed::new(in_use, self));
         }
-        match Region::give_up(self.segment.region) {
+        match Handle::close(self.segment.region) {
             // SAFETY: deregistered; the region's kind was `M`'s.
-            Ok(raw) => Ok(unsafe { Memory::from_raw(raw) }),
-            Err(GiveUp::Failed(error)) => Err(IntoMemoryError { error, buffer: None }),
-            // Spanning the region and not being its only segment means that the others are empty.
-            Err(GiveUp::Shared(region)) => Err(IntoMemoryError { error: in_use, buffer: Some(Self::whole(region)) }),
+            Ok(region) => Ok(unsafe { Memory::from_raw(region.memory) }),
+            // This buffer spans the region, so others that are left are empty.
+            Err(failed) => Err(failed.map(Self::whole)),
         }
     }
 }
@@ -217,33 +216,5 @@ impl<M: Placement> fmt::Debug for Buffer<M> {
             .field("address", &self.segment.pointer)
             .field("len", &self.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// Why a buffer's memory could not be taken back.
-pub struct IntoMemoryError<M: Placement = Host> {
-    /// Why.
-    pub error: Error,
-    /// The buffer; none if its memory had to be leaked.
-    pub buffer: Option<Buffer<M>>,
-}
-
-impl<M: Placement> fmt::Debug for IntoMemoryError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IntoMemoryError").field("error", &self.error).field("buffer", &self.buffer).finish()
-    }
-}
-
-impl<M: Placement> fmt::Display for IntoMemoryError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M: Placement> std::error::Error for IntoMemoryError<M> {}
-
-impl<M: Placement> From<IntoMemoryError<M>> for Error {
-    fn from(error: IntoMemoryError<M>) -> Self {
-        error.error
     }
 }

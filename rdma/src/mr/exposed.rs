@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering;
 use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, RawMemory};
 use super::remote::RemoteSlice;
-use super::{GiveUp, Kind, Region, Segment};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use super::{Kind, Region, Segment};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
 
@@ -72,7 +73,7 @@ impl ProtectionDomain {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ExposedRegion {
-    region: Arc<Region>,
+    region: Arc<Handle<Region>>,
 }
 
 /// A counted range of an [`ExposedRegion`]: the local end of a request, or a place to copy from and to.
@@ -264,7 +265,7 @@ impl ExposedRegion {
     access!(|this: &Self| (this.region.address, this.region.len));
 
     #[inline]
-    fn region(&self) -> &Arc<Region> {
+    fn region(&self) -> &Arc<Handle<Region>> {
         &self.region
     }
 
@@ -272,25 +273,23 @@ impl ExposedRegion {
     ///
     /// # Errors
     ///
-    /// The region, while slices of it exist, in requests that are in flight included: `InUse`. If the device refuses to
-    /// deregister, or there is no memory to move the contents to, the memory is leaked.
+    /// With the region: `InUse` while slices of it exist, in requests in flight included; what the device reports. Without
+    /// it: there is no memory to move the contents to, and the memory is leaked.
     #[allow(clippy::mem_forget, reason = "peers may still write to it")]
     pub fn revoke(self) -> Result<Memory, RevokeError> {
-        match Region::give_up(self.region) {
-            Ok(mut raw) => match raw.make_private() {
-                // SAFETY: deregistered and private now; exposed regions are host memory.
-                Ok(()) => Ok(unsafe { Memory::from_raw(raw) }),
-                Err(error) => {
-                    // Peers may still write to it, so nobody may ever take it for private memory.
-                    std::mem::forget(raw);
-                    let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
-                    Err(RevokeError { error: Error::from_errno(Operation::DeregisterMr, errno), region: None })
-                }
-            },
-            Err(GiveUp::Failed(error)) => Err(RevokeError { error, region: None }),
-            Err(GiveUp::Shared(region)) => {
-                let error = Error::new(Operation::DeregisterMr, ErrorKind::InUse);
-                Err(RevokeError { error, region: Some(Self { region }) })
+        let region = match Handle::close(self.region) {
+            Ok(region) => region,
+            Err(Failed { error, object: region }) => return Err(RevokeError { error, region: Some(Self { region }) }),
+        };
+        let mut memory = region.memory;
+        match memory.make_private() {
+            // SAFETY: deregistered and private now; exposed regions are host memory.
+            Ok(()) => Ok(unsafe { Memory::from_raw(memory) }),
+            Err(error) => {
+                // Peers may still write to it, so nobody may ever take it for private memory.
+                std::mem::forget(memory);
+                let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
+                Err(RevokeError { error: Error::from_errno(Operation::DeregisterMr, errno), region: None })
             }
         }
     }
@@ -300,7 +299,7 @@ impl ExposedSlice {
     access!(|this: &Self| (this.segment.pointer, this.segment.len));
 
     #[inline]
-    fn region(&self) -> &Arc<Region> {
+    fn region(&self) -> &Arc<Handle<Region>> {
         &self.segment.region
     }
 
@@ -319,7 +318,7 @@ impl ExposedSlice {
 
 impl fmt::Debug for ExposedRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Region { address, len, access, .. } = &*self.region;
+        let Region { address, len, access, .. } = &**self.region;
         let mut f = f.debug_struct("ExposedRegion");
         f.field("address", address).field("len", len).field("access", access).finish_non_exhaustive()
     }

@@ -25,13 +25,12 @@ mod memory;
 mod remote;
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_mr};
 
-pub use buffer::{Buffer, IntoMemoryError};
+pub use buffer::Buffer;
 pub use exposed::{ExposedRegion, ExposedSlice, RevokeError};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
@@ -40,6 +39,7 @@ pub use memory::{Gpu, Host, Memory, MemoryOwner, Placement};
 pub use remote::{RemoteSlice, RemoteSliceError};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::{Handle, Object, Raw};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
@@ -59,12 +59,9 @@ pub(crate) struct Region {
     rkey: u32,
     kind: Kind,
     access: RemoteAccess,
-    /// `pd`, to compare with.
-    domain: *const PdInner,
-    raw: NonNull<ibv_mr>,
-    /// Taken in drop, or when the region is given up.
-    memory: ManuallyDrop<RawMemory>,
-    pd: Arc<PdInner>,
+    raw: Raw<ibv_mr>,
+    memory: RawMemory,
+    pd: Arc<Handle<PdInner>>,
 }
 
 // SAFETY: the memory belongs to the region (M1) and may be used from any thread, as its owner is Send; ibv_dereg_mr may be
@@ -76,11 +73,11 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Registers memory. On failure the memory comes back.
     fn new(
-        pd: &Arc<PdInner>,
+        pd: &Arc<Handle<PdInner>>,
         memory: RawMemory,
         kind: Kind,
         access: RemoteAccess,
-    ) -> Result<Arc<Self>, (Error, RawMemory)> {
+    ) -> Result<Arc<Handle<Self>>, (Error, RawMemory)> {
         let context = &pd.context;
         if let Err(error) = context.check(Operation::RegisterMr) {
             return Err((error, memory));
@@ -98,76 +95,43 @@ impl Region {
                 let reg = context.table.ibv_reg_dmabuf_mr;
                 // SAFETY: the pd is alive (held) and of this table; the descriptor is open while `memory` lives, which is until
                 // after deregistration (M1, M2). The flags are small positive numbers.
-                unsafe { reg(pd.raw, offset, len, iova, fd, i32::try_from(flags).unwrap_or(0)) }
+                unsafe { reg(pd.raw.as_ptr(), offset, len, iova, fd, i32::try_from(flags).unwrap_or(0)) }
             }
             None => {
                 // SAFETY: the pd is alive (held) and of this table; the memory is valid until after deregistration (M1, M2).
-                unsafe { context.table.ibv_reg_mr(pd.raw, address.as_ptr().cast(), len, flags) }
+                unsafe { context.table.ibv_reg_mr(pd.raw.as_ptr(), address.as_ptr().cast(), len, flags) }
             }
         };
-        let Some(raw) = NonNull::new(raw) else { return Err((Error::last(Operation::RegisterMr), memory)) };
+        let raw = match Raw::created(Operation::RegisterMr, raw) {
+            Ok(raw) => raw,
+            Err(error) => return Err((error, memory)),
+        };
         // The device reaches the memory by its number.
         address.as_ptr().expose_provenance();
         // SAFETY: a region that was just registered; nobody writes to it, and its keys do not change.
-        let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
-        let memory = ManuallyDrop::new(memory);
-        let domain = Arc::as_ptr(pd);
-        Ok(Arc::new(Self { address, len, lkey, rkey, kind, access, domain, raw, memory, pd: pd.clone() }))
-    }
-
-    /// Deregisters. Called once, before the memory is given back.
-    fn deregister(&mut self) -> Result<()> {
-        let context = &self.pd.context;
-        context.check(Operation::DeregisterMr)?;
-        // SAFETY: registered by this table, deregistered once: by drop, or by `give_up`, which forgets what is left.
-        Error::check(Operation::DeregisterMr, unsafe { (context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
-    }
-
-    /// Deregisters, and hands the memory out if nobody else holds the region.
-    fn give_up(this: Arc<Self>) -> Result<RawMemory, GiveUp> {
-        let mut this = ManuallyDrop::new(Arc::try_unwrap(this).map_err(GiveUp::Shared)?);
-        match this.deregister() {
-            Ok(()) => {
-                // SAFETY: `this` is never dropped nor used again, so this is moved out once.
-                drop(unsafe { (&raw const this.pd).read() });
-                // SAFETY: likewise. M2: deregistered.
-                Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
-            }
-            // `this` is not dropped: memory and parents leak (M2).
-            Err(error) => {
-                tracing::error!(%error, "a memory region could not be deregistered and is leaked");
-                Err(GiveUp::Failed(error))
-            }
-        }
+        let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
+        let pd = Arc::clone(pd);
+        Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd })))
     }
 }
 
-/// Why a region could not be given up.
-enum GiveUp {
-    Shared(Arc<Region>),
-    Failed(Error),
-}
+impl Object for Region {
+    const DESTROY: Operation = Operation::DeregisterMr;
+    const NAME: &'static str = "a memory region";
 
-impl Drop for Region {
-    #[allow(clippy::mem_forget, reason = "a region that the device still has needs its parents")]
-    fn drop(&mut self) {
-        match self.deregister() {
-            // SAFETY: taken here or nowhere: `give_up` does not drop the region. M2: deregistered.
-            Ok(()) => drop(unsafe { ManuallyDrop::take(&mut self.memory) }),
-            Err(error) => {
-                // M2: the device may still use the memory and the domain: the domain leaks with it.
-                std::mem::forget(self.pd.clone());
-                if error.kind() != ErrorKind::Forked {
-                    tracing::error!(%error, len = self.len, "a memory region could not be deregistered and is leaked");
-                }
-            }
-        }
+    fn made_in(&self) -> u32 {
+        self.pd.context.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_dereg_mr wants a live region of this table: this function's contract.
+        Error::check(Self::DESTROY, unsafe { (self.pd.context.table.ibv_dereg_mr)(self.raw.as_ptr()) })
     }
 }
 
 /// A part of a region (M3), exclusive or not according to the region's kind (M4, M5).
 pub(crate) struct Segment {
-    pub(crate) region: Arc<Region>,
+    pub(crate) region: Arc<Handle<Region>>,
     pub(crate) pointer: NonNull<u8>,
     pub(crate) len: usize,
 }
@@ -180,7 +144,7 @@ unsafe impl Sync for Segment {}
 
 impl Segment {
     /// The whole region. Only for a region that has no other segment, or is exposed (M4).
-    fn whole(region: Arc<Region>) -> Self {
+    fn whole(region: Arc<Handle<Region>>) -> Self {
         let (pointer, len) = (region.address, region.len);
         Self { region, pointer, len }
     }
@@ -219,7 +183,7 @@ impl Segment {
 
     #[inline]
     pub(crate) fn domain(&self) -> *const PdInner {
-        self.region.domain
+        self.region.pd.identity()
     }
 }
 
@@ -228,3 +192,6 @@ impl fmt::Debug for Segment {
         f.debug_struct("Segment").field("address", &self.pointer).field("len", &self.len).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,7 @@ use super::send::{SendLimits, SendQueue};
 use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, datagram};
 use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::Handle;
 use crate::pd::{PdInner, ProtectionDomain};
 
 /// How to make a [`QueuePair`].
@@ -146,7 +147,7 @@ impl<T: Transport> QpBuilder<T> {
         let none = Error::new(Operation::CreateQp, ErrorKind::NoCompletionQueue);
         let send_cq = &self.send_cq.as_ref().ok_or(none)?.inner;
         let recv_cq = &self.recv_cq.as_ref().ok_or(none)?.inner;
-        let pd: &Arc<PdInner> = &self.pd.inner;
+        let pd: &Arc<Handle<PdInner>> = &self.pd.inner;
         let cap = self.cap();
         // Before locks are taken and memory is allocated for them.
         pd.context.check(Operation::CreateQp)?;

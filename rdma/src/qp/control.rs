@@ -15,16 +15,17 @@ use super::transition;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::Handle;
 use crate::pd::PdInner;
 use crate::types::{Ece, Mtu, QpAttrMask, QpState};
 
 /// The queue pair itself (1).
 pub(crate) struct QpInner {
     pub(crate) raw: *mut ibv_qp,
-    pub(crate) context: Arc<ContextInner>,
-    pub(crate) pd: Arc<PdInner>,
-    pub(crate) send_cq: Arc<CqInner>,
-    pub(crate) recv_cq: Arc<CqInner>,
+    pub(crate) context: Arc<Handle<ContextInner>>,
+    pub(crate) pd: Arc<Handle<PdInner>>,
+    pub(crate) send_cq: Arc<Handle<CqInner>>,
+    pub(crate) recv_cq: Arc<Handle<CqInner>>,
     pub(crate) qpn: u32,
     /// What the provider really gave.
     pub(crate) cap: ibv_qp_cap,
@@ -42,9 +43,9 @@ unsafe impl Sync for QpInner {}
 impl QpInner {
     /// Creates a queue pair in the RESET state.
     pub(crate) fn create(
-        pd: &Arc<PdInner>,
-        send_cq: &Arc<CqInner>,
-        recv_cq: &Arc<CqInner>,
+        pd: &Arc<Handle<PdInner>>,
+        send_cq: &Arc<Handle<CqInner>>,
+        recv_cq: &Arc<Handle<CqInner>>,
         kind: ibv_qp_type,
         cap: ibv_qp_cap,
         signal_all: bool,
@@ -66,7 +67,7 @@ impl QpInner {
         };
         // SAFETY: ibv_create_qp wants a domain and completion queues of one open context, all kept by the new value (1), and
         // attributes that live during the call.
-        let raw = unsafe { (context.table.ibv_create_qp)(pd.raw, &raw mut init) };
+        let raw = unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateQp));
         }

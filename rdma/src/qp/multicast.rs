@@ -14,6 +14,7 @@ use rdma_sys::ibv_qp;
 
 use crate::context::ContextInner;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::Handle;
 use crate::types::{Gid, Lid};
 
 /// The queue pair number that multicast datagrams are sent to.
@@ -28,15 +29,15 @@ pub(super) struct Groups {
 
 struct Shared {
     /// None once it is destroyed (1).
-    qp: Option<Handle>,
+    qp: Option<LiveQueuePair>,
     members: Vec<Member>,
     /// Of the latest member.
     serial: u64,
 }
 
-struct Handle {
+struct LiveQueuePair {
     raw: *mut ibv_qp,
-    context: Arc<ContextInner>,
+    context: Arc<Handle<ContextInner>>,
 }
 
 struct Member {
@@ -48,9 +49,9 @@ struct Member {
 }
 
 // SAFETY: libibverbs' functions may be called on one queue pair from any thread.
-unsafe impl Send for Handle {}
+unsafe impl Send for LiveQueuePair {}
 
-impl Handle {
+impl LiveQueuePair {
     fn attach(&self, gid: Gid, lid: Lid) -> Result<()> {
         let raw = gid.to_raw();
         // SAFETY: ibv_attach_mcast wants a queue pair, which is not destroyed (1), and a GID to read; no forked child (2).
@@ -68,8 +69,8 @@ impl Handle {
 
 impl Groups {
     /// Of a queue pair that was just created; it calls [`end`](Self::end) to be destroyed.
-    pub(super) fn new(raw: *mut ibv_qp, context: &Arc<ContextInner>) -> Self {
-        let qp = Some(Handle { raw, context: Arc::clone(context) });
+    pub(super) fn new(raw: *mut ibv_qp, context: &Arc<Handle<ContextInner>>) -> Self {
+        let qp = Some(LiveQueuePair { raw, context: Arc::clone(context) });
         Self { shared: Arc::new(Mutex::new(Shared { qp, members: Vec::new(), serial: 0 })), fork: context.fork }
     }
 

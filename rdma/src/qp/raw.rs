@@ -13,12 +13,13 @@ use super::{QpBuilder, QueuePair, Transport};
 use crate::context::Context;
 use crate::cq::{CompletionChannel, CompletionQueue, CqInner};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::Handle;
 
 /// A completion queue for raw queue pairs.
 #[doc(alias = "ibv_cq")]
 #[derive(Clone)]
 pub struct RawCompletionQueue {
-    inner: Arc<CqInner>,
+    inner: Arc<Handle<CqInner>>,
 }
 
 impl Context {
@@ -31,7 +32,7 @@ impl Context {
     pub fn create_raw_cq(&self, depth: u32, channel: Option<&CompletionChannel>) -> Result<RawCompletionQueue> {
         let mut inner = CqInner::create(&self.inner, depth, channel.map(|channel| &channel.inner), 0)?;
         inner.is_raw = true;
-        Ok(RawCompletionQueue { inner: Arc::new(inner) })
+        Ok(RawCompletionQueue { inner: Arc::new(Handle::new(inner)) })
     }
 }
 

@@ -17,6 +17,7 @@ use crate::ah::Grh;
 use crate::context::ContextInner;
 use crate::error::{Error, Operation as Verb};
 use crate::fork;
+use crate::handle::Handle;
 use crate::pd::PdInner;
 use crate::types::Opcode;
 
@@ -31,7 +32,7 @@ pub struct RecvQueue {
     /// The process that it is for; after its end, one that will never be. Invariant **L1**: while it can be this one, `scratch`
     /// has room for a request.
     live_in: u32,
-    context: Arc<ContextInner>,
+    context: Arc<Handle<ContextInner>>,
 }
 
 // SAFETY: as for SendQueue.
@@ -41,12 +42,12 @@ unsafe impl Sync for RecvQueue {}
 
 impl RecvQueue {
     /// The half of a queue pair that was just created (S1).
-    pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<PdInner>, max_sge: u32) -> Self {
+    pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<Handle<PdInner>>, max_sge: u32) -> Self {
         Self {
             raw,
             attached,
             scratch: Scratch::new(1, max_sge.max(1) as usize, |wr: &mut ibv_recv_wr, list| wr.sg_list = list),
-            domain: Arc::as_ptr(pd),
+            domain: pd.identity(),
             live_in: pd.context.fork,
             context: Arc::clone(&pd.context),
         }

@@ -28,6 +28,7 @@ use super::to::LastAddress;
 use crate::context::ContextInner;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
 use crate::fork;
+use crate::handle::Handle;
 use crate::pd::PdInner;
 
 /// Requests that a batch holds at most.
@@ -58,7 +59,7 @@ pub struct SendQueue {
     /// The process that it is for; after its end, one that will never be. Invariant **L1**: while it can be this one, `scratch`
     /// has room for a request.
     live_in: u32,
-    context: Arc<ContextInner>,
+    context: Arc<Handle<ContextInner>>,
     /// The address handle that the latest datagram went to (A1 of [`to`](super::to)).
     pub(super) address: LastAddress,
 }
@@ -71,7 +72,7 @@ unsafe impl Sync for SendQueue {}
 
 impl SendQueue {
     /// The half of a queue pair that was just created (S1).
-    pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<PdInner>, limits: SendLimits) -> Self {
+    pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<Handle<PdInner>>, limits: SendLimits) -> Self {
         let limits = SendLimits { max_sge: limits.max_sge.max(1), ..limits };
         let batch = attached.producer.depth().min(MAX_BATCH) as usize;
         Self {
@@ -79,7 +80,7 @@ impl SendQueue {
             attached,
             scratch: Scratch::new(batch, limits.max_sge as usize, |wr: &mut ibv_send_wr, list| wr.sg_list = list),
             limits,
-            domain: Arc::as_ptr(pd),
+            domain: pd.identity(),
             live_in: pd.context.fork,
             context: Arc::clone(&pd.context),
             address: LastAddress::none(),

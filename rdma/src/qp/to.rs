@@ -20,6 +20,7 @@ use super::gather::{Local, Refusal};
 use super::op::{Operation, SendImmOp, SendOp, Work, sealed};
 use super::{Rc, Ud};
 use crate::ah::{AddressHandle, AhInner};
+use crate::handle::Handle;
 use crate::types::Opcode;
 
 /// A message to a queue pair of one's choice: [`Work::to`].
@@ -82,7 +83,7 @@ impl<O: Operation<Rc>> Operation<Ud> for To<'_, O> {
 }
 
 /// The address handle of a queue's latest datagram (A1).
-pub(super) struct LastAddress(Option<Arc<AhInner>>);
+pub(super) struct LastAddress(Option<Arc<Handle<AhInner>>>);
 
 impl LastAddress {
     pub(super) const fn none() -> Self {
@@ -91,7 +92,7 @@ impl LastAddress {
 
     /// For a datagram to `next`: the handle that its request must keep, if it is another one.
     #[inline(always)]
-    pub(super) fn replace(&mut self, next: &AddressHandle) -> Option<Arc<AhInner>> {
+    pub(super) fn replace(&mut self, next: &AddressHandle) -> Option<Arc<Handle<AhInner>>> {
         match &self.0 {
             Some(last) if ptr::eq(Arc::as_ptr(last), Arc::as_ptr(&next.inner)) => None,
             _ => self.0.replace(Arc::clone(&next.inner)),
@@ -99,12 +100,12 @@ impl LastAddress {
     }
 
     /// Puts back what [`replace`](Self::replace) gave (A2).
-    pub(super) fn restore(&mut self, earlier: Arc<AhInner>) {
+    pub(super) fn restore(&mut self, earlier: Arc<Handle<AhInner>>) {
         self.0 = Some(earlier);
     }
 
     /// The place, for who takes requests back.
-    pub(super) fn place(&mut self) -> &mut Option<Arc<AhInner>> {
+    pub(super) fn place(&mut self) -> &mut Option<Arc<Handle<AhInner>>> {
         &mut self.0
     }
 
@@ -117,6 +118,6 @@ impl LastAddress {
 
 impl fmt::Debug for LastAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LastAddress").field(&self.0.as_ref().map(|address| address.raw)).finish()
+        f.debug_tuple("LastAddress").field(&self.0.as_ref().map(|address| address.raw.as_ptr())).finish()
     }
 }

@@ -118,6 +118,6 @@ fn handles_may_be_moved_and_shared() {
     both::<(crate::LentSlice<'static>, crate::LentSliceMut<'static>, op::Send<Buffer>)>();
     // Its owner need not be Sync, but is not reachable through a reference.
     both::<(crate::Memory, crate::Memory<crate::Gpu>)>();
-    send::<crate::IntoMemoryError>();
+    send::<Failed<Buffer>>();
     sync::<PostError<op::Send<Buffer>>>();
 }

@@ -35,6 +35,7 @@ use state::{Lap, State, parked_word};
 pub(crate) use table::{Attached, RingTable};
 
 use crate::ah::AhInner;
+use crate::handle::Handle;
 use crate::mr::Segment;
 use crate::qp::scope::Shared;
 use crate::types::Opcode;
@@ -55,7 +56,7 @@ struct Entry {
     info: Info,
     first: MaybeUninit<First>,
     /// Initialised if the info says so.
-    address: MaybeUninit<Arc<AhInner>>,
+    address: MaybeUninit<Arc<Handle<AhInner>>>,
 }
 
 /// One line of cache: posting and polling a request of one segment touches nothing else of the ring.
@@ -191,12 +192,12 @@ impl Slot {
     ///
     /// The slot is the caller's by R1, and holds a handle that is not moved out again (R3).
     #[inline]
-    unsafe fn read_address(&self) -> Arc<AhInner> {
+    unsafe fn read_address(&self) -> Arc<Handle<AhInner>> {
         let entry = self.entry.get();
         // SAFETY: only an address inside the entry is computed.
         let address = unsafe { &raw const (*entry).address };
         // SAFETY: initialised, and moved out once: the caller's promise.
-        unsafe { address.cast::<Arc<AhInner>>().read() }
+        unsafe { address.cast::<Arc<Handle<AhInner>>>().read() }
     }
 }
 
@@ -238,7 +239,7 @@ impl Grabbed {
     /// It is one, this is called once, and what follows is [`into_single`](Self::into_single) or [`release`](Self::release): they
     /// do not look for the handle.
     #[inline]
-    pub(crate) unsafe fn take_address(&self) -> Arc<AhInner> {
+    pub(crate) unsafe fn take_address(&self) -> Arc<Handle<AhInner>> {
         // SAFETY: R4.
         let slot = unsafe { self.slot.as_ref() };
         // SAFETY: R1: we are the claimer; the rest is the caller's promise.
@@ -449,7 +450,7 @@ impl Claimed {
     }
 
     /// The address handle that the request keeps.
-    pub(crate) fn take_address(&mut self) -> Option<Arc<AhInner>> {
+    pub(crate) fn take_address(&mut self) -> Option<Arc<Handle<AhInner>>> {
         if !std::mem::take(&mut self.addressed) {
             return None;
         }

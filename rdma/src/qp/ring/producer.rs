@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use super::state::{id_of_word, parked_word};
 use super::{Claimed, First, Info, Lap, Ring, Slot, USE_BITS};
 use crate::ah::AhInner;
+use crate::handle::Handle;
 use crate::mr::Segment;
 use crate::qp::scope::Shared;
 
@@ -206,7 +207,7 @@ impl Producer {
     /// # Safety
     ///
     /// As for [`park`](Self::park).
-    pub(crate) unsafe fn discard(&mut self, count: u32, restore: &mut Option<Arc<AhInner>>) {
+    pub(crate) unsafe fn discard(&mut self, count: u32, restore: &mut Option<Arc<Handle<AhInner>>>) {
         // SAFETY: the caller's promise.
         unsafe { self.park(count) };
         let mut first = true;
@@ -317,12 +318,12 @@ impl Vacant<'_> {
 
     /// Puts an address handle beside the request's memory.
     #[inline]
-    pub(crate) fn set_address(&mut self, address: Arc<AhInner>) {
+    pub(crate) fn set_address(&mut self, address: Arc<Handle<AhInner>>) {
         let entry = self.slot.entry.get();
         // SAFETY: only an address inside the entry is computed.
         let place = unsafe { &raw mut (*entry).address };
         // SAFETY: R1: the slot is free and we are its producer (R2). What lay there was moved out or is leaked.
-        unsafe { place.cast::<Arc<AhInner>>().write(address) };
+        unsafe { place.cast::<Arc<Handle<AhInner>>>().write(address) };
     }
 
     /// Hands the slot over (R3: it was described, and its segments written).

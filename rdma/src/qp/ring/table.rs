@@ -11,6 +11,7 @@ use super::state::Lap;
 use super::{Cached, Claimed, Grabbed, MAX_SLOTS, Producer, Ring, USE_BITS};
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::Handle;
 
 const CHUNK: usize = 256;
 type Chunk = [AtomicPtr<Ring>; CHUNK];
@@ -39,12 +40,12 @@ struct Control {
 /// the completion queue leak.
 pub(crate) struct Attached {
     pub(crate) producer: Producer,
-    cq: Arc<CqInner>,
+    cq: Arc<Handle<CqInner>>,
 }
 
 impl Attached {
     /// Reserves `depth` completions, and a ring with as many slots of `segments_each` segments.
-    pub(crate) fn new(cq: &Arc<CqInner>, depth: u32, segments_each: u32) -> Result<Self> {
+    pub(crate) fn new(cq: &Arc<Handle<CqInner>>, depth: u32, segments_each: u32) -> Result<Self> {
         let depth = depth.max(1);
         // SAFETY: R4: the completion queue is kept alive by the value that is returned.
         let producer = unsafe { cq.rings.attach(depth, segments_each) }?;

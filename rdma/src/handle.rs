@@ -1,0 +1,206 @@
+//! Ownership of C objects: each is destroyed once, or leaked together with the objects that it uses.
+//!
+//! # Safety
+//!
+//! 1. A [`Handle`] owns an object that was just created, or that the caller of a `from_raw` gave away. Nothing
+//!    else destroys it.
+//! 2. An [`Object`] holds its parents (an `Arc` of their handles), so a parent is destroyed after its children.
+//! 3. An object that could not be destroyed is never dropped: the parents that it holds leak with it. In a forked
+//!    child nothing is destroyed, so everything leaks.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::fork;
+
+/// A pointer to a C object, for types that are used from any thread.
+#[derive(Debug)]
+pub(crate) struct Raw<C>(*mut C);
+
+// SAFETY: only an address; each use of what it points to is an unsafe operation with a SAFETY comment of its own.
+unsafe impl<C> Send for Raw<C> {}
+// SAFETY: a shared reference to it gives away the address and nothing else.
+unsafe impl<C> Sync for Raw<C> {}
+
+impl<C> Clone for Raw<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for Raw<C> {}
+
+impl<C> Raw<C> {
+    pub(crate) fn new(raw: *mut C) -> Self {
+        Self(raw)
+    }
+
+    /// The result of a function that creates an object, or returns NULL and sets `errno`.
+    pub(crate) fn created(operation: Operation, raw: *mut C) -> Result<Self> {
+        if raw.is_null() { Err(Error::last(operation)) } else { Ok(Self(raw)) }
+    }
+
+    #[inline]
+    pub(crate) fn as_ptr(self) -> *mut C {
+        self.0
+    }
+}
+
+/// A C object together with the parents that it uses.
+pub(crate) trait Object {
+    /// The function that destroys it.
+    const DESTROY: Operation;
+    /// Its name in the log, with an article.
+    const NAME: &'static str;
+
+    /// The [`fork::generation`] in which it was created.
+    fn made_in(&self) -> u32;
+
+    /// Destroys the C object.
+    ///
+    /// # Safety
+    ///
+    /// The object is not destroyed yet, nothing uses it any more, and the process is the one that created it.
+    unsafe fn destroy(&mut self) -> Result<()>;
+}
+
+/// Owns an object, and destroys it when dropped.
+pub(crate) struct Handle<T: Object>(ManuallyDrop<T>);
+
+impl<T: Object> Handle<T> {
+    /// Takes over an object that nothing else destroys (1).
+    pub(crate) fn new(object: T) -> Self {
+        Self(ManuallyDrop::new(object))
+    }
+
+    /// Destroys the object and returns its parts. On failure the object is as it was.
+    ///
+    /// # Safety
+    ///
+    /// After a success the handle is neither used nor dropped.
+    unsafe fn take(&mut self) -> Result<T> {
+        fork::check(self.made_in(), T::DESTROY)?;
+        // SAFETY: `destroy` wants a live object: only this function destroys it (1), and not twice by its own
+        // contract. `&mut self` and the parents' counts (2) show that nothing uses it. The generation was checked.
+        unsafe { self.0.destroy() }?;
+        // SAFETY: ManuallyDrop::take wants a value that is not used again: the contract of this function.
+        Ok(unsafe { ManuallyDrop::take(&mut self.0) })
+    }
+
+    /// Destroys the object and returns its parts.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports, with the handle.
+    pub(crate) fn into_parts(self) -> Result<T, Failed<Self>> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `take` wants the handle unused after a success: `this` is not dropped then.
+        unsafe { this.take() }.map_err(|error| Failed::new(error, ManuallyDrop::into_inner(this)))
+    }
+
+    /// Destroys the object if `this` is its last handle, and returns its parts.
+    ///
+    /// # Errors
+    ///
+    /// With the handle: `InUse` if there are others; what the provider reports.
+    pub(crate) fn close(this: Arc<Self>) -> Result<T, Failed<Arc<Self>>> {
+        match Arc::try_unwrap(this) {
+            Ok(handle) => handle.into_parts().map_err(|failed| failed.map(Arc::new)),
+            Err(this) => Err(Failed::new(Error::new(T::DESTROY, ErrorKind::InUse), this)),
+        }
+    }
+}
+
+impl<T: Object> Drop for Handle<T> {
+    fn drop(&mut self) {
+        // SAFETY: `take` wants the handle neither used nor dropped after a success: this is its drop.
+        match unsafe { self.take() } {
+            Ok(object) => drop(object),
+            Err(error) if error.kind() == ErrorKind::Forked => {}
+            // The object is leaked already (3): a subscriber may panic.
+            Err(error) => tracing::warn!(%error, "{} could not be destroyed; it and what it uses are leaked", T::NAME),
+        }
+    }
+}
+
+impl<T: Object> Deref for Handle<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Object> DerefMut for Handle<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Counts destroys and drops; the first `refusals` destroys fail.
+    struct Counted {
+        refusals: u32,
+        destroyed: Arc<AtomicU32>,
+        parent: Arc<()>,
+    }
+
+    impl Object for Counted {
+        const DESTROY: Operation = Operation::DeallocPd;
+        const NAME: &'static str = "a counted object";
+
+        fn made_in(&self) -> u32 {
+            fork::generation()
+        }
+
+        unsafe fn destroy(&mut self) -> Result<()> {
+            if let Some(refusals) = self.refusals.checked_sub(1) {
+                self.refusals = refusals;
+                return Err(Error::from_errno(Self::DESTROY, libc::EBUSY));
+            }
+            self.destroyed.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    fn counted(refusals: u32) -> (Arc<Handle<Counted>>, Arc<AtomicU32>, Arc<()>) {
+        let (destroyed, parent) = (Arc::new(AtomicU32::new(0)), Arc::new(()));
+        let object = Counted { refusals, destroyed: Arc::clone(&destroyed), parent: Arc::clone(&parent) };
+        (Arc::new(Handle::new(object)), destroyed, parent)
+    }
+
+    #[test]
+    fn an_object_is_destroyed_once_and_releases_its_parents() {
+        let (handle, destroyed, parent) = counted(0);
+        drop(handle);
+        assert_eq!((destroyed.load(Ordering::Relaxed), Arc::strong_count(&parent)), (1, 1));
+        let (handle, destroyed, parent) = counted(1);
+        let clone = Arc::clone(&handle);
+        let failed = Handle::close(handle).err().unwrap();
+        assert_eq!(failed.error.kind(), ErrorKind::InUse);
+        drop(clone);
+        let failed = Handle::close(failed.object).err().unwrap();
+        assert_eq!(failed.error.errno(), Some(libc::EBUSY));
+        assert_eq!(destroyed.load(Ordering::Relaxed), 0);
+        let object = Handle::close(failed.object).ok().unwrap();
+        assert!(Arc::ptr_eq(&object.parent, &parent));
+        drop(object);
+        assert_eq!((destroyed.load(Ordering::Relaxed), Arc::strong_count(&parent)), (1, 1));
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_destroyed_leaks_with_its_parents() {
+        let (handle, destroyed, parent) = counted(1);
+        drop(handle);
+        assert_eq!((destroyed.load(Ordering::Relaxed), Arc::strong_count(&parent)), (0, 2));
+    }
+}
