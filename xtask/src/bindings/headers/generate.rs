@@ -14,13 +14,9 @@ pub(crate) struct Generated {
     pub(crate) functions: String,
 }
 
-/// Generates both from the headers in `include` (`None`: the system's), which are those of
-/// `version`.
-pub(crate) fn generate(root: &Path, include: Option<&Path>, version: &str) -> Result<Generated, String> {
-    let include = match include {
-        Some(path) => Some(path.to_str().ok_or_else(|| format!("{}: not UTF-8", path.display()))?),
-        None => None,
-    };
+/// Generates both from the headers in `include`, which are those of `version`.
+pub(crate) fn generate(root: &Path, include: &Path, version: &str) -> Result<Generated, String> {
+    let include = Some(include.to_str().ok_or_else(|| format!("{}: not UTF-8", include.display()))?);
     let run = |builder: bindgen::Builder| {
         builder
             .formatter(bindgen::Formatter::Rustfmt)

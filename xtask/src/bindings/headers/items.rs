@@ -3,7 +3,7 @@
 // Its feature `span-locations` keeps the source of each item.
 use proc_macro2 as _;
 use quote::ToTokens;
-use syn::{Expr, Fields, FieldsNamed, ForeignItem, ImplItem, Item, spanned::Spanned};
+use syn::{Fields, FieldsNamed, ImplItem, Item, spanned::Spanned};
 
 /// The definitions of a generated file, in their order.
 #[derive(Debug, Default)]
@@ -12,12 +12,8 @@ pub(crate) struct Items {
     pub(crate) constants: Vec<Constant>,
     /// Structs and unions with fields.
     pub(crate) records: Vec<Record>,
-    /// Enums: newtypes around an integer, with its type.
-    pub(crate) enums: Vec<(String, String)>,
-    /// Other names for types.
-    pub(crate) aliases: Vec<(String, String)>,
-    /// Functions, with everything from the parameters on.
-    pub(crate) functions: Vec<(String, String)>,
+    /// The names of enums: newtypes around an integer.
+    pub(crate) enums: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -25,8 +21,6 @@ pub(crate) struct Constant {
     /// The enum of the constant.
     pub(crate) of: Option<String>,
     pub(crate) name: String,
-    /// The value, without the enum's name around it.
-    pub(crate) value: String,
 }
 
 #[derive(Debug)]
@@ -53,28 +47,18 @@ impl Items {
 
     fn add(&mut self, item: &Item) -> Result<(), String> {
         match item {
-            Item::Use(_) => {}
+            Item::Use(_) | Item::Type(_) => {}
             Item::Impl(block) if block.trait_.is_some() => {}
-            Item::Const(item) => self.constants.push(constant(None, &item.ident, &item.expr)),
-            Item::Type(alias) => self.aliases.push((alias.ident.to_string(), text(&alias.ty))),
+            Item::Const(item) => self.constants.push(Constant { of: None, name: item.ident.to_string() }),
             Item::Impl(block) => {
                 for item in &block.items {
                     let ImplItem::Const(item) = item else { return Err(unknown(item)) };
-                    self.constants.push(constant(Some(text(&block.self_ty)), &item.ident, &item.expr));
-                }
-            }
-            Item::ForeignMod(block) => {
-                for item in &block.items {
-                    let ForeignItem::Fn(function) = item else { return Err(unknown(item)) };
-                    let (name, signature) = (function.sig.ident.to_string(), text(&function.sig));
-                    let parameters = signature.split_once('(').ok_or_else(|| unknown(item))?.1;
-                    self.functions.push((name, parameters.to_owned()));
+                    let (of, name) = (Some(text(&block.self_ty)), item.ident.to_string());
+                    self.constants.push(Constant { of, name });
                 }
             }
             Item::Struct(item) => match &item.fields {
-                Fields::Unnamed(fields) if fields.unnamed.len() == 1 => {
-                    self.enums.push((item.ident.to_string(), text(&fields.unnamed[0].ty)));
-                }
+                Fields::Unnamed(fields) if fields.unnamed.len() == 1 => self.enums.push(item.ident.to_string()),
                 Fields::Named(fields) => self.records.push(record(&item.ident, false, fields)),
                 _ => return Err(unknown(item)),
             },
@@ -89,20 +73,12 @@ fn unknown(item: &impl ToTokens) -> String {
     format!("cannot read this part of bindgen's output: {}", item.to_token_stream())
 }
 
-fn constant(of: Option<String>, name: &syn::Ident, value: &Expr) -> Constant {
-    let value = match value {
-        Expr::Call(call) => call.args.to_token_stream(),
-        other => other.to_token_stream(),
-    };
-    Constant { of, name: name.to_string(), value: value.to_string() }
-}
-
 fn record(name: &syn::Ident, is_union: bool, fields: &FieldsNamed) -> Record {
     let field = |field: &syn::Field| Some((field.ident.as_ref()?.to_string(), text(&field.ty)));
     Record { name: name.to_string(), is_union, fields: fields.named.iter().filter_map(field).collect() }
 }
 
-/// The source of a type or signature in one spelling, however rustfmt broke its lines.
+/// The source of a type in one spelling, however rustfmt broke its lines.
 fn text(item: &(impl ToTokens + Spanned)) -> String {
     let source = item.span().source_text().unwrap_or_else(|| item.to_token_stream().to_string());
     let line = source.split_whitespace().collect::<Vec<_>>().join(" ");

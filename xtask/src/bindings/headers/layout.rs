@@ -24,7 +24,7 @@ pub(crate) fn layout(items: &Items, version: &str) -> String {
         text.push_str("    }\n");
     }
     text.push_str("}\n\nenums! {\n");
-    for (name, _) in &items.enums {
+    for name in &items.enums {
         let _ = writeln!(text, "    {name}");
     }
     text.push_str("}\n\nconstants! {\n");
