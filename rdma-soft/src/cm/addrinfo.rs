@@ -92,7 +92,7 @@ impl List {
         let raw = Object::create(public, Parts { addresses, names });
         // SAFETY: `Object::get` wants a live object: just made.
         if let Ok(list) = unsafe { Object::get(raw) } {
-            let parts = list.private();
+            let parts: &Parts = list;
             let address = |end: usize| if lens[end] == 0 { ptr::null_mut() } else { parts.addresses[end].get().cast() };
             let name = |end: usize| parts.names[end].as_ref().map_or(ptr::null_mut(), |name| name.as_ptr().cast_mut());
             set_field!(list, ai_src_addr, address(0));

@@ -54,7 +54,7 @@ pub(super) extern "C" fn create_event_channel() -> *mut rdma_event_channel {
 pub(super) unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
     // SAFETY: `Object::get` wants null or a live channel: promise 1.
     let Ok(object) = (unsafe { Object::get(channel) }) else { return };
-    if service::end_channel(object.private()).is_ok() {
+    if service::end_channel(object).is_ok() {
         // SAFETY: `Object::free` wants an object that nobody uses: promise 1; `object` is not used below.
         let _freed = unsafe { Object::free(channel) };
     }

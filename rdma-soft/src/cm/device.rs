@@ -14,8 +14,9 @@ use rdma_sys::{ibv_context, ibv_gid, ibv_pd};
 use super::address;
 use crate::engine::Errno;
 use crate::os::fork::PerProcess;
-use crate::verbs::context::{self, ContextState};
+use crate::verbs::context::ContextState;
 use crate::verbs::device::LinkLayer;
+use crate::verbs::ops;
 
 /// The context and the domain that ids share.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ fn shared() -> MutexGuard<'static, Shared> {
 impl Shared {
     fn open(&mut self) -> Result<&(*mut ibv_context, Arc<ContextState>), Errno> {
         if self.open.is_none() {
-            self.open = Some(context::open_wanted()?);
+            self.open = Some(ops::open_wanted()?);
         }
         self.open.as_ref().ok_or(Errno(libc::ENODEV))
     }

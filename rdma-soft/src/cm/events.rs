@@ -24,7 +24,7 @@ use crate::verbs::object::{Object, get_field, set_field};
 /// `channel` is null or a live channel.
 pub(super) unsafe fn take(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
     // SAFETY: `Object::get` wants null or a live channel: the caller's promise.
-    let events = unsafe { Object::get(channel) }?.private();
+    let events = unsafe { Object::get(channel) }?;
     loop {
         // From here to its acknowledgement the id cannot be destroyed.
         let reported = events.queue.wait(Pending::report)?;

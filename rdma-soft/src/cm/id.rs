@@ -75,11 +75,11 @@ impl Public for rdma_cm_id {
 impl Object<rdma_cm_id> {
     /// The key of the id's entry.
     pub(super) fn key(&self) -> u64 {
-        self.private().target.key
+        self.target.key
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.private().inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with the manager's state.
@@ -164,7 +164,7 @@ unsafe fn channel_or_own(channel: *mut rdma_event_channel) -> Result<(*mut rdma_
     }
     // SAFETY: `Object::get` wants a live object of this kind: the caller's promise.
     let object = unsafe { Object::get(channel) }?;
-    Ok((channel, Arc::clone(object.private())))
+    Ok((channel, Arc::clone(object)))
 }
 
 /// Makes the object that C holds.
@@ -235,7 +235,7 @@ pub(super) unsafe fn destroy(raw: *mut rdma_cm_id) -> Result<(), Errno> {
     let id: Id<'_> = unsafe { Object::get(raw) }?;
     Service::get()?.with(|state| state.destroy(id.key()));
     id.acknowledge_own();
-    id.private().target.ledger.settle();
+    id.target.ledger.settle();
     let inner = std::mem::take(&mut *id.lock());
     if inner.has_path {
         let path = get_field!(id, route.path_rec);
@@ -283,6 +283,6 @@ pub(super) unsafe fn migrate(id: Id<'_>, channel: *mut rdma_event_channel) -> Re
     id.lock().sync = sync;
     set_field!(id, channel, channel);
     // Events that were taken from the old channel are acknowledged before one is taken from the new.
-    id.private().target.ledger.settle();
+    id.target.ledger.settle();
     Ok(())
 }

@@ -1,17 +1,15 @@
 //! `ibv_ah`: address handles, and how one is made of a completion.
 
-use std::ffi::c_int;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_context, ibv_global_route, ibv_grh, ibv_pd, ibv_wc, ibv_wc_flags};
 
-use super::context::{self, Child, ContextState};
+use super::call::{Bytes, Handle, In, MinusOne, Out};
+use super::context::{Child, ContextState};
 use super::device::LinkLayer;
-use super::errno::{minus_one, pointer, status};
-use super::object::{Object, Public};
-use super::{Errno, attr, gid, pd};
+use super::object::{Object, Public, get_field};
+use super::{Errno, attr, gid};
 use crate::engine::limits::MAX_AH;
 use crate::engine::{GRH_LEN, Gid, Grh, Host, Network, Path, PdId, Route};
 use crate::node::Node;
@@ -39,15 +37,19 @@ impl Public for ibv_ah {
     type Private = AhState;
 }
 
-/// Finds the address handle behind a pointer from C.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-#[inline]
-pub(crate) unsafe fn get<'a>(ah: *mut ibv_ah) -> Result<&'a AhState, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe { Object::get(ah) }.map(Object::private)
+impl Child for ibv_ah {
+    const ORDER: u8 = 1;
+
+    fn context(object: &Object<Self>) -> &ContextState {
+        &object.context
+    }
+
+    /// Requests that were posted with the handle have their own copy of its path.
+    fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
+        node.with(|engine| engine.release_pd(object.pd));
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 /// Address handles of this process.
@@ -84,12 +86,8 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     Ok(Path { host: Host::LOCAL, grh: Grh::new(&route), group, sl, slid })
 }
 
-/// # Safety
-///
-/// C's promises about the domain.
-unsafe fn create(ibv_pd: *mut ibv_pd, asked: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
-    // SAFETY: the caller's promise.
-    let pd = unsafe { pd::get(ibv_pd) }?;
+fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
+    let pd = ibv_pd.get()?;
     let node = Node::get()?;
     let path = path(&pd.context, asked)?;
     let count = |count| (count < MAX_AH).then_some(count + 1);
@@ -97,55 +95,17 @@ unsafe fn create(ibv_pd: *mut ibv_pd, asked: &ibv_ah_attr) -> Result<*mut ibv_ah
     node.with(|engine| engine.hold_pd(pd.id)).inspect_err(|_| {
         COUNT.fetch_sub(1, Ordering::Relaxed);
     })?;
-    // SAFETY: a live domain.
-    let context = unsafe { (*ibv_pd).context };
-    let state = AhState { path, pd: pd.id, context: Arc::clone(&pd.context) };
-    let ah = Object::create(ibv_ah { context, pd: ibv_pd, handle: 0 }, state);
-    pd.context.adopt(Child::Ah(ah));
-    Ok(ah)
+    let public = ibv_ah { context: get_field!(pd, context), pd: ibv_pd.raw(), handle: 0 };
+    Ok(pd.context.create(public, AhState { path, pd: pd.id, context: Arc::clone(&pd.context) }))
 }
 
 /// `ibv_create_ah`.
-pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: C's promise: valid for reads, and nobody writes to it.
-    let asked = unsafe { &*attr };
-    // SAFETY: C's promise about the domain.
-    pointer(unsafe { create(pd, asked) })
-}
-
-fn release(state: &AhState) -> Result<(), Errno> {
-    Node::get()?.with(|engine| engine.release_pd(state.pd));
-    COUNT.fetch_sub(1, Ordering::Relaxed);
-    Ok(())
-}
-
-/// `ibv_destroy_ah`. Requests that were posted with it have their own copy.
-pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: C's promise about the handle.
-    status(unsafe { get(ah) }.and_then(|state| {
-        release(state)?;
-        state.context.disown(ah);
-        // SAFETY: C's promise: nobody uses a handle that is being freed; `state` is not used below.
-        unsafe { Object::free(ah) }
-    }))
-}
-
-/// Ends an address handle whose context is closed.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(super) unsafe fn abandon(ah: *mut ibv_ah) {
-    // SAFETY: the caller's promise.
-    if let Ok(object) = unsafe { Object::get(ah) } {
-        // In a forked child there is nothing to release.
-        let _released = release(object.private());
-        object.abandon();
-    }
+pub(super) fn create_ah(pd: Handle<ibv_pd>, attr: In<ibv_ah_attr>) -> Result<*mut ibv_ah, Errno> {
+    create(&pd, attr.get()?)
 }
 
 /// How to answer the sender of a datagram.
-fn answer(context: &ContextState, port: u8, wc: &ibv_wc, grh: Option<&[u8; GRH_LEN]>) -> Result<ibv_ah_attr, Errno> {
+fn answer(context: &ContextState, port: u8, wc: &ibv_wc, grh: Option<[u8; GRH_LEN]>) -> Result<ibv_ah_attr, Errno> {
     let mut attr = ibv_ah_attr {
         dlid: wc.slid,
         sl: wc.sl,
@@ -155,7 +115,7 @@ fn answer(context: &ContextState, port: u8, wc: &ibv_wc, grh: Option<&[u8; GRH_L
     };
     let Some(bytes) = grh else { return Ok(attr) };
     attr.is_global = 1;
-    let grh = Grh(*bytes);
+    let grh = Grh(bytes);
     let own = grh.destination();
     // A group cannot be a sender; so nothing says which address to answer from.
     if own.is_multicast() {
@@ -184,59 +144,30 @@ fn answer(context: &ContextState, port: u8, wc: &ibv_wc, grh: Option<&[u8; GRH_L
     Ok(attr)
 }
 
-/// # Safety
-///
-/// C's promises about the context, the completion and the header, which is only read if the completion says that it is one.
-unsafe fn answer_to(
-    context: *mut ibv_context,
-    port: u8,
-    wc: *const ibv_wc,
-    grh: *const ibv_grh,
-) -> Result<ibv_ah_attr, Errno> {
-    // SAFETY: the caller's promise.
-    let context = unsafe { context::get(context) }?;
-    // SAFETY: the caller's promise: valid for reads, and nobody writes to it.
-    let wc = unsafe { &*wc };
-    let mut bytes = [0; GRH_LEN];
+/// As [`answer`], with the header where a completion says that there is one.
+fn answer_to(context: &ContextState, port: u8, wc: &In<ibv_wc>, grh: &Bytes<ibv_grh>) -> Result<ibv_ah_attr, Errno> {
+    let wc = wc.get()?;
     let is_global = wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0;
-    if is_global {
-        // It lies in a receive, aligned or not.
-        // SAFETY: the caller's promise: valid for reads of 40 bytes; `bytes` is a local.
-        unsafe { ptr::copy_nonoverlapping(grh.cast::<u8>(), bytes.as_mut_ptr(), GRH_LEN) };
-    }
-    answer(context, port, wc, is_global.then_some(&bytes))
+    answer(context, port, wc, if is_global { Some(grh.get::<GRH_LEN>()?) } else { None })
 }
 
 /// `ibv_init_ah_from_wc`.
-pub(super) unsafe extern "C" fn init_ah_from_wc(
-    context: *mut ibv_context,
+pub(super) fn init_ah_from_wc(
+    context: Handle<ibv_context>,
     port: u8,
-    wc: *mut ibv_wc,
-    grh: *mut ibv_grh,
-    attr: *mut ibv_ah_attr,
-) -> c_int {
-    // SAFETY: C's promises.
-    minus_one(unsafe { answer_to(context, port, wc, grh) }.map(|found| {
-        // SAFETY: C's promise: valid for writes.
-        unsafe { attr.write(found) };
-    }))
+    wc: In<ibv_wc>,
+    grh: Bytes<ibv_grh>,
+    attr: Out<ibv_ah_attr>,
+) -> Result<(), MinusOne> {
+    Ok(attr.write(answer_to(context.get()?, port, &wc, &grh)?)?)
 }
 
 /// `ibv_create_ah_from_wc`.
-pub(super) unsafe extern "C" fn create_ah_from_wc(
-    ibv_pd: *mut ibv_pd,
-    wc: *mut ibv_wc,
-    grh: *mut ibv_grh,
+pub(super) fn create_ah_from_wc(
+    pd: Handle<ibv_pd>,
+    wc: In<ibv_wc>,
+    grh: Bytes<ibv_grh>,
     port: u8,
-) -> *mut ibv_ah {
-    // SAFETY: C's promise about the domain.
-    let found = unsafe { pd::get(ibv_pd) }.and_then(|_| {
-        // SAFETY: a live domain.
-        let context = unsafe { (*ibv_pd).context };
-        // SAFETY: C's promises.
-        let attr = unsafe { answer_to(context, port, wc, grh) }?;
-        // SAFETY: C's promise about the domain.
-        unsafe { create(ibv_pd, &attr) }
-    });
-    pointer(found)
+) -> Result<*mut ibv_ah, Errno> {
+    create(&pd, &answer_to(&pd.get()?.context, port, &wc, &grh)?)
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
-use std::ptr;
 
 use rdma_sys::{
     _compat_ibv_port_attr, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, ibv_atomic_cap, ibv_context,
@@ -11,9 +10,9 @@ use rdma_sys::{
 };
 
 use super::Errno;
-use super::context::{self, ContextState};
+use super::call::{Handle, InConst, MinusOne, Out};
+use super::context::ContextState;
 use super::device::LinkLayer;
-use super::errno::{minus_one, status};
 use super::qp_state::Limits;
 use crate::engine::limits;
 
@@ -130,51 +129,24 @@ pub(crate) fn qp_limits(context: &ContextState) -> Limits {
     }
 }
 
-/// Copies as much of `value` as the caller's structure has room for, and zeroes what the caller has beyond it: its headers may
-/// be older or newer than ours.
-///
-/// # Safety
-///
-/// `to` is valid for writes of `len` bytes.
-unsafe fn copy_out<T: Copy>(value: &T, to: *mut T, len: usize) {
-    let ours = len.min(size_of::<T>());
-    // SAFETY: `ours` bytes are in bounds of both: of `value` by the line above, of `to` by the caller's promise. `value` is
-    // ours, so they do not overlap.
-    unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast::<u8>(), ours) };
-    let rest = to.cast::<u8>().wrapping_add(ours);
-    // SAFETY: the rest of the caller's `len` bytes.
-    unsafe { ptr::write_bytes(rest, 0, len - ours) };
-}
-
 /// `ibv_query_device`.
-pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: C's promise about the context.
-    status(unsafe { context::get(context) }.map(|context| {
-        // SAFETY: C's promise: valid for writes.
-        unsafe { attr.write(device_attr(context)) };
-    }))
+pub(super) fn query_device(context: Handle<ibv_context>, attr: Out<ibv_device_attr>) -> Result<(), Errno> {
+    attr.write(device_attr(context.get()?))
 }
 
 /// The context's `query_device_ex`.
-pub(super) unsafe extern "C" fn query_device_ex(
-    context: *mut ibv_context,
-    input: *const ibv_query_device_ex_input,
-    attr: *mut ibv_device_attr_ex,
+pub(super) fn query_device_ex(
+    context: Handle<ibv_context>,
+    input: InConst<ibv_query_device_ex_input>,
+    attr: Out<ibv_device_attr_ex>,
     attr_size: usize,
-) -> c_int {
-    // SAFETY: C's promise about the context.
-    status(unsafe { context::get(context) }.and_then(|context| {
-        // SAFETY: C's promise: null, or valid for reads.
-        if !input.is_null() && unsafe { (*input).comp_mask } != 0 {
-            return Err(Errno::INVAL);
-        }
-        if attr_size < size_of::<ibv_device_attr>() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: C's promise: `attr` has `attr_size` bytes.
-        unsafe { copy_out(&device_attr_ex(context), attr, attr_size) };
-        Ok(())
-    }))
+) -> Result<(), Errno> {
+    let context = context.get()?;
+    if input.optional().is_some_and(|input| input.comp_mask != 0) || attr_size < size_of::<ibv_device_attr>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: of `write_as`: the size that C gives with the structure.
+    unsafe { attr.write_as(&device_attr_ex(context), attr_size) }
 }
 
 pub(super) fn check_port(port: u32) -> Result<(), Errno> {
@@ -182,48 +154,40 @@ pub(super) fn check_port(port: u32) -> Result<(), Errno> {
 }
 
 /// The context's `query_port`.
-pub(super) unsafe extern "C" fn query_port(
-    context: *mut ibv_context,
+pub(super) fn query_port(
+    context: Handle<ibv_context>,
     port: u8,
-    attr: *mut ibv_port_attr,
+    attr: Out<ibv_port_attr>,
     len: usize,
-) -> c_int {
-    // SAFETY: C's promise about the context.
-    status(unsafe { context::get(context) }.and_then(|context| {
-        check_port(u32::from(port))?;
-        // SAFETY: C's promise: `attr` has `len` bytes.
-        unsafe { copy_out(&port_attr(context), attr, len) };
-        Ok(())
-    }))
+) -> Result<(), Errno> {
+    let context = context.get()?;
+    check_port(u32::from(port))?;
+    // SAFETY: of `write_as`: the size that C gives with the structure.
+    unsafe { attr.write_as(&port_attr(context), len) }
 }
 
 /// `ibv_query_port`, the symbol: its callers' structure ends where `flags` came later.
-pub(super) unsafe extern "C" fn query_port_compat(
-    context: *mut ibv_context,
+pub(super) fn query_port_compat(
+    context: Handle<ibv_context>,
     port: u8,
-    attr: *mut _compat_ibv_port_attr,
-) -> c_int {
-    const LEN: usize = offset_of!(ibv_port_attr, flags);
-    // SAFETY: C's promise: the older structure has these bytes (and one more, reserved).
-    unsafe { query_port(context, port, attr.cast(), LEN) }
+    attr: Out<_compat_ibv_port_attr>,
+) -> Result<(), Errno> {
+    // SAFETY: of `at`: the older structure is the beginning of the newer, of which no more is written.
+    query_port(context, port, unsafe { attr.at(0) }, offset_of!(ibv_port_attr, flags))
 }
 
 /// `ibv_query_port_speed`, in units of 100 Mbit/s.
-pub(super) unsafe extern "C" fn query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
-    // SAFETY: C's promise about the context.
-    status(unsafe { context::get(context) }.and_then(|_| {
-        check_port(port)?;
-        // SAFETY: C's promise: valid for writes.
-        unsafe { speed.write(1000) };
-        Ok(())
-    }))
+pub(super) fn query_port_speed(context: Handle<ibv_context>, port: u32, speed: Out<u64>) -> Result<(), Errno> {
+    context.get()?;
+    check_port(port)?;
+    speed.write(1000)
 }
 
-fn gid_entry(context: &ContextState, index: usize) -> Option<ibv_gid_entry> {
-    let entry = context.gids().get(index)?;
-    Some(ibv_gid_entry {
+fn gid_entry(context: &ContextState, index: usize) -> Result<ibv_gid_entry, Errno> {
+    let entry = context.gids().get(index).ok_or(Errno::INVAL)?;
+    Ok(ibv_gid_entry {
         gid: entry.gid,
-        gid_index: u32::try_from(index).ok()?,
+        gid_index: u32::try_from(index).map_err(|_| Errno::INVAL)?,
         port_num: u32::from(PORT),
         gid_type: entry.gid_type.0,
         ndev_ifindex: entry.interface,
@@ -231,68 +195,58 @@ fn gid_entry(context: &ContextState, index: usize) -> Option<ibv_gid_entry> {
 }
 
 /// `ibv_query_gid`.
-pub(super) unsafe extern "C" fn query_gid(
-    context: *mut ibv_context,
+pub(super) fn query_gid(
+    context: Handle<ibv_context>,
     port: u8,
     index: c_int,
-    gid: *mut ibv_gid,
-) -> c_int {
-    // SAFETY: C's promise about the context.
-    minus_one(unsafe { context::get(context) }.and_then(|context| {
-        check_port(u32::from(port))?;
-        let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
-        let entry = context.gids().get(index).ok_or(Errno::INVAL)?;
-        // SAFETY: C's promise: valid for writes.
-        unsafe { gid.write(entry.gid) };
-        Ok(())
-    }))
+    gid: Out<ibv_gid>,
+) -> Result<(), MinusOne> {
+    let context = context.get()?;
+    check_port(u32::from(port))?;
+    let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
+    Ok(gid.write(gid_entry(context, index)?.gid)?)
 }
 
 /// `_ibv_query_gid_ex`.
-pub(super) unsafe extern "C" fn query_gid_ex(
-    context: *mut ibv_context,
+pub(super) fn query_gid_ex(
+    context: Handle<ibv_context>,
     port: u32,
     index: u32,
-    entry: *mut ibv_gid_entry,
+    entry: Out<ibv_gid_entry>,
     flags: u32,
     entry_size: usize,
-) -> c_int {
-    // SAFETY: C's promise about the context.
-    status(unsafe { context::get(context) }.and_then(|context| {
-        check_port(port)?;
-        if flags != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
-        let found = gid_entry(context, index).ok_or(Errno::INVAL)?;
-        // SAFETY: C's promise: `entry` has `entry_size` bytes.
-        unsafe { copy_out(&found, entry, entry_size) };
-        Ok(())
-    }))
+) -> Result<(), Errno> {
+    let context = context.get()?;
+    check_port(port)?;
+    if flags != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let found = gid_entry(context, usize::try_from(index).map_err(|_| Errno::INVAL)?)?;
+    // SAFETY: of `write_as`: the size that C gives with the structure.
+    unsafe { entry.write_as(&found, entry_size) }
 }
 
 /// `_ibv_query_gid_table`: how many entries, or a negative error number.
-pub(super) unsafe extern "C" fn query_gid_table(
-    context: *mut ibv_context,
-    entries: *mut ibv_gid_entry,
+pub(super) fn query_gid_table(
+    context: Handle<ibv_context>,
+    entries: Out<ibv_gid_entry>,
     max_entries: usize,
     flags: u32,
     entry_size: usize,
 ) -> isize {
-    // SAFETY: C's promise about the context.
-    let filled = unsafe { context::get(context) }.and_then(|context| {
+    let filled = context.get().and_then(|context| {
+        let count = context.gids().len();
         if flags != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        let mut count = 0_usize;
-        while let Some(entry) = gid_entry(context, count) {
-            if count == max_entries {
-                return Err(Errno::INVAL);
-            }
-            let to = entries.wrapping_byte_add(count.wrapping_mul(entry_size));
-            // SAFETY: C's promise: room for `max_entries` entries of `entry_size` bytes each.
-            unsafe { copy_out(&entry, to, entry_size) };
-            count += 1;
+        if count > max_entries {
+            return Err(Errno::INVAL);
+        }
+        for index in 0..count {
+            // SAFETY: of `at`: there is room for `max_entries` entries of the size that C gives.
+            let entry = unsafe { entries.at(index * entry_size) };
+            // SAFETY: of `write_as`: the size that C gives.
+            unsafe { entry.write_as(&gid_entry(context, index)?, entry_size) }?;
         }
         Ok(count)
     });
@@ -303,25 +257,16 @@ pub(super) unsafe extern "C" fn query_gid_table(
 }
 
 /// `ibv_query_pkey`.
-pub(super) unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int {
-    // SAFETY: C's promise about the context.
-    minus_one(unsafe { context::get(context) }.and_then(|_| {
-        check_port(u32::from(port))?;
-        if index != 0 {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: C's promise: valid for writes.
-        unsafe { pkey.write(PKEY.to_be()) };
-        Ok(())
-    }))
+pub(super) fn query_pkey(context: Handle<ibv_context>, port: u8, index: c_int, pkey: Out<u16>) -> Result<(), MinusOne> {
+    context.get()?;
+    check_port(u32::from(port))?;
+    if index == 0 { Ok(pkey.write(PKEY.to_be())?) } else { Err(Errno::INVAL.into()) }
 }
 
 /// `ibv_get_pkey_index`: the key in network order; its upper bit is membership, and not compared.
-pub(super) unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int {
+pub(super) fn get_pkey_index(context: Handle<ibv_context>, port: u8, pkey: u16) -> Result<(), MinusOne> {
     const NUMBER: u16 = 0x7fff;
-    // SAFETY: C's promise about the context.
-    minus_one(unsafe { context::get(context) }.and_then(|_| {
-        check_port(u32::from(port))?;
-        if u16::from_be(pkey) & NUMBER == PKEY & NUMBER { Ok(()) } else { Err(Errno::INVAL) }
-    }))
+    context.get()?;
+    check_port(u32::from(port))?;
+    if u16::from_be(pkey) & NUMBER == PKEY & NUMBER { Ok(()) } else { Err(Errno::INVAL.into()) }
 }

@@ -1,17 +1,16 @@
-//! `ibv_comp_channel` and `ibv_cq`'s events: who waits for completions, and the acknowledgement of
-//! what was read.
+//! `ibv_comp_channel`: waiting for the events of completion queues.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq};
 
-use super::context::{self, Child, ContextState};
-use super::errno::{minus_one, pointer, status};
+use super::Errno;
+use super::call::{Handle, MinusOne, Out};
+use super::context::{Child, ContextState};
 use super::events::{CompletionEvents, cq_context};
-use super::object::{Object, Public};
-use super::{Errno, cq};
+use super::object::{Object, Public, counter};
 use crate::node::Node;
 
 /// What the device keeps about a completion channel.
@@ -36,90 +35,48 @@ impl Public for ibv_comp_channel {
     type Private = ChannelState;
 }
 
-/// Finds the channel behind a pointer from C.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(crate) unsafe fn get<'a>(channel: *mut ibv_comp_channel) -> Result<&'a ChannelState, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe { Object::get(channel) }.map(Object::private)
+impl Child for ibv_comp_channel {
+    const ORDER: u8 = 4;
+
+    fn context(object: &Object<Self>) -> &ContextState {
+        &object.context
+    }
+
+    fn end(object: &Object<Self>, _node: &Node) -> Result<(), Errno> {
+        if users(object).load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Errno::BUSY) }
+    }
+
+    /// Its descriptor may be in a poll set of the application's: it stays open.
+    fn force_end(_object: &Object<Self>, _node: &Node) {}
 }
 
 /// The public count of the completion queues of a channel.
-///
-/// # Safety
-///
-/// `channel` is a live object of this device.
-pub(crate) unsafe fn users<'a>(channel: *mut ibv_comp_channel) -> &'a AtomicI32 {
-    // SAFETY: in bounds of the live object; no reference is made.
-    let count = unsafe { &raw mut (*channel).refcnt };
-    // SAFETY: aligned and valid as long as the object is, and the device only uses it as an atomic.
-    unsafe { AtomicI32::from_ptr(count) }
+pub(super) fn users(channel: &Object<ibv_comp_channel>) -> &AtomicI32 {
+    counter!(channel, refcnt: AtomicI32)
 }
 
 /// `ibv_create_comp_channel`.
-pub(super) unsafe extern "C" fn create_comp_channel(ibv_context: *mut ibv_context) -> *mut ibv_comp_channel {
-    // SAFETY: C's promise about the context.
-    pointer(unsafe { context::get(ibv_context) }.and_then(|context| {
-        let events = Arc::new(CompletionEvents::new()?);
-        let public = ibv_comp_channel { context: ibv_context, fd: events.raw_fd(), refcnt: 0 };
-        let channel = Object::create(public, ChannelState { events, context: Arc::clone(context) });
-        context.adopt(Child::Channel(channel));
-        Ok(channel)
-    }))
-}
-
-/// `ibv_destroy_comp_channel`.
-pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: C's promise about the channel.
-    status(unsafe { get(channel) }.and_then(|state| {
-        Node::get()?;
-        // SAFETY: `get` found it alive.
-        if unsafe { users(channel) }.load(Ordering::Relaxed) != 0 {
-            return Err(Errno::BUSY);
-        }
-        state.context.disown(channel);
-        // SAFETY: C's promise: nobody uses a channel that is being freed; `state` is not used
-        // below.
-        unsafe { Object::free(channel) }
-    }))
+pub(super) fn create_comp_channel(ibv_context: Handle<ibv_context>) -> Result<*mut ibv_comp_channel, Errno> {
+    let context = ibv_context.get()?;
+    let events = Arc::new(CompletionEvents::new()?);
+    let public = ibv_comp_channel { context: ibv_context.raw(), fd: events.raw_fd(), refcnt: 0 };
+    Ok(context.create(public, ChannelState { events, context: Arc::clone(context) }))
 }
 
 /// `ibv_get_cq_event`.
-pub(super) unsafe extern "C" fn get_cq_event(
-    channel: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    context: *mut *mut c_void,
-) -> c_int {
-    // SAFETY: C's promise about the channel.
-    minus_one(unsafe { get(channel) }.and_then(|state| {
-        Node::get()?;
-        let address = state.events.wait(|entry| {
-            // From here to its acknowledgement the queue cannot be destroyed.
-            entry.completions.report();
-            entry.address()
-        })?;
-        // SAFETY: C's promise: valid for writes.
-        unsafe { cq.write(address) };
-        // SAFETY: `address` is alive: its event is reported and not acknowledged (`events`,
-        // invariant 1).
-        let user = unsafe { cq_context(address) };
-        // SAFETY: C's promise: valid for writes.
-        unsafe { context.write(user) };
-        Ok(())
-    }))
-}
-
-/// `ibv_ack_cq_events`.
-pub(super) unsafe extern "C" fn ack_cq_events(ibv_cq: *mut ibv_cq, events: c_uint) {
-    // SAFETY: C's promise about the queue.
-    if let Ok(state) = unsafe { cq::get(ibv_cq) } {
-        state.entry().completions.acknowledge(events, |completed| {
-            // SAFETY: in bounds of the live object; no reference is made.
-            let counter = unsafe { &raw mut (*ibv_cq).comp_events_completed };
-            // SAFETY: aligned and valid as long as the object is; C only reads it.
-            unsafe { AtomicU32::from_ptr(counter) }.store(completed, Ordering::Relaxed);
-        });
-    }
+pub(super) fn get_cq_event(
+    channel: Handle<ibv_comp_channel>,
+    cq: Out<*mut ibv_cq>,
+    context: Out<*mut c_void>,
+) -> Result<(), MinusOne> {
+    let state = channel.get()?;
+    Node::get()?;
+    let address = state.events.wait(|entry| {
+        // From here to its acknowledgement the queue cannot be destroyed.
+        entry.completions.report();
+        entry.address()
+    })?;
+    cq.write(address)?;
+    // SAFETY: `cq_context` wants a live queue: its event is reported and not acknowledged (`events`, invariant 1).
+    Ok(context.write(unsafe { cq_context(address) })?)
 }

@@ -1,31 +1,42 @@
-//! `ibv_context`: an opened device.
+//! `ibv_context`: an opened device, and the objects that live in it.
 
 use std::collections::HashMap;
-use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_sys::{
-    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq_ex, ibv_device, ibv_mr, ibv_pd, ibv_qp_ex, verbs_context,
-};
+use rdma_sys::{ibv_context, ibv_context_ops, ibv_cq_ex, ibv_device, ibv_qp_ex, verbs_context};
 
+use super::Errno;
+use super::call::Own;
 use super::device::{self, DeviceState, LinkLayer};
-use super::errno::{pointer, status};
 use super::events::AsyncEvents;
 use super::gid::{self, GidEntry};
-use super::object::{Object, Public};
-use super::{Errno, ah, cq, mr, ops, pd, qp};
+use super::object::{Object, Pointee, Public};
 use crate::log::remark;
 use crate::node::Node;
+
+/// The functions in a context and its objects, which call this module and those above it.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    /// The context's classic table.
+    pub(super) classic: fn() -> ibv_context_ops,
+    /// The table around the context.
+    pub(super) extended: fn() -> verbs_context,
+    /// A completion queue with nothing filled in but its functions.
+    pub(super) cq: fn() -> ibv_cq_ex,
+    /// A queue pair with nothing filled in but its functions.
+    pub(super) qp: fn() -> ibv_qp_ex,
+}
 
 /// What an opened device is, apart from its public part. Its objects share it.
 #[derive(Debug)]
 pub(crate) struct ContextState {
     device: &'static DeviceState,
+    pub(super) tables: &'static Tables,
     gids: Vec<GidEntry>,
     events: Arc<AsyncEvents>,
-    children: Mutex<HashMap<usize, Child>>,
+    children: Mutex<HashMap<usize, Orphan>>,
 }
 
 impl ContextState {
@@ -46,57 +57,79 @@ impl ContextState {
         &self.events
     }
 
-    /// Remembers an object that was made in this context.
-    pub(crate) fn adopt(&self, child: Child) {
-        self.lock_children().insert(child.address(), child);
+    /// Makes an object of this context and returns the pointer that C shall have.
+    pub(super) fn create<T: Child>(&self, public: T, private: T::Private) -> *mut T {
+        let pointer = Object::create(public, private);
+        let orphan = Orphan { pointer: pointer.cast(), order: T::ORDER, abandon: abandon::<T> };
+        self.lock_children().insert(pointer.addr(), orphan);
+        pointer
     }
 
-    /// Forgets an object that is destroyed.
-    pub(crate) fn disown<T>(&self, public: *mut T) {
-        self.lock_children().remove(&public.addr());
-    }
-
-    fn lock_children(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Child>> {
+    fn lock_children(&self) -> MutexGuard<'_, HashMap<usize, Orphan>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An object of a context, so that closing the context can end it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Child {
-    Pd(*mut ibv_pd),
-    Mr(*mut ibv_mr),
-    Ah(*mut ibv_ah),
-    Channel(*mut ibv_comp_channel),
-    Cq(*mut ibv_cq_ex),
-    Qp(*mut ibv_qp_ex),
-}
+/// A kind of objects that live in a context.
+pub(super) trait Child: Public {
+    /// Objects of a lower order use those of a higher one, and end before them.
+    const ORDER: u8;
 
-// SAFETY: the pointers are to objects, whose inner parts are `Sync` and whose public parts are only touched through raw
-// pointers (`object`, invariant 3); dereferencing one needs `unsafe` and its own reason.
-unsafe impl Send for Child {}
+    fn context(object: &Object<Self>) -> &ContextState;
 
-impl Child {
-    fn address(self) -> usize {
-        match self {
-            Self::Pd(public) => public.addr(),
-            Self::Mr(public) => public.addr(),
-            Self::Ah(public) => public.addr(),
-            Self::Channel(public) => public.addr(),
-            Self::Cq(public) => public.addr(),
-            Self::Qp(public) => public.addr(),
-        }
+    /// Ends the object in the engine. Fails while something uses it.
+    fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno>;
+
+    /// As [`Child::end`], of an object whose context is closed: as far as it goes.
+    fn force_end(object: &Object<Self>, node: &Node) {
+        // In use only by what could not be ended either.
+        let _ended = Self::end(object, node);
     }
 
-    /// What is used by others comes later.
-    fn order(self) -> u8 {
-        match self {
-            Self::Qp(_) => 0,
-            Self::Mr(_) | Self::Ah(_) => 1,
-            Self::Cq(_) => 2,
-            Self::Pd(_) => 3,
-            Self::Channel(_) => 4,
-        }
+    /// Takes back the object's unread events.
+    fn close(_object: &Object<Self>) {}
+
+    /// Waits for the events that C has read and not acknowledged, and lets go of other objects.
+    fn settle(_object: &Object<Self>) {}
+}
+
+/// The verb that destroys an object.
+pub(super) fn destroy<T>(pointer: Own<T>) -> Result<(), Errno>
+where
+    T: Pointee,
+    T::Object: Child,
+{
+    let object = pointer.get()?;
+    Child::end(object, Node::get()?)?;
+    Child::close(object);
+    Child::settle(object);
+    Child::context(object).lock_children().remove(&T::object(pointer.raw()).addr());
+    pointer.free()
+}
+
+/// An object that is left when its context is closed.
+#[derive(Clone, Copy, Debug)]
+struct Orphan {
+    pointer: *mut (),
+    order: u8,
+    abandon: unsafe fn(*mut (), &Node),
+}
+
+// SAFETY: the pointer is to an object, whose private part is `Sync` and whose public part is only touched through raw
+// pointers (`object`, invariant 4); dereferencing it needs `unsafe` and its own reason.
+unsafe impl Send for Orphan {}
+
+/// Ends an object whose context is closed.
+///
+/// # Safety
+///
+/// `pointer` is a live object of type `T`.
+unsafe fn abandon<T: Child>(pointer: *mut (), node: &Node) {
+    // SAFETY: `Object::get` wants a live object of this type: the caller's contract.
+    if let Ok(object) = unsafe { Object::<T>::get(pointer.cast()) } {
+        T::force_end(object, node);
+        T::close(object);
+        object.abandon();
     }
 }
 
@@ -105,44 +138,30 @@ impl Public for verbs_context {
     type Private = Arc<ContextState>;
 }
 
-/// The whole structure around the part that C sees.
-fn whole(context: *mut ibv_context) -> *mut verbs_context {
-    if context.is_null() {
-        return ptr::null_mut();
+/// A context lies in a `verbs_context`.
+impl Pointee for ibv_context {
+    type Object = verbs_context;
+
+    fn object(pointer: *mut Self) -> *mut verbs_context {
+        if pointer.is_null() {
+            return ptr::null_mut();
+        }
+        pointer.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
     }
-    context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
-/// Finds the context behind a pointer from C, in the process that opened it.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(crate) unsafe fn get<'a>(context: *mut ibv_context) -> Result<&'a Arc<ContextState>, Errno> {
-    // SAFETY: the caller's promise; a context of ours lies in a `verbs_context`.
-    let object = unsafe { Object::get(whole(context)) }?;
-    Node::get()?;
-    Ok(object.private())
-}
-
-/// `ibv_open_device`.
-pub(super) extern "C" fn open_device(ibv_device: *mut ibv_device) -> *mut ibv_context {
-    pointer(open(ibv_device).map(|(context, _)| context))
-}
-
-/// Opens the device, if the program wants one.
-pub(crate) fn open_wanted() -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
-    open(device::wanted()?.ok_or(Errno(libc::ENODEV))?)
-}
-
-fn open(ibv_device: *mut ibv_device) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
+/// Opens the device.
+pub(super) fn open(
+    ibv_device: *mut ibv_device,
+    tables: &'static Tables,
+) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
     let device = device::get(ibv_device)?;
     Node::get()?.set_sink(super::events::deliver);
     let events = Arc::new(AsyncEvents::new()?);
-    let mut public = verbs_context { sz: size_of::<verbs_context>(), ..ops::extended() };
+    let mut public = verbs_context { sz: size_of::<verbs_context>(), ..(tables.extended)() };
     public.context = ibv_context {
         device: ibv_device,
-        ops: ops::classic(),
+        ops: (tables.classic)(),
         // There is no kernel device behind it.
         cmd_fd: -1,
         async_fd: events.raw_fd(),
@@ -152,50 +171,28 @@ fn open(ibv_device: *mut ibv_device) -> Result<(*mut ibv_context, Arc<ContextSta
         abi_compat: ptr::without_provenance_mut(usize::MAX),
     };
     let gids = gid::table(device.link_layer, device.guid);
-    let state = Arc::new(ContextState { device, gids, events, children: Mutex::default() });
+    let state = Arc::new(ContextState { device, tables, gids, events, children: Mutex::default() });
     let object = Object::create(public, Arc::clone(&state));
     Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
 }
 
 /// `ibv_close_device`. As with libibverbs, objects that are left end with their context; the memory of their public parts, and
 /// of the context's, stays, because C may still hold pointers to it. Using them fails.
-pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: C's promise about the context.
-    status(unsafe { close(context) })
-}
-
-/// # Safety
-///
-/// As for [`Object::free`].
-unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    let state = unsafe { get(context) }?;
-    let mut orphans: Vec<Child> = state.lock_children().drain().map(|(_, child)| child).collect();
+pub(super) fn close_device(context: Own<ibv_context>) -> Result<(), Errno> {
+    let object = context.get()?;
+    let node = Node::get()?;
+    let mut orphans: Vec<Orphan> = object.lock_children().drain().map(|(_, orphan)| orphan).collect();
     if orphans.is_empty() {
-        // SAFETY: the caller's promise; `state` is not used below.
-        return unsafe { Object::free(whole(context)) };
+        return context.free();
     }
     let objects = orphans.len();
     remark!(WARN, objects, "soft0: a context is closed before its objects");
-    orphans.sort_by_key(|child| child.order());
-    for orphan in orphans {
-        match orphan {
-            // SAFETY: the context's children are alive: destroying one disowns it before it frees it. So for each arm.
-            Child::Qp(qp) => unsafe { qp::abandon(qp) },
-            // SAFETY: as above.
-            Child::Mr(mr) => unsafe { mr::abandon(mr) },
-            // SAFETY: as above.
-            Child::Ah(ah) => unsafe { ah::abandon(ah) },
-            // SAFETY: as above.
-            Child::Cq(cq) => unsafe { cq::abandon(cq) },
-            // SAFETY: as above.
-            Child::Pd(pd) => unsafe { pd::abandon(pd) },
-            // Its descriptor may be in some poll set: it stays open.
-            // SAFETY: as above.
-            Child::Channel(channel) => drop(unsafe { Object::get(channel) }.map(Object::abandon)),
-        }
+    orphans.sort_by_key(|orphan| orphan.order);
+    for Orphan { pointer, abandon, .. } in orphans {
+        // SAFETY: `abandon` wants a live object of its type: `create` paired the two, and destroying an object takes it off the
+        // list before it is freed.
+        unsafe { abandon(pointer, node) };
     }
-    // SAFETY: the caller's promise.
-    unsafe { Object::get(whole(context)) }?.abandon();
+    object.abandon();
     Ok(())
 }

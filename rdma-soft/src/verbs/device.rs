@@ -144,7 +144,7 @@ pub(crate) fn get(ibv_device: *mut ibv_device) -> Result<&'static DeviceState, E
     }
     // SAFETY: the device's own pointer; the device is never freed.
     let object = unsafe { Object::get(device()) }?;
-    Ok(object.private())
+    Ok(object)
 }
 
 /// The device, if the program wants one.

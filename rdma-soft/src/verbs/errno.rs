@@ -1,4 +1,4 @@
-//! Error numbers, and the three ways in which libibverbs hands them out.
+//! Error numbers, and how C gets them.
 
 use std::ffi::c_int;
 use std::io;
@@ -7,7 +7,7 @@ use std::ptr;
 use crate::engine::Errno;
 
 /// Stores the number where C looks for it.
-fn set(errno: Errno) {
+pub(super) fn set(errno: Errno) {
     // SAFETY: `__errno_location` has no requirement.
     let location = unsafe { libc::__errno_location() };
     // SAFETY: it returned the calling thread's own `errno`, which is valid for writes as long as the thread lives.
@@ -17,14 +17,6 @@ fn set(errno: Errno) {
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
         Self(error.raw_os_error().unwrap_or(libc::EIO))
-    }
-}
-
-/// The convention of most verbs: 0, or a positive error number.
-pub(crate) fn status(result: Result<(), Errno>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(errno) => errno.0,
     }
 }
 
@@ -52,9 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_three_conventions() {
-        assert_eq!(status(Ok(())), 0);
-        assert_eq!(status(Err(Errno::BUSY)), libc::EBUSY);
+    fn conventions() {
         assert_eq!(minus_one(Err(Errno(libc::EFAULT))), -1);
         assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
         assert!(pointer::<u8>(Err(Errno::NOMEM)).is_null());

@@ -12,6 +12,8 @@
 mod ah;
 mod async_event;
 pub(crate) mod attr;
+mod builder;
+pub(crate) mod call;
 mod channel;
 pub(crate) mod context;
 mod cq;
@@ -25,7 +27,7 @@ pub(crate) mod gid;
 mod mcast;
 mod mr;
 pub(crate) mod object;
-mod ops;
+pub(crate) mod ops;
 mod pages;
 mod pd;
 mod post;

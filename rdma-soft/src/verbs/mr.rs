@@ -1,14 +1,14 @@
 //! `ibv_mr`: memory regions.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 
+use super::call::{Handle, Memory};
 use super::context::{Child, ContextState};
-use super::errno::{pointer, status};
-use super::object::{Object, Public};
-use super::{Errno, pages, pd};
+use super::object::{Object, Public, get_field};
+use super::{Errno, pages};
 use crate::engine::Registration;
 use crate::node::Node;
 
@@ -22,6 +22,18 @@ pub(crate) struct MrState {
 impl Public for ibv_mr {
     const MARK: u64 = 0x006d_725f_6d72_5f6d;
     type Private = MrState;
+}
+
+impl Child for ibv_mr {
+    const ORDER: u8 = 1;
+
+    fn context(object: &Object<Self>) -> &ContextState {
+        &object.context
+    }
+
+    fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
+        node.with(|engine| engine.deregister(object.lkey))
+    }
 }
 
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
@@ -50,18 +62,14 @@ fn check_access(access: u32) -> Result<u32, Errno> {
     Ok(access & RIGHTS)
 }
 
-/// # Safety
-///
-/// C's promises about the domain and the memory.
-unsafe fn register(
-    ibv_pd: *mut ibv_pd,
-    addr: *mut c_void,
+fn register(
+    ibv_pd: &Handle<ibv_pd>,
+    Memory(addr): Memory,
     len: usize,
     iova: u64,
     access: u32,
 ) -> Result<*mut ibv_mr, Errno> {
-    // SAFETY: the caller's promise.
-    let pd = unsafe { pd::get(ibv_pd) }?;
+    let pd = ibv_pd.get()?;
     let node = Node::get()?;
     let rights = check_access(access)?;
     let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
@@ -73,71 +81,46 @@ unsafe fn register(
     // What peers may map, they may write to directly: only memory that lies alone in its file.
     let backing = rdma_mem::shared::find(addr.addr(), len);
     let what = Registration { addr: addr.cast(), len, iova, access: rights, backing };
-    // SAFETY: the memory is mapped with these rights now, and stays so until it is deregistered: C's promise, the caller's. What
-    // happens to memory that is in use by the device is ordered by C's use of requests and completions.
+    // SAFETY: `Engine::register` wants memory that stays mapped with these rights until it is deregistered: promise 3, which
+    // `Memory` carries. Accesses of the device and of C are ordered by requests and their completions.
     let keys = node.with(|engine| unsafe { engine.register(pd.id, &what) })?;
-    // SAFETY: a live domain.
-    let context = unsafe { (*ibv_pd).context };
-    let public = ibv_mr { context, pd: ibv_pd, addr, length: len, handle: keys.lkey, lkey: keys.lkey, rkey: keys.rkey };
-    let mr = Object::create(public, MrState { lkey: keys.lkey, context: Arc::clone(&pd.context) });
-    pd.context.adopt(Child::Mr(mr));
-    Ok(mr)
+    let public = ibv_mr {
+        context: get_field!(pd, context),
+        pd: ibv_pd.raw(),
+        addr,
+        length: len,
+        handle: keys.lkey,
+        lkey: keys.lkey,
+        rkey: keys.rkey,
+    };
+    Ok(pd.context.create(public, MrState { lkey: keys.lkey, context: Arc::clone(&pd.context) }))
 }
 
 /// `ibv_reg_mr`.
-pub(super) unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr {
-    // SAFETY: C's promises about the domain and the memory.
-    pointer(unsafe { register(pd, addr, len, addr.addr() as u64, access as u32) })
+pub(super) fn reg_mr(pd: Handle<ibv_pd>, memory: Memory, len: usize, access: c_int) -> Result<*mut ibv_mr, Errno> {
+    register(&pd, memory, len, memory.0.addr() as u64, access as u32)
 }
 
 /// `ibv_reg_mr_iova`.
-pub(super) unsafe extern "C" fn reg_mr_iova(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
+pub(super) fn reg_mr_iova(
+    pd: Handle<ibv_pd>,
+    memory: Memory,
     len: usize,
     iova: u64,
     access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: C's promises about the domain and the memory.
-    pointer(unsafe { register(pd, addr, len, iova, access as u32) })
+) -> Result<*mut ibv_mr, Errno> {
+    register(&pd, memory, len, iova, access as u32)
 }
 
 /// `ibv_reg_mr_iova2`.
-pub(super) unsafe extern "C" fn reg_mr_iova2(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
+pub(super) fn reg_mr_iova2(
+    pd: Handle<ibv_pd>,
+    memory: Memory,
     len: usize,
     iova: u64,
     access: c_uint,
-) -> *mut ibv_mr {
-    // SAFETY: C's promises about the domain and the memory.
-    pointer(unsafe { register(pd, addr, len, iova, access) })
-}
-
-/// `ibv_dereg_mr`.
-pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: C's promise about the region.
-    status(unsafe { Object::get(mr) }.and_then(|object| {
-        let state = object.private();
-        Node::get()?.with(|engine| engine.deregister(state.lkey))?;
-        state.context.disown(mr);
-        // SAFETY: C's promise: nobody uses a region that is being freed; `state` is not used below.
-        unsafe { Object::free(mr) }
-    }))
-}
-
-/// Ends a region whose context is closed.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(super) unsafe fn abandon(mr: *mut ibv_mr) {
-    // SAFETY: the caller's promise.
-    if let (Ok(object), Ok(node)) = (unsafe { Object::get(mr) }, Node::get()) {
-        // A key that the engine does not know is not used either.
-        let _deregistered = node.with(|engine| engine.deregister(object.private().lkey));
-        object.abandon();
-    }
+) -> Result<*mut ibv_mr, Errno> {
+    register(&pd, memory, len, iova, access)
 }
 
 #[cfg(test)]

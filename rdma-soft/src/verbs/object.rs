@@ -12,6 +12,7 @@
 
 use std::cell::UnsafeCell;
 use std::mem::offset_of;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Errno;
@@ -30,10 +31,28 @@ pub(crate) trait Public: Sized {
     type Private: Sync;
 }
 
+/// A type that C has pointers of to objects: the public part itself, or the beginning of it, or a
+/// part in its middle.
+pub(crate) trait Pointee: Sized {
+    type Object: Public;
+
+    /// The pointer to the whole public part.
+    fn object(pointer: *mut Self) -> *mut Self::Object;
+}
+
+impl<T: Public> Pointee for T {
+    type Object = Self;
+
+    #[inline]
+    fn object(pointer: *mut Self) -> *mut Self {
+        pointer
+    }
+}
+
 /// Reads a public field of a live [`Object`].
 macro_rules! get_field {
     ($object:expr, $($field:ident).+) => {{
-        let public = Object::public($object);
+        let public = $crate::verbs::object::Object::public($object);
         // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
         let field = unsafe { &raw const (*public).$($field).+ };
         // SAFETY: in bounds and aligned; C's promise: no other thread writes to a field during a call on its object.
@@ -45,7 +64,7 @@ pub(crate) use get_field;
 /// Writes a public field of a live [`Object`].
 macro_rules! set_field {
     ($object:expr, $($field:ident).+, $value:expr) => {{
-        let (public, value) = (Object::public($object), $value);
+        let (public, value) = ($crate::verbs::object::Object::public($object), $value);
         // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
         let field = unsafe { &raw mut (*public).$($field).+ };
         // SAFETY: in bounds and aligned; C's promise: no other thread uses a field during a call that changes it.
@@ -53,6 +72,20 @@ macro_rules! set_field {
     }};
 }
 pub(crate) use set_field;
+
+/// A public counter of a live [`Object`], which the device changes while C may read it.
+macro_rules! counter {
+    ($object:expr, $($field:ident).+: $atomic:ty) => {{
+        let object = $object;
+        let public = $crate::verbs::object::Object::public(object);
+        // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
+        let field = unsafe { &raw mut (*public).$($field).+ };
+        // SAFETY: `from_ptr` wants a field that is aligned, valid as long as the object is, and used by atomic accesses only: the
+        // device uses it by this macro alone, and C only reads it.
+        unsafe { <$atomic>::from_ptr(field) }
+    }};
+}
+pub(crate) use counter;
 
 /// An object, seen from the inside.
 #[repr(C)]
@@ -125,10 +158,6 @@ impl<T: Public> Object<T> {
         let _unmarked = self.unmark();
     }
 
-    pub(crate) fn private(&self) -> &T::Private {
-        &self.private
-    }
-
     /// The public part, for [`get_field!`] and [`set_field!`].
     pub(crate) fn public(&self) -> *mut T {
         self.public.get()
@@ -141,6 +170,15 @@ impl<T: Public> Object<T> {
 
     fn around(public: *mut T) -> *mut Self {
         public.wrapping_byte_sub(offset_of!(Self, public)).cast()
+    }
+}
+
+impl<T: Public> Deref for Object<T> {
+    type Target = T::Private;
+
+    #[inline]
+    fn deref(&self) -> &T::Private {
+        &self.private
     }
 }
 
@@ -169,7 +207,7 @@ mod tests {
         let apple = Object::create(Apple(7), Arc::clone(&kept));
         // SAFETY: just created.
         let object = unsafe { Object::get(apple) }.unwrap();
-        assert_eq!(**object.private(), 5);
+        assert_eq!(***object, 5);
         // SAFETY: the object is alive and nobody writes to it.
         assert_eq!(unsafe { (*apple).0 }, 7);
         // SAFETY: no reference is used any more.

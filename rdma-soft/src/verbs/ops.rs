@@ -1,54 +1,59 @@
-//! The op tables of a context: what the inline functions of `verbs.h` call.
+//! The op tables of a context, which the inline functions of `verbs.h` call, and the functions that
+//! make a context with them.
 //!
 //! The classic table is called unchecked, so nothing that has a caller is null. The extended table is checked for size and
 //! null, and answers `EOPNOTSUPP` by itself where a slot is null; only `close_xrcd` is called unchecked.
 
-use std::ffi::c_int;
+use std::sync::Arc;
 
-use rdma_sys::{ibv_context_ops, ibv_mw, ibv_mw_bind, ibv_qp, ibv_recv_wr, ibv_srq, ibv_xrcd, verbs_context};
+use rdma_sys::{
+    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_qp, ibv_recv_wr, ibv_srq, ibv_xrcd,
+    verbs_context,
+};
 
-use super::{Errno, attr, cq, cq_ex, post, qp_ex};
+use super::call::{Out, call1, call2, call3, call4};
+use super::context::{self, ContextState, Tables};
+use super::{Errno, attr, cq, cq_ex, device, post, qp_ex};
+
+static TABLES: Tables = Tables { classic, extended, cq: cq_ex::slots, qp: qp_ex::slots };
+
+/// `ibv_open_device`.
+pub(super) fn open_device(ibv_device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
+    context::open(ibv_device, &TABLES).map(|(context, _)| context)
+}
+
+/// Opens the device, if the program wants one.
+pub(crate) fn open_wanted() -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
+    context::open(device::wanted()?.ok_or(Errno(libc::ENODEV))?, &TABLES)
+}
 
 /// The table that every consumer calls.
-pub(crate) fn classic() -> ibv_context_ops {
+fn classic() -> ibv_context_ops {
     ibv_context_ops {
         poll_cq: Some(cq::poll_cq),
-        req_notify_cq: Some(cq::req_notify_cq),
+        req_notify_cq: Some(call2(cq::req_notify_cq)),
         post_send: Some(post::post_send),
         post_recv: Some(post::post_recv),
-        post_srq_recv: Some(no_srq_recv),
-        bind_mw: Some(no_bind_mw),
-        dealloc_mw: Some(no_dealloc_mw),
+        post_srq_recv: Some(call3(no_srq_recv)),
+        bind_mw: Some(call3(|_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind| Errno::OPNOTSUPP.0)),
+        dealloc_mw: Some(call1(|_: *mut ibv_mw| Errno::OPNOTSUPP.0)),
         ..Default::default()
     }
 }
 
 /// The table in front of the context.
-pub(crate) fn extended() -> verbs_context {
+fn extended() -> verbs_context {
     verbs_context {
-        query_port: Some(attr::query_port),
-        query_device_ex: Some(attr::query_device_ex),
-        create_cq_ex: Some(cq_ex::create_cq_ex),
-        create_qp_ex: Some(qp_ex::create_qp_ex),
-        close_xrcd: Some(no_close_xrcd),
+        query_port: Some(call4(attr::query_port)),
+        query_device_ex: Some(call4(attr::query_device_ex)),
+        create_cq_ex: Some(call2(cq_ex::create_cq_ex)),
+        create_qp_ex: Some(call2(qp_ex::create_qp_ex)),
+        close_xrcd: Some(call1(|_: *mut ibv_xrcd| Errno::OPNOTSUPP.0)),
         ..Default::default()
     }
 }
 
-unsafe extern "C" fn no_srq_recv(_: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: C's promise: valid for writes.
-    unsafe { bad.write(wr) };
-    Errno::OPNOTSUPP.0
-}
-
-extern "C" fn no_bind_mw(_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind) -> c_int {
-    Errno::OPNOTSUPP.0
-}
-
-extern "C" fn no_dealloc_mw(_: *mut ibv_mw) -> c_int {
-    Errno::OPNOTSUPP.0
-}
-
-extern "C" fn no_close_xrcd(_: *mut ibv_xrcd) -> c_int {
-    Errno::OPNOTSUPP.0
+fn no_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: Out<*mut ibv_recv_wr>) -> Result<(), Errno> {
+    bad.write(wr)?;
+    Err(Errno::OPNOTSUPP)
 }

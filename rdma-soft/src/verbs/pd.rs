@@ -1,13 +1,12 @@
 //! `ibv_pd`: protection domains.
 
-use std::ffi::c_int;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_context, ibv_pd};
 
 use super::Errno;
-use super::context::{self, Child, ContextState};
-use super::errno::{pointer, status};
+use super::call::Handle;
+use super::context::{Child, ContextState};
 use super::object::{Object, Public};
 use crate::engine::PdId;
 use crate::node::Node;
@@ -24,49 +23,22 @@ impl Public for ibv_pd {
     type Private = PdState;
 }
 
-/// Finds the domain behind a pointer from C.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(crate) unsafe fn get<'a>(pd: *mut ibv_pd) -> Result<&'a PdState, Errno> {
-    // SAFETY: the caller's promise.
-    unsafe { Object::get(pd) }.map(Object::private)
+impl Child for ibv_pd {
+    const ORDER: u8 = 3;
+
+    fn context(object: &Object<Self>) -> &ContextState {
+        &object.context
+    }
+
+    fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
+        node.with(|engine| engine.dealloc_pd(object.id))
+    }
 }
 
 /// `ibv_alloc_pd`.
-pub(super) unsafe extern "C" fn alloc_pd(ibv_context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: C's promise about the context.
-    pointer(unsafe { context::get(ibv_context) }.and_then(|context| {
-        let id = Node::get()?.with(|engine| engine.alloc_pd())?;
-        let public = ibv_pd { context: ibv_context, handle: id.0 };
-        let pd = Object::create(public, PdState { id, context: Arc::clone(context) });
-        context.adopt(Child::Pd(pd));
-        Ok(pd)
-    }))
-}
-
-/// `ibv_dealloc_pd`.
-pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: C's promise about the domain.
-    status(unsafe { get(pd) }.and_then(|state| {
-        Node::get()?.with(|engine| engine.dealloc_pd(state.id))?;
-        state.context.disown(pd);
-        // SAFETY: C's promise: nobody uses a domain that is being freed; `state` is not used below.
-        unsafe { Object::free(pd) }
-    }))
-}
-
-/// Ends a domain whose context is closed.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(super) unsafe fn abandon(pd: *mut ibv_pd) {
-    // SAFETY: the caller's promise.
-    if let (Ok(object), Ok(node)) = (unsafe { Object::get(pd) }, Node::get()) {
-        // Busy only with what could not be ended either.
-        let _freed = node.with(|engine| engine.dealloc_pd(object.private().id));
-        object.abandon();
-    }
+pub(super) fn alloc_pd(ibv_context: Handle<ibv_context>) -> Result<*mut ibv_pd, Errno> {
+    let context = ibv_context.get()?;
+    let id = Node::get()?.with(|engine| engine.alloc_pd())?;
+    let public = ibv_pd { context: ibv_context.raw(), handle: id.0 };
+    Ok(context.create(public, PdState { id, context: Arc::clone(context) }))
 }

@@ -11,8 +11,9 @@ use std::slice;
 
 use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
+use super::Errno;
+use super::object::{Object, Pointee};
 use super::qp::QpShared;
-use super::{Errno, ah, qp};
 use crate::engine::limits::MAX_SGE;
 use crate::engine::{Address, Engine, Op, QpId, SendData, SendFlags, SendRequest, Source};
 use crate::node::Node;
@@ -131,8 +132,8 @@ unsafe fn address(shared: &QpShared, wr: &ibv_send_wr) -> Result<Address, Errno>
     }
     // SAFETY: the union's member for sends on such a queue pair, plain data, initialised (the caller's contract).
     let to = unsafe { wr.wr.ud };
-    // SAFETY: of `ah::get`: a live address handle (the caller's contract).
-    let handle = unsafe { ah::get(to.ah) }?;
+    // SAFETY: of `Object::get`: a live address handle (the caller's contract).
+    let handle = unsafe { Object::get(to.ah) }?;
     if handle.pd() != shared.pd() {
         return Err(Errno::INVAL);
     }
@@ -221,8 +222,8 @@ unsafe fn post_list<W: Linked>(
     mut post: impl FnMut(&mut Engine, &QpShared, &W) -> Result<(), Errno>,
 ) -> c_int {
     let mut next = list;
-    // SAFETY: of `qp::get`: a live queue pair of ours (C's promise 1).
-    let posted = unsafe { qp::get(qp) }.and_then(|shared| {
+    // SAFETY: of `Object::get`: a live queue pair of ours (C's promise 1).
+    let posted = unsafe { Object::get(ibv_qp::object(qp)) }.and_then(|shared| {
         Node::get()?.with(|engine| {
             // SAFETY: of `as_ref`: null, or a request that can be read and is not written to during the call (C's promise 2).
             while let Some(wr) = unsafe { next.as_ref() } {

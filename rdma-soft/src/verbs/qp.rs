@@ -4,17 +4,17 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{
-    ibv_cq, ibv_mig_state, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state,
-    ibv_qp_type, ibv_query_qp_data_in_order_caps, ibv_query_qp_data_in_order_flags, ibv_wr_opcode,
+    ibv_mig_state, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_query_qp_data_in_order_caps, ibv_query_qp_data_in_order_flags, ibv_wr_opcode,
 };
 
+use super::builder::{Batch, Builder};
+use super::call::{Argument, Handle, In, InOut, Out};
 use super::context::{Child, ContextState};
-use super::errno::{pointer, status};
 use super::events::QpEntry;
-use super::object::{Object, Public};
-use super::qp_ex::{self, Builder};
+use super::object::{Object, Pointee, Public, get_field, set_field};
 use super::qp_state::{self, Attributes, Refusal};
-use super::{Errno, attr, cq, pd};
+use super::{Errno, attr};
 use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
 use crate::log::remark;
 use crate::node::Node;
@@ -62,7 +62,7 @@ impl QpShared {
         self.pd
     }
 
-    pub(crate) fn builder(&self) -> Option<&Builder> {
+    pub(super) fn builder(&self) -> Option<&Builder> {
         self.builder.as_ref()
     }
 
@@ -77,15 +77,46 @@ impl Public for ibv_qp_ex {
     type Private = QpShared;
 }
 
-/// Finds the queue pair behind a pointer from C.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-#[inline]
-pub(crate) unsafe fn get<'a>(qp: *mut ibv_qp) -> Result<&'a QpShared, Errno> {
-    // SAFETY: the caller's promise; a queue pair of ours is an extended one.
-    unsafe { Object::get(qp.cast::<ibv_qp_ex>()) }.map(Object::private)
+/// Every queue pair of ours is an extended one.
+impl Pointee for ibv_qp {
+    type Object = ibv_qp_ex;
+
+    #[inline]
+    fn object(pointer: *mut Self) -> *mut ibv_qp_ex {
+        pointer.cast()
+    }
+}
+
+impl Child for ibv_qp_ex {
+    const ORDER: u8 = 0;
+
+    fn context(object: &Object<Self>) -> &ContextState {
+        &object.context
+    }
+
+    /// Refused while the queue pair is in a multicast group, as the kernel does.
+    fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
+        node.with_drained(|engine| engine.destroy_qp(object.id))
+    }
+
+    fn force_end(object: &Object<Self>, node: &Node) {
+        while let Some(gid) = node.with(|engine| engine.group_of(object.id)) {
+            if node.detach(object.id, gid).is_err() {
+                break;
+            }
+        }
+        // One that the engine does not know is gone already.
+        let _ended = Self::end(object, node);
+    }
+
+    fn close(object: &Object<Self>) {
+        object.entry.close();
+    }
+
+    /// As libibverbs does, destroying waits for the acknowledgements that C owes.
+    fn settle(object: &Object<Self>) {
+        object.entry.settle();
+    }
 }
 
 /// Checks the depths, and rounds up what is too small to be of use.
@@ -103,17 +134,12 @@ fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
 }
 
 /// Creates a queue pair. `asked.cap` becomes what it got. `extended`: with a builder for the `ibv_wr_*` calls.
-///
-/// # Safety
-///
-/// C's promises about the domain and the objects that `asked` names.
-pub(crate) unsafe fn create(
-    ibv_pd: *mut ibv_pd,
+pub(super) fn create(
+    ibv_pd: &Handle<ibv_pd>,
     asked: &mut ibv_qp_init_attr,
     extended: bool,
 ) -> Result<*mut ibv_qp_ex, Errno> {
-    // SAFETY: the caller's promise.
-    let pd = unsafe { pd::get(ibv_pd) }?;
+    let pd = ibv_pd.get()?;
     let node = Node::get()?;
     match asked.qp_type {
         ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UD => {}
@@ -128,10 +154,11 @@ pub(crate) unsafe fn create(
     if !asked.srq.is_null() {
         return Err(Errno::OPNOTSUPP);
     }
-    // SAFETY: the caller's promise.
-    let send_cq = unsafe { cq::get(asked.send_cq) }?;
-    // SAFETY: the caller's promise.
-    let recv_cq = unsafe { cq::get(asked.recv_cq) }?;
+    // SAFETY: `from_c` wants null or a queue that is alive during the call: promise 2 for `asked`.
+    let send_cq = unsafe { Handle::from_c(asked.send_cq) };
+    // SAFETY: `from_c` wants null or a queue that is alive during the call: promise 2 for `asked`.
+    let recv_cq = unsafe { Handle::from_c(asked.recv_cq) };
+    let (send_cq, recv_cq) = (send_cq.get()?, recv_cq.get()?);
     if !send_cq.is_of(&pd.context) || !recv_cq.is_of(&pd.context) {
         return Err(Errno::INVAL);
     }
@@ -160,13 +187,11 @@ pub(crate) unsafe fn create(
         }
         made => made?,
     };
-    // SAFETY: a live domain.
-    let context = unsafe { (*ibv_pd).context };
-    let mut public = qp_ex::slots();
+    let mut public = (pd.context.tables.qp)();
     public.qp_base = ibv_qp {
-        context,
+        context: get_field!(pd, context),
         qp_context: asked.qp_context,
-        pd: ibv_pd,
+        pd: ibv_pd.raw(),
         send_cq: asked.send_cq,
         recv_cq: asked.recv_cq,
         srq: asked.srq,
@@ -187,55 +212,17 @@ pub(crate) unsafe fn create(
         sq_sig_all,
         qp_type: asked.qp_type,
         shown: Mutex::new(Shown(ibv_qp_attr::default())),
-        builder: extended.then(|| Builder::new(&cap, is_datagram)),
+        builder: extended.then(|| Builder::new(Batch::new(&cap, is_datagram))),
     };
-    let qp = Object::create(public, shared);
+    let qp = pd.context.create(public, shared);
     entry.announce(qp.cast());
-    pd.context.adopt(Child::Qp(qp));
     asked.cap = cap;
     Ok(qp)
 }
 
 /// `ibv_create_qp`.
-pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: C's promise: valid for reads and writes, and nobody else's during the call.
-    let asked = unsafe { &mut *init };
-    // SAFETY: C's promises about the objects.
-    pointer(unsafe { create(pd, asked, false) }).cast()
-}
-
-/// `ibv_destroy_qp`: refuses while the queue pair is in a multicast group, as the kernel does; waits, as libibverbs does, until every asynchronous event that was read is acknowledged.
-pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: C's promise about the queue pair.
-    status(unsafe { get(qp) }.and_then(|shared| {
-        Node::get()?.with_drained(|engine| engine.destroy_qp(shared.id))?;
-        shared.entry.close();
-        shared.entry.settle();
-        shared.context.disown(qp);
-        // SAFETY: C's promise: nobody uses a queue pair that is being freed; `shared` is not used below.
-        unsafe { Object::free(qp.cast::<ibv_qp_ex>()) }
-    }))
-}
-
-/// Ends a queue pair whose context is closed.
-///
-/// # Safety
-///
-/// As for [`Object::get`].
-pub(super) unsafe fn abandon(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's promise.
-    if let (Ok(object), Ok(node)) = (unsafe { Object::get(qp) }, Node::get()) {
-        let shared = object.private();
-        while let Some(gid) = node.with(|engine| engine.group_of(shared.id)) {
-            if node.detach(shared.id, gid).is_err() {
-                break;
-            }
-        }
-        // One that the engine does not know is gone already.
-        let _destroyed = node.with_drained(|engine| engine.destroy_qp(shared.id));
-        shared.entry.close();
-        object.abandon();
-    }
+pub(super) fn create_qp(pd: Handle<ibv_pd>, mut init: InOut<ibv_qp_init_attr>) -> Result<*mut ibv_qp, Errno> {
+    create(&pd, init.get()?, false).map(<*mut ibv_qp_ex>::cast)
 }
 
 /// What the engine has to know of a change.
@@ -267,116 +254,76 @@ enum Failure {
 }
 
 /// `ibv_modify_qp`.
-pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: C's promise about the queue pair.
-    status(unsafe { get(qp) }.and_then(|shared| {
-        let node = Node::get()?;
-        let mask = Attributes::from_bits_retain(mask as u32);
-        // SAFETY: C's promise: valid for reads, and nobody writes to it.
-        let asked = unsafe { &*attr };
-        let limits = attr::qp_limits(&shared.context);
-        // Two changes at a time would show a mixture.
-        let mut shown = shared.shown();
-        let changed = node.with_drained(|engine| {
-            let actual = engine.query_qp(shared.id).map_err(Failure::Engine)?.state.raw();
-            let next = qp_state::check_transition(shared.qp_type, actual, asked, mask)
-                .and_then(|next| qp_state::check_values(asked, mask, &limits).map(|()| next))
-                .map_err(|refusal| Failure::Refused(actual, refusal))?;
-            engine.modify_qp(shared.id, &change(asked, mask)).map_err(Failure::Engine)?;
-            Ok(next)
-        });
-        let next = match changed {
-            Ok(next) => next,
-            Err(Failure::Refused(actual, refusal)) => {
-                remark!(DEBUG, ?actual, %mask, ?refusal, "soft0: modify_qp is refused");
-                return Err(refusal.into());
-            }
-            Err(Failure::Engine(errno)) => return Err(errno),
-        };
-        if next == ibv_qp_state::IBV_QPS_RESET {
-            shown.0 = ibv_qp_attr::default();
+pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) -> Result<(), Errno> {
+    let (shared, asked) = (qp.get()?, attr.get()?);
+    let node = Node::get()?;
+    let mask = Attributes::from_bits_retain(mask as u32);
+    let limits = attr::qp_limits(&shared.context);
+    // Two changes at a time would show a mixture.
+    let mut shown = shared.shown();
+    let changed = node.with_drained(|engine| {
+        let actual = engine.query_qp(shared.id).map_err(Failure::Engine)?.state.raw();
+        let next = qp_state::check_transition(shared.qp_type, actual, asked, mask)
+            .and_then(|next| qp_state::check_values(asked, mask, &limits).map(|()| next))
+            .map_err(|refusal| Failure::Refused(actual, refusal))?;
+        engine.modify_qp(shared.id, &change(asked, mask)).map_err(Failure::Engine)?;
+        Ok(next)
+    });
+    let next = match changed {
+        Ok(next) => next,
+        Err(Failure::Refused(actual, refusal)) => {
+            remark!(DEBUG, ?actual, %mask, ?refusal, "soft0: modify_qp is refused");
+            return Err(refusal.into());
         }
-        qp_state::merge(&mut shown.0, asked, mask);
-        // SAFETY: the live object's own field, which C only reads.
-        unsafe { (*qp).state = next };
-        Ok(())
-    }))
+        Err(Failure::Engine(errno)) => return Err(errno),
+    };
+    if next == ibv_qp_state::IBV_QPS_RESET {
+        shown.0 = ibv_qp_attr::default();
+    }
+    qp_state::merge(&mut shown.0, asked, mask);
+    set_field!(shared, qp_base.state, next);
+    Ok(())
 }
 
 /// `ibv_query_qp`. The mask is a hint that no device needs: everything is filled.
-pub(super) unsafe extern "C" fn query_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    _: c_int,
-    init: *mut ibv_qp_init_attr,
-) -> c_int {
-    // SAFETY: C's promise about the queue pair.
-    status(unsafe { get(qp) }.and_then(|shared| {
-        let found = Node::get()?.with_drained(|engine| engine.query_qp(shared.id))?;
-        let mut now = shared.shown().0;
-        now.qp_state = found.state.raw();
-        now.cur_qp_state = now.qp_state;
-        now.sq_draining = u8::from(found.sq_draining);
-        now.sq_psn = found.sq_psn;
-        now.rq_psn = found.rq_psn;
-        now.path_mig_state = ibv_mig_state::IBV_MIG_MIGRATED;
-        now.cap = shared.cap;
-        // SAFETY: C's promise: valid for writes.
-        unsafe { attr.write(now) };
-        // SAFETY: the live object's own field, which C only reads.
-        unsafe { (*qp).state = now.qp_state };
-        // SAFETY: C's promise: a live queue pair; its fields but the state do not change.
-        let public = unsafe { PublicPart::of(qp) };
-        let made = ibv_qp_init_attr {
-            qp_context: public.qp_context,
-            send_cq: public.send_cq,
-            recv_cq: public.recv_cq,
-            cap: shared.cap,
-            qp_type: public.qp_type,
-            sq_sig_all: c_int::from(shared.sq_sig_all),
-            ..Default::default()
-        };
-        // SAFETY: C's promise: valid for writes.
-        unsafe { init.write(made) };
-        Ok(())
-    }))
-}
-
-/// The public fields that `query_qp` gives back.
-struct PublicPart {
-    qp_context: *mut std::ffi::c_void,
-    send_cq: *mut ibv_cq,
-    recv_cq: *mut ibv_cq,
-    qp_type: ibv_qp_type,
-}
-
-impl PublicPart {
-    /// # Safety
-    ///
-    /// `qp` is a live queue pair of this device.
-    unsafe fn of(qp: *mut ibv_qp) -> Self {
-        // SAFETY: the caller's promise.
-        let qp_context = unsafe { (*qp).qp_context };
-        // SAFETY: the caller's promise.
-        let send_cq = unsafe { (*qp).send_cq };
-        // SAFETY: the caller's promise.
-        let recv_cq = unsafe { (*qp).recv_cq };
-        // SAFETY: the caller's promise.
-        let qp_type = unsafe { (*qp).qp_type };
-        Self { qp_context, send_cq, recv_cq, qp_type }
-    }
+pub(super) fn query_qp(
+    qp: Handle<ibv_qp>,
+    attr: Out<ibv_qp_attr>,
+    _mask: c_int,
+    init: Out<ibv_qp_init_attr>,
+) -> Result<(), Errno> {
+    let shared = qp.get()?;
+    let found = Node::get()?.with_drained(|engine| engine.query_qp(shared.id))?;
+    let state = found.state.raw();
+    attr.write(ibv_qp_attr {
+        qp_state: state,
+        cur_qp_state: state,
+        sq_draining: u8::from(found.sq_draining),
+        sq_psn: found.sq_psn,
+        rq_psn: found.rq_psn,
+        path_mig_state: ibv_mig_state::IBV_MIG_MIGRATED,
+        cap: shared.cap,
+        ..shared.shown().0
+    })?;
+    set_field!(shared, qp_base.state, state);
+    init.write(ibv_qp_init_attr {
+        qp_context: get_field!(shared, qp_base.qp_context),
+        send_cq: get_field!(shared, qp_base.send_cq),
+        recv_cq: get_field!(shared, qp_base.recv_cq),
+        cap: shared.cap,
+        qp_type: shared.qp_type,
+        sq_sig_all: c_int::from(shared.sq_sig_all),
+        ..Default::default()
+    })
 }
 
 /// `ibv_query_qp_data_in_order`: a write's last aligned 8 bytes are stored last, and visible only after all the others, so who
 /// polls on the end of a message sees all of it.
-pub(super) unsafe extern "C" fn query_qp_data_in_order(qp: *mut ibv_qp, op: ibv_wr_opcode, flags: u32) -> c_int {
+pub(super) fn query_qp_data_in_order(qp: Handle<ibv_qp>, op: ibv_wr_opcode, flags: u32) -> c_int {
     type Caps = ibv_query_qp_data_in_order_caps;
     const RETURN_CAPS: u32 = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
-    // SAFETY: C's promise about the queue pair.
-    if unsafe { get(qp) }.is_err() {
-        return 0;
-    }
-    let in_order = matches!(op, ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+    let is_write = matches!(op, ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+    let in_order = is_write && qp.get().is_ok();
     if flags & RETURN_CAPS == 0 {
         return c_int::from(in_order);
     }

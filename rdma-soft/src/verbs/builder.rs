@@ -1,0 +1,149 @@
+//! What `ibv_wr_*` calls collect between `wr_start` and `wr_complete`.
+
+use rdma_sys::{ibv_qp_cap, ibv_sge};
+
+use super::Errno;
+use super::gate::Gate;
+use crate::engine::{Address, Op, QpId, SendData, SendRequest, Source};
+use crate::node::Node;
+
+/// What is being built.
+pub(super) type Builder = Gate<Batch>;
+
+/// Requests that are posted at once, or not at all.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// At most `max_wr`, so that collecting does not allocate.
+    requests: Vec<Pending>,
+    /// Where each request goes, of a queue pair for datagrams; of others there are none.
+    addresses: Vec<Option<Address>>,
+    is_datagram: bool,
+    entries: Vec<ibv_sge>,
+    inline: Vec<u8>,
+    /// The first mistake.
+    error: Option<Errno>,
+    max_wr: usize,
+    max_sge: usize,
+    max_inline: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    request: SendRequest,
+    data: Data,
+}
+
+/// Where in the batch a request's data is.
+#[derive(Clone, Copy, Debug)]
+enum Data {
+    List { start: usize, count: usize },
+    Inline { start: usize, len: usize },
+}
+
+impl Batch {
+    pub(super) fn new(cap: &ibv_qp_cap, is_datagram: bool) -> Self {
+        let max_wr = cap.max_send_wr as usize;
+        Self {
+            requests: Vec::with_capacity(max_wr),
+            addresses: Vec::with_capacity(if is_datagram { max_wr } else { 0 }),
+            is_datagram,
+            entries: Vec::with_capacity(max_wr),
+            inline: Vec::new(),
+            error: None,
+            max_wr,
+            max_sge: cap.max_send_sge as usize,
+            max_inline: cap.max_inline_data as usize,
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.requests.clear();
+        self.addresses.clear();
+        self.entries.clear();
+        self.inline.clear();
+        self.error = None;
+    }
+
+    pub(super) fn fail(&mut self, errno: Errno) {
+        self.error.get_or_insert(errno);
+    }
+
+    pub(super) fn push(&mut self, request: SendRequest) {
+        if self.requests.len() == self.max_wr {
+            return self.fail(Errno::NOMEM);
+        }
+        if self.is_datagram && request.op != Op::Send {
+            return self.fail(Errno::OPNOTSUPP);
+        }
+        let data = Data::List { start: self.entries.len(), count: 0 };
+        self.requests.push(Pending { request, data });
+        if self.is_datagram {
+            self.addresses.push(None);
+        }
+    }
+
+    /// Says where the newest request goes.
+    pub(super) fn set_address(&mut self, address: Address) {
+        match self.addresses.last_mut() {
+            Some(last) => *last = Some(address),
+            None => self.fail(Errno::INVAL),
+        }
+    }
+
+    /// Gives the newest request its list.
+    pub(super) fn set_list(&mut self, list: &[ibv_sge]) {
+        if list.len() > self.max_sge {
+            return self.fail(Errno::INVAL);
+        }
+        let start = self.entries.len();
+        let Some(request) = self.requests.last_mut() else { return self.fail(Errno::INVAL) };
+        request.data = Data::List { start, count: list.len() };
+        self.entries.extend_from_slice(list);
+    }
+
+    /// Gives the newest request one more piece of inline data. `first`: it has none so far.
+    pub(super) fn add_inline(&mut self, piece: &[u8], first: bool) {
+        let at = self.inline.len();
+        let Some(request) = self.requests.last_mut() else { return self.fail(Errno::INVAL) };
+        let (start, before) = match request.data {
+            Data::Inline { start, len } if !first => (start, len),
+            _ => (at, 0),
+        };
+        let len = before.saturating_add(piece.len());
+        if len > self.max_inline {
+            return self.fail(Errno::INVAL);
+        }
+        request.data = Data::Inline { start, len };
+        self.inline.extend_from_slice(piece);
+    }
+
+    /// Posts everything.
+    pub(super) fn post(&self, qp: QpId) -> Result<(), Errno> {
+        if let Some(errno) = self.error {
+            return Err(errno);
+        }
+        if self.addresses.iter().any(Option::is_none) {
+            return Err(Errno::INVAL);
+        }
+        Node::get()?.with(|engine| {
+            if (engine.send_room(qp)? as usize) < self.requests.len() {
+                return Err(Errno::NOMEM);
+            }
+            for (index, request) in self.requests.iter().enumerate() {
+                let piece;
+                let data = match request.data {
+                    Data::List { start, count } => SendData::List(&self.entries[start..start + count]),
+                    Data::Inline { start, len } => {
+                        piece = [Source::of(&self.inline[start..start + len])];
+                        SendData::Inline(&piece)
+                    }
+                };
+                match self.addresses.get(index).and_then(Option::as_ref) {
+                    Some(address) => engine.post_datagram(qp, &request.request, data, address)?,
+                    None => engine.post_send(qp, &request.request, data)?,
+                }
+            }
+            Ok(())
+        })
+    }
+}
