@@ -120,75 +120,79 @@ pub unsafe fn rdma_post_recvv(id: *mut rdma_cm_id, context: *mut c_void, sgl: *m
     rdma_seterrno(unsafe { ibv_post_recv(qp, &raw mut wr, &raw mut bad) })
 }
 
-/// Posts a send of several pieces to an identifier's queue pair.
-///
-/// # Errors
-///
-/// -1, with the reason in `errno`.
-///
-/// # Safety
-///
-/// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
-pub unsafe fn rdma_post_sendv(
-    id: *mut rdma_cm_id,
-    context: *mut c_void,
-    sgl: *mut ibv_sge,
-    nsge: c_int,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: post has this function's conditions (1 to 7, `qp`), and the request names the
-    // caller's list.
-    unsafe { post(id, request(context, sgl, nsge, flags, ibv_wr_opcode::IBV_WR_SEND)) }
+/// Declares the two functions of an operation: one for a list of pieces, one for one piece.
+macro_rules! post_functions {
+    ($(
+        $(#[$list_doc:meta])* fn $list:ident, $(#[$doc:meta])* fn $single:ident
+        ($($arg:ident: $ty:ty),*) = $opcode:ident $({ $($remote:ident),* })?;
+    )*) => {$(
+        $(#[$list_doc])*
+        ///
+        /// # Errors
+        ///
+        /// -1, with the reason in `errno`.
+        ///
+        /// # Safety
+        ///
+        /// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
+        pub unsafe fn $list(
+            id: *mut rdma_cm_id,
+            context: *mut c_void,
+            sgl: *mut ibv_sge,
+            nsge: c_int,
+            flags: c_int,
+            $($arg: $ty),*
+        ) -> c_int {
+            let wr = ibv_send_wr {
+                $(wr: ibv_send_wr__bindgen_ty_2 { rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { $($remote),* } },)?
+                ..request(context, sgl, nsge, flags, ibv_wr_opcode::$opcode)
+            };
+            // SAFETY: post has this function's conditions (1 to 7, `qp`), and the request names the
+            // caller's list.
+            unsafe { post(id, wr) }
+        }
+
+        $(#[$doc])*
+        ///
+        /// # Errors
+        ///
+        /// -1, with the reason in `errno`.
+        ///
+        /// # Safety
+        ///
+        /// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
+        #[allow(clippy::too_many_arguments, reason = "the header's")]
+        pub unsafe fn $single(
+            id: *mut rdma_cm_id,
+            context: *mut c_void,
+            addr: *mut c_void,
+            length: usize,
+            mr: *mut ibv_mr,
+            flags: c_int,
+            $($arg: $ty),*
+        ) -> c_int {
+            // SAFETY: entry wants NULL or a live region (1, 2).
+            let mut sge = unsafe { entry(addr, length, mr) };
+            // SAFETY: the other function has this function's conditions (1 to 7, `qp`); the list is
+            // one local entry.
+            unsafe { $list(id, context, &raw mut sge, 1, flags, $($arg),*) }
+        }
+    )*};
 }
 
-/// Posts an RDMA read into several pieces to an identifier's queue pair.
-///
-/// # Errors
-///
-/// -1, with the reason in `errno`.
-///
-/// # Safety
-///
-/// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
-pub unsafe fn rdma_post_readv(
-    id: *mut rdma_cm_id,
-    context: *mut c_void,
-    sgl: *mut ibv_sge,
-    nsge: c_int,
-    flags: c_int,
-    remote_addr: u64,
-    rkey: u32,
-) -> c_int {
-    let mut wr = request(context, sgl, nsge, flags, ibv_wr_opcode::IBV_WR_RDMA_READ);
-    wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-    // SAFETY: post has this function's conditions (1 to 7, `qp`), and the request names the
-    // caller's list.
-    unsafe { post(id, wr) }
-}
-
-/// Posts an RDMA write of several pieces to an identifier's queue pair.
-///
-/// # Errors
-///
-/// -1, with the reason in `errno`.
-///
-/// # Safety
-///
-/// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
-pub unsafe fn rdma_post_writev(
-    id: *mut rdma_cm_id,
-    context: *mut c_void,
-    sgl: *mut ibv_sge,
-    nsge: c_int,
-    flags: c_int,
-    remote_addr: u64,
-    rkey: u32,
-) -> c_int {
-    let mut wr = request(context, sgl, nsge, flags, ibv_wr_opcode::IBV_WR_RDMA_WRITE);
-    wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-    // SAFETY: post has this function's conditions (1 to 7, `qp`), and the request names the
-    // caller's list.
-    unsafe { post(id, wr) }
+post_functions! {
+    /// Posts a send of several pieces to an identifier's queue pair.
+    fn rdma_post_sendv,
+    /// Posts a send to an identifier's queue pair. `mr` may be NULL for inline data.
+    fn rdma_post_send() = IBV_WR_SEND;
+    /// Posts an RDMA read into several pieces to an identifier's queue pair.
+    fn rdma_post_readv,
+    /// Posts an RDMA read to an identifier's queue pair.
+    fn rdma_post_read(remote_addr: u64, rkey: u32) = IBV_WR_RDMA_READ { remote_addr, rkey };
+    /// Posts an RDMA write of several pieces to an identifier's queue pair.
+    fn rdma_post_writev,
+    /// Posts an RDMA write to an identifier's queue pair. `mr` may be NULL for inline data.
+    fn rdma_post_write(remote_addr: u64, rkey: u32) = IBV_WR_RDMA_WRITE { remote_addr, rkey };
 }
 
 /// Posts a receive into memory of `mr`, as [`rdma_post_recvv`] does.
@@ -223,84 +227,6 @@ pub unsafe fn rdma_post_recv(
     // SAFETY: rdma_post_recvv has this function's conditions (1 to 7, a queue); the list is one
     // local entry.
     unsafe { rdma_post_recvv(id, context, &raw mut sge, 1) }
-}
-
-/// Posts a send to an identifier's queue pair. `mr` may be NULL for inline data.
-///
-/// # Errors
-///
-/// -1, with the reason in `errno`.
-///
-/// # Safety
-///
-/// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
-pub unsafe fn rdma_post_send(
-    id: *mut rdma_cm_id,
-    context: *mut c_void,
-    addr: *mut c_void,
-    length: usize,
-    mr: *mut ibv_mr,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: entry wants NULL or a live region (1, 2).
-    let mut sge = unsafe { entry(addr, length, mr) };
-    // SAFETY: rdma_post_sendv has this function's conditions (1 to 7, `qp`); the list is one local
-    // entry.
-    unsafe { rdma_post_sendv(id, context, &raw mut sge, 1, flags) }
-}
-
-/// Posts an RDMA read to an identifier's queue pair.
-///
-/// # Errors
-///
-/// -1, with the reason in `errno`.
-///
-/// # Safety
-///
-/// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
-#[allow(clippy::too_many_arguments, reason = "the header's")]
-pub unsafe fn rdma_post_read(
-    id: *mut rdma_cm_id,
-    context: *mut c_void,
-    addr: *mut c_void,
-    length: usize,
-    mr: *mut ibv_mr,
-    flags: c_int,
-    remote_addr: u64,
-    rkey: u32,
-) -> c_int {
-    // SAFETY: entry wants NULL or a live region (1).
-    let mut sge = unsafe { entry(addr, length, mr) };
-    // SAFETY: rdma_post_readv has this function's conditions (1 to 7, `qp`); the list is one local
-    // entry.
-    unsafe { rdma_post_readv(id, context, &raw mut sge, 1, flags, remote_addr, rkey) }
-}
-
-/// Posts an RDMA write to an identifier's queue pair. `mr` may be NULL for inline data.
-///
-/// # Errors
-///
-/// -1, with the reason in `errno`.
-///
-/// # Safety
-///
-/// The [rules of the module](crate::inline), 1 to 7. Needs `qp`.
-#[allow(clippy::too_many_arguments, reason = "the header's")]
-pub unsafe fn rdma_post_write(
-    id: *mut rdma_cm_id,
-    context: *mut c_void,
-    addr: *mut c_void,
-    length: usize,
-    mr: *mut ibv_mr,
-    flags: c_int,
-    remote_addr: u64,
-    rkey: u32,
-) -> c_int {
-    // SAFETY: entry wants NULL or a live region (1, 2).
-    let mut sge = unsafe { entry(addr, length, mr) };
-    // SAFETY: rdma_post_writev has this function's conditions (1 to 7, `qp`); the list is one local
-    // entry.
-    unsafe { rdma_post_writev(id, context, &raw mut sge, 1, flags, remote_addr, rkey) }
 }
 
 /// Posts a datagram with the queue key [`RDMA_UDP_QKEY`] to an identifier's queue pair. `mr` may be
