@@ -111,7 +111,7 @@
 //!
 //! | What happens | Where the buffer is then |
 //! | --- | --- |
-//! | the post fails | in the error ([`PostError::into_request`]) |
+//! | the post fails | in the error ([`PostError::into_memory`]) |
 //! | the completion comes, with success or an error | in [`Completion::take_buffer`]; freed if it is not taken |
 //! | the request was unsignaled | in [`Completion::next_unsignaled`] of the next completion of its queue |
 //! | the queue pair is reset, closed or dropped | freed, after the device has let go of it |
@@ -162,8 +162,8 @@ pub use qp::op;
 pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
     InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, PostError,
-    PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair, Rc,
-    RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
+    PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair,
+    Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
 };
 pub use rdma_sys::Variable;
 pub use types::{

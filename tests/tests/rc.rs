@@ -188,7 +188,7 @@ fn a_full_queue_refuses_and_hands_the_request_back() {
     }
     let error = a.qp.post_recv(buffer(&a.pd, b"mine"), 99).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::QueueFull);
-    assert_eq!(&error.into_request().expect("handed back")[..], b"mine");
+    assert_eq!(&error.into_memory().expect("handed back")[..], b"mine");
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn a_message_that_is_too_long_is_refused_and_handed_back() {
     let send = Send::new(buffer(&a.pd, &content)).to(&address, b.endpoint.qpn, QKEY);
     let refused = a.qp.post_send(send).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::TooLong);
-    let mut back = refused.into_request().expect("handed back").into_local();
+    let mut back = refused.into_memory().expect("handed back");
     assert!(back[..] == content[..]);
     back.truncate(mtu);
     a.qp.post_send(Send::new(back).to(&address, b.endpoint.qpn, QKEY)).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! 1. A request in flight keeps an `Arc` of the handle that it names, until it has ended: A1 of [`to`](crate::qp::to). For
+//! 1. A request in flight keeps an `Arc` of the handle that it names, until it has ended: A1 of [`posting`](crate::qp::posting). For
 //!    raw queue pairs that is the caller's duty.
 
 mod grh;

@@ -19,32 +19,33 @@
 //!    the receives stay where they are, to be filled by the next connection.
 
 mod attr;
+mod batch;
 mod bring_up;
 mod builder;
+mod chain;
 mod control;
 mod datagram;
 mod datagram_endpoint;
 mod endpoint;
-mod gather;
-mod halves;
+mod local;
 mod multicast;
 pub mod op;
 #[cfg(test)]
 mod ownership;
 mod post;
+mod posting;
 pub(crate) mod raw;
 pub(crate) mod recv;
 pub(crate) mod ring;
 pub(crate) mod scope;
-mod scratch;
 pub(crate) mod send;
-pub(crate) mod to;
 mod transition;
 
 use std::fmt;
 use std::marker::PhantomData;
 
 pub use attr::QpAttr;
+pub use batch::{Batch, BatchError};
 pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQueuePair};
 pub use builder::QpBuilder;
 pub use control::QpInfo;
@@ -52,10 +53,10 @@ pub(crate) use control::QpInner;
 pub use datagram::DatagramOptions;
 pub use datagram_endpoint::DatagramEndpoint;
 pub use endpoint::{Endpoint, EndpointError};
-pub use gather::{HostBytes, Inline, Local, Owned, Writable};
-pub use halves::{RecvHalf, SendHalf};
+pub use local::{HostBytes, Inline, Local, Owned, Writable};
 pub use multicast::{MULTICAST_QPN, MulticastAttachment};
-pub use post::{Batch, BatchError, PostError};
+pub use post::{QueueHalf, RecvHalf, SendHalf};
+pub use posting::PostError;
 pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
 pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
@@ -208,7 +209,7 @@ impl<T: Transport> QueuePair<T> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
         let resets = attr.target() == Some(QpState::RESET);
-        if resets && self.send.is_iwarp() && self.send.in_flight() + self.recv.in_flight() > 0 {
+        if resets && self.send.is_iwarp() && self.send.half.in_flight() + self.recv.half.in_flight() > 0 {
             // (4)
             return Err(Error::new(Operation::ModifyQp, ErrorKind::InUse));
         }
@@ -218,8 +219,8 @@ impl<T: Transport> QueuePair<T> {
         }
         if resets {
             // The device has let go of everything (2).
-            self.send.reclaim();
-            self.recv.reclaim();
+            self.send.half.reclaim();
+            self.recv.half.reclaim();
         }
         Ok(())
     }
@@ -264,8 +265,8 @@ impl<T: Transport> QueuePair<T> {
     fn destroy(&mut self) -> Result<()> {
         self.control.destroy()?;
         // The device has let go of everything (2).
-        self.send.release_all();
-        self.recv.release_all();
+        self.send.half.release_all();
+        self.recv.half.release_all();
         Ok(())
     }
 
@@ -288,7 +289,7 @@ impl<T: Transport> Drop for QueuePair<T> {
         // First of all: a subscriber may panic.
         if forked || result.is_err() {
             self.control.leak();
-            self.send.leak();
+            self.send.half.leak();
         }
         if let Err(error) = &result {
             tracing::warn!(%error, qpn = self.qpn(), "a queue pair could not be destroyed; it and its buffers are leaked");

@@ -15,12 +15,11 @@
 
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
-use super::gather::{HostBytes, Inline, Local, Refusal, Writable};
-use super::{Rc, Transport};
+use super::local::{HostBytes, Inline, Local, Refusal, Writable};
+use super::{Rc, Transport, Ud};
 use crate::ah::AddressHandle;
 use crate::mr::RemoteSlice;
 
-pub use super::to::{SendImmTo, SendTo, To};
 pub use crate::types::Opcode;
 
 pub(super) mod sealed {
@@ -383,5 +382,64 @@ impl Operation for FetchAddOp {
     #[inline(always)]
     fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
         fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &self.0, (self.1, 0), (len, segments))
+    }
+}
+
+/// A message to a queue pair of one's choice: [`Work::to`].
+pub type SendTo<'a, L> = Work<To<'a, SendOp>, L>;
+/// A message with 32 bits of immediate data to a queue pair of one's choice: [`Work::to`].
+pub type SendImmTo<'a, L> = Work<To<'a, SendImmOp>, L>;
+
+/// An operation, and whom it is for.
+#[derive(Debug, Clone, Copy)]
+pub struct To<'a, O> {
+    operation: O,
+    address: &'a AddressHandle,
+    qpn: u32,
+    qkey: u32,
+}
+
+macro_rules! to {
+    ($($operation:ty),*) => { $(
+        impl<L: Local> Work<$operation, L> {
+            /// Makes it a datagram for the queue pair `qpn` at `address`, whose Q_Key is `qkey`: what a queue pair of transport
+            /// [`Ud`](crate::Ud) sends.
+            ///
+            /// [`MULTICAST_QPN`](crate::MULTICAST_QPN) is the number for multicast groups. Where the highest bit of `qkey` is
+            /// set, the sender's own Q_Key is sent instead. The request keeps the handle as long as it needs it.
+            ///
+            /// ```
+            /// # fn f(qp: &mut rdma::QueuePair<rdma::Ud>, buffer: rdma::Buffer, address: &rdma::AddressHandle)
+            /// #     -> Result<(), rdma::Error> {
+            /// qp.post_send(rdma::op::Send::new(buffer).to(address, 0x11, 0x1234_5678))?;
+            /// # Ok(()) }
+            /// ```
+            #[inline]
+            pub fn to(self, address: &AddressHandle, qpn: u32, qkey: u32) -> Work<To<'_, $operation>, L> {
+                let Self { operation, local, token, flags } = self;
+                Work { operation: To { operation, address, qpn, qkey }, local, token, flags }
+            }
+        }
+    )* };
+}
+to!(SendOp, SendImmOp);
+
+impl<O: sealed::Sealed> sealed::Sealed for To<'_, O> {}
+
+impl<O: Operation<Rc>> Operation<Ud> for To<'_, O> {
+    const OPCODE: Opcode = O::OPCODE;
+
+    #[inline(always)]
+    fn address(&self) -> Option<&AddressHandle> {
+        Some(self.address)
+    }
+
+    #[inline(always)]
+    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
+        self.operation.fill(wr, len, segments)?;
+        wr.wr.ud.ah = self.address.as_raw();
+        wr.wr.ud.remote_qpn = self.qpn;
+        wr.wr.ud.remote_qkey = self.qkey;
+        Ok(())
     }
 }

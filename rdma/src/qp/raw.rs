@@ -157,7 +157,7 @@ impl<T: Transport> RawQueuePair<T> {
         if result == 0 {
             return Ok(());
         }
-        Err(RawPostError { error: super::send::post_error(Operation::PostSend, result), bad_wr })
+        Err(RawPostError { error: super::posting::post_error(Operation::PostSend, result), bad_wr })
     }
 
     /// Posts a chain of requests to the receive queue: `ibv_post_recv`, and nothing more.
@@ -178,7 +178,7 @@ impl<T: Transport> RawQueuePair<T> {
         if result == 0 {
             return Ok(());
         }
-        Err(RawPostError { error: super::send::post_error(Operation::PostRecv, result), bad_wr })
+        Err(RawPostError { error: super::posting::post_error(Operation::PostRecv, result), bad_wr })
     }
 
     /// What a queue pair has besides posting: its number, state, attributes.

@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::gather::{Local, Writable};
+use super::local::{Local, Writable};
 use super::op::{Operation, Work};
-use super::post::PostError;
+use super::posting::{Keep, PostError};
+use super::ring::Vacant;
 use super::{QueuePair, Transport};
 use crate::cq::Poller;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
@@ -66,6 +67,18 @@ impl Shared {
         #[allow(clippy::cast_possible_truncation, reason = "cut to its halves")]
         let (status, vendor_err) = ((failure >> 32) as u32 & 0x7fff_ffff, failure as u32);
         (failure & FAILED != 0).then(|| WcError { status: WcStatus::from_raw(status), vendor_err })
+    }
+}
+
+/// The scope keeps the memory, and the slot the scope.
+impl Keep for Arc<Shared> {
+    const SCOPED: bool = true;
+
+    unsafe fn park(&self, slot: &mut Vacant<'_>) -> usize {
+        // C2.
+        self.outstanding.fetch_add(1, Ordering::Relaxed);
+        slot.set_scope(Self::clone(self));
+        0
     }
 }
 
@@ -181,44 +194,15 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
     /// # Errors
     ///
     /// As for [`QueuePair::post_send`]; `InvalidInput` if the scope's poller is not the send queue's.
-    pub fn post_send<O: Operation<T>, L: Borrowed<'env>>(
-        &mut self,
-        work: Work<O, L>,
-    ) -> Result<(), PostError<Work<O, L>>> {
+    pub fn post_send<O: Operation<T>, L: Borrowed<'env>>(&mut self, work: Work<O, L>) -> Result<(), PostError<L>> {
         let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
         if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.send_cq) {
-            return Err(PostError::new(wrong, Some(work)));
+            return Err(PostError::new(wrong, Some(work.local)));
         }
         let work = work.signaled(true);
-        let send = &mut self.qp.send;
-        let run = send.attached.producer.run();
-        let shared = &self.shared;
-        let staged = send.stage::<T, O, L>(0, run, &work, true, |slot| {
-            // C2.
-            shared.outstanding.fetch_add(1, Ordering::Relaxed);
-            slot.set_scope(Arc::clone(shared));
-            0
-        });
-        let staged = match staged {
-            Ok((vacant, _)) => {
-                let staged = vacant.staged();
-                // SAFETY: described by `stage`, with a scope and no segments.
-                unsafe { vacant.park() };
-                staged
-            }
-            Err(refusal) => return Err(PostError::new(self.qp.send.refused(refusal), Some(work))),
-        };
-        send.attached.producer.advance(0);
-        match send.submit() {
-            Ok(()) => Ok(()),
-            Err(failure) => {
-                let not_taken = send.take_back_one(failure.bad, staged, run);
-                if !not_taken {
-                    send.fail_unless_first(failure.bad);
-                }
-                Err(PostError::new(failure.error(), not_taken.then_some(work)))
-            }
-        }
+        // SAFETY: lent memory stays the caller's: the slot gets none of it.
+        let outcome = unsafe { self.qp.send.post_kept::<T, O, L>(&work, &self.shared) };
+        outcome.settle(work.local, drop, |local| local)
     }
 
     /// Posts lent memory for a message. Its arrival is the scope's success.
@@ -231,31 +215,9 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.recv_cq) {
             return Err(PostError::new(wrong, Some(local)));
         }
-        let shared = &self.shared;
-        let staged = self.qp.recv.stage::<T, L>(&local, 0, true, |slot| {
-            // C2.
-            shared.outstanding.fetch_add(1, Ordering::Relaxed);
-            slot.set_scope(Arc::clone(shared));
-            0
-        });
-        let staged = match staged {
-            Ok(vacant) => {
-                let staged = vacant.staged();
-                // SAFETY: described by `stage`, with a scope and no segments.
-                unsafe { vacant.park() };
-                staged
-            }
-            Err(refusal) => return Err(PostError::new(self.qp.recv.refuse(refusal), Some(local))),
-        };
-        let recv = &mut self.qp.recv;
-        match recv.submit() {
-            Ok(()) => Ok(()),
-            Err((error, bad)) if recv.take_back_one(bad, staged) => Err(PostError::new(error, Some(local))),
-            Err((error, bad)) => {
-                recv.fail_unless_first(bad);
-                Err(PostError::new(error, None))
-            }
-        }
+        // SAFETY: lent memory stays the caller's: the slot gets none of it.
+        let outcome = unsafe { self.qp.recv.post_kept::<T, L>(&local, 0, &self.shared) };
+        outcome.settle(local, drop, |local| local)
     }
 
     /// The queue pair, to look at.

@@ -113,7 +113,7 @@ fn a_message_is_as_long_as_the_ports_mtu_at_most() {
     let send = |len| op::Send::new(bench.pd.allocate(len).unwrap()).to(&address, 5, 6);
     qp.post_send(send(1024)).unwrap();
     let refused = qp.post_send(send(1025)).unwrap_err();
-    assert_eq!((refused.kind(), refused.into_request().unwrap().into_local().len()), (ErrorKind::TooLong, 1025));
+    assert_eq!((refused.kind(), refused.into_memory().unwrap().len()), (ErrorKind::TooLong, 1025));
     let mut batch = qp.batch();
     assert_eq!(batch.push(send(1025)).unwrap_err().kind(), ErrorKind::TooLong);
     batch.push(send(3)).unwrap();

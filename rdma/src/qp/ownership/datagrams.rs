@@ -116,7 +116,7 @@ fn a_post_that_was_not_taken_takes_nothing_from_those_before_it() {
     for _ in 1..SEND_DEPTH {
         fail_post(0, libc::ENOMEM, BadWr::Chain);
         let refused = post.qp.post_send(op::Send::inline(b"x").to(&b, 5, 6)).unwrap_err();
-        assert!(refused.into_request().is_some());
+        assert!(refused.into_memory().is_some());
         post.check();
         assert_eq!(handles(), 2);
     }
@@ -138,7 +138,7 @@ fn a_post_of_which_nothing_is_known_keeps_its_handle_until_the_end() {
         let (a, b) = (post.address(), post.address());
         post.send(&a, true);
         fail_post(1, libc::EIO, blame);
-        assert!(post.qp.post_send(op::Send::inline(b"x").to(&b, 5, 6)).unwrap_err().into_request().is_none());
+        assert!(post.qp.post_send(op::Send::inline(b"x").to(&b, 5, 6)).unwrap_err().into_memory().is_none());
         drop((a, b));
         post.check();
         assert_eq!(handles(), 2);

@@ -13,7 +13,7 @@ fn a_request_that_was_not_taken_comes_back() {
     buffer[..3].copy_from_slice(b"abc");
     let error = rig.qp.post_send(op::Send::new(buffer).token(2)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::QueueFull);
-    let buffer = error.into_request().unwrap().into_local();
+    let buffer = error.into_memory().unwrap();
     assert_eq!(&buffer[..3], b"abc");
     assert_eq!(rig.qp.state().unwrap(), QpState::RTS);
     // The unsignaled request before it is released by the next one that is signaled.
@@ -26,7 +26,7 @@ fn a_request_that_was_not_taken_comes_back() {
     let buffers = [rig.buffer(1), rig.buffer(2)];
     let error = rig.qp.post_recv(buffers, 4).unwrap_err();
     assert_eq!(error.error().errno(), Some(libc::EINVAL));
-    let [first, second] = error.into_request().unwrap();
+    let [first, second] = error.into_memory().unwrap();
     assert_eq!((first.len(), second.len()), (1, 2));
 }
 
@@ -37,7 +37,7 @@ fn a_post_that_fails_without_saying_where_keeps_the_memory_and_ends_the_queue_pa
         let buffer = rig.buffer(16);
         fail_post(accept, libc::EIO, blame);
         let error = rig.qp.post_send(op::Send::new(buffer).token(1)).unwrap_err();
-        assert!(error.into_request().is_none());
+        assert!(error.into_memory().is_none());
         assert_eq!(regions(), 1);
         assert_eq!(rig.qp.state().unwrap(), QpState::ERR);
         if accept == 1 {
@@ -46,7 +46,7 @@ fn a_post_that_fails_without_saying_where_keeps_the_memory_and_ends_the_queue_pa
         }
         let buffer = rig.buffer(16);
         fail_post(accept, libc::EIO, blame);
-        assert!(rig.qp.post_recv(buffer, 2).unwrap_err().into_request().is_none());
+        assert!(rig.qp.post_recv(buffer, 2).unwrap_err().into_memory().is_none());
         drop(rig);
         assert_eq!(regions(), 0);
     }

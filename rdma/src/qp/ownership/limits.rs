@@ -12,7 +12,7 @@ fn kind<O: op::Operation, L: Owned>(rig: &mut Rig, work: op::Work<O, L>) -> Erro
     let error = rig.qp.post_send(work).unwrap_err();
     assert_eq!(rig.posted().len(), before);
     let kind = error.kind();
-    assert!(error.into_request().is_some(), "the request comes back");
+    assert!(error.into_memory().is_some(), "the request comes back");
     kind
 }
 

@@ -88,7 +88,7 @@ fn a_post_that_is_refused_lends_nothing() {
     let result = qp.scope(poller, SECOND, |scope| {
         fail_post(0, libc::ENOMEM, BadWr::Chain);
         let error = scope.post_send(op::Send::new(source.lend(..))).unwrap_err();
-        assert!(error.into_request().is_some());
+        assert!(error.into_memory().is_some());
         let error = scope.post_send(op::Read::new(sink.lend_mut(..), remote())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfBounds);
     });
@@ -135,7 +135,7 @@ fn past_its_deadline_the_queue_pair_is_flushed_or_else_destroyed() {
     assert_eq!(testing::live("qp"), 0);
     // What is left of it is inert.
     let buffer = rig.buffer(4);
-    assert!(rig.qp.post_send(op::Send::new(buffer)).unwrap_err().into_request().is_some());
+    assert!(rig.qp.post_send(op::Send::new(buffer)).unwrap_err().into_memory().is_some());
     assert!(rig.qp.post_recv((), 0).is_err());
     assert!(rig.qp.batch().push(op::Send::new(())).is_err());
     assert_eq!(rig.qp.state().unwrap_err().kind(), ErrorKind::NoDevice);

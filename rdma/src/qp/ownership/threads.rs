@@ -64,14 +64,13 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
             let free = free.lock().unwrap().pop();
             let mut buffer = free.unwrap_or_else(|| pd.allocate(8).unwrap());
             buffer.copy_from_slice(&token.to_ne_bytes());
-            let mut work = op::Send::new(buffer).token(token).signaled(token % 3 == 0);
             loop {
                 let Some(wr_id) = qp.send.next_wr_id() else {
                     thread::yield_now();
                     continue;
                 };
                 let signaled = token % 3 == 0 || qp.send.is_next_forced();
-                match qp.post_send(work) {
+                match qp.post_send(op::Send::new(buffer).token(token).signaled(token % 3 == 0)) {
                     Ok(()) => {
                         in_flight.push(token);
                         if signaled {
@@ -82,7 +81,7 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
                         break;
                     }
                     Err(error) => {
-                        work = error.into_request().unwrap();
+                        buffer = error.into_memory().unwrap();
                         thread::yield_now();
                     }
                 }

@@ -17,7 +17,7 @@ const REST: u32 = 16;
 /// | --- | --- |
 /// | 0..16 | segments parked; none when scoped |
 /// | 16..46 | slots directly before this one that hold unsignaled requests (or failed ones), which this one's completion releases |
-/// | 46 | an address handle is parked (A1 of [`to`](crate::qp::to)) |
+/// | 46 | an address handle is parked (A1 of [`posting`](crate::qp::posting)) |
 /// | 47 | the memory is lent by a scope |
 /// | 48..56 | opcode |
 /// | 56 | the ring signaled it of its own accord |
@@ -31,6 +31,12 @@ impl Info {
     #[inline(always)]
     pub(crate) const fn new(run: u32, count: usize, opcode: Opcode) -> Self {
         Self((run as u64) << RUN_SHIFT | count as u64 & COUNT | (opcode as u64) << OPCODE_SHIFT)
+    }
+
+    /// With so many segments, where none were set.
+    #[inline(always)]
+    pub(crate) const fn with_count(self, count: usize) -> Self {
+        Self(self.0 | count as u64 & COUNT)
     }
 
     #[inline(always)]

@@ -125,6 +125,12 @@ impl Producer {
         slot.state.is_free().then_some(Vacant { slot, wr_id, ring })
     }
 
+    /// How many slots from the head on are free: as many requests can be posted now.
+    pub(crate) fn room(&self) -> u32 {
+        let is_free = |&ahead: &u32| self.ring().slots[self.place(ahead).0 as usize].state.is_free();
+        (0..self.depth).take_while(is_free).map(|_| 1).sum()
+    }
+
     /// Whether the request after `run` others that were not signaled must be: half a ring of them is enough to make the
     /// poller free slots before the producer runs out.
     #[inline]
@@ -189,11 +195,24 @@ impl Producer {
         Staged { wr_id: self.queue_bits | self.ring().name(index, lap) }
     }
 
-    /// Hands over the `count` slots after the head.
+    /// Hands over the slot at the head (R3).
     ///
     /// # Safety
     ///
-    /// They are free, and as [`Vacant::park`] wants them.
+    /// It is free, and [`Vacant::describe`] was called, with as many segments as were written, or as scoped, with
+    /// `set_scope`; and as addressed if, and only if, `set_address` was called.
+    #[inline(always)]
+    pub(crate) unsafe fn park_head(&mut self) -> Staged {
+        // SAFETY: P1, R4.
+        unsafe { self.head.as_ref() }.state.park(parked_word(self.next_id));
+        Staged { wr_id: self.next_id }
+    }
+
+    /// Hands over the `count` slots from the head on.
+    ///
+    /// # Safety
+    ///
+    /// They are as [`park_head`](Self::park_head) wants the one.
     pub(crate) unsafe fn park(&mut self, count: u32) {
         for ahead in 0..count {
             let Staged { wr_id } = self.staged(ahead);
@@ -324,22 +343,5 @@ impl Vacant<'_> {
         let place = unsafe { &raw mut (*entry).address };
         // SAFETY: R1: the slot is free and we are its producer (R2). What lay there was moved out or is leaked.
         unsafe { place.cast::<Arc<Handle<AhInner>>>().write(address) };
-    }
-
-    /// Hands the slot over (R3: it was described, and its segments written).
-    ///
-    /// # Safety
-    ///
-    /// `describe` was called, with as many segments as were written, or as scoped, with `set_scope`; and as addressed if, and only
-    /// if, `set_address` was called.
-    #[inline(always)]
-    pub(crate) unsafe fn park(self) {
-        self.slot.state.park(parked_word(self.wr_id));
-    }
-
-    /// What [`Producer::take_back`] needs to know of it.
-    #[inline(always)]
-    pub(crate) fn staged(&self) -> Staged {
-        Staged { wr_id: self.wr_id }
     }
 }

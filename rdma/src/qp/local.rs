@@ -62,6 +62,9 @@ pub trait Local: sealed::Sealed {
 
 /// [`Local`] memory that a request takes with it, and that its completion gives back.
 pub trait Owned: Local + Sized {
+    /// What a failed post gives back: the memory itself, or `()` for bytes that were only borrowed.
+    type Returned;
+
     /// Copies the segments into the slot, bit by bit.
     ///
     /// # Safety
@@ -72,7 +75,14 @@ pub trait Owned: Local + Sized {
 
     /// Forgets the segments, whose copies are in use now.
     #[doc(hidden)]
-    fn surrender(self);
+    #[inline]
+    #[allow(clippy::mem_forget, reason = "its copy is in the slot")]
+    fn surrender(self) {
+        std::mem::forget(self);
+    }
+
+    #[doc(hidden)]
+    fn give_back(self) -> Self::Returned;
 }
 
 /// [`Local`] memory that the device may write.
@@ -109,11 +119,25 @@ impl<'a> SgeList<'a> {
         Self { list, count: 0, pieces: 0, total: 0, domain }
     }
 
-    /// How many elements, and bytes in all.
-    #[inline]
+    /// How many elements it has.
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "a list is as long as the C int that it was made from says")]
-    pub(super) fn finish(self) -> (i32, u64) {
-        (self.count as i32, self.total)
+    pub(super) fn count(&self) -> i32 {
+        self.count as i32
+    }
+
+    /// How many bytes its elements have.
+    #[inline(always)]
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Makes an empty list one empty element.
+    pub(super) fn push_placeholder(&mut self) {
+        if let (0, Some(sge)) = (self.count, self.list.first_mut()) {
+            *sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
+            self.count = 1;
+        }
     }
 
     #[inline(always)]
@@ -187,16 +211,16 @@ impl<M: Placement> Local for Buffer<M> {
 }
 
 impl<M: Placement> Owned for Buffer<M> {
+    type Returned = Self;
+
     #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
         // SAFETY: the caller's promise.
         unsafe { park_segment(self.segment(), slot, at) };
     }
 
-    #[inline]
-    #[allow(clippy::mem_forget, reason = "its copy is in the slot")]
-    fn surrender(self) {
-        std::mem::forget(self);
+    fn give_back(self) -> Self {
+        self
     }
 }
 
@@ -215,16 +239,16 @@ impl Local for ExposedSlice {
 }
 
 impl Owned for ExposedSlice {
+    type Returned = Self;
+
     #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
         // SAFETY: the caller's promise.
         unsafe { park_segment(self.segment(), slot, at) };
     }
 
-    #[inline]
-    #[allow(clippy::mem_forget, reason = "its copy is in the slot")]
-    fn surrender(self) {
-        std::mem::forget(self);
+    fn give_back(self) -> Self {
+        self
     }
 }
 
@@ -240,11 +264,12 @@ impl Local for Inline<'_> {
 }
 
 impl Owned for Inline<'_> {
+    type Returned = ();
+
     #[inline(always)]
     unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
 
-    #[inline]
-    fn surrender(self) {}
+    fn give_back(self) {}
 }
 
 impl sealed::Sealed for () {}
@@ -263,11 +288,12 @@ impl Local for () {
 }
 
 impl Owned for () {
+    type Returned = ();
+
     #[inline(always)]
     unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
 
-    #[inline]
-    fn surrender(self) {}
+    fn give_back(self) {}
 }
 
 impl sealed::Sealed for LentSlice<'_> {}
@@ -290,7 +316,7 @@ impl Local for LentSliceMut<'_> {
 }
 
 macro_rules! lists {
-    ($([$($generics:tt)*] $list:ty;)*) => { $(
+    ($([$($generics:tt)*] $list:ty, $returned:ty, |$pieces:ident| $map:expr;)*) => { $(
         impl<L: sealed::Sealed, $($generics)*> sealed::Sealed for $list {}
         impl<L: Writable, $($generics)*> Writable for $list {}
         impl<L: HostBytes, $($generics)*> HostBytes for $list {}
@@ -309,6 +335,8 @@ macro_rules! lists {
         }
 
         impl<L: Owned, $($generics)*> Owned for $list {
+            type Returned = $returned;
+
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
                 // SAFETY: the caller's promise.
@@ -319,13 +347,18 @@ macro_rules! lists {
             fn surrender(self) {
                 self.into_iter().for_each(L::surrender);
             }
+
+            fn give_back(self) -> Self::Returned {
+                let $pieces = self;
+                $map
+            }
         }
     )* };
 }
 
 lists! {
-    [const N: usize] [L; N];
-    [] Vec<L>;
+    [const N: usize] [L; N], [L::Returned; N], |pieces| pieces.map(L::give_back);
+    [] Vec<L>, Vec<L::Returned>, |pieces| pieces.into_iter().map(L::give_back).collect();
 }
 
 macro_rules! tuples {
@@ -353,6 +386,8 @@ macro_rules! tuples {
         }
 
         impl<$($name: Owned),*> Owned for ($($name,)*) {
+            type Returned = ($($name::Returned,)*);
+
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
                 // SAFETY: the caller's promise.
@@ -362,6 +397,10 @@ macro_rules! tuples {
             #[inline]
             fn surrender(self) {
                 $(self.$index.surrender();)*
+            }
+
+            fn give_back(self) -> Self::Returned {
+                ($(self.$index.give_back(),)*)
             }
         }
     )* };

@@ -1,0 +1,193 @@
+//! Requests that are posted together.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr;
+
+#[cfg(doc)]
+use super::QueuePair;
+use super::local::Owned;
+use super::op::{Operation, Work};
+use super::posting::{PostError, Segments};
+use super::ring::{Claimed, Staged};
+use super::send::SendQueue;
+use super::{Rc, Transport};
+use crate::cq::Released;
+use crate::error::{Error, Result};
+
+/// Requests for a send queue that are posted together.
+///
+/// Nothing is posted before [`submit`](Self::submit); a batch that is dropped without it drops its requests, one that is
+/// forgotten leaks them.
+#[must_use = "nothing is posted before `submit`"]
+pub struct Batch<'q, 'd, T: Transport = Rc> {
+    queue: &'q mut SendQueue,
+    /// Requests in the slots after the head. The slots are still free, so that only we touch them.
+    len: u32,
+    run: u32,
+    inline: PhantomData<&'d [u8]>,
+    transport: PhantomData<T>,
+}
+
+impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
+    pub(super) fn new(queue: &'q mut SendQueue) -> Self {
+        let run = queue.half.attached.producer.run();
+        Self { queue, len: 0, run, inline: PhantomData, transport: PhantomData }
+    }
+
+    /// How many requests it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a request. Bytes that are to be copied are copied by `submit`.
+    ///
+    /// # Errors
+    ///
+    /// With the request's memory, as for [`QueuePair::post_send`]; `QueueFull` also when the batch is.
+    #[inline]
+    pub fn push<O: Operation<T>, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
+        // SAFETY: `surrender` forgets the memory; where `stage` fails, nothing was kept.
+        match unsafe { self.queue.stage::<T, O, L>(self.len, self.run, &work, &Segments(&work.local)) } {
+            Ok(run) => {
+                self.len += 1;
+                self.run = run;
+                work.local.surrender();
+                Ok(())
+            }
+            Err(refusal) => Err(PostError::new(self.queue.half.refused(refusal), Some(work.local.give_back()))),
+        }
+    }
+
+    /// Posts all requests, in order.
+    ///
+    /// # Errors
+    ///
+    /// With those that the device did not take. If it does not say which, all are in flight, and the queue pair goes to the
+    /// error state.
+    #[doc(alias = "ibv_post_send")]
+    pub fn submit(self) -> Result<(), BatchError<'q>> {
+        let mut this = ManuallyDrop::new(self);
+        let (len, run) = (this.len, this.run);
+        // SAFETY: `this` is neither dropped nor used again, so the borrow is moved out once.
+        let queue = unsafe { ptr::read(&raw const this.queue) };
+        this.len = 0;
+        if len == 0 {
+            return Ok(());
+        }
+        let first = queue.half.attached.producer.staged(0);
+        // SAFETY: `push` staged so many requests.
+        match unsafe { queue.half.submit_all(len, run) } {
+            Ok(()) => Ok(()),
+            Err((error, posted)) => Err(BatchError {
+                error,
+                queue,
+                first,
+                next: posted.unwrap_or(len),
+                len,
+                current: None,
+                restored: false,
+            }),
+        }
+    }
+}
+
+impl<T: Transport> Drop for Batch<'_, '_, T> {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: `push` staged so many requests.
+            unsafe { self.queue.half.discard(self.len) };
+        }
+    }
+}
+
+impl<T: Transport> fmt::Debug for Batch<'_, '_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// A batch that was not posted, or only in part.
+///
+/// What the device did not take is handed out by [`next_rejected`](Self::next_rejected); dropping the error drops the rest.
+/// Forgetting it keeps their slots occupied until the queue pair is reset or destroyed.
+pub struct BatchError<'q> {
+    error: Error,
+    queue: &'q mut SendQueue,
+    first: Staged,
+    /// The first request that was neither posted nor handed out yet.
+    next: u32,
+    len: u32,
+    current: Option<Claimed>,
+    /// The address handle of what the device took is back (A2 of [`posting`](super::posting)).
+    restored: bool,
+}
+
+impl BatchError<'_> {
+    /// Why.
+    #[must_use]
+    pub fn error(&self) -> Error {
+        self.error
+    }
+
+    /// How many requests the device did not take and that were not handed out yet. Zero if that cannot be known.
+    #[must_use]
+    pub fn rejected(&self) -> usize {
+        (self.len - self.next) as usize
+    }
+
+    /// The next request that the device did not take, with its memory.
+    pub fn next_rejected(&mut self) -> Option<Released<'_>> {
+        self.current = None;
+        while self.next < self.len {
+            let staged = self.queue.half.attached.producer.after(self.first, self.next);
+            self.next += 1;
+            self.current = self.queue.half.attached.producer.take_back(staged);
+            if let Some(claimed) = &mut self.current {
+                // The others' handles are dropped with them.
+                if !self.restored {
+                    self.restored = self.queue.half.restore_address(claimed);
+                }
+                break;
+            }
+        }
+        self.current.as_mut().map(Released::new)
+    }
+}
+
+impl Drop for BatchError<'_> {
+    fn drop(&mut self) {
+        while self.next_rejected().is_some() {}
+    }
+}
+
+impl fmt::Debug for BatchError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BatchError")
+            .field("error", &self.error)
+            .field("rejected", &self.rejected())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for BatchError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {} of {} requests were not taken", self.error, self.rejected(), self.len)
+    }
+}
+
+impl std::error::Error for BatchError<'_> {}
+
+impl From<BatchError<'_>> for Error {
+    fn from(error: BatchError<'_>) -> Self {
+        error.error
+    }
+}
