@@ -31,6 +31,7 @@ macro_rules! operations {
 operations! {
     LoadLibrary = "load the library",
     ListDevices = "ibv_get_device_list",
+    WatchDescriptor = "epoll_create1",
     OpenDevice = "ibv_open_device",
     CloseDevice = "ibv_close_device",
     QueryDevice = "ibv_query_device",
@@ -207,9 +208,22 @@ impl Error {
         Self { operation, kind, errno: NonZeroI32::new(errno) }
     }
 
+    /// An error of the standard library's.
+    pub(crate) fn from_io(operation: Operation, error: &io::Error) -> Self {
+        Self::from_errno(operation, error.raw_os_error().unwrap_or(0))
+    }
+
     /// The calling thread's `errno`: for functions that return NULL or -1.
     pub(crate) fn last(operation: Operation) -> Self {
-        Self::from_errno(operation, io::Error::last_os_error().raw_os_error().unwrap_or(0))
+        Self::from_io(operation, &io::Error::last_os_error())
+    }
+
+    /// Nothing, where a non-blocking call only says that it would have to wait or was interrupted.
+    pub(crate) fn or_nothing<T>(self) -> Result<Option<T>> {
+        match self.errno() {
+            Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+            _ => Err(self),
+        }
     }
 
     /// Decodes functions that return 0 or a (positive or negative) `errno`; -1 means `errno` itself.
@@ -302,6 +316,7 @@ impl Error {
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
+            (Operation::WatchDescriptor, ErrorKind::PermissionDenied) => "a seccomp filter refuses the system call",
             (_, ErrorKind::PermissionDenied) => "check the rights on /dev/infiniband",
             (_, ErrorKind::PortDown) => "choose an active port, or bring the link up",
             (Operation::BindAddr, ErrorKind::NoRoute) => {

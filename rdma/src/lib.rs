@@ -167,6 +167,6 @@ pub use qp::{
 };
 pub use rdma_sys::Variable;
 pub use types::{
-    AckTimeout, AtomicCapability, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError, Path,
-    PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, TransportType, WcError, WcStatus,
+    AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError,
+    Path, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, TransportType, WcError, WcStatus,
 };

@@ -1,9 +1,11 @@
-//! Waiting for a descriptor, with a deadline.
+//! Waiting for a descriptor, with a deadline, and lending it.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::{Duration, Instant};
+
+use crate::error::{Error, Operation, Result};
 
 /// When to give up; never, if there is none.
 #[derive(Debug, Clone, Copy)]
@@ -31,24 +33,72 @@ impl Deadline {
     }
 }
 
-/// A new epoll, to be watched in place of a descriptor that must not be lent.
-pub(crate) fn epoll() -> io::Result<OwnedFd> {
-    // SAFETY: epoll_create1 has no conditions.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just made, and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+/// The descriptor by which a C object announces events, with the epoll that is lent in its place.
+///
+/// The object's own descriptor is never lent: made blocking, or filled, it would stop whoever waits for or announces an
+/// event, under locks that the whole process needs.
+pub(crate) struct EventDescriptor {
+    own: RawFd,
+    lent: OwnedFd,
 }
 
-/// Makes the epoll readable while `fd` is.
-pub(crate) fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
-    #[allow(clippy::cast_sign_loss, reason = "a flag")]
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: epoll_ctl wants two descriptors and an event that lives during the call.
-    let result = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+impl EventDescriptor {
+    /// Makes the object's descriptor non-blocking: waiting is done by poll(2), with a deadline.
+    ///
+    /// # Safety
+    ///
+    /// `own` stays open until the value has been used for the last time.
+    pub(crate) unsafe fn new(own: RawFd) -> Result<Self> {
+        // SAFETY: epoll_create1 has no conditions.
+        let lent = done(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: OwnedFd::from_raw_fd wants a descriptor that is nobody else's: just made.
+        let lent = unsafe { OwnedFd::from_raw_fd(lent) };
+        // SAFETY: fcntl with F_GETFL takes any number; a bad descriptor is an error.
+        let flags = done(unsafe { libc::fcntl(own, libc::F_GETFL) })?;
+        // SAFETY: fcntl with F_SETFL takes any number and flags.
+        done(unsafe { libc::fcntl(own, libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
+        #[allow(clippy::cast_sign_loss, reason = "a flag")]
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: epoll_ctl wants two descriptors and an event that lives during the call.
+        done(unsafe { libc::epoll_ctl(lent.as_raw_fd(), libc::EPOLL_CTL_ADD, own, &raw mut event) })?;
+        Ok(Self { own, lent })
+    }
+
+    /// The object's own descriptor, to wait on inside of this crate.
+    pub(crate) fn own(&self) -> BorrowedFd<'_> {
+        // SAFETY: BorrowedFd::borrow_raw wants it open while `self` is borrowed: promised to `new`.
+        unsafe { BorrowedFd::borrow_raw(self.own) }
+    }
+
+    /// What `take` finds, waiting for it until the deadline.
+    pub(crate) fn next<T>(
+        &self,
+        operation: Operation,
+        deadline: Deadline,
+        take: impl Fn() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        loop {
+            if let Some(event) = take()? {
+                return Ok(Some(event));
+            }
+            let ready = readable(self.own(), deadline).map_err(|error| Error::from_io(operation, &error))?;
+            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
+            if !ready || deadline.is_over() {
+                return take();
+            }
+        }
+    }
+}
+
+impl AsFd for EventDescriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.lent.as_fd()
+    }
+}
+
+/// The result of a system call that returns -1 and sets `errno` where it fails.
+fn done(result: i32) -> Result<i32> {
+    if result < 0 { Err(Error::last(Operation::WatchDescriptor)) } else { Ok(result) }
 }
 
 /// Waits until `fd` is readable; false at the deadline. Interruptions by signals do not end the wait.

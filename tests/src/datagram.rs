@@ -209,5 +209,5 @@ pub fn address_of_group(post: &Post, gid: Gid) -> AddressHandle {
     let route = path.route.get_or_insert_default();
     route.gid = gid;
     route.hop_limit = 1;
-    AddressHandle::new(&post.pd, &path).unwrap()
+    post.pd.create_ah(&path).unwrap()
 }

@@ -216,7 +216,7 @@ fn waiting_for_nothing_ends_at_the_deadline() {
     let cq = opened.context.cq_builder(8).channel(&channel).build().unwrap();
     cq.request_notify(false).unwrap();
     assert_eq!(channel.next_event(Some(Duration::from_millis(5))).unwrap(), None);
-    assert_eq!(opened.context.next_async_event(Some(Duration::from_millis(5))).unwrap(), None);
+    assert_eq!(opened.context.next_event(Some(Duration::from_millis(5))).unwrap(), None);
     drop(channel);
     cq.close().unwrap();
 }

@@ -190,7 +190,7 @@ fn port_event(context: &Context, port: u8, kind: AsyncEventKind) {
     let begin = Instant::now();
     loop {
         let left = LIMIT.checked_sub(begin.elapsed()).unwrap_or_else(|| panic!("no event {kind}"));
-        match context.next_async_event(Some(left)).unwrap() {
+        match context.next_event(Some(left)).unwrap() {
             Some(event) if event.kind == kind => return assert_eq!(event.source, EventSource::Port(port)),
             _ => {}
         }

@@ -90,7 +90,7 @@ fn who_writes_to_an_event_descriptor_makes_nobody_wait_for_ever() {
         let _refused = file.write_all(&(u64::MAX - 1).to_ne_bytes());
     }
     assert_eq!(channel.next_event(Some(Duration::from_millis(20))).ok().flatten(), None);
-    assert_eq!(context.next_async_event(Some(Duration::from_millis(20))).ok().flatten(), None);
+    assert_eq!(context.next_event(Some(Duration::from_millis(20))).ok().flatten(), None);
     // The device still reports an event afterwards.
     cq.request_notify(false).unwrap();
     assert!(start.elapsed() < Duration::from_secs(10));

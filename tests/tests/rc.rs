@@ -259,7 +259,7 @@ fn a_refused_request_raises_an_event_at_its_target() {
     let region = b.pd.allocate_exposed(4096, RemoteAccess::READ).unwrap();
     a.qp.post_send(Write::new(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
-    let event = b.context.next_async_event(Some(rdma_tests::LIMIT)).unwrap().expect("an event");
+    let event = b.context.next_event(Some(rdma_tests::LIMIT)).unwrap().expect("an event");
     assert!(format!("{event:?}").contains("ACCESS") || format!("{event:?}").contains("Access"), "{event:?}");
 }
 

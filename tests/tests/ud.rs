@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rdma::op::{Opcode, Send, SendImm};
-use rdma::{AddressHandle, DatagramOptions, ErrorKind, Grh, Lid, MULTICAST_QPN, QpState, QueuePair, WcStatus};
+use rdma::{DatagramOptions, ErrorKind, Grh, Lid, MULTICAST_QPN, QpState, QueuePair, WcStatus};
 use rdma_tests::datagram::{Post, QKEY, address_of_group, group, initialized, join, open};
 use rdma_tests::{LIMIT, buffer, pattern, skip};
 
@@ -68,11 +68,11 @@ fn a_server_answers_by_what_the_completion_says() {
         let source = *server.arrived().datagram.source();
         let back = match round {
             0 => server.qp.answer(&source).unwrap(),
-            1 => AddressHandle::for_source(&server.pd, server.port, &source).unwrap(),
+            1 => server.pd.create_ah_for(server.port, &source).unwrap(),
             _ => {
                 // An address by hand, from the GID that the bring-up chose.
                 let index = server.qp.path_to(&client.endpoint).unwrap().route.map_or(0, |route| route.source_index);
-                AddressHandle::new(&server.pd, &source.path(server.port, index)).unwrap()
+                server.pd.create_ah(&source.path(server.port, index)).unwrap()
             }
         };
         server.qp.post_send(Send::inline(b"answer").to(&back, source.qpn, QKEY)).unwrap();

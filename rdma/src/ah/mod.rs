@@ -31,9 +31,9 @@ use crate::types::Path;
 /// ```no_run
 /// # fn f(pd: &rdma::ProtectionDomain, qp: &mut rdma::QueuePair<rdma::Ud>, peer: &rdma::DatagramEndpoint)
 /// #     -> Result<(), rdma::Error> {
-/// use rdma::{AddressHandle, op::Send};
+/// use rdma::op::Send;
 ///
-/// let address = AddressHandle::new(pd, &qp.path_to(peer)?)?;
+/// let address = pd.create_ah(&qp.path_to(peer)?)?;
 /// qp.post_send(Send::inline(b"hello").to(&address, peer.qpn, peer.qkey))?;
 /// # Ok(()) }
 /// ```
@@ -65,18 +65,20 @@ impl Object for AhInner {
     }
 }
 
-impl AddressHandle {
-    /// Makes a handle for a path.
+impl ProtectionDomain {
+    /// Creates an address handle for a path.
+    ///
+    /// On Ethernet this resolves the address, which may ask the network.
     ///
     /// # Errors
     ///
     /// What the provider reports: `InvalidInput` for a port or GID index that does not exist, `NotSupported` on iWARP; on
     /// Ethernet, that the address cannot be resolved.
     #[doc(alias = "ibv_create_ah")]
-    pub fn new(pd: &ProtectionDomain, path: &Path) -> Result<Self> {
-        let context = &pd.inner.context;
+    pub fn create_ah(&self, path: &Path) -> Result<AddressHandle> {
+        let context = &self.inner.context;
         context.check(Operation::CreateAh)?;
-        if context.is_iwarp() {
+        if !context.capabilities().datagrams {
             return Err(Error::new(Operation::CreateAh, ErrorKind::NotSupported));
         }
         if path.port == 0 || path.port > context.device_attr.port_count() {
@@ -84,25 +86,28 @@ impl AddressHandle {
             return Err(Error::new(Operation::CreateAh, ErrorKind::InvalidInput));
         }
         let mut attr = path.to_raw();
-        // SAFETY: ibv_create_ah wants a domain, which `pd` keeps, and attributes that live during the call.
-        let raw = unsafe { (context.table.ibv_create_ah)(pd.as_raw(), &raw mut attr) };
+        // SAFETY: ibv_create_ah wants a domain, which `self` keeps, and attributes that live during the call.
+        let raw = unsafe { (context.table.ibv_create_ah)(self.as_raw(), &raw mut attr) };
         let raw = Raw::created(Operation::CreateAh, raw)?;
-        Ok(Self { inner: Arc::new(Handle::new(AhInner { raw, path: *path, pd: Arc::clone(&pd.inner) })) })
+        let inner = AhInner { raw, path: *path, pd: Arc::clone(&self.inner) };
+        Ok(AddressHandle { inner: Arc::new(Handle::new(inner)) })
     }
 
-    /// Makes a handle for where a datagram came from, to answer it. `port` is the port that it arrived on.
+    /// Creates an address handle for the sender of a datagram, to answer it. `port` is the port that it arrived on.
     ///
     /// [`QueuePair::answer`](crate::QueuePair::answer) is faster, as it need not look for our GID.
     ///
     /// # Errors
     ///
-    /// As for [`new`](Self::new) and [`Source::query_path`]: not for what was sent to a multicast group.
+    /// As for [`create_ah`](Self::create_ah) and [`Source::query_path`]: not for what was sent to a multicast group.
     #[doc(alias = "ibv_create_ah_from_wc")]
-    pub fn for_source(pd: &ProtectionDomain, port: u8, source: &Source) -> Result<Self> {
-        // The same two steps as the library's function of that name; and so the path is known.
-        Self::new(pd, &source.query_path(&pd.context(), port)?)
+    pub fn create_ah_for(&self, port: u8, source: &Source) -> Result<AddressHandle> {
+        // The same two steps as the library's function; and so the path is known.
+        self.create_ah(&source.query_path(&self.context(), port)?)
     }
+}
 
+impl AddressHandle {
     /// The path that it was made for.
     #[must_use]
     pub fn path(&self) -> Path {

@@ -24,7 +24,7 @@ fn source(from: &str, to: &str) -> Source {
 #[test]
 fn a_handle_keeps_its_domain_and_is_destroyed_with_its_last_clone() {
     let pd = testing::context().alloc_pd().unwrap();
-    let address = AddressHandle::new(&pd, &path()).unwrap();
+    let address = pd.create_ah(&path()).unwrap();
     assert_eq!(address.path(), path());
     drop(pd);
     assert_eq!((testing::live("ah"), testing::live("pd")), (1, 1));
@@ -39,7 +39,7 @@ fn a_handle_keeps_its_domain_and_is_destroyed_with_its_last_clone() {
 #[test]
 fn a_handle_that_cannot_be_destroyed_comes_back_or_leaks_with_its_domain() {
     let pd = testing::context().alloc_pd().unwrap();
-    let address = AddressHandle::new(&pd, &path()).unwrap();
+    let address = pd.create_ah(&path()).unwrap();
     fail("destroy_ah", libc::EIO);
     let address = address.close().unwrap_err().object;
     assert_eq!(testing::live("ah"), 1);
@@ -52,7 +52,7 @@ fn a_handle_that_cannot_be_destroyed_comes_back_or_leaks_with_its_domain() {
 fn a_handle_that_cannot_be_made_says_why() {
     let pd = testing::context().alloc_pd().unwrap();
     fail("create_ah", libc::ETIMEDOUT);
-    let error = AddressHandle::new(&pd, &path()).unwrap_err();
+    let error = pd.create_ah(&path()).unwrap_err();
     assert_eq!((error.kind(), error.operation()), (ErrorKind::Timeout, Operation::CreateAh));
     assert!(error.to_string().contains("resolved"), "{error}");
 }
@@ -66,7 +66,7 @@ fn the_way_back_is_the_way_that_it_came() {
     assert_eq!((route.gid.to_string().as_str(), route.source_index), ("fe80::7", 1));
 
     let pd = testing::context().alloc_pd().unwrap();
-    let address = AddressHandle::for_source(&pd, 2, &from).unwrap();
+    let address = pd.create_ah_for(2, &from).unwrap();
     let route = address.path().route.unwrap();
     assert_eq!((route.gid.to_string().as_str(), route.source_index), ("fe80::7", 2));
     // Without a header it goes by the LID.
@@ -91,7 +91,7 @@ fn what_nobody_can_find_the_way_back_for_is_refused() {
 fn a_port_that_the_device_lacks_does_not_reach_the_provider() {
     let pd = testing::context().alloc_pd().unwrap();
     for port in [0, 3, 255] {
-        let error = AddressHandle::new(&pd, &Path { port, ..path() }).unwrap_err();
+        let error = pd.create_ah(&Path { port, ..path() }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
     }
     assert!(!testing::calls().contains(&"create_ah"));

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,10 +16,10 @@ use super::id::{Id, RawId};
 use super::reason;
 use super::request::ConnectRequest;
 use super::{PortSpace, table};
-use crate::context::{Context, set_nonblocking};
+use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::{Handle, Object, Raw};
-use crate::wait::{self, Deadline};
+use crate::wait::{Deadline, EventDescriptor};
 
 /// Names an id in its events. Never used twice in a process, so a late event cannot name a newer id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,8 +73,8 @@ pub(crate) struct ChannelInner {
     pub(super) table: &'static RdmaCm,
     pub(super) context: Context,
     state: Mutex<State>,
-    /// What is lent: an epoll that watches the channel's descriptor (9).
-    lent: OwnedFd,
+    /// librdmacm's descriptor (9).
+    events: EventDescriptor,
 }
 
 /// What the lock guards, besides librdmacm's own data (3).
@@ -103,13 +102,6 @@ impl ChannelInner {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing under the lock panics with the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is alive (1) and this field does not change.
-        let fd = unsafe { (*self.raw.as_ptr()).fd };
-        // SAFETY: open as long as the channel, which `self` keeps (1).
-        unsafe { BorrowedFd::borrow_raw(fd) }
     }
 }
 
@@ -148,16 +140,18 @@ impl EventChannel {
     pub fn new(context: &Context) -> Result<Self> {
         context.inner.check(Operation::CreateEventChannel)?;
         let table = table(context)?;
-        let failed =
-            |error: io::Error| reason::from_errno(Operation::CreateEventChannel, error.raw_os_error().unwrap_or(0));
-        let lent = wait::epoll().map_err(failed)?;
         // SAFETY: rdma_create_event_channel asks for nothing.
         let raw = unsafe { (table.rdma_create_event_channel)() };
-        let raw = Raw::created(Operation::CreateEventChannel, raw)
-            .map_err(|error| reason::from_errno(error.operation(), error.errno().unwrap_or(0)))?;
-        let inner = Handle::new(ChannelInner { raw, table, context: context.clone(), state: Mutex::default(), lent });
-        set_nonblocking(inner.fd().as_raw_fd()).map_err(failed)?;
-        wait::watch(&inner.lent, inner.fd()).map_err(failed)?;
+        let raw = NonNull::new(raw).ok_or_else(|| reason::last(Operation::CreateEventChannel))?;
+        // SAFETY: just made, so alive; this field does not change.
+        let fd = unsafe { raw.as_ref() }.fd;
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the channel (1).
+        let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
+            // SAFETY: rdma_destroy_event_channel wants a channel of this table without ids: just made.
+            unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
+        })?;
+        let raw = Raw::new(raw.as_ptr());
+        let inner = Handle::new(ChannelInner { raw, table, context: context.clone(), state: Mutex::default(), events });
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -216,17 +210,7 @@ impl EventChannel {
     }
 
     pub(super) fn next_event_until(&self, deadline: Deadline) -> Result<Option<Event>> {
-        loop {
-            if let Some(event) = self.try_next_event()? {
-                return Ok(Some(event));
-            }
-            let ready = wait::readable(self.inner.fd(), deadline)
-                .map_err(|error| reason::from_errno(Operation::GetCmEvent, error.raw_os_error().unwrap_or(0)))?;
-            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
-            if !ready || deadline.is_over() {
-                return self.try_next_event();
-            }
-        }
+        self.inner.events.next(Operation::GetCmEvent, deadline, || self.try_next_event())
     }
 
     /// The open device that it was made for.
@@ -248,11 +232,7 @@ impl EventChannel {
         // non-blocking. The ids that it writes to live: destroying one takes its events with it.
         let result = unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
         if result != 0 {
-            let error = reason::last(Operation::GetCmEvent);
-            return match error.errno() {
-                Some(libc::EAGAIN | libc::EINTR) => Ok(Taken::Nothing),
-                _ => Err(error),
-            };
+            return reason::last(Operation::GetCmEvent).or_nothing().map(|event| event.unwrap_or(Taken::Nothing));
         }
         if event.is_null() {
             return Err(Error::new(Operation::GetCmEvent, ErrorKind::Unknown));
@@ -326,13 +306,13 @@ pub(super) fn lock_both<'a>(
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.lent.as_fd()
+        self.inner.events.as_fd()
     }
 }
 
 impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> i32 {
-        self.inner.lent.as_raw_fd()
+        self.as_fd().as_raw_fd()
     }
 }
 

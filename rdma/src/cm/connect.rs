@@ -116,7 +116,7 @@ impl ConnOptions {
             own.or(offered).unwrap_or(READ_DEPTH).min(most)
         };
         // Some iWARP peers do not say.
-        let offered = |count: u8| Some(count).filter(|&count| count > 0 || !context.inner.is_iwarp());
+        let offered = |count: u8| Some(count).filter(|&count| count > 0 || context.capabilities().manual_connect);
         let (serve, ask) = match offered_by_peer {
             Some((serve, ask)) => (offered(serve), offered(ask)),
             None => (None, None),
@@ -145,7 +145,7 @@ impl ConnOptions {
 
 /// Private data longer than the message has room for.
 pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
-    let limit = if context.inner.is_iwarp() { super::IWARP_PRIVATE_DATA } else { limit };
+    let limit = if context.capabilities().manual_connect { limit } else { super::IWARP_PRIVATE_DATA };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
 }
 
@@ -182,7 +182,7 @@ impl RawId {
     /// To RTR and RTS, as the peer and we agreed. Nothing on iWARP, where the kernel does it as it connects.
     pub(super) fn bring_up(&self, qp: &InitializedQueuePair<Rc>, limits: Limits, timer: RnrTimer) -> Result<()> {
         let qp = &qp.qp;
-        if qp.control.context.is_iwarp() {
+        if !qp.control.context.capabilities().manual_connect {
             return Ok(());
         }
         let attr = self.qp_attr(QpState::RTR)?;
@@ -302,7 +302,7 @@ impl Id<Rc> {
         let limits = Limits::from(&options.to_raw(&context, qp.qpn(), None));
         let done = (self.raw.check_device(Operation::Establish, &context))
             .and_then(|()| self.raw.bring_up(&qp, limits, options.min_rnr_timer))
-            .and_then(|()| if context.inner.is_iwarp() { Ok(()) } else { self.tell_established() });
+            .and_then(|()| if context.capabilities().manual_connect { self.tell_established() } else { Ok(()) });
         match done {
             Ok(()) => Ok(qp.into_manual()),
             Err(error) => Err(Failed::new(error, qp)),
@@ -324,7 +324,7 @@ impl Id<Rc> {
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
         // On iWARP the kernel closes the connection in order, with what was sent, before the queue pair fails.
-        if !qp.control.context.is_iwarp() {
+        if qp.control.context.capabilities().manual_connect {
             qp.set_error()?;
         }
         self.tell_disconnected()

@@ -4,15 +4,14 @@
 //!
 //! 1. Pointers in an event are valid until it is acknowledged; they are read before that, and only identities leave.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rdma_sys::{ibv_async_event, ibv_event_type};
 
 use super::Context;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::types::{CqId, c_enum};
-use crate::wait::{self, Deadline};
+use crate::wait::Deadline;
 
 c_enum! {
     /// What happened.
@@ -97,19 +96,9 @@ impl Context {
     /// What the provider reports.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
-    pub fn next_async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
+    pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
         let deadline = Deadline::after(timeout);
-        loop {
-            if let Some(event) = self.try_next_async_event()? {
-                return Ok(Some(event));
-            }
-            let ready = wait::readable(self.as_fd(), deadline)
-                .map_err(|error| Error::from_errno(Operation::GetAsyncEvent, error.raw_os_error().unwrap_or(0)))?;
-            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
-            if !ready || deadline.is_over() {
-                return self.try_next_async_event();
-            }
-        }
+        self.inner.events.next(Operation::GetAsyncEvent, deadline, || self.try_next_event())
     }
 
     /// Takes an asynchronous event if there is one.
@@ -117,19 +106,14 @@ impl Context {
     /// # Errors
     ///
     /// What the provider reports.
-    pub fn try_next_async_event(&self) -> Result<Option<AsyncEvent>> {
+    pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
         self.inner.check(Operation::GetAsyncEvent)?;
         let mut raw = ibv_async_event::default();
         // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for an event; its
         // descriptor is non-blocking.
         let result = unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
         if result != 0 {
-            let error = Error::last(Operation::GetAsyncEvent);
-            return match error.kind() {
-                ErrorKind::WouldBlock => Ok(None),
-                _ if error.errno() == Some(libc::EINTR) => Ok(None),
-                _ => Err(error),
-            };
+            return Error::last(Operation::GetAsyncEvent).or_nothing();
         }
         let event = AsyncEvent { kind: AsyncEventKind::from_raw(raw.event_type.0), source: source(&raw) };
         // SAFETY: the event that was just taken, acknowledged once.

@@ -7,15 +7,16 @@
 //! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned. Its children hold an `Arc` of its
 //!    [`Handle`], so it is closed after them.
 //! 2. Functions of the table are only called with objects that the same table made.
-//! 3. Nothing is called in a forked child.
+//! 3. The descriptor of asynchronous events is non-blocking and is not lent: made blocking, or filled, it would stop whoever
+//!    announces an event.
+//! 4. Nothing is called in a forked child.
 
 mod async_event;
 mod attr;
 mod gid;
 
 use std::fmt;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
@@ -27,7 +28,8 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::fork;
 use crate::handle::{Handle, Object, Raw};
-use crate::types::{AtomicCapability, Gid, PortState, TransportType};
+use crate::types::{Capabilities, Gid, PortState, TransportType};
+use crate::wait::EventDescriptor;
 
 /// An open device. Clones are handles to the same one.
 ///
@@ -51,6 +53,8 @@ pub(crate) struct ContextInner {
     pub(crate) table: &'static Ibverbs,
     pub(crate) device: Device,
     pub(crate) device_attr: DeviceAttr,
+    /// The descriptor of asynchronous events (3).
+    events: EventDescriptor,
     pub(crate) fork: u32,
 }
 
@@ -67,14 +71,13 @@ impl ContextInner {
         self.fork != fork::generation()
     }
 
-    /// Whether reads need remote write access at their local end.
-    pub(crate) fn is_iwarp(&self) -> bool {
-        self.device.transport() == TransportType::IWARP
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        Capabilities::new(self.device.transport(), self.device_attr.atomic_capability())
     }
 
-    /// Whether the device's atomics are atomic with the processor's.
-    pub(crate) fn atomics_global(&self) -> bool {
-        self.device_attr.atomic_capability() == AtomicCapability::GLOBAL
+    /// For the queue pairs, until they ask for a capability.
+    pub(crate) fn is_iwarp(&self) -> bool {
+        self.device.transport() == TransportType::IWARP
     }
 }
 
@@ -136,11 +139,19 @@ impl Context {
     /// 2. Its asynchronous events are not taken by anybody else.
     pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
         let table = device.table();
+        // SAFETY: the caller's context is open, and this field does not change.
+        let async_fd = unsafe { (*raw).async_fd };
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the context (1).
+        let events = unsafe { EventDescriptor::new(async_fd) }.inspect_err(|_| {
+            // SAFETY: ibv_close_device wants an open context of this table without children: the caller's promise.
+            unsafe { (table.ibv_close_device)(raw) };
+        })?;
         let mut inner = Handle::new(ContextInner {
             raw: Raw::new(raw),
             table,
             device: device.clone(),
             device_attr: DeviceAttr::default(),
+            events,
             fork: fork::generation(),
         });
         let mut attr = ibv_device_attr::default();
@@ -148,11 +159,6 @@ impl Context {
         let result = unsafe { (table.ibv_query_device)(raw, &raw mut attr) };
         Error::check(Operation::QueryDevice, result)?;
         inner.device_attr = DeviceAttr::from_raw(attr);
-        // Waiting for an event is done by poll(2) and a timeout, so that getting one must never block.
-        // SAFETY: the context is open (1) and this field does not change.
-        let async_fd = unsafe { (*raw).async_fd };
-        set_nonblocking(async_fd)
-            .map_err(|error| Error::from_errno(Operation::OpenDevice, error.raw_os_error().unwrap_or(0)))?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -181,6 +187,12 @@ impl Context {
         &self.inner.device_attr
     }
 
+    /// What the device's transport allows.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
     /// The number of ports. They are numbered from 1.
     #[must_use]
     pub fn port_count(&self) -> u8 {
@@ -206,7 +218,7 @@ impl Context {
             return Err(Error::new(Operation::QueryPort, ErrorKind::NotFound));
         }
         let mut attr = ibv_port_attr::default();
-        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; not in a forked child (3).
+        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; not in a forked child (4).
         let result = unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
         Error::check(Operation::QueryPort, result)?;
         Ok(PortAttr::from_raw(attr))
@@ -301,18 +313,16 @@ impl Context {
     }
 }
 
-/// The descriptor that becomes readable when there is an asynchronous event.
+/// A descriptor that is readable while asynchronous events wait: for poll, epoll and async runtimes. It is an epoll that
+/// watches the provider's descriptor, and good for nothing else.
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context is open (1) and this field does not change.
-        let fd = unsafe { (*self.as_raw()).async_fd };
-        // SAFETY: the descriptor is open as long as the context, which `self` keeps open (1).
-        unsafe { BorrowedFd::borrow_raw(fd) }
+        self.inner.events.as_fd()
     }
 }
 
 impl AsRawFd for Context {
-    fn as_raw_fd(&self) -> i32 {
+    fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
 }
@@ -321,20 +331,6 @@ impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context").field("device", &self.name()).finish_non_exhaustive()
     }
-}
-
-/// Makes reads of a descriptor return instead of waiting.
-pub(crate) fn set_nonblocking(fd: i32) -> io::Result<()> {
-    // SAFETY: fcntl with F_GETFL has no conditions; a bad descriptor is an error.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    if flags < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above.
-    if unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -101,18 +101,36 @@ fn a_domain_that_cannot_be_freed_keeps_its_device_open() {
 #[test]
 fn events_are_acknowledged_before_they_are_returned() {
     let context = testing::context();
-    assert_eq!(context.next_async_event(Some(Duration::from_millis(1))).unwrap(), None);
+    assert_eq!(context.next_event(Some(Duration::from_millis(1))).unwrap(), None);
     let mut raw = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_PORT_ERR, ..ibv_async_event::default() };
     raw.element.port_num = 2;
     testing::raise(context.as_raw(), raw);
-    let event = context.next_async_event(None).unwrap().unwrap();
+    let event = context.next_event(None).unwrap().unwrap();
     assert_eq!(event, AsyncEvent { kind: AsyncEventKind::PORT_ERR, source: EventSource::Port(2) });
     assert_eq!(testing::calls().last(), Some(&"ack_async_event"));
     let unknown = ibv_async_event { event_type: ibv_event_type(4711), ..ibv_async_event::default() };
     testing::raise(context.as_raw(), unknown);
-    let event = context.try_next_async_event().unwrap().unwrap();
+    let event = context.try_next_event().unwrap().unwrap();
     assert_eq!((event.kind.as_raw(), event.source), (4711, EventSource::Other));
-    assert_eq!(context.try_next_async_event().unwrap(), None);
+    assert_eq!(context.try_next_event().unwrap(), None);
+}
+
+#[test]
+fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block() {
+    let context = testing::context();
+    let mut file = std::fs::File::from(context.as_fd().try_clone_to_owned().unwrap());
+    assert!(std::io::Write::write_all(&mut file, &u64::MAX.to_ne_bytes()).is_err(), "it cannot be written");
+    // SAFETY: fcntl with F_SETFL takes a descriptor, ours, and flags: none, so it is blocking.
+    assert_eq!(unsafe { libc::fcntl(context.as_raw_fd(), libc::F_SETFL, 0) }, 0);
+    let now = || crate::wait::Deadline::after(Some(Duration::ZERO));
+    let readable = || crate::wait::readable(context.as_fd(), now()).unwrap();
+    assert_eq!(context.try_next_event().unwrap(), None);
+    assert!(!readable());
+    let event = ibv_async_event { event_type: ibv_event_type::IBV_EVENT_DEVICE_FATAL, ..ibv_async_event::default() };
+    testing::raise(context.as_raw(), event);
+    assert!(readable());
+    assert_eq!(context.next_event(None).unwrap().unwrap().kind, AsyncEventKind::DEVICE_FATAL);
+    assert!(!readable());
 }
 
 #[test]
@@ -127,8 +145,7 @@ fn events_name_queue_pairs_by_number() {
     raw.event_type = ibv_event_type::IBV_EVENT_CQ_ERR;
     raw.element.cq = cq.as_raw();
     testing::raise(context.as_raw(), raw);
-    let sources: Vec<_> =
-        std::iter::from_fn(|| context.try_next_async_event().unwrap()).map(|event| event.source).collect();
+    let sources: Vec<_> = std::iter::from_fn(|| context.try_next_event().unwrap()).map(|event| event.source).collect();
     assert_eq!(sources, [EventSource::QueuePair(qp.qpn()), EventSource::CompletionQueue(cq.id())]);
 }
 
@@ -139,7 +156,7 @@ fn handles_are_inert_in_a_forked_child() {
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(64).unwrap();
     let path = crate::Path { port: 2, ..crate::Path::default() };
-    let address = crate::AddressHandle::new(&pd, &path).unwrap();
+    let address = pd.create_ah(&path).unwrap();
     let options = crate::DatagramOptions::new(1);
     let qp = pd.datagram_queue_pair().cq(&cq).build().unwrap().init(&options).unwrap();
     let group: Gid = "ff12::1".parse().unwrap();
@@ -150,7 +167,7 @@ fn handles_are_inert_in_a_forked_child() {
         let inert = context.port_attr(2).is_err_and(|error| error.kind() == ErrorKind::Forked)
             && context.alloc_pd().is_err_and(|error| error.kind() == ErrorKind::Forked)
             && cq.request_notify(false).is_err_and(|error| error.kind() == ErrorKind::Forked)
-            && crate::AddressHandle::new(&pd, &path).is_err_and(|error| error.kind() == ErrorKind::Forked)
+            && pd.create_ah(&path).is_err_and(|error| error.kind() == ErrorKind::Forked)
             && qp.attach_multicast(group, crate::Lid::NONE).is_err_and(|error| error.kind() == ErrorKind::Forked)
             && attachment.detach().is_err_and(|failed| failed.error.kind() == ErrorKind::Forked);
         drop((address, qp, cq, pd, context));

@@ -9,19 +9,18 @@
 //!    a completion.
 
 use std::fmt;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_sys::ibv_comp_channel;
 
-use crate::context::{Context, ContextInner, set_nonblocking};
-use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::context::{Context, ContextInner};
+use crate::error::{Error, Failed, Operation, Result};
 use crate::handle::{Handle, Object};
 use crate::types::CqId;
-use crate::wait::{self, Deadline};
+use crate::wait::{Deadline, EventDescriptor};
 
 /// A source of events for any number of completion queues.
 ///
@@ -38,8 +37,8 @@ pub struct CompletionChannel {
 pub(crate) struct ChannelInner {
     pub(crate) raw: *mut ibv_comp_channel,
     pub(crate) context: Arc<Handle<ContextInner>>,
-    /// What is lent: an epoll that watches the channel's descriptor (3).
-    lent: OwnedFd,
+    /// The channel's descriptor (3).
+    events: EventDescriptor,
 }
 
 // SAFETY: libibverbs' functions may be called on one channel from any thread.
@@ -50,10 +49,7 @@ unsafe impl Sync for ChannelInner {}
 impl ChannelInner {
     /// The channel's own descriptor, to wait on; not to be lent (3).
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is alive (1) and this field does not change.
-        let fd = unsafe { (*self.raw).fd };
-        // SAFETY: open as long as the channel, which `self` keeps (1).
-        unsafe { BorrowedFd::borrow_raw(fd) }
+        self.events.own()
     }
 
     /// The next event, acknowledged, if there is one.
@@ -63,12 +59,7 @@ impl ChannelInner {
         // SAFETY: ibv_get_cq_event wants a channel (1) and room for two pointers; the descriptor is non-blocking.
         let result = unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
         if result != 0 {
-            let error = Error::last(Operation::GetCqEvent);
-            return match error.kind() {
-                ErrorKind::WouldBlock => Ok(None),
-                _ if error.errno() == Some(libc::EINTR) => Ok(None),
-                _ => Err(error),
-            };
+            return Error::last(Operation::GetCqEvent).or_nothing();
         }
         // SAFETY: the queue of the event just taken, which its destroy waits for until here (2).
         unsafe { (self.context.table.ibv_ack_cq_events)(cq, 1) };
@@ -77,18 +68,7 @@ impl ChannelInner {
 
     /// The next event, acknowledged; none at the deadline.
     pub(crate) fn next_event(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
-        let deadline = Deadline::after(timeout);
-        loop {
-            if let Some(id) = self.try_next_event()? {
-                return Ok(Some(id));
-            }
-            let ready = wait::readable(self.fd(), deadline)
-                .map_err(|error| Error::from_errno(Operation::GetCqEvent, error.raw_os_error().unwrap_or(0)))?;
-            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
-            if !ready || deadline.is_over() {
-                return self.try_next_event();
-            }
-        }
+        self.events.next(Operation::GetCqEvent, Deadline::after(timeout), || self.try_next_event())
     }
 }
 
@@ -137,15 +117,14 @@ impl CompletionChannel {
     /// `raw` was created in this context, and is not destroyed by anybody else. Events of completion queues that were not made by
     /// this crate are acknowledged when they are taken, and named by the address of their context.
     pub unsafe fn from_raw(context: &Context, raw: *mut ibv_comp_channel) -> Result<Self> {
-        let failed = |error: io::Error| Error::from_errno(Operation::CreateChannel, error.raw_os_error().unwrap_or(0));
-        let lent = wait::epoll().inspect_err(|_| {
+        // SAFETY: the caller's channel is alive, and this field does not change.
+        let fd = unsafe { (*raw).fd };
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the channel (1).
+        let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
             // SAFETY: ibv_destroy_comp_channel wants a channel of this table that no queue uses: the caller's promise.
             unsafe { (context.inner.table.ibv_destroy_comp_channel)(raw) };
-        });
-        let lent = lent.map_err(failed)?;
-        let inner = Handle::new(ChannelInner { raw, context: Arc::clone(&context.inner), lent });
-        set_nonblocking(inner.fd().as_raw_fd()).map_err(failed)?;
-        wait::watch(&inner.lent, inner.fd()).map_err(failed)?;
+        })?;
+        let inner = Handle::new(ChannelInner { raw, context: Arc::clone(&context.inner), events });
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -192,13 +171,13 @@ impl CompletionChannel {
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.lent.as_fd()
+        self.inner.events.as_fd()
     }
 }
 
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
-        self.inner.lent.as_raw_fd()
+        self.as_fd().as_raw_fd()
     }
 }
 

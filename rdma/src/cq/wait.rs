@@ -69,7 +69,7 @@ impl Poller {
             match channel {
                 Some(channel) => {
                     wait::readable(channel.fd(), deadline)
-                        .map_err(|error| Error::from_errno(Operation::GetCqEvent, error.raw_os_error().unwrap_or(0)))?;
+                        .map_err(|error| Error::from_io(Operation::GetCqEvent, &error))?;
                     // This event, and any left over from earlier: the queue is armed anew before we sleep again.
                     while channel.try_next_event()?.is_some() {}
                 }

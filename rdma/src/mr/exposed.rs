@@ -12,7 +12,7 @@ use super::{Kind, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
-use crate::types::RemoteAccess;
+use crate::types::{AtomicCapability, RemoteAccess};
 
 impl ProtectionDomain {
     /// Allocates zeroed memory that peers may access, and registers it. It lies in shared memory of its own, so that a peer on
@@ -253,7 +253,7 @@ macro_rules! access {
         }
 
         fn atomic_word(&self, offset: usize) -> Result<*mut u64> {
-            if !self.region().pd.context.atomics_global() {
+            if self.region().pd.context.capabilities().atomics != AtomicCapability::GLOBAL {
                 return Err(Error::new(Operation::Access, ErrorKind::NotSupported));
             }
             self.word(offset)

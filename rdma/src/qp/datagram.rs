@@ -246,16 +246,16 @@ impl QueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// As for [`path_to`](Self::path_to) and [`AddressHandle::new`].
+    /// As for [`path_to`](Self::path_to) and [`ProtectionDomain::create_ah`].
     pub fn address_of(&self, peer: &DatagramEndpoint) -> Result<AddressHandle> {
-        AddressHandle::new(&self.domain(), &self.path_to(peer)?)
+        self.domain().create_ah(&self.path_to(peer)?)
     }
 
     /// The address that a datagram came from, to answer it: `Send::new(..).to(&address, source.qpn, qkey)`.
     ///
     /// # Errors
     ///
-    /// As for [`AddressHandle::new`] and [`Source::query_path`].
+    /// As for [`ProtectionDomain::create_ah`] and [`Source::query_path`].
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, source: &Source) -> Result<AddressHandle> {
         let (chosen, _) = self.bound(Operation::CreateAh)?;
@@ -266,7 +266,7 @@ impl QueuePair<Ud> {
             // Another GID of the port's.
             source.query_path(&self.context(), chosen.port)?
         };
-        AddressHandle::new(&self.domain(), &path)
+        self.domain().create_ah(&path)
     }
 
     /// Takes part in a multicast group: its messages arrive here too, if they are sent with this queue pair's Q_Key.

@@ -2,6 +2,7 @@
 
 mod address;
 mod c_enum;
+mod capabilities;
 mod completion;
 mod constants;
 mod path;
@@ -11,6 +12,7 @@ mod timer;
 
 pub use address::{Gid, Guid, Lid, ParseGidError};
 pub(crate) use c_enum::c_enum;
+pub use capabilities::Capabilities;
 pub use completion::{CqId, Opcode, WcError, WcStatus};
 pub use constants::{
     AtomicCapability, GidKind, LinkLayer, Mtu, NodeType, PhysState, PortState, RemoteAccess, TransportType,

@@ -87,7 +87,7 @@ impl IncomingConnection<Ud> {
 /// // To receive what is sent to the group ...
 /// let attached = qp.attach_multicast(joined.group().gid, joined.group().lid)?;
 /// // ... and to send to it, with the group's Q_Key.
-/// let address = AddressHandle::new(&pd, &joined.group().path)?;
+/// let address = pd.create_ah(&joined.group().path)?;
 /// # Ok(()) }
 /// ```
 #[doc(alias = "rdma_join_multicast")]

@@ -31,7 +31,7 @@ impl Bench {
 
     fn address(&self) -> AddressHandle {
         let route = Route { gid: "::ffff:10.0.0.2".parse().unwrap(), source_index: 2, ..Route::default() };
-        AddressHandle::new(&self.pd, &Path { port: 2, route: Some(route), ..Path::default() }).unwrap()
+        self.pd.create_ah(&Path { port: 2, route: Some(route), ..Path::default() }).unwrap()
     }
 }
 
@@ -131,7 +131,7 @@ fn memory_and_handles_of_another_domain_are_refused() {
     let bench = Bench::new();
     let other = bench.pd.context().alloc_pd().unwrap();
     let mut qp = bench.ready();
-    let foreign = AddressHandle::new(&other, &bench.address().path()).unwrap();
+    let foreign = other.create_ah(&bench.address().path()).unwrap();
     let refused = qp.post_send(op::Send::inline(b"x").to(&foreign, 5, 6)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidInput);
     let address = bench.address();

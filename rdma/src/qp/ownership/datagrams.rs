@@ -29,7 +29,7 @@ impl Post {
 
     fn address(&self) -> AddressHandle {
         let route = Route { gid: "::ffff:10.0.0.2".parse().unwrap(), source_index: 2, ..Route::default() };
-        AddressHandle::new(&self.pd, &Path { port: 2, route: Some(route), ..Path::default() }).unwrap()
+        self.pd.create_ah(&Path { port: 2, route: Some(route), ..Path::default() }).unwrap()
     }
 
     fn send(&mut self, to: &AddressHandle, signaled: bool) {
