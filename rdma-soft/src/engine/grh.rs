@@ -98,7 +98,9 @@ impl Grh {
         Self(bytes)
     }
 
-    const fn is_ipv4(&self) -> bool {
+    /// Whether it is an IPv4 header behind 20 zeros.
+    #[must_use]
+    pub const fn is_ipv4(&self) -> bool {
         self.0[0] >> 4 != 6 && self.0[20] >> 4 == 4
     }
 

@@ -57,6 +57,12 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 
 const HOST_UNREACHABLE: Errno = Errno(libc::EHOSTUNREACH);
 
+/// `wc.sl` of a RoCE v2 datagram, which has no service level: mlx5 reports the kind of the header in
+/// the two low bits (1 is IPv6, 2 is IPv4), and UCX finds the sender's address by it.
+const fn roce_sl(grh: &Grh) -> u8 {
+    if grh.is_ipv4() { 0xa } else { 0x9 }
+}
+
 /// The way to where the attributes say.
 fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     let infiniband = context.link_layer() == LinkLayer::InfiniBand;
@@ -83,7 +89,9 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     }
     let network = if infiniband { Network::InfiniBand } else { Network::Ip };
     let route = Route { network, source, destination, traffic_class, flow_label, hop_limit };
-    Ok(Path { host: Host::LOCAL, grh: Grh::new(&route), group, sl, slid })
+    let grh = Grh::new(&route);
+    let sl = if infiniband { sl } else { roce_sl(&grh) };
+    Ok(Path { host: Host::LOCAL, grh, group, sl, slid })
 }
 
 fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {

@@ -20,7 +20,7 @@ use crate::engine::limits;
 pub(crate) const PORT: u8 = 1;
 /// The one partition key: full membership of the default partition.
 pub(crate) const PKEY: u16 = 0xffff;
-/// Not zero, so that programs that look at nothing else find a usable address.
+/// The port's local identifier where the link is InfiniBand; Ethernet has none.
 pub(crate) const LID: u16 = 1;
 pub(crate) const MTU: ibv_mtu = ibv_mtu::IBV_MTU_4096;
 
@@ -91,9 +91,9 @@ fn device_attr_ex(context: &ContextState) -> ibv_device_attr_ex {
 }
 
 fn port_attr(context: &ContextState) -> ibv_port_attr {
-    let (link_layer, flags) = match context.link_layer() {
-        LinkLayer::Ethernet => (IBV_LINK_LAYER_ETHERNET, ibv_port_cap_flags::IBV_PORT_IP_BASED_GIDS.0),
-        LinkLayer::InfiniBand => (IBV_LINK_LAYER_INFINIBAND, 0),
+    let (link_layer, flags, lid) = match context.link_layer() {
+        LinkLayer::Ethernet => (IBV_LINK_LAYER_ETHERNET, ibv_port_cap_flags::IBV_PORT_IP_BASED_GIDS.0, 0),
+        LinkLayer::InfiniBand => (IBV_LINK_LAYER_INFINIBAND, 0, LID),
     };
     ibv_port_attr {
         state: ibv_port_state::IBV_PORT_ACTIVE,
@@ -103,8 +103,8 @@ fn port_attr(context: &ContextState) -> ibv_port_attr {
         port_cap_flags: flags | ibv_port_cap_flags::IBV_PORT_CM_SUP.0,
         max_msg_sz: limits::MAX_MESSAGE,
         pkey_tbl_len: 1,
-        lid: LID,
-        sm_lid: if context.link_layer() == LinkLayer::InfiniBand { LID } else { 0 },
+        lid,
+        sm_lid: lid,
         max_vl_num: 1,
         subnet_timeout: 18,
         // 4x at 25 Gbit/s a lane: 100 Gbit/s, the order of a memory copy.

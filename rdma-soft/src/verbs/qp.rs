@@ -119,6 +119,10 @@ impl Child for ibv_qp_ex {
     }
 }
 
+/// Inline space is a multiple of this, and never 0: `rdma_xclient` asks for none and sends 16 bytes
+/// inline, since hardware rounds up.
+const INLINE_UNIT: u32 = 32;
+
 /// Checks the depths, and rounds up what is too small to be of use.
 fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     let max_sge = u32::try_from(limits::MAX_SGE).unwrap_or(u32::MAX);
@@ -130,7 +134,12 @@ fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     if !fits {
         return Err(Errno::INVAL);
     }
-    Ok(ibv_qp_cap { max_send_sge: asked.max_send_sge.max(1), max_recv_sge: asked.max_recv_sge.max(1), ..*asked })
+    Ok(ibv_qp_cap {
+        max_send_sge: asked.max_send_sge.max(1),
+        max_recv_sge: asked.max_recv_sge.max(1),
+        max_inline_data: asked.max_inline_data.max(1).next_multiple_of(INLINE_UNIT),
+        ..*asked
+    })
 }
 
 /// Creates a queue pair. `asked.cap` becomes what it got. `extended`: with a builder for the `ibv_wr_*` calls.
@@ -345,6 +354,9 @@ mod tests {
             max_inline_data: inline,
         };
         assert_eq!(check_cap(&cap(16, 0, 0, 64)), Ok(cap(16, 0, 1, 64)));
+        for (asked, given) in [(0, 32), (1, 32), (33, 64), (1023, 1024), (limits::MAX_INLINE, limits::MAX_INLINE)] {
+            assert_eq!(check_cap(&cap(16, 0, 1, asked)), Ok(cap(16, 0, 1, given)));
+        }
         assert_eq!(check_cap(&cap(limits::MAX_QP_WR + 1, 0, 1, 0)), Err(Errno::INVAL));
         assert_eq!(check_cap(&cap(1, limits::MAX_QP_WR + 1, 1, 0)), Err(Errno::INVAL));
         assert_eq!(check_cap(&cap(1, 1, 17, 0)), Err(Errno::INVAL));

@@ -304,7 +304,7 @@ static int extended(const struct table *t, struct ibv_context *context)
 	CHECK(ibv_wr_complete(ex) == EOPNOTSUPP);
 	ibv_wr_start(ex);
 	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + 16);
-	ibv_wr_set_inline_data(ex, "0123456789abcdefX", 17);
+	ibv_wr_set_inline_data(ex, memory, 33); /* 16 were asked for, 32 given. */
 	CHECK(ibv_wr_complete(ex) == EINVAL);
 	ibv_wr_start(ex);
 	for (result = 0; result < 5; result++)
@@ -343,7 +343,8 @@ static int lacking(struct ibv_context *context)
 		.srq_type = IBV_SRQT_XRC,
 	};
 
-	CHECK(___ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE && port.lid != 0);
+	CHECK(___ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE && port.lid == 0 &&
+	      port.active_mtu == IBV_MTU_4096);
 	CHECK(___ibv_query_port(context, 2, &port) == EINVAL);
 	CHECK(ibv_query_device_ex(context, NULL, &device) == 0 && device.orig_attr.phys_port_cnt == 1);
 	CHECK(ibv_alloc_td(context, &td) == NULL && errno == EOPNOTSUPP);
