@@ -1,0 +1,84 @@
+//! UCX over shared memory between two processes: its own benchmark, `ucx_perftest` of Debian's
+//! ucx-utils.
+
+use std::io;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::pair::Contender;
+
+/// Streams of active messages (`ucp_am_bw`), in iterations of so many.
+#[derive(Debug)]
+pub struct UcxRate {
+    cores: (usize, usize),
+    size: usize,
+    /// Messages of an iteration.
+    messages: u64,
+}
+
+/// Messages of one run: long beside the start of two processes.
+const RUN: u64 = 1_000_000;
+
+impl UcxRate {
+    /// Messages of `size` bytes between two cores; `None` where `ucx_perftest` is not installed.
+    #[must_use]
+    pub fn new(cores: (usize, usize), size: usize, messages: u64) -> Option<Self> {
+        let found = Command::new("ucx_perftest").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        found.is_ok().then_some(Self { cores, size, messages })
+    }
+}
+
+/// `ucx_perftest` on a core.
+fn perftest(core: usize, port: u16) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &core.to_string(), "ucx_perftest", "-p", &port.to_string()]);
+    command.env("UCX_TLS", "posix,self").env("UCX_WARN_UNUSED_ENV_VARS", "n").stderr(Stdio::null());
+    command
+}
+
+/// A child that does not outlive the value.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // One that has ended already needs neither.
+        let _ended = (self.0.kill(), self.0.wait());
+    }
+}
+
+impl Contender for UcxRate {
+    fn name(&self) -> String {
+        "UCX active messages (posix)".into()
+    }
+
+    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
+        let (here, there) = self.cores;
+        let port = 13_000 + u16::try_from(std::process::id() % 1000).unwrap_or(0);
+        let _server = Killed(perftest(there, port).stdout(Stdio::null()).spawn()?);
+        // The client does not wait for the server to listen.
+        std::thread::sleep(Duration::from_millis(200));
+        let (size, count) = (self.size.to_string(), RUN.to_string());
+        let client = perftest(here, port).args(["127.0.0.1", "-t", "ucp_am_bw", "-s", &size, "-n", &count]).output()?;
+        let rate = rate(&String::from_utf8_lossy(&client.stdout));
+        let rate = rate.ok_or_else(|| io::Error::other("ucx_perftest printed no message rate"))?;
+        let messages = u32::try_from(iterations * self.messages).map_err(io::Error::other)?;
+        Ok(Duration::from_secs_f64(f64::from(messages) / rate))
+    }
+}
+
+/// The overall message rate: the last number of the line that begins with `Final:`.
+fn rate(text: &str) -> Option<f64> {
+    text.lines().find(|line| line.starts_with("Final:"))?.split_whitespace().last()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_found() {
+        let text = "x\nFinal:  500000  0.301  3.837  4.664  15.91  13.09  260634  214423\n";
+        assert_eq!(rate(text), Some(214_423.0));
+        assert_eq!(rate("nothing"), None);
+    }
+}
