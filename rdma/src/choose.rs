@@ -261,6 +261,7 @@ impl From<OpenError> for std::io::Error {
 /// One line that says what is missing and what to do.
 pub fn open(selector: &DeviceSelector) -> Result<Opened, OpenError> {
     let hardware = Device::hardware().map_err(OpenError::List)?;
+    Device::check_environment().map_err(OpenError::List)?;
     let software = || Device::software().map_err(OpenError::List);
     let opened = match selector {
         DeviceSelector::Named { name, port } => {

@@ -100,15 +100,22 @@ impl Device {
         cfg!(feature = "soft") && std::env::var("RDMA_SOFT").is_ok_and(|value| value.eq_ignore_ascii_case("off"))
     }
 
+    /// An error if a variable of the software device has a value that means nothing, whichever
+    /// device is used in the end.
+    pub(crate) fn check_environment() -> Result<()> {
+        #[cfg(feature = "soft")]
+        if !Self::software_is_off() {
+            rdma_soft::check_environment()
+                .map_err(|variable| Error::new(Operation::ListDevices, ErrorKind::InvalidVariable(variable)))?;
+        }
+        Ok(())
+    }
+
     /// The software device, if it is in the build and not switched off.
     #[cfg(feature = "soft")]
     pub(crate) fn software() -> Result<Vec<Self>> {
-        if Self::software_is_off() {
-            return Ok(Vec::new());
-        }
-        rdma_soft::check_environment()
-            .map_err(|variable| Error::new(Operation::ListDevices, ErrorKind::InvalidVariable(variable)))?;
-        Self::list_of(rdma_soft::ibverbs(), true)
+        Self::check_environment()?;
+        if Self::software_is_off() { Ok(Vec::new()) } else { Self::list_of(rdma_soft::ibverbs(), true) }
     }
 
     /// The software device: not in this build.

@@ -9,17 +9,17 @@
 //!
 //! | Object | What it is | Keeps |
 //! | --- | --- | --- |
-//! | [`Device`] | something that can be opened | the list that it is from |
+//! | [`Device`] | an RDMA device of this machine | the list that it is from |
 //! | [`Context`] | an open device | its device |
-//! | [`ProtectionDomain`] | what may be used together | its context |
-//! | [`CompletionChannel`] | where to sleep until there are completions | its context |
-//! | [`CompletionQueue`] | where finished work is reported | its context and channel |
+//! | [`ProtectionDomain`] | the regions, queue pairs and address handles that may be used together | its context |
+//! | [`CompletionChannel`] | a descriptor that wakes a thread when there are completions | its context |
+//! | [`CompletionQueue`] | the reports of finished requests | its context and channel |
 //! | [`Buffer`] | memory for messages, exclusive to its holder | its region and domain |
 //! | [`ExposedRegion`] | memory that peers may read or write | its domain |
-//! | [`QueuePair`] | one end of a connection ([`Rc`]), or who sends to many and hears from many ([`Ud`]) | its domain and completion queues |
-//! | [`cm::EventChannel`], [`cm::Id`] | the connection manager's | an id its channel, a channel its context |
-//! | [`AddressHandle`] | where a datagram goes | its domain; requests to it keep it |
-//! | [`MulticastAttachment`] | a queue pair's part in a group | nothing: the queue pair leaves its groups when it ends |
+//! | [`QueuePair`] | one end of a connection ([`Rc`]), or an end that exchanges datagrams with many ([`Ud`]) | its domain and completion queues |
+//! | [`cm::EventChannel`], [`cm::Id`] | events and ends of the connection manager | an id its channel, a channel its context |
+//! | [`AddressHandle`] | the destination of datagrams | its domain; requests to it keep it |
+//! | [`MulticastAttachment`] | a queue pair's membership of a group | nothing: the queue pair leaves its groups when it ends |
 //!
 //! A [`RemoteSlice`] names a peer's exposed memory, an [`Endpoint`] or [`DatagramEndpoint`] its
 //! queue pair; all are plain data with a fixed wire format.
@@ -63,10 +63,10 @@
 //!
 //! # Datagrams
 //!
-//! A queue pair of transport [`Ud`] has no peer. It sends messages of one packet to whom each says,
-//! and takes them from everybody who knows its Q_Key. What is lost is lost: nothing is repeated,
-//! and nobody is told. There are no reads, writes and atomic operations; asking for one does not
-//! compile.
+//! A queue pair of transport [`Ud`] has no peer. Each send is one packet and names its destination;
+//! a receiver takes datagrams from every sender that knows its Q_Key. A lost datagram is neither
+//! sent again nor reported. There are no reads, writes and atomic operations: a request for one does
+//! not compile.
 //!
 //! ```text
 //! datagram ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── ready ──> QueuePair
@@ -101,9 +101,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`QueuePair::attach_multicast`] takes part in a group. On iWARP there are no datagrams.
+//! [`QueuePair::attach_multicast`] joins a group. On iWARP there are no datagrams.
 //!
-//! # Who has the memory
+//! # Ownership of memory
 //!
 //! Posting moves a [`Buffer`] into the queue; a [`Poller`] hands it back with its [`Completion`]. A
 //! buffer is a local region's: no peer can reach it. An [`ExposedRegion`] is never lent as a slice;

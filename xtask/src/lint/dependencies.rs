@@ -22,10 +22,7 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
 
     let mut faults = unused_in_workspace(&manifest, &members);
     faults.extend(members.iter().flat_map(|member| unused_in_member(member)));
-    faults.extend(all.iter().filter(|package| version(package) > Some(minimum)).map(|package| {
-        let needed = text(package, "rust_version");
-        format!("{} needs Rust {needed}, newer than ours, 1.{}", name(package), minimum.1)
-    }));
+    faults.extend(all.iter().filter_map(|package| too_new(package, minimum)));
     let builds_c = |package: &&Value| C_BUILDERS.contains(&name(package)) || !package["links"].is_null();
     faults.extend(default.iter().filter(builds_c).map(|package| {
         let name = name(package);
@@ -54,6 +51,12 @@ fn unused_in_member(member: &Value) -> impl Iterator<Item = String> {
     };
     let unused = dependencies(member).filter(move |dependency| !names(dependency));
     unused.map(move |dependency| format!("{manifest}: no source names the dependency {dependency}"))
+}
+
+/// The fault of a package that needs a newer compiler than `minimum`.
+fn too_new(package: &Value, minimum: (u32, u32)) -> Option<String> {
+    let needed = version(package).filter(|needed| *needed > minimum)?;
+    Some(format!("{} needs Rust {}.{}, newer than ours, 1.{}", name(package), needed.0, needed.1, minimum.1))
 }
 
 /// The packages of `cargo metadata` that are built for our targets.
@@ -100,9 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_rust_are_compared_by_number() {
-        let version = |text: &str| version(&json!({ "rust_version": text }));
-        assert!(version("1.9") < version("1.85") && version("1.85") == version("1.85.1"));
-        assert_eq!(super::version(&json!({ "rust_version": null })), None);
+    fn a_dependency_that_needs_a_newer_compiler_is_a_fault() {
+        let fault = |needed| too_new(&json!({ "name": "new", "rust_version": needed }), (1, 85));
+        assert_eq!(fault(Some("1.86.0")).unwrap(), "new needs Rust 1.86, newer than ours, 1.85");
+        for needed in [Some("1.85.1"), Some("1.9"), None] {
+            assert_eq!(fault(needed), None);
+        }
     }
 }
