@@ -101,17 +101,46 @@ fn done(result: i32) -> Result<i32> {
     if result < 0 { Err(Error::last(Operation::WatchDescriptor)) } else { Ok(result) }
 }
 
+/// A new semaphore to wait on: as often as it was [posted](post), it can be [taken](take).
+pub(crate) fn semaphore() -> Result<OwnedFd> {
+    // SAFETY: eventfd has no conditions.
+    let fd = done(unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+    // SAFETY: OwnedFd::from_raw_fd wants a descriptor that is nobody else's: just made.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes a [`semaphore`] readable `count` times.
+pub(crate) fn post(semaphore: BorrowedFd<'_>, count: u64) {
+    // SAFETY: eventfd_write has no conditions; an error (a full counter) leaves the semaphore readable.
+    let _full = unsafe { libc::eventfd_write(semaphore.as_raw_fd(), count) };
+}
+
+/// Takes a [`semaphore`] once, if it can be.
+pub(crate) fn take(semaphore: BorrowedFd<'_>) {
+    let mut value = 0;
+    // SAFETY: eventfd_read wants room for the value.
+    let _empty = unsafe { libc::eventfd_read(semaphore.as_raw_fd(), &raw mut value) };
+}
+
 /// Waits until `fd` is readable; false at the deadline. Interruptions by signals do not end the wait.
 pub(crate) fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> io::Result<bool> {
+    any_readable([Some(fd)], deadline)
+}
+
+/// Waits until one of the descriptors is readable; false at the deadline.
+pub(crate) fn any_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N], deadline: Deadline) -> io::Result<bool> {
+    // The kernel skips negative descriptors.
+    let fds = fds.map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd()));
     loop {
-        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         let left = deadline.left().map(|left| libc::timespec {
             tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
         let timeout = left.as_ref().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: ppoll wants one pollfd, a timespec or NULL, and a signal mask or NULL; all live during the call.
-        let ready = unsafe { libc::ppoll(&raw mut poll, 1, timeout, ptr::null()) };
+        // SAFETY: ppoll wants as many pollfds as it is told of, a timespec or NULL, and a signal mask or NULL; all live
+        // during the call.
+        let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), N as libc::nfds_t, timeout, ptr::null()) };
         match ready {
             0 => return Ok(false),
             1.. => return Ok(true),

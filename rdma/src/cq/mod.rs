@@ -16,6 +16,7 @@ mod channel;
 mod completion;
 mod datagram;
 mod poll;
+mod sharing;
 mod wait;
 
 use std::fmt;
@@ -35,6 +36,7 @@ use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::handle::{Handle, Object};
 use crate::qp::ring::RingTable;
 use crate::types::CqId;
+use sharing::Sharing;
 
 /// A queue of completions, on which any number of queue pairs report.
 ///
@@ -52,6 +54,7 @@ pub(crate) struct CqInner {
     pub(crate) depth: u32,
     pub(crate) channel: Option<Arc<Handle<ChannelInner>>>,
     pub(crate) rings: RingTable,
+    sharing: Sharing,
     /// Its completions carry the caller's `wr_id`s.
     pub(crate) is_raw: bool,
     id: CqId,
@@ -99,6 +102,7 @@ impl CqInner {
             depth,
             channel: channel.map(Arc::clone),
             rings: RingTable::new(depth),
+            sharing: Sharing::new(),
             is_raw: false,
             id,
         })

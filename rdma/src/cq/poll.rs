@@ -1,72 +1,62 @@
 //! Polling: completions are fetched, and routed to their requests.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr;
+use std::slice;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_cq, ibv_wc};
 
 use super::completion::Completion;
+use super::sharing::{Batch, FETCH, Waiting};
 use super::{CompletionQueue, CqInner};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::handle::Handle;
 use crate::mr::{Kind, Segment};
-use crate::qp::ring::{Cached, Claimed, Grabbed, Info, RingTable, Single};
+use crate::qp::ring::{Cached, Claimed, Grabbed, Info, RingTable, Single, has_sink};
 
-/// Completions that are fetched at a time.
-const FETCH: usize = 16;
+/// [`FETCH`] as the C interface has it.
 const ENTRIES: i32 = 16;
 
 /// Takes completions from a completion queue, one after the other.
 ///
-/// It fetches some at a time; those it has fetched and not yet handed out it keeps until the next call, or gives their
-/// memory up when it is dropped. Any number of pollers may work on one queue, in any threads; each completion goes to one of
-/// them. Completions of one queue pair come in order to who polls alone.
+/// Any number of pollers and [scopes](crate::QueuePair::scope) may work on one queue, in any threads. Each completion goes
+/// to one of the pollers, or to the scope that its request belongs to, whoever fetches it. Completions of one queue pair come
+/// in order to a poller that polls alone.
+///
+/// A poller that is the queue's only one fetches 16 completions at a time; where there are more, each fetches one at a
+/// time, which costs more, so make no more of them than poll. What a dropped poller has not handed out comes to the next
+/// one that polls.
 #[doc(alias = "ibv_poll_cq")]
 pub struct Poller {
     pub(super) held: Held,
-    /// The next of `wcs` to be handed out, and how many are left from there on.
+    /// The next entry of `batch` to be handed out, and how many are left from there on.
     next: *const ibv_wc,
     left: u32,
-    wcs: Fetched,
     raw: *mut ibv_cq,
-    /// The process that it is for, or, while something is deferred, one that will never be.
+    /// The process that it is for, or, while `source` is another than the device, one that will never be.
     live_in: u32,
+    source: Source,
     cached: Cached,
-    /// Fetched while a scope waited; they come before what is fetched next.
-    deferred: VecDeque<ibv_wc>,
+    /// Invariant **F1**: its entries are initialised, and written by this poller only, while `source` is not `Open`.
+    batch: Arc<Batch<ibv_wc>>,
     /// Last, so that it outlives what is held (R4), and `raw`.
     pub(crate) cq: Arc<Handle<CqInner>>,
 }
 
-/// Room for completions, apart from the poller: they are pointed to while the poller changes.
-///
-/// Invariant **F1**: an allocation of `FETCH` initialised completions, owned; no references to it last longer than a statement.
-struct Fetched(NonNull<[ibv_wc; FETCH]>);
-
-impl Fetched {
-    fn new() -> Self {
-        let room = Box::into_raw(Box::new([ibv_wc::default(); FETCH]));
-        // SAFETY: the pointer of a box is not null.
-        Self(unsafe { NonNull::new_unchecked(room) })
-    }
-
-    #[inline(always)]
-    fn start(&self) -> *mut ibv_wc {
-        self.0.as_ptr().cast()
-    }
+/// Where the entries come from that are handed out now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// One that was just fetched.
+    Device,
+    /// Several: the batch is open.
+    Open,
+    /// The backlog, and another poller has it too.
+    Copy,
 }
 
-impl Drop for Fetched {
-    fn drop(&mut self) {
-        // SAFETY: F1.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
-// SAFETY: the raw queue is `cq`'s, which is Send and Sync; `next` points into `wcs`, which is owned; the rest is Send.
+// SAFETY: the raw queue is `cq`'s, which is Send and Sync; `next` points into `batch`, which is kept; the rest is Send.
 unsafe impl Send for Poller {}
 // SAFETY: `&Poller` gives nothing but the handle of the queue.
 unsafe impl Sync for Poller {}
@@ -100,16 +90,18 @@ impl CompletionQueue {
     /// Makes a poller for the queue.
     #[must_use]
     pub fn poller(&self) -> Poller {
-        let wcs = Fetched::new();
+        let context = &self.inner.context;
+        // In a forked child, where the poller does nothing, another thread may have had the lock.
+        let batch = if context.is_forked() { Arc::new(Batch::new()) } else { self.inner.sharing.join() };
         Poller {
             held: Held::NOTHING,
-            next: wcs.start(),
+            next: batch.start(),
             left: 0,
-            wcs,
             raw: self.inner.raw,
-            live_in: self.inner.context.fork,
+            live_in: context.fork,
+            source: Source::Device,
             cached: Cached::nothing(),
-            deferred: VecDeque::new(),
+            batch,
             cq: Arc::clone(&self.inner),
         }
     }
@@ -159,13 +151,16 @@ impl Poller {
         }
     }
 
-    /// Routes a completion of `wcs` to its request. Nothing is held when it is called.
+    /// Routes a completion of the batch to its request. Nothing is held when it is called.
     #[inline(always)]
     fn take(&mut self, wc: *const ibv_wc) -> Option<Found> {
         // SAFETY: F1: one that was fetched.
         let wr_id = unsafe { (*wc).wr_id };
         // SAFETY: R4: `self` keeps the completion queue, and drops what it holds first.
-        let grabbed = unsafe { self.cq.rings.grab(wr_id, &mut self.cached) }?;
+        let Some(grabbed) = (unsafe { self.cq.rings.grab(wr_id, &mut self.cached) }) else {
+            self.count_stale(wr_id);
+            return None;
+        };
         let (token, info) = grabbed.read();
         if info.is_single() {
             self.held.set(grabbed.into_single());
@@ -203,66 +198,117 @@ impl Poller {
         }
         let claimed = RingTable::claimed(grabbed, wr_id, &self.cached);
         if claimed.scoped {
-            claimed.finish_scoped(status.0, vendor_err);
+            claimed.finish(status, vendor_err);
             return false;
         }
         self.held.set_request(claimed);
         true
     }
 
+    /// A completion that names no request in flight: another poller may have handed it out, or its sink have got it.
+    #[cold]
+    fn count_stale(&self, wr_id: u64) {
+        let was_shared = match self.source {
+            Source::Device => false,
+            Source::Open => has_sink(wr_id) || self.batch.is_copied(),
+            Source::Copy => true,
+        };
+        if !was_shared {
+            self.cq.rings.count_stale();
+        }
+    }
+
     /// Fetches more, and gives the first. Called with none left.
     #[inline(always)]
     fn fetch(&mut self) -> Result<Option<*const ibv_wc>> {
-        if self.live_in != fork::generation() {
-            return self.fetch_deferred();
+        if self.live_in != fork::generation() || !self.cq.sharing.crowd.is_quiet() {
+            return self.fetch_shared();
         }
-        let start = self.wcs.start();
         // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room for as many
-        // entries as it is told of (F1).
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, start) };
+        // entries as it is told of: F1, `live_in` says that the batch is not open.
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.batch.start()) };
+        self.fetched(count, ENTRIES)
+    }
+
+    #[inline(always)]
+    fn fetched(&mut self, count: i32, room: i32) -> Result<Option<*const ibv_wc>> {
         let more = count.wrapping_sub(1) as u32;
-        if more < ENTRIES.unsigned_abs() {
+        if more < room.unsigned_abs() {
             self.left = more;
-            return Ok(Some(start));
+            if more != 0 {
+                self.open();
+            }
+            return Ok(Some(self.batch.start()));
         }
         if count == 0 { Ok(None) } else { Err(poll_failed(count)) }
     }
 
+    /// Lets others see what was fetched beyond the first.
     #[cold]
-    fn fetch_deferred(&mut self) -> Result<Option<*const ibv_wc>> {
-        self.cq.context.check(Operation::PollCq)?;
-        let start = self.wcs.start();
-        let mut count = 0;
-        while count < ENTRIES.unsigned_abs() {
-            let Some(wc) = self.deferred.pop_front() else { break };
-            // SAFETY: F1: in bounds.
-            unsafe { start.wrapping_add(count as usize).write(wc) };
-            count += 1;
+    fn open(&mut self) {
+        for at in 1..=self.left as usize {
+            // SAFETY: F1: one that was fetched.
+            let wc = unsafe { self.batch.start().wrapping_add(at).read() };
+            if has_sink(wc.wr_id) {
+                self.deliver(&wc);
+            }
         }
-        if self.deferred.is_empty() {
-            self.live_in = self.cq.context.fork;
+        self.source = Source::Open;
+        self.live_in = fork::NEVER;
+        self.batch.open(self.left + 1);
+        if !self.cq.sharing.crowd.is_still_alone() {
+            self.cq.sharing.spill(&self.batch);
         }
-        self.left = count.saturating_sub(1);
-        Ok((count > 0).then_some(start.cast_const()))
     }
 
-    /// For a scope that waits: fetches completions and hands those of scoped requests on. Others stay for `poll`.
+    /// Fetches where there are other pollers, or were, or after the batch was open.
+    #[cold]
+    fn fetch_shared(&mut self) -> Result<Option<*const ibv_wc>> {
+        self.cq.context.check(Operation::PollCq)?;
+        if self.source == Source::Open {
+            self.batch.close();
+        }
+        self.source = Source::Device;
+        self.live_in = self.cq.context.fork;
+        let start = self.batch.start();
+        if let Some(Waiting { wc, is_copy }) = self.cq.sharing.take() {
+            // SAFETY: F1: the batch was just closed.
+            unsafe { start.write(wc) };
+            if is_copy {
+                self.source = Source::Copy;
+                self.live_in = fork::NEVER;
+            }
+            return Ok(Some(start));
+        }
+        let room = if self.cq.sharing.crowd.is_alone() { ENTRIES } else { 1 };
+        // SAFETY: as in `fetch`; the batch was just closed.
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, room, start) };
+        self.fetched(count, room)
+    }
+
+    /// Gives a completion to the sink that its request named.
+    fn deliver(&mut self, wc: &ibv_wc) {
+        // SAFETY: R4: `self` keeps the completion queue.
+        match unsafe { self.cq.rings.grab(wc.wr_id, &mut self.cached) } {
+            Some(grabbed) => {
+                RingTable::claimed(grabbed, wc.wr_id, &self.cached).finish(wc.status, wc.vendor_err);
+            }
+            None => self.cq.rings.count_stale(),
+        }
+    }
+
+    /// For a scope that waits: fetches completions, delivers those that have a sink, and leaves the others to all pollers.
     pub(crate) fn pump(&mut self) -> Result<bool> {
         self.cq.context.check(Operation::PollCq)?;
         let mut wcs = [ibv_wc::default(); FETCH];
-        // SAFETY: as in `fetch`.
+        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, wcs.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| poll_failed(count))?.min(FETCH);
         for wc in &wcs[..count] {
-            // SAFETY: R4: `self` keeps the completion queue.
-            let Some(grabbed) = (unsafe { self.cq.rings.grab(wc.wr_id, &mut self.cached) }) else { continue };
-            let claimed = RingTable::claimed(grabbed, wc.wr_id, &self.cached);
-            if claimed.scoped {
-                claimed.finish_scoped(wc.status.0, wc.vendor_err);
+            if has_sink(wc.wr_id) {
+                self.deliver(wc);
             } else {
-                claimed.put_back();
-                self.deferred.push_back(*wc);
-                self.live_in = fork::NEVER;
+                self.cq.sharing.push(*wc);
             }
         }
         Ok(count > 0)
@@ -348,23 +394,17 @@ impl Held {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        self.held.give_up();
-        // What was fetched will not come again.
-        loop {
-            let wc = match self.left.checked_sub(1) {
-                Some(left) => {
-                    self.left = left;
-                    self.next
-                }
-                None => match self.fetch_deferred() {
-                    Ok(Some(wc)) => wc,
-                    _ => break,
-                },
-            };
-            self.next = wc.wrapping_add(1);
-            self.take(wc);
-            self.held.give_up();
+        if self.cq.context.is_forked() {
+            // Another thread of the parent may have had the lock.
+            return;
         }
+        let is_copied = self.source == Source::Open && self.batch.close();
+        let left = if is_copied { 0 } else { self.left as usize };
+        // SAFETY: F1: from `next` on, that many entries were fetched. Nobody writes them.
+        let rest = unsafe { slice::from_raw_parts(self.next, left) };
+        self.cq.sharing.leave(&self.batch, rest);
+        // Last of all: an owner's drop may panic.
+        self.held.give_up();
     }
 }
 

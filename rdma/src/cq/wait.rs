@@ -5,11 +5,14 @@
 //! then sleeps on the completion channel.
 
 use std::hint;
+use std::io;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::completion::Completion;
 use super::poll::{Found, Poller};
+use super::{ChannelInner, CqInner};
 use crate::error::{Error, Operation, Result};
 use crate::wait::{self, Deadline};
 
@@ -53,31 +56,55 @@ impl Poller {
             }
         }
         let deadline = Deadline::after(timeout.map(|timeout| timeout.saturating_sub(start.elapsed())));
+        let cq = Arc::clone(&self.cq);
+        match &cq.channel {
+            Some(channel) => self.sleep(&cq, channel, deadline),
+            None => self.nap(deadline),
+        }
+    }
+
+    fn sleep(&mut self, cq: &CqInner, channel: &ChannelInner, deadline: Deadline) -> Result<Option<Found>> {
+        let failed = |error: io::Error| Error::from_io(Operation::GetCqEvent, &error);
+        let asleep = cq.sharing.fall_asleep();
+        let mut slept = false;
+        loop {
+            let bell = cq.sharing.bell()?;
+            cq.arm(false)?;
+            // What arrived before the queue was armed raises no event, and what others put aside before we counted as
+            // asleep rings no bell.
+            if let Some(found) = self.advance()? {
+                if slept {
+                    asleep.wake_another();
+                }
+                return Ok(Some(found));
+            }
+            if deadline.is_over() {
+                return Ok(None);
+            }
+            if bell.is_none() && !cq.sharing.crowd.is_alone() {
+                continue;
+            }
+            wait::any_readable([Some(channel.fd()), bell], deadline).map_err(failed)?;
+            if let Some(bell) = bell {
+                wait::take(bell);
+            }
+            // This event, and any left over from earlier: the queue is armed anew before we sleep again.
+            while channel.try_next_event()?.is_some() {}
+            slept = true;
+        }
+    }
+
+    fn nap(&mut self, deadline: Deadline) -> Result<Option<Found>> {
         let mut nap = NAP.0;
         loop {
-            let channel = self.cq.channel.clone();
-            if channel.is_some() {
-                self.cq.arm(false)?;
-            }
-            // What arrived before the queue was armed raises no event.
             if let Some(found) = self.advance()? {
                 return Ok(Some(found));
             }
-            if expired() {
+            if deadline.is_over() {
                 return Ok(None);
             }
-            match channel {
-                Some(channel) => {
-                    wait::readable(channel.fd(), deadline)
-                        .map_err(|error| Error::from_io(Operation::GetCqEvent, &error))?;
-                    // This event, and any left over from earlier: the queue is armed anew before we sleep again.
-                    while channel.try_next_event()?.is_some() {}
-                }
-                None => {
-                    thread::sleep(nap);
-                    nap = (nap * 2).min(NAP.1);
-                }
-            }
+            thread::sleep(nap);
+            nap = (nap * 2).min(NAP.1);
         }
     }
 }

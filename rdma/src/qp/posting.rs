@@ -140,6 +140,11 @@ pub(super) trait Keep {
     /// Whether a scope does.
     const SCOPED: bool = false;
 
+    /// The same of a value.
+    fn has_sink(&self) -> bool {
+        Self::SCOPED
+    }
+
     /// Puts it into the slot. The number of segments there.
     ///
     /// # Safety
@@ -259,11 +264,11 @@ impl<W: WorkRequest> Half<W> {
     ///
     /// # Safety
     ///
-    /// The latest [`stage`](Self::stage) was of request 0, and succeeded.
+    /// The latest [`stage`](Self::stage) was of request 0, with this `keep`, and succeeded.
     #[inline(always)]
-    pub(super) unsafe fn submit_one(&mut self, run: u32, run_after: u32) -> Outcome {
+    pub(super) unsafe fn submit_one(&mut self, keep: &impl Keep, run: u32, run_after: u32) -> Outcome {
         // SAFETY: `stage` found the slot free, wrote and described it.
-        let staged = unsafe { self.attached.producer.park_head() };
+        let staged = unsafe { self.attached.producer.park_head(keep.has_sink()) };
         self.attached.producer.advance(run_after);
         match self.ring_doorbell() {
             Ok(()) => Outcome::InFlight,

@@ -74,7 +74,7 @@ impl RecvQueue {
         // SAFETY: the caller does not use what was kept; the slot is given up where it is returned.
         match unsafe { self.half.stage(0, (local, token), keep, fill, (info, None)) } {
             // SAFETY: staged just now.
-            Ok(()) => unsafe { self.half.submit_one(0, 0) },
+            Ok(()) => unsafe { self.half.submit_one(keep, 0, 0) },
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }

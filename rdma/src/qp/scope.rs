@@ -16,10 +16,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdma_sys::ibv_wc_status;
+
 use super::local::{Local, Writable};
 use super::op::{Operation, Work};
 use super::posting::{Keep, PostError};
-use super::ring::Vacant;
+use super::ring::{Sink, Vacant};
 use super::{QueuePair, Transport};
 use crate::cq::Poller;
 use crate::error::{Error, ErrorKind, Operation as Verb, Result};
@@ -38,14 +40,11 @@ pub(crate) struct Shared {
 
 const FAILED: u64 = 1 << 63;
 
-impl Shared {
-    /// The status of a request that was released with its queue pair, or by a later completion.
-    pub(crate) const RELEASED: u32 = rdma_sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0;
-
+impl Sink for Shared {
     /// One request has ended (C2).
-    pub(crate) fn finished(&self, status: u32, vendor_error: u32) {
-        if status != rdma_sys::ibv_wc_status::IBV_WC_SUCCESS.0 {
-            let failure = FAILED | u64::from(status & 0x7fff_ffff) << 32 | u64::from(vendor_error);
+    fn finished(&self, status: ibv_wc_status, vendor_error: u32) {
+        if status != ibv_wc_status::IBV_WC_SUCCESS {
+            let failure = FAILED | u64::from(status.0 & 0x7fff_ffff) << 32 | u64::from(vendor_error);
             // Only the first one counts.
             let _ = self.failure.compare_exchange(0, failure, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -54,10 +53,12 @@ impl Shared {
     }
 
     /// One request was not taken by the device, and is the caller's again (C2).
-    pub(crate) fn abandoned(&self) {
+    fn abandoned(&self) {
         self.outstanding.fetch_sub(1, Ordering::Release);
     }
+}
 
+impl Shared {
     fn is_done(&self) -> bool {
         self.outstanding.load(Ordering::Acquire) == 0
     }
@@ -77,7 +78,7 @@ impl Keep for Arc<Shared> {
     unsafe fn park(&self, slot: &mut Vacant<'_>) -> usize {
         // C2.
         self.outstanding.fetch_add(1, Ordering::Relaxed);
-        slot.set_scope(Self::clone(self));
+        slot.set_sink(Self::clone(self));
         0
     }
 }
@@ -128,8 +129,9 @@ impl std::error::Error for ScopeError {}
 impl<T: Transport> QueuePair<T> {
     /// Posts requests that borrow the caller's buffers, and waits for all of them before it returns or unwinds.
     ///
-    /// `poller` must belong to the queue's completion queue. Completions of other requests that arrive meanwhile are kept in
-    /// it for [`poll`](Poller::poll). What was posted unsignaled before the scope is given up by its requests' completions.
+    /// `poller` must belong to the queue's completion queue. Completions of other requests that arrive meanwhile are left
+    /// to the pollers of that queue, of which there may be any number in other threads. What was posted unsignaled before
+    /// the scope is given up by its requests' completions.
     ///
     /// When requests are unfinished after `timeout`, the queue pair is moved to the error state, which flushes them; if
     /// that does not help it is destroyed, and is of no use any more. If even that fails the device may still access borrowed memory, and the

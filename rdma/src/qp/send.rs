@@ -93,7 +93,7 @@ impl SendQueue {
         // SAFETY: the caller does not use what was kept; the slot is given up where it is returned.
         match unsafe { self.stage(0, run, work, keep) } {
             // SAFETY: staged just now.
-            Ok(run_after) => unsafe { self.half.submit_one(run, run_after) },
+            Ok(run_after) => unsafe { self.half.submit_one(keep, run, run_after) },
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }

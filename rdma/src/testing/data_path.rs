@@ -82,6 +82,12 @@ pub(crate) fn complete(cq: *mut ibv_cq, completion: ibv_wc) {
     }
 }
 
+/// Makes a queue of this provider raise no event for the next completion.
+pub(crate) fn disarm(cq: *mut ibv_cq) {
+    // SAFETY: tests give a live queue of this provider (1).
+    unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().armed = false;
+}
+
 /// Makes a queue of this provider never run out of a completion.
 pub(crate) fn flood(cq: *mut ibv_cq, completion: Option<ibv_wc>) {
     // SAFETY: tests give a live queue of this provider (1).

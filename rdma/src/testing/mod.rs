@@ -20,7 +20,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 
 #[allow(unused_imports, reason = "each test uses a part")]
-pub(crate) use data_path::{BadWr, Posted, complete, fail_post, flood, posted, raise, unfail_post};
+pub(crate) use data_path::{BadWr, Posted, complete, disarm, fail_post, flood, posted, raise, unfail_post};
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use datagrams::{groups_of, handle_of, live_handles};
 

@@ -18,6 +18,7 @@
 
 mod info;
 mod producer;
+mod sink;
 mod state;
 mod table;
 
@@ -30,25 +31,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use info::Info;
+use producer::Panics;
 pub(crate) use producer::{Producer, Staged, Vacant};
+pub(crate) use sink::Sink;
 use state::{Lap, State, parked_word};
 pub(crate) use table::{Attached, RingTable};
+
+use rdma_sys::ibv_wc_status;
 
 use crate::ah::AhInner;
 use crate::handle::Handle;
 use crate::mr::Segment;
-use crate::qp::scope::Shared;
 use crate::types::Opcode;
 
 /// Slots that a ring has at most: a `wr_id` has 16 bits for them at most.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
-/// Bits of a `wr_id` below the queue's index: the lap, and the slot in as many bits as the ring needs.
+/// Bits of a `wr_id` below the queue's index.
 const USE_BITS: u32 = 48;
+/// The topmost of them: set for a request with a sink, so that whoever fetches its completion need not touch the slot.
+/// Below it the lap, and the slot in as many bits as the ring needs.
+const SINK: u64 = 1 << (USE_BITS - 1);
 
-/// What a slot parks first: a segment of its own, or the scope that lent the memory.
+/// Whether the completion goes to a [`Sink`], and not to a poller.
+#[inline]
+pub(crate) fn has_sink(wr_id: u64) -> bool {
+    wr_id & SINK != 0
+}
+
+/// What a slot parks first: a segment of its own, or the sink of a request whose memory is lent.
 union First {
     segment: ManuallyDrop<Segment>,
-    scope: ManuallyDrop<Arc<Shared>>,
+    sink: ManuallyDrop<Arc<dyn Sink>>,
 }
 
 struct Entry {
@@ -139,7 +152,7 @@ impl Ring {
     /// How many laps a `wr_id` tells apart, less one.
     #[inline]
     fn lap_mask(&self) -> u64 {
-        u64::MAX >> (64 - USE_BITS + self.index_bits)
+        (SINK - 1) >> self.index_bits
     }
 
     /// The low bits of the `wr_id` of one use of one slot.
@@ -413,7 +426,9 @@ impl Claimed {
                 },
             };
             let queue = self.wr_id & u64::MAX << USE_BITS;
-            let claimed = ring.claim(queue | ring.name(index, lap));
+            let name = queue | ring.name(index, lap);
+            // One with a sink was posted signaled, and lies here if its post failed in an unknown way.
+            let claimed = ring.claim(name).or_else(|| ring.claim(name | SINK));
             if let Some(mut claimed) = claimed {
                 // Its own run is part of ours.
                 claimed.run = 0;
@@ -423,30 +438,23 @@ impl Claimed {
         None
     }
 
-    /// Undoes the claim. Nothing was taken yet.
-    pub(crate) fn put_back(self) {
-        debug_assert_eq!(self.taken, 0);
-        let this = ManuallyDrop::new(self);
-        this.ring().slots[this.index() as usize].state.park(parked_word(this.wr_id));
-    }
-
     /// Whether nothing is left to hand out, so that the slot may be freed at once.
     #[inline]
     pub(crate) fn is_exhausted(&self) -> bool {
         self.taken == self.count && self.run == 0 && !self.scoped && !self.addressed
     }
 
-    /// The scope that this request belongs to.
-    fn take_scope(&mut self) -> Option<Arc<Shared>> {
+    /// Where the request's completion goes.
+    fn take_sink(&mut self) -> Option<Arc<dyn Sink>> {
         if !std::mem::take(&mut self.scoped) {
             return None;
         }
         let first = self.ring().segment(self.index(), 0).cast::<First>();
         // SAFETY: only an address inside the entry is computed.
-        let scope = unsafe { &raw const (*first).scope };
-        // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised scope; `scoped` was cleared, so
+        let sink = unsafe { &raw const (*first).sink };
+        // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised sink; `scoped` was cleared, so
         // that it is moved out once.
-        Some(ManuallyDrop::into_inner(unsafe { scope.read() }))
+        Some(ManuallyDrop::into_inner(unsafe { sink.read() }))
     }
 
     /// The address handle that the request keeps.
@@ -463,16 +471,20 @@ impl Claimed {
     /// Frees the slot without dropping the segments: the caller of a failed post still has them.
     pub(crate) fn forget_segments(mut self) {
         self.taken = self.count;
-        if let Some(scope) = self.take_scope() {
-            scope.abandoned();
+        if let Some(sink) = self.take_sink() {
+            sink.abandoned();
         }
     }
 
-    /// Tells the scope, if the request belongs to one, how it ended.
-    pub(crate) fn finish_scoped(mut self, status: u32, vendor_error: u32) {
-        if let Some(scope) = self.take_scope() {
-            scope.finished(status, vendor_error);
+    /// Frees the slot, and then tells the request's sink, if it has one, how the request ended.
+    pub(crate) fn finish(mut self, status: ibv_wc_status, vendor_error: u32) {
+        let sink = self.take_sink();
+        let mut panics = Panics::default();
+        panics.catch(|| drop(self));
+        if let Some(sink) = sink {
+            sink.finished(status, vendor_error);
         }
+        panics.resume();
     }
 }
 
@@ -492,8 +504,9 @@ impl Claimed {
     /// skipped would block the queue for ever.
     #[cold]
     fn drop_rest(&mut self) -> Option<Box<dyn Any + Send>> {
-        if let Some(scope) = self.take_scope() {
-            scope.finished(Shared::RELEASED, 0);
+        if let Some(sink) = self.take_sink() {
+            // Released with its queue pair, or by a later completion.
+            sink.finished(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, 0);
         }
         // Destroying a handle may log, and a subscriber may panic.
         let address = self.take_address();

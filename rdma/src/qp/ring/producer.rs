@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::state::{id_of_word, parked_word};
-use super::{Claimed, First, Info, Lap, Ring, Slot, USE_BITS};
+use super::{Claimed, First, Info, Lap, Ring, SINK, Sink, Slot, USE_BITS};
 use crate::ah::AhInner;
 use crate::handle::Handle;
 use crate::mr::Segment;
-use crate::qp::scope::Shared;
 
 /// The one producer of a ring: it fills slots in order, and knows which requests have to be signaled.
 ///
@@ -200,19 +199,20 @@ impl Producer {
     /// # Safety
     ///
     /// It is free, and [`Vacant::describe`] was called, with as many segments as were written, or as scoped, with
-    /// `set_scope`; and as addressed if, and only if, `set_address` was called.
+    /// `set_sink`, if `has_sink`; and as addressed if, and only if, `set_address` was called.
     #[inline(always)]
-    pub(crate) unsafe fn park_head(&mut self) -> Staged {
+    pub(crate) unsafe fn park_head(&mut self, has_sink: bool) -> Staged {
+        let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };
         // SAFETY: P1, R4.
-        unsafe { self.head.as_ref() }.state.park(parked_word(self.next_id));
-        Staged { wr_id: self.next_id }
+        unsafe { self.head.as_ref() }.state.park(parked_word(wr_id));
+        Staged { wr_id }
     }
 
     /// Hands over the `count` slots from the head on.
     ///
     /// # Safety
     ///
-    /// They are as [`park_head`](Self::park_head) wants the one.
+    /// They are as [`park_head`](Self::park_head) wants the one, without sinks.
     pub(crate) unsafe fn park(&mut self, count: u32) {
         for ahead in 0..count {
             let Staged { wr_id } = self.staged(ahead);
@@ -230,7 +230,7 @@ impl Producer {
         // SAFETY: the caller's promise.
         unsafe { self.park(count) };
         let mut first = true;
-        let mut panics = Panics(None);
+        let mut panics = Panics::default();
         for ahead in 0..count {
             let Some(mut claimed) = self.take_back(self.staged(ahead)) else { continue };
             panics.catch(|| {
@@ -260,7 +260,7 @@ impl Producer {
     /// Releases everything that is parked: the device is known to have lost access to it. What a poller holds at this
     /// moment it releases itself. Segments are dropped here, under no lock.
     pub(crate) fn reclaim(&mut self) {
-        let mut panics = Panics(None);
+        let mut panics = Panics::default();
         for index in 0..self.depth {
             let word = self.ring().slots.get(index as usize).and_then(|slot| slot.state.parked());
             if let Some(word) = word {
@@ -283,16 +283,17 @@ impl Producer {
 }
 
 /// What users' drops panic with, kept until everything is given up: slots that were skipped would block the queue for ever.
-struct Panics(Option<Box<dyn Any + Send>>);
+#[derive(Default)]
+pub(super) struct Panics(Option<Box<dyn Any + Send>>);
 
 impl Panics {
-    fn catch(&mut self, give_up: impl FnOnce()) {
+    pub(super) fn catch(&mut self, give_up: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(give_up)) {
             self.0 = Some(panic);
         }
     }
 
-    fn resume(self) {
+    pub(super) fn resume(self) {
         if let Some(panic) = self.0.filter(|_| !std::thread::panicking()) {
             resume_unwind(panic);
         }
@@ -328,11 +329,12 @@ impl Vacant<'_> {
         entry.info = info;
     }
 
-    /// Puts a scope where the first segment would be: the request's memory is lent, and the scope keeps it.
-    pub(crate) fn set_scope(&mut self, scope: Arc<Shared>) {
+    /// Puts a sink where the first segment would be: the request's memory is lent.
+    pub(crate) fn set_sink(&mut self, sink: Arc<dyn Sink>) {
         let first = self.slot.first().cast::<First>();
         // SAFETY: R1: the slot is free and we are its producer (R2); the place is the union's.
-        unsafe { first.write(First { scope: ManuallyDrop::new(scope) }) };
+        unsafe { first.write(First { sink: ManuallyDrop::new(sink) }) };
+        self.wr_id |= SINK;
     }
 
     /// Puts an address handle beside the request's memory.

@@ -9,8 +9,8 @@
 //! The word of a slot in flight is `wr_id << 2 | state`. A `wr_id` is the queue, the lap and the slot. The lap counts how often the
 //! producer has come round the ring, and the producer visits each slot once a lap, so no `wr_id` of a ring is used twice, and a
 //! completion can only claim the use it was made for. (The queue's topmost two bits are lost in the word: a ring belongs to one
-//! queue.) Lap and slot share 48 bits, so a completion would have to be kept (by a poller that has fetched it and is not used)
-//! for 2^48 requests of its queue to be taken for a newer one: nine years at a million a second. 32 bits would be minutes.
+//! queue.) Lap and slot share 47 bits, so a completion would have to be kept (by a poller that has fetched it and is not used)
+//! for 2^47 requests of its queue to be taken for a newer one: four years at a million a second. 32 bits would be minutes.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -113,7 +113,7 @@ impl State {
 mod tests {
     use super::*;
 
-    const MASK: u64 = u64::MAX >> 16;
+    const MASK: u64 = u64::MAX >> 17;
 
     #[test]
     fn a_use_is_claimed_once_and_only_by_its_own_word() {

@@ -155,7 +155,7 @@ impl RingTable {
         }
     }
 
-    /// Claims what the request `wr_id` parked. `None`, and counted, if that names no request in flight.
+    /// Claims what the request `wr_id` parked; `None` if that names no request in flight.
     ///
     /// # Safety
     ///
@@ -170,27 +170,15 @@ impl RingTable {
         // SAFETY: K1: masked, the index is that of one of the ring's slots.
         let slot = unsafe { cached.slots.add((wr_id & cached.mask) as usize) };
         // SAFETY: K1, R4.
-        let grabbed = unsafe { slot.as_ref() }.grab(wr_id);
-        if grabbed.is_none() {
-            self.count_stale();
-        }
-        grabbed
+        unsafe { slot.as_ref() }.grab(wr_id)
     }
 
     #[cold]
     fn find(&self, queue: u16, cached: &mut Cached) -> Option<()> {
-        match NonNull::new(self.ring(queue)) {
-            Some(ring) => {
-                // SAFETY: R4: entries stay as long as the table.
-                let Ring { slots, index_mask, .. } = unsafe { ring.as_ref() };
-                *cached =
-                    Cached { queue: queue.into(), mask: *index_mask, slots: NonNull::from(&**slots).cast(), ring };
-            }
-            None => {
-                self.count_stale();
-                return None;
-            }
-        }
+        let ring = NonNull::new(self.ring(queue))?;
+        // SAFETY: R4: entries stay as long as the table.
+        let Ring { slots, index_mask, .. } = unsafe { ring.as_ref() };
+        *cached = Cached { queue: queue.into(), mask: *index_mask, slots: NonNull::from(&**slots).cast(), ring };
         Some(())
     }
 
@@ -199,8 +187,8 @@ impl RingTable {
         grabbed.into_claimed(cached.ring, wr_id)
     }
 
-    #[cold]
-    fn count_stale(&self) {
+    /// Counts a completion that named no request in flight.
+    pub(crate) fn count_stale(&self) {
         self.stale.fetch_add(1, Ordering::Relaxed);
     }
 
