@@ -141,6 +141,7 @@ mod handle;
 mod mr;
 mod pd;
 mod qp;
+mod setters;
 #[cfg(test)]
 mod testing;
 mod types;
@@ -161,7 +162,7 @@ pub use pd::ProtectionDomain;
 pub use qp::op;
 pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
-    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, PostError,
+    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError,
     PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair,
     Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
 };

@@ -28,7 +28,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::fork;
 use crate::handle::{Handle, Object, Raw};
-use crate::types::{Capabilities, Gid, PortState, TransportType};
+use crate::types::{Capabilities, Gid, PortState};
 use crate::wait::EventDescriptor;
 
 /// An open device. Clones are handles to the same one.
@@ -73,11 +73,6 @@ impl ContextInner {
 
     pub(crate) fn capabilities(&self) -> Capabilities {
         Capabilities::new(self.device.transport(), self.device_attr.atomic_capability())
-    }
-
-    /// For the queue pairs, until they ask for a capability.
-    pub(crate) fn is_iwarp(&self) -> bool {
-        self.device.transport() == TransportType::IWARP
     }
 }
 

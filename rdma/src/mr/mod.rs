@@ -31,6 +31,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_access_flags, ibv_mr};
 
 pub use buffer::Buffer;
+pub(crate) use buffer::resolve;
 pub use exposed::{ExposedRegion, ExposedSlice, RevokeError};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};

@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 
 /// Requests for a send queue that are posted together.
 ///
-/// Nothing is posted before [`submit`](Self::submit); a batch that is dropped without it drops its requests, one that is
-/// forgotten leaks them.
+/// Nothing is posted before [`submit`](Self::submit); a batch that is dropped without it drops its
+/// requests, one that is forgotten leaks them.
 #[must_use = "nothing is posted before `submit`"]
 pub struct Batch<'q, 'd, T: Transport = Rc> {
     queue: &'q mut SendQueue,
@@ -52,7 +52,8 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     ///
     /// # Errors
     ///
-    /// With the request's memory, as for [`QueuePair::post_send`]; `QueueFull` also when the batch is.
+    /// With the request's memory, as for [`QueuePair::post_send`]; `QueueFull` also when the batch
+    /// is.
     #[inline]
     pub fn push<O: Operation<T>, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
         // SAFETY: `surrender` forgets the memory; where `stage` fails, nothing was kept.
@@ -71,8 +72,8 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     ///
     /// # Errors
     ///
-    /// With those that the device did not take. If it does not say which, all are in flight, and the queue pair goes to the
-    /// error state.
+    /// With those that the device did not take. If it does not say which, all are in flight, and
+    /// the queue pair goes to the error state.
     #[doc(alias = "ibv_post_send")]
     pub fn submit(self) -> Result<(), BatchError<'q>> {
         let mut this = ManuallyDrop::new(self);
@@ -117,8 +118,9 @@ impl<T: Transport> fmt::Debug for Batch<'_, '_, T> {
 
 /// A batch that was not posted, or only in part.
 ///
-/// What the device did not take is handed out by [`next_rejected`](Self::next_rejected); dropping the error drops the rest.
-/// Forgetting it keeps their slots occupied until the queue pair is reset or destroyed.
+/// What the device did not take is handed out by [`next_rejected`](Self::next_rejected); dropping
+/// the error drops the rest. Forgetting it keeps their slots occupied until the queue pair is reset
+/// or destroyed.
 pub struct BatchError<'q> {
     error: Error,
     queue: &'q mut SendQueue,
@@ -127,7 +129,8 @@ pub struct BatchError<'q> {
     next: u32,
     len: u32,
     current: Option<Claimed>,
-    /// The address handle of what the device took is back (A2 of [`posting`](super::posting)).
+    /// The address handle of the requests that the device took is back (A2 of
+    /// [`posting`](super::posting)).
     restored: bool,
 }
 
@@ -138,7 +141,8 @@ impl BatchError<'_> {
         self.error
     }
 
-    /// How many requests the device did not take and that were not handed out yet. Zero if that cannot be known.
+    /// How many requests the device did not take and that were not handed out yet. Zero if that
+    /// cannot be known.
     #[must_use]
     pub fn rejected(&self) -> usize {
         (self.len - self.next) as usize

@@ -9,14 +9,16 @@ use super::endpoint::Endpoint;
 use super::{QueuePair, Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::setters::setters;
 use crate::types::{
     AckTimeout, AtomicCapability, Gid, Lid, LinkLayer, Mtu, Path, PortState, QpState, RemoteAccess, RnrTimer, Route,
 };
 
-/// How many reads and atomics are in service at a time, unless the device can do less: what fills a pipe.
+/// Reads and atomics in service at a time, unless the device can do less: enough to fill a pipe.
 const READ_DEPTH: u32 = 16;
 
-/// How to bind a queue pair to a port. What is not set is chosen from what the device reports.
+/// Options to bind a queue pair to a port. Options that are not set are chosen from what the device
+/// reports.
 #[derive(Debug, Clone, Copy, Default)]
 #[must_use]
 pub struct InitOptions {
@@ -28,44 +30,31 @@ pub struct InitOptions {
 }
 
 impl InitOptions {
-    /// Everything chosen: the first active port, its [best GID](Context::best_gid), P_Key 0, all remote operations that
-    /// the device has, a random packet number.
+    /// Everything chosen: the first active port, its [best GID](Context::best_gid), P_Key 0, all
+    /// remote operations that the device has, a random packet number.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The port.
-    pub fn port(mut self, port: u8) -> Self {
-        self.port = Some(port);
-        self
-    }
+    setters! {
+        /// The port.
+        port(port: u8) = Some(port);
 
-    /// Our GID's index.
-    pub fn gid_index(mut self, index: u8) -> Self {
-        self.gid_index = Some(index);
-        self
-    }
+        /// Our GID's index.
+        gid_index(index: u8) = Some(index);
 
-    /// The partition key's index.
-    pub fn pkey_index(mut self, index: u16) -> Self {
-        self.pkey_index = index;
-        self
-    }
+        /// The partition key's index.
+        pkey_index(index: u16) = index;
 
-    /// What the peer may do through this queue pair, to regions that allow it too.
-    pub fn remote_access(mut self, access: RemoteAccess) -> Self {
-        self.remote_access = Some(access);
-        self
-    }
+        /// What the peer may do through this queue pair, to regions that allow it too.
+        remote_access(access: RemoteAccess) = Some(access);
 
-    /// The number of the first packet sent; the low 24 bits count.
-    pub fn psn(mut self, psn: u32) -> Self {
-        self.psn = Some(psn & 0xff_ffff);
-        self
+        /// The number of the first packet sent; the low 24 bits count.
+        psn(psn: u32) = Some(psn & 0xff_ffff);
     }
 }
 
-/// How to connect to a peer. What is not set has the value that most programs use.
+/// Options to connect to a peer. Options that are not set have the value that most programs use.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct ConnectOptions {
@@ -99,71 +88,44 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The smaller of both ends' active MTUs, 67 ms timeout, 7 retries, any number of retries while the peer has no receive
-    /// posted.
+    /// The smaller of both ends' active MTUs, 67 ms timeout, 7 retries, any number of retries while
+    /// the peer has no receive posted.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A smaller MTU than both ends have. One that is larger has no effect.
-    pub fn mtu(mut self, mtu: Mtu) -> Self {
-        self.mtu = Some(mtu);
-        self
-    }
+    setters! {
+        /// A smaller MTU than both ends have. One that is larger has no effect.
+        mtu(mtu: Mtu) = Some(mtu);
 
-    /// How long to wait for an answer before trying again.
-    pub fn ack_timeout(mut self, timeout: AckTimeout) -> Self {
-        self.ack_timeout = timeout;
-        self
-    }
+        /// How long to wait for an answer before trying again.
+        ack_timeout(timeout: AckTimeout) = timeout;
 
-    /// How often to try again without an answer: 0 to 7. Linux's software device rxe takes 7 for any number: it never notices that a
-    /// peer is gone, and gets large messages through where packets are lost, for which it counts every one of them.
-    pub fn retry_count(mut self, count: u8) -> Self {
-        self.retry_count = count;
-        self
-    }
+        /// How often to try again without an answer: 0 to 7. Linux's software device rxe takes 7
+        /// for any number: it never notices that a peer is gone, and gets large messages through
+        /// where packets are lost, for which it counts every one of them.
+        retry_count(count: u8) = count;
 
-    /// How often to try again while the peer has no receive posted: 0 to 6, or 7 for ever.
-    pub fn rnr_retry(mut self, count: u8) -> Self {
-        self.rnr_retry = count;
-        self
-    }
+        /// How often to try again while the peer has no receive posted: 0 to 6, or 7 for ever.
+        rnr_retry(count: u8) = count;
 
-    /// How long the peer shall wait before it tries again, when we have no receive posted.
-    pub fn min_rnr_timer(mut self, timer: RnrTimer) -> Self {
-        self.min_rnr_timer = timer;
-        self
-    }
+        /// How long the peer shall wait before it tries again, when we have no receive posted.
+        min_rnr_timer(timer: RnrTimer) = timer;
 
-    /// How many reads and atomics to have outstanding, at most what the peer serves.
-    pub fn initiator_depth(mut self, depth: u8) -> Self {
-        self.initiator_depth = Some(depth);
-        self
-    }
+        /// How many reads and atomics to have outstanding, at most what the peer serves.
+        initiator_depth(depth: u8) = Some(depth);
 
-    /// The service level: 0 to 15.
-    pub fn service_level(mut self, level: u8) -> Self {
-        self.service_level = level;
-        self
-    }
+        /// The service level: 0 to 15.
+        service_level(level: u8) = level;
 
-    /// The traffic class, on RoCE v2 the IP header's.
-    pub fn traffic_class(mut self, class: u8) -> Self {
-        self.traffic_class = class;
-        self
-    }
+        /// The traffic class, on RoCE v2 the IP header's.
+        traffic_class(class: u8) = class;
 
-    /// How many routers may be crossed.
-    pub fn hop_limit(mut self, limit: u8) -> Self {
-        self.hop_limit = limit;
-        self
-    }
+        /// How many routers may be crossed.
+        hop_limit(limit: u8) = limit;
 
-    /// The flow label: 20 bits.
-    pub fn flow_label(mut self, label: u32) -> Self {
-        self.flow_label = label & 0xf_ffff;
-        self
+        /// The flow label: 20 bits.
+        flow_label(label: u32) = label & 0xf_ffff;
     }
 }
 
@@ -172,7 +134,8 @@ pub struct PreparedQueuePair<T: Transport> {
     pub(super) qp: QueuePair<T>,
 }
 
-/// A queue pair bound to a port, in the INIT state: receives can be posted, and the peer needs its [`Endpoint`].
+/// A queue pair bound to a port, in the INIT state: receives can be posted, and the peer needs its
+/// [`Endpoint`].
 pub struct InitializedQueuePair<T: Transport> {
     pub(crate) qp: QueuePair<T>,
     pub(super) local: T::Start,
@@ -231,48 +194,63 @@ impl<T: Transport> PreparedQueuePair<T> {
     }
 }
 
-impl PreparedQueuePair<Rc> {
-    /// Binds the queue pair to a port.
+impl<T: Transport> PreparedQueuePair<T> {
+    /// Binds the queue pair to a port, by [`InitOptions`], or
+    /// [`DatagramOptions`](super::DatagramOptions) for datagrams.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that does not exist, `NotSupported` on
-    /// iWARP, where only the connection manager can connect.
-    pub fn init(self, options: &InitOptions) -> Result<InitializedQueuePair<Rc>, Failed<Self>> {
-        match initialize(&self.qp, options) {
+    /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that
+    /// does not exist, `NotSupported` on iWARP, where only the connection manager can connect,
+    /// `PermissionDenied` for a Q_Key that only privileged processes may have.
+    pub fn init(self, options: &T::InitOptions) -> Result<InitializedQueuePair<T>, Failed<Self>> {
+        self.init_by(|qp| T::init(qp, options))
+    }
+
+    /// Binds the queue pair with the attributes of the connection manager, on iWARP too.
+    pub(crate) fn init_with(self, attr: &QpAttr) -> Result<InitializedQueuePair<T>, Failed<Self>> {
+        self.init_by(|qp| T::init_with(qp, attr))
+    }
+
+    fn init_by(
+        mut self,
+        init: impl FnOnce(&mut QueuePair<T>) -> Result<T::Start>,
+    ) -> Result<InitializedQueuePair<T>, Failed<Self>> {
+        match init(&mut self.qp) {
             Ok(local) => Ok(InitializedQueuePair { qp: self.qp, local }),
             Err(error) => Err(Failed::new(error, self)),
         }
     }
+}
 
-    /// Binds the queue pair with the attributes that the connection manager has put together, on iWARP too.
-    pub(crate) fn init_with(self, attr: &QpAttr) -> Result<InitializedQueuePair<Rc>, Failed<Self>> {
-        match initialize_with(&self.qp, attr, &InitOptions::new().port(attr.as_raw().port_num)) {
-            Ok(local) => Ok(InitializedQueuePair { qp: self.qp, local }),
-            Err(error) => Err(Failed::new(error, self)),
-        }
+impl Transport for Rc {
+    const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_RC;
+    const IS_DATAGRAM: bool = false;
+    type InitOptions = InitOptions;
+    type Start = Local;
+
+    fn init(qp: &mut QueuePair<Self>, options: &InitOptions) -> Result<Local> {
+        require_endpoints(qp)?;
+        let local = local(qp, options)?;
+        let access = options.remote_access.unwrap_or_else(|| all_access(&qp.context()));
+        let attr = QpAttr::to(QpState::INIT).port(local.chosen.port).pkey_index(options.pkey_index);
+        qp.control.modify(&attr.access(access))?;
+        Ok(local)
+    }
+
+    fn init_with(qp: &mut QueuePair<Self>, attr: &QpAttr) -> Result<Local> {
+        let local = local(qp, &InitOptions::new().port(attr.as_raw().port_num))?;
+        qp.control.modify(attr)?;
+        Ok(local)
     }
 }
 
-fn initialize(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
-    let context = qp.context();
-    if context.inner.is_iwarp() {
-        return Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported));
-    }
-    let local = local(qp, options)?;
-    let access = options.remote_access.unwrap_or_else(|| all_access(&context));
-    let port = local.chosen.port;
-    qp.control.modify(&QpAttr::to(QpState::INIT).port(port).pkey_index(options.pkey_index).access(access))?;
-    Ok(local)
+fn require_endpoints(qp: &QueuePair<Rc>) -> Result<()> {
+    let is_supported = qp.control.context.capabilities().manual_connect;
+    if is_supported { Ok(()) } else { Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported)) }
 }
 
-fn initialize_with(qp: &QueuePair<Rc>, attr: &QpAttr, options: &InitOptions) -> Result<Local> {
-    let local = local(qp, options)?;
-    qp.control.modify(attr)?;
-    Ok(local)
-}
-
-/// What our end of the connection is.
+/// Our end of the connection.
 fn local(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
     let context = qp.context();
     let chosen = choose(&context, options.port, options.gid_index)?;
@@ -288,7 +266,7 @@ fn local(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
     Ok(Local { chosen, endpoint })
 }
 
-/// The port and GID to use, where nothing is said the best of them.
+/// The port and GID of the options, or the best ones.
 pub(super) fn choose(context: &Context, port: Option<u8>, gid_index: Option<u8>) -> Result<Chosen> {
     let down = Error::new(Operation::ModifyQp, ErrorKind::PortDown);
     let port = match port {
@@ -307,7 +285,7 @@ pub(super) fn choose(context: &Context, port: Option<u8>, gid_index: Option<u8>)
             None => (0, None),
         },
     };
-    if gid.is_none() && link_layer == LinkLayer::ETHERNET && !context.inner.is_iwarp() {
+    if gid.is_none() && link_layer == LinkLayer::ETHERNET && context.capabilities().manual_connect {
         return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
     }
     Ok(Chosen { port, gid_index, gid, lid: port_attr.lid(), mtu: port_attr.active_mtu(), link_layer })
@@ -333,11 +311,12 @@ impl<T: Transport> InitializedQueuePair<T> {
         self.qp.qpn()
     }
 
-    /// Takes the queue pair back to where [`QpBuilder::build`](super::QpBuilder::build) left it. Buffers in flight are freed.
+    /// Takes the queue pair back to where [`QpBuilder::build`](super::QpBuilder::build) left it.
+    /// Buffers in flight are freed.
     ///
     /// # Errors
     ///
-    /// As for [`QueuePair::reset`], with the queue pair.
+    /// Those of [`QueuePair::reset`], with the queue pair.
     pub fn reset(self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         let local = self.local;
         self.qp.reset().map_err(|failed| Failed::new(failed.error, Self { qp: failed.object, local }))
@@ -357,7 +336,7 @@ impl<T: Transport> InitializedQueuePair<T> {
 }
 
 impl InitializedQueuePair<Rc> {
-    /// What the peer must know to connect.
+    /// The address to give to the peer, so that it can connect.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.local.endpoint
@@ -371,13 +350,14 @@ impl InitializedQueuePair<Rc> {
 
     /// Connects to the peer: through RTR to RTS.
     ///
-    /// The peer does the same with our [`endpoint`](Self::endpoint); the order does not matter, but what is sent before the peer
-    /// has connected is tried again as often as `retry_count` says.
+    /// The peer does the same with our [`endpoint`](Self::endpoint); the order does not matter, but
+    /// what is sent before the peer has connected is tried again as often as `retry_count` says.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `Incompatible` when there is no common kind of address, `Timeout` when the peer's address
-    /// cannot be resolved, `NotSupported` on iWARP. The queue pair may then be ready to receive only; go back with [`reset`](Self::reset).
+    /// With the queue pair: `Incompatible` when there is no common kind of address, `Timeout` when
+    /// the peer's address cannot be resolved, `NotSupported` on iWARP. The queue pair may then be
+    /// ready to receive only; go back with [`reset`](Self::reset).
     pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<Rc>, Failed<Self>> {
         match connect(&self.qp, &self.local, remote, options) {
             Ok(()) => Ok(self.qp),
@@ -387,9 +367,7 @@ impl InitializedQueuePair<Rc> {
 }
 
 fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
-    if qp.control.context.is_iwarp() {
-        return Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported));
-    }
+    require_endpoints(qp)?;
     let path = path(&local.chosen, (remote.gid, remote.lid), options, Operation::ModifyQp)?;
     let mtu = [Some(remote.mtu), options.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
     qp.control.modify(

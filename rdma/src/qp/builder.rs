@@ -1,4 +1,4 @@
-//! Making a queue pair.
+//! Creating queue pairs.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,8 +13,27 @@ use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
 use crate::pd::{PdInner, ProtectionDomain};
+use crate::setters::setters;
 
-/// How to make a [`QueuePair`].
+/// Attributes of a new [`QueuePair`].
+///
+/// # Sizing
+///
+/// A request occupies its queue until its completion has been polled, an unsignaled one until that
+/// of a later signaled request has. The work can be done long before. Three delays add up:
+///
+/// * An unsignaled send stays until the next signaled one completes. The queue signals one itself
+///   after half of its depth, so up to half of the depth may be occupied by sends that are done.
+/// * A receive can overtake the completion of the send that caused it: the peer's answer may arrive
+///   before its acknowledgement. A server that answers each request as it arrives can have more
+///   answers outstanding than its clients have requests.
+/// * A completion that has been fetched, and not polled yet, occupies its request.
+///
+/// With at most `n` requests that a peer awaits answers to, `max_send_wr` is `2 * n` if all are
+/// signaled, and `4 * n` if most are not; `max_recv_wr` is `n`, if each receive is posted again
+/// before its answer is sent. That makes `QueueFull` rare and not impossible:
+/// [`room`](crate::SendQueue::room) tells how many requests can be posted now, and
+/// [`post_send_or_wait`](QueuePair::post_send_or_wait) waits for room.
 ///
 /// # Examples
 ///
@@ -44,7 +63,8 @@ pub struct QpBuilder<T: Transport> {
 }
 
 impl ProtectionDomain {
-    /// Starts a reliable connected queue pair: the same as [`QueuePair::builder`](crate::QueuePair::builder).
+    /// Starts a reliable connected queue pair: the same as
+    /// [`QueuePair::builder`](crate::QueuePair::builder).
     pub fn queue_pair(&self) -> QpBuilder<Rc> {
         QpBuilder::new(self)
     }
@@ -71,57 +91,37 @@ impl<T: Transport> QpBuilder<T> {
         }
     }
 
-    /// Where sends complete.
-    pub fn send_cq(mut self, cq: &CompletionQueue) -> Self {
-        self.send_cq = Some(cq.clone());
-        self
+    setters! {
+        /// The completion queue of sends.
+        send_cq(cq: &CompletionQueue) = Some(cq.clone());
+
+        /// The completion queue of receives.
+        recv_cq(cq: &CompletionQueue) = Some(cq.clone());
+
+        /// How many sends can be outstanding; 16 by default. [How many a program
+        /// needs](Self#sizing).
+        max_send_wr(count: u32) = count;
+
+        /// How many receives can be outstanding; 16 by default. [How many a program
+        /// needs](Self#sizing).
+        max_recv_wr(count: u32) = count;
+
+        /// How many pieces a send can gather from; 1 by default.
+        max_send_sge(count: u32) = count;
+
+        /// How many pieces a receive can scatter over; 1 by default.
+        max_recv_sge(count: u32) = count;
+
+        /// How many bytes a send can carry inline; 0 by default.
+        max_inline_data(bytes: u32) = bytes;
+
+        /// Whether every send makes a completion, signaled or not; it does not by default.
+        signal_all(all: bool) = all;
     }
 
-    /// Where receives complete.
-    pub fn recv_cq(mut self, cq: &CompletionQueue) -> Self {
-        self.recv_cq = Some(cq.clone());
-        self
-    }
-
-    /// Where both complete.
+    /// The completion queue of both sends and receives.
     pub fn cq(self, cq: &CompletionQueue) -> Self {
         self.send_cq(cq).recv_cq(cq)
-    }
-
-    /// How many sends can be outstanding; 16 if not said.
-    pub fn max_send_wr(mut self, count: u32) -> Self {
-        self.max_send_wr = count;
-        self
-    }
-
-    /// How many receives can be outstanding; 16 if not said.
-    pub fn max_recv_wr(mut self, count: u32) -> Self {
-        self.max_recv_wr = count;
-        self
-    }
-
-    /// From how many pieces a send can gather; 1 if not said.
-    pub fn max_send_sge(mut self, count: u32) -> Self {
-        self.max_send_sge = count;
-        self
-    }
-
-    /// Over how many pieces a receive can scatter; 1 if not said.
-    pub fn max_recv_sge(mut self, count: u32) -> Self {
-        self.max_recv_sge = count;
-        self
-    }
-
-    /// How many bytes a send can carry inline; 0 if not said.
-    pub fn max_inline_data(mut self, bytes: u32) -> Self {
-        self.max_inline_data = bytes;
-        self
-    }
-
-    /// Whether every send makes a completion, asked for or not; no, if not said.
-    pub fn signal_all(mut self, all: bool) -> Self {
-        self.signal_all = all;
-        self
     }
 
     pub(crate) fn cap(&self) -> ibv_qp_cap {
@@ -140,8 +140,8 @@ impl<T: Transport> QpBuilder<T> {
     ///
     /// # Errors
     ///
-    /// `NoCompletionQueue`; `CompletionQueueTooSmall` with the numbers; `InvalidInput` for more than the device can do;
-    /// `NotSupported` for datagrams on iWARP; `OutOfMemory`.
+    /// `NoCompletionQueue`; `CompletionQueueTooSmall` with the numbers; `InvalidInput` for more
+    /// than the device can do; `NotSupported` for datagrams on iWARP; `OutOfMemory`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair<T>> {
         let none = Error::new(Operation::CreateQp, ErrorKind::NoCompletionQueue);
@@ -151,7 +151,7 @@ impl<T: Transport> QpBuilder<T> {
         let cap = self.cap();
         // Before locks are taken and memory is allocated for them.
         pd.context.check(Operation::CreateQp)?;
-        if T::IS_DATAGRAM && pd.context.is_iwarp() {
+        if T::IS_DATAGRAM && !pd.context.capabilities().datagrams {
             return Err(Error::new(Operation::CreateQp, ErrorKind::NotSupported));
         }
         let device = pd.context.device_attr.as_raw();
@@ -167,7 +167,7 @@ impl<T: Transport> QpBuilder<T> {
             max_sge: cap.max_send_sge,
             max_inline: control.cap.max_inline_data,
             signal_all: self.signal_all,
-            is_iwarp: pd.context.is_iwarp(),
+            capabilities: pd.context.capabilities(),
             max_message: datagram::LONGEST,
         };
         let send = SendQueue::new(control.raw, send_ring, pd, limits);

@@ -1,7 +1,7 @@
 //! Room for the work requests and scatter/gather lists of one post, allocated once per queue.
 //!
-//! The requests hold pointers to the lists and to each other, so both are only ever reached by raw pointers: a reference to
-//! all of them would end the validity of those pointers.
+//! The requests hold pointers to the lists and to each other, so both are only ever reached by raw
+//! pointers: a reference to all of them would end the validity of those pointers.
 
 use std::hint;
 use std::ptr::{self, NonNull};
@@ -23,7 +23,8 @@ pub(super) trait WorkRequest: Default + Copy {
 
     /// # Safety
     ///
-    /// The queue pair lives, and the chain and the memory that it names are valid for as long as the device has them.
+    /// The queue pair lives, and the chain and the memory that it names are valid for as long as
+    /// the device has them.
     unsafe fn post(qp: *mut ibv_qp, chain: *mut Self, bad: &mut *mut Self) -> i32;
 }
 
@@ -62,8 +63,9 @@ work_requests! {
 
 /// Room for a chain of work requests of type `W`, each with a list of `segments` elements.
 ///
-/// Invariant **X1**: `wrs` and `sges` are allocations of initialised elements that the value owns, `segments` elements for
-/// each request; references are made to one request or list at a time, through `&mut self`. `segments` is at least 1.
+/// Invariant **X1**: `wrs` and `sges` are allocations of initialised elements that the value owns,
+/// `segments` elements for each request; references are made to one request or list at a time,
+/// through `&mut self`. `segments` is at least 1.
 pub(super) struct Chain<W> {
     wrs: NonNull<[W]>,
     sges: NonNull<[ibv_sge]>,
@@ -142,7 +144,8 @@ impl<W: WorkRequest> Chain<W> {
         }
     }
 
-    /// Whether a pointer that a provider returned is to one of the first `count` requests; to which.
+    /// Whether a pointer that a provider returned is to one of the first `count` requests; to
+    /// which.
     pub(super) fn position(&self, request: *mut W, count: u32) -> Option<u32> {
         (0..count).find(|&at| ptr::eq(self.first().wrapping_add(at as usize), request))
     }

@@ -1,4 +1,5 @@
-//! The control half of a queue pair: create, modify, query, destroy. Numbers cite the invariants of [`super`].
+//! The control half of a queue pair: create, modify, query, destroy. Numbers cite the invariants of
+//! [`super`].
 
 use std::fmt;
 use std::ptr;
@@ -27,9 +28,9 @@ pub(crate) struct QpInner {
     pub(crate) send_cq: Arc<Handle<CqInner>>,
     pub(crate) recv_cq: Arc<Handle<CqInner>>,
     pub(crate) qpn: u32,
-    /// What the provider really gave.
+    /// The capacities that the provider granted.
     pub(crate) cap: ibv_qp_cap,
-    /// Of a datagram queue pair.
+    /// The port, Q_Key and groups of a datagram queue pair.
     pub(super) datagrams: Option<Box<Datagrams>>,
     /// Destroyed, or leaked.
     done: bool,
@@ -37,7 +38,7 @@ pub(crate) struct QpInner {
 
 // SAFETY: libibverbs' functions may be called on one queue pair from any thread.
 unsafe impl Send for QpInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs locks what its functions change, and `&QpInner` changes nothing of its own.
 unsafe impl Sync for QpInner {}
 
 impl QpInner {
@@ -65,8 +66,8 @@ impl QpInner {
             qp_type: kind,
             sq_sig_all: signal_all.into(),
         };
-        // SAFETY: ibv_create_qp wants a domain and completion queues of one open context, all kept by the new value (1), and
-        // attributes that live during the call.
+        // SAFETY: ibv_create_qp wants a domain and completion queues of one open context, all kept
+        // by the new value (1), and attributes that live during the call.
         let raw = unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateQp));
@@ -109,7 +110,8 @@ impl QpInner {
         let mut raw = *attr.as_raw();
         let mask =
             i32::try_from(attr.mask().bits()).map_err(|_| Error::new(Operation::ModifyQp, ErrorKind::InvalidInput))?;
-        // SAFETY: ibv_modify_qp wants a queue pair (1) and attributes that live during the call; no forked child (3).
+        // SAFETY: ibv_modify_qp wants a queue pair (1) and attributes that live during the call; no
+        // forked child (3).
         let result = unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut raw, mask) };
         Error::check(Operation::ModifyQp, result).map_err(|error| {
             if error.kind() != ErrorKind::InvalidInput {
@@ -127,7 +129,8 @@ impl QpInner {
     }
 
     pub(crate) fn query(&self) -> Result<QpInfo> {
-        // Everything that reliable connections have; path migration and rate limits are not universal.
+        // Everything that reliable connections have; path migration and rate limits are not
+        // universal.
         let connected = QpAttrMask::all() - QpAttrMask::QKEY - QpAttrMask::RATE_LIMIT - QpAttrMask::EN_SQD_ASYNC_NOTIFY;
         let datagram = QpAttrMask::STATE
             | QpAttrMask::CUR_STATE
@@ -143,7 +146,8 @@ impl QpInner {
         self.check(Operation::QueryQp)?;
         let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::QueryQp, ErrorKind::InvalidInput))?;
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
-        // SAFETY: ibv_query_qp wants a queue pair (1) and room for the answers; no forked child (3).
+        // SAFETY: ibv_query_qp wants a queue pair (1) and room for the answers; no forked child
+        // (3).
         let result = unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
         Error::check(Operation::QueryQp, result)?;
         Ok(QpInfo { attr, cap: init.cap })
@@ -152,7 +156,8 @@ impl QpInner {
     pub(crate) fn ece(&self) -> Result<Ece> {
         self.check(Operation::QueryEce)?;
         let mut ece = ibv_ece::default();
-        // SAFETY: ibv_query_ece wants a queue pair (1) and room for the options; no forked child (3).
+        // SAFETY: ibv_query_ece wants a queue pair (1) and room for the options; no forked child
+        // (3).
         let result = unsafe { (self.context.table.ibv_query_ece)(self.raw, &raw mut ece) };
         Error::check(Operation::QueryEce, result)?;
         Ok(Ece::from_raw(ece))
@@ -161,7 +166,8 @@ impl QpInner {
     pub(crate) fn set_ece(&self, ece: Ece) -> Result<()> {
         self.check(Operation::SetEce)?;
         let mut ece = ece.to_raw();
-        // SAFETY: ibv_set_ece wants a queue pair (1) and options that live during the call; no forked child (3).
+        // SAFETY: ibv_set_ece wants a queue pair (1) and options that live during the call; no
+        // forked child (3).
         let result = unsafe { (self.context.table.ibv_set_ece)(self.raw, &raw mut ece) };
         Error::check(Operation::SetEce, result)
     }
@@ -169,8 +175,8 @@ impl QpInner {
     /// Destroys the queue pair. On failure it is as it was.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         self.check(Operation::DestroyQp)?;
-        // SAFETY: created by this table, not destroyed before (`done`); its events are acknowledged as they are taken, so this
-        // does not wait; no forked child (3).
+        // SAFETY: created by this table, not destroyed before (`done`); its events are acknowledged
+        // as they are taken, so this does not wait; no forked child (3).
         let result = || unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
         let destroy = || Error::check(Operation::DestroyQp, result());
         match &self.datagrams {

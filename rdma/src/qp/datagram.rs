@@ -1,21 +1,23 @@
-//! Datagram queue pairs: bring-up without a peer, and what a peer must know.
+//! Datagram queue pairs: bring-up without a peer, and their endpoints.
 
 use super::attr::QpAttr;
-use super::bring_up::{self, Chosen, ConnectOptions, InitializedQueuePair, PreparedQueuePair, random_psn};
+use super::bring_up::{self, Chosen, ConnectOptions, InitializedQueuePair, random_psn};
 use super::control::QpInner;
 use super::datagram_endpoint::DatagramEndpoint;
 use super::multicast::{Groups, MulticastAttachment};
 use super::send::SendQueue;
-use super::{QpBuilder, QueuePair, Ud};
+use super::{QpBuilder, QueuePair, Transport, Ud};
 use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
+use crate::setters::setters;
 use crate::types::{Gid, Lid, Path, QpAttrMask, QpState};
 
-/// The longest that a datagram can be on any port: until the port is known.
+/// Bytes of the longest datagram on any port, for as long as the port is not known.
 pub(super) const LONGEST: u32 = 4096;
 
-/// How to bind a datagram queue pair to a port. What is not set is chosen from what the device reports.
+/// Options to bind a datagram queue pair to a port. Options that are not set are chosen from what
+/// the device reports.
 ///
 /// # Examples
 ///
@@ -44,46 +46,37 @@ pub struct DatagramOptions {
 }
 
 impl DatagramOptions {
-    /// The first active port, its [best GID](crate::Context::best_gid), P_Key 0, a random packet number.
+    /// The first active port, its [best GID](crate::Context::best_gid), P_Key 0, a random packet
+    /// number.
     ///
-    /// `qkey` is the queue key: datagrams that were sent with another are dropped, and nobody is told. One whose highest bit is set
-    /// is for privileged processes.
+    /// `qkey` is the queue key: datagrams that were sent with another are dropped, and nobody is
+    /// told. One whose highest bit is set is for privileged processes.
     pub fn new(qkey: u32) -> Self {
         Self { qkey, port: None, gid_index: None, pkey_index: 0, psn: None }
     }
 
-    /// The port.
-    pub fn port(mut self, port: u8) -> Self {
-        self.port = Some(port);
-        self
-    }
+    setters! {
+        /// The port.
+        port(port: u8) = Some(port);
 
-    /// Our GID's index.
-    pub fn gid_index(mut self, index: u8) -> Self {
-        self.gid_index = Some(index);
-        self
-    }
+        /// Our GID's index.
+        gid_index(index: u8) = Some(index);
 
-    /// The partition key's index.
-    pub fn pkey_index(mut self, index: u16) -> Self {
-        self.pkey_index = index;
-        self
-    }
+        /// The partition key's index.
+        pkey_index(index: u16) = index;
 
-    /// The number of the first packet sent; the low 24 bits count.
-    pub fn psn(mut self, psn: u32) -> Self {
-        self.psn = Some(psn & 0xff_ffff);
-        self
+        /// The number of the first packet sent; the low 24 bits count.
+        psn(psn: u32) = Some(psn & 0xff_ffff);
     }
 }
 
-/// What is between INIT and RTS.
+/// The state between INIT and RTS.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
     psn: u32,
 }
 
-/// What a datagram queue pair knows beyond its number.
+/// The port, Q_Key and groups of a datagram queue pair.
 pub(super) struct Datagrams {
     pub(super) groups: Groups,
     /// The port that it is bound to, and its Q_Key.
@@ -96,7 +89,7 @@ impl Datagrams {
     }
 }
 
-/// After attributes were changed by hand: what follows from them for what can be sent.
+/// Follows a change of attributes by hand: the port limits the length of datagrams.
 #[cold]
 pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr) {
     let raw = attr.as_raw();
@@ -137,33 +130,23 @@ impl QueuePair<Ud> {
     }
 }
 
-impl PreparedQueuePair<Ud> {
-    /// Binds the queue pair to a port.
-    ///
-    /// # Errors
-    ///
-    /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that does not exist,
-    /// `PermissionDenied` for a Q_Key that only privileged processes may have.
-    pub fn init(mut self, options: &DatagramOptions) -> Result<InitializedQueuePair<Ud>, Failed<Self>> {
-        let psn = options.psn.unwrap_or_else(random_psn);
-        let result = bring_up::choose(&self.qp.context(), options.port, options.gid_index).and_then(|chosen| {
-            let attr = QpAttr::to(QpState::INIT).port(chosen.port).pkey_index(options.pkey_index).qkey(options.qkey);
-            self.qp.control.modify(&attr)?;
-            bind(&mut self.qp.control, &mut self.qp.send, chosen, options.qkey);
-            Ok(())
-        });
-        match result {
-            Ok(()) => Ok(InitializedQueuePair { qp: self.qp, local: Start { psn } }),
-            Err(error) => Err(Failed::new(error, self)),
-        }
+impl Transport for Ud {
+    const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_UD;
+    const IS_DATAGRAM: bool = true;
+    type InitOptions = DatagramOptions;
+    type Start = Start;
+
+    fn init(qp: &mut QueuePair<Self>, options: &DatagramOptions) -> Result<Start> {
+        let chosen = bring_up::choose(&qp.context(), options.port, options.gid_index)?;
+        let attr = QpAttr::to(QpState::INIT).port(chosen.port).pkey_index(options.pkey_index).qkey(options.qkey);
+        qp.control.modify(&attr)?;
+        bind(&mut qp.control, &mut qp.send, chosen, options.qkey);
+        Ok(Start { psn: options.psn.unwrap_or_else(random_psn) })
     }
 
-    /// Binds the queue pair as `attr` has it, to INIT: the connection manager knows port, P_Key and Q_Key.
-    pub(crate) fn init_with(mut self, attr: &QpAttr) -> Result<InitializedQueuePair<Ud>, Failed<Self>> {
-        match self.qp.modify(attr) {
-            Ok(()) => Ok(InitializedQueuePair { qp: self.qp, local: Start { psn: random_psn() } }),
-            Err(error) => Err(Failed::new(error, self)),
-        }
+    fn init_with(qp: &mut QueuePair<Self>, attr: &QpAttr) -> Result<Start> {
+        qp.modify(attr)?;
+        Ok(Start { psn: random_psn() })
     }
 }
 
@@ -172,8 +155,8 @@ impl InitializedQueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the queue pair. It may then be ready to receive only; go back with
-    /// [`reset`](Self::reset).
+    /// What the provider reports, with the queue pair. It may then be ready to receive only; go
+    /// back with [`reset`](Self::reset).
     pub fn ready(self) -> Result<QueuePair<Ud>, Failed<Self>> {
         let steps = [QpAttr::to(QpState::RTR), QpAttr::to(QpState::RTS).sq_psn(self.local.psn)];
         match steps.iter().try_for_each(|step| self.qp.control.modify(step)) {
@@ -182,11 +165,11 @@ impl InitializedQueuePair<Ud> {
         }
     }
 
-    /// What a peer must know to send to it: [`QueuePair::endpoint`].
+    /// The address to give to peers: [`QueuePair::endpoint`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`QueuePair::endpoint`].
     pub fn endpoint(&self) -> Result<DatagramEndpoint> {
         self.qp.endpoint()
     }
@@ -195,7 +178,7 @@ impl InitializedQueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`QueuePair::attach_multicast`].
     pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
         self.qp.attach_multicast(gid, lid)
     }
@@ -207,7 +190,7 @@ impl QueuePair<Ud> {
         bound.ok_or(Error::new(operation, ErrorKind::InvalidInput))
     }
 
-    /// What a peer must know to send to it.
+    /// The address to give to peers, so that they can send to this queue pair.
     ///
     /// # Errors
     ///
@@ -236,7 +219,8 @@ impl QueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// `Incompatible` when there is no common kind of address; `InvalidInput` if it is bound to no port yet.
+    /// `Incompatible` when there is no common kind of address; `InvalidInput` if it is bound to no
+    /// port yet.
     pub fn path_to(&self, peer: &DatagramEndpoint) -> Result<Path> {
         let (chosen, _) = self.bound(Operation::CreateAh)?;
         bring_up::path(chosen, (peer.gid, peer.lid), &ConnectOptions::new(), Operation::CreateAh)
@@ -246,16 +230,17 @@ impl QueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// As for [`path_to`](Self::path_to) and [`ProtectionDomain::create_ah`].
+    /// Those of [`path_to`](Self::path_to) and [`ProtectionDomain::create_ah`].
     pub fn address_of(&self, peer: &DatagramEndpoint) -> Result<AddressHandle> {
         self.domain().create_ah(&self.path_to(peer)?)
     }
 
-    /// The address that a datagram came from, to answer it: `Send::new(..).to(&address, source.qpn, qkey)`.
+    /// The address that a datagram came from, to answer it: `Send::new(..).to(&address, source.qpn,
+    /// qkey)`.
     ///
     /// # Errors
     ///
-    /// As for [`ProtectionDomain::create_ah`] and [`Source::query_path`].
+    /// Those of [`ProtectionDomain::create_ah`] and [`Source::query_path`].
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, source: &Source) -> Result<AddressHandle> {
         let (chosen, _) = self.bound(Operation::CreateAh)?;
@@ -269,11 +254,12 @@ impl QueuePair<Ud> {
         self.domain().create_ah(&path)
     }
 
-    /// Takes part in a multicast group: its messages arrive here too, if they are sent with this queue pair's Q_Key.
+    /// Takes part in a multicast group: its messages arrive here too, if they are sent with this
+    /// queue pair's Q_Key.
     ///
-    /// The fabric must lead them here. On InfiniBand and RoCE that is what joining by the connection manager does, which names GID
-    /// and LID; within one port nothing more is needed. Of the same group more than one attachment can be held; the last one
-    /// leaves it.
+    /// The fabric must lead them here. On InfiniBand and RoCE that is what joining by the
+    /// connection manager does, which names GID and LID; within one port nothing more is needed.
+    /// Attachments are counted; dropping the last one leaves the group.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What one must know to send datagrams to a queue pair, and its bytes on the wire.
+//! The address of a datagram queue pair, and its bytes on the wire.
 
 use super::endpoint::{self, Common, DATAGRAM, EndpointError};
 use crate::types::{Gid, Lid, Mtu};
@@ -39,7 +39,8 @@ impl DatagramEndpoint {
     /// The version of the format.
     const VERSION: u8 = DATAGRAM | 1;
 
-    /// The bytes to send: version, MTU, LID, queue pair number, queue key, four zeros, GID; numbers in network order.
+    /// The bytes to send: version, MTU, LID, queue pair number, queue key, four zeros, GID; numbers
+    /// in network order.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { qpn, qkey, gid, lid, mtu } = *self;

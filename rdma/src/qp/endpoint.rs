@@ -1,10 +1,11 @@
-//! What one end of a connection must know about the other, and its bytes on the wire.
+//! The address of a connected queue pair, and its bytes on the wire.
 
 use std::fmt;
 
 use crate::types::{Gid, Lid, Mtu};
 
-/// The address of a queue pair, to be given to the peer by any means: a socket, a file, a command line.
+/// The address of a queue pair, to be given to the peer by any means: a socket, a file, a command
+/// line.
 ///
 /// # Examples
 ///
@@ -37,7 +38,8 @@ pub struct Endpoint {
     pub responder_resources: u8,
 }
 
-/// Bytes that are no [`Endpoint`], or no [`DatagramEndpoint`](super::DatagramEndpoint).
+/// The reason why bytes are not an [`Endpoint`], or not a
+/// [`DatagramEndpoint`](super::DatagramEndpoint).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndpointError {
@@ -77,8 +79,8 @@ pub(super) const LEN: usize = 32;
 /// Of the version: for datagrams.
 pub(super) const DATAGRAM: u8 = 0x80;
 
-/// What endpoints of both transports have. On the wire: version, MTU, LID and queue pair number, 8 bytes of the transport's own,
-/// GID; numbers in network order.
+/// What endpoints of both transports have. On the wire: version, MTU, LID and queue pair number, 8
+/// bytes of the transport's own, GID; numbers in network order.
 pub(super) struct Common {
     pub(super) qpn: u32,
     pub(super) gid: Option<Gid>,
@@ -131,8 +133,8 @@ impl Endpoint {
     /// The version of the format.
     const VERSION: u8 = 1;
 
-    /// The bytes to send: version, MTU, LID, queue pair number, packet number, responder resources, three zeros, GID; numbers
-    /// in network order.
+    /// The bytes to send: version, MTU, LID, queue pair number, packet number, responder resources,
+    /// three zeros, GID; numbers in network order.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { qpn, psn, gid, lid, mtu, responder_resources } = *self;

@@ -1,20 +1,18 @@
-//! The local memory of a request: what may stand there, how the device is told of it, and how it is parked.
+//! The local memory of a request: the types that can be one, their scatter/gather list, and parking
+//! in a slot.
 
+use std::ops::{Range, RangeBounds};
 use std::ptr;
 
 use rdma_sys::{ibv_send_flags, ibv_sge};
 
 use super::ring::Vacant;
 use crate::error::ErrorKind;
-use crate::mr::{Buffer, ExposedSlice, Lent, LentSlice, LentSliceMut, Placement, Segment};
+use crate::mr::{Buffer, ExposedSlice, Host, Lent, LentSlice, LentSliceMut, Placement, Segment, resolve};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
-mod sealed {
-    pub trait Sealed {}
-}
-
-/// Why a request is not posted: an [`ErrorKind`] in one byte, to keep the common path short.
+/// The reason not to post a request: an [`ErrorKind`] in one byte, to keep the common path short.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 pub enum Refusal {
@@ -44,9 +42,11 @@ impl Refusal {
 }
 
 /// Local memory of a request: pieces that are gathered from, or scattered to, in order.
-pub trait Local: sealed::Sealed {
-    /// Whether the bytes are the caller's, which the provider must copy while the request is posted: the device could not
-    /// read them afterwards.
+// Sealed: the types in its methods cannot be named outside of this crate. The traits below have it
+// as a supertrait.
+pub trait Local {
+    /// Whether the bytes are the caller's, which the provider must copy while the request is
+    /// posted: the device could not read them afterwards.
     #[doc(hidden)]
     const INLINE: u32 = 0;
 
@@ -159,12 +159,13 @@ impl<'a> SgeList<'a> {
         Ok(())
     }
 
+    /// Adds `range` of a segment, in which it lies.
     #[inline(always)]
-    fn push_segment(&mut self, segment: &Segment) -> Result<(), Refusal> {
+    fn push_segment(&mut self, segment: &Segment, range: Range<usize>) -> Result<(), Refusal> {
         if !ptr::eq(segment.domain(), self.domain) {
             return Err(Refusal::InvalidInput);
         }
-        self.push(segment.iova(), segment.len, segment.lkey())
+        self.push(segment.iova().wrapping_add(range.start as u64), range.len(), segment.lkey())
     }
 
     fn push_lent(&mut self, lent: &Lent) -> Result<(), Refusal> {
@@ -185,74 +186,111 @@ fn empty_or_too_long(len: usize) -> Result<(), Refusal> {
 ///
 /// # Safety
 ///
-/// As [`Owned::park`]; the slot has room for it.
+/// The condition of [`Owned::park`]; the slot has room for the segment.
 #[inline(always)]
 unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize) {
     let place = slot.segment(*at);
     *at += 1;
-    // SAFETY: valid for reads. The copy is not used twice: the caller's promise.
+    // SAFETY: valid for reads. Of the original and the copy, one is forgotten: this function's own
+    // condition.
     let region = unsafe { ptr::read(&raw const segment.region) };
     // Field by field, so that the original need not be in memory.
     let copy = Segment { region, pointer: segment.pointer, len: segment.len };
-    // SAFETY: the place is one of a free slot's (the Vacant says so), valid and aligned; what lay there was moved out or is
-    // leaked.
+    // SAFETY: the place is one of a free slot's (the Vacant says so), valid and aligned; what lay
+    // there was moved out or is leaked.
     unsafe { place.write(copy) };
 }
 
-impl<M: Placement> sealed::Sealed for Buffer<M> {}
-impl<M: Placement> Writable for Buffer<M> {}
+macro_rules! segments {
+    ($([$($generics:tt)*] $memory:ty, |$this:ident| $is_open:expr;)*) => { $(
+        impl<$($generics)*> Writable for $memory {}
+
+        impl<$($generics)*> Local for $memory {
+            #[inline(always)]
+            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
+                list.push_segment(self.segment(), 0..self.segment().len)
+            }
+
+            fn is_open_to_writes(&self) -> bool {
+                let $this = self;
+                $is_open
+            }
+        }
+
+        impl<$($generics)*> Owned for $memory {
+            type Returned = Self;
+
+            #[inline(always)]
+            unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
+                // SAFETY: this function's own condition.
+                unsafe { park_segment(self.segment(), slot, at) };
+            }
+
+            fn give_back(self) -> Self {
+                self
+            }
+        }
+    )* };
+}
+segments! {
+    [M: Placement] Buffer<M>, |_buffer| false;
+    [] ExposedSlice, |slice| slice.access().contains(RemoteAccess::WRITE);
+}
+
 impl HostBytes for Buffer {}
 
-impl<M: Placement> Local for Buffer<M> {
-    #[inline(always)]
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-        list.push_segment(self.segment())
+/// Part of a [`Buffer`], to be sent or written; the completion gives the whole buffer back:
+/// [`Buffer::part`].
+#[derive(Debug)]
+pub struct Part<M: Placement = Host> {
+    buffer: Buffer<M>,
+    range: Range<usize>,
+}
+
+impl<M: Placement> Buffer<M> {
+    /// A range of the buffer as the memory of a send or a write. The request takes the whole buffer
+    /// with it, and its completion gives the whole buffer back.
+    ///
+    /// # Panics
+    ///
+    /// If the range does not lie in the buffer, like indexing a slice.
+    ///
+    /// ```
+    /// # use rdma::{Buffer, QueuePair, Rc};
+    /// # fn f(qp: &mut QueuePair<Rc>, mut buffer: Buffer) -> Result<(), rdma::Error> {
+    /// buffer[..5].copy_from_slice(b"hello");
+    /// qp.post_send(rdma::op::Send::new(buffer.part(..5)))?;
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn part(self, range: impl RangeBounds<usize>) -> Part<M> {
+        let range = resolve(range, self.len()).expect("the range lies in the buffer");
+        Part { buffer: self, range }
     }
 }
 
-impl<M: Placement> Owned for Buffer<M> {
-    type Returned = Self;
+impl HostBytes for Part {}
+
+impl<M: Placement> Local for Part<M> {
+    #[inline(always)]
+    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
+        list.push_segment(self.buffer.segment(), self.range.clone())
+    }
+}
+
+impl<M: Placement> Owned for Part<M> {
+    type Returned = Buffer<M>;
 
     #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-        // SAFETY: the caller's promise.
-        unsafe { park_segment(self.segment(), slot, at) };
+        // SAFETY: this function's own condition.
+        unsafe { self.buffer.park(slot, at) };
     }
 
-    fn give_back(self) -> Self {
-        self
-    }
-}
-
-impl sealed::Sealed for ExposedSlice {}
-impl Writable for ExposedSlice {}
-
-impl Local for ExposedSlice {
-    #[inline(always)]
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-        list.push_segment(self.segment())
-    }
-
-    fn is_open_to_writes(&self) -> bool {
-        self.access().contains(RemoteAccess::WRITE)
+    fn give_back(self) -> Buffer<M> {
+        self.buffer
     }
 }
-
-impl Owned for ExposedSlice {
-    type Returned = Self;
-
-    #[inline(always)]
-    unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-        // SAFETY: the caller's promise.
-        unsafe { park_segment(self.segment(), slot, at) };
-    }
-
-    fn give_back(self) -> Self {
-        self
-    }
-}
-
-impl sealed::Sealed for Inline<'_> {}
 
 impl Local for Inline<'_> {
     const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
@@ -263,16 +301,6 @@ impl Local for Inline<'_> {
     }
 }
 
-impl Owned for Inline<'_> {
-    type Returned = ();
-
-    #[inline(always)]
-    unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
-
-    fn give_back(self) {}
-}
-
-impl sealed::Sealed for () {}
 impl Writable for () {}
 impl HostBytes for () {}
 
@@ -287,37 +315,37 @@ impl Local for () {
     }
 }
 
-impl Owned for () {
-    type Returned = ();
+macro_rules! without_segments {
+    ($($memory:ty)*) => { $(
+        impl Owned for $memory {
+            type Returned = ();
 
-    #[inline(always)]
-    unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
+            #[inline(always)]
+            unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
 
-    fn give_back(self) {}
+            fn give_back(self) {}
+        }
+    )* };
 }
+without_segments! { Inline<'_> () }
 
-impl sealed::Sealed for LentSlice<'_> {}
-impl HostBytes for LentSlice<'_> {}
+macro_rules! lent {
+    ($($memory:ty)*) => { $(
+        impl HostBytes for $memory {}
 
-impl Local for LentSlice<'_> {
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-        list.push_lent(&self.lent)
-    }
+        impl Local for $memory {
+            fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
+                list.push_lent(&self.lent)
+            }
+        }
+    )* };
 }
+lent! { LentSlice<'_> LentSliceMut<'_> }
 
-impl sealed::Sealed for LentSliceMut<'_> {}
-impl HostBytes for LentSliceMut<'_> {}
 impl Writable for LentSliceMut<'_> {}
-
-impl Local for LentSliceMut<'_> {
-    fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
-        list.push_lent(&self.lent)
-    }
-}
 
 macro_rules! lists {
     ($([$($generics:tt)*] $list:ty, $returned:ty, |$pieces:ident| $map:expr;)*) => { $(
-        impl<L: sealed::Sealed, $($generics)*> sealed::Sealed for $list {}
         impl<L: Writable, $($generics)*> Writable for $list {}
         impl<L: HostBytes, $($generics)*> HostBytes for $list {}
 
@@ -339,7 +367,7 @@ macro_rules! lists {
 
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-                // SAFETY: the caller's promise.
+                // SAFETY: this function's own condition, for each piece.
                 self.iter().for_each(|piece| unsafe { piece.park(slot, at) });
             }
 
@@ -363,7 +391,6 @@ lists! {
 
 macro_rules! tuples {
     ($(($($name:ident $index:tt),*))*) => { $(
-        impl<$($name: sealed::Sealed),*> sealed::Sealed for ($($name,)*) {}
         impl<$($name: Writable),*> Writable for ($($name,)*) {}
         impl<$($name: HostBytes),*> HostBytes for ($($name,)*) {}
 
@@ -390,7 +417,7 @@ macro_rules! tuples {
 
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-                // SAFETY: the caller's promise.
+                // SAFETY: this function's own condition, for each piece.
                 $(unsafe { self.$index.park(slot, at) };)*
             }
 

@@ -1,22 +1,24 @@
-//! Queue pairs: one end of a connection, or of none.
+//! Queue pairs: one end of a connection, or of datagrams to anybody.
 //!
 //! ```text
-//! builder ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── connect ──> QueuePair
-//!                      (RESET)                       (INIT: post receives)              (RTS: send too)
-//!                              <───────────────────────── reset ────────────────────────────
+//! builder ─ build ─> PreparedQueuePair ─ init ─> InitializedQueuePair ─ connect ─> QueuePair
+//!                    (RESET)                     (INIT: post receives)            (RTS: send too)
+//!                            <─────────────────────── reset ──────────────────────────
 //! ```
 //!
 //! A datagram queue pair has the same steps, with `ready` in the place of `connect`.
 //!
 //! # Safety
 //!
-//! 1. A [`QpInner`] owns a queue pair that its context's table created; it is destroyed once. It keeps its domain and
-//!    completion queues.
-//! 2. Buffers and address handles in flight are released only after the destroy or the reset succeeded, or by completions. If a
-//!    destroy fails, the rings, the parents and the latest address handle are leaked.
+//! 1. A [`QpInner`] owns a queue pair that its context's table created; it is destroyed once. It
+//!    keeps its domain and completion queues.
+//! 2. Buffers and address handles in flight are released only after the destroy or the reset
+//!    succeeded, or by completions. If a destroy fails, the rings, the parents and the latest
+//!    address handle are leaked.
 //! 3. Nothing is called in a forked child.
-//! 4. A reset is not made on iWARP while requests are in flight: iWARP's states have none, and drivers answer that it is done while
-//!    the receives stay where they are, to be filled by the next connection.
+//! 4. A reset is not made on iWARP while requests are in flight: iWARP's states have none, and
+//!    drivers answer that it is done while the receives stay where they are, to be filled by the
+//!    next connection.
 
 mod attr;
 mod batch;
@@ -33,7 +35,7 @@ pub mod op;
 #[cfg(test)]
 mod ownership;
 mod post;
-mod posting;
+pub(crate) mod posting;
 pub(crate) mod raw;
 pub(crate) mod recv;
 pub(crate) mod ring;
@@ -53,7 +55,7 @@ pub(crate) use control::QpInner;
 pub use datagram::DatagramOptions;
 pub use datagram_endpoint::DatagramEndpoint;
 pub use endpoint::{Endpoint, EndpointError};
-pub use local::{HostBytes, Inline, Local, Owned, Writable};
+pub use local::{HostBytes, Inline, Local, Owned, Part, Writable};
 pub use multicast::{MULTICAST_QPN, MulticastAttachment};
 pub use post::{QueueHalf, RecvHalf, SendHalf};
 pub use posting::PostError;
@@ -75,12 +77,26 @@ mod sealed {
 pub trait Transport: sealed::Sealed + Send + Sync + 'static {
     /// The C interface's number for it.
     const TYPE: rdma_sys::ibv_qp_type;
-    /// Messages say where to, are one packet, and arrive with a header.
+    /// Messages name their destination, are one packet, and arrive with a header.
     #[doc(hidden)]
     const IS_DATAGRAM: bool;
-    /// What is kept between INIT and RTS.
+    /// Options of [`PreparedQueuePair::init`].
+    type InitOptions;
+    /// The state between INIT and RTS.
     #[doc(hidden)]
     type Start: fmt::Debug + Copy + Send + Sync;
+
+    /// Takes a queue pair to INIT.
+    #[doc(hidden)]
+    fn init(qp: &mut QueuePair<Self>, options: &Self::InitOptions) -> Result<Self::Start>
+    where
+        Self: Sized;
+
+    /// Takes a queue pair to INIT with the connection manager's attributes.
+    #[doc(hidden)]
+    fn init_with(qp: &mut QueuePair<Self>, attr: &QpAttr) -> Result<Self::Start>
+    where
+        Self: Sized;
 }
 
 /// Reliable connected: messages, RDMA and atomics, in order, to one peer.
@@ -88,30 +104,22 @@ pub trait Transport: sealed::Sealed + Send + Sync + 'static {
 pub enum Rc {}
 
 impl sealed::Sealed for Rc {}
-impl Transport for Rc {
-    const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_RC;
-    const IS_DATAGRAM: bool = false;
-    type Start = bring_up::Local;
-}
 
-/// Unreliable datagrams: messages of one packet, to and from any number of peers; what is lost is lost.
+/// Unreliable datagrams: messages of one packet, to and from any number of peers. Lost messages are
+/// not repeated.
 ///
-/// A message arrives behind a header of 40 bytes, and is dropped silently if the receiver has no receive posted, or another
-/// Q_Key than the sender said. iWARP has none.
+/// A message arrives behind a header of 40 bytes, and is dropped silently if the receiver has no
+/// receive posted, or another Q_Key than the sender said. iWARP has none.
 #[derive(Debug, Clone, Copy)]
 pub enum Ud {}
 
 impl sealed::Sealed for Ud {}
-impl Transport for Ud {
-    const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_UD;
-    const IS_DATAGRAM: bool = true;
-    type Start = datagram::Start;
-}
 
 /// A queue pair that is ready to send and receive.
 ///
-/// Posting takes `&mut`; polling is the completion queue's business. Dropping it destroys it: what is in flight is
-/// abandoned, and its buffers are freed once the device has let go of them.
+/// Posting takes `&mut self`; completions are polled from the completion queue. Dropping the queue
+/// pair destroys it: requests in flight are abandoned, and their buffers freed once the device has
+/// no access to them.
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<T: Transport> {
     pub(crate) control: QpInner,
@@ -159,7 +167,8 @@ impl<T: Transport> QueuePair<T> {
         self.control.query()
     }
 
-    /// Whether the peer's writes arrive in order, byte by byte, so that who sees the last byte of a message sees all of it.
+    /// Whether the peer's writes arrive in order, byte by byte: a reader that sees the last byte of
+    /// a message sees all of it.
     ///
     /// The specification promises that only for completions. `false` if the device does not say.
     ///
@@ -198,18 +207,21 @@ impl<T: Transport> QueuePair<T> {
         self.control.set_ece(ece)
     }
 
-    /// Changes attributes, the state included: the manual way, for what the typed steps do not offer.
+    /// Changes attributes, the state included, by hand: for changes that the typed steps do not
+    /// offer.
     ///
     /// A change to RESET gives back the buffers of everything in flight.
     ///
     /// # Errors
     ///
-    /// `InvalidTransition` names attributes that are missing or not allowed; `InvalidInput` means that they are the right
-    /// ones, and a value is wrong. `InUse` for a change to RESET on iWARP while anything is in flight.
+    /// `InvalidTransition` names attributes that are missing or not allowed; `InvalidInput` means
+    /// that they are the right ones, and a value is wrong. `InUse` for a change to RESET on iWARP
+    /// while anything is in flight.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
         let resets = attr.target() == Some(QpState::RESET);
-        if resets && self.send.is_iwarp() && self.send.half.in_flight() + self.recv.half.in_flight() > 0 {
+        let is_ended = || self.send.half.in_flight() + self.recv.half.in_flight() == 0;
+        if resets && !self.send.limits.capabilities.reset_ends_requests && !is_ended() {
             // (4)
             return Err(Error::new(Operation::ModifyQp, ErrorKind::InUse));
         }
@@ -234,12 +246,14 @@ impl<T: Transport> QueuePair<T> {
         self.control.modify(&QpAttr::to(QpState::ERR))
     }
 
-    /// Takes the queue pair back to where [`QpBuilder::build`] left it. Buffers in flight are freed.
+    /// Takes the queue pair back to where [`QpBuilder::build`] left it. Buffers in flight are
+    /// freed.
     ///
     /// # Errors
     ///
-    /// With the queue pair: what the provider reports; `InUse` on iWARP while anything is in flight, receives too, because there a
-    /// reset does not end it: [`set_error`](Self::set_error) does, or to drop the queue pair.
+    /// With the queue pair: what the provider reports; `InUse` on iWARP while anything is in
+    /// flight, receives too, because there a reset does not end it: [`set_error`](Self::set_error)
+    /// does, or to drop the queue pair.
     pub fn reset(mut self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         match self.modify(&QpAttr::to(QpState::RESET)) {
             Ok(()) => Ok(PreparedQueuePair::new(self)),
@@ -253,7 +267,8 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the queue pair, which still works, but has left its multicast groups.
+    /// What the provider reports, with the queue pair, which still works, but has left its
+    /// multicast groups.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(mut self) -> Result<(), Failed<Self>> {
         match self.destroy() {
@@ -272,7 +287,7 @@ impl<T: Transport> QueuePair<T> {
 
     /// The C object. It is valid while this handle lives.
     ///
-    /// What is posted or changed behind this handle's back is not accounted for by it.
+    /// The handle does not know of requests and changes that are made through the pointer.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
         self.control.raw

@@ -1,11 +1,12 @@
-//! Multicast: which groups a datagram queue pair takes part in.
+//! The multicast groups of a datagram queue pair.
 //!
 //! # Safety
 //!
-//! 1. [`Groups`] holds its queue pair's pointer as long as that is not destroyed, behind a lock that is held while it is used and
-//!    while it is destroyed. So an attachment may outlive its queue pair, or be forgotten: the queue pair detaches from all
-//!    groups before it is destroyed.
-//! 2. Nothing is called in a forked child, and the lock is not taken there: its holder may be a thread that the child lacks.
+//! 1. [`Groups`] holds its queue pair's pointer as long as that is not destroyed, behind a lock
+//!    that is held while it is used and while it is destroyed. So an attachment may outlive its
+//!    queue pair, or be forgotten: the queue pair detaches from all groups before it is destroyed.
+//! 2. Nothing is called in a forked child, and the lock is not taken there: its holder may be a
+//!    thread that the child lacks.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,7 +55,8 @@ unsafe impl Send for LiveQueuePair {}
 impl LiveQueuePair {
     fn attach(&self, gid: Gid, lid: Lid) -> Result<()> {
         let raw = gid.to_raw();
-        // SAFETY: ibv_attach_mcast wants a queue pair, which is not destroyed (1), and a GID to read; no forked child (2).
+        // SAFETY: ibv_attach_mcast wants a queue pair, which is not destroyed (1), and a GID to
+        // read; no forked child (2).
         let result = unsafe { (self.context.table.ibv_attach_mcast)(self.raw, &raw const raw, lid.0) };
         Error::check(Operation::AttachMulticast, result)
     }
@@ -101,7 +103,8 @@ impl Groups {
         Ok(MulticastAttachment { groups: self.clone(), gid, lid, serial, detached: false })
     }
 
-    /// Gives up one attachment of a member. Nothing to do if the queue pair has left the group, or ended.
+    /// Gives up one attachment of a member. Nothing to do if the queue pair has left the group, or
+    /// ended.
     fn detach(&self, serial: u64) -> Result<()> {
         if crate::fork::check(self.fork, Operation::DetachMulticast).is_err() {
             return Err(Error::new(Operation::DetachMulticast, ErrorKind::Forked));
@@ -119,7 +122,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Detaches from all groups, and destroys the queue pair by `destroy`: attachments that are left do nothing afterwards.
+    /// Detaches from all groups, and destroys the queue pair by `destroy`: attachments that are
+    /// left do nothing afterwards.
     pub(super) fn end(&self, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut shared = self.lock();
         let Shared { qp, members, .. } = &mut *shared;
@@ -137,7 +141,8 @@ impl Groups {
     }
 }
 
-/// A queue pair's part in a multicast group: [`QueuePair::attach_multicast`](super::QueuePair::attach_multicast).
+/// A queue pair's part in a multicast group:
+/// [`QueuePair::attach_multicast`](super::QueuePair::attach_multicast).
 ///
 /// Dropping it detaches. Forgetting it does no harm: the queue pair detaches when it is destroyed.
 #[must_use = "the queue pair is detached again when this is dropped"]

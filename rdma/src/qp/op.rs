@@ -1,8 +1,10 @@
-//! The operations that a send queue takes: what to do, with which memory, and how to report it.
+//! The operations of a send queue: each with its local memory, and with how its completion is
+//! reported.
 //!
-//! Each is made with what it cannot do without, and has setters for the rest. All are [`Work`] with an operation and the
-//! local memory as type parameters, so that a request which makes no sense (an inline read, a read into memory that is only
-//! lent for reading) does not compile.
+//! A request is made with everything that it needs, and has setters for the rest. All requests are
+//! [`Work`] with an operation and the local memory as type parameters, so that a request which
+//! makes no sense (an inline read, a read into memory that is only lent for reading) does not
+//! compile.
 //!
 //! ```
 //! # fn f(buffer: rdma::Buffer, flag: rdma::RemoteSlice, data: rdma::RemoteSlice) {
@@ -22,35 +24,32 @@ use crate::mr::RemoteSlice;
 
 pub use crate::types::Opcode;
 
-pub(super) mod sealed {
-    pub trait Sealed {}
-}
-
-/// What a [`Work`] does, on a queue pair of transport `T`.
+/// The operation of a [`Work`], on a queue pair of transport `T`.
 #[diagnostic::on_unimplemented(
     message = "a queue pair of transport `{T}` cannot do `{Self}`",
     note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`)"
 )]
-pub trait Operation<T: Transport = Rc>: sealed::Sealed {
+// Sealed: `Refusal` cannot be named outside of this crate.
+pub trait Operation<T: Transport = Rc> {
     #[doc(hidden)]
     const OPCODE: Opcode;
-    #[doc(hidden)]
-    const IS_READ: bool = false;
-    /// Whom a datagram is for.
+    /// The destination of a datagram.
     #[doc(hidden)]
     #[inline(always)]
     fn address(&self) -> Option<&AddressHandle> {
         None
     }
+    /// Completes a request whose list has so many bytes, in so many segments.
     #[doc(hidden)]
     fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal>;
 }
 
 /// A request for a send queue: an operation `O` with the local memory `L`.
 ///
-/// Made by [`Send::new`](Work::new) and the like. `L` is a [`Buffer`](crate::Buffer), an
-/// [`ExposedSlice`](crate::ExposedSlice), an array, tuple or vector of them (gathered or scattered in order), `()` for a
-/// message without data, or bytes of the caller that are copied when the request is posted (`Send::inline`).
+/// Made by [`Send::new`](Work::new) and its siblings. `L` is a [`Buffer`](crate::Buffer),
+/// [part](crate::Buffer::part) of one, an [`ExposedSlice`](crate::ExposedSlice), an array, tuple or
+/// vector of them (gathered or scattered in order), `()` for a message without data, or bytes of
+/// the caller that are copied when the request is posted (`Send::inline`).
 #[derive(Debug)]
 #[must_use = "it does nothing until it is posted"]
 pub struct Work<O, L> {
@@ -59,50 +58,6 @@ pub struct Work<O, L> {
     pub(super) token: u64,
     pub(super) flags: u32,
 }
-
-/// A message for a receive that the peer posted.
-#[doc(alias = "IBV_WR_SEND")]
-pub type Send<L> = Work<SendOp, L>;
-/// A message with 32 bits of immediate data.
-#[doc(alias = "IBV_WR_SEND_WITH_IMM")]
-pub type SendImm<L> = Work<SendImmOp, L>;
-/// Writes to the peer's memory, unnoticed by the peer.
-#[doc(alias = "IBV_WR_RDMA_WRITE")]
-pub type Write<L> = Work<WriteOp, L>;
-/// Writes to the peer's memory, and consumes a receive there, which gets 32 bits of immediate data.
-#[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
-pub type WriteImm<L> = Work<WriteImmOp, L>;
-/// Reads from the peer's memory.
-#[doc(alias = "IBV_WR_RDMA_READ")]
-pub type Read<L> = Work<ReadOp, L>;
-/// Replaces 8 bytes of the peer's memory if they have a certain value.
-#[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
-pub type CompareSwap<L> = Work<CompareSwapOp, L>;
-/// Adds to 8 bytes of the peer's memory.
-#[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-pub type FetchAdd<L> = Work<FetchAddOp, L>;
-
-/// The operation of [`Send`].
-#[derive(Debug, Clone, Copy)]
-pub struct SendOp(());
-/// The operation of [`SendImm`].
-#[derive(Debug, Clone, Copy)]
-pub struct SendImmOp(u32);
-/// The operation of [`Write`].
-#[derive(Debug, Clone, Copy)]
-pub struct WriteOp(RemoteSlice);
-/// The operation of [`WriteImm`].
-#[derive(Debug, Clone, Copy)]
-pub struct WriteImmOp(RemoteSlice, u32);
-/// The operation of [`Read`].
-#[derive(Debug, Clone, Copy)]
-pub struct ReadOp(RemoteSlice);
-/// The operation of [`CompareSwap`].
-#[derive(Debug, Clone, Copy)]
-pub struct CompareSwapOp(RemoteSlice, u64, u64);
-/// The operation of [`FetchAdd`].
-#[derive(Debug, Clone, Copy)]
-pub struct FetchAddOp(RemoteSlice, u64);
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 pub(super) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -113,17 +68,18 @@ impl<O, L> Work<O, L> {
         Self { operation, local, token: 0, flags: SIGNALED }
     }
 
-    /// A number of the caller's choice, which the completion carries; 0 if not set.
+    /// A number of the caller's choice, which the completion carries; 0 by default.
     #[inline]
     pub fn token(mut self, token: u64) -> Self {
         self.token = token;
         self
     }
 
-    /// Whether success is reported by a completion of its own; it is unless this is called with `false`.
+    /// Whether success is reported by a completion of its own, which is the default.
     ///
-    /// An unsignaled request's memory comes back with the next signaled request's completion. Failure is always reported. So
-    /// that a queue of unsignaled requests does not get stuck, the queue now and then signals one of its own accord:
+    /// An unsignaled request's memory comes back with the next signaled request's completion.
+    /// Failure is always reported. So that unsignaled requests cannot fill the queue, the queue
+    /// signals one of its own accord now and then:
     /// [`Completion::is_forced`](crate::Completion::is_forced) tells.
     #[inline]
     pub fn signaled(mut self, signaled: bool) -> Self {
@@ -150,159 +106,224 @@ impl<O, L> Work<O, L> {
     }
 }
 
-macro_rules! solicited {
-    ($($operation:ty),*) => { $(
-        impl<L> Work<$operation, L> {
-            /// Wakes the peer if it waits for solicited completions only.
+/// An operation that consumes a receive of the peer.
+#[doc(hidden)]
+pub trait Consumes {}
+
+impl<O: Consumes, L> Work<O, L> {
+    /// Wakes the peer if it waits for solicited completions only.
+    #[inline]
+    pub fn solicited(mut self) -> Self {
+        self.flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
+        self
+    }
+}
+
+/// An operation that takes data from the local memory.
+#[doc(hidden)]
+pub trait Gathers {}
+
+impl<O: Gathers, L: HostBytes> Work<O, L> {
+    /// Copies the data when the request is posted, at most the queue's `max_inline_data` bytes:
+    /// this saves the device a read of local memory.
+    #[inline]
+    pub fn copied(mut self) -> Self {
+        self.flags |= INLINE;
+        self
+    }
+}
+
+macro_rules! operations {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $op:ident { $($field:ident: $type:ty),* }, $opcode:ident, |$this:ident, $wr:ident, $size:ident| $fill:expr,
+        $(#[$new:meta])*
+        $($memory:ident)+;
+    )*) => { $(
+        $(#[$doc])*
+        pub type $name<L> = Work<$op, L>;
+
+        #[doc = concat!("The operation of [`", stringify!($name), "`].")]
+        #[derive(Debug, Clone, Copy)]
+        pub struct $op { $($field: $type),* }
+
+        impl<L: $($memory +)+> Work<$op, L> {
+            $(#[$new])*
             #[inline]
-            pub fn solicited(mut self) -> Self {
-                self.flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
-                self
+            pub const fn new(local: L $(, $field: $type)*) -> Self {
+                Self::with($op { $($field),* }, local)
+            }
+        }
+
+        impl Operation for $op {
+            const OPCODE: Opcode = Opcode::$opcode;
+
+            #[inline(always)]
+            fn fill(&self, $wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
+                let ($this, $size) = (self, (len, segments));
+                $fill
             }
         }
     )* };
 }
-solicited!(SendOp, SendImmOp, WriteImmOp, To<'_, SendOp>, To<'_, SendImmOp>);
 
-macro_rules! inline {
-    ($($operation:ty),*) => { $(
-        impl<L: HostBytes> Work<$operation, L> {
-            /// Copies the data when the request is posted, at most the queue's `max_inline_data` bytes: saves the device a
-            /// read of our memory.
-            #[inline]
-            pub fn copied(mut self) -> Self {
-                self.flags |= INLINE;
-                self
-            }
-        }
-    )* };
-}
-inline!(SendOp, SendImmOp, WriteOp, WriteImmOp, To<'_, SendOp>, To<'_, SendImmOp>);
-
-impl<L: Local> Work<SendOp, L> {
+operations! {
+    /// A message for a receive that the peer posted.
+    ///
+    /// ```
+    /// # use rdma::{Buffer, QueuePair, Rc};
+    /// # fn f(qp: &mut QueuePair<Rc>, mut buffer: Buffer) -> Result<(), rdma::Error> {
+    /// use rdma::op::Send;
+    ///
+    /// buffer[..5].copy_from_slice(b"hello");
+    /// qp.post_send(Send::new(buffer).token(1))?;
+    /// qp.post_send(Send::inline(b"and this is copied at once").unsignaled())?;
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "IBV_WR_SEND")]
+    Send = SendOp {}, Send, |_this, wr, _size| { wr.opcode = ibv_wr_opcode::IBV_WR_SEND; Ok(()) },
     /// Sends `local`.
-    #[inline]
-    pub const fn new(local: L) -> Self {
-        Self::with(SendOp(()), local)
-    }
-}
+    Local;
 
-impl<'a> Work<SendOp, Inline<'a>> {
-    /// Sends bytes that are copied when the request is posted, at most the queue's `max_inline_data`.
-    #[inline]
-    pub const fn inline(bytes: &'a [u8]) -> Self {
-        Self::with(SendOp(()), Inline::new(bytes))
-    }
-}
-
-impl<L: Local> Work<SendImmOp, L> {
+    /// A message with 32 bits of immediate data.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
+    SendImm = SendImmOp { imm: u32 }, Send, |this, wr, _size| {
+        wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
+        wr.__bindgen_anon_1.imm_data = this.imm.to_be();
+        Ok(())
+    },
     /// Sends `local` with `imm`.
-    #[inline]
-    pub const fn new(local: L, imm: u32) -> Self {
-        Self::with(SendImmOp(imm), local)
-    }
-}
+    Local;
 
-impl<'a> Work<SendImmOp, Inline<'a>> {
-    /// Sends bytes that are copied when the request is posted, with `imm`.
-    #[inline]
-    pub const fn inline(bytes: &'a [u8], imm: u32) -> Self {
-        Self::with(SendImmOp(imm), Inline::new(bytes))
-    }
-}
-
-impl<L: Local> Work<WriteOp, L> {
+    /// Writes to the peer's memory, unnoticed by the peer.
+    ///
+    /// ```
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, buffer: rdma::Buffer, target: rdma::RemoteSlice)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use rdma::op::Write;
+    ///
+    /// let (data, flag) = (target.slice(..4096)?, target.slice(4096..4104)?);
+    /// qp.post_send(Write::new(buffer, data).unsignaled())?;
+    /// // Writes are done in order: once the peer sees the flag, the data is there.
+    /// qp.post_send(Write::inline(&1u64.to_ne_bytes(), flag))?;
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    Write = WriteOp { remote: RemoteSlice }, Write, |this, wr, size| {
+        fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &this.remote, size)
+    },
     /// Writes `local` to the front of `remote`, which must have room for it.
-    #[inline]
-    pub const fn new(local: L, remote: RemoteSlice) -> Self {
-        Self::with(WriteOp(remote), local)
-    }
-}
+    Local;
 
-impl<'a> Work<WriteOp, Inline<'a>> {
-    /// Writes bytes that are copied when the request is posted, at most the queue's `max_inline_data`.
-    #[inline]
-    pub const fn inline(bytes: &'a [u8], remote: RemoteSlice) -> Self {
-        Self::with(WriteOp(remote), Inline::new(bytes))
-    }
-}
-
-impl<L: Local> Work<WriteImmOp, L> {
+    /// Writes to the peer's memory, and consumes a receive there, which gets 32 bits of immediate
+    /// data.
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
+    WriteImm = WriteImmOp { remote: RemoteSlice, imm: u32 }, Write, |this, wr, size| {
+        wr.__bindgen_anon_1.imm_data = this.imm.to_be();
+        fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &this.remote, size)
+    },
     /// Writes `local` to the front of `remote`, which must have room for it, and delivers `imm`.
-    #[inline]
-    pub const fn new(local: L, remote: RemoteSlice, imm: u32) -> Self {
-        Self::with(WriteImmOp(remote, imm), local)
-    }
-}
+    Local;
 
-impl<'a> Work<WriteImmOp, Inline<'a>> {
-    /// Writes bytes that are copied when the request is posted, and delivers `imm`.
-    #[inline]
-    pub const fn inline(bytes: &'a [u8], remote: RemoteSlice, imm: u32) -> Self {
-        Self::with(WriteImmOp(remote, imm), Inline::new(bytes))
-    }
-}
-
-impl<L: Local + Writable> Work<ReadOp, L> {
+    /// Reads from the peer's memory.
+    ///
+    /// ```
+    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # fn f(qp: &mut QueuePair<Rc>, buffer: Buffer, source: RemoteSlice, poller: &mut Poller)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// qp.post_send(rdma::op::Read::new(buffer, source))?;
+    /// let mut completion = poller.wait(None)?.expect("no time limit");
+    /// completion.status()?;
+    /// println!("{:?}", &completion.take_buffer().expect("the buffer of the read")[..]);
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "IBV_WR_RDMA_READ")]
+    Read = ReadOp { remote: RemoteSlice }, Read, |this, wr, size| {
+        fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_READ, &this.remote, size)
+    },
     /// Fills `local` from the front of `remote`, which must be at least as long.
     ///
-    /// On iWARP the sink of a read must be open to remote writes: only an [`ExposedSlice`](crate::ExposedSlice) of a region
-    /// with [`RemoteAccess::WRITE`](crate::RemoteAccess::WRITE) is accepted there.
-    #[inline]
-    pub const fn new(local: L, remote: RemoteSlice) -> Self {
-        Self::with(ReadOp(remote), local)
-    }
+    /// On iWARP the sink of a read must be open to remote writes: only an
+    /// [`ExposedSlice`](crate::ExposedSlice) of a region with
+    /// [`RemoteAccess::WRITE`](crate::RemoteAccess::WRITE) is accepted there.
+    Local Writable;
+
+    /// Replaces 8 bytes of the peer's memory if they have a certain value.
+    ///
+    /// ```
+    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # fn f(qp: &mut QueuePair<Rc>, old: Buffer, lock: RemoteSlice, poller: &mut Poller)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// // From 0, free, to our number.
+    /// qp.post_send(rdma::op::CompareSwap::new(old, lock, 0, 7))?;
+    /// let completion = poller.wait(None)?.expect("no time limit");
+    /// completion.status()?;
+    /// println!("{}", if completion.old_value() == Some(0) { "locked" } else { "another has it" });
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
+    CompareSwap = CompareSwapOp { remote: RemoteSlice, compare: u64, swap: u64 }, CompareSwap, |this, wr, size| {
+        fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, &this.remote, (this.compare, this.swap), size)
+    },
+    /// Replaces the 8 bytes at `remote` by `swap` if they are `compare`. Their former value goes to
+    /// `local`, which is one piece of 8 bytes. The remote address is a multiple of 8.
+    Local Writable;
+
+    /// Adds to 8 bytes of the peer's memory.
+    ///
+    /// ```
+    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # fn f(qp: &mut QueuePair<Rc>, old: Buffer, counter: RemoteSlice, poller: &mut Poller)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// qp.post_send(rdma::op::FetchAdd::new(old, counter, 1))?;
+    /// let completion = poller.wait(None)?.expect("no time limit");
+    /// completion.status()?;
+    /// println!("it was {}", completion.old_value().expect("it went well"));
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
+    FetchAdd = FetchAddOp { remote: RemoteSlice, add: u64 }, FetchAdd, |this, wr, size| {
+        fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &this.remote, (this.add, 0), size)
+    },
+    /// Adds `add` to the 8 bytes at `remote`. Their former value goes to `local`, which is one
+    /// piece of 8 bytes. The remote address is a multiple of 8.
+    Local Writable;
 }
 
-impl<L: Local + Writable> Work<CompareSwapOp, L> {
-    /// Replaces the 8 bytes at `remote` by `swap` if they are `compare`. What they were goes to `local`, which is one piece of 8
-    /// bytes. The remote address is a multiple of 8.
-    #[inline]
-    pub const fn new(local: L, remote: RemoteSlice, compare: u64, swap: u64) -> Self {
-        Self::with(CompareSwapOp(remote, compare, swap), local)
-    }
+macro_rules! gathering_operations {
+    ($($op:ident { $($field:ident: $type:ty),* })*) => { $(
+        impl Gathers for $op {}
+
+        impl<'a> Work<$op, Inline<'a>> {
+            /// The same as `new` with bytes that are copied when the request is posted: at most the
+            /// queue's `max_inline_data`.
+            #[inline]
+            pub const fn inline(bytes: &'a [u8] $(, $field: $type)*) -> Self {
+                Self::with($op { $($field),* }, Inline::new(bytes))
+            }
+        }
+    )* };
+}
+gathering_operations! {
+    SendOp {}
+    SendImmOp { imm: u32 }
+    WriteOp { remote: RemoteSlice }
+    WriteImmOp { remote: RemoteSlice, imm: u32 }
 }
 
-impl<L: Local + Writable> Work<FetchAddOp, L> {
-    /// Adds `add` to the 8 bytes at `remote`. What they were goes to `local`, which is one piece of 8 bytes. The remote address
-    /// is a multiple of 8.
-    #[inline]
-    pub const fn new(local: L, remote: RemoteSlice, add: u64) -> Self {
-        Self::with(FetchAddOp(remote, add), local)
-    }
-}
-
-impl sealed::Sealed for SendOp {}
-impl sealed::Sealed for SendImmOp {}
-impl sealed::Sealed for WriteOp {}
-impl sealed::Sealed for WriteImmOp {}
-impl sealed::Sealed for ReadOp {}
-impl sealed::Sealed for CompareSwapOp {}
-impl sealed::Sealed for FetchAddOp {}
-
-impl Operation for SendOp {
-    const OPCODE: Opcode = Opcode::Send;
-
-    #[inline(always)]
-    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), Refusal> {
-        wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
-        Ok(())
-    }
-}
-
-impl Operation for SendImmOp {
-    const OPCODE: Opcode = Opcode::Send;
-
-    #[inline(always)]
-    fn fill(&self, wr: &mut ibv_send_wr, _: u64, _: i32) -> Result<(), Refusal> {
-        wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
-        wr.__bindgen_anon_1.imm_data = self.0.to_be();
-        Ok(())
-    }
-}
+impl Consumes for SendOp {}
+impl Consumes for SendImmOp {}
+impl Consumes for WriteImmOp {}
+impl<O: Consumes> Consumes for To<'_, O> {}
+impl<O: Gathers> Gathers for To<'_, O> {}
 
 #[inline(always)]
-fn fill_rdma(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, remote: &RemoteSlice, len: u64) -> Result<(), Refusal> {
+fn fill_rdma(
+    wr: &mut ibv_send_wr,
+    opcode: ibv_wr_opcode,
+    remote: &RemoteSlice,
+    (len, _): (u64, i32),
+) -> Result<(), Refusal> {
     if len > remote.len() {
         return Err(Refusal::OutOfBounds);
     }
@@ -310,35 +331,6 @@ fn fill_rdma(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, remote: &RemoteSlice, 
     wr.wr.rdma.remote_addr = remote.address();
     wr.wr.rdma.rkey = remote.rkey();
     Ok(())
-}
-
-impl Operation for WriteOp {
-    const OPCODE: Opcode = Opcode::Write;
-
-    #[inline(always)]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), Refusal> {
-        fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &self.0, len)
-    }
-}
-
-impl Operation for WriteImmOp {
-    const OPCODE: Opcode = Opcode::Write;
-
-    #[inline(always)]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), Refusal> {
-        wr.__bindgen_anon_1.imm_data = self.1.to_be();
-        fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &self.0, len)
-    }
-}
-
-impl Operation for ReadOp {
-    const OPCODE: Opcode = Opcode::Read;
-    const IS_READ: bool = true;
-
-    #[inline(always)]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, _: i32) -> Result<(), Refusal> {
-        fill_rdma(wr, ibv_wr_opcode::IBV_WR_RDMA_READ, &self.0, len)
-    }
 }
 
 /// The 8 bytes that atomic operations work on.
@@ -366,31 +358,12 @@ fn fill_atomic(
     Ok(())
 }
 
-impl Operation for CompareSwapOp {
-    const OPCODE: Opcode = Opcode::CompareSwap;
-
-    #[inline(always)]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
-        let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
-        fill_atomic(wr, opcode, &self.0, (self.1, self.2), (len, segments))
-    }
-}
-
-impl Operation for FetchAddOp {
-    const OPCODE: Opcode = Opcode::FetchAdd;
-
-    #[inline(always)]
-    fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
-        fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &self.0, (self.1, 0), (len, segments))
-    }
-}
-
 /// A message to a queue pair of one's choice: [`Work::to`].
 pub type SendTo<'a, L> = Work<To<'a, SendOp>, L>;
 /// A message with 32 bits of immediate data to a queue pair of one's choice: [`Work::to`].
 pub type SendImmTo<'a, L> = Work<To<'a, SendImmOp>, L>;
 
-/// An operation, and whom it is for.
+/// An operation with its destination.
 #[derive(Debug, Clone, Copy)]
 pub struct To<'a, O> {
     operation: O,
@@ -399,32 +372,33 @@ pub struct To<'a, O> {
     qkey: u32,
 }
 
-macro_rules! to {
-    ($($operation:ty),*) => { $(
-        impl<L: Local> Work<$operation, L> {
-            /// Makes it a datagram for the queue pair `qpn` at `address`, whose Q_Key is `qkey`: what a queue pair of transport
-            /// [`Ud`](crate::Ud) sends.
-            ///
-            /// [`MULTICAST_QPN`](crate::MULTICAST_QPN) is the number for multicast groups. Where the highest bit of `qkey` is
-            /// set, the sender's own Q_Key is sent instead. The request keeps the handle as long as it needs it.
-            ///
-            /// ```
-            /// # fn f(qp: &mut rdma::QueuePair<rdma::Ud>, buffer: rdma::Buffer, address: &rdma::AddressHandle)
-            /// #     -> Result<(), rdma::Error> {
-            /// qp.post_send(rdma::op::Send::new(buffer).to(address, 0x11, 0x1234_5678))?;
-            /// # Ok(()) }
-            /// ```
-            #[inline]
-            pub fn to(self, address: &AddressHandle, qpn: u32, qkey: u32) -> Work<To<'_, $operation>, L> {
-                let Self { operation, local, token, flags } = self;
-                Work { operation: To { operation, address, qpn, qkey }, local, token, flags }
-            }
-        }
-    )* };
-}
-to!(SendOp, SendImmOp);
+/// An operation that can be a datagram.
+#[doc(hidden)]
+pub trait Message {}
+impl Message for SendOp {}
+impl Message for SendImmOp {}
 
-impl<O: sealed::Sealed> sealed::Sealed for To<'_, O> {}
+impl<O: Message, L: Local> Work<O, L> {
+    /// Makes it a datagram for the queue pair `qpn` at `address`, whose Q_Key is `qkey`, for a
+    /// queue pair of transport [`Ud`].
+    ///
+    /// [`MULTICAST_QPN`](crate::MULTICAST_QPN) is the number for multicast groups. Where the
+    /// highest bit of `qkey` is set, the sender's own Q_Key is sent instead. The request keeps the
+    /// handle as long as it needs it.
+    ///
+    /// ```
+    /// # use rdma::{AddressHandle, Buffer, QueuePair, Ud};
+    /// # fn f(qp: &mut QueuePair<Ud>, buffer: Buffer, address: &AddressHandle)
+    /// #     -> Result<(), rdma::Error> {
+    /// qp.post_send(rdma::op::Send::new(buffer).to(address, 0x11, 0x1234_5678))?;
+    /// # Ok(()) }
+    /// ```
+    #[inline]
+    pub fn to(self, address: &AddressHandle, qpn: u32, qkey: u32) -> Work<To<'_, O>, L> {
+        let Self { operation, local, token, flags } = self;
+        Work { operation: To { operation, address, qpn, qkey }, local, token, flags }
+    }
+}
 
 impl<O: Operation<Rc>> Operation<Ud> for To<'_, O> {
     const OPCODE: Opcode = O::OPCODE;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::batch::Batch;
 use super::local::{Owned, Writable};
@@ -11,35 +13,87 @@ use super::posting::PostError;
 use super::recv::RecvQueue;
 use super::send::SendQueue;
 use super::{InitializedQueuePair, QueuePair, Rc, Transport};
+use crate::cq::{Completion, Poller};
+use crate::error::{Error, ErrorKind, Operation as Verb};
 
 impl<T: Transport> QueuePair<T> {
     /// Posts a request to the send queue. Its memory comes back with its completion.
     ///
     /// # Errors
     ///
-    /// With the request's memory, if the device did not take it: `QueueFull` until completions are polled; `OutOfBounds` where the
-    /// remote slice is too short; `TooManySegments`, `TooLong` (a datagram longer than the port's MTU, for one), `InvalidInput`
-    /// (memory or an address handle of another protection domain, or no single 8 bytes for an atomic operation),
-    /// `NotSupported` (a read into a [`Buffer`](crate::Buffer) on iWARP); or what the provider reports. Without the request, if the
-    /// device may have taken it although it reported an error: its memory stays in flight and the queue pair goes to the error
-    /// state.
+    /// With the request's memory, if the device did not take it: `QueueFull` until completions are
+    /// polled; `OutOfBounds` where the remote slice is too short; `TooManySegments`, `TooLong` (a
+    /// datagram longer than the port's MTU, for one), `InvalidInput` (memory or an address handle
+    /// of another protection domain, or no single 8 bytes for an atomic operation), `NotSupported`
+    /// (a read into a [`Buffer`](crate::Buffer) on iWARP); or what the provider reports. Without
+    /// the request, if the device may have taken it although it reported an error: its memory stays
+    /// in flight and the queue pair goes to the error state.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post_send<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
         self.send.post::<T, O, L>(work)
     }
 
-    /// Posts memory for one message: a [`Buffer`](crate::Buffer), an [`ExposedSlice`](crate::ExposedSlice), an array, tuple or
-    /// vector of them, or `()` for messages without data. It comes back with the completion, which carries `token`.
+    /// Posts a request to the send queue, and waits for room if the queue is full.
     ///
-    /// A datagram comes with a header of 40 bytes before it ([`Grh`](crate::Grh)): the memory must have room for both.
+    /// Completions that `poller` takes meanwhile go to `on_completion`, receives too if they report
+    /// to the same queue. Only completions of this queue pair's sends make room; `poller` must be
+    /// of their completion queue.
     ///
     /// # Errors
     ///
-    /// With the memory, if the device did not take it: `QueueFull`, `TooManySegments`, `TooLong`, `OutOfBounds` (less than a
-    /// datagram's header needs), `InvalidInput` (memory of another protection domain), or what the provider reports. Without
-    /// it, if the device may have taken it although it reported an error: it stays in flight and the queue pair goes to the
-    /// error state.
+    /// Those of [`post_send`](Self::post_send), with `QueueFull` if there is no room before
+    /// `timeout`, and those of [`Poller::wait`]; `InvalidInput` for a poller of another queue.
+    ///
+    /// ```
+    /// # use rdma::{Poller, QueuePair, Rc};
+    /// # fn f(qp: &mut QueuePair<Rc>, poller: &mut Poller) -> Result<(), rdma::Error> {
+    /// let second = std::time::Duration::from_secs(1);
+    /// for number in 0..1_000_000_u32 {
+    ///     let bytes = number.to_ne_bytes();
+    ///     let work = rdma::op::Send::inline(&bytes).unsignaled();
+    ///     qp.post_send_or_wait(work, poller, second, |completion| println!("{completion:?}"))?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn post_send_or_wait<O: Operation<T>, L: Owned>(
+        &mut self,
+        work: Work<O, L>,
+        poller: &mut Poller,
+        timeout: Duration,
+        mut on_completion: impl FnMut(Completion<'_>),
+    ) -> Result<(), PostError<L::Returned>> {
+        let start = Instant::now();
+        while self.send.half.attached.producer.vacant().is_none() && start.elapsed() < timeout {
+            if !Arc::ptr_eq(&poller.cq, &self.control.send_cq) {
+                let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
+                return Err(PostError::new(wrong, Some(work.local.give_back())));
+            }
+            // Another poller of the queue may make room too.
+            let patience = timeout.saturating_sub(start.elapsed()).min(Duration::from_millis(1));
+            match poller.wait(Some(patience)) {
+                Ok(Some(completion)) => on_completion(completion),
+                Ok(None) => {}
+                Err(error) => return Err(PostError::new(error, Some(work.local.give_back()))),
+            }
+        }
+        self.post_send(work)
+    }
+
+    /// Posts memory for one message: a [`Buffer`](crate::Buffer), an
+    /// [`ExposedSlice`](crate::ExposedSlice), an array, tuple or vector of them, or `()` for
+    /// messages without data. It comes back with the completion, which carries `token`.
+    ///
+    /// A datagram comes with a header of 40 bytes before it ([`Grh`](crate::Grh)): the memory must
+    /// have room for both.
+    ///
+    /// # Errors
+    ///
+    /// With the memory, if the device did not take it: `QueueFull`, `TooManySegments`, `TooLong`,
+    /// `OutOfBounds` (less than a datagram's header needs), `InvalidInput` (memory of another
+    /// protection domain), or what the provider reports. Without it, if the device may have taken
+    /// it although it reported an error: it stays in flight and the queue pair goes to the error
+    /// state.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
@@ -70,12 +124,12 @@ impl<T: Transport> QueuePair<T> {
 }
 
 impl<T: Transport> InitializedQueuePair<T> {
-    /// Posts memory for a message: [`QueuePair::post_recv`]. What is posted before connecting is there when the peer's first
-    /// message arrives.
+    /// Posts memory for a message: [`QueuePair::post_recv`]. What is posted before connecting is
+    /// there when the peer's first message arrives.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`QueuePair::post_recv`].
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         self.qp.post_recv(local, token)
@@ -89,9 +143,8 @@ pub type SendHalf<'a, T = Rc> = QueueHalf<'a, SendQueue, T>;
 pub type RecvHalf<'a, T = Rc> = QueueHalf<'a, RecvQueue, T>;
 
 /// A [`SendHalf`] or [`RecvHalf`].
-///
-/// It is a value of its own, and not `&mut SendQueue`: two such references could be swapped, and each queue pair would then
-/// release what the other has in flight (S1 of [`posting`](super::posting)).
+// A value of its own, and not `&mut SendQueue`: two such references could be swapped, and each queue
+// pair would then release the other's requests (S1 of `posting`).
 pub struct QueueHalf<'a, Q, T: Transport> {
     queue: &'a mut Q,
     transport: PhantomData<T>,

@@ -1,24 +1,26 @@
 //! One post, from the slot to the doorbell: what send and receive queues share.
 //!
-//! A post has three steps. *Stage* writes a work request, and a slot of the ring that is still free: a refusal costs
-//! nothing. *Park* hands the slot to whoever polls its completion. *Submit* calls the provider; its [`Outcome`] says
-//! where the memory is.
+//! A post has three steps. *Stage* writes a work request, and a slot of the ring that is still
+//! free: a refusal costs nothing. *Park* hands the slot to whoever polls its completion. *Submit*
+//! calls the provider; its [`Outcome`] says where the memory is.
 //!
 //! # Invariants
 //!
-//! * **S1.** A queue half belongs to a queue pair that lives at least as long: the queue pair destroys itself before it
-//!   releases its halves, and they cannot be taken out of it.
-//! * **S2.** Memory that a posted request names is parked in the ring, lent by a scope, or was copied while the request
-//!   was posted.
-//! * **S3.** A request's memory is given back without a completion only if the device cannot have taken the request: it
-//!   comes at or after a `bad_wr` that lies in the chain that was posted.
+//! * **S1.** A queue half belongs to a queue pair that lives at least as long: the queue pair
+//!   destroys itself before it releases its halves, and they cannot be taken out of it.
+//! * **S2.** Memory that a posted request names is parked in the ring, lent by a scope, or was
+//!   copied while the request was posted.
+//! * **S3.** A request's memory is given back without a completion only if the device cannot have
+//!   taken the request: it comes at or after a `bad_wr` that lies in the chain that was posted.
 //! * **L1.** While [`Half::live_in`] can be this process, the chain has room for a request.
-//! * **A1.** An address handle that a posted datagram names lives until that request has ended, or the queue pair was
-//!   reset or destroyed. A queue keeps the handle of its latest datagram. A datagram to another one takes its place, and
-//!   keeps it in the slot of its own request: requests of a send queue end in order, so when that one has ended, so have
-//!   all that used the earlier handle. A datagram to the same handle as the one before counts and keeps nothing.
-//! * **A2.** Of requests that the device did not take, the first that keeps a handle puts it back: those that were taken
-//!   may still need it. The others keep handles that no request in flight names.
+//! * **A1.** An address handle that a posted datagram names lives until that request has ended, or
+//!   the queue pair was reset or destroyed. A queue keeps the handle of its latest datagram. A
+//!   datagram to another one takes its place, and keeps it in the slot of its own request: requests
+//!   of a send queue end in order, so when that one has ended, so have all that used the earlier
+//!   handle. A datagram to the same handle as the one before counts and keeps nothing.
+//! * **A2.** Of requests that the device did not take, the first that keeps a handle puts it back:
+//!   those that were taken may still need it. The others keep handles that no request in flight
+//!   names.
 
 use std::fmt;
 use std::mem;
@@ -61,8 +63,8 @@ impl<M> PostError<M> {
         self.error.kind()
     }
 
-    /// The memory of the request, if the device did not take it. `None` if the device may have taken it: the memory is in
-    /// flight then, and the queue pair in the error state.
+    /// The memory of the request, if the device did not take it. `None` if the device may have
+    /// taken it: the memory is in flight then, and the queue pair in the error state.
     #[must_use]
     pub fn into_memory(self) -> Option<M> {
         self.memory
@@ -179,8 +181,8 @@ pub(super) struct Half<W> {
     address: Option<Arc<Handle<AhInner>>>,
 }
 
-// SAFETY: providers lock their queues (single-threaded modes are refused when a device is opened); the domain is only
-// compared.
+// SAFETY: providers lock their queues (single-threaded modes are refused when a device is opened);
+// the domain is only compared.
 unsafe impl<W> Send for Half<W> {}
 // SAFETY: `&Half` posts nothing.
 unsafe impl<W> Sync for Half<W> {}
@@ -205,14 +207,15 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
-    /// Writes request `at` of the chain, and the slot `at` places after the head, which keeps `keep`. `fill` completes the
-    /// request for so many segments and bytes, and `info` says what the slot is told beyond the number of segments. Nothing
-    /// is handed over: it may be done over again.
+    /// Writes request `at` of the chain, and the slot `at` places after the head, which keeps
+    /// `keep`. `fill` completes the request for so many segments and bytes, and `info` says what
+    /// the slot is told beyond the number of segments. Nothing is handed over: it may be done over
+    /// again.
     ///
     /// # Safety
     ///
-    /// What `keep` puts into the slot is not used twice: once the slot is parked, the caller forgets the original unless
-    /// the slot is given up by [`Claimed::forget_segments`].
+    /// What `keep` puts into the slot is not used twice: once the slot is parked, the caller
+    /// forgets the original unless the slot is given up by [`Claimed::forget_segments`].
     #[inline(always)]
     pub(super) unsafe fn stage<L: Local, K: Keep>(
         &mut self,
@@ -259,8 +262,8 @@ impl<W: WorkRequest> Half<W> {
         Ok(())
     }
 
-    /// Posts the request that was staged at the head. `run` is how many unsignaled ones lie before it, `run_after` before
-    /// the next.
+    /// Posts the request that was staged at the head. `run` is how many unsignaled ones lie before
+    /// it, `run_after` before the next.
     ///
     /// # Safety
     ///
@@ -276,7 +279,8 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
-    /// Posts the `len` requests that were staged from the head on. How many the device took, if that is known.
+    /// Posts the `len` requests that were staged from the head on. How many the device took, if
+    /// that is known.
     ///
     /// # Safety
     ///
@@ -289,7 +293,8 @@ impl<W: WorkRequest> Half<W> {
         let Err((result, bad)) = self.ring_doorbell() else { return Ok(()) };
         let posted = self.chain.position(bad, len);
         match posted {
-            // S3. The signaled request may be among the rejected: the next signaled completion looks back over all.
+            // S3. The signaled request may be among the rejected: the next signaled completion
+            // looks back over all.
             Some(_) => self.attached.producer.set_run(run + len),
             None => self.fail(),
         }
@@ -299,8 +304,8 @@ impl<W: WorkRequest> Half<W> {
     #[inline(always)]
     fn ring_doorbell(&mut self) -> Result<(), (i32, *mut W)> {
         let mut bad = ptr::null_mut();
-        // SAFETY: a queue pair that lives (S1), in this process (`stage` checked), and a chain of requests whose lists and
-        // memory are valid (S2); both live as long as `self`.
+        // SAFETY: a queue pair that lives (S1), in this process (`stage` checked), and a chain of
+        // requests whose lists and memory are valid (S2); both live as long as `self`.
         let result = unsafe { W::post(self.raw, self.chain.first(), &mut bad) };
         if result == 0 { Ok(()) } else { Err((result, bad)) }
     }
@@ -325,7 +330,8 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
-    /// Moves the queue pair to ERR, where everything in flight is flushed: whether the device took a request is unknown.
+    /// Moves the queue pair to ERR, where everything in flight is flushed: whether the device took
+    /// a request is unknown.
     #[cold]
     fn fail(&self) {
         let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
@@ -375,7 +381,8 @@ impl<W: WorkRequest> Half<W> {
         self.reclaim();
     }
 
-    /// The queue pair could not be destroyed: an address handle that the device may still use stays.
+    /// The queue pair could not be destroyed: an address handle that the device may still use
+    /// stays.
     #[allow(clippy::mem_forget, reason = "requests that the device still has need it")]
     pub(super) fn leak(&mut self) {
         mem::forget(self.address.take());

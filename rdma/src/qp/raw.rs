@@ -1,7 +1,8 @@
 //! Posting and polling without bookkeeping: `unsafe`, at C's cost.
 //!
-//! A raw queue pair reports to raw completion queues only, which carry the caller's 64-bit `wr_id` and know no ring. Neither
-//! mixes with its safe sibling: a raw `wr_id` could otherwise be taken for a request in flight.
+//! A raw queue pair reports to raw completion queues only, which carry the caller's 64-bit `wr_id`
+//! and know no ring. Neither mixes with its safe sibling: a raw `wr_id` could otherwise be taken
+//! for a request in flight.
 
 use std::fmt;
 use std::ptr;
@@ -27,7 +28,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// As for [`create_cq`](Self::create_cq).
+    /// Those of [`create_cq`](Self::create_cq).
     #[doc(alias = "ibv_create_cq")]
     pub fn create_raw_cq(&self, depth: u32, channel: Option<&CompletionChannel>) -> Result<RawCompletionQueue> {
         let mut inner = CqInner::create(&self.inner, depth, channel.map(|channel| &channel.inner), 0)?;
@@ -47,8 +48,8 @@ impl RawCompletionQueue {
     pub fn poll<'a>(&self, room: &'a mut [ibv_wc]) -> Result<&'a [ibv_wc]> {
         self.inner.context.check(Operation::PollCq)?;
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and as much room as it is
-        // told of.
+        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process
+        // (checked), and as much room as it is told of.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.inner.raw, entries, room.as_mut_ptr()) };
         match usize::try_from(count) {
             Ok(count) => room.get(..count).ok_or(Error::new(Operation::PollCq, ErrorKind::Unknown)),
@@ -86,7 +87,8 @@ impl fmt::Debug for RawCompletionQueue {
 }
 
 impl<T: Transport> QpBuilder<T> {
-    /// Reports to a raw completion queue, for a queue pair that will be [`into_raw`](QueuePair::into_raw).
+    /// Reports to a raw completion queue, for a queue pair that will be
+    /// [`into_raw`](QueuePair::into_raw).
     pub fn raw_cq(self, cq: &RawCompletionQueue) -> Self {
         // The safe handle is not handed out, so nobody polls safely what is posted raw.
         self.cq(&CompletionQueue { inner: Arc::clone(&cq.inner) })
@@ -141,9 +143,11 @@ impl<T: Transport> RawQueuePair<T> {
     ///
     /// # Safety
     ///
-    /// `chain` is a valid, terminated chain of requests. The memory that it names stays valid until the device has let go of it (a
-    /// completion that covers the request, or a reset or destroy that succeeded), and until then nothing else writes it, nor
-    /// reads it where the device writes. The unsignaled requests and completions of the queue are accounted for by the caller.
+    /// `chain` is a valid, terminated chain of requests. The memory that it names stays valid until
+    /// the device has let go of it (a completion that covers the request, or a reset or destroy
+    /// that succeeded), and until then nothing else writes it, nor reads it where the device
+    /// writes. The unsignaled requests and completions of the queue are accounted for by the
+    /// caller.
     ///
     /// # Errors
     ///
@@ -164,7 +168,7 @@ impl<T: Transport> RawQueuePair<T> {
     ///
     /// # Safety
     ///
-    /// As for [`post_send`](Self::post_send).
+    /// The conditions of [`post_send`](Self::post_send).
     ///
     /// # Errors
     ///
@@ -181,7 +185,7 @@ impl<T: Transport> RawQueuePair<T> {
         Err(RawPostError { error: super::posting::post_error(Operation::PostRecv, result), bad_wr })
     }
 
-    /// What a queue pair has besides posting: its number, state, attributes.
+    /// The queue pair's number, state and attributes.
     #[must_use]
     pub fn control(&self) -> &QueuePair<T> {
         &self.qp
@@ -191,7 +195,7 @@ impl<T: Transport> RawQueuePair<T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`QueuePair::modify`].
     pub fn modify(&mut self, attr: &super::QpAttr) -> Result<()> {
         self.qp.modify(attr)
     }

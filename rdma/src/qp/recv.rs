@@ -49,7 +49,8 @@ impl RecvQueue {
     {
         // Should posting panic, the memory is leaked: the slot may have it.
         let local = ManuallyDrop::new(local);
-        // SAFETY: `settle` forgets the memory by `surrender`, or has it back after the slot was given up.
+        // SAFETY: `settle` forgets the memory by `surrender`, or has it back after the slot was
+        // given up.
         let outcome = unsafe { self.post_kept::<T, L>(&local, token, &Segments(&*local)) };
         outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
     }
@@ -58,7 +59,8 @@ impl RecvQueue {
     ///
     /// # Safety
     ///
-    /// What `keep` puts into the slot is not used by the caller, unless the outcome is [`Outcome::Returned`].
+    /// What `keep` puts into the slot is not used by the caller, unless the outcome is
+    /// [`Outcome::Returned`].
     #[inline(always)]
     pub(super) unsafe fn post_kept<T: Transport, L: Local>(
         &mut self,

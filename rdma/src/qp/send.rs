@@ -8,11 +8,14 @@ use rdma_sys::{ibv_qp, ibv_send_wr};
 
 use super::Transport;
 use super::local::{Local, Owned, Refusal};
-use super::op::{INLINE, Operation, SIGNALED, Work};
+use super::op::{INLINE, Opcode, Operation, SIGNALED, Work};
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::{Attached, Info};
 use crate::handle::Handle;
 use crate::pd::PdInner;
+use crate::types::Capabilities;
+#[cfg(test)]
+use crate::types::{AtomicCapability, TransportType};
 
 /// Requests that a batch holds at most.
 const MAX_BATCH: u32 = 64;
@@ -24,8 +27,7 @@ pub(crate) struct SendLimits {
     pub(crate) max_inline: u32,
     /// The device signals every request.
     pub(crate) signal_all: bool,
-    /// Read sinks need remote write access.
-    pub(crate) is_iwarp: bool,
+    pub(crate) capabilities: Capabilities,
     /// Bytes that a datagram can have.
     pub(crate) max_message: u32,
 }
@@ -35,7 +37,7 @@ pub(crate) struct SendLimits {
 /// Posting needs `&mut`; completions are polled from the completion queue, on any thread.
 pub struct SendQueue {
     pub(super) half: Half<ibv_send_wr>,
-    limits: SendLimits,
+    pub(super) limits: SendLimits,
 }
 
 impl SendQueue {
@@ -73,7 +75,8 @@ impl SendQueue {
     {
         // Should posting panic, the memory is leaked: the slot may have it.
         let work = std::mem::ManuallyDrop::new(work);
-        // SAFETY: `settle` forgets the memory by `surrender`, or has it back after the slot was given up.
+        // SAFETY: `settle` forgets the memory by `surrender`, or has it back after the slot was
+        // given up.
         let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Segments(&work.local)) };
         outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back)
     }
@@ -82,7 +85,8 @@ impl SendQueue {
     ///
     /// # Safety
     ///
-    /// What `keep` puts into the slot is not used by the caller, unless the outcome is [`Outcome::Returned`].
+    /// What `keep` puts into the slot is not used by the caller, unless the outcome is
+    /// [`Outcome::Returned`].
     #[inline(always)]
     pub(super) unsafe fn post_kept<T: Transport, O: Operation<T>, L: Local>(
         &mut self,
@@ -98,7 +102,8 @@ impl SendQueue {
         }
     }
 
-    /// Stages request `at` of a chain, where `run` unsignaled ones come before. How many come before the next.
+    /// Stages request `at` of a chain, where `run` unsignaled ones come before. How many come
+    /// before the next.
     ///
     /// # Safety
     ///
@@ -124,11 +129,11 @@ impl SendQueue {
             if flags & INLINE != 0 && len > u64::from(limits.max_inline) {
                 return Err(Refusal::TooLong);
             }
-            if O::IS_READ && limits.is_iwarp {
+            if matches!(O::OPCODE, Opcode::Read) && limits.capabilities.read_needs_exposed_sink {
                 if !work.local.is_open_to_writes() {
                     return Err(Refusal::NotSupported);
                 }
-                // siw takes a read's list for one of one element: without any, for what an earlier request has left there.
+                // siw reads as much as an earlier request's element says if a list is empty.
                 list.push_placeholder();
             }
             if let Some(address) = address {
@@ -147,10 +152,6 @@ impl SendQueue {
         Ok(if asked || forced { 0 } else { run + 1 })
     }
 
-    pub(super) fn is_iwarp(&self) -> bool {
-        self.limits.is_iwarp
-    }
-
     /// How long a datagram may be from now on.
     pub(super) fn set_max_message(&mut self, bytes: u32) {
         self.limits.max_message = bytes;
@@ -165,7 +166,7 @@ impl SendQueue {
 #[cfg(test)]
 impl SendQueue {
     pub(super) fn pretend_iwarp(&mut self) {
-        self.limits.is_iwarp = true;
+        self.limits.capabilities = Capabilities::new(TransportType::IWARP, AtomicCapability::NONE);
     }
 
     pub(super) fn next_wr_id(&mut self) -> Option<u64> {

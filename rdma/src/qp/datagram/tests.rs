@@ -5,6 +5,7 @@ use rdma_sys::{ibv_grh, ibv_qp_attr_mask as Mask, ibv_wc, ibv_wc_flags, ibv_wc_o
 use super::*;
 use crate::ah::Grh;
 use crate::error::ErrorKind;
+use crate::qp::PreparedQueuePair;
 use crate::qp::{InitOptions, op};
 use crate::testing::{self, fail};
 use crate::types::{Mtu, Path, Route};
@@ -184,7 +185,8 @@ fn a_datagram_is_the_payload_and_where_it_came_from() {
     assert_eq!(&datagram[..], b"hello");
     assert_eq!((datagram.source().qpn, datagram.source().lid), (0x77, Lid(3)));
     assert_eq!(datagram.source().grh.unwrap().source_gid().to_string(), "fe80::9");
-    // To our best GID: the index is known. To another: the library looks for it. To a group: the best one again.
+    // To our best GID: the index is known. To another: the library looks for it. To a group: the
+    // best one again.
     assert_eq!(qp.answer(datagram.source()).unwrap().path().route.unwrap().source_index, 2);
     assert!(!testing::calls().contains(&"init_ah_from_wc"));
     let to = |gid: &str| {

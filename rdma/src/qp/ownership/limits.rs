@@ -1,6 +1,7 @@
 //! What is refused before it is posted, and how full a queue gets.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::*;
 use crate::error::ErrorKind;
@@ -61,6 +62,78 @@ fn bytes_that_are_only_borrowed_are_always_posted_inline() {
     assert!(flags.iter().all(|flags| flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0), "{flags:x?}");
     let long = op::Send::inline(&[0; 17]).into_local();
     assert_eq!(kind(&mut rig, op::Send::new([long, long])), ErrorKind::TooLong);
+}
+
+#[test]
+fn part_of_a_buffer_is_sent_and_the_whole_comes_back() {
+    let mut rig = Rig::new();
+    let buffer = rig.buffer(16);
+    let address = buffer.address();
+    rig.qp.post_send(op::Send::new(buffer.part(4..9))).unwrap();
+    let sge = rig.posted()[0].sges[0];
+    assert_eq!((sge.addr, sge.length), (address + 4, 5));
+    rig.succeed(0);
+    let whole = rig.poller.poll().unwrap().unwrap().take_buffer().unwrap();
+    assert_eq!((whole.address(), whole.len()), (address, 16));
+    fail("post_send", libc::EINVAL);
+    let whole = rig.qp.post_send(op::Send::new(whole.part(..1))).unwrap_err().into_memory().unwrap();
+    assert_eq!(whole.len(), 16);
+    // Small enough to be copied, though the buffer is not.
+    let long = rig.buffer(64);
+    rig.qp.post_send(op::Send::new(long.part(..32)).copied()).unwrap();
+}
+
+#[test]
+fn room_is_what_can_be_posted() {
+    let mut rig = Rig::new();
+    assert_eq!((rig.qp.send_queue().room(), rig.qp.recv_queue().room()), (SEND_DEPTH, RECV_DEPTH));
+    for token in 0..SEND_DEPTH {
+        assert_eq!(rig.qp.send_queue().room(), SEND_DEPTH - token);
+        rig.send(token.into(), true);
+    }
+    rig.qp.post_recv(rig.buffer(1), 0).unwrap();
+    assert_eq!((rig.qp.send_queue().room(), rig.qp.recv_queue().room()), (0, RECV_DEPTH - 1));
+    // A hole further on does not help: requests take their places in order.
+    rig.succeed(1);
+    assert!(rig.next().is_some());
+    assert_eq!(rig.qp.send_queue().room(), 0);
+    rig.succeed(0);
+    assert!(rig.next().is_some());
+    assert_eq!(rig.qp.send_queue().room(), 2);
+}
+
+#[test]
+fn posting_waits_for_room() {
+    let mut rig = Rig::new();
+    for token in 0..SEND_DEPTH {
+        rig.send(token.into(), true);
+    }
+    let (short, long) = (Duration::from_millis(5), Duration::from_secs(60));
+    let Rig { pd, cq, poller, qp } = &mut rig;
+    let buffer = pd.allocate(16).unwrap();
+    let refused = qp.post_send_or_wait(op::Send::new(buffer), poller, short, |_| unreachable!()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::QueueFull);
+    let buffer = refused.into_memory().unwrap();
+    let first = testing::posted(qp.as_raw())[0].wr_id;
+    testing::complete(cq.as_raw(), wc(first, ibv_wc_status::IBV_WC_SUCCESS, qp.qpn()));
+    let mut tokens = Vec::new();
+    let work = op::Send::new(buffer).token(100);
+    qp.post_send_or_wait(work, poller, long, |completion| tokens.push(completion.token())).unwrap();
+    assert_eq!(tokens, [0]);
+    let stranger = pd.context().create_cq(1).unwrap();
+    let work = op::Send::inline(b"x");
+    let error = qp.post_send_or_wait(work, &mut stranger.poller(), long, |_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn errors_of_inline_posts_borrow_nothing() {
+    fn post(qp: &mut QueuePair<Rc>) -> Result<(), Box<dyn std::error::Error>> {
+        let bytes = [7; 33];
+        qp.post_send(op::Send::inline(&bytes))?;
+        Ok(())
+    }
+    assert!(post(&mut Rig::new().qp).is_err());
 }
 
 #[test]

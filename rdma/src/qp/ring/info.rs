@@ -27,7 +27,8 @@ pub(crate) struct Info(u64);
 
 #[allow(clippy::cast_possible_truncation, reason = "fields are cut out of the word")]
 impl Info {
-    /// A run is shorter than a ring, which has at most 2^16 slots. A slot has room for no more segments than a list has elements, which is less than 2^16.
+    /// A run is shorter than a ring, which has at most 2^16 slots. A slot has room for no more
+    /// segments than a list has elements, which is less than 2^16.
     #[inline(always)]
     pub(crate) const fn new(run: u32, count: usize, opcode: Opcode) -> Self {
         Self((run as u64) << RUN_SHIFT | count as u64 & COUNT | (opcode as u64) << OPCODE_SHIFT)
@@ -131,7 +132,8 @@ mod tests {
                     assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
                     assert_eq!(info.is_at_most_single(), info.is_single() || info.is_empty());
                     assert!(!info.is_addressed() && !info.is_datagram());
-                    // Where it came from changes nothing for the memory; an address handle is something else to do.
+                    // Where it came from changes nothing for the memory; an address handle is
+                    // something else to do.
                     let datagram = info.datagram(true);
                     assert_eq!((datagram.is_single(), datagram.is_empty()), (info.is_single(), info.is_empty()));
                     let addressed = datagram.addressed();
