@@ -6,13 +6,12 @@ use std::hash::{BuildHasher, Hasher};
 
 use super::attr::QpAttr;
 use super::endpoint::Endpoint;
+use super::port::{Chosen, HOP_LIMIT};
 use super::{QueuePair, Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::setters::setters;
-use crate::types::{
-    AckTimeout, AtomicCapability, Gid, Lid, LinkLayer, Mtu, Path, PortState, QpState, RemoteAccess, RnrTimer, Route,
-};
+use crate::types::{AckTimeout, AtomicCapability, Mtu, QpState, RemoteAccess, RnrTimer};
 
 /// Reads and atomics in service at a time, unless the device can do less: enough to fill a pipe.
 const READ_DEPTH: u32 = 16;
@@ -81,7 +80,7 @@ impl Default for ConnectOptions {
             initiator_depth: None,
             service_level: 0,
             traffic_class: 0,
-            hop_limit: 64,
+            hop_limit: HOP_LIMIT,
             flow_label: 0,
         }
     }
@@ -146,17 +145,6 @@ pub struct InitializedQueuePair<T: Transport> {
 pub struct Local {
     chosen: Chosen,
     endpoint: Endpoint,
-}
-
-/// The port and GID that were chosen.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Chosen {
-    pub(super) port: u8,
-    pub(super) gid_index: u8,
-    pub(super) gid: Option<Gid>,
-    pub(super) lid: Lid,
-    pub(super) mtu: Mtu,
-    link_layer: LinkLayer,
 }
 
 impl<T: Transport> PreparedQueuePair<T> {
@@ -253,7 +241,7 @@ fn require_endpoints(qp: &QueuePair<Rc>) -> Result<()> {
 /// Our end of the connection.
 fn local(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
     let context = qp.context();
-    let chosen = choose(&context, options.port, options.gid_index)?;
+    let chosen = Chosen::choose(&context, options.port, options.gid_index)?;
     let depth = context.device_attr().max_qp_rd_atom().min(READ_DEPTH);
     let endpoint = Endpoint {
         qpn: qp.qpn(),
@@ -264,31 +252,6 @@ fn local(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
         responder_resources: u8::try_from(depth).unwrap_or(u8::MAX),
     };
     Ok(Local { chosen, endpoint })
-}
-
-/// The port and GID of the options, or the best ones.
-pub(super) fn choose(context: &Context, port: Option<u8>, gid_index: Option<u8>) -> Result<Chosen> {
-    let down = Error::new(Operation::ModifyQp, ErrorKind::PortDown);
-    let port = match port {
-        Some(port) => port,
-        None => context.first_active_port()?.ok_or(down)?,
-    };
-    let port_attr = context.port_attr(port)?;
-    if port_attr.state() != PortState::ACTIVE {
-        return Err(down);
-    }
-    let link_layer = port_attr.link_layer();
-    let (gid_index, gid) = match gid_index {
-        Some(index) => (index, Some(context.gid(port, index.into())?).filter(|gid| !gid.is_zero())),
-        None => match context.best_gid(port)? {
-            Some(entry) => (u8::try_from(entry.index).unwrap_or(0), Some(entry.gid)),
-            None => (0, None),
-        },
-    };
-    if gid.is_none() && link_layer == LinkLayer::ETHERNET && context.capabilities().manual_connect {
-        return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
-    }
-    Ok(Chosen { port, gid_index, gid, lid: port_attr.lid(), mtu: port_attr.active_mtu(), link_layer })
 }
 
 fn all_access(context: &Context) -> RemoteAccess {
@@ -368,7 +331,13 @@ impl InitializedQueuePair<Rc> {
 
 fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
     require_endpoints(qp)?;
-    let path = path(&local.chosen, (remote.gid, remote.lid), options, Operation::ModifyQp)?;
+    let mut path = local.chosen.path_to((remote.gid, remote.lid), Operation::ModifyQp)?;
+    path.service_level = options.service_level;
+    if let Some(route) = &mut path.route {
+        route.hop_limit = options.hop_limit;
+        route.traffic_class = options.traffic_class;
+        route.flow_label = options.flow_label;
+    }
     let mtu = [Some(remote.mtu), options.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
     qp.control.modify(
         &QpAttr::to(QpState::RTR)
@@ -389,32 +358,6 @@ fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &Conne
             .sq_psn(local.endpoint.psn)
             .max_rd_atomic(options.initiator_depth.map_or(depth, |wanted| wanted.min(depth))),
     )
-}
-
-/// By GID on Ethernet and between subnets, by LID within one.
-pub(super) fn path(
-    local: &Chosen,
-    (gid, lid): (Option<Gid>, Lid),
-    options: &ConnectOptions,
-    operation: Operation,
-) -> Result<Path> {
-    let route = gid.filter(|_| local.gid.is_some()).map(|gid| Route {
-        gid,
-        source_index: local.gid_index,
-        hop_limit: options.hop_limit,
-        traffic_class: options.traffic_class,
-        flow_label: options.flow_label,
-    });
-    let by_lid = local.link_layer != LinkLayer::ETHERNET && local.lid.0 != 0 && lid.0 != 0;
-    let same_subnet = match (local.gid, gid) {
-        (Some(ours), Some(theirs)) => ours.to_bytes()[..8] == theirs.to_bytes()[..8],
-        _ => true,
-    };
-    let route = if by_lid && same_subnet { None } else { route };
-    if route.is_none() && !by_lid {
-        return Err(Error::new(operation, ErrorKind::Incompatible));
-    }
-    Ok(Path { port: local.port, lid, route, service_level: options.service_level, ..Path::default() })
 }
 
 impl<T: Transport> fmt::Debug for PreparedQueuePair<T> {

@@ -10,8 +10,8 @@ use rdma_sys::{
 };
 
 use super::attr::QpAttr;
-use super::datagram::Datagrams;
 use super::multicast::Groups;
+use super::port::Chosen;
 use super::transition;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
@@ -40,6 +40,13 @@ pub(crate) struct QpInner {
 unsafe impl Send for QpInner {}
 // SAFETY: libibverbs locks what its functions change, and `&QpInner` changes nothing of its own.
 unsafe impl Sync for QpInner {}
+
+/// The port, Q_Key and groups of a datagram queue pair.
+pub(super) struct Datagrams {
+    pub(super) groups: Groups,
+    /// The port that it is bound to, and its Q_Key.
+    pub(super) bound: Option<(Chosen, u32)>,
+}
 
 impl QpInner {
     /// Creates a queue pair in the RESET state.
@@ -83,7 +90,7 @@ impl QpInner {
             recv_cq: Arc::clone(recv_cq),
             qpn,
             cap: init.cap,
-            datagrams: is_datagram.then(|| Box::new(Datagrams::new(Groups::new(raw, context)))),
+            datagrams: is_datagram.then(|| Box::new(Datagrams { groups: Groups::new(raw, context), bound: None })),
             done: false,
         })
     }

@@ -1,10 +1,11 @@
 //! Datagram queue pairs: bring-up without a peer, and their endpoints.
 
 use super::attr::QpAttr;
-use super::bring_up::{self, Chosen, ConnectOptions, InitializedQueuePair, random_psn};
+use super::bring_up::{InitializedQueuePair, random_psn};
 use super::control::QpInner;
 use super::datagram_endpoint::DatagramEndpoint;
-use super::multicast::{Groups, MulticastAttachment};
+use super::multicast::MulticastAttachment;
+use super::port::Chosen;
 use super::send::SendQueue;
 use super::{QpBuilder, QueuePair, Transport, Ud};
 use crate::ah::{AddressHandle, Source};
@@ -76,19 +77,6 @@ pub struct Start {
     psn: u32,
 }
 
-/// The port, Q_Key and groups of a datagram queue pair.
-pub(super) struct Datagrams {
-    pub(super) groups: Groups,
-    /// The port that it is bound to, and its Q_Key.
-    bound: Option<(Chosen, u32)>,
-}
-
-impl Datagrams {
-    pub(super) fn new(groups: Groups) -> Self {
-        Self { groups, bound: None }
-    }
-}
-
 /// Follows a change of attributes by hand: the port limits the length of datagrams.
 #[cold]
 pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr) {
@@ -97,7 +85,7 @@ pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr)
         unbind(control, send);
     }
     if attr.mask().contains(QpAttrMask::PORT) {
-        match bring_up::choose(&control.context(), Some(raw.port_num), None) {
+        match Chosen::choose(&control.context(), Some(raw.port_num), None) {
             Ok(chosen) => bind(control, send, chosen, 0),
             // A port that cannot be asked is limited by the device alone.
             Err(_) => unbind(control, send),
@@ -137,7 +125,7 @@ impl Transport for Ud {
     type Start = Start;
 
     fn init(qp: &mut QueuePair<Self>, options: &DatagramOptions) -> Result<Start> {
-        let chosen = bring_up::choose(&qp.context(), options.port, options.gid_index)?;
+        let chosen = Chosen::choose(&qp.context(), options.port, options.gid_index)?;
         let attr = QpAttr::to(QpState::INIT).port(chosen.port).pkey_index(options.pkey_index).qkey(options.qkey);
         qp.control.modify(&attr)?;
         bind(&mut qp.control, &mut qp.send, chosen, options.qkey);
@@ -223,7 +211,7 @@ impl QueuePair<Ud> {
     /// port yet.
     pub fn path_to(&self, peer: &DatagramEndpoint) -> Result<Path> {
         let (chosen, _) = self.bound(Operation::CreateAh)?;
-        bring_up::path(chosen, (peer.gid, peer.lid), &ConnectOptions::new(), Operation::CreateAh)
+        chosen.path_to((peer.gid, peer.lid), Operation::CreateAh)
     }
 
     /// The address of a peer.

@@ -34,6 +34,7 @@ mod multicast;
 pub mod op;
 #[cfg(test)]
 mod ownership;
+mod port;
 mod post;
 pub(crate) mod posting;
 pub(crate) mod raw;
