@@ -42,7 +42,7 @@ pub enum DeviceSelector {
 }
 
 /// A text that selects no device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ParseSelectorError(String);
 
 impl fmt::Display for ParseSelectorError {
@@ -54,6 +54,8 @@ impl fmt::Display for ParseSelectorError {
         )
     }
 }
+
+crate::error::debug_is_display!(ParseSelectorError);
 
 impl std::error::Error for ParseSelectorError {}
 
@@ -161,7 +163,7 @@ impl fmt::Display for Choice {
 }
 
 /// Why no device could be opened; one line as text, with what to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenError {
     /// `RDMA_DEVICE` selects no device.
@@ -239,6 +241,8 @@ impl fmt::Display for OpenError {
         }
     }
 }
+
+crate::error::debug_is_display!(OpenError);
 
 impl std::error::Error for OpenError {}
 

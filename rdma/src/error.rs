@@ -171,7 +171,21 @@ pub enum ErrorKind {
 }
 
 /// Why an operation failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// `Debug` is the same sentence as `Display`, so that an error that leaves `main` can be read.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{Error, ErrorKind, Operation};
+///
+/// let error = Error::from_errno(Operation::RegisterMr, 12);
+/// assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+/// assert!(format!("{error:?}").starts_with("ibv_reg_mr: out of memory"));
+/// let error: std::io::Error = error.into();
+/// assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Error {
     operation: Operation,
     kind: ErrorKind,
@@ -409,6 +423,21 @@ impl fmt::Display for Error {
     }
 }
 
+/// Prints the sentence of `Display`: an error that leaves `main` is printed by `Debug`.
+macro_rules! debug_is_display {
+    ($($error:ty),*) => {$(
+        impl ::std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+
+pub(crate) use debug_is_display;
+
+debug_is_display!(Error);
+
 impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
@@ -454,7 +483,7 @@ impl<T> Failed<T> {
 
 impl<T> fmt::Debug for Failed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+        self.error.fmt(f)
     }
 }
 
@@ -512,6 +541,16 @@ mod tests {
         };
         let text = Error::new(Operation::ModifyQp, kind).to_string();
         assert_eq!(text, "ibv_modify_qp: from RESET to INIT: missing PKEY_INDEX | PORT");
+    }
+
+    #[test]
+    fn an_error_that_leaves_main_is_a_sentence() {
+        let error = Error::new(Operation::PollCq, ErrorKind::NoDevice);
+        let sentence = "ibv_poll_cq: no such device, or it is gone";
+        assert_eq!(format!("{error:?}"), sentence);
+        assert_eq!(format!("{:?}", Failed::new(error, ())), sentence);
+        let error = crate::OpenError::PortDown { name: "mlx5_0".into(), port: None };
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 
     #[test]

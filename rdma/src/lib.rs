@@ -150,7 +150,7 @@ mod wait;
 pub use absence::{Finding, HardwareAbsence};
 pub use ah::{AddressHandle, Grh, Source};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
-pub use context::{AsyncEvent, AsyncEventKind, Context, DeviceAttr, EventSource, GidEntry, PortAttr};
+pub use context::{AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, GidEntry, PortAttr};
 pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Poller, Released};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};

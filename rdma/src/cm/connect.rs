@@ -152,13 +152,12 @@ pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], l
 impl RawId {
     /// What librdmacm says that a queue pair wants to get to a state.
     pub(super) fn qp_attr(&self, state: QpState) -> Result<QpAttr> {
-        let locked = self.lock(Operation::InitQpAttr)?;
-        locked.require_device(Operation::InitQpAttr)?;
         let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
         let mut mask: c_int = 0;
         // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), and room for attributes and their mask.
-        let result = unsafe { (locked.table.rdma_init_qp_attr)(locked.raw, &raw mut raw, &raw mut mask) };
-        locked.done(Operation::InitQpAttr, result)?;
+        self.call_bound(Operation::InitQpAttr, |cm, id| unsafe {
+            (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask)
+        })?;
         #[allow(
             clippy::cast_sign_loss,
             reason = "a set of bits; those that verbs.h does not know are an old kernel's own"
@@ -194,39 +193,29 @@ impl RawId {
     }
 
     pub(super) fn remote_ece(&self) -> Result<Ece> {
-        let locked = self.lock(Operation::GetRemoteEce)?;
         let mut raw = ibv_ece::default();
         // SAFETY: rdma_get_remote_ece wants an id (2), whose lock is held (3), and room for the options.
-        let result = unsafe { (locked.table.rdma_get_remote_ece)(locked.raw, &raw mut raw) };
-        locked.done(Operation::GetRemoteEce, result)?;
+        self.call(Operation::GetRemoteEce, |cm, id| unsafe { (cm.rdma_get_remote_ece)(id, &raw mut raw) })?;
         Ok(Ece::from_raw(raw))
     }
 
     pub(super) fn set_local_ece(&self, ece: Ece) -> Result<()> {
-        let locked = self.lock(Operation::SetLocalEce)?;
         let mut raw = ece.to_raw();
         // SAFETY: rdma_set_local_ece wants an id (2), whose lock is held (3), and options that live during the call.
-        let result = unsafe { (locked.table.rdma_set_local_ece)(locked.raw, &raw mut raw) };
-        locked.done(Operation::SetLocalEce, result)
+        self.call(Operation::SetLocalEce, |cm, id| unsafe { (cm.rdma_set_local_ece)(id, &raw mut raw) })
     }
 
     /// `rdma_connect` of both port spaces.
     pub(super) fn connect(&self, mut param: rdma_conn_param) -> Result<()> {
-        let locked = self.lock(Operation::Connect)?;
-        locked.require_device(Operation::Connect)?;
         // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device (6), and parameters whose private
         // data is as long as they say and lives during the call: the callers' options.
-        let result = unsafe { (locked.table.rdma_connect)(locked.raw, &raw mut param) };
-        locked.done(Operation::Connect, result)
+        self.call_bound(Operation::Connect, |cm, id| unsafe { (cm.rdma_connect)(id, &raw mut param) })
     }
 
     /// `rdma_accept` of both port spaces.
     pub(super) fn accept(&self, mut param: rdma_conn_param) -> Result<()> {
-        let locked = self.lock(Operation::Accept)?;
-        locked.require_device(Operation::Accept)?;
         // SAFETY: as for rdma_connect.
-        let result = unsafe { (locked.table.rdma_accept)(locked.raw, &raw mut param) };
-        locked.done(Operation::Accept, result)
+        self.call_bound(Operation::Accept, |cm, id| unsafe { (cm.rdma_accept)(id, &raw mut param) })
     }
 
     /// `rdma_reject`, and the one that says that the options were not liked.
@@ -310,10 +299,8 @@ impl Id<Rc> {
     }
 
     fn tell_established(&self) -> Result<()> {
-        let locked = self.raw.lock(Operation::Establish)?;
         // SAFETY: rdma_establish wants an id (2), whose lock is held (3).
-        let result = unsafe { (locked.table.rdma_establish)(locked.raw) };
-        locked.done(Operation::Establish, result)
+        self.raw.call(Operation::Establish, |cm, id| unsafe { (cm.rdma_establish)(id) })
     }
 
     /// Ends the connection: what is in flight on the queue pair completes as flushed, and `Disconnected` follows at both ends.

@@ -1,132 +1,22 @@
 //! Events: what librdmacm reported, copied out and typed. Numbers cite the invariants of [`super`].
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::ops::Deref;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rdma_sys::{rdma_cm_event, rdma_cm_event_type as Code};
 
-use super::channel::{IdKey, Known};
+use super::channel::{ChannelInner, EventChannel, IdKey, Known, State};
+use super::id::{Id, RawId, adopt};
+use super::message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, Rejection, UdPeer};
 use super::reason;
 use super::request::ConnectRequest;
-use crate::error::{Error, ErrorKind, Operation};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::Handle;
 use crate::qp::{Rc, Ud};
 use crate::types::{Gid, Lid, Path, RejectReason};
-
-/// Bytes that came with a connection's messages.
-///
-/// On InfiniBand and RoCE what a peer gave is filled up with zeros to the length of its message (56 bytes with a request, 196 with an
-/// answer, 148 with a rejection; datagrams: 180, 136): a length that matters must be among the bytes. On iWARP it is as long as
-/// it was.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub struct PrivateData(Box<[u8]>);
-
-impl Deref for PrivateData {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl AsRef<[u8]> for PrivateData {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl From<&[u8]> for PrivateData {
-    fn from(bytes: &[u8]) -> Self {
-        Self(bytes.into())
-    }
-}
-
-impl fmt::Debug for PrivateData {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PrivateData({})", self.0.escape_ascii())
-    }
-}
-
-/// What both ends agree on, as seen from this one.
-#[doc(alias = "rdma_conn_param")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ConnectionParameters {
-    /// How many reads and atomics the peer wants us to serve at a time.
-    pub responder_resources: u8,
-    /// How many reads and atomics the peer serves at a time.
-    pub initiator_depth: u8,
-    /// Whether the peer controls the flow of messages end to end.
-    pub flow_control: bool,
-    /// How often to try again without an answer; of a request only.
-    pub retry_count: u8,
-    /// How often to try again while the peer has no receive posted; 7 is for ever.
-    pub rnr_retry_count: u8,
-    /// Whether the peer's receives come from a shared queue.
-    pub srq: bool,
-    /// The peer's queue pair number; 0 on iWARP.
-    pub qpn: u32,
-}
-
-/// What the peer's answer said.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Accepted {
-    /// What it said in its own words. Empty at the passive end, which has read it in the request.
-    pub private_data: PrivateData,
-    /// What was agreed on.
-    pub parameters: ConnectionParameters,
-}
-
-/// The peer's no.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Rejection {
-    /// Why.
-    pub reason: RejectReason,
-    /// What the program at the other end had to say, if it was that.
-    pub private_data: PrivateData,
-}
-
-impl Rejection {
-    /// As the error that it is for who wanted to connect.
-    #[must_use]
-    pub fn to_error(&self) -> Error {
-        self.reason.to_error()
-    }
-}
-
-/// Where to send datagrams: the answer of a listener.
-#[doc(alias = "rdma_ud_param")]
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UdPeer {
-    /// The way there, for an address handle.
-    pub path: Path,
-    /// The peer's queue pair number.
-    pub qpn: u32,
-    /// The key that the peer's queue pair has.
-    pub qkey: u32,
-    /// What the peer had to say.
-    pub private_data: PrivateData,
-}
-
-/// A multicast group that was joined.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MulticastGroup {
-    /// Its address, as it was given to [`join_multicast`](super::Id::join_multicast).
-    pub address: Option<SocketAddr>,
-    /// The way there, for an address handle.
-    pub path: Path,
-    /// Its GID: attach a queue pair to it.
-    pub gid: Gid,
-    /// Its LID on InfiniBand.
-    pub lid: Lid,
-    /// The queue pair number that datagrams to a group carry.
-    pub qpn: u32,
-    /// The group's key.
-    pub qkey: u32,
-}
+use crate::wait::Deadline;
 
 /// Something happened to an id. Already acknowledged.
 #[doc(alias = "rdma_cm_event")]
@@ -199,7 +89,7 @@ pub enum EventKind {
 /// # Safety
 ///
 /// `raw` is the copy of an event that was taken and not acknowledged yet, so that what it points to lives (4).
-pub(super) unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
+unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
     match raw.event {
         Code::RDMA_CM_EVENT_CONNECT_REQUEST
         | Code::RDMA_CM_EVENT_CONNECT_RESPONSE
@@ -226,7 +116,7 @@ const _: () = {
 };
 
 /// What a connection's event says besides.
-pub(super) fn parameters(raw: &rdma_cm_event) -> ConnectionParameters {
+fn parameters(raw: &rdma_cm_event) -> ConnectionParameters {
     // SAFETY: integers and pointers, which may have any value.
     let conn = unsafe { raw.param.conn };
     ConnectionParameters {
@@ -241,7 +131,7 @@ pub(super) fn parameters(raw: &rdma_cm_event) -> ConnectionParameters {
 }
 
 /// The event's meaning for the id; not for requests, which make one.
-pub(super) fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> EventKind {
+fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> EventKind {
     let accepted = |private_data| Accepted { private_data, parameters: parameters(raw) };
     match raw.event {
         Code::RDMA_CM_EVENT_ADDR_RESOLVED => EventKind::AddrResolved,
@@ -308,4 +198,110 @@ fn group(raw: &rdma_cm_event, known: &Known) -> Option<SocketAddr> {
     // SAFETY: integers and pointers, which may have any value.
     let number = unsafe { raw.param.ud }.private_data.addr() as u64;
     known.groups.iter().find(|(known, _)| *known == number).map(|&(_, address)| address)
+}
+
+/// What came out of the channel.
+enum Taken {
+    Nothing,
+    Event(Event),
+    /// Of an id that is gone. The request that it may have brought ends when this is dropped, after the lock.
+    Stray(#[allow(dead_code, reason = "its drop is what it is for")] Option<Handle<RawId>>),
+    /// A request whose id uses another channel (5).
+    Elsewhere,
+}
+
+impl EventChannel {
+    /// Takes an event if there is one.
+    ///
+    /// With edge-triggered epoll, call it until there is none.
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports; `NoDevice` once the channel has lost a device that had joined groups.
+    #[doc(alias = "rdma_get_cm_event")]
+    #[doc(alias = "rdma_ack_cm_event")]
+    pub fn try_next_event(&self) -> Result<Option<Event>> {
+        loop {
+            match self.take()? {
+                Taken::Nothing => return Ok(None),
+                Taken::Event(event) => return Ok(Some(event)),
+                Taken::Stray(_) => {}
+                Taken::Elsewhere => {
+                    tracing::warn!("a request came while its listener moved to another channel; it is left unanswered");
+                }
+            }
+        }
+    }
+
+    /// Waits for the next event; none after the timeout. Without a timeout it waits for ever.
+    ///
+    /// # Errors
+    ///
+    /// As for [`try_next_event`](Self::try_next_event).
+    #[doc(alias = "rdma_get_cm_event")]
+    pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<Event>> {
+        self.next_event_until(Deadline::after(timeout))
+    }
+
+    pub(super) fn next_event_until(&self, deadline: Deadline) -> Result<Option<Event>> {
+        self.inner.events.next(Operation::GetCmEvent, deadline, || self.try_next_event())
+    }
+
+    /// Takes one event, copies what is in it, and acknowledges it (4).
+    fn take(&self) -> Result<Taken> {
+        let channel = &self.inner;
+        channel.check(Operation::GetCmEvent)?;
+        let mut state = channel.lock();
+        if state.broken {
+            return Err(Error::new(Operation::GetCmEvent, ErrorKind::NoDevice));
+        }
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: rdma_get_cm_event wants a channel (1), whose lock is held (3), and room for a pointer; the descriptor is
+        // non-blocking. The ids that it writes to live: destroying one takes its events with it.
+        let result = unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
+        if result != 0 {
+            return reason::last(Operation::GetCmEvent).or_nothing().map(|event| event.unwrap_or(Taken::Nothing));
+        }
+        if event.is_null() {
+            return Err(Error::new(Operation::GetCmEvent, ErrorKind::Unknown));
+        }
+        // SAFETY: the event just taken lives until it is acknowledged (4); all its fields are integers and pointers.
+        let copy = unsafe { *event };
+        // SAFETY: as above; the private data that it points to, too.
+        let data = unsafe { private_data(&copy) };
+        // SAFETY: rdma_ack_cm_event wants an event that was taken, once.
+        unsafe { (channel.table.rdma_ack_cm_event)(event) };
+        Ok(sort(channel, &mut state, &copy, data))
+    }
+}
+
+/// Whose event this is, and what it says.
+fn sort(channel: &Arc<Handle<ChannelInner>>, state: &mut State, raw: &rdma_cm_event, data: PrivateData) -> Taken {
+    if raw.event != Code::RDMA_CM_EVENT_CONNECT_REQUEST {
+        return match state.ids.get(&raw.id.addr()) {
+            Some(known) => Taken::Event(Event { id: known.key, kind: decode(raw, data, known) }),
+            None => Taken::Stray(None),
+        };
+    }
+    let listener = state.ids.get(&raw.listen_id.addr()).map(|listener| (listener.key, listener.datagram));
+    // A second owner of an id that lives would destroy it twice (5).
+    let Some(new) = NonNull::new(raw.id).filter(|new| !state.ids.contains_key(&new.as_ptr().addr())) else {
+        return Taken::Stray(None);
+    };
+    // SAFETY: librdmacm has just made the id, and nobody else knows it.
+    let on = unsafe { (*new.as_ptr()).channel };
+    if on != channel.raw.as_ptr() {
+        return Taken::Elsewhere;
+    }
+    let datagram = listener.is_some_and(|(_, datagram)| datagram);
+    let id = adopt(channel, state, new, datagram);
+    let Some((listener, _)) = listener else {
+        return Taken::Stray(Some(id));
+    };
+    let kind = if datagram {
+        EventKind::UdConnectRequest(ConnectRequest::new(Id::new(id), listener, data, ConnectionParameters::default()))
+    } else {
+        EventKind::ConnectRequest(ConnectRequest::new(Id::new(id), listener, data, parameters(raw)))
+    };
+    Taken::Event(Event { id: listener, kind })
 }

@@ -75,14 +75,30 @@ impl Locked<'_> {
 }
 
 impl RawId {
-    /// For [`super::channel`], which has entered it into the channel's state.
-    pub(super) fn new(raw: Raw<rdma_cm_id>, channel: Arc<Handle<ChannelInner>>, key: IdKey) -> Self {
-        Self { raw, channel, key }
-    }
-
     pub(super) fn lock(&self, operation: Operation) -> Result<Locked<'_>> {
         self.channel.check(operation)?;
         Ok(Locked { state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
+    }
+
+    /// Calls a function of librdmacm that wants a live id (2), under its channel's lock (3).
+    pub(super) fn call(
+        &self,
+        operation: Operation,
+        function: impl FnOnce(&'static RdmaCm, *mut rdma_cm_id) -> c_int,
+    ) -> Result<()> {
+        let locked = self.lock(operation)?;
+        locked.done(operation, function(locked.table, locked.raw))
+    }
+
+    /// The same, of a function that looks at the id's device: `InvalidInput` if it has none (6).
+    pub(super) fn call_bound(
+        &self,
+        operation: Operation,
+        function: impl FnOnce(&'static RdmaCm, *mut rdma_cm_id) -> c_int,
+    ) -> Result<()> {
+        let locked = self.lock(operation)?;
+        locked.require_device(operation)?;
+        locked.done(operation, function(locked.table, locked.raw))
     }
 
     pub(super) fn device_name(&self) -> Option<String> {
@@ -151,13 +167,13 @@ impl RawId {
     }
 
     fn set_option<T>(&self, option: u32, mut value: T) -> Result<()> {
-        let locked = self.lock(Operation::SetOption)?;
         #[allow(clippy::cast_possible_wrap, reason = "small constants")]
         let (level, option) = (RDMA_OPTION_ID as c_int, option as c_int);
         let value: *mut c_void = (&raw mut value).cast();
         // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the size that it is told.
-        let result = unsafe { (locked.table.rdma_set_option)(locked.raw, level, option, value, size_of::<T>()) };
-        locked.done(Operation::SetOption, result)
+        self.call(Operation::SetOption, |cm, id| unsafe {
+            (cm.rdma_set_option)(id, level, option, value, size_of::<T>())
+        })
     }
 }
 
@@ -190,6 +206,18 @@ impl Object for RawId {
     }
 }
 
+/// Takes over an id that librdmacm has just made on this channel (2, 5).
+pub(super) fn adopt(
+    channel: &Arc<Handle<ChannelInner>>,
+    state: &mut State,
+    raw: NonNull<rdma_cm_id>,
+    datagram: bool,
+) -> Handle<RawId> {
+    let key = IdKey::fresh();
+    state.ids.insert(raw.as_ptr().addr(), Known { key, datagram, groups: Vec::new() });
+    Handle::new(RawId { raw: Raw::new(raw.as_ptr()), channel: Arc::clone(channel), key })
+}
+
 /// In milliseconds, at least one: 0 would be no time at all, and a time too long to be counted is the longest.
 fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
@@ -203,6 +231,30 @@ fn milliseconds(timeout: Duration) -> c_int {
 pub struct Id<T: PortSpace> {
     pub(super) raw: Handle<RawId>,
     space: PhantomData<T>,
+}
+
+impl EventChannel {
+    /// Makes an id: one end of a connection to be, or a listener.
+    ///
+    /// # Errors
+    ///
+    /// What librdmacm reports.
+    #[doc(alias = "rdma_create_id")]
+    pub fn create_id<T: PortSpace>(&self) -> Result<Id<T>> {
+        let channel = &self.inner;
+        channel.check(Operation::CreateId)?;
+        let mut state = channel.lock();
+        let mut raw: *mut rdma_cm_id = ptr::null_mut();
+        // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer, and any context.
+        let result = unsafe {
+            (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
+        };
+        if result != 0 {
+            return Err(reason::last(Operation::CreateId));
+        }
+        let raw = NonNull::new(raw).ok_or(Error::new(Operation::CreateId, ErrorKind::Unknown))?;
+        Ok(Id::new(adopt(channel, &mut state, raw, T::DATAGRAM)))
+    }
 }
 
 impl<T: PortSpace> Id<T> {
@@ -233,10 +285,9 @@ impl<T: PortSpace> Id<T> {
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddr::new(address);
-        let locked = self.raw.lock(Operation::BindAddr)?;
         // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as its family says.
-        let result = unsafe { (locked.table.rdma_bind_addr)(locked.raw, raw.as_mut_ptr()) };
-        locked.done(Operation::BindAddr, result).map_err(|error| match error.errno() {
+        let done = self.raw.call(Operation::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
+        done.map_err(|error| match error.errno() {
             // The kernel says the same of an address that is not the host's, which the unspecified one never is.
             Some(libc::EADDRNOTAVAIL) if address.ip().is_unspecified() => error.with_kind(ErrorKind::AddressInUse),
             _ => error,
@@ -253,12 +304,10 @@ impl<T: PortSpace> Id<T> {
         let mut source = source.map(RawAddr::new);
         let mut destination = RawAddr::new(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddr::as_mut_ptr);
-        let locked = self.raw.lock(Operation::ResolveAddr)?;
         // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), an address or NULL, and an address.
-        let result = unsafe {
-            (locked.table.rdma_resolve_addr)(locked.raw, source, destination.as_mut_ptr(), milliseconds(timeout))
-        };
-        locked.done(Operation::ResolveAddr, result)
+        self.raw.call(Operation::ResolveAddr, |cm, id| unsafe {
+            (cm.rdma_resolve_addr)(id, source, destination.as_mut_ptr(), milliseconds(timeout))
+        })
     }
 
     /// Starts to resolve the route to a resolved address: `RouteResolved` or `RouteError` follows.
@@ -268,11 +317,9 @@ impl<T: PortSpace> Id<T> {
     /// `InvalidInput` if no address was resolved.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
-        let locked = self.raw.lock(Operation::ResolveRoute)?;
-        locked.require_device(Operation::ResolveRoute)?;
         // SAFETY: rdma_resolve_route wants an id (2), whose lock is held (3), that is bound to a device (6).
-        let result = unsafe { (locked.table.rdma_resolve_route)(locked.raw, milliseconds(timeout)) };
-        locked.done(Operation::ResolveRoute, result)
+        self.raw
+            .call_bound(Operation::ResolveRoute, |cm, id| unsafe { (cm.rdma_resolve_route)(id, milliseconds(timeout)) })
     }
 
     /// Starts to listen: each peer that wants to connect makes an event. The backlog is how many may wait for an answer;
@@ -283,11 +330,9 @@ impl<T: PortSpace> Id<T> {
     /// `AddressInUse` if somebody else listens there.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
-        let locked = self.raw.lock(Operation::Listen)?;
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
         // SAFETY: rdma_listen wants an id (2), whose lock is held (3).
-        let result = unsafe { (locked.table.rdma_listen)(locked.raw, backlog) };
-        locked.done(Operation::Listen, result)
+        self.raw.call(Operation::Listen, |cm, id| unsafe { (cm.rdma_listen)(id, backlog) })
     }
 
     /// Our own address, once there is one.

@@ -87,6 +87,7 @@ mod connect;
 mod datagram;
 mod event;
 mod id;
+mod message;
 mod reason;
 mod request;
 mod sockaddr;
@@ -96,8 +97,9 @@ mod tests;
 pub use channel::{EventChannel, IdKey};
 pub use connect::ConnOptions;
 pub use datagram::{Membership, UdOptions};
-pub use event::{Accepted, ConnectionParameters, Event, EventKind, MulticastGroup, PrivateData, Rejection, UdPeer};
+pub use event::{Event, EventKind};
 pub use id::Id;
+pub use message::{Accepted, ConnectionParameters, MulticastGroup, PrivateData, Rejection, UdPeer};
 use rdma_sys::{RdmaCm, rdma_port_space};
 pub use request::ConnectRequest;
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use super::channel::{EventChannel, IdKey};
 use super::connect::{self, ConnOptions, Limits};
-use super::event::{ConnectionParameters, PrivateData};
 use super::id::Id;
+use super::message::{ConnectionParameters, PrivateData};
 use super::{ACCEPT_PRIVATE_DATA, PortSpace, REJECT_PRIVATE_DATA, UD_ACCEPT_PRIVATE_DATA};
 use crate::error::{Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fmt;
 
-use rdma_sys::{ibv_device_attr, ibv_port_attr};
+use rdma_sys::{ibv_device_attr, ibv_device_attr_ex, ibv_odp_general_caps, ibv_port_attr};
 
 use crate::types::{AtomicCapability, Guid, Lid, LinkLayer, Mtu, PhysState, PortState};
 
@@ -131,6 +131,58 @@ impl fmt::Debug for DeviceAttr {
             .field("max_qp_wr", &self.max_qp_wr())
             .field("max_sge", &self.max_sge())
             .field("max_cqe", &self.max_cqe())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a device can do beyond [`DeviceAttr`]: [`Context::device_attr_ex`](crate::Context::device_attr_ex).
+#[doc(alias = "ibv_device_attr_ex")]
+#[derive(Clone, Copy)]
+pub struct DeviceAttrEx(ibv_device_attr_ex);
+
+impl DeviceAttrEx {
+    pub(crate) fn from_raw(raw: ibv_device_attr_ex) -> Self {
+        Self(raw)
+    }
+
+    /// The C structure. What a provider does not know is zero.
+    #[must_use]
+    pub fn as_raw(&self) -> &ibv_device_attr_ex {
+        &self.0
+    }
+
+    /// The bits that a completion's time stamp has; 0 if it has none.
+    #[must_use]
+    pub fn completion_timestamp_mask(&self) -> u64 {
+        self.0.completion_timestamp_mask
+    }
+
+    /// The frequency of the clock that makes time stamps, in kHz.
+    #[must_use]
+    pub fn core_clock_khz(&self) -> u64 {
+        self.0.hca_core_clock
+    }
+
+    /// Whether memory can be registered that is not pinned (on-demand paging).
+    #[must_use]
+    pub fn on_demand_paging(&self) -> bool {
+        self.0.odp_caps.general_caps & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0
+    }
+
+    /// The device's own memory that programs can allocate, in bytes.
+    #[must_use]
+    pub fn max_device_memory(&self) -> u64 {
+        self.0.max_dm_size
+    }
+}
+
+impl fmt::Debug for DeviceAttrEx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceAttrEx")
+            .field("completion_timestamp_mask", &self.completion_timestamp_mask())
+            .field("core_clock_khz", &self.core_clock_khz())
+            .field("on_demand_paging", &self.on_demand_paging())
+            .field("max_device_memory", &self.max_device_memory())
             .finish_non_exhaustive()
     }
 }

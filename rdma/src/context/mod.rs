@@ -17,12 +17,13 @@ mod gid;
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
 use std::sync::Arc;
 
 pub use async_event::{AsyncEvent, AsyncEventKind, EventSource};
-pub use attr::{DeviceAttr, PortAttr};
+pub use attr::{DeviceAttr, DeviceAttrEx, PortAttr};
 pub use gid::GidEntry;
-use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_port_attr};
+use rdma_sys::{Ibverbs, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr};
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
@@ -182,6 +183,22 @@ impl Context {
         &self.inner.device_attr
     }
 
+    /// What the device can do beyond [`device_attr`](Self::device_attr): clocks, paging, offloads.
+    ///
+    /// # Errors
+    ///
+    /// `NotSupported` if neither the provider nor the library knows the call; what the provider reports.
+    #[doc(alias = "ibv_query_device_ex")]
+    pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
+        self.inner.check(Operation::QueryDevice)?;
+        let mut attr = ibv_device_attr_ex::default();
+        // SAFETY: ibv_query_device_ex wants an open context (1, 2), an input or NULL, and room for the attributes; this is no
+        // forked child (4).
+        let result = unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
+        Error::check(Operation::QueryDevice, result)?;
+        Ok(DeviceAttrEx::from_raw(attr))
+    }
+
     /// What the device's transport allows.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
@@ -251,6 +268,17 @@ impl Context {
     #[doc(alias = "ibv_query_gid")]
     pub fn gid(&self, port: u8, index: u32) -> Result<Gid> {
         gid::query(self, port, index)
+    }
+
+    /// The GID at an index, with its protocol and interface.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such port or index, or the entry is empty.
+    #[doc(alias = "ibv_query_gid_ex")]
+    pub fn gid_entry(&self, port: u8, index: u32) -> Result<GidEntry> {
+        let found = self.gid_table(port)?.into_iter().find(|entry| entry.index == index);
+        found.ok_or(Error::new(Operation::QueryGid, ErrorKind::NotFound))
     }
 
     /// The GID that reaches farthest: on Ethernet RoCE v2 before v1, and IPv4-mapped before other IPv6 before link-local

@@ -201,3 +201,14 @@ fn handles_go_to_any_thread() {
     shared::<crate::AddressHandle>();
     shared::<crate::MulticastAttachment>();
 }
+
+#[test]
+fn an_entry_of_the_gid_table_is_found_by_its_index() {
+    let context = testing::context();
+    let entries = context.gid_table(2).unwrap();
+    for entry in &entries {
+        assert_eq!(context.gid_entry(2, entry.index).unwrap(), *entry);
+    }
+    assert_eq!(context.gid_entry(2, 1 << 20).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(context.gid_entry(3, 0).unwrap_err().kind(), ErrorKind::NotFound);
+}

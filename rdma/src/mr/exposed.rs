@@ -332,7 +332,6 @@ impl fmt::Debug for ExposedSlice {
 }
 
 /// Why a region could not be revoked.
-#[derive(Debug)]
 pub struct RevokeError {
     /// Why.
     pub error: Error,
@@ -345,6 +344,8 @@ impl fmt::Display for RevokeError {
         self.error.fmt(f)
     }
 }
+
+crate::error::debug_is_display!(RevokeError);
 
 impl std::error::Error for RevokeError {}
 

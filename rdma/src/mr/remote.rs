@@ -104,7 +104,7 @@ impl RemoteSlice {
 }
 
 /// A range does not lie in its [`RemoteSlice`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RemoteSliceError {
     len: u64,
 }
@@ -114,6 +114,8 @@ impl fmt::Display for RemoteSliceError {
         write!(f, "the range does not lie in the remote slice of {} bytes", self.len)
     }
 }
+
+crate::error::debug_is_display!(RemoteSliceError);
 
 impl std::error::Error for RemoteSliceError {}
 

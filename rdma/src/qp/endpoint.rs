@@ -40,7 +40,7 @@ pub struct Endpoint {
 
 /// The reason why bytes are not an [`Endpoint`], or not a
 /// [`DatagramEndpoint`](super::DatagramEndpoint).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndpointError {
     /// Not [`Endpoint::LEN`] bytes, but this many.
@@ -71,6 +71,8 @@ impl fmt::Display for EndpointError {
         }
     }
 }
+
+crate::error::debug_is_display!(EndpointError);
 
 impl std::error::Error for EndpointError {}
 

@@ -103,7 +103,7 @@ pub struct Scope<'scope, 'env: 'scope, T: Transport> {
 }
 
 /// How a scope ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScopeError {
     /// A request failed; the queue pair is in the error state.
@@ -123,6 +123,8 @@ impl fmt::Display for ScopeError {
         }
     }
 }
+
+crate::error::debug_is_display!(ScopeError);
 
 impl std::error::Error for ScopeError {}
 

@@ -170,7 +170,7 @@ impl From<Ipv4Addr> for Gid {
 }
 
 /// A text that is no GID.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ParseGidError(AddrParseError);
 
 impl fmt::Display for ParseGidError {
@@ -178,6 +178,8 @@ impl fmt::Display for ParseGidError {
         f.write_str("a GID is written like an IPv6 address, for example fe80::1 or ::ffff:192.0.2.1")
     }
 }
+
+crate::error::debug_is_display!(ParseGidError);
 
 impl std::error::Error for ParseGidError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

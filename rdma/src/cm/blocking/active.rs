@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::connection::{ConnectError, Connection};
 use super::{apply_ece, deadline, ece, wait_for};
-use crate::cm::event::{Accepted, EventKind};
+use crate::cm::event::EventKind;
 use crate::cm::id::Id;
+use crate::cm::message::Accepted;
 use crate::cm::{ConnOptions, EventChannel, PortSpace};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};

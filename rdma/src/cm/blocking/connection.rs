@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::LAST_LOOKS;
 use crate::cm::EventChannel;
-use crate::cm::event::{ConnectionParameters, Event, EventKind, PrivateData};
+use crate::cm::event::{Event, EventKind};
 use crate::cm::id::Id;
+use crate::cm::message::{ConnectionParameters, PrivateData};
 use crate::error::{Error, Result};
 use crate::qp::{InitializedQueuePair, QueuePair, Rc};
 use crate::wait::Deadline;
@@ -32,8 +33,7 @@ impl<Q> ConnectError<Q> {
 
 impl<Q> fmt::Debug for ConnectError<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = f.debug_struct("ConnectError");
-        all.field("error", &self.error).field("private_data", &self.private_data).finish_non_exhaustive()
+        self.error.fmt(f)
     }
 }
 

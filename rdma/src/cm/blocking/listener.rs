@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::connection::{ConnectError, Connection};
 use super::{LAST_LOOKS, apply_ece, deadline, ece, wait_for};
-use crate::cm::event::{ConnectionParameters, EventKind};
+use crate::cm::event::EventKind;
 use crate::cm::id::Id;
+use crate::cm::message::ConnectionParameters;
 use crate::cm::request::ConnectRequest;
 use crate::cm::{ConnOptions, EventChannel, PortSpace};
 use crate::context::Context;

@@ -52,7 +52,8 @@ pub use datagram::{Joined, join};
 pub use listener::{IncomingConnection, ListenOptions, Listener};
 
 use super::EventChannel;
-use super::event::{Event, EventKind, PrivateData};
+use super::event::{Event, EventKind};
+use super::message::PrivateData;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::{InitializedQueuePair, Rc};
 use crate::types::Ece;
