@@ -55,7 +55,7 @@ impl fmt::Display for ParseSelectorError {
     }
 }
 
-crate::error::debug_is_display!(ParseSelectorError);
+debug_is_display!(ParseSelectorError);
 
 impl std::error::Error for ParseSelectorError {}
 
@@ -242,7 +242,7 @@ impl fmt::Display for OpenError {
     }
 }
 
-crate::error::debug_is_display!(OpenError);
+debug_is_display!(OpenError);
 
 impl std::error::Error for OpenError {}
 

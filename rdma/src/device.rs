@@ -10,7 +10,6 @@
 //! 2. Functions of a table are only called with objects that the same table made.
 
 use std::ffi::CStr;
-use std::fmt;
 use std::sync::Arc;
 
 use rdma_sys::{Ibverbs, ibv_device};
@@ -196,8 +195,4 @@ impl Device {
     }
 }
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("name", &self.name()).field("software", &self.is_software()).finish()
-    }
-}
+debug_by_methods!(Device: name, is_software);

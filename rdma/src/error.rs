@@ -423,19 +423,6 @@ impl fmt::Display for Error {
     }
 }
 
-/// Prints the sentence of `Display`: an error that leaves `main` is printed by `Debug`.
-macro_rules! debug_is_display {
-    ($($error:ty),*) => {$(
-        impl ::std::fmt::Debug for $error {
-            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                ::std::fmt::Display::fmt(self, f)
-            }
-        }
-    )*};
-}
-
-pub(crate) use debug_is_display;
-
 debug_is_display!(Error);
 
 impl std::error::Error for Error {}

@@ -128,6 +128,9 @@
 
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 
+#[macro_use]
+mod macros;
+
 mod absence;
 mod ah;
 mod choose;

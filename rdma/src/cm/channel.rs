@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -161,20 +161,8 @@ pub(super) fn lock_both<'a>(
     }
 }
 
-impl AsFd for EventChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.events.as_fd()
-    }
+lends_descriptor! {
+    EventChannel, inner.events
 }
 
-impl AsRawFd for EventChannel {
-    fn as_raw_fd(&self) -> i32 {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl fmt::Debug for EventChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventChannel").field("fd", &self.as_raw_fd()).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(EventChannel: as_raw_fd);

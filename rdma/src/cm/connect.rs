@@ -58,52 +58,23 @@ impl ConnOptions {
         Self::default()
     }
 
-    /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to accept, on iWARP 251.
-    pub fn private_data(mut self, bytes: &[u8]) -> Self {
-        self.private_data = bytes.to_vec();
-        self
-    }
-
-    /// How many reads and atomics to serve at a time; not more than the device can.
-    pub fn responder_resources(mut self, count: u8) -> Self {
-        self.responder_resources = Some(count);
-        self
-    }
-
-    /// How many reads and atomics to have outstanding; not more than the device can and the peer serves.
-    pub fn initiator_depth(mut self, count: u8) -> Self {
-        self.initiator_depth = Some(count);
-        self
-    }
-
-    /// How often both ends try again without an answer: 0 to 7. The connecting end says.
-    pub fn retry_count(mut self, count: u8) -> Self {
-        self.retry_count = count.min(7);
-        self
-    }
-
-    /// How often the peer tries again while we have no receive posted: 0 to 6, or 7 for ever.
-    pub fn rnr_retry_count(mut self, count: u8) -> Self {
-        self.rnr_retry_count = count.min(7);
-        self
-    }
-
-    /// Whether to say that we control the flow of messages end to end.
-    pub fn flow_control(mut self, control: bool) -> Self {
-        self.flow_control = control;
-        self
-    }
-
-    /// Whether our receives come from a shared queue.
-    pub fn srq(mut self, srq: bool) -> Self {
-        self.srq = srq;
-        self
-    }
-
-    /// How long the peer shall wait before it tries again, when we have no receive posted. Not on iWARP.
-    pub fn min_rnr_timer(mut self, timer: RnrTimer) -> Self {
-        self.min_rnr_timer = timer;
-        self
+    setters! {
+        /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to accept, on iWARP 251.
+        private_data(bytes: &[u8]) = bytes.to_vec();
+        /// How many reads and atomics to serve at a time; not more than the device can.
+        responder_resources(count: u8) = Some(count);
+        /// How many reads and atomics to have outstanding; not more than the device can and the peer serves.
+        initiator_depth(count: u8) = Some(count);
+        /// How often both ends try again without an answer: 0 to 7. The connecting end says.
+        retry_count(count: u8) = count.min(7);
+        /// How often the peer tries again while we have no receive posted: 0 to 6, or 7 for ever.
+        rnr_retry_count(count: u8) = count.min(7);
+        /// Whether to say that we control the flow of messages end to end.
+        flow_control(control: bool) = control;
+        /// Whether our receives come from a shared queue.
+        srq(srq: bool) = srq;
+        /// How long the peer shall wait before it tries again, when we have no receive posted. Not on iWARP.
+        min_rnr_timer(timer: RnrTimer) = timer;
     }
 
     /// In C's form; `offered_by_peer` is what the peer asked for, when accepting: to serve, and to be served.

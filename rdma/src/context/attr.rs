@@ -1,7 +1,6 @@
 //! What a device and its ports can do, as they report it.
 
 use std::ffi::CStr;
-use std::fmt;
 
 use rdma_sys::{ibv_device_attr, ibv_device_attr_ex, ibv_odp_general_caps, ibv_port_attr};
 
@@ -40,40 +39,19 @@ impl DeviceAttr {
         CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// The node's globally unique name.
-    #[must_use]
-    pub fn node_guid(&self) -> Guid {
-        Guid::from_be(self.0.node_guid)
-    }
-
-    /// The system's globally unique name, shared by the devices of one card.
-    #[must_use]
-    pub fn system_guid(&self) -> Guid {
-        Guid::from_be(self.0.sys_image_guid)
-    }
-
-    /// The largest memory region, in bytes.
-    #[must_use]
-    pub fn max_mr_size(&self) -> u64 {
-        self.0.max_mr_size
-    }
-
-    /// The page sizes that it supports, one bit each.
-    #[must_use]
-    pub fn page_sizes(&self) -> u64 {
-        self.0.page_size_cap
-    }
-
-    /// With whom its atomic operations are atomic.
-    #[must_use]
-    pub fn atomic_capability(&self) -> AtomicCapability {
-        AtomicCapability::from_raw(self.0.atomic_cap.0)
-    }
-
-    /// The number of ports.
-    #[must_use]
-    pub fn port_count(&self) -> u8 {
-        self.0.phys_port_cnt
+    getters! { raw =>
+        /// The node's globally unique name.
+        node_guid: Guid = Guid::from_be(raw.node_guid);
+        /// The system's globally unique name, shared by the devices of one card.
+        system_guid: Guid = Guid::from_be(raw.sys_image_guid);
+        /// The largest memory region, in bytes.
+        max_mr_size: u64 = raw.max_mr_size;
+        /// The page sizes that it supports, one bit each.
+        page_sizes: u64 = raw.page_size_cap;
+        /// With whom its atomic operations are atomic.
+        atomic_capability: AtomicCapability = AtomicCapability::from_raw(raw.atomic_cap.0);
+        /// The number of ports.
+        port_count: u8 = raw.phys_port_cnt;
     }
 
     limits! {
@@ -122,18 +100,7 @@ impl DeviceAttr {
     }
 }
 
-impl fmt::Debug for DeviceAttr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceAttr")
-            .field("node_guid", &self.node_guid())
-            .field("port_count", &self.port_count())
-            .field("atomic_capability", &self.atomic_capability())
-            .field("max_qp_wr", &self.max_qp_wr())
-            .field("max_sge", &self.max_sge())
-            .field("max_cqe", &self.max_cqe())
-            .finish_non_exhaustive()
-    }
-}
+debug_by_methods!(DeviceAttr: node_guid, port_count, atomic_capability, max_qp_wr, max_sge, max_cqe);
 
 /// What a device can do beyond [`DeviceAttr`]: [`Context::device_attr_ex`](crate::Context::device_attr_ex).
 #[doc(alias = "ibv_device_attr_ex")]
@@ -151,41 +118,19 @@ impl DeviceAttrEx {
         &self.0
     }
 
-    /// The bits that a completion's time stamp has; 0 if it has none.
-    #[must_use]
-    pub fn completion_timestamp_mask(&self) -> u64 {
-        self.0.completion_timestamp_mask
-    }
-
-    /// The frequency of the clock that makes time stamps, in kHz.
-    #[must_use]
-    pub fn core_clock_khz(&self) -> u64 {
-        self.0.hca_core_clock
-    }
-
-    /// Whether memory can be registered that is not pinned (on-demand paging).
-    #[must_use]
-    pub fn on_demand_paging(&self) -> bool {
-        self.0.odp_caps.general_caps & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0
-    }
-
-    /// The device's own memory that programs can allocate, in bytes.
-    #[must_use]
-    pub fn max_device_memory(&self) -> u64 {
-        self.0.max_dm_size
+    getters! { raw =>
+        /// The bits that a completion's time stamp has; 0 if it has none.
+        completion_timestamp_mask: u64 = raw.completion_timestamp_mask;
+        /// The frequency of the clock that makes time stamps, in kHz.
+        core_clock_khz: u64 = raw.hca_core_clock;
+        /// Whether memory can be registered that is not pinned (on-demand paging).
+        on_demand_paging: bool = raw.odp_caps.general_caps & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0;
+        /// The device's own memory that programs can allocate, in bytes.
+        max_device_memory: u64 = raw.max_dm_size;
     }
 }
 
-impl fmt::Debug for DeviceAttrEx {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceAttrEx")
-            .field("completion_timestamp_mask", &self.completion_timestamp_mask())
-            .field("core_clock_khz", &self.core_clock_khz())
-            .field("on_demand_paging", &self.on_demand_paging())
-            .field("max_device_memory", &self.max_device_memory())
-            .finish_non_exhaustive()
-    }
-}
+debug_by_methods!(DeviceAttrEx: completion_timestamp_mask, core_clock_khz, on_demand_paging, max_device_memory);
 
 /// The state of a port.
 #[doc(alias = "ibv_port_attr")]
@@ -203,70 +148,29 @@ impl PortAttr {
         &self.0
     }
 
-    /// The logical state.
-    #[must_use]
-    pub fn state(&self) -> PortState {
-        PortState::from_raw(self.0.state.0)
-    }
-
-    /// The physical state.
-    #[must_use]
-    pub fn phys_state(&self) -> PhysState {
-        PhysState::from_raw(self.0.phys_state)
-    }
-
-    /// The largest MTU that it supports.
-    #[must_use]
-    pub fn max_mtu(&self) -> Mtu {
-        Mtu::from_raw(self.0.max_mtu.0)
-    }
-
-    /// The MTU in use.
-    #[must_use]
-    pub fn active_mtu(&self) -> Mtu {
-        Mtu::from_raw(self.0.active_mtu.0)
-    }
-
-    /// The kind of network.
-    #[must_use]
-    pub fn link_layer(&self) -> LinkLayer {
-        LinkLayer::from_raw(self.0.link_layer)
-    }
-
-    /// The local identifier.
-    #[must_use]
-    pub fn lid(&self) -> Lid {
-        Lid(self.0.lid)
-    }
-
-    /// How many low bits of the LID are free for path selection.
-    #[must_use]
-    pub fn lmc(&self) -> u8 {
-        self.0.lmc
-    }
-
-    /// The subnet manager's LID.
-    #[must_use]
-    pub fn sm_lid(&self) -> Lid {
-        Lid(self.0.sm_lid)
-    }
-
-    /// The longest message, in bytes.
-    #[must_use]
-    pub fn max_message_size(&self) -> u32 {
-        self.0.max_msg_sz
-    }
-
-    /// The number of entries of the GID table.
-    #[must_use]
-    pub fn gid_table_len(&self) -> u32 {
-        u32::try_from(self.0.gid_tbl_len).unwrap_or(0)
-    }
-
-    /// The number of entries of the P_Key table.
-    #[must_use]
-    pub fn pkey_table_len(&self) -> u16 {
-        self.0.pkey_tbl_len
+    getters! { raw =>
+        /// The logical state.
+        state: PortState = PortState::from_raw(raw.state.0);
+        /// The physical state.
+        phys_state: PhysState = PhysState::from_raw(raw.phys_state);
+        /// The largest MTU that it supports.
+        max_mtu: Mtu = Mtu::from_raw(raw.max_mtu.0);
+        /// The MTU in use.
+        active_mtu: Mtu = Mtu::from_raw(raw.active_mtu.0);
+        /// The kind of network.
+        link_layer: LinkLayer = LinkLayer::from_raw(raw.link_layer);
+        /// The local identifier.
+        lid: Lid = Lid(raw.lid);
+        /// How many low bits of the LID are free for path selection.
+        lmc: u8 = raw.lmc;
+        /// The subnet manager's LID.
+        sm_lid: Lid = Lid(raw.sm_lid);
+        /// The longest message, in bytes.
+        max_message_size: u32 = raw.max_msg_sz;
+        /// The number of entries of the GID table.
+        gid_table_len: u32 = u32::try_from(raw.gid_tbl_len).unwrap_or(0);
+        /// The number of entries of the P_Key table.
+        pkey_table_len: u16 = raw.pkey_tbl_len;
     }
 
     /// The number of lanes, if known.
@@ -300,13 +204,4 @@ impl PortAttr {
     }
 }
 
-impl fmt::Debug for PortAttr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PortAttr")
-            .field("state", &self.state())
-            .field("link_layer", &self.link_layer())
-            .field("active_mtu", &self.active_mtu())
-            .field("lid", &self.lid())
-            .finish_non_exhaustive()
-    }
-}
+debug_by_methods!(PortAttr: state, link_layer, active_mtu, lid);

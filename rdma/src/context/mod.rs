@@ -15,8 +15,6 @@ mod async_event;
 mod attr;
 mod gid;
 
-use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -336,25 +334,13 @@ impl Context {
     }
 }
 
-/// A descriptor that is readable while asynchronous events wait: for poll, epoll and async runtimes. It is an epoll that
-/// watches the provider's descriptor, and good for nothing else.
-impl AsFd for Context {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.events.as_fd()
-    }
+lends_descriptor! {
+    /// A descriptor that is readable while asynchronous events wait: for poll, epoll and async runtimes. It is an epoll that
+    /// watches the provider's descriptor, and good for nothing else.
+    Context, inner.events
 }
 
-impl AsRawFd for Context {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("device", &self.name()).finish_non_exhaustive()
-    }
-}
+debug_by_methods!(Context: name);
 
 #[cfg(test)]
 mod tests;

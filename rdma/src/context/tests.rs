@@ -1,5 +1,6 @@
 //! Contexts, ports, GIDs, domains and events, over the test provider.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use rdma_sys::{ibv_async_event, ibv_event_type};

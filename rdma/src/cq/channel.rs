@@ -9,7 +9,7 @@
 //!    a completion.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,16 +169,8 @@ impl CompletionChannel {
     }
 }
 
-impl AsFd for CompletionChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.events.as_fd()
-    }
-}
-
-impl AsRawFd for CompletionChannel {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
+lends_descriptor! {
+    CompletionChannel, inner.events
 }
 
 impl fmt::Debug for CompletionChannel {

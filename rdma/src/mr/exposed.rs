@@ -345,7 +345,7 @@ impl fmt::Display for RevokeError {
     }
 }
 
-crate::error::debug_is_display!(RevokeError);
+debug_is_display!(RevokeError);
 
 impl std::error::Error for RevokeError {}
 

@@ -115,7 +115,7 @@ impl fmt::Display for RemoteSliceError {
     }
 }
 
-crate::error::debug_is_display!(RemoteSliceError);
+debug_is_display!(RemoteSliceError);
 
 impl std::error::Error for RemoteSliceError {}
 

@@ -72,7 +72,7 @@ impl fmt::Display for EndpointError {
     }
 }
 
-crate::error::debug_is_display!(EndpointError);
+debug_is_display!(EndpointError);
 
 impl std::error::Error for EndpointError {}
 

@@ -124,7 +124,7 @@ impl fmt::Display for ScopeError {
     }
 }
 
-crate::error::debug_is_display!(ScopeError);
+debug_is_display!(ScopeError);
 
 impl std::error::Error for ScopeError {}
 

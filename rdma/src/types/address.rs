@@ -179,7 +179,7 @@ impl fmt::Display for ParseGidError {
     }
 }
 
-crate::error::debug_is_display!(ParseGidError);
+debug_is_display!(ParseGidError);
 
 impl std::error::Error for ParseGidError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

@@ -129,11 +129,7 @@ impl fmt::Display for WrongDevice {
     }
 }
 
-impl fmt::Debug for WrongDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WrongDevice").field("open", &self.open()).field("found", &self.found()).finish()
-    }
-}
+debug_by_methods!(WrongDevice: open, found);
 
 #[cfg(test)]
 mod tests {

@@ -30,16 +30,11 @@ impl ResolveOptions {
         Self::default()
     }
 
-    /// The type of service.
-    pub fn tos(mut self, tos: u8) -> Self {
-        self.tos = Some(tos);
-        self
-    }
-
-    /// How long the queue pair shall wait for an acknowledgement; else as long as the route is said to take.
-    pub fn ack_timeout(mut self, timeout: AckTimeout) -> Self {
-        self.ack_timeout = Some(timeout);
-        self
+    setters! {
+        /// The type of service.
+        tos(tos: u8) = Some(tos);
+        /// How long the queue pair shall wait for an acknowledgement; else as long as the route is said to take.
+        ack_timeout(timeout: AckTimeout) = Some(timeout);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -171,11 +170,9 @@ impl Connection {
     }
 }
 
-/// The descriptor that becomes readable when something happens to the connection.
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
-    }
+lends_descriptor! {
+    /// The descriptor that becomes readable when something happens to the connection.
+    Connection, channel
 }
 
 impl fmt::Debug for Connection {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::active::Resolved;
@@ -153,11 +152,9 @@ impl Joined {
     }
 }
 
-/// The descriptor that becomes readable when something happens to the group.
-impl AsFd for Joined {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
-    }
+lends_descriptor! {
+    /// The descriptor that becomes readable when something happens to the group.
+    Joined, channel
 }
 
 impl fmt::Debug for Joined {

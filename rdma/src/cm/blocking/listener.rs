@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::connection::{ConnectError, Connection};
@@ -40,28 +39,15 @@ impl ListenOptions {
         Self::default()
     }
 
-    /// How many requests may wait for an answer; 0: as many as the system allows.
-    pub fn backlog(mut self, count: u32) -> Self {
-        self.backlog = count;
-        self
-    }
-
-    /// Whether others that allow it too may bind to the same address.
-    pub fn reuse_addr(mut self, reuse: bool) -> Self {
-        self.reuse_addr = reuse;
-        self
-    }
-
-    /// Whether the unspecified IPv6 address stands for IPv6 only.
-    pub fn af_only(mut self, only: bool) -> Self {
-        self.af_only = only;
-        self
-    }
-
-    /// The type of service of its connections.
-    pub fn tos(mut self, tos: u8) -> Self {
-        self.tos = Some(tos);
-        self
+    setters! {
+        /// How many requests may wait for an answer; 0: as many as the system allows.
+        backlog(count: u32) = count;
+        /// Whether others that allow it too may bind to the same address.
+        reuse_addr(reuse: bool) = reuse;
+        /// Whether the unspecified IPv6 address stands for IPv6 only.
+        af_only(only: bool) = only;
+        /// The type of service of its connections.
+        tos(tos: u8) = Some(tos);
     }
 }
 
@@ -146,11 +132,9 @@ impl<T: PortSpace> Listener<T> {
     }
 }
 
-/// The descriptor that becomes readable when somebody wants to connect: then [`Listener::next_request`] with no time to wait.
-impl<T: PortSpace> AsFd for Listener<T> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
-    }
+lends_descriptor! {
+    /// The descriptor that becomes readable when somebody wants to connect: then [`Listener::next_request`] with no time to wait.
+    Listener<T: PortSpace>, channel
 }
 
 impl<T: PortSpace> fmt::Debug for Listener<T> {

@@ -1,0 +1,67 @@
+//! Patterns that many types repeat, as tables.
+
+/// Setters of an options type, each named after its field.
+macro_rules! setters {
+    ($($(#[$meta:meta])* $field:ident($argument:ident: $type:ty) = $value:expr;)*) => {$(
+        $(#[$meta])*
+        pub fn $field(mut self, $argument: $type) -> Self {
+            self.$field = $value;
+            self
+        }
+    )*};
+}
+
+/// Getters of a type that wraps a C structure, computed from the structure.
+macro_rules! getters {
+    ($raw:ident => $($(#[$meta:meta])* $name:ident: $type:ty = $value:expr;)*) => {$(
+        $(#[$meta])*
+        #[must_use]
+        pub fn $name(&self) -> $type {
+            let $raw = &self.0;
+            $value
+        }
+    )*};
+}
+
+/// `Debug` of a type, from what some of its methods return.
+macro_rules! debug_by_methods {
+    ($type:ident: $($method:ident),*) => {
+        impl ::std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.debug_struct(stringify!($type))
+                    $(.field(stringify!($method), &self.$method()))*
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+/// `Debug` of errors prints the sentence of `Display`: an error that leaves `main` is printed by `Debug`.
+macro_rules! debug_is_display {
+    ($($error:ty),*) => {$(
+        impl ::std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+
+/// `AsFd` and `AsRawFd` of a type: the descriptor that a field of it lends.
+macro_rules! lends_descriptor {
+    ($(#[$meta:meta])* $type:ident $(<$parameter:ident: $bound:path>)?, $($field:ident).+) => {
+        $(#[$meta])*
+        impl $(<$parameter: $bound>)? ::std::os::fd::AsFd for $type $(<$parameter>)? {
+            fn as_fd(&self) -> ::std::os::fd::BorrowedFd<'_> {
+                self.$($field).+.as_fd()
+            }
+        }
+
+        $(#[$meta])*
+        impl $(<$parameter: $bound>)? ::std::os::fd::AsRawFd for $type $(<$parameter>)? {
+            fn as_raw_fd(&self) -> ::std::os::fd::RawFd {
+                ::std::os::fd::AsRawFd::as_raw_fd(&::std::os::fd::AsFd::as_fd(self))
+            }
+        }
+    };
+}
