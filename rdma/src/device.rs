@@ -69,6 +69,15 @@ impl Device {
     /// # Errors
     ///
     /// The software device could not be set up; an environment variable names no library, or no setting of the device.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// for device in rdma::Device::list()? {
+    ///     println!("{}", device.name());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_get_device_list")]
     pub fn list() -> Result<Vec<Self>> {
         let mut devices = Self::hardware()?;
@@ -177,6 +186,15 @@ impl Device {
     /// Whether it is the software device of this crate.
     ///
     /// The kernel's software devices (rxe, siw) are devices like any other.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let devices = rdma::Device::list()?;
+    /// let hardware = devices.iter().filter(|device| !device.is_software()).count();
+    /// println!("{hardware} hardware devices");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_software(&self) -> bool {
         self.list.software

@@ -12,6 +12,19 @@ use crate::handle::{Handle, Object, Raw};
 /// A protection domain: memory regions and queue pairs of one domain work together, those of different ones do not.
 ///
 /// Counted: clones are handles to the same domain, and regions and queue pairs keep it.
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// let pd = context.alloc_pd()?;
+/// let cq = context.create_cq(32)?;
+/// // Memory and queue pairs of one domain work together.
+/// let buffer = pd.allocate(1 << 16)?;
+/// let qp = pd.queue_pair().cq(&cq).build()?;
+/// # let _ = (buffer, qp);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "ibv_pd")]
 #[derive(Clone)]
 pub struct ProtectionDomain {
@@ -53,6 +66,16 @@ impl Context {
     /// # Errors
     ///
     /// `OutOfMemory` at the device's limit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let pd = context.alloc_pd()?;
+    /// let buffer = pd.allocate(4096)?;
+    /// # let _ = buffer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         self.inner.check(Operation::AllocPd)?;
@@ -90,6 +113,18 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// `InUse`, with the handle, while a clone, a region or a queue pair of it lives.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let buffer = pd.allocate(64)?;
+    /// let failed = pd.close().unwrap_err();
+    /// assert_eq!(failed.error.kind(), rdma::ErrorKind::InUse);
+    /// drop(buffer);
+    /// failed.object.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(self) -> Result<(), Failed<Self>> {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }

@@ -46,7 +46,8 @@ impl fmt::Display for IdKey {
 /// # Examples
 ///
 /// ```
-/// /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use rdma::cm::EventChannel;
 /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
 /// let channel = match EventChannel::new(&context) {

@@ -94,6 +94,22 @@ impl Context {
     /// # Errors
     ///
     /// What the provider reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// use std::time::Duration;
+    /// use rdma::AsyncEventKind;
+    ///
+    /// while let Some(event) = context.next_event(Some(Duration::from_millis(1)))? {
+    ///     if event.kind == AsyncEventKind::DEVICE_FATAL {
+    ///         return Err("the device has failed".into());
+    ///     }
+    ///     println!("{} at {:?}", event.kind, event.source);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
@@ -106,6 +122,19 @@ impl Context {
     /// # Errors
     ///
     /// What the provider reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// use std::os::fd::AsFd;
+    ///
+    /// // For an event loop: `descriptor` is readable while events wait.
+    /// let descriptor = context.as_fd();
+    /// assert!(context.try_next_event()?.is_none());
+    /// # let _ = descriptor;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
         self.inner.check(Operation::GetAsyncEvent)?;
         let mut raw = ibv_async_event::default();

@@ -17,6 +17,15 @@ macro_rules! limits {
 }
 
 /// What a device can do.
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// let attr = context.device_attr();
+/// println!("firmware {}, {} ports, up to {} queue pairs", attr.firmware(), attr.port_count(), attr.max_qp());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "ibv_device_attr")]
 #[derive(Clone, Copy, Default)]
 pub struct DeviceAttr(ibv_device_attr);
@@ -103,6 +112,16 @@ impl DeviceAttr {
 debug_by_methods!(DeviceAttr: node_guid, port_count, atomic_capability, max_qp_wr, max_sge, max_cqe);
 
 /// What a device can do beyond [`DeviceAttr`]: [`Context::device_attr_ex`](crate::Context::device_attr_ex).
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// if context.device_attr_ex()?.on_demand_paging() {
+///     println!("memory need not be pinned");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "ibv_device_attr_ex")]
 #[derive(Clone, Copy)]
 pub struct DeviceAttrEx(ibv_device_attr_ex);
@@ -133,6 +152,19 @@ impl DeviceAttrEx {
 debug_by_methods!(DeviceAttrEx: completion_timestamp_mask, core_clock_khz, on_demand_paging, max_device_memory);
 
 /// The state of a port.
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// use rdma::PortState;
+///
+/// let attr = context.port_attr(1)?;
+/// if attr.state() == PortState::ACTIVE {
+///     println!("messages of up to {} bytes", attr.max_message_size());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "ibv_port_attr")]
 #[derive(Clone, Copy)]
 pub struct PortAttr(ibv_port_attr);

@@ -10,6 +10,19 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::{Gid, GidKind, LinkLayer};
 
 /// An entry of a port's GID table.
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// use rdma::GidKind;
+///
+/// let routable = context.gid_table(1)?.into_iter().find(|entry| entry.kind == GidKind::ROCE_V2);
+/// if let Some(entry) = routable {
+///     println!("sgid_index {}", entry.index);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "ibv_gid_entry")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GidEntry {

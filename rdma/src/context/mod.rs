@@ -95,6 +95,15 @@ impl Device {
     /// # Errors
     ///
     /// `PermissionDenied` without access to its file in /dev/infiniband; `NoDevice` if it is gone; what the provider says.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let devices = rdma::Device::list()?;
+    /// let context = devices.last().expect("soft0").open()?;
+    /// println!("{} is open", context.name());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self)
@@ -157,6 +166,14 @@ impl Context {
     }
 
     /// The device that was opened.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// assert_eq!(context.device().name(), context.name());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
@@ -175,6 +192,15 @@ impl Context {
     }
 
     /// What the device can do.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let attr = context.device_attr();
+    /// println!("queues of up to {} requests, {} segments each", attr.max_qp_wr(), attr.max_sge());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     #[doc(alias = "ibv_query_device")]
     pub fn device_attr(&self) -> &DeviceAttr {
@@ -186,6 +212,15 @@ impl Context {
     /// # Errors
     ///
     /// `NotSupported` if neither the provider nor the library knows the call; what the provider reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let attr = context.device_attr_ex()?;
+    /// println!("time stamps count {} kHz", attr.core_clock_khz());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_query_device_ex")]
     pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
         self.inner.check(Operation::QueryDevice)?;
@@ -221,6 +256,16 @@ impl Context {
     /// # Errors
     ///
     /// `NotFound` if there is no such port.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let port = context.first_active_port()?.expect("a port is up");
+    /// let attr = context.port_attr(port)?;
+    /// println!("port {port}: {} on {}, MTU {}", attr.state(), attr.link_layer(), attr.active_mtu());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_query_port")]
     pub fn port_attr(&self, port: u8) -> Result<PortAttr> {
         self.inner.check(Operation::QueryPort)?;
@@ -239,6 +284,17 @@ impl Context {
     /// # Errors
     ///
     /// What [`port_attr`](Self::port_attr) reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// match context.first_active_port()? {
+    ///     Some(port) => println!("port {port} is up"),
+    ///     None => println!("no port of {} is up", context.name()),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn first_active_port(&self) -> Result<Option<u8>> {
         for port in 1..=self.port_count() {
             if self.port_attr(port)?.state() == PortState::ACTIVE {
@@ -253,6 +309,16 @@ impl Context {
     /// # Errors
     ///
     /// `NotFound` if there is no such port.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// for entry in context.gid_table(1)? {
+    ///     println!("{}: {} ({})", entry.index, entry.gid, entry.kind);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
         gid::table(self, port)
@@ -263,6 +329,15 @@ impl Context {
     /// # Errors
     ///
     /// `NotFound` if there is no such port or index.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let first = context.gid_table(1)?[0];
+    /// assert_eq!(context.gid(1, first.index)?, first.gid);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_query_gid")]
     pub fn gid(&self, port: u8, index: u32) -> Result<Gid> {
         gid::query(self, port, index)
@@ -273,6 +348,15 @@ impl Context {
     /// # Errors
     ///
     /// `NotFound` if there is no such port or index, or the entry is empty.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let best = context.best_gid(1)?.expect("the port has a GID");
+    /// assert_eq!(context.gid_entry(1, best.index)?, best);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_query_gid_ex")]
     pub fn gid_entry(&self, port: u8, index: u32) -> Result<GidEntry> {
         let found = self.gid_table(port)?.into_iter().find(|entry| entry.index == index);
@@ -285,6 +369,15 @@ impl Context {
     /// # Errors
     ///
     /// What [`gid_table`](Self::gid_table) reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let gid = context.best_gid(1)?.expect("the port has a GID");
+    /// println!("GID index {}: {}", gid.index, gid.gid);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn best_gid(&self, port: u8) -> Result<Option<GidEntry>> {
         let layer = self.port_attr(port)?.link_layer();
         Ok(gid::best(self.gid_table(port)?, layer))
@@ -295,6 +388,14 @@ impl Context {
     /// # Errors
     ///
     /// `NotFound` if there is no such port or index.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// assert_eq!(context.pkey(1, 0)? | 0x8000, 0xffff, "the default partition");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_query_pkey")]
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let table_len = self.port_attr(port)?.pkey_table_len();
@@ -317,6 +418,18 @@ impl Context {
     /// # Errors
     ///
     /// `InUse`, with the handle, while a clone, a domain, a queue or a region of it lives.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let pd = context.alloc_pd()?;
+    /// let failed = context.close().unwrap_err();
+    /// assert_eq!(failed.error.kind(), rdma::ErrorKind::InUse);
+    /// drop(pd);
+    /// failed.object.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(self) -> Result<(), Failed<Self>> {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }

@@ -82,6 +82,16 @@ impl<M: Placement> Buffer<M> {
     }
 
     /// Cuts off and returns the first `at` bytes; all of them if there are fewer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut buffer = pd.allocate(100)?;
+    /// let front = buffer.split_to(60);
+    /// assert_eq!((front.len(), buffer.len()), (60, 40));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use = "what was cut off is given up otherwise"]
     pub fn split_to(&mut self, at: usize) -> Self {
         let at = at.min(self.len());
@@ -94,6 +104,16 @@ impl<M: Placement> Buffer<M> {
     }
 
     /// Cuts off and returns what lies behind the first `at` bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut buffer = pd.allocate(100)?;
+    /// let back = buffer.split_off(60);
+    /// assert_eq!((buffer.len(), back.len()), (60, 40));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use = "what was cut off is given up otherwise"]
     pub fn split_off(&mut self, at: usize) -> Self {
         let front = self.split_to(at);
@@ -101,6 +121,17 @@ impl<M: Placement> Buffer<M> {
     }
 
     /// Gives up what lies behind the first `len` bytes. The memory is free again with the region's last buffer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut message = pd.allocate(4096)?;
+    /// message[..5].copy_from_slice(b"hello");
+    /// message.truncate(5);
+    /// assert_eq!(&message[..], b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn truncate(&mut self, len: usize) {
         self.segment.len = self.segment.len.min(len);
     }
@@ -110,6 +141,17 @@ impl<M: Placement> Buffer<M> {
     /// # Errors
     ///
     /// The other buffer, if it does not.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut buffer = pd.allocate(100)?;
+    /// let back = buffer.split_off(60);
+    /// buffer.unsplit(back).expect("it lies directly behind");
+    /// assert_eq!(buffer.len(), 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn unsplit(&mut self, other: Self) -> Result<(), Self> {
         let adjacent = self.segment.pointer.as_ptr().wrapping_add(self.segment.len) == other.segment.pointer.as_ptr();
         if !adjacent || !Arc::ptr_eq(&self.segment.region, &other.segment.region) {
@@ -124,6 +166,17 @@ impl<M: Placement> Buffer<M> {
     /// # Errors
     ///
     /// With the buffer: `InUse` if it does not span its region or other buffers of the region exist; what the device reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut buffer = pd.allocate(64)?;
+    /// buffer[0] = 1;
+    /// let memory = buffer.into_memory()?;
+    /// assert_eq!(memory[0], 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn into_memory(self) -> Result<Memory<M>, Failed<Self>> {
         let in_use = Error::new(Operation::DeregisterMr, ErrorKind::InUse);
         let region = &self.segment.region;

@@ -21,6 +21,20 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// No rights or no bytes asked for, no memory, or the memlock limit is too low.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// use rdma::RemoteAccess;
+    ///
+    /// let table = pd.allocate_exposed(1 << 16, RemoteAccess::READ)?;
+    /// table.copy_in(0, b"version 1")?;
+    /// // To be sent to the peers, which read it at any time.
+    /// let advertised = table.remote(..)?.to_bytes();
+    /// # let _ = advertised;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate_exposed(&self, len: usize, access: RemoteAccess) -> Result<ExposedRegion> {
         if len == 0 {
@@ -40,6 +54,17 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// No rights asked for, or what the device reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// use rdma::RemoteAccess;
+    ///
+    /// let region = pd.register_exposed(vec![0_u8; 4096].into_boxed_slice(), RemoteAccess::WRITE)?;
+    /// assert_eq!(region.len(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_exposed<O>(&self, owner: O, access: RemoteAccess) -> Result<ExposedRegion>
     where
@@ -77,6 +102,19 @@ pub struct ExposedRegion {
 }
 
 /// A counted range of an [`ExposedRegion`]: the local end of a request, or a place to copy from and to.
+///
+/// # Examples
+///
+/// ```
+/// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+/// # use rdma::RemoteAccess;
+/// let region = pd.allocate_exposed(4096, RemoteAccess::READ)?;
+/// let slice = region.slice(..1024)?;
+/// let failed = region.revoke().unwrap_err();
+/// assert_eq!(failed.error.kind(), rdma::ErrorKind::InUse, "the slice keeps it");
+/// drop(slice);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct ExposedSlice {
     segment: Segment,
 }
@@ -107,6 +145,17 @@ macro_rules! access {
         /// # Errors
         ///
         /// `OutOfBounds`.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// region.copy_in(16, b"hello")?;
+        /// assert!(region.copy_in(4095, b"hello").is_err(), "out of bounds");
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
             let to = self.place(offset, bytes.len())?;
             // SAFETY: `place` checked that the bytes lie in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed;
@@ -120,6 +169,19 @@ macro_rules! access {
         /// # Errors
         ///
         /// `OutOfBounds`.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// region.copy_in(0, b"hello")?;
+        /// let mut bytes = [0; 5];
+        /// region.copy_out(0, &mut bytes)?;
+        /// assert_eq!(&bytes, b"hello");
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
             let from = self.place(offset, bytes.len())?;
             // SAFETY: as in `copy_in`.
@@ -132,6 +194,19 @@ macro_rules! access {
         /// # Errors
         ///
         /// `OutOfBounds`.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// region.fill(0, 4096, 0xff)?;
+        /// let mut bytes = [0; 1];
+        /// region.copy_out(4095, &mut bytes)?;
+        /// assert_eq!(bytes, [0xff]);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<()> {
             self.place(offset, len)?;
             let pattern = [value; 4096];
@@ -150,6 +225,21 @@ macro_rules! access {
         /// # Errors
         ///
         /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a load cannot have the ordering.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// use std::sync::atomic::Ordering;
+        ///
+        /// // A flag that a peer writes behind its data.
+        /// if region.load_u64(4088, Ordering::Acquire)? != 0 {
+        ///     println!("the data is there");
+        /// }
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn load_u64(&self, offset: usize, order: Ordering) -> Result<u64> {
             if matches!(order, Ordering::Release | Ordering::AcqRel) {
                 return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
@@ -164,6 +254,19 @@ macro_rules! access {
         /// # Errors
         ///
         /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a store cannot have the ordering.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// use std::sync::atomic::Ordering;
+        ///
+        /// region.store_u64(8, 42, Ordering::Release)?;
+        /// assert_eq!(region.load_u64(8, Ordering::Acquire)?, 42);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) -> Result<()> {
             if matches!(order, Ordering::Acquire | Ordering::AcqRel) {
                 return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
@@ -180,6 +283,20 @@ macro_rules! access {
         ///
         /// `NotSupported` where the device's atomics are not atomic with the processor's; else as for
         /// [`load_u64`](Self::load_u64).
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+        /// # let region = context.alloc_pd()?.allocate_exposed(4096, RemoteAccess::all())?;
+        /// use rdma::AtomicCapability;
+        ///
+        /// if context.capabilities().atomics == AtomicCapability::GLOBAL {
+        ///     assert_eq!(region.fetch_add_u64(0, 1)?, 0);
+        /// }
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
             let word = self.atomic_word(offset)?;
             // SAFETY: as in `load_u64`; the device's atomics are global.
@@ -192,6 +309,21 @@ macro_rules! access {
         /// # Errors
         ///
         /// As for [`fetch_add_u64`](Self::fetch_add_u64).
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+        /// # let region = context.alloc_pd()?.allocate_exposed(4096, RemoteAccess::all())?;
+        /// use rdma::AtomicCapability;
+        ///
+        /// if context.capabilities().atomics == AtomicCapability::GLOBAL {
+        ///     assert_eq!(region.compare_exchange_u64(0, 0, 7)?, Ok(0));
+        ///     assert_eq!(region.compare_exchange_u64(0, 0, 8)?, Err(7));
+        /// }
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<Result<u64, u64>> {
             let word = self.atomic_word(offset)?;
             // SAFETY: as in `fetch_add_u64`.
@@ -203,6 +335,18 @@ macro_rules! access {
         /// # Errors
         ///
         /// `OutOfBounds`.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// let slot = region.slice(64..128)?;
+        /// slot.copy_in(0, b"the slot's first bytes")?;
+        /// assert_eq!(slot.len(), 64);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice> {
             let range = resolve(range, self.len()).ok_or(Error::new(Operation::Access, ErrorKind::OutOfBounds))?;
             // SAFETY: the range was checked, so the result lies in the region or one past its end (M3).
@@ -215,6 +359,18 @@ macro_rules! access {
         /// # Errors
         ///
         /// `OutOfBounds`.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// let slot = region.remote(64..128)?;
+        /// // 20 bytes that tell the peer where to read and write.
+        /// assert_eq!(rdma::RemoteSlice::from_bytes(&slot.to_bytes()).len(), 64);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<RemoteSlice> {
             let slice = self.slice(range)?;
             Ok(RemoteSlice::new(slice.segment.iova(), slice.segment.len as u64, slice.segment.region.rkey))
@@ -275,6 +431,19 @@ impl ExposedRegion {
     ///
     /// With the region: `InUse` while slices of it exist, in requests in flight included; what the device reports. Without
     /// it: there is no memory to move the contents to, and the memory is leaked.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// # use rdma::RemoteAccess;
+    /// let region = pd.allocate_exposed(4096, RemoteAccess::WRITE)?;
+    /// // ... peers write ...
+    /// let memory = region.revoke()?;
+    /// let again = pd.register_exposed(memory, RemoteAccess::READ)?;
+    /// assert_eq!(again.access(), RemoteAccess::READ);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[allow(clippy::mem_forget, reason = "peers may still write to it")]
     pub fn revoke(self) -> Result<Memory, RevokeError> {
         let region = match Handle::close(self.region) {

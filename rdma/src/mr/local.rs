@@ -19,6 +19,17 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// No memory, no bytes asked for, or the memlock limit is too low.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let mut rest = pd.allocate(64 * 1024)?;
+    /// let messages: Vec<rdma::Buffer> = (0..16).map(|_| rest.split_to(4096)).collect();
+    /// assert!(rest.is_empty());
+    /// # let _ = messages;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
         self.register(Pages::new(len)?)
@@ -32,6 +43,18 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// What the device reports: most often that the memlock limit is too low.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let buffer = pd.register(vec![7_u8; 4096])?;
+    /// assert_eq!(buffer[0], 7);
+    /// let memory = buffer.into_memory()?;
+    /// let vector: Vec<u8> = memory.into_owner().expect("it was a Vec");
+    /// assert_eq!(vector.len(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>> {
         let kind = if O::Placement::IS_HOST { Kind::LocalHost } else { Kind::LocalGpu };
