@@ -7,6 +7,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use nix::sys::socket::SockaddrStorage;
 
 use crate::engine::Errno;
+use crate::verbs::call::Argument;
 
 /// Reads an address of C's.
 ///
@@ -36,14 +37,27 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno>
     }
 }
 
-/// As [`read`]; null is no address.
-///
-/// # Safety
-///
-/// As for [`read`].
-pub(super) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<SocketAddr>, Errno> {
-    // SAFETY: the same promise.
-    (!address.is_null()).then(|| unsafe { read(address) }).transpose()
+/// A pointer to an address: null, or valid for reads of what its family says (promise 2).
+pub(super) struct Addr(*const sockaddr);
+
+impl Argument for Addr {
+    type Raw = *mut sockaddr;
+
+    unsafe fn from_c(raw: *mut sockaddr) -> Self {
+        Self(raw)
+    }
+}
+
+impl Addr {
+    pub(super) fn get(&self) -> Result<SocketAddr, Errno> {
+        // SAFETY: `read` wants null or an address as its family says: promise 2.
+        unsafe { read(self.0) }
+    }
+
+    /// `None` for null.
+    pub(super) fn optional(&self) -> Result<Option<SocketAddr>, Errno> {
+        if self.0.is_null() { Ok(None) } else { self.get().map(Some) }
+    }
 }
 
 /// An address as C has it, in room for any, zeroes behind it.

@@ -1,7 +1,7 @@
 //! `rdma_getaddrinfo`: names and numbers to addresses, by the C library's resolver.
 
 use std::cell::UnsafeCell;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::net::SocketAddr;
 use std::ptr;
 
@@ -10,6 +10,7 @@ use rdma_sys::{RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA, ibv_qp_type, rdma_addrinfo,
 
 use super::address;
 use crate::engine::Errno;
+use crate::verbs::call::{self, In, MinusOne, Text};
 use crate::verbs::object::{Object, Public, set_field};
 
 /// A number that fits, or 0 as "not said".
@@ -25,6 +26,18 @@ fn signed(value: u32) -> c_int {
 pub(super) enum Failure {
     Errno(Errno),
     Resolver(c_int),
+}
+
+impl call::Answer for Result<(), Failure> {
+    type Raw = c_int;
+
+    fn into_c(self) -> c_int {
+        match self {
+            Err(Failure::Resolver(code)) => code,
+            Err(Failure::Errno(errno)) => call::Answer::into_c(Err::<(), _>(MinusOne(errno))),
+            Ok(()) => 0,
+        }
+    }
 }
 
 impl From<Errno> for Failure {
@@ -63,19 +76,9 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: `free` wants a list of `resolve` that nobody uses: it was not handed out.
-        unsafe { free(self.0) };
+        // SAFETY: `Object::free` wants an object that nobody uses: the list was not handed out.
+        let _freed = unsafe { Object::free(self.0) };
     }
-}
-
-/// Frees a list.
-///
-/// # Safety
-///
-/// Null, or a list of [`resolve`] that was handed out and that nobody uses any more.
-pub(super) unsafe fn free(list: *mut rdma_addrinfo) {
-    // SAFETY: `Object::free` asks for the same. Lists have one element.
-    let _freed = unsafe { Object::free(list) };
 }
 
 /// One end: its address, the length that C shall see, and its name.
@@ -117,17 +120,9 @@ impl Drop for Answer {
 }
 
 /// `rdma_getaddrinfo`.
-///
-/// # Safety
-///
-/// Each argument is null or valid for reads: of C strings, and of hints whose addresses are as their families say.
-pub(super) unsafe fn resolve(
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-) -> Result<List, Failure> {
-    // SAFETY: `as_ref` wants null or a pointer that is valid for reads: the caller's promise.
-    let given = unsafe { hints.as_ref() };
+pub(super) fn resolve(node: &Text, service: &Text, hints: &In<rdma_addrinfo>) -> Result<List, Failure> {
+    let given = hints.optional();
+    let (node, service) = (node.raw(), service.raw());
     if node.is_null() && service.is_null() && given.is_none() {
         return Err(Errno::INVAL.into());
     }
@@ -136,10 +131,10 @@ pub(super) unsafe fn resolve(
         // There is no subnet administrator to ask.
         return Err(Errno::OPNOTSUPP.into());
     }
-    // SAFETY: `given_end` wants null or an address as its family says: the caller's promise.
+    // SAFETY: `given_end` wants null or an address as its family says: promise 2 for the hints.
     let src = unsafe { given_end(hints.ai_src_addr, hints.ai_src_len) };
     if node.is_null() && service.is_null() {
-        // SAFETY: `given_end` wants null or an address as its family says: the caller's promise.
+        // SAFETY: `given_end` wants null or an address as its family says: promise 2 for the hints.
         let dst = unsafe { given_end(hints.ai_dst_addr, hints.ai_dst_len) };
         let (ai_flags, ai_family) = (hints.ai_flags, hints.ai_family);
         let (ai_qp_type, ai_port_space) = (hints.ai_qp_type, hints.ai_port_space);
@@ -149,7 +144,7 @@ pub(super) unsafe fn resolve(
     let asked = given.map(question);
     let mut answer: *mut addrinfo = ptr::null_mut();
     let asked = asked.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: getaddrinfo wants C strings or null, as the caller promises, hints that live or null, and an out parameter.
+    // SAFETY: getaddrinfo wants C strings or null, as `Text` has them, hints that live or null, and an out parameter.
     let code = unsafe { libc::getaddrinfo(node, service, asked, &raw mut answer) };
     if code != 0 {
         return Err(Failure::Resolver(code));

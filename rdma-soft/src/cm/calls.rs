@@ -1,119 +1,79 @@
-//! The functions of librdmacm on channels, ids and events. Numbers cite C's promises in [`super`].
+//! The functions of librdmacm on channels, ids and events. Their arguments carry C's promises, which [`super`] numbers.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
-use std::ptr;
 
-use libc::sockaddr;
 use rdma_sys::{
     __be16, ibv_context, ibv_ece, ibv_event_type, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     ibv_qp_type, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 
+use super::address::{self, Addr};
 use super::channel::{self, Body, Channel, Conn};
 use super::id::{self, Id, Inner};
 use super::machine::reason;
 use super::message::{Ece, Terms};
 use super::qp::AS_ASKED;
 use super::service::{self, Service};
-use super::{address, device, events};
+use super::{device, events};
 use crate::engine::{Errno, limits};
 use crate::os::now;
-use crate::verbs::errno::{minus_one, pointer};
-use crate::verbs::object::{Object, get_field, set_field};
+use crate::verbs::call::{Argument, DataConst, Handle, In, InOut, MinusOne, Out, Own, OwnList, list_of_one};
+use crate::verbs::object::{get_field, set_field};
 
-/// Runs a call on an id.
-///
-/// # Safety
-///
-/// `id` is null or a live id that nobody destroys meanwhile.
-pub(super) unsafe fn on(id: *mut rdma_cm_id, call: impl FnOnce(Id<'_>) -> Result<(), Errno>) -> c_int {
-    // SAFETY: `Object::get` asks for the same.
-    minus_one(unsafe { Object::get(id) }.and_then(call))
-}
-
-/// Hands out what a call made.
-///
-/// # Safety
-///
-/// `out` is null or valid for writes.
-pub(super) unsafe fn hand_out<T>(out: *mut T, make: impl FnOnce() -> Result<T, Errno>) -> c_int {
-    if out.is_null() {
-        return minus_one(Err(Errno::INVAL));
-    }
-    // SAFETY: `write` wants a pointer that is valid for writes: the caller's promise, and it is not null.
-    minus_one(make().map(|made| unsafe { out.write(made) }))
-}
+/// The result of most functions of librdmacm.
+pub(super) type Done = Result<(), MinusOne>;
 
 /// `rdma_create_event_channel`.
-pub(super) extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    pointer(Service::get().and_then(|_| Ok(channel::publish(Channel::new()?))))
+pub(super) fn create_event_channel() -> Result<*mut rdma_event_channel, Errno> {
+    Service::get()?;
+    Ok(channel::publish(Channel::new()?))
 }
 
 /// `rdma_destroy_event_channel`: ids that are left on it end, as the kernel's do.
-pub(super) unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: `Object::get` wants null or a live channel: promise 1.
-    let Ok(object) = (unsafe { Object::get(channel) }) else { return };
-    if service::end_channel(object).is_ok() {
-        // SAFETY: `Object::free` wants an object that nobody uses: promise 1; `object` is not used below.
-        let _freed = unsafe { Object::free(channel) };
+pub(super) fn destroy_event_channel(channel: Own<rdma_event_channel>) {
+    if channel.get().is_ok_and(|object| service::end_channel(object).is_ok()) {
+        let _freed = channel.free();
     }
 }
 
 /// `rdma_create_id`.
-pub(super) unsafe extern "C" fn create_id(
-    channel: *mut rdma_event_channel,
-    id: *mut *mut rdma_cm_id,
+pub(super) fn create_id(
+    channel: Handle<rdma_event_channel>,
+    id: Out<*mut rdma_cm_id>,
     context: *mut c_void,
     ps: rdma_port_space,
-) -> c_int {
+) -> Done {
     let qp_type = match ps {
         rdma_port_space::RDMA_PS_UDP | rdma_port_space::RDMA_PS_IPOIB => ibv_qp_type::IBV_QPT_UD,
         _ => ibv_qp_type::IBV_QPT_RC,
     };
-    // SAFETY: `create` wants null or a live channel: promise 1.
-    let create = || unsafe { id::create(channel, context, ps, qp_type) };
-    // SAFETY: `hand_out` wants a pointer for writes: promise 2.
-    unsafe { hand_out(id, create) }
+    id.fill(|| Ok(id::create(&channel, context, ps, qp_type)?))
 }
 
 /// `rdma_destroy_id`: waits until every event of it that was taken is acknowledged.
-pub(super) unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: `destroy` wants an id that nobody uses: promise 1.
-    minus_one(unsafe { id::destroy(id) })
+pub(super) fn destroy_id(id: Own<rdma_cm_id>) -> Done {
+    Ok(id::destroy(id)?)
 }
 
 /// `rdma_migrate_id`.
-pub(super) unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: `migrate` wants null or a live channel: promise 1.
-    let migrate = |id: Id<'_>| unsafe { id::migrate(id, channel) };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, migrate) }
+pub(super) fn migrate_id(id: Handle<rdma_cm_id>, channel: Handle<rdma_event_channel>) -> Done {
+    Ok(id::migrate(id.get()?, &channel)?)
 }
 
 /// `rdma_get_cm_event`.
-pub(super) unsafe extern "C" fn get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
-) -> c_int {
-    // SAFETY: `take` wants null or a live channel: promise 1.
-    let take = || unsafe { events::take(channel) };
-    // SAFETY: `hand_out` wants a pointer for writes: promise 2.
-    unsafe { hand_out(event, take) }
+pub(super) fn get_cm_event(channel: Handle<rdma_event_channel>, event: Out<*mut rdma_cm_event>) -> Done {
+    event.fill(|| Ok(events::take(&channel)?))
 }
 
 /// `rdma_ack_cm_event`.
-pub(super) unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    // SAFETY: `acknowledge` wants an event that nobody uses any more: promise 1.
-    minus_one(unsafe { channel::acknowledge(event) })
+pub(super) fn ack_cm_event(event: Own<rdma_cm_event>) -> Done {
+    Ok(channel::acknowledge(event)?)
 }
 
 /// `rdma_bind_addr`.
-pub(super) unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: `read` wants null or an address as its family says: promise 2.
-    let address = unsafe { address::read(addr) };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| bind(id, address?)) }
+pub(super) fn bind_addr(id: Handle<rdma_cm_id>, addr: Addr) -> Done {
+    Ok(bind(id.get()?, addr.get()?)?)
 }
 
 pub(super) fn bind(id: Id<'_>, address: SocketAddr) -> Result<(), Errno> {
@@ -122,18 +82,8 @@ pub(super) fn bind(id: Id<'_>, address: SocketAddr) -> Result<(), Errno> {
 }
 
 /// `rdma_resolve_addr`. There is nothing to wait for, and so no time limit.
-pub(super) unsafe extern "C" fn resolve_addr(
-    id: *mut rdma_cm_id,
-    src_addr: *mut sockaddr,
-    dst_addr: *mut sockaddr,
-    _timeout_ms: c_int,
-) -> c_int {
-    // SAFETY: `read_optional` wants null or an address as its family says: promise 2.
-    let source = unsafe { address::read_optional(src_addr) };
-    // SAFETY: `read` wants null or an address as its family says: promise 2.
-    let destination = unsafe { address::read(dst_addr) };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| resolve(id, source?, destination?)) }
+pub(super) fn resolve_addr(id: Handle<rdma_cm_id>, src_addr: Addr, dst_addr: Addr, _timeout_ms: c_int) -> Done {
+    Ok(resolve(id.get()?, src_addr.optional()?, dst_addr.get()?)?)
 }
 
 pub(super) fn resolve(id: Id<'_>, source: Option<SocketAddr>, destination: SocketAddr) -> Result<(), Errno> {
@@ -144,9 +94,8 @@ pub(super) fn resolve(id: Id<'_>, source: Option<SocketAddr>, destination: Socke
 }
 
 /// `rdma_resolve_route`.
-pub(super) unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, route) }
+pub(super) fn resolve_route(id: Handle<rdma_cm_id>, _timeout_ms: c_int) -> Done {
+    Ok(route(id.get()?)?)
 }
 
 pub(super) fn route(id: Id<'_>) -> Result<(), Errno> {
@@ -155,36 +104,17 @@ pub(super) fn route(id: Id<'_>) -> Result<(), Errno> {
 }
 
 /// `rdma_listen`.
-pub(super) unsafe extern "C" fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    let listen = |id: Id<'_>| {
-        Service::get()?.listen(id.key(), backlog)?;
-        id.show_addresses()
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, listen) }
-}
-
-/// So many bytes of C's; none for null.
-///
-/// # Safety
-///
-/// `data` is null or valid for reads of `len` bytes, which nobody changes while the slice is used.
-pub(super) unsafe fn bytes<'a>(data: *const c_void, len: usize) -> &'a [u8] {
-    if data.is_null() || isize::try_from(len).is_err() {
-        return &[];
-    }
-    // SAFETY: `from_raw_parts` asks for the same, and for a length that an `isize` holds.
-    unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len) }
+pub(super) fn listen(id: Handle<rdma_cm_id>, backlog: c_int) -> Done {
+    let id = id.get()?;
+    Service::get()?.listen(id.key(), backlog)?;
+    Ok(id.show_addresses()?)
 }
 
 /// Parameters as C gives them; `None` for null.
-///
-/// # Safety
-///
-/// `param` is null or valid for reads, and its private data is as it says.
-unsafe fn parameters(param: *const rdma_conn_param) -> Option<Conn> {
-    // SAFETY: `as_ref` wants null or a pointer that is valid for reads: the caller's promise.
-    let param = unsafe { param.as_ref() }?;
+fn parameters(param: &In<rdma_conn_param>) -> Option<Conn> {
+    let param = param.optional()?;
+    // SAFETY: `from_c` wants null or a pointer that is valid as far as the length says: promise 2 for the parameters.
+    let private = unsafe { DataConst::from_c(param.private_data) };
     let terms = Terms {
         qp_num: param.qp_num,
         responder_resources: param.responder_resources,
@@ -192,8 +122,8 @@ unsafe fn parameters(param: *const rdma_conn_param) -> Option<Conn> {
         rnr_retry_count: param.rnr_retry_count,
         flow_control: param.flow_control != 0,
         srq: param.srq != 0,
-        // SAFETY: `bytes` wants null or so many bytes: the caller's promise.
-        private: unsafe { bytes(param.private_data, param.private_data_len.into()) }.to_vec(),
+        // SAFETY: of `List::get`: the length that C gives.
+        private: unsafe { private.0.get(param.private_data_len.into()) }.to_vec(),
         ..Terms::default()
     };
     Some(Conn { retry_count: param.retry_count, terms })
@@ -234,11 +164,8 @@ fn agree(inner: &mut Inner, terms: &mut Terms, most: (u8, u8)) {
 }
 
 /// `rdma_connect`.
-pub(super) unsafe extern "C" fn connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: `parameters` wants null or valid parameters: promise 2.
-    let given = unsafe { parameters(conn_param) };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| try_connect(id, given)) }
+pub(super) fn connect(id: Handle<rdma_cm_id>, conn_param: In<rdma_conn_param>) -> Done {
+    Ok(try_connect(id.get()?, parameters(&conn_param))?)
 }
 
 fn try_connect(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
@@ -254,11 +181,8 @@ fn try_connect(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
 }
 
 /// `rdma_accept`.
-pub(super) unsafe extern "C" fn accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: `parameters` wants null or valid parameters: promise 2.
-    let given = unsafe { parameters(conn_param) };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| try_accept(id, given)) }
+pub(super) fn accept(id: Handle<rdma_cm_id>, conn_param: In<rdma_conn_param>) -> Done {
+    Ok(try_accept(id.get()?, parameters(&conn_param))?)
 }
 
 fn try_accept(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
@@ -295,180 +219,128 @@ fn try_accept(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
 }
 
 /// `rdma_establish`.
-pub(super) unsafe extern "C" fn establish(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| if id.qp().is_some() { Err(Errno::INVAL) } else { id.confirm() }) }
+pub(super) fn establish(id: Handle<rdma_cm_id>) -> Done {
+    let id = id.get()?;
+    Ok(if id.qp().is_some() { Err(Errno::INVAL) } else { id.confirm() }?)
+}
+
+fn reject_for(reason: u16, id: &Handle<rdma_cm_id>, data: &DataConst, len: u8) -> Done {
+    // SAFETY: of `List::get`: the length that C gives.
+    let private = unsafe { data.0.get(len.into()) }.to_vec();
+    Ok(id.get()?.with_state(|state, key| state.reject(key, reason, private))?)
 }
 
 /// `rdma_reject`.
-pub(super) unsafe extern "C" fn reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    // SAFETY: `bytes` wants null or so many bytes: promise 2.
-    let private = unsafe { bytes(private_data, len.into()) }.to_vec();
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| id.with_state(|state, key| state.reject(key, reason::CONSUMER_DEFINED, private))) }
+pub(super) fn reject(id: Handle<rdma_cm_id>, private_data: DataConst, len: u8) -> Done {
+    reject_for(reason::CONSUMER_DEFINED, &id, &private_data, len)
 }
 
 /// `rdma_reject_ece`.
-pub(super) unsafe extern "C" fn reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    // SAFETY: `bytes` wants null or so many bytes: promise 2.
-    let private = unsafe { bytes(private_data, len.into()) }.to_vec();
-    let reason = reason::VENDOR_OPTION_NOT_SUPPORTED;
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| id.with_state(|state, key| state.reject(key, reason, private))) }
+pub(super) fn reject_ece(id: Handle<rdma_cm_id>, private_data: DataConst, len: u8) -> Done {
+    reject_for(reason::VENDOR_OPTION_NOT_SUPPORTED, &id, &private_data, len)
 }
 
 /// `rdma_notify`.
-pub(super) unsafe extern "C" fn notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
-    let notify = |id: Id<'_>| match event {
-        ibv_event_type::IBV_EVENT_COMM_EST => {
-            id.with_state(|state, key| state.call(key, |machine, out| machine.communication_established(out)))
-        }
-        _ => Err(Errno::INVAL),
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, notify) }
+pub(super) fn notify(id: Handle<rdma_cm_id>, event: ibv_event_type) -> Done {
+    let id = id.get()?;
+    if event != ibv_event_type::IBV_EVENT_COMM_EST {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(id.with_state(|state, key| state.call(key, |machine, out| machine.communication_established(out)))?)
 }
 
 /// `rdma_disconnect`.
-pub(super) unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
-    let disconnect = |id: Id<'_>| {
-        if get_field!(id, verbs).is_null() {
-            return Err(Errno::INVAL);
-        }
-        id.fail_qp()?;
-        id.with_state(|state, key| {
-            state.call(key, |machine, out| {
-                machine.disconnect(now(), out);
-                Ok(())
-            })
-        })?;
-        events::complete(id)
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, disconnect) }
+pub(super) fn disconnect(id: Handle<rdma_cm_id>) -> Done {
+    let id = id.get()?;
+    if get_field!(id, verbs).is_null() {
+        return Err(Errno::INVAL.into());
+    }
+    id.fail_qp()?;
+    id.with_state(|state, key| {
+        state.call(key, |machine, out| {
+            machine.disconnect(now(), out);
+            Ok(())
+        })
+    })?;
+    Ok(events::complete(id)?)
 }
 
 /// `rdma_get_src_port`, in network order.
-pub(super) unsafe extern "C" fn get_src_port(id: *mut rdma_cm_id) -> __be16 {
-    // SAFETY: `Object::get` wants null or a live id: promise 1.
-    let id: Result<Id<'_>, Errno> = unsafe { Object::get(id) };
-    id.map_or(0, |id| address::port_of(&get_field!(id, route.addr.__bindgen_anon_1.src_storage)).to_be())
+pub(super) fn get_src_port(id: Handle<rdma_cm_id>) -> __be16 {
+    id.get().map_or(0, |id| address::port_of(&get_field!(id, route.addr.__bindgen_anon_1.src_storage)).to_be())
 }
 
 /// `rdma_get_dst_port`, in network order.
-pub(super) unsafe extern "C" fn get_dst_port(id: *mut rdma_cm_id) -> __be16 {
-    // SAFETY: `Object::get` wants null or a live id: promise 1.
-    let id: Result<Id<'_>, Errno> = unsafe { Object::get(id) };
-    id.map_or(0, |id| address::port_of(&get_field!(id, route.addr.__bindgen_anon_2.dst_storage)).to_be())
+pub(super) fn get_dst_port(id: Handle<rdma_cm_id>) -> __be16 {
+    id.get().map_or(0, |id| address::port_of(&get_field!(id, route.addr.__bindgen_anon_2.dst_storage)).to_be())
 }
 
 /// `rdma_init_qp_attr`.
-pub(super) unsafe extern "C" fn init_qp_attr(
-    id: *mut rdma_cm_id,
-    qp_attr: *mut ibv_qp_attr,
-    qp_attr_mask: *mut c_int,
-) -> c_int {
-    let init = |id: Id<'_>| {
-        // SAFETY: `as_mut` wants null or attributes that nobody else uses meanwhile: promise 2.
-        let attr = unsafe { qp_attr.as_mut() }.ok_or(Errno::INVAL)?;
-        let (made, mask) = id.qp_attributes(attr.qp_state)?;
-        *attr = made;
-        // SAFETY: `write` wants a pointer for writes: promise 2.
-        unsafe { qp_attr_mask.write(c_int::try_from(mask.0).unwrap_or(0)) };
-        Ok(())
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, init) }
+pub(super) fn init_qp_attr(id: Handle<rdma_cm_id>, mut qp_attr: InOut<ibv_qp_attr>, qp_attr_mask: Out<c_int>) -> Done {
+    let (id, attr) = (id.get()?, qp_attr.get()?);
+    let (made, mask) = id.qp_attributes(attr.qp_state)?;
+    *attr = made;
+    Ok(qp_attr_mask.write(c_int::try_from(mask.0).unwrap_or(0))?)
 }
 
 /// `rdma_create_qp`.
-pub(super) unsafe extern "C" fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
-    // SAFETY: `as_mut` wants null or attributes that nobody else uses meanwhile: promise 2.
-    let init = unsafe { init.as_mut() }.ok_or(Errno::INVAL);
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| id.create_qp(pd, init?)) }
+pub(super) fn create_qp(id: Handle<rdma_cm_id>, pd: Handle<ibv_pd>, mut init: InOut<ibv_qp_init_attr>) -> Done {
+    Ok(id.get()?.create_qp(&pd, init.get()?)?)
 }
 
 /// `rdma_create_qp_ex`.
-pub(super) unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    // SAFETY: `as_mut` wants null or attributes that nobody else uses meanwhile: promise 2.
-    let init = unsafe { init.as_mut() }.ok_or(Errno::INVAL);
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| id.create_qp_ex(init?)) }
+pub(super) fn create_qp_ex(id: Handle<rdma_cm_id>, mut init: InOut<ibv_qp_init_attr_ex>) -> Done {
+    Ok(id.get()?.create_qp_ex(init.get()?)?)
 }
 
 /// `rdma_destroy_qp`.
-pub(super) unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
-    let destroy = |id: Id<'_>| {
+pub(super) fn destroy_qp(id: Handle<rdma_cm_id>) {
+    if let Ok(id) = id.get() {
         id.destroy_qp();
-        Ok(())
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    let _none = unsafe { on(id, destroy) };
+    }
 }
 
 /// `rdma_set_local_ece`.
-pub(super) unsafe extern "C" fn set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: `as_ref` wants null or a pointer for reads: promise 2.
-    let ece = unsafe { ece.as_ref() };
-    let set = |id: Id<'_>| {
-        let usable = ece.filter(|ece| id.qp().is_none() && ece.vendor_id != 0 && ece.comp_mask == 0);
-        let ece = usable.ok_or(Errno::INVAL)?;
-        id.lock().local_ece = Ece { vendor: ece.vendor_id, options: ece.options };
-        Ok(())
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, set) }
+pub(super) fn set_local_ece(id: Handle<rdma_cm_id>, ece: In<ibv_ece>) -> Done {
+    let (id, ece) = (id.get()?, ece.get()?);
+    if id.qp().is_some() || ece.vendor_id == 0 || ece.comp_mask != 0 {
+        return Err(Errno::INVAL.into());
+    }
+    id.lock().local_ece = Ece { vendor: ece.vendor_id, options: ece.options };
+    Ok(())
 }
 
 /// `rdma_get_remote_ece`.
-pub(super) unsafe extern "C" fn get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: `as_mut` wants null or a pointer for writes: promise 2.
-    let ece = unsafe { ece.as_mut() };
-    let get = |id: Id<'_>| {
-        let ece = ece.filter(|_| id.qp().is_none()).ok_or(Errno::INVAL)?;
-        let Ece { vendor, options } = id.lock().remote_ece;
-        *ece = ibv_ece { vendor_id: vendor, options, comp_mask: 0 };
-        Ok(())
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, get) }
+pub(super) fn get_remote_ece(id: Handle<rdma_cm_id>, ece: Out<ibv_ece>) -> Done {
+    let id = id.get()?;
+    if id.qp().is_some() {
+        return Err(Errno::INVAL.into());
+    }
+    let Ece { vendor, options } = id.lock().remote_ece;
+    Ok(ece.write(ibv_ece { vendor_id: vendor, options, comp_mask: 0 })?)
 }
 
 /// `rdma_write_cm_event`.
-pub(super) unsafe extern "C" fn write_cm_event(
-    id: *mut rdma_cm_id,
-    event: rdma_cm_event_type,
-    status: c_int,
-    arg: u64,
-) -> c_int {
-    let write = |id: Id<'_>| {
-        if event != rdma_cm_event_type::RDMA_CM_EVENT_USER {
-            return Err(Errno::INVAL);
-        }
-        id.with_entry(|entry| {
-            entry.push(event, status, Body::Arg(arg));
-            Ok(())
-        })
-    };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, write) }
+pub(super) fn write_cm_event(id: Handle<rdma_cm_id>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Done {
+    let id = id.get()?;
+    if event != rdma_cm_event_type::RDMA_CM_EVENT_USER {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(id.with_entry(|entry| {
+        entry.push(event, status, Body::Arg(arg));
+        Ok(())
+    })?)
 }
 
 /// `rdma_get_devices`.
-pub(super) unsafe extern "C" fn get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+pub(super) fn get_devices(num_devices: Out<c_int>) -> Result<*mut *mut ibv_context, Errno> {
     let opened = Service::get().and_then(|_| device::open());
-    if !num_devices.is_null() {
-        // SAFETY: `write` wants a pointer for writes: promise 2.
-        unsafe { num_devices.write(c_int::from(opened.is_ok())) };
-    }
-    pointer(opened.map(|context| Box::into_raw(Box::new([context, ptr::null_mut()])).cast()))
+    // C need not ask for the number.
+    let _written = num_devices.write(c_int::from(opened.is_ok()));
+    opened.map(list_of_one)
 }
 
 /// `rdma_free_devices`: the list; the context stays open.
-pub(super) unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {
-    if !list.is_null() {
-        // SAFETY: `from_raw` wants the pointer of a box, once: `get_devices` made it from one of this type, and promise 1.
-        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
-    }
+pub(super) fn free_devices(list: OwnList<ibv_context>) {
+    list.free();
 }

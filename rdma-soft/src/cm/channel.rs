@@ -10,6 +10,7 @@ use rdma_sys::{ibv_ah_attr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_
 
 use super::message::Terms;
 use crate::engine::Errno;
+use crate::verbs::call::Own;
 use crate::verbs::event_queue::EventQueue;
 use crate::verbs::events::Ledger;
 use crate::verbs::object::{Object, Public};
@@ -179,13 +180,8 @@ impl Public for rdma_cm_event {
 }
 
 /// `rdma_ack_cm_event`.
-///
-/// # Safety
-///
-/// As for [`Object::free`].
-pub(super) unsafe fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
-    // SAFETY: `Object::free` asks for the same: null or a live event, which nobody uses from now on.
-    let taken = unsafe { Object::take(event) }?;
+pub(super) fn acknowledge(event: Own<rdma_cm_event>) -> Result<(), Errno> {
+    let taken = event.take()?;
     if let Some(membership) = taken.membership {
         membership.ledger.acknowledge(1, |_| ());
     }

@@ -15,16 +15,12 @@ use super::id::{self, Id};
 use super::service::Service;
 use crate::engine::Errno;
 use crate::log::remark;
+use crate::verbs::call::{Argument, Handle, Own};
 use crate::verbs::object::{Object, get_field, set_field};
 
 /// `rdma_get_cm_event`: waits unless the descriptor does not block.
-///
-/// # Safety
-///
-/// `channel` is null or a live channel.
-pub(super) unsafe fn take(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
-    // SAFETY: `Object::get` wants null or a live channel: the caller's promise.
-    let events = unsafe { Object::get(channel) }?;
+pub(super) fn take(channel: &Handle<rdma_event_channel>) -> Result<*mut rdma_cm_event, Errno> {
+    let events = channel.get()?;
     loop {
         // From here to its acknowledgement the id cannot be destroyed.
         let reported = events.queue.wait(Pending::report)?;
@@ -59,7 +55,11 @@ impl Parameters {
 }
 
 /// Makes the event that C gets; none if it is none of C's business.
-fn process(events: &Arc<Channel>, channel: *mut rdma_event_channel, reported: Reported) -> Option<*mut rdma_cm_event> {
+fn process(
+    events: &Arc<Channel>,
+    channel: &Handle<rdma_event_channel>,
+    reported: Reported,
+) -> Option<*mut rdma_cm_event> {
     let Pending { target, mut code, mut status, new, body } = reported.0;
     let raw = target.object();
     // SAFETY: `Object::get` wants null or a live id: destroying one waits for the acknowledgement of its reported events.
@@ -140,20 +140,19 @@ fn process(events: &Arc<Channel>, channel: *mut rdma_event_channel, reported: Re
 /// Makes the id of a request. An id that cannot be made is destroyed, which the peer learns.
 fn create_requested(
     events: &Arc<Channel>,
-    channel: *mut rdma_event_channel,
+    channel: &Handle<rdma_event_channel>,
     listener: Id<'_>,
     new: &Arc<Target>,
     conn: Option<&Conn>,
 ) -> Option<*mut rdma_cm_id> {
     let sync = listener.lock().sync;
     Service::get().ok()?.with(|state| state.request_taken(listener.key(), new.key, events));
-    let raw = id::create_requested(listener, channel, new);
-    // SAFETY: `Object::get` wants a live id: just made, and nobody knows of it.
-    let id: Id<'_> = unsafe { Object::get(raw) }.ok()?;
-    if let Err(errno) = fill_in(id, sync, conn) {
+    let raw = id::create_requested(listener, channel.raw(), new);
+    // SAFETY: `from_c` wants a live id that nobody else uses: just made, and nobody knows of it.
+    let made = unsafe { Own::from_c(raw) };
+    if let Err(errno) = made.get().and_then(|id| fill_in(id, sync, conn)) {
         remark!(WARN, ?errno, "soft0: the id of a request cannot be made");
-        // SAFETY: `destroy` wants an id that nobody uses: just made, and `id` is not used below.
-        let _gone = unsafe { id::destroy(raw) };
+        let _gone = id::destroy(made);
         return None;
     }
     Some(raw)
@@ -167,8 +166,7 @@ fn fill_in(id: Id<'_>, sync: bool, conn: Option<&Conn>) -> Result<(), Errno> {
         inner.remote_ece = conn.terms.ece;
     }
     if sync {
-        // SAFETY: `migrate` wants null or a live channel.
-        unsafe { id::migrate(id, ptr::null_mut()) }?;
+        id::migrate(id, &Handle::NULL)?;
     }
     id.show_addresses()?;
     id.show_path()
@@ -178,8 +176,9 @@ fn fill_in(id: Id<'_>, sync: bool, conn: Option<&Conn>) -> Result<(), Errno> {
 pub(super) fn take_own(id: Id<'_>) -> Result<(*mut rdma_cm_event, Result<Code, Errno>), Errno> {
     id.acknowledge_own();
     let channel = get_field!(id, channel);
-    // SAFETY: `take` wants a live channel: the id's own, which lives as long as the id.
-    let raw = unsafe { take(channel) }?;
+    // SAFETY: `from_c` wants a live channel: the id's own, which lives as long as the id.
+    let channel = unsafe { Handle::from_c(channel) };
+    let raw = take(&channel)?;
     // SAFETY: `Object::get` wants a live event: just taken.
     let event: &Object<rdma_cm_event> = unsafe { Object::get(raw) }?;
     let outcome = match (get_field!(event, event), get_field!(event, status)) {

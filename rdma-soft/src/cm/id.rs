@@ -19,6 +19,7 @@ use super::service::{Service, State};
 use super::{address, path};
 use crate::engine::Errno;
 use crate::verbs::attr::{PKEY, PORT};
+use crate::verbs::call::{Argument, Handle, Own};
 use crate::verbs::object::{Object, Public, get_field, set_field};
 
 /// A live id.
@@ -101,9 +102,9 @@ impl Object<rdma_cm_id> {
         let event = get_field!(self, event);
         if !event.is_null() {
             set_field!(self, event, ptr::null_mut());
-            // SAFETY: `acknowledge` wants a live event that nobody uses any more: the event of a synchronous id is its own until its
-            // next call, and is forgotten above.
-            let _stale = unsafe { channel::acknowledge(event) };
+            // SAFETY: `from_c` wants a live event that nobody uses any more: the event of a synchronous id is its own until its next
+            // call, and is forgotten above.
+            let _stale = channel::acknowledge(unsafe { Own::from_c(event) });
         }
     }
 
@@ -153,18 +154,12 @@ impl Object<rdma_cm_id> {
 }
 
 /// The channel that C gave, or one of the id's own: as C has it, and as the manager does.
-///
-/// # Safety
-///
-/// `channel` is null or a live channel.
-unsafe fn channel_or_own(channel: *mut rdma_event_channel) -> Result<(*mut rdma_event_channel, Arc<Channel>), Errno> {
-    if channel.is_null() {
+fn channel_or_own(channel: &Handle<rdma_event_channel>) -> Result<(*mut rdma_event_channel, Arc<Channel>), Errno> {
+    if channel.raw().is_null() {
         let own = Channel::new()?;
         return Ok((channel::publish(Arc::clone(&own)), own));
     }
-    // SAFETY: `Object::get` wants a live object of this kind: the caller's promise.
-    let object = unsafe { Object::get(channel) }?;
-    Ok((channel, Arc::clone(object)))
+    Ok((channel.raw(), Arc::clone(channel.get()?)))
 }
 
 /// Makes the object that C holds.
@@ -184,12 +179,8 @@ fn publish(
 }
 
 /// `rdma_create_id`, with the type of queue pair.
-///
-/// # Safety
-///
-/// `channel` is null or a live channel.
-pub(super) unsafe fn create(
-    channel: *mut rdma_event_channel,
+pub(super) fn create(
+    channel: &Handle<rdma_event_channel>,
     context: *mut c_void,
     ps: rdma_port_space,
     qp_type: ibv_qp_type,
@@ -204,9 +195,8 @@ pub(super) unsafe fn create(
         return Err(Errno::INVAL);
     }
     let service = Service::get()?;
-    let sync = channel.is_null();
-    // SAFETY: `channel_or_own` asks for the same.
-    let (channel, events) = unsafe { channel_or_own(channel) }?;
+    let sync = channel.raw().is_null();
+    let (channel, events) = channel_or_own(channel)?;
     let target = service.with(|state| {
         let target = Target::new(state.new_key());
         state.entries.insert(target.key, Entry::new(Arc::clone(&target), events, space, qp_type));
@@ -226,13 +216,8 @@ pub(super) fn create_requested(
 }
 
 /// `rdma_destroy_id`.
-///
-/// # Safety
-///
-/// As for [`Object::free`].
-pub(super) unsafe fn destroy(raw: *mut rdma_cm_id) -> Result<(), Errno> {
-    // SAFETY: `Object::get` wants null or a live id: the caller's promise.
-    let id: Id<'_> = unsafe { Object::get(raw) }?;
+pub(super) fn destroy(pointer: Own<rdma_cm_id>) -> Result<(), Errno> {
+    let id = pointer.get()?;
     Service::get()?.with(|state| state.destroy(id.key()));
     id.acknowledge_own();
     id.target.ledger.settle();
@@ -247,22 +232,16 @@ pub(super) unsafe fn destroy(raw: *mut rdma_cm_id) -> Result<(), Errno> {
         // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this id alone, whose events have ended.
         let _freed = unsafe { Object::free(channel) };
     }
-    // SAFETY: the caller's promise; `id` is not used below.
-    unsafe { Object::free(raw) }
+    pointer.free()
 }
 
 /// `rdma_migrate_id`: to another channel, or to one of its own.
-///
-/// # Safety
-///
-/// `channel` is null or a live channel.
-pub(super) unsafe fn migrate(id: Id<'_>, channel: *mut rdma_event_channel) -> Result<(), Errno> {
-    let (was_sync, sync) = (id.lock().sync, channel.is_null());
+pub(super) fn migrate(id: Id<'_>, channel: &Handle<rdma_event_channel>) -> Result<(), Errno> {
+    let (was_sync, sync) = (id.lock().sync, channel.raw().is_null());
     if was_sync && sync {
         return Err(Errno::INVAL);
     }
-    // SAFETY: `channel_or_own` asks for the same.
-    let (channel, events) = unsafe { channel_or_own(channel) }?;
+    let (channel, events) = channel_or_own(channel)?;
     let moved = id.with_entry(|entry| {
         entry.migrate(events);
         Ok(())

@@ -1,30 +1,23 @@
-//! Options of ids. Numbers cite C's promises in [`super`].
+//! Options of ids.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use rdma_sys::{
     RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY,
     RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS, ibv_path_data, rdma_cm_id,
 };
 
-use super::calls::{bytes, on};
+use super::calls::Done;
 use super::entry::{Entry, Role};
 use super::id::Id;
 use crate::engine::Errno;
+use crate::verbs::call::{Data, Handle};
 
 /// `rdma_set_option`.
-pub(super) unsafe extern "C" fn set_option(
-    id: *mut rdma_cm_id,
-    level: c_int,
-    optname: c_int,
-    optval: *mut c_void,
-    optlen: usize,
-) -> c_int {
-    let (level, name) = (u32::try_from(level).unwrap_or(u32::MAX), u32::try_from(optname).unwrap_or(u32::MAX));
-    // SAFETY: `bytes` wants null or so many bytes: promise 2.
-    let value = unsafe { bytes(optval, optlen) };
-    // SAFETY: `on` wants null or a live id: promise 1.
-    unsafe { on(id, |id| set(id, level, name, value)) }
+pub(super) fn set_option(id: Handle<rdma_cm_id>, level: c_int, name: c_int, value: Data, len: usize) -> Done {
+    let unsigned = |value| u32::try_from(value).unwrap_or(u32::MAX);
+    // SAFETY: of `List::get`: the length that C gives.
+    Ok(set(id.get()?, unsigned(level), unsigned(name), unsafe { value.0.get(len) })?)
 }
 
 pub(super) fn set(id: Id<'_>, level: u32, name: u32, value: &[u8]) -> Result<(), Errno> {

@@ -11,6 +11,7 @@ use rdma_sys::{
 use super::message::Ece;
 use super::path;
 use crate::engine::Errno;
+use crate::verbs::call::Handle;
 use crate::verbs::object::{Object, get_field, set_field};
 
 /// "Take what the request says."
@@ -256,7 +257,7 @@ impl Object<rdma_cm_id> {
     }
 
     /// `rdma_create_qp`; the domain may be null.
-    pub(super) fn create_qp(&self, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<(), Errno> {
+    pub(super) fn create_qp(&self, pd: &Handle<ibv_pd>, init: &mut ibv_qp_init_attr) -> Result<(), Errno> {
         let mut attr = ibv_qp_init_attr_ex {
             qp_context: init.qp_context,
             send_cq: init.send_cq,
@@ -266,7 +267,7 @@ impl Object<rdma_cm_id> {
             qp_type: init.qp_type,
             sq_sig_all: init.sq_sig_all,
             comp_mask: ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0,
-            pd: if pd.is_null() { get_field!(self, pd) } else { pd },
+            pd: if pd.raw().is_null() { get_field!(self, pd) } else { pd.raw() },
             ..ibv_qp_init_attr_ex::default()
         };
         let made = self.create_qp_ex(&mut attr);

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char};
 use rdma_sys::{RdmaCm, rdma_cm_event_type};
 
 use super::{calls, endpoint, multicast, options};
+use crate::verbs::call::{call0, call1, call2, call3, call4, call5};
 
 /// The software device's librdmacm.
 ///
@@ -23,47 +24,47 @@ use super::{calls, endpoint, multicast, options};
 #[must_use]
 pub fn rdmacm() -> &'static RdmaCm {
     static TABLE: RdmaCm = RdmaCm {
-        rdma_create_event_channel: calls::create_event_channel,
-        rdma_destroy_event_channel: calls::destroy_event_channel,
-        rdma_create_id: calls::create_id,
-        rdma_create_ep: endpoint::create_ep,
-        rdma_destroy_ep: endpoint::destroy_ep,
-        rdma_destroy_id: calls::destroy_id,
-        rdma_bind_addr: calls::bind_addr,
-        rdma_resolve_addr: calls::resolve_addr,
-        rdma_resolve_route: calls::resolve_route,
-        rdma_create_qp: calls::create_qp,
-        rdma_create_qp_ex: calls::create_qp_ex,
-        rdma_destroy_qp: calls::destroy_qp,
-        rdma_connect: calls::connect,
-        rdma_establish: calls::establish,
-        rdma_listen: calls::listen,
-        rdma_get_request: endpoint::get_request,
-        rdma_accept: calls::accept,
-        rdma_reject: calls::reject,
-        rdma_reject_ece: calls::reject_ece,
-        rdma_notify: calls::notify,
-        rdma_disconnect: calls::disconnect,
-        rdma_join_multicast: multicast::join,
-        rdma_leave_multicast: multicast::leave,
-        rdma_join_multicast_ex: multicast::join_ex,
-        rdma_get_cm_event: calls::get_cm_event,
-        rdma_ack_cm_event: calls::ack_cm_event,
-        rdma_get_src_port: calls::get_src_port,
-        rdma_get_dst_port: calls::get_dst_port,
-        rdma_get_devices: calls::get_devices,
-        rdma_free_devices: calls::free_devices,
-        rdma_event_str: event_str,
-        rdma_set_option: options::set_option,
-        rdma_migrate_id: calls::migrate_id,
-        rdma_getaddrinfo: endpoint::getaddrinfo,
-        rdma_freeaddrinfo: endpoint::freeaddrinfo,
-        rdma_init_qp_attr: calls::init_qp_attr,
-        rdma_set_local_ece: calls::set_local_ece,
-        rdma_get_remote_ece: calls::get_remote_ece,
-        rdma_resolve_addrinfo: endpoint::resolve_addrinfo,
-        rdma_query_addrinfo: endpoint::query_addrinfo,
-        rdma_write_cm_event: calls::write_cm_event,
+        rdma_create_event_channel: call0(calls::create_event_channel),
+        rdma_destroy_event_channel: call1(calls::destroy_event_channel),
+        rdma_create_id: call4(calls::create_id),
+        rdma_create_ep: call4(endpoint::create_ep),
+        rdma_destroy_ep: call1(endpoint::destroy_ep),
+        rdma_destroy_id: call1(calls::destroy_id),
+        rdma_bind_addr: call2(calls::bind_addr),
+        rdma_resolve_addr: call4(calls::resolve_addr),
+        rdma_resolve_route: call2(calls::resolve_route),
+        rdma_create_qp: call3(calls::create_qp),
+        rdma_create_qp_ex: call2(calls::create_qp_ex),
+        rdma_destroy_qp: call1(calls::destroy_qp),
+        rdma_connect: call2(calls::connect),
+        rdma_establish: call1(calls::establish),
+        rdma_listen: call2(calls::listen),
+        rdma_get_request: call2(endpoint::get_request),
+        rdma_accept: call2(calls::accept),
+        rdma_reject: call3(calls::reject),
+        rdma_reject_ece: call3(calls::reject_ece),
+        rdma_notify: call2(calls::notify),
+        rdma_disconnect: call1(calls::disconnect),
+        rdma_join_multicast: call3(multicast::join),
+        rdma_leave_multicast: call2(multicast::leave),
+        rdma_join_multicast_ex: call3(multicast::join_ex),
+        rdma_get_cm_event: call2(calls::get_cm_event),
+        rdma_ack_cm_event: call1(calls::ack_cm_event),
+        rdma_get_src_port: call1(calls::get_src_port),
+        rdma_get_dst_port: call1(calls::get_dst_port),
+        rdma_get_devices: call1(calls::get_devices),
+        rdma_free_devices: call1(calls::free_devices),
+        rdma_event_str: call1(event_str),
+        rdma_set_option: call5(options::set_option),
+        rdma_migrate_id: call2(calls::migrate_id),
+        rdma_getaddrinfo: call4(endpoint::getaddrinfo),
+        rdma_freeaddrinfo: call1(endpoint::freeaddrinfo),
+        rdma_init_qp_attr: call3(calls::init_qp_attr),
+        rdma_set_local_ece: call2(calls::set_local_ece),
+        rdma_get_remote_ece: call2(calls::get_remote_ece),
+        rdma_resolve_addrinfo: call4(endpoint::resolve_addrinfo),
+        rdma_query_addrinfo: call2(endpoint::query_addrinfo),
+        rdma_write_cm_event: call4(calls::write_cm_event),
         // Shared receive queues, which the device does not have.
         ..RdmaCm::UNSUPPORTED
     };
@@ -71,7 +72,7 @@ pub fn rdmacm() -> &'static RdmaCm {
 }
 
 /// `rdma_event_str`.
-extern "C" fn event_str(event: rdma_cm_event_type) -> *const c_char {
+fn event_str(event: rdma_cm_event_type) -> *const c_char {
     const NAMES: [&CStr; 18] = [
         c"RDMA_CM_EVENT_ADDR_RESOLVED",
         c"RDMA_CM_EVENT_ADDR_ERROR",

@@ -1,4 +1,4 @@
-//! Entry points: a verb is a safe function of this crate, and [`call1`] to [`call6`] make the C
+//! Entry points: a verb is a safe function of this crate, and [`call0`] to [`call6`] make the C
 //! function of it.
 //!
 //! What C passes becomes a value whose type says what C promises of it: a [`Handle`], an [`Own`],
@@ -9,7 +9,7 @@
 //!    it. So C's promises ([`super`]) hold of it as long as it exists.
 //! 2. A panic does not unwind into C: `extern "C"` aborts.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -34,6 +34,9 @@ pub(crate) trait Argument {
 pub(crate) struct Handle<T: Pointee>(*mut T);
 
 impl<T: Pointee> Handle<T> {
+    /// No object.
+    pub(crate) const NULL: Self = Self(ptr::null_mut());
+
     /// The object, if it is one of this process and not destroyed.
     #[inline]
     pub(crate) fn get(&self) -> Result<&Object<T::Object>, Errno> {
@@ -144,6 +147,14 @@ impl<T> Out<T> {
         Ok(())
     }
 
+    /// Writes what `make` returns, which is not called if there is no place for it.
+    pub(crate) fn fill<E: From<Errno>>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
+        if self.0.is_null() {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(self.write(make()?)?)
+    }
+
     /// Writes as much of `value` as the caller's structure has room for, and zeroes what it has
     /// beyond: its headers may be older or newer than ours.
     ///
@@ -220,6 +231,36 @@ impl<T> List<T> {
 /// As [`List`], of bytes that C has as a pointer to anything.
 pub(crate) struct Data(pub(crate) List<u8>);
 
+/// As [`Data`], for parameters that C has as pointers to constants.
+pub(crate) struct DataConst(pub(crate) List<u8>);
+
+/// A C string: null, or valid for reads up to its end (promise 2).
+pub(crate) struct Text(*const c_char);
+
+impl Text {
+    pub(crate) fn raw(&self) -> *const c_char {
+        self.0
+    }
+}
+
+/// A list that [`list_of_one`] made and that C gives back (promise 1), or null.
+pub(crate) struct OwnList<T>(*mut *mut T);
+
+impl<T> OwnList<T> {
+    pub(crate) fn free(self) {
+        if !self.0.is_null() {
+            // SAFETY: `from_raw` wants the pointer of a box of this type, once: `list_of_one` made
+            // it, and promise 1.
+            drop(unsafe { Box::from_raw(self.0.cast::<[*mut T; 2]>()) });
+        }
+    }
+}
+
+/// A list for C, with a null pointer behind its only entry.
+pub(crate) fn list_of_one<T>(entry: *mut T) -> *mut *mut T {
+    Box::into_raw(Box::new([entry, ptr::null_mut()])).cast()
+}
+
 /// The address of memory that C registers: mapped, in the length and with the rights of the call,
 /// until the region ends (promise 3).
 #[derive(Clone, Copy)]
@@ -248,6 +289,9 @@ arguments! {
     [T] Bytes<T>: *mut T = |raw| Self(raw);
     [T] BytesConst<T>: *const T = |raw| Self(Bytes(raw));
     [T] List<T>: *const T = |raw| Self(raw);
+    [T] OwnList<T>: *mut *mut T = |raw| Self(raw);
+    [] Text: *const c_char = |raw| Self(raw);
+    [] DataConst: *const c_void = |raw| Self(List(raw.cast()));
     [] Data: *mut c_void = |raw| Self(List(raw.cast_const().cast()));
     [] Memory: *mut c_void = |raw| Self(raw);
     [T] *mut T: *mut T = |raw| raw;
@@ -280,7 +324,8 @@ macro_rules! plain {
 plain! {
     (), u8, u16, u32, u64, usize, c_int, isize,
     rdma_sys::ibv_wr_opcode, rdma_sys::ibv_wc_opcode, rdma_sys::ibv_event_type,
-    rdma_sys::rdma_port_space, rdma_sys::rdma_cm_event_type,
+    rdma_sys::rdma_port_space, rdma_sys::rdma_cm_event_type, rdma_sys::ibv_fork_status,
+    rdma_sys::ibv_wc_status, rdma_sys::ibv_node_type, rdma_sys::ibv_port_state, rdma_sys::ibv_rate,
 }
 
 /// The result of an entry point.
@@ -336,6 +381,14 @@ impl<T> Answer for Result<*mut T, Errno> {
     }
 }
 
+impl<T> Answer for Result<*const T, Errno> {
+    type Raw = *const T;
+
+    fn into_c(self) -> *const T {
+        self.map(<*const T>::cast_mut).into_c()
+    }
+}
+
 macro_rules! pointers {
     ($([$($generics:tt)*] $pointer:ty),*) => {
         $(impl<$($generics)*> Answer for $pointer {
@@ -364,36 +417,37 @@ unsafe fn unit<F: Copy>() -> F {
 }
 
 macro_rules! entry_points {
-    ($($name:ident($($argument:ident: $kind:ident),+);)*) => {
+    ($($name:ident($($argument:ident: $kind:ident),*);)*) => {
         $(
             /// The C function of a safe one with so many arguments.
-            pub(crate) const fn $name<F, R, $($kind),+>(
+            pub(crate) const fn $name<F, R, $($kind),*>(
                 _function: F,
-            ) -> unsafe extern "C" fn($($kind::Raw),+) -> R::Raw
+            ) -> unsafe extern "C" fn($($kind::Raw),*) -> R::Raw
             where
-                F: Fn($($kind),+) -> R + Copy,
+                F: Fn($($kind),*) -> R + Copy,
                 R: Answer,
-                $($kind: Argument),+
+                $($kind: Argument),*
             {
-                unsafe extern "C" fn entry<F, R, $($kind),+>($($argument: $kind::Raw),+) -> R::Raw
+                unsafe extern "C" fn entry<F, R, $($kind),*>($($argument: $kind::Raw),*) -> R::Raw
                 where
-                    F: Fn($($kind),+) -> R + Copy,
+                    F: Fn($($kind),*) -> R + Copy,
                     R: Answer,
-                    $($kind: Argument),+
+                    $($kind: Argument),*
                 {
                     // SAFETY: `unit` wants an inhabited type: `_function` was a value of it.
                     let function = unsafe { unit::<F>() };
                     // SAFETY: of `from_c`: an argument of this call, of which C keeps its promises.
-                    $(let $argument = unsafe { $kind::from_c($argument) };)+
-                    function($($argument),+).into_c()
+                    $(let $argument = unsafe { $kind::from_c($argument) };)*
+                    function($($argument),*).into_c()
                 }
-                entry::<F, R, $($kind),+>
+                entry::<F, R, $($kind),*>
             }
         )*
     };
 }
 
 entry_points! {
+    call0();
     call1(a: A);
     call2(a: A, b: B);
     call3(a: A, b: B, c: C);

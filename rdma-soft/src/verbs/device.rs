@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rdma_sys::{Variable, ibv_device, ibv_node_type, ibv_transport_type};
 
+use super::Errno;
+use super::call::{Out, OwnList, list_of_one};
 use super::object::{Object, Public};
-use super::{Errno, errno};
 
 /// The device's name.
 const NAME: &str = "soft0";
@@ -154,39 +155,31 @@ pub(super) fn wanted() -> Result<Option<*mut ibv_device>, Errno> {
 }
 
 /// `ibv_get_device_list`.
-pub(super) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
-    let wanted = match wanted() {
-        Ok(wanted) => wanted,
-        Err(errno) => return errno::pointer(Err(errno)),
-    };
-    if !num_devices.is_null() {
-        // SAFETY: C's promise: null, or valid for writes.
-        unsafe { num_devices.write(c_int::from(wanted.is_some())) };
-    }
-    Box::into_raw(Box::new([wanted.unwrap_or(ptr::null_mut()), ptr::null_mut::<ibv_device>()])).cast()
+pub(super) fn get_device_list(num_devices: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
+    let wanted = wanted()?;
+    // C need not ask for the number.
+    let _written = num_devices.write(c_int::from(wanted.is_some()));
+    Ok(list_of_one(wanted.unwrap_or(ptr::null_mut())))
 }
 
 /// `ibv_free_device_list`.
-pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    if !list.is_null() {
-        // SAFETY: C's promise: it came from `get_device_list`, and is not used any more. There it was such a box.
-        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
-    }
+pub(super) fn free_device_list(list: OwnList<ibv_device>) {
+    list.free();
 }
 
 /// `ibv_get_device_name`.
-pub(super) extern "C" fn get_device_name(ibv_device: *mut ibv_device) -> *const c_char {
+pub(super) fn get_device_name(ibv_device: *mut ibv_device) -> Result<*const c_char, Errno> {
     const NAME_C: &std::ffi::CStr = c"soft0";
-    errno::pointer(get(ibv_device).map(|_| NAME_C.as_ptr().cast_mut())).cast_const()
+    get(ibv_device).map(|_| NAME_C.as_ptr())
 }
 
 /// `ibv_get_device_guid`.
-pub(super) extern "C" fn get_device_guid(ibv_device: *mut ibv_device) -> u64 {
+pub(super) fn get_device_guid(ibv_device: *mut ibv_device) -> u64 {
     get(ibv_device).map_or(0, |device| device.guid.to_be())
 }
 
 /// `ibv_get_device_index`: the kernel has no index for it.
-pub(super) extern "C" fn get_device_index(_: *mut ibv_device) -> c_int {
+pub(super) fn get_device_index(_: *mut ibv_device) -> c_int {
     -1
 }
 
@@ -198,15 +191,16 @@ mod tests {
     #[test]
     fn the_list_has_the_device_once() {
         let mut count = 0;
+        let verbs = crate::ibverbs();
         // SAFETY: `count` is valid for writes.
-        let list = unsafe { get_device_list(&raw mut count) };
+        let list = unsafe { (verbs.ibv_get_device_list)(&raw mut count) };
         // SAFETY: the list has two entries.
         let (first, second) = unsafe { *list.cast::<(*mut ibv_device, *mut ibv_device)>() };
         assert_eq!(count, 1);
         assert!(is_soft(first));
         assert!(second.is_null());
         // SAFETY: a C string that is never freed.
-        assert_eq!(unsafe { CStr::from_ptr(get_device_name(first)) }, c"soft0");
+        assert_eq!(unsafe { CStr::from_ptr(get_device_name(first).unwrap()) }, c"soft0");
         // SAFETY: the device is alive and nobody writes to it.
         let public = unsafe { &*first };
         assert_eq!(public.node_type, ibv_node_type::IBV_NODE_CA);
@@ -215,13 +209,13 @@ mod tests {
         assert_eq!(unsafe { CStr::from_ptr(public.dev_name.as_ptr()) }, c"soft0");
         assert_ne!(get_device_guid(first), 0);
         // SAFETY: a list that was just made.
-        unsafe { free_device_list(list) };
+        unsafe { (verbs.ibv_free_device_list)(list) };
     }
 
     #[test]
     fn other_pointers_are_not_the_device() {
         assert!(!is_soft(ptr::null()));
-        assert!(get_device_name(ptr::null_mut()).is_null());
+        assert!(get_device_name(ptr::null_mut()).is_err());
         assert_eq!(get_device_guid(ptr::dangling_mut()), 0);
     }
 

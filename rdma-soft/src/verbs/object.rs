@@ -55,7 +55,7 @@ macro_rules! get_field {
         let public = $crate::verbs::object::Object::public($object);
         // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
         let field = unsafe { &raw const (*public).$($field).+ };
-        // SAFETY: in bounds and aligned; C's promise: no other thread writes to a field during a call on its object.
+        // SAFETY: in bounds and aligned, and no other thread writes to the field during the call (promise 4).
         unsafe { field.read() }
     }};
 }
@@ -67,7 +67,7 @@ macro_rules! set_field {
         let (public, value) = ($crate::verbs::object::Object::public($object), $value);
         // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
         let field = unsafe { &raw mut (*public).$($field).+ };
-        // SAFETY: in bounds and aligned; C's promise: no other thread uses a field during a call that changes it.
+        // SAFETY: in bounds and aligned, and no other thread uses the field during the call (promise 4).
         unsafe { field.write(value) };
     }};
 }
@@ -110,14 +110,13 @@ impl<T: Public> Object<T> {
     ///
     /// # Safety
     ///
-    /// `public` is null, or came from [`Object::create`] for the same `T` and is not freed while `'a` lasts. (C's promise: the
-    /// caller of a verb hands in an object of that verb's kind, and does not destroy it at the same time.)
+    /// `public` is null, or came from [`Object::create`] for the same `T` and is not freed while `'a` lasts.
     pub(crate) unsafe fn get<'a>(public: *mut T) -> Result<&'a Self, Errno> {
         if public.is_null() || !public.is_aligned() {
             return Err(Errno::INVAL);
         }
         let object = Self::around(public);
-        // SAFETY: by the caller's promise and invariant 1 the object is a live box, all of it within the pointer's provenance;
+        // SAFETY: by the caller's contract and invariant 1 the object is a live box, all of it within the pointer's provenance;
         // its private part is `Sync`, its mark atomic and its public part in an `UnsafeCell`, so a shared reference is right
         // whatever other threads, or C, do to it.
         let object = unsafe { &*object };
@@ -134,7 +133,7 @@ impl<T: Public> Object<T> {
     ///
     /// As for [`Object::get`], and nobody uses the object, or a reference to it, from now on.
     pub(crate) unsafe fn free(public: *mut T) -> Result<(), Errno> {
-        // SAFETY: the same promise.
+        // SAFETY: `take` has the same contract.
         unsafe { Self::take(public) }.map(drop)
     }
 
@@ -144,9 +143,9 @@ impl<T: Public> Object<T> {
     ///
     /// As for [`Object::free`].
     pub(crate) unsafe fn take(public: *mut T) -> Result<T::Private, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `get` wants null or a live object: the caller's contract.
         unsafe { Self::get(public) }?.unmark()?;
-        // SAFETY: invariant 1, and this is the only free: invariant 3, with the exchange above.
+        // SAFETY: `from_raw` wants the pointer of a box, once: invariant 1, and of two calls only one gets past `unmark`.
         let object = unsafe { Box::from_raw(Self::around(public)) };
         Ok(object.private)
     }

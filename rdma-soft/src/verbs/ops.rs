@@ -32,8 +32,8 @@ fn classic() -> ibv_context_ops {
     ibv_context_ops {
         poll_cq: Some(cq::poll_cq),
         req_notify_cq: Some(call2(cq::req_notify_cq)),
-        post_send: Some(post::post_send),
-        post_recv: Some(post::post_recv),
+        post_send: Some(call3(post::post_send)),
+        post_recv: Some(call3(post::post_recv)),
         post_srq_recv: Some(call3(no_srq_recv)),
         bind_mw: Some(call3(|_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind| Errno::OPNOTSUPP.0)),
         dealloc_mw: Some(call1(|_: *mut ibv_mw| Errno::OPNOTSUPP.0)),

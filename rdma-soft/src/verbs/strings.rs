@@ -11,7 +11,7 @@ fn word(table: &[&'static CStr], code: u32, other: &'static CStr) -> *const c_ch
 }
 
 /// `ibv_wc_status_str`.
-pub(super) extern "C" fn wc_status_str(status: ibv_wc_status) -> *const c_char {
+pub(super) fn wc_status_str(status: ibv_wc_status) -> *const c_char {
     const WORDS: [&CStr; 24] = [
         c"success",
         c"local length error",
@@ -42,7 +42,7 @@ pub(super) extern "C" fn wc_status_str(status: ibv_wc_status) -> *const c_char {
 }
 
 /// `ibv_event_type_str`.
-pub(super) extern "C" fn event_type_str(event: ibv_event_type) -> *const c_char {
+pub(super) fn event_type_str(event: ibv_event_type) -> *const c_char {
     const WORDS: [&CStr; 21] = [
         c"CQ error",
         c"local work queue catastrophic error",
@@ -70,7 +70,7 @@ pub(super) extern "C" fn event_type_str(event: ibv_event_type) -> *const c_char 
 }
 
 /// `ibv_node_type_str`.
-pub(super) extern "C" fn node_type_str(node_type: ibv_node_type) -> *const c_char {
+pub(super) fn node_type_str(node_type: ibv_node_type) -> *const c_char {
     const WORDS: [&CStr; 8] = [
         c"unknown",
         c"InfiniBand channel adapter",
@@ -85,13 +85,13 @@ pub(super) extern "C" fn node_type_str(node_type: ibv_node_type) -> *const c_cha
 }
 
 /// `ibv_port_state_str`.
-pub(super) extern "C" fn port_state_str(state: ibv_port_state) -> *const c_char {
+pub(super) fn port_state_str(state: ibv_port_state) -> *const c_char {
     const WORDS: [&CStr; 6] = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
     word(&WORDS, state.0, c"unknown")
 }
 
 /// `ibv_wr_opcode_str`.
-pub(super) extern "C" fn wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
+pub(super) fn wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
     const WORDS: [&CStr; 16] = [
         c"rdma write",
         c"rdma write with immediate",
@@ -141,22 +141,22 @@ const RATES: [(ibv_rate, c_int, c_int); 23] = [
 ];
 
 /// `ibv_rate_to_mult`.
-pub(super) extern "C" fn rate_to_mult(rate: ibv_rate) -> c_int {
+pub(super) fn rate_to_mult(rate: ibv_rate) -> c_int {
     RATES.iter().find(|entry| entry.0 == rate).map_or(-1, |entry| entry.1)
 }
 
 /// `mult_to_ibv_rate`.
-pub(super) extern "C" fn mult_to_rate(mult: c_int) -> ibv_rate {
+pub(super) fn mult_to_rate(mult: c_int) -> ibv_rate {
     RATES.iter().find(|entry| entry.1 == mult).map_or(ibv_rate::IBV_RATE_MAX, |entry| entry.0)
 }
 
 /// `ibv_rate_to_mbps`.
-pub(super) extern "C" fn rate_to_mbps(rate: ibv_rate) -> c_int {
+pub(super) fn rate_to_mbps(rate: ibv_rate) -> c_int {
     RATES.iter().find(|entry| entry.0 == rate).map_or(-1, |entry| entry.2)
 }
 
 /// `mbps_to_ibv_rate`.
-pub(super) extern "C" fn mbps_to_rate(mbps: c_int) -> ibv_rate {
+pub(super) fn mbps_to_rate(mbps: c_int) -> ibv_rate {
     RATES.iter().find(|entry| entry.2 == mbps).map_or(ibv_rate::IBV_RATE_MAX, |entry| entry.0)
 }
 

@@ -1,9 +1,8 @@
 //! The device as a libibverbs: its functions in the table that `rdma-sys` defines.
 
 use rdma_sys::{Ibverbs, ibv_fork_status};
-use std::ffi::c_int;
 
-use super::call::{call1, call2, call3, call4, call5, call6};
+use super::call::{call0, call1, call2, call3, call4, call5, call6};
 use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops, pd, qp, qp_ex, strings};
 
 /// The software device's libibverbs.
@@ -22,11 +21,11 @@ use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops,
 #[must_use]
 pub fn ibverbs() -> &'static Ibverbs {
     static TABLE: Ibverbs = Ibverbs {
-        ibv_get_device_list: device::get_device_list,
-        ibv_free_device_list: device::free_device_list,
-        ibv_get_device_name: device::get_device_name,
-        ibv_get_device_index: device::get_device_index,
-        ibv_get_device_guid: device::get_device_guid,
+        ibv_get_device_list: call1(device::get_device_list),
+        ibv_free_device_list: call1(device::free_device_list),
+        ibv_get_device_name: call1(device::get_device_name),
+        ibv_get_device_index: call1(device::get_device_index),
+        ibv_get_device_guid: call1(device::get_device_guid),
         ibv_open_device: call1(ops::open_device),
         ibv_close_device: call1(context::close_device),
         ibv_get_async_event: call2(async_event::get_async_event),
@@ -64,28 +63,19 @@ pub fn ibverbs() -> &'static Ibverbs {
         ibv_destroy_ah: call1(context::destroy),
         ibv_attach_mcast: call3(mcast::attach_mcast),
         ibv_detach_mcast: call3(mcast::detach_mcast),
-        ibv_fork_init: fork_init,
-        ibv_is_fork_initialized: is_fork_initialized,
-        ibv_wc_status_str: strings::wc_status_str,
-        ibv_event_type_str: strings::event_type_str,
-        ibv_node_type_str: strings::node_type_str,
-        ibv_port_state_str: strings::port_state_str,
-        ibv_wr_opcode_str: strings::wr_opcode_str,
-        ibv_rate_to_mult: strings::rate_to_mult,
-        mult_to_ibv_rate: strings::mult_to_rate,
-        ibv_rate_to_mbps: strings::rate_to_mbps,
-        mbps_to_ibv_rate: strings::mbps_to_rate,
+        // No page is pinned, so there is nothing that a fork could tear apart.
+        ibv_fork_init: call0(|| 0_i32),
+        ibv_is_fork_initialized: call0(|| ibv_fork_status::IBV_FORK_UNNEEDED),
+        ibv_wc_status_str: call1(strings::wc_status_str),
+        ibv_event_type_str: call1(strings::event_type_str),
+        ibv_node_type_str: call1(strings::node_type_str),
+        ibv_port_state_str: call1(strings::port_state_str),
+        ibv_wr_opcode_str: call1(strings::wr_opcode_str),
+        ibv_rate_to_mult: call1(strings::rate_to_mult),
+        mult_to_ibv_rate: call1(strings::mult_to_rate),
+        ibv_rate_to_mbps: call1(strings::rate_to_mbps),
+        mbps_to_ibv_rate: call1(strings::mbps_to_rate),
         ..Ibverbs::UNSUPPORTED
     };
     &TABLE
-}
-
-/// `ibv_fork_init`: no page is pinned, so there is nothing that a fork could tear apart.
-extern "C" fn fork_init() -> c_int {
-    0
-}
-
-/// `ibv_is_fork_initialized`.
-extern "C" fn is_fork_initialized() -> ibv_fork_status {
-    ibv_fork_status::IBV_FORK_UNNEEDED
 }
