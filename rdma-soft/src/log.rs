@@ -1,8 +1,9 @@
 //! What the device has to say about itself.
 //!
-//! A subscriber may do anything: call verbs, or panic. So no event is emitted under a lock, nor by the caller of a verb, who may hold
-//! locks of its own and whom nothing may unwind into: a remark waits until the agent thread says it, between two of its turns. It
-//! goes to who was subscribed when it was made.
+//! A subscriber may do anything: call verbs, or panic. So no event is emitted under a lock, nor by
+//! the caller of a verb, who may hold locks of its own and whom nothing may unwind into: a remark
+//! waits until the agent thread says it, between two of its turns. It goes to who was subscribed
+//! when it was made.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,7 +81,8 @@ pub(crate) fn say() {
             dispatcher::with_default(&to, emit);
             drop(to);
         }));
-        // The hook has reported the panic. What was thrown is not ours, and could panic when it is dropped.
+        // The hook has reported the panic. What was thrown is not ours, and could panic when it is
+        // dropped.
         said.unwrap_or_else(std::mem::forget);
         queue().unsaid.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,4 +1,5 @@
-//! What an opened device says of itself, in structures of every length that consumers were compiled with.
+//! What an opened device says of itself, in structures of every length that consumers were compiled
+//! with.
 
 mod common;
 
@@ -15,7 +16,8 @@ impl Opened {
     fn ops(&self) -> &verbs_context {
         // SAFETY: an open context.
         let whole = unsafe { verbs_get_ctx(self.0) };
-        // SAFETY: what a context of this device lies in, and as long; nobody writes to its op table.
+        // SAFETY: what a context of this device lies in, and as long; nobody writes to its op
+        // table.
         unsafe { &*whole }
     }
 

@@ -1,4 +1,5 @@
-//! Completion channels and asynchronous events under every way of waiting, their acknowledgement, and destruction.
+//! Completion channels and asynchronous events under every way of waiting, their acknowledgement,
+//! and destruction.
 
 mod common;
 

@@ -586,7 +586,8 @@ fn many_at_once() {
     drop(listener);
 }
 
-/// Ends of all kinds at all times: whatever the order, each call returns, and nothing is left behind.
+/// Ends of all kinds at all times: whatever the order, each call returns, and nothing is left
+/// behind.
 #[test]
 fn races_of_ends() {
     let (_listener, channel, to) = listener(TCP, 1000);

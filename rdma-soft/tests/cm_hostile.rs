@@ -1,5 +1,5 @@
-//! Peers that do not keep to the protocol: processes of the same user that speak to the sockets of the connection manager, and one
-//! of another user.
+//! Peers that do not keep to the protocol: processes of the same user that speak to the sockets of
+//! the connection manager, and one of another user.
 
 mod cm_support;
 
@@ -188,7 +188,8 @@ fn message(kind: u16) -> Vec<u8> {
     bytes
 }
 
-/// A request that the connection manager itself has made for a raw listener, which now can be spoken to.
+/// A request that the connection manager itself has made for a raw listener, which now can be
+/// spoken to.
 fn caught() -> (Id, Channel, Raw, Vec<u8>) {
     let (trap, port) = Raw::bound_anywhere();
     trap.listen();
@@ -516,7 +517,8 @@ fn taken_name() {
     let (_listener, _channel, to) = listener(TCP, 1);
     let (first, _own) = resolved(TCP, to);
     assert_eq!(first.connect(b"", 5), 0);
-    // There is no room for the second, which is sent away again and again; in between its name is anybody's.
+    // There is no room for the second, which is sent away again and again; in between its name is
+    // anybody's.
     let (second, own) = resolved(TCP, to);
     let name = socket_name(second.port());
     assert_eq!(second.connect(b"", 5), 0);
@@ -527,7 +529,8 @@ fn taken_name() {
             None => assert!(Instant::now() < end, "{}", io::Error::last_os_error()),
         }
     };
-    // From another port it would be nobody's request: the listener would hang up, which is a rejection.
+    // From another port it would be nobody's request: the listener would hang up, which is a
+    // rejection.
     own.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
 }
 

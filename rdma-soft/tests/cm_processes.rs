@@ -1,5 +1,5 @@
-//! Connections between two processes: the death of one in every state, a process that stands still, forks; and what depends on
-//! times, with times made short by the environment.
+//! Connections between two processes: the death of one in every state, a process that stands still,
+//! forks; and what depends on times, with times made short by the environment.
 
 mod cm_support;
 
@@ -324,7 +324,8 @@ fn no_descriptors() {
     assert_eq!(id.bind(loopback(0)), 0);
 }
 
-/// The kernel does so, too. What librdmacm leaves of the id is not to be used there; here it may be destroyed.
+/// The kernel does so, too. What librdmacm leaves of the id is not to be used there; here it may be
+/// destroyed.
 #[test]
 fn the_end_of_a_channel_is_the_end_of_its_ids() {
     let (_listener, channel, to) = listener(TCP, 2);

@@ -1,5 +1,5 @@
-//! Queue pairs that the connection manager connects: the application's own, and those that it makes; datagram services, multicast
-//! groups, endpoints.
+//! Queue pairs that the connection manager connects: the application's own, and those that it
+//! makes; datagram services, multicast groups, endpoints.
 
 mod cm_support;
 mod common;
@@ -96,7 +96,8 @@ impl<'a> Made<'a> {
         assert_eq!(outcome(made), 0);
         assert_eq!(init.send_cq, id.public().send_cq);
         let mut memory = vec![0; 4096].into_boxed_slice();
-        // SAFETY: a live domain; the memory is freed after the region, and not touched while the device does.
+        // SAFETY: a live domain; the memory is freed after the region, and not touched while the
+        // device does.
         let mr = unsafe { verbs().ibv_reg_mr(id.public().pd, memory.as_mut_ptr().cast(), 4096, 7) };
         assert!(!mr.is_null());
         Self { id, memory, mr }
@@ -217,7 +218,8 @@ fn a_queue_pair_that_cannot_be_made_ready_is_an_error_of_the_connection() {
     let one = Made::new(&active);
     assert_eq!(active.connect(b"", 0), 0);
     let passive = channel.next().request();
-    // The queue pair is not where the connection manager has left it, and not where it can be made ready.
+    // The queue pair is not where the connection manager has left it, and not where it can be made
+    // ready.
     let mut attr = ibv_qp_attr { qp_state: State::IBV_QPS_ERR, ..Default::default() };
     let mask = c_int::try_from(Mask::IBV_QP_STATE.0).unwrap();
     // SAFETY: a live queue pair, a valid structure.

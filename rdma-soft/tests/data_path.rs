@@ -78,7 +78,8 @@ fn datagrams() {
     count_during("two datagrams and their completions", || {
         for request in &mut requests {
             let mut bad = std::ptr::null_mut();
-            // SAFETY: a live queue pair; the request and its list are valid, the memory is registered.
+            // SAFETY: a live queue pair; the request and its list are valid, the memory is
+            // registered.
             assert_eq!(unsafe { ibv_post_recv(b.side.qp, &raw mut recv, &raw mut bad) }, 0);
             // SAFETY: its list and its handle are alive.
             assert_eq!(unsafe { a.post(request) }, 0);
@@ -109,7 +110,8 @@ fn connections() {
     let mut wc = [ibv_wc::default(); 4];
     count_during("a send, a receive, a write, a read and their completions", || {
         let (mut bad, mut bad_recv) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a live queue pair; the request and its list are valid, the memory is registered. So for both.
+        // SAFETY: a live queue pair; the request and its list are valid, the memory is registered.
+        // So for both.
         assert_eq!(unsafe { ibv_post_recv(b.qp, &raw mut recv, &raw mut bad_recv) }, 0);
         for request in &mut requests {
             // SAFETY: as above.

@@ -87,7 +87,8 @@ fn datagrams_on_infiniband() {
     let wc = b.side.success(5);
     assert_eq!((wc.byte_len, wc.wc_flags, wc.slid), (45, ibv_wc_flags::IBV_WC_GRH.0, 1));
     let grh = b.side.peek(0, GRH);
-    // Version 6 and the traffic class; the length from the transport headers to the checksum; the next header; hops.
+    // Version 6 and the traffic class; the length from the transport headers to the checksum; the
+    // next header; hops.
     assert_eq!(grh[..8], [0x62, 0x80, 0, 0, 0, 32, 0x1b, 64]);
     let back = answer_to(&b, &wc, 0).unwrap();
     a.recv(7, 0, 64);

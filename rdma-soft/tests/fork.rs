@@ -1,4 +1,5 @@
-//! Forks: a child opens the device anew, whatever its parent did with it; what it inherits does nothing.
+//! Forks: a child opens the device anew, whatever its parent did with it; what it inherits does
+//! nothing.
 
 mod common;
 
@@ -20,7 +21,8 @@ impl Child {
     /// Forks a child that runs `body` and nothing else.
     fn fork(body: impl FnOnce(&mut UnixStream)) -> Self {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        // SAFETY: no thread of this program but the device's own is doing anything; the child ends with `_exit`.
+        // SAFETY: no thread of this program but the device's own is doing anything; the child ends
+        // with `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             drop(ours);
@@ -117,7 +119,8 @@ fn a_child_opens_the_device_anew() {
     passes_alone(&["families"], &[]);
 }
 
-/// As a pre-fork server: the parent uses the device, forks, and its children talk to it, to each other and to their own children.
+/// As a pre-fork server: the parent uses the device, forks, and its children talk to it, to each
+/// other and to their own children.
 #[test]
 #[ignore = "run by a_child_opens_the_device_anew"]
 fn families() {
@@ -165,7 +168,8 @@ fn in_the_middle() {
     let server = Side::new(Config::default());
     server.connect(server.endpoint());
     for _ in 0..24 {
-        // Each makes the parent's agent accept a link, which is torn down again as the next child is forked.
+        // Each makes the parent's agent accept a link, which is torn down again as the next child
+        // is forked.
         let mut child = Child::fork(exchange);
         exchange(&mut child.stream);
         child.succeeded();

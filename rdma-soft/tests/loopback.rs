@@ -1,4 +1,5 @@
-//! Two queue pairs of one process: every operation, what is signaled, and every error that the specification gives.
+//! Two queue pairs of one process: every operation, what is signaled, and every error that the
+//! specification gives.
 
 mod common;
 

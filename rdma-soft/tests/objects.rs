@@ -1,4 +1,5 @@
-//! Creation and destruction: limits, who keeps whom busy, error conventions, the state machine on a real object.
+//! Creation and destruction: limits, who keeps whom busy, error conventions, the state machine on a
+//! real object.
 
 mod common;
 
@@ -268,7 +269,8 @@ fn closing_a_context_ends_its_objects() {
     let (qp, cq, mr, pd, channel) = (b.qp, b.cq, b.mr, b.pd, b.channel);
     // SAFETY: an open context; what is left of its objects is refused from now on.
     assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, 0);
-    // SAFETY: the public parts of objects that were closed with their context stay readable. So for each.
+    // SAFETY: the public parts of objects that were closed with their context stay readable. So for
+    // each.
     assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, libc::EINVAL);
     // SAFETY: as above.
     assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, libc::EINVAL);

@@ -1,4 +1,5 @@
-//! Two processes: messages, one-sided operations while the target does not look, and what happens when it dies.
+//! Two processes: messages, one-sided operations while the target does not look, and what happens
+//! when it dies.
 
 mod common;
 
@@ -107,7 +108,8 @@ fn rights_are_checked_by_the_target() {
     }
 }
 
-/// Writes until the other process's shared memory is mapped here, which takes some time and no request.
+/// Writes until the other process's shared memory is mapped here, which takes some time and no
+/// request.
 fn warmed_up(side: &Side, to: Endpoint) {
     for id in 0..20 {
         let write = Request::new(Op::IBV_WR_RDMA_WRITE, id, &[side.sge(0, 8)]).remote(to.addr, to.rkey);
@@ -158,10 +160,12 @@ fn a_region_that_is_no_more_is_not_reached() {
 
 #[test]
 fn a_killed_peer_ends_what_is_outstanding() {
-    // With a timeout of 0 a device would wait for ever; a dead process never answers, so this one need not.
+    // With a timeout of 0 a device would wait for ever; a dead process never answers, so this one
+    // need not.
     for timeout in [0, 12] {
         let (side, mut other) = connected(Config { timeout, ..Config::default() }, "");
-        // No receive is posted there: the sends stay outstanding. The first message sets the link up.
+        // No receive is posted there: the sends stay outstanding. The first message sets the link
+        // up.
         assert_eq!(other.ask("recv 0 0 8"), "0");
         assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, 0, &[])), 0);
         side.success(0);

@@ -1,4 +1,5 @@
-//! Many threads at once: on objects of their own, on the same ones, and with objects that come and go.
+//! Many threads at once: on objects of their own, on the same ones, and with objects that come and
+//! go.
 
 mod common;
 
@@ -80,7 +81,8 @@ fn objects_that_come_and_go() {
 fn threads_on_the_same_queue_pair() {
     const EACH: u64 = 2000;
     const THREADS: u64 = 4;
-    // A request's place is free when it is done, even if its completion is not polled yet: so room for all of them.
+    // A request's place is free when it is done, even if its completion is not polled yet: so room
+    // for all of them.
     let cq_depth = i32::try_from(EACH * THREADS).unwrap();
     let (a, b) = pair(Config { depth: 32, cq_depth, ..Config::default() });
     let to = b.endpoint();

@@ -1,4 +1,5 @@
-//! Unreliable datagrams: one process and two, address handles, groups, and what is lost without a word.
+//! Unreliable datagrams: one process and two, address handles, groups, and what is lost without a
+//! word.
 
 mod common;
 
@@ -133,7 +134,8 @@ fn bursts_to_this_process_are_complete() {
 fn what_nobody_takes_is_lost_without_a_word() {
     let (a, b) = (Datagrams::new(), Datagrams::new());
     let to = a.handle();
-    // No receive; nobody with that number, in this process and elsewhere; no such slot; a number for groups only.
+    // No receive; nobody with that number, in this process and elsewhere; no such slot; a number
+    // for groups only.
     for qpn in [b.qpn(), b.qpn() ^ 1, 4094 << 12 | 1, 0, 1, MULTICAST_QPN] {
         a.sent(1, 0, 8, &to, qpn);
     }
@@ -319,7 +321,8 @@ fn the_extended_interfaces() {
         // SAFETY: as above.
         unsafe { (*ex).wr_flags = flags };
     };
-    // SAFETY: a live queue pair made for these calls, which come in their order, with live handles. So for all of them.
+    // SAFETY: a live queue pair made for these calls, which come in their order, with live handles.
+    // So for all of them.
     let address = || unsafe { ibv_wr_set_ud_addr(ex, to.0, b.qpn(), QKEY) };
     // SAFETY: as above.
     let start = || unsafe { ibv_wr_start(ex) };
@@ -531,7 +534,8 @@ fn groups_of_several_processes() {
         while other.ask("try") != "none" {}
     }
     assert_eq!(others[2].ask("try"), "none");
-    // A process that comes later is found, if not by the next datagram; one that leaves gets no more.
+    // A process that comes later is found, if not by the next datagram; one that leaves gets no
+    // more.
     assert_eq!(others[2].ask(&format!("attach {name}")), "0");
     assert_eq!(others[0].ask(&format!("detach {name}")), "0");
     assert_eq!(end.detach(group), 0);

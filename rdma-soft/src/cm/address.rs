@@ -63,7 +63,8 @@ impl Addr {
 /// An address as C has it, in room for any, zeroes behind it.
 pub(super) fn storage(address: SocketAddr) -> sockaddr_storage {
     let storage = SockaddrStorage::from(address);
-    // SAFETY: the type is a union with a `sockaddr_storage` and was zeroed before the address was put in.
+    // SAFETY: the type is a union with a `sockaddr_storage` and was zeroed before the address was
+    // put in.
     unsafe { ptr::from_ref(&storage).cast::<sockaddr_storage>().read() }
 }
 
@@ -95,8 +96,8 @@ pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address
 }
 
-/// The address of ours from which packets leave for a destination, with port 0: as the routing table says, or loopback where no
-/// route leads there, for the device needs none.
+/// The address of ours from which packets leave for a destination, with port 0: as the routing
+/// table says, or loopback where no route leads there, for the device needs none.
 pub(super) fn source_for(destination: &SocketAddr) -> SocketAddr {
     let by_route = || -> io::Result<SocketAddr> {
         let socket = UdpSocket::bind(any_of(destination))?;
@@ -107,7 +108,8 @@ pub(super) fn source_for(destination: &SocketAddr) -> SocketAddr {
     with_port(by_route().unwrap_or_else(|_| loopback_of(destination)), 0)
 }
 
-/// Whether the address, its port aside, is one of this host's. The kernel is asked, by a socket that is bound there and closed.
+/// Whether the address, its port aside, is one of this host's. The kernel is asked, by a socket
+/// that is bound there and closed.
 ///
 /// # Errors
 ///

@@ -22,7 +22,8 @@ fn signed(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(0)
 }
 
-/// Why there is no address: an error of ours, or of the C library's resolver, whose numbers are returned as they are.
+/// Why there is no address: an error of ours, or of the C library's resolver, whose numbers are
+/// returned as they are.
 pub(super) enum Failure {
     Errno(Errno),
     Resolver(c_int),
@@ -144,7 +145,8 @@ pub(super) fn resolve(node: &Text, service: &Text, hints: &In<rdma_addrinfo>) ->
     let asked = given.map(question);
     let mut answer: *mut addrinfo = ptr::null_mut();
     let asked = asked.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: getaddrinfo wants C strings or null, as `Text` has them, hints that live or null, and an out parameter.
+    // SAFETY: getaddrinfo wants C strings or null, as `Text` has them, hints that live or null, and
+    // an out parameter.
     let code = unsafe { libc::getaddrinfo(node, service, asked, &raw mut answer) };
     if code != 0 {
         return Err(Failure::Resolver(code));

@@ -1,4 +1,5 @@
-//! The functions of librdmacm on channels, ids and events. Their arguments carry C's promises, which [`super`] numbers.
+//! The functions of librdmacm on channels, ids and events. Their arguments carry C's promises,
+//! which [`super`] numbers.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -113,7 +114,8 @@ pub(super) fn listen(id: Handle<rdma_cm_id>, backlog: c_int) -> Done {
 /// Parameters as C gives them; `None` for null.
 fn parameters(param: &In<rdma_conn_param>) -> Option<Conn> {
     let param = param.optional()?;
-    // SAFETY: `from_c` wants null or a pointer that is valid as far as the length says: promise 2 for the parameters.
+    // SAFETY: `from_c` wants null or a pointer that is valid as far as the length says: promise 2
+    // for the parameters.
     let private = unsafe { DataConst::from_c(param.private_data) };
     let terms = Terms {
         qp_num: param.qp_num,
@@ -129,8 +131,8 @@ fn parameters(param: &In<rdma_conn_param>) -> Option<Conn> {
     Some(Conn { retry_count: param.retry_count, terms })
 }
 
-/// The parameters of a call, with what the id itself says: its queue pair, and what goes before the private data. The depths are
-/// checked; 255 stands for as many as there can be.
+/// The parameters of a call, with what the id itself says: its queue pair, and what goes before the
+/// private data. The depths are checked; 255 stands for as many as there can be.
 fn complete_parameters(id: Id<'_>, given: Option<Conn>) -> Result<Conn, Errno> {
     let is_rc = get_field!(id, ps) == rdma_port_space::RDMA_PS_TCP;
     if given.is_none() && is_rc && id.qp().is_none() {

@@ -46,7 +46,8 @@ pub(super) fn publish(channel: Arc<Channel>) -> *mut rdma_event_channel {
     Object::create(rdma_event_channel { fd: channel.raw_fd() }, channel)
 }
 
-/// An id, as events know it: the pointer that C has, and the count of events that C has taken and not acknowledged.
+/// An id, as events know it: the pointer that C has, and the count of events that C has taken and
+/// not acknowledged.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) key: u64,
@@ -166,7 +167,8 @@ impl std::fmt::Debug for Datagram {
     }
 }
 
-/// What an event in C's hands keeps: what is acknowledged with it, and what its private data points to.
+/// What an event in C's hands keeps: what is acknowledged with it, and what its private data points
+/// to.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(super) target: Arc<Target>,

@@ -37,7 +37,8 @@ impl<E: Into<Errno>> From<E> for Undelivered {
     }
 }
 
-/// Calls that take a name and look for others that stand in its way: without the lock, for that may last.
+/// Calls that take a name and look for others that stand in its way: without the lock, for that may
+/// last.
 impl Service {
     /// Takes a local address for an id.
     pub(super) fn bind(&self, key: u64, address: SocketAddr) -> Result<(), Errno> {
@@ -193,8 +194,8 @@ impl State {
         }
     }
 
-    /// Lets an id's machine make a step that the application asks for. What the peer had said before comes first: a call does
-    /// not overtake it.
+    /// Lets an id's machine make a step that the application asks for. What the peer had said
+    /// before comes first: a call does not overtake it.
     pub(super) fn call(
         &mut self,
         key: u64,
@@ -254,7 +255,8 @@ impl State {
 
     fn send(&mut self, key: u64, message: &Message) {
         if let Some(socket) = self.entries.get(&key).and_then(Entry::connected) {
-            // What cannot be sent is lost: to a peer that is gone, or that does not read and will be asked again.
+            // What cannot be sent is lost: to a peer that is gone, or that does not read and will
+            // be asked again.
             let _lost = socket.send(&message.encode());
         }
     }
@@ -267,11 +269,12 @@ impl State {
         let Role::Connected { link, .. } = &mut entry.role else { return Err(Undelivered::Lost) };
         let mut socket = match std::mem::replace(link, Link::None) {
             Link::Bound(socket) => socket,
-            // The first connection has ended, and its name is free. If another id was quick the request is lost, and made again:
-            // under another name no listener would believe it.
+            // The first connection has ended, and its name is free. If another id was quick the
+            // request is lost, and made again: under another name no listener would believe it.
             _ => port::rebind(request)?.socket,
         };
-        // Anybody can take the name of an address under a listener at all of them: a process of another user does not end the search.
+        // Anybody can take the name of an address under a listener at all of them: a process of
+        // another user does not end the search.
         let mut outcome = Undelivered::Refused;
         for name in port::listeners(space, &peer) {
             match socket.connect(&name).map_err(|error| error.errno) {

@@ -1,8 +1,8 @@
-//! The device as the connection manager uses it: one context, opened when first needed and shared by all ids, and a
-//! protection domain for ids that bring none.
+//! The device as the connection manager uses it: one context, opened when first needed and shared
+//! by all ids, and a protection domain for ids that bring none.
 //!
-//! As in librdmacm the context stays open for good, because applications keep objects of it; the domain is given back with the
-//! last id that uses it.
+//! As in librdmacm the context stays open for good, because applications keep objects of it; the
+//! domain is given back with the last id that uses it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -26,7 +26,8 @@ struct Shared {
     users: usize,
 }
 
-// SAFETY: pointers to verbs objects, which may be used by any thread; dereferencing them needs `unsafe` and its own reason.
+// SAFETY: pointers to verbs objects, which may be used by any thread; dereferencing them needs
+// `unsafe` and its own reason.
 unsafe impl Send for Shared {}
 
 static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new();
@@ -87,15 +88,17 @@ impl Drop for Device {
         shared.users -= 1;
         if shared.users == 0 {
             let pd = std::mem::replace(&mut shared.pd, ptr::null_mut());
-            // SAFETY: ibv_dealloc_pd wants a live domain: it is deallocated here only, once. With objects of the application's in
-            // it the call fails, and the domain stays as librdmacm's would.
+            // SAFETY: ibv_dealloc_pd wants a live domain: it is deallocated here only, once. With
+            // objects of the application's in it the call fails, and the domain stays as
+            // librdmacm's would.
             let _in_use = unsafe { (crate::ibverbs().ibv_dealloc_pd)(pd) };
         }
     }
 }
 
-/// The GID of an address, and its index in the port's table. Of an address of this host that the port has no GID for: that of the
-/// same interface, else loopback's, which is the last. Of a multicast group: its own, with the index of none.
+/// The GID of an address, and its index in the port's table. Of an address of this host that the
+/// port has no GID for: that of the same interface, else loopback's, which is the last. Of a
+/// multicast group: its own, with the index of none.
 pub(super) fn gid(address: &SocketAddr) -> Result<(u8, ibv_gid), Errno> {
     let wanted = address::gid_of(address);
     if address.ip().is_multicast() {

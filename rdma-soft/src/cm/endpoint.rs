@@ -1,5 +1,5 @@
-//! Endpoints: ids that are bound or connected in one call, requests taken by waiting for them, and the addresses that endpoints are
-//! made of.
+//! Endpoints: ids that are bound or connected in one call, requests taken by waiting for them, and
+//! the addresses that endpoints are made of.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -55,7 +55,8 @@ fn create(
 
 /// The local address.
 fn source(res: &rdma_addrinfo) -> Addr {
-    // SAFETY: `from_c` wants null or an address as its family says: promise 2 for the address information.
+    // SAFETY: `from_c` wants null or an address as its family says: promise 2 for the address
+    // information.
     unsafe { Addr::from_c(res.ai_src_addr) }
 }
 
@@ -80,13 +81,16 @@ fn active(
     pd: &Handle<ibv_pd>,
     init: Option<&mut ibv_qp_init_attr>,
 ) -> Result<(), Errno> {
-    // SAFETY: `from_c` wants null or an address as its family says: promise 2 for the address information.
+    // SAFETY: `from_c` wants null or an address as its family says: promise 2 for the address
+    // information.
     let destination = unsafe { Addr::from_c(res.ai_dst_addr) }.get()?;
-    // SAFETY: `from_c` wants null or a pointer that is valid as far as a length says: promise 2 for the address information.
+    // SAFETY: `from_c` wants null or a pointer that is valid as far as a length says: promise 2 for
+    // the address information.
     let route = unsafe { Data::from_c(res.ai_route) };
     // SAFETY: of `List::get`: the length that C gives.
     let route = unsafe { route.0.get(res.ai_route_len) };
-    // SAFETY: `from_c` wants null or a pointer that is valid as far as a length says: promise 2 for the address information.
+    // SAFETY: `from_c` wants null or a pointer that is valid as far as a length says: promise 2 for
+    // the address information.
     let data = unsafe { Data::from_c(res.ai_connect) };
     // SAFETY: of `List::get`: the length that C gives.
     let data = unsafe { data.0.get(res.ai_connect_len) };
@@ -136,7 +140,8 @@ fn request(listen: Id<'_>) -> Result<*mut rdma_cm_id, Errno> {
             // SAFETY: `Object::get` wants a live id: the request's, which nobody else knows of.
             let id: Id<'_> = unsafe { Object::get(raw) }?;
             let (init, pd) = (listen.lock().qp_init, get_field!(listen, pd));
-            // SAFETY: `from_c` wants null or a live domain: C keeps the domain that it gave an id as long as the id.
+            // SAFETY: `from_c` wants null or a live domain: C keeps the domain that it gave an id
+            // as long as the id.
             let pd = unsafe { Handle::from_c(pd) };
             let made = init.map_or(Ok(()), |QpInit(mut init)| id.create_qp(&pd, &mut init));
             made.inspect(|()| set_field!(id, event, event))
@@ -145,7 +150,8 @@ fn request(listen: Id<'_>) -> Result<*mut rdma_cm_id, Errno> {
     good.map(|()| raw).inspect_err(|_| {
         set_field!(listen, event, event);
         if is_request {
-            // SAFETY: `from_c` wants a live id that nobody uses: a request whose queue pair cannot be made is nobody's.
+            // SAFETY: `from_c` wants a live id that nobody uses: a request whose queue pair cannot
+            // be made is nobody's.
             destroy_ep(unsafe { Own::from_c(raw) });
         }
     })

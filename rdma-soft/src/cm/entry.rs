@@ -122,7 +122,8 @@ impl Entry {
         }
     }
 
-    /// Whether a request may be what it says: to an address of the listener, from the address that the kernel saw.
+    /// Whether a request may be what it says: to an address of the listener, from the address that
+    /// the kernel saw.
     pub(super) fn admits(
         &self,
         is_datagram: bool,
@@ -231,7 +232,8 @@ impl Entry {
         Ok(())
     }
 
-    /// Forgets a membership, the last that was joined of its address, and its event if that is not taken yet.
+    /// Forgets a membership, the last that was joined of its address, and its event if that is not
+    /// taken yet.
     pub(super) fn leave(&mut self, group: &SocketAddr) -> Result<Arc<Membership>, Errno> {
         let place = self.memberships.iter().rposition(|(joined, _)| joined == group);
         let (_, membership) = self.memberships.remove(place.ok_or(Errno(libc::EADDRNOTAVAIL))?);
@@ -243,7 +245,8 @@ impl Entry {
         Ok(membership)
     }
 
-    /// Takes the id's events that are not taken yet off its channel; `seal` runs before others can be queued.
+    /// Takes the id's events that are not taken yet off its channel; `seal` runs before others can
+    /// be queued.
     pub(super) fn take_events(&self, seal: impl FnOnce()) -> Vec<Pending> {
         let is_ours = |pending: &Pending| Arc::ptr_eq(&pending.target, &self.target);
         self.channel.queue.extract(is_ours, seal).0

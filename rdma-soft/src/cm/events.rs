@@ -1,5 +1,6 @@
-//! Taking events: what librdmacm does on the way from the kernel to the application, which is to show what is new in the id, to
-//! move queue pairs that it has made, and to make the ids of requests.
+//! Taking events: what librdmacm does on the way from the kernel to the application, which is to
+//! show what is new in the id, to move queue pairs that it has made, and to make the ids of
+//! requests.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -62,7 +63,8 @@ fn process(
 ) -> Option<*mut rdma_cm_event> {
     let Pending { target, mut code, mut status, new, body } = reported.0;
     let raw = target.object();
-    // SAFETY: `Object::get` wants null or a live id: destroying one waits for the acknowledgement of its reported events.
+    // SAFETY: `Object::get` wants null or a live id: destroying one waits for the acknowledgement
+    // of its reported events.
     let id: Id<'_> = unsafe { Object::get(raw) }.ok()?;
     let (mut event_id, mut listen_id, mut membership, mut private) = (raw, ptr::null_mut(), None, Vec::new());
     if let Some(new) = new {
@@ -189,7 +191,8 @@ pub(super) fn take_own(id: Id<'_>) -> Result<(*mut rdma_cm_event, Result<Code, E
     Ok((raw, outcome))
 }
 
-/// Waits, for a synchronous id, until the event of its last call has come, which becomes `id->event`.
+/// Waits, for a synchronous id, until the event of its last call has come, which becomes
+/// `id->event`.
 pub(super) fn complete(id: Id<'_>) -> Result<(), Errno> {
     if !id.lock().sync {
         return Ok(());

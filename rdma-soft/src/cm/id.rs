@@ -1,7 +1,7 @@
 //! `rdma_cm_id`: the object that C holds, and its public fields.
 //!
-//! The fields are written where librdmacm writes them: by the calls on the id, and while one of its events is taken. Until the
-//! event is acknowledged the id exists, for destroying it waits.
+//! The fields are written where librdmacm writes them: by the calls on the id, and while one of its
+//! events is taken. Until the event is acknowledged the id exists, for destroying it waits.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -102,8 +102,8 @@ impl Object<rdma_cm_id> {
         let event = get_field!(self, event);
         if !event.is_null() {
             set_field!(self, event, ptr::null_mut());
-            // SAFETY: `from_c` wants a live event that nobody uses any more: the event of a synchronous id is its own until its next
-            // call, and is forgotten above.
+            // SAFETY: `from_c` wants a live event that nobody uses any more: the event of a
+            // synchronous id is its own until its next call, and is forgotten above.
             let _stale = channel::acknowledge(unsafe { Own::from_c(event) });
         }
     }
@@ -142,7 +142,8 @@ impl Object<rdma_cm_id> {
         let mut inner = self.lock();
         if inner.has_path {
             let known: *mut ibv_sa_path_rec = get_field!(self, route.path_rec);
-            // SAFETY: `write` wants a pointer that is valid for writes: made below from a box, which the id's destroy frees.
+            // SAFETY: `write` wants a pointer that is valid for writes: made below from a box,
+            // which the id's destroy frees.
             unsafe { known.write(path) };
         } else {
             inner.has_path = true;
@@ -224,12 +225,14 @@ pub(super) fn destroy(pointer: Own<rdma_cm_id>) -> Result<(), Errno> {
     let inner = std::mem::take(&mut *id.lock());
     if inner.has_path {
         let path = get_field!(id, route.path_rec);
-        // SAFETY: `from_raw` wants a pointer of a box, once: made by `show_path`, and the id is gone below.
+        // SAFETY: `from_raw` wants a pointer of a box, once: made by `show_path`, and the id is
+        // gone below.
         drop(unsafe { Box::from_raw(path) });
     }
     if inner.sync {
         let channel = get_field!(id, channel);
-        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this id alone, whose events have ended.
+        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this
+        // id alone, whose events have ended.
         let _freed = unsafe { Object::free(channel) };
     }
     pointer.free()
@@ -256,12 +259,14 @@ pub(super) fn migrate(id: Id<'_>, channel: &Handle<rdma_event_channel>) -> Resul
     let old = get_field!(id, channel);
     if was_sync {
         id.acknowledge_own();
-        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this id alone.
+        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this
+        // id alone.
         let _freed = unsafe { Object::free(old) };
     }
     id.lock().sync = sync;
     set_field!(id, channel, channel);
-    // Events that were taken from the old channel are acknowledged before one is taken from the new.
+    // Events that were taken from the old channel are acknowledged before one is taken from the
+    // new.
     id.target.ledger.settle();
     Ok(())
 }

@@ -1,14 +1,15 @@
-//! One end of a connection as a state machine without input and output: calls, messages, the end of the transport and the time
-//! go in; messages to send and notices to the application come out. The states, timers and answers are those of the communication
-//! manager of the InfiniBand specification (volume 1, chapter 12), with the choices of Linux.
+//! One end of a connection as a state machine without input and output: calls, messages, the end of
+//! the transport and the time go in; messages to send and notices to the application come out. The
+//! states, timers and answers are those of the communication manager of the InfiniBand
+//! specification (volume 1, chapter 12), with the choices of Linux.
 //!
-//! The transport loses nothing and keeps the order, but it ends when the peer does, and a listener whose queue is full drops a
-//! request: so requests and answers are repeated, as on a network.
+//! The transport loses nothing and keeps the order, but it ends when the peer does, and a listener
+//! whose queue is full drops a request: so requests and answers are repeated, as on a network.
 //!
 //! Invariants, which the property tests check against random calls, messages and clocks:
 //!
-//! 1. Whatever a peer sends, the machine is in one of its states, and its notices are at most one answer to a request, one
-//!    `Established`, one `Disconnected` and one `TimewaitExit`.
+//! 1. Whatever a peer sends, the machine is in one of its states, and its notices are at most one
+//!    answer to a request, one `Established`, one `Disconnected` and one `TimewaitExit`.
 //! 2. A state that waits for the peer has a deadline.
 //! 3. A machine that is closed stays so, and does nothing.
 
@@ -52,7 +53,8 @@ pub(super) struct Timers {
 impl Timers {
     const SECOND: u64 = 1_000_000_000;
 
-    /// As Linux has them on RoCE: 4.3 s for the peer's manager and a second each way, 15 retries, a minute for a slow service.
+    /// As Linux has them on RoCE: 4.3 s for the peer's manager and a second each way, 15 retries, a
+    /// minute for a slow service.
     pub(super) const LINUX: Self = Self::new(6 * Self::SECOND, 67 * Self::SECOND, 2 * Self::SECOND);
 
     /// Times in proportion to that for an answer.
@@ -206,7 +208,8 @@ impl Machine {
             return Self::new(timers, State::SidrReceived, true, Agreed::default());
         };
         let (remote_qpn, sq_psn) = (req.terms.qp_num, req.psn);
-        // What the peer has for our requests is how many we may have under way, and the other way round.
+        // What the peer has for our requests is how many we may have under way, and the other way
+        // round.
         let (responder_resources, initiator_depth) = (req.terms.initiator_depth, req.terms.responder_resources);
         let agreed = Agreed { remote_qpn, sq_psn, responder_resources, initiator_depth, ..Agreed::of(req) };
         Self::new(timers, State::ReqReceived, true, agreed)
@@ -308,7 +311,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Asks for the connection's end, or agrees to it. Changes nothing where there is no connection.
+    /// Asks for the connection's end, or agrees to it. Changes nothing where there is no
+    /// connection.
     pub(super) fn disconnect(&mut self, now: Time, out: &mut Outputs) {
         match self.state {
             State::Established => {
@@ -324,7 +328,8 @@ impl Machine {
         }
     }
 
-    /// The queue pair has received something: the connection is there, whether or not the peer's confirmation has come.
+    /// The queue pair has received something: the connection is there, whether or not the peer's
+    /// confirmation has come.
     pub(super) fn communication_established(&mut self, out: &mut Outputs) -> Result<(), Errno> {
         match self.state {
             State::RepSent => {
@@ -351,8 +356,8 @@ impl Machine {
         self.end(out);
     }
 
-    /// Nobody listens at the destination. A listener may be between two calls of `rdma_listen`, so the request is made again for a
-    /// moment before it fails.
+    /// Nobody listens at the destination. A listener may be between two calls of `rdma_listen`, so
+    /// the request is made again for a moment before it fails.
     pub(super) fn on_refused(&mut self, now: Time, out: &mut Outputs) {
         let notice = match self.state {
             State::ReqSent => Notice::Rejected(Rej { reason: reason::INVALID_SERVICE_ID, ..Rej::default() }),
@@ -455,7 +460,8 @@ impl Machine {
         }
     }
 
-    /// The peer is gone, with all that it had to say said: what its manager would have said for it is taken as said.
+    /// The peer is gone, with all that it had to say said: what its manager would have said for it
+    /// is taken as said.
     pub(super) fn on_hangup(&mut self, now: Time, out: &mut Outputs) {
         let rej = |reason| Notice::Rejected(Rej { reason, ..Rej::default() });
         match self.state {

@@ -410,8 +410,8 @@ proptest! {
         prop_assert!(count(|told| matches!(told, Notice::TimewaitExit)) <= 1);
     }
 
-    /// Two machines over a transport that keeps the order and may end: left alone, both come to rest, and neither believes in
-    /// a connection that the other has given up.
+    /// Two machines over a transport that keeps the order and may end: left alone, both come to
+    /// rest, and neither believes in a connection that the other has given up.
     #[test]
     fn two_ends_come_to_rest(
         calls in proptest::collection::vec((any::<bool>(), 0_u8..6), 0..12),
@@ -458,7 +458,8 @@ proptest! {
                 | State::SidrReceived
         );
         prop_assert!(rests(ends[0].state()) && rests(ends[1].state()), "{:?}", ends);
-        // Who was told by its queue pair that the connection is there may be ahead of who has to confirm it.
+        // Who was told by its queue pair that the connection is there may be ahead of who has to
+        // confirm it.
         let partners = [State::Established, State::RepReceived];
         for (end, other) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
             prop_assert!(end.state() != State::Established || partners.contains(&other.state()), "{:?}", ends);

@@ -1,4 +1,5 @@
-//! The protocol of two connection managers: one packet a message, of a fixed layout with a version, little-endian.
+//! The protocol of two connection managers: one packet a message, of a fixed layout with a version,
+//! little-endian.
 //!
 //! ```text
 //! magic "rscm", version u16, kind u16, then by kind:
@@ -10,9 +11,10 @@
 //! 9 SidrReq  source, destination, private                10 SidrRep  status u8, queue pair u32, qkey u32, private
 //! ```
 //!
-//! An address is a family (4 or 6), the port, the scope and 16 bytes; private data is a length and so many bytes. Terms are queue
-//! pair u32, psn u32, responder resources, initiator depth, rnr retries, flow control, srq (a byte each), three bytes more, ECE
-//! vendor u32, ECE options u32, private. A packet that is not exactly this is no message.
+//! An address is a family (4 or 6), the port, the scope and 16 bytes; private data is a length and
+//! so many bytes. Terms are queue pair u32, psn u32, responder resources, initiator depth, rnr
+//! retries, flow control, srq (a byte each), three bytes more, ECE vendor u32, ECE options u32,
+//! private. A packet that is not exactly this is no message.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -20,8 +22,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 pub(super) const VERSION: u16 = 1;
 const MAGIC: [u8; 4] = *b"rscm";
 
-/// Bytes of private data that each message has room for, as InfiniBand's have: a request's and a datagram request's first 36
-/// belong to the IP addresses.
+/// Bytes of private data that each message has room for, as InfiniBand's have: a request's and a
+/// datagram request's first 36 belong to the IP addresses.
 pub(super) mod room {
     pub(crate) const REQ: usize = 92 - 36;
     pub(crate) const REP: usize = 196;
@@ -208,7 +210,8 @@ impl Message {
     }
 }
 
-/// One pass over the fields of a message, in order: writes them down, or fills them in. None where what is there is no message.
+/// One pass over the fields of a message, in order: writes them down, or fills them in. None where
+/// what is there is no message.
 trait Pass {
     fn bytes(&mut self, bytes: &mut [u8]) -> Option<()>;
 

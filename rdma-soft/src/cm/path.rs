@@ -12,7 +12,8 @@ use super::entry::Entry;
 use crate::engine::Errno;
 use crate::verbs::attr::{LID, MTU, PKEY, PORT};
 
-/// The time for an acknowledgement that queue pairs get, as an exponent: 4.096 us * 2^19, some two seconds. Linux has it on RoCE.
+/// The time for an acknowledgement that queue pairs get, as an exponent: 4.096 us * 2^19, some two
+/// seconds. Linux has it on RoCE.
 pub(super) const ACK_TIMEOUT: u8 = 19;
 /// The same of a packet's life, in path records.
 const PACKET_LIFE_TIME: u8 = ACK_TIMEOUT - 1;

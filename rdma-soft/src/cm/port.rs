@@ -1,8 +1,9 @@
 //! Ports: which address and port an id has, decided by the kernel through the names of sockets.
 //!
-//! A name is port space, port and address. An id that is bound has the name's socket; it then listens with it or connects with it,
-//! so that the other end learns who it is from the kernel. Addresses that overlap (a wildcard and any other) are different
-//! names: whoever takes a name looks whether an overlapping one is taken, and gives its own back if so. An id that lets others
+//! A name is port space, port and address. An id that is bound has the name's socket; it then
+//! listens with it or connects with it, so that the other end learns who it is from the kernel.
+//! Addresses that overlap (a wildcard and any other) are different names: whoever takes a name
+//! looks whether an overlapping one is taken, and gives its own back if so. An id that lets others
 //! use its address too has a name of its own kind, with a random end, until it listens.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,7 +19,8 @@ use crate::os::socket::{self, Socket};
 /// Before every name. The digit is the protocol's version: other versions are other worlds.
 const PREFIX: &str = "rdma-soft-cm1/";
 
-/// How often a name is tried that is taken: another process may have it for the moment of [`socket::is_taken`].
+/// How often a name is tried that is taken: another process may have it for the moment of
+/// [`socket::is_taken`].
 const PATIENCE: u32 = 3;
 
 /// The spaces that have ports of their own.
@@ -126,9 +128,10 @@ pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
     [host(*address, true), any.to_string(), "*".to_owned()].map(|host| format!("{start}{host}"))
 }
 
-/// Takes an address, or any free port of it if its port is 0. Not for under a lock: it may take as long as the kernel needs to list
-/// all sockets of the host, some 2 us each. `EADDRINUSE` if somebody has it, `EADDRNOTAVAIL` if somebody
-/// has one that overlaps, or if it is a wildcard: so Linux tells them apart.
+/// Takes an address, or any free port of it if its port is 0. Not for under a lock: it may take as
+/// long as the kernel needs to list all sockets of the host, some 2 us each. `EADDRINUSE` if
+/// somebody has it, `EADDRNOTAVAIL` if somebody has one that overlaps, or if it is a wildcard: so
+/// Linux tells them apart.
 pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
     if request.address.port() != 0 {
         return take(request, request.address.port(), true);
@@ -137,7 +140,8 @@ pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
     let start = random()?;
     for step in 0..count {
         let port = first + u16::try_from((start + u64::from(step)) % u64::from(count)).unwrap_or(0);
-        // Nobody else asks for a port of this range by its number, as a rule: only a wildcard needs to look around.
+        // Nobody else asks for a port of this range by its number, as a rule: only a wildcard needs
+        // to look around.
         match take(request, port, request.reuse || request.address.ip().is_unspecified()) {
             Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
             other => return other,
@@ -146,8 +150,8 @@ pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
     Err(Errno(libc::EADDRNOTAVAIL))
 }
 
-/// Takes an address again that was had a moment ago. Looks for no others, so that it may be done under a lock: what was let in before
-/// may stay.
+/// Takes an address again that was had a moment ago. Looks for no others, so that it may be done
+/// under a lock: what was let in before may stay.
 pub(super) fn rebind(request: BindRequest) -> Result<Bound, Errno> {
     take(request, request.address.port(), false)
 }

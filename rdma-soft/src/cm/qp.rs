@@ -1,4 +1,5 @@
-//! Queue pairs that belong to an id: made by `rdma_create_qp`, and moved from state to state by the connection manager.
+//! Queue pairs that belong to an id: made by `rdma_create_qp`, and moved from state to state by the
+//! connection manager.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -34,7 +35,8 @@ impl Qp<'_> {
     ///
     /// `raw` is null, or a queue pair that nobody else destroys while the value is used.
     unsafe fn find(raw: *mut ibv_qp) -> Result<Self, Errno> {
-        // SAFETY: `Object::get` wants null or a live object: the caller's promise; each queue pair is an extended one.
+        // SAFETY: `Object::get` wants null or a live object: the caller's promise; each queue pair
+        // is an extended one.
         Ok(Self { raw, object: unsafe { Object::get(raw.cast()) }? })
     }
 
@@ -48,7 +50,8 @@ impl Qp<'_> {
 
     fn modify(&self, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), Errno> {
         let mask = c_int::try_from(mask.0).unwrap_or(0);
-        // SAFETY: ibv_modify_qp wants a live queue pair, which `find` was promised, and attributes that live.
+        // SAFETY: ibv_modify_qp wants a live queue pair, which `find` was promised, and attributes
+        // that live.
         match unsafe { (crate::ibverbs().ibv_modify_qp)(self.raw, &raw mut attr, mask) } {
             0 => Ok(()),
             errno => Err(Errno(errno)),
@@ -56,7 +59,8 @@ impl Qp<'_> {
     }
 
     fn destroy(self) {
-        // SAFETY: ibv_destroy_qp wants a live queue pair, which `find` was promised; it is not used any more.
+        // SAFETY: ibv_destroy_qp wants a live queue pair, which `find` was promised; it is not used
+        // any more.
         let _kept = unsafe { (crate::ibverbs().ibv_destroy_qp)(self.raw) };
     }
 
@@ -64,7 +68,8 @@ impl Qp<'_> {
     pub(super) fn set_attached(&self, attached: bool, mgid: [u8; 16], lid: u16) -> Result<(), Errno> {
         let verbs = crate::ibverbs();
         let change = if attached { verbs.ibv_attach_mcast } else { verbs.ibv_detach_mcast };
-        // SAFETY: both calls want a live queue pair, which `find` was promised, and a group that lives.
+        // SAFETY: both calls want a live queue pair, which `find` was promised, and a group that
+        // lives.
         match unsafe { change(self.raw, &ibv_gid { raw: mgid }, lid) } {
             0 => Ok(()),
             errno => Err(Errno(errno)),
@@ -76,8 +81,8 @@ impl Object<rdma_cm_id> {
     /// The id's queue pair, if it has one.
     pub(super) fn qp(&self) -> Option<Qp<'_>> {
         let qp = get_field!(self, qp);
-        // SAFETY: `find` wants null or a live queue pair: C destroys an id's queue pair by `rdma_destroy_qp`, which clears the field,
-        // and not during another call on the id.
+        // SAFETY: `find` wants null or a live queue pair: C destroys an id's queue pair by
+        // `rdma_destroy_qp`, which clears the field, and not during another call on the id.
         unsafe { Qp::find(qp) }.ok()
     }
 
@@ -89,7 +94,8 @@ impl Object<rdma_cm_id> {
         })
     }
 
-    /// Moves the id's queue pair, if it has one, to a state; `change` has the last word on the attributes.
+    /// Moves the id's queue pair, if it has one, to a state; `change` has the last word on the
+    /// attributes.
     fn advance_qp(&self, state: ibv_qp_state, change: impl FnOnce(&mut ibv_qp_attr)) -> Result<(), Errno> {
         let Some(qp) = self.qp() else { return Ok(()) };
         let (mut attr, mask) = self.qp_attributes(state)?;
@@ -123,7 +129,8 @@ impl Object<rdma_cm_id> {
         self.qp().map_or(Ok(()), |qp| qp.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE))
     }
 
-    /// Makes the id's queue pair ready for a peer that has accepted, and confirms; where there is none only confirms.
+    /// Makes the id's queue pair ready for a peer that has accepted, and confirms; where there is
+    /// none only confirms.
     pub(super) fn confirm(&self) -> Result<(), Errno> {
         let confirmed = (self.make_ready_to_receive(AS_ASKED))
             .and_then(|()| self.make_ready_to_send(AS_ASKED))
@@ -133,8 +140,8 @@ impl Object<rdma_cm_id> {
         })
     }
 
-    /// As [`confirm`](Self::confirm), with the peer's vendor options: soft0 has none, so a peer that has some has not answered our
-    /// request.
+    /// As [`confirm`](Self::confirm), with the peer's vendor options: soft0 has none, so a peer
+    /// that has some has not answered our request.
     pub(super) fn confirm_with(&self, theirs: Ece) -> Result<(), Errno> {
         let ours = self.lock().local_ece;
         if theirs.vendor != 0 && theirs.vendor != ours.vendor {
@@ -159,7 +166,8 @@ impl Object<rdma_cm_id> {
     /// A completion queue of the id's own, with a channel.
     fn create_cq(&self, depth: u32) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {
         let (verbs, context) = (crate::ibverbs(), get_field!(self, verbs));
-        // SAFETY: ibv_create_comp_channel wants an open context: the shared one, which is never closed.
+        // SAFETY: ibv_create_comp_channel wants an open context: the shared one, which is never
+        // closed.
         let channel = unsafe { (verbs.ibv_create_comp_channel)(context) };
         if channel.is_null() {
             return Err(last_error());
@@ -169,7 +177,8 @@ impl Object<rdma_cm_id> {
         let cq = unsafe { (verbs.ibv_create_cq)(context, depth, user, channel, 0) };
         if cq.is_null() {
             let error = last_error();
-            // SAFETY: `destroy_cq` wants the channel and the queue of an id, or null: made above, and nobody knows of it.
+            // SAFETY: `destroy_cq` wants the channel and the queue of an id, or null: made above,
+            // and nobody knows of it.
             unsafe { destroy_cq(channel, cq) };
             return Err(error);
         }
@@ -200,7 +209,8 @@ impl Object<rdma_cm_id> {
         set_field!(self, send_cq_channel, ptr::null_mut());
         set_field!(self, recv_cq_channel, ptr::null_mut());
         for (channel, cq) in [recv, if send == recv { (ptr::null_mut(), ptr::null_mut()) } else { send }] {
-            // SAFETY: `destroy_cq` wants the channel and the queue of an id, or null: `create_cqs` put them into the fields.
+            // SAFETY: `destroy_cq` wants the channel and the queue of an id, or null: `create_cqs`
+            // put them into the fields.
             unsafe { destroy_cq(channel, cq) };
         }
     }
@@ -216,7 +226,8 @@ impl Object<rdma_cm_id> {
             attr.comp_mask |= PD;
             attr.pd = get_field!(self, pd);
         }
-        // SAFETY: `Object::get` wants null or a live domain: C's, or the shared one, which the id keeps.
+        // SAFETY: `Object::get` wants null or a live domain: C's, or the shared one, which the id
+        // keeps.
         let pd: &Object<ibv_pd> = unsafe { Object::get(attr.pd) }?;
         if get_field!(pd, context) != context {
             return Err(Errno::INVAL);
@@ -239,7 +250,8 @@ impl Object<rdma_cm_id> {
         if attr.recv_cq.is_null() {
             attr.recv_cq = get_field!(self, recv_cq);
         }
-        // SAFETY: ibv_create_qp_ex wants an open context, the shared one, and attributes whose objects live, as C promises of them.
+        // SAFETY: ibv_create_qp_ex wants an open context, the shared one, and attributes whose
+        // objects live, as C promises of them.
         let qp = unsafe { crate::ibverbs().ibv_create_qp_ex(context, attr) };
         let error = last_error();
         // SAFETY: `find` wants null or a live queue pair: just made, and nobody knows of it.

@@ -14,13 +14,15 @@ use crate::engine::Errno;
 /// The queue pair number that datagrams to a multicast group carry.
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
-/// Private data as InfiniBand's messages carry it: the whole room, zeroes behind what the peer has given.
+/// Private data as InfiniBand's messages carry it: the whole room, zeroes behind what the peer has
+/// given.
 fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
     private.resize(room, 0);
     private
 }
 
-/// A peer's terms as this end has them: how many of the peer's requests we may have to hold is how many it may have under way.
+/// A peer's terms as this end has them: how many of the peer's requests we may have to hold is how
+/// many it may have under way.
 fn mirrored(terms: Terms, room: usize) -> Terms {
     let (responder_resources, initiator_depth) = (terms.initiator_depth, terms.responder_resources);
     Terms { responder_resources, initiator_depth, private: padded(terms.private, room), ..terms }

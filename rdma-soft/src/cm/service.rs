@@ -1,11 +1,15 @@
-//! The process's connection manager: every id's entry, every socket, the timers, and the thread that looks after them.
+//! The process's connection manager: every id's entry, every socket, the timers, and the thread
+//! that looks after them.
 //!
-//! All state is under one lock, which is never held while anything waits. Calls of the application change it directly; the thread
-//! takes what comes from other processes and from the clock. Invariants:
+//! All state is under one lock, which is never held while anything waits. Calls of the application
+//! change it directly; the thread takes what comes from other processes and from the clock.
+//! Invariants:
 //!
-//! 1. An id or a silent connection has one socket that is watched, under its key, and is not watched any more when it is closed. No
-//!    key is used twice; what comes for a key that is gone is dropped.
-//! 2. `deadlines` has the deadlines of entries and of silent connections, and may have some that are over.
+//! 1. An id or a silent connection has one socket that is watched, under its key, and is not
+//!    watched any more when it is closed. No key is used twice; what comes for a key that is gone
+//!    is dropped.
+//! 2. `deadlines` has the deadlines of entries and of silent connections, and may have some that
+//!    are over.
 //! 3. Lock order: this lock, then the lock of an event queue. No callback runs under either.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -137,7 +141,8 @@ impl State {
         self.event_loop.watch(socket, key)
     }
 
-    /// Stops watching a socket, which is closed next. Closing is not enough: a forked child may have it for a moment.
+    /// Stops watching a socket, which is closed next. Closing is not enough: a forked child may
+    /// have it for a moment.
     pub(super) fn unwatch(&self, socket: &Socket) {
         self.event_loop.forget(socket);
     }
@@ -178,7 +183,8 @@ impl State {
 
     fn run_timers(&mut self, now: Time) {
         while let Some((time, key)) = self.deadlines.first().copied().filter(|(time, _)| *time <= now) {
-            // Out of the set first: an entry that keeps its deadline for whatever reason must not stop the others.
+            // Out of the set first: an entry that keeps its deadline for whatever reason must not
+            // stop the others.
             self.deadlines.remove(&(time, key));
             drop(self.end_silent(key));
             self.rest(key, None);
@@ -315,7 +321,8 @@ impl State {
             let received = match socket.receive() {
                 Ok(received) => received,
                 Err(error) if error.errno == SystemErrno::EAGAIN => return,
-                // Said once where the peer has closed without having read everything; what it had sent is still there.
+                // Said once where the peer has closed without having read everything; what it had
+                // sent is still there.
                 Err(error) if error.errno == SystemErrno::ECONNRESET => continue,
                 Err(_) => Received::End,
             };
@@ -336,7 +343,8 @@ impl State {
     }
 }
 
-/// Linux's, unless the environment has a shorter time for an answer (milliseconds); the others then shrink with it.
+/// Linux's, unless the environment has a shorter time for an answer (milliseconds); the others then
+/// shrink with it.
 fn timers() -> Timers {
     let millis = std::env::var("RDMA_SOFT_CM_TIMEOUT").ok().and_then(|millis| millis.parse::<u64>().ok());
     let millis = millis.filter(|millis| (1..=60_000).contains(millis));

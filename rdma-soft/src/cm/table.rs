@@ -9,9 +9,10 @@ use crate::verbs::call::{call0, call1, call2, call3, call4, call5};
 
 /// The software device's librdmacm.
 ///
-/// Connections between the processes of one user on one host (and within a process), to every address of the host; port spaces
-/// TCP, UDP and IB with IP addresses. It is complete but for shared receive queues, which the device does not have, and
-/// `AF_IB` addresses: they fail with `EOPNOTSUPP` and `EINVAL`.
+/// Connections between the processes of one user on one host (and within a process), to every
+/// address of the host; port spaces TCP, UDP and IB with IP addresses. It is complete but for
+/// shared receive queues, which the device does not have, and `AF_IB` addresses: they fail with
+/// `EOPNOTSUPP` and `EINVAL`.
 ///
 /// ```
 /// let cm = rdma_soft::rdmacm();

@@ -31,8 +31,8 @@ pub(super) fn ack_async_event(event: In<ibv_async_event>) {
         E::IBV_EVENT_CQ_ERR => {
             // SAFETY: the event's type says that this is the field it has.
             let address = unsafe { event.element.cq };
-            // SAFETY: `from_c` wants an object that is alive during the call: it has an event that is not acknowledged
-            // (`events`, invariant 1).
+            // SAFETY: `from_c` wants an object that is alive during the call: it has an event that
+            // is not acknowledged (`events`, invariant 1).
             if let Ok(cq) = unsafe { Handle::from_c(address) }.get() {
                 // A copy: once the count is right another thread may free the object.
                 let entry = Arc::clone(cq.entry());
@@ -51,8 +51,8 @@ pub(super) fn ack_async_event(event: In<ibv_async_event>) {
         | E::IBV_EVENT_QP_LAST_WQE_REACHED => {
             // SAFETY: the event's type says that this is the field it has.
             let address = unsafe { event.element.qp };
-            // SAFETY: `from_c` wants an object that is alive during the call: it has an event that is not acknowledged
-            // (`events`, invariant 1).
+            // SAFETY: `from_c` wants an object that is alive during the call: it has an event that
+            // is not acknowledged (`events`, invariant 1).
             if let Ok(qp) = unsafe { Handle::from_c(address) }.get() {
                 // A copy: once the count is right another thread may free the object.
                 let entry = Arc::clone(qp.entry());

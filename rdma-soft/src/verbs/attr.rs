@@ -172,7 +172,8 @@ pub(super) fn query_port_compat(
     port: u8,
     attr: Out<_compat_ibv_port_attr>,
 ) -> Result<(), Errno> {
-    // SAFETY: of `at`: the older structure is the beginning of the newer, of which no more is written.
+    // SAFETY: of `at`: the older structure is the beginning of the newer, of which no more is
+    // written.
     query_port(context, port, unsafe { attr.at(0) }, offset_of!(ibv_port_attr, flags))
 }
 

@@ -186,7 +186,8 @@ impl<T> Out<T> {
     }
 }
 
-/// A pointer to plain bytes under another name, aligned or not: null or valid for reads (promise 2).
+/// A pointer to plain bytes under another name, aligned or not: null or valid for reads (promise
+/// 2).
 pub(crate) struct Bytes<T>(*const T);
 
 impl<T> Bytes<T> {

@@ -77,6 +77,7 @@ pub(super) fn get_cq_event(
         entry.address()
     })?;
     cq.write(address)?;
-    // SAFETY: `cq_context` wants a live queue: its event is reported and not acknowledged (`events`, invariant 1).
+    // SAFETY: `cq_context` wants a live queue: its event is reported and not acknowledged
+    // (`events`, invariant 1).
     Ok(context.write(unsafe { cq_context(address) })?)
 }

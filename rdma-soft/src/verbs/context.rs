@@ -115,8 +115,9 @@ struct Orphan {
     abandon: unsafe fn(*mut (), &Node),
 }
 
-// SAFETY: the pointer is to an object, whose private part is `Sync` and whose public part is only touched through raw
-// pointers (`object`, invariant 4); dereferencing it needs `unsafe` and its own reason.
+// SAFETY: the pointer is to an object, whose private part is `Sync` and whose public part is only
+// touched through raw pointers (`object`, invariant 4); dereferencing it needs `unsafe` and its own
+// reason.
 unsafe impl Send for Orphan {}
 
 /// Ends an object whose context is closed.
@@ -176,8 +177,9 @@ pub(super) fn open(
     Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
 }
 
-/// `ibv_close_device`. As with libibverbs, objects that are left end with their context; the memory of their public parts, and
-/// of the context's, stays, because C may still hold pointers to it. Using them fails.
+/// `ibv_close_device`. As with libibverbs, objects that are left end with their context; the memory
+/// of their public parts, and of the context's, stays, because C may still hold pointers to it.
+/// Using them fails.
 pub(super) fn close_device(context: Own<ibv_context>) -> Result<(), Errno> {
     let object = context.get()?;
     let node = Node::get()?;
@@ -189,8 +191,8 @@ pub(super) fn close_device(context: Own<ibv_context>) -> Result<(), Errno> {
     remark!(WARN, objects, "soft0: a context is closed before its objects");
     orphans.sort_by_key(|orphan| orphan.order);
     for Orphan { pointer, abandon, .. } in orphans {
-        // SAFETY: `abandon` wants a live object of its type: `create` paired the two, and destroying an object takes it off the
-        // list before it is freed.
+        // SAFETY: `abandon` wants a live object of its type: `create` paired the two, and
+        // destroying an object takes it off the list before it is freed.
         unsafe { abandon(pointer, node) };
     }
     object.abandon();

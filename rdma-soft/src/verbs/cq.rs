@@ -180,8 +180,9 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         if entries == 0 {
             return Ok(0);
         }
-        // SAFETY: `from_raw_parts_mut` wants `entries` values that nobody else uses: promise 2. They may be uninitialised: they
-        // are only written to, and no bit pattern is invalid for their fields.
+        // SAFETY: `from_raw_parts_mut` wants `entries` values that nobody else uses: promise 2.
+        // They may be uninitialised: they are only written to, and no bit pattern is invalid for
+        // their fields.
         let out = unsafe { slice::from_raw_parts_mut(wc, entries) };
         Node::get()?.poll_cq(state.id, out)
     });

@@ -1,7 +1,8 @@
 //! `ibv_cq_ex`: completions one at a time, field by field.
 //!
-//! A poll runs from a successful `start_poll` to `end_poll`; other threads wait outside meanwhile. The slots have no size check
-//! in `verbs.h`, so every one is filled: what no completion of this device has reads as zero.
+//! A poll runs from a successful `start_poll` to `end_poll`; other threads wait outside meanwhile.
+//! The slots have no size check in `verbs.h`, so every one is filled: what no completion of this
+//! device has reads as zero.
 
 use std::ffi::{c_uint, c_void};
 use std::mem::offset_of;
@@ -35,12 +36,14 @@ pub(super) fn create_cq_ex(
     if unknown {
         return Err(Errno::OPNOTSUPP);
     }
-    // SAFETY: `from_c` wants null or a channel that is alive during the call: promise 2 for the structure.
+    // SAFETY: `from_c` wants null or a channel that is alive during the call: promise 2 for the
+    // structure.
     let channel = unsafe { Handle::from_c(asked.channel) };
     cq::create(&context, asked.cqe, asked.cq_context, &channel, asked.comp_vector)
 }
 
-/// `ibv_cq_init_attr_ex` as it began; a domain came later, under a mask bit that this device does not know.
+/// `ibv_cq_init_attr_ex` as it began; a domain came later, under a mask bit that this device does
+/// not know.
 #[repr(C)]
 struct OldestAttr {
     cqe: u32,

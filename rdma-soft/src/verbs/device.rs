@@ -33,8 +33,8 @@ impl LinkLayer {
     }
 }
 
-/// An `ibv_device`, and zeroes behind it: libmlx5 and libefa ask "is it mine?" by reading a pointer that their own devices
-/// have there.
+/// An `ibv_device`, and zeroes behind it: libmlx5 and libefa ask "is it mine?" by reading a pointer
+/// that their own devices have there.
 #[repr(C)]
 pub(crate) struct PaddedDevice {
     device: ibv_device,
@@ -81,7 +81,8 @@ fn put(field: &mut [c_char], text: &str) {
     }
 }
 
-/// A number for this host that does not change while it runs, locally administered, as an EUI-64 is.
+/// A number for this host that does not change while it runs, locally administered, as an EUI-64
+/// is.
 fn guid() -> u64 {
     let host = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     let name = host.iter().find_map(|path| fs::read(path).ok().filter(|name| !name.is_empty())).unwrap_or_default();

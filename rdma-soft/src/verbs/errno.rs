@@ -8,7 +8,8 @@ use crate::engine::Errno;
 pub(super) fn set(errno: Errno) {
     // SAFETY: `__errno_location` has no requirement.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: it returned the calling thread's own `errno`, which is valid for writes as long as the thread lives.
+    // SAFETY: it returned the calling thread's own `errno`, which is valid for writes as long as
+    // the thread lives.
     unsafe { *location = errno.0 };
 }
 

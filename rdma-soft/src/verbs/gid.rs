@@ -1,4 +1,5 @@
-//! The port's addresses: a GID table made of the host's IPv4 addresses, or of one link-local GID on an InfiniBand link.
+//! The port's addresses: a GID table made of the host's IPv4 addresses, or of one link-local GID on
+//! an InfiniBand link.
 
 use std::net::Ipv4Addr;
 use std::ptr;
@@ -34,7 +35,8 @@ impl GidEntry {
     }
 }
 
-/// Makes the table. Addresses that other hosts can reach come first and loopback last, so that "the first" is a good choice.
+/// Makes the table. Addresses that other hosts can reach come first and loopback last, so that "the
+/// first" is a good choice.
 pub(crate) fn table(link_layer: LinkLayer, guid: u64) -> Vec<GidEntry> {
     match link_layer {
         LinkLayer::InfiniBand => {

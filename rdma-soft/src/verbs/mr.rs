@@ -81,8 +81,9 @@ fn register(
     // What peers may map, they may write to directly: only memory that lies alone in its file.
     let backing = rdma_mem::shared::find(addr.addr(), len);
     let what = Registration { addr: addr.cast(), len, iova, access: rights, backing };
-    // SAFETY: `Engine::register` wants memory that stays mapped with these rights until it is deregistered: promise 3, which
-    // `Memory` carries. Accesses of the device and of C are ordered by requests and their completions.
+    // SAFETY: `Engine::register` wants memory that stays mapped with these rights until it is
+    // deregistered: promise 3, which `Memory` carries. Accesses of the device and of C are ordered
+    // by requests and their completions.
     let keys = node.with(|engine| unsafe { engine.register(pd.id, &what) })?;
     let public = ibv_mr {
         context: get_field!(pd, context),

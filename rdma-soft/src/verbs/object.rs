@@ -1,14 +1,20 @@
-//! Objects that C holds pointers to: a public part, laid out as `verbs.h` says, with what the device keeps in front of it.
+//! Objects that C holds pointers to: a public part, laid out as `verbs.h` says, with what the
+//! device keeps in front of it.
 //!
-//! A pointer that C hands in is checked as far as that is cheap: null, misaligned, of another kind, closed with its context, or
-//! freed and not yet reused pointers are refused with `EINVAL`. This is a diagnosis, not a guarantee: a pointer that was never
-//! an object's is undefined behaviour here as it is in libibverbs. Invariants:
+//! A pointer that C hands in is checked as far as that is cheap: null, misaligned, of another kind,
+//! closed with its context, or freed and not yet reused pointers are refused with `EINVAL`. This is
+//! a diagnosis, not a guarantee: a pointer that was never an object's is undefined behaviour here
+//! as it is in libibverbs. Invariants:
 //!
-//! 1. Every object is a leaked `Box<Object<T>>`; C sees the address of its public part, with the provenance of the whole box.
-//! 2. An object belongs to the process that made it, unless its kind is [`Public::INHERITED`]. A forked child has a copy, whose
-//!    descriptors, threads and rings are the parent's: no function there gets at the copy.
-//! 3. The mark is `T::MARK` from [`Object::create`] to [`Object::free`] or [`Object::abandon`], and never afterwards.
-//! 4. The public part is only ever touched through raw pointers, since C code may read and write it at any time.
+//! 1. Every object is a leaked `Box<Object<T>>`; C sees the address of its public part, with the
+//!    provenance of the whole box.
+//! 2. An object belongs to the process that made it, unless its kind is [`Public::INHERITED`]. A
+//!    forked child has a copy, whose descriptors, threads and rings are the parent's: no function
+//!    there gets at the copy.
+//! 3. The mark is `T::MARK` from [`Object::create`] to [`Object::free`] or [`Object::abandon`], and
+//!    never afterwards.
+//! 4. The public part is only ever touched through raw pointers, since C code may read and write it
+//!    at any time.
 
 use std::cell::UnsafeCell;
 use std::mem::offset_of;
@@ -53,9 +59,11 @@ impl<T: Public> Pointee for T {
 macro_rules! get_field {
     ($object:expr, $($field:ident).+) => {{
         let public = $crate::verbs::object::Object::public($object);
-        // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
+        // SAFETY: `public` points to the public part of an object that lives as long as the borrow;
+        // no reference is made.
         let field = unsafe { &raw const (*public).$($field).+ };
-        // SAFETY: in bounds and aligned, and no other thread writes to the field during the call (promise 4).
+        // SAFETY: in bounds and aligned, and no other thread writes to the field during the call
+        // (promise 4).
         unsafe { field.read() }
     }};
 }
@@ -65,9 +73,11 @@ pub(crate) use get_field;
 macro_rules! set_field {
     ($object:expr, $($field:ident).+, $value:expr) => {{
         let (public, value) = ($crate::verbs::object::Object::public($object), $value);
-        // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
+        // SAFETY: `public` points to the public part of an object that lives as long as the borrow;
+        // no reference is made.
         let field = unsafe { &raw mut (*public).$($field).+ };
-        // SAFETY: in bounds and aligned, and no other thread uses the field during the call (promise 4).
+        // SAFETY: in bounds and aligned, and no other thread uses the field during the call
+        // (promise 4).
         unsafe { field.write(value) };
     }};
 }
@@ -78,10 +88,12 @@ macro_rules! counter {
     ($object:expr, $($field:ident).+: $atomic:ty) => {{
         let object = $object;
         let public = $crate::verbs::object::Object::public(object);
-        // SAFETY: `public` points to the public part of an object that lives as long as the borrow; no reference is made.
+        // SAFETY: `public` points to the public part of an object that lives as long as the borrow;
+        // no reference is made.
         let field = unsafe { &raw mut (*public).$($field).+ };
-        // SAFETY: `from_ptr` wants a field that is aligned, valid as long as the object is, and used by atomic accesses only: the
-        // device uses it by this macro alone, and C only reads it.
+        // SAFETY: `from_ptr` wants a field that is aligned, valid as long as the object is, and
+        // used by atomic accesses only: the device uses it by this macro alone, and C only reads
+        // it.
         unsafe { <$atomic>::from_ptr(field) }
     }};
 }
@@ -110,15 +122,17 @@ impl<T: Public> Object<T> {
     ///
     /// # Safety
     ///
-    /// `public` is null, or came from [`Object::create`] for the same `T` and is not freed while `'a` lasts.
+    /// `public` is null, or came from [`Object::create`] for the same `T` and is not freed while
+    /// `'a` lasts.
     pub(crate) unsafe fn get<'a>(public: *mut T) -> Result<&'a Self, Errno> {
         if public.is_null() || !public.is_aligned() {
             return Err(Errno::INVAL);
         }
         let object = Self::around(public);
-        // SAFETY: by the caller's contract and invariant 1 the object is a live box, all of it within the pointer's provenance;
-        // its private part is `Sync`, its mark atomic and its public part in an `UnsafeCell`, so a shared reference is right
-        // whatever other threads, or C, do to it.
+        // SAFETY: by the caller's contract and invariant 1 the object is a live box, all of it
+        // within the pointer's provenance; its private part is `Sync`, its mark atomic and its
+        // public part in an `UnsafeCell`, so a shared reference is right whatever other threads, or
+        // C, do to it.
         let object = unsafe { &*object };
         if object.mark.load(Ordering::Relaxed) != T::MARK {
             return Err(Errno::INVAL);
@@ -127,7 +141,8 @@ impl<T: Public> Object<T> {
         if is_ours { Ok(object) } else { Err(Errno(libc::ENODEV)) }
     }
 
-    /// Ends an object and its memory. Of two calls the second is refused, if the memory is not in use again.
+    /// Ends an object and its memory. Of two calls the second is refused, if the memory is not in
+    /// use again.
     ///
     /// # Safety
     ///
@@ -145,13 +160,14 @@ impl<T: Public> Object<T> {
     pub(crate) unsafe fn take(public: *mut T) -> Result<T::Private, Errno> {
         // SAFETY: `get` wants null or a live object: the caller's contract.
         unsafe { Self::get(public) }?.unmark()?;
-        // SAFETY: `from_raw` wants the pointer of a box, once: invariant 1, and of two calls only one gets past `unmark`.
+        // SAFETY: `from_raw` wants the pointer of a box, once: invariant 1, and of two calls only
+        // one gets past `unmark`.
         let object = unsafe { Box::from_raw(Self::around(public)) };
         Ok(object.private)
     }
 
-    /// Ends an object but leaves its memory: for the children of a context that is closed under them, whose pointers C may still
-    /// hold. They are refused from now on.
+    /// Ends an object but leaves its memory: for the children of a context that is closed under
+    /// them, whose pointers C may still hold. They are refused from now on.
     pub(crate) fn abandon(&self) {
         // Of two that end an object, one does.
         let _unmarked = self.unmark();

@@ -1,8 +1,9 @@
 //! The op tables of a context, which the inline functions of `verbs.h` call, and the functions that
 //! make a context with them.
 //!
-//! The classic table is called unchecked, so nothing that has a caller is null. The extended table is checked for size and
-//! null, and answers `EOPNOTSUPP` by itself where a slot is null; only `close_xrcd` is called unchecked.
+//! The classic table is called unchecked, so nothing that has a caller is null. The extended table
+//! is checked for size and null, and answers `EOPNOTSUPP` by itself where a slot is null; only
+//! `close_xrcd` is called unchecked.
 
 use std::sync::Arc;
 

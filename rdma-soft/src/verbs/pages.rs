@@ -1,8 +1,8 @@
 //! Whether memory that is to be registered is there.
 //!
-//! A kernel driver pins the pages of a region, and fails with `EFAULT` where there are none, or where they lack the right. Here
-//! nothing is pinned, but the answer is the same: consumers rely on it (device memory, for instance, must fail so that they
-//! take another way).
+//! A kernel driver pins the pages of a region, and fails with `EFAULT` where there are none, or
+//! where they lack the right. Here nothing is pinned, but the answer is the same: consumers rely on
+//! it (device memory, for instance, must fail so that they take another way).
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -38,13 +38,15 @@ fn advise(start: usize, len: usize, write: bool) -> Result<(), Errno> {
         }
         match std::io::Error::last_os_error().raw_os_error() {
             Some(libc::EAGAIN | libc::EINTR) => {}
-            // The limit of a control group, or out of memory while pages are brought in; unmapped ranges say the same.
+            // The limit of a control group, or out of memory while pages are brought in; unmapped
+            // ranges say the same.
             _ => return Err(Errno(libc::EFAULT)),
         }
     }
 }
 
-/// Whether the kernel has these two kinds of advice (5.14): tried once, on memory that is certainly there.
+/// Whether the kernel has these two kinds of advice (5.14): tried once, on memory that is certainly
+/// there.
 fn can_populate() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {
@@ -54,7 +56,8 @@ fn can_populate() -> bool {
     })
 }
 
-/// Whether a byte of our own can be read: the kernel does the reading, so that nothing is raised if it cannot.
+/// Whether a byte of our own can be read: the kernel does the reading, so that nothing is raised if
+/// it cannot.
 fn readable(address: usize) -> bool {
     let mut byte = 0_u8;
     let here = libc::iovec { iov_base: ptr::from_mut(&mut byte).cast(), iov_len: 1 };

@@ -1,4 +1,5 @@
-//! The data path: `post_send` and `post_recv`. One lock for a whole list of requests, and no allocation.
+//! The data path: `post_send` and `post_recv`. One lock for a whole list of requests, and no
+//! allocation.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -42,9 +43,9 @@ macro_rules! work_requests {
 
 work_requests! { ibv_send_wr, ibv_recv_wr }
 
-/// A list of requests, or null. Promise 2 for a list: each link is a request that can be read and that nobody writes to during
-/// the call, what it points to is as it says, and the fields that its opcode and its queue pair's transport ask for are
-/// initialised.
+/// A list of requests, or null. Promise 2 for a list: each link is a request that can be read and
+/// that nobody writes to during the call, what it points to is as it says, and the fields that its
+/// opcode and its queue pair's transport ask for are initialised.
 pub(super) struct Requests<W>(*mut W);
 
 impl<W> Argument for Requests<W> {
@@ -75,8 +76,9 @@ impl<'a, W: WorkRequest> Request<'a, W> {
         match usize::try_from(count) {
             Ok(0) => Ok(&[]),
             Ok(count) if count <= MAX_SGE && !list.is_null() => {
-                // SAFETY: from_raw_parts wants `count` readable, initialised and unchanging entries at an aligned pointer that is
-                // not null: promise 2 of the request, and the check above; 16 entries are less than `isize::MAX` bytes.
+                // SAFETY: from_raw_parts wants `count` readable, initialised and unchanging entries
+                // at an aligned pointer that is not null: promise 2 of the request, and the check
+                // above; 16 entries are less than `isize::MAX` bytes.
                 Ok(unsafe { slice::from_raw_parts(list, count) })
             }
             _ => Err(Errno::INVAL),
@@ -134,14 +136,16 @@ fn decode(Request(wr): Request<'_, ibv_send_wr>) -> Result<SendRequest, Errno> {
     match op {
         Op::Send => {}
         Op::Write | Op::Read => {
-            // SAFETY: the union's member for these opcodes, plain integers, initialised (promise 2).
+            // SAFETY: the union's member for these opcodes, plain integers, initialised (promise
+            // 2).
             let rdma = unsafe { wr.wr.rdma };
             (request.remote_addr, request.rkey) = (rdma.remote_addr, rdma.rkey);
         }
         Op::CompareSwap | Op::FetchAdd => {
             let operands = (&raw const wr.wr).cast::<AtomicOperands>();
-            // SAFETY: the union, which is borrowed and aligned for 8 bytes, begins with its member for atomics, of the same layout
-            // (asserted below); its fields are initialised for these opcodes, but for `swap`, which may be uninitialised here too.
+            // SAFETY: the union, which is borrowed and aligned for 8 bytes, begins with its member
+            // for atomics, of the same layout (asserted below); its fields are initialised for
+            // these opcodes, but for `swap`, which may be uninitialised here too.
             let operands = unsafe { &*operands };
             (request.remote_addr, request.rkey) = (operands.remote_addr, operands.rkey);
             request.compare_add = operands.compare_add;
@@ -168,9 +172,11 @@ fn address(shared: &QpShared, Request(wr): Request<'_, ibv_send_wr>) -> Result<A
     if !matches!(wr.opcode, ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM) {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the union's member for sends on a queue pair for datagrams, plain data, initialised (promise 2).
+    // SAFETY: the union's member for sends on a queue pair for datagrams, plain data, initialised
+    // (promise 2).
     let to = unsafe { wr.wr.ud };
-    // SAFETY: `from_c` wants null or an address handle that is alive during the call: promise 2 of the request.
+    // SAFETY: `from_c` wants null or an address handle that is alive during the call: promise 2 of
+    // the request.
     let handle = unsafe { Handle::from_c(to.ah) };
     let handle = handle.get()?;
     if handle.pd() != shared.pd() {
@@ -203,8 +209,9 @@ fn inline_pieces(list: &[ibv_sge]) -> [Source<'_>; MAX_SGE] {
     let mut space = [Source::EMPTY; MAX_SGE];
     for (piece, entry) in space.iter_mut().zip(list) {
         let address = ptr::with_exposed_provenance(usize::try_from(entry.addr).unwrap_or(0));
-        // SAFETY: of `Source::from_raw`: the entry of a request with inline data names memory that can be read and that nobody
-        // writes to during the call (promise 2); a `u32` fits an `isize`.
+        // SAFETY: of `Source::from_raw`: the entry of a request with inline data names memory that
+        // can be read and that nobody writes to during the call (promise 2); a `u32` fits an
+        // `isize`.
         *piece = unsafe { Source::from_raw(address, entry.length as usize) };
     }
     space
@@ -227,7 +234,8 @@ fn post_list<W: WorkRequest>(
     let mut next = list;
     let posted = qp.get().and_then(|shared| {
         Node::get()?.with(|engine| {
-            // SAFETY: of `as_ref`: null, or a request that can be read and is not written to during the call (promise 2).
+            // SAFETY: of `as_ref`: null, or a request that can be read and is not written to during
+            // the call (promise 2).
             while let Some(wr) = unsafe { next.as_ref() } {
                 post(engine, shared, Request(wr))?;
                 next = wr.next();

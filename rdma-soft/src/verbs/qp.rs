@@ -142,7 +142,8 @@ fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     })
 }
 
-/// Creates a queue pair. `asked.cap` becomes what it got. `extended`: with a builder for the `ibv_wr_*` calls.
+/// Creates a queue pair. `asked.cap` becomes what it got. `extended`: with a builder for the
+/// `ibv_wr_*` calls.
 pub(super) fn create(
     ibv_pd: &Handle<ibv_pd>,
     asked: &mut ibv_qp_init_attr,
@@ -326,8 +327,8 @@ pub(super) fn query_qp(
     })
 }
 
-/// `ibv_query_qp_data_in_order`: a write's last aligned 8 bytes are stored last, and visible only after all the others, so who
-/// polls on the end of a message sees all of it.
+/// `ibv_query_qp_data_in_order`: a write's last aligned 8 bytes are stored last, and visible only
+/// after all the others, so who polls on the end of a message sees all of it.
 pub(super) fn query_qp_data_in_order(qp: Handle<ibv_qp>, op: ibv_wr_opcode, flags: u32) -> c_int {
     type Caps = ibv_query_qp_data_in_order_caps;
     const RETURN_CAPS: u32 = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;

@@ -1,7 +1,9 @@
-//! `ibv_qp_ex`: the `ibv_wr_*` calls, which collect requests between `wr_start` and `wr_complete` and post them at once.
+//! `ibv_qp_ex`: the `ibv_wr_*` calls, which collect requests between `wr_start` and `wr_complete`
+//! and post them at once.
 //!
-//! The slots have no size check in `verbs.h`, so every one is filled; one that the device lacks makes `wr_complete` fail, as any
-//! mistake in between does. Nothing is posted before `wr_complete`, and then everything or nothing.
+//! The slots have no size check in `verbs.h`, so every one is filled; one that the device lacks
+//! makes `wr_complete` fail, as any mistake in between does. Nothing is posted before
+//! `wr_complete`, and then everything or nothing.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -41,8 +43,9 @@ pub(super) fn create_qp_ex(
     }
     macro_rules! field {
         ($name:ident) => {{
-            // SAFETY: promise 2: every version of the structure has the fields up to `pd`, and one whose mask has the bit of a
-            // later field has it too. The bit is looked at before such a field is read.
+            // SAFETY: promise 2: every version of the structure has the fields up to `pd`, and one
+            // whose mask has the bit of a later field has it too. The bit is looked at before such
+            // a field is read.
             unsafe { (*attr).$name }
         }};
     }
@@ -60,10 +63,12 @@ pub(super) fn create_qp_ex(
         return Err(Errno::INVAL);
     }
     let pd = field!(pd);
-    // SAFETY: `from_c` wants null or a domain that is alive during the call: promise 2 for the structure.
+    // SAFETY: `from_c` wants null or a domain that is alive during the call: promise 2 for the
+    // structure.
     let pd = unsafe { Handle::from_c(pd) };
-    // SAFETY: a reference wants as many valid bytes that nobody else uses: the structure begins with the fields of the plain one,
-    // in its order (the layout is checked below), and has at least these (promise 2).
+    // SAFETY: a reference wants as many valid bytes that nobody else uses: the structure begins
+    // with the fields of the plain one, in its order (the layout is checked below), and has at
+    // least these (promise 2).
     let asked = unsafe { &mut *attr.cast::<ibv_qp_init_attr>() };
     qp::create(&pd, asked, extended).map(<*mut ibv_qp_ex>::cast)
 }
@@ -196,7 +201,8 @@ fn wr_set_inline_data_list(qp: Pair, count: usize, list: List<ibv_data_buf>) {
         batch.add_inline(&[], true);
         // SAFETY: of `List::get`: the list's length.
         for &ibv_data_buf { addr, length } in unsafe { list.get(count) } {
-            // SAFETY: `from_c` wants a pointer that is valid as far as the entry says: promise 2 for the list.
+            // SAFETY: `from_c` wants a pointer that is valid as far as the entry says: promise 2
+            // for the list.
             let piece = unsafe { List::from_c(addr.cast_const().cast::<u8>()) };
             // SAFETY: of `List::get`: the piece's length.
             batch.add_inline(unsafe { piece.get(length) }, false);

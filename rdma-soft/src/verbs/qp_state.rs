@@ -1,5 +1,5 @@
-//! Checks of `ibv_modify_qp`: the transition and its attributes by the table of `rdma-sys`, which is Linux's, then the
-//! values of the attributes, which depend on the device.
+//! Checks of `ibv_modify_qp`: the transition and its attributes by the table of `rdma-sys`, which
+//! is Linux's, then the values of the attributes, which depend on the device.
 
 use rdma_sys::{QpTransition, ibv_access_flags, ibv_mig_state, ibv_qp_attr, ibv_qp_state, ibv_qp_type};
 

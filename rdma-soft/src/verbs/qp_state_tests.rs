@@ -1,4 +1,5 @@
-//! The order of the checks, and each check of a value. The table of transitions is tested where it stands, in `rdma-sys`.
+//! The order of the checks, and each check of a value. The table of transitions is tested where it
+//! stands, in `rdma-sys`.
 
 use super::*;
 use rdma_sys::ibv_mtu;

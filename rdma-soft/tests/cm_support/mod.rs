@@ -1,7 +1,7 @@
 //! Connection managers driven as a C program would, through the function table.
 //!
-//! An [`Id`] is destroyed when it is dropped, and a [`Channel`] once no id that was on it is left; this is what the `SAFETY` comments
-//! call "alive".
+//! An [`Id`] is destroyed when it is dropped, and a [`Channel`] once no id that was on it is left;
+//! this is what the `SAFETY` comments call "alive".
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -20,13 +20,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) type Event = rdma_cm_event_type;
 
-/// Whether the system's librdmacm is under test, on the device that has the address in `RDMA_TEST_ADDRESS`: an oracle for these
-/// tests.
+/// Whether the system's librdmacm is under test, on the device that has the address in
+/// `RDMA_TEST_ADDRESS`: an oracle for these tests.
 pub(crate) fn on_system() -> bool {
     std::env::var_os("RDMA_SOFT_TEST_SYSTEM").is_some()
 }
 
-/// Runs a test of this file that is ignored, in a process of its own whose connection manager asks again soon.
+/// Runs a test of this file that is ignored, in a process of its own whose connection manager asks
+/// again soon.
 pub(crate) fn with_short_times(test: &str) {
     rdma_test_support::passes_alone(&[test], &[("RDMA_SOFT_CM_TIMEOUT", "100")]);
 }

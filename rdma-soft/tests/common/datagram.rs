@@ -16,7 +16,8 @@ pub(crate) const GRH: usize = 40;
 /// Stands for all queue pairs of a group.
 pub(crate) const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
-/// An IPv4 group, as RoCE v2 has it, that no other test run uses: `low` tells those of one test process apart.
+/// An IPv4 group, as RoCE v2 has it, that no other test run uses: `low` tells those of one test
+/// process apart.
 pub(crate) fn group_of(process: u32, low: u8) -> ibv_gid {
     let id = process.to_be_bytes();
     let mut raw = [0; 16];
@@ -202,7 +203,8 @@ impl Drop for Handle {
     }
 }
 
-/// In the second process: has a queue pair for datagrams and does what the first asks for. In the first: does nothing.
+/// In the second process: has a queue pair for datagrams and does what the first asks for. In the
+/// first: does nothing.
 pub(crate) fn play() {
     let Some(options) = role() else { return };
     let mut first = first();

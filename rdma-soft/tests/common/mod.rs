@@ -1,8 +1,9 @@
-//! One end of a connection on the software device, driven as a C program would: through the function table, the op tables
-//! inside the objects, and the header's inline functions.
+//! One end of a connection on the software device, driven as a C program would: through the
+//! function table, the op tables inside the objects, and the header's inline functions.
 //!
-//! The objects of a [`Side`] live as long as it does and are destroyed, in order, when it is dropped; this is what the `SAFETY`
-//! comments below call "alive". Registered memory is only touched through `rdma_mem`.
+//! The objects of a [`Side`] live as long as it does and are destroyed, in order, when it is
+//! dropped; this is what the `SAFETY` comments below call "alive". Registered memory is only
+//! touched through `rdma_mem`.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -188,7 +189,8 @@ impl Side {
             let base = memory.as_mut_ptr().cast();
             (Memory::Private(memory), base)
         };
-        // SAFETY: a live domain; the memory is freed after the region, and never touched but through `rdma_mem`.
+        // SAFETY: a live domain; the memory is freed after the region, and never touched but
+        // through `rdma_mem`.
         let mr = unsafe { verbs().ibv_reg_mr(pd, base.cast(), config.memory, config.access) };
         assert!(!mr.is_null(), "{}", io::Error::last_os_error());
         let mut side = Self { context, pd, channel, cq, qp: ptr::null_mut(), mr, base, memory, config };
@@ -331,14 +333,16 @@ impl Side {
 
     pub(crate) fn put(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.config.memory);
-        // SAFETY: in bounds, as just checked; the region's memory is only touched through `rdma_mem`.
+        // SAFETY: in bounds, as just checked; the region's memory is only touched through
+        // `rdma_mem`.
         unsafe { rdma_mem::copy(self.base.wrapping_add(offset), bytes.as_ptr(), bytes.len()) };
     }
 
     pub(crate) fn peek(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.config.memory);
         let mut bytes = vec![0; len];
-        // SAFETY: in bounds, as just checked; the region's memory is only touched through `rdma_mem`.
+        // SAFETY: in bounds, as just checked; the region's memory is only touched through
+        // `rdma_mem`.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.base.wrapping_add(offset), len) };
         bytes
     }
@@ -375,7 +379,8 @@ impl Side {
             chain[index - 1].next = first.wrapping_add(index);
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: a live queue pair; the chain and its lists are valid during the call, the memory is registered.
+        // SAFETY: a live queue pair; the chain and its lists are valid during the call, the memory
+        // is registered.
         let errno = unsafe { ibv_post_send(self.qp, first, &raw mut bad) };
         if errno == 0 {
             return Ok(());
@@ -462,7 +467,8 @@ impl Drop for Side {
         // What a failed test left behind is not worth a second panic.
         let ended = |what, result: c_int| assert!(result == 0 || std::thread::panicking(), "{what}: {result}");
         if !self.qp.is_null() {
-            // SAFETY: alive, and not used any more; so for each of these, users before what they use.
+            // SAFETY: alive, and not used any more; so for each of these, users before what they
+            // use.
             ended("qp", unsafe { (verbs().ibv_destroy_qp)(self.qp) });
         }
         if !self.mr.is_null() {
