@@ -63,4 +63,5 @@ mod os;
 mod verbs;
 
 pub use cm::rdmacm;
+pub use os::failed_call;
 pub use verbs::{check_environment, ibverbs, is_soft};

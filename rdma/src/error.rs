@@ -126,6 +126,9 @@ pub enum ErrorKind {
     NotFound,
     /// An environment variable has a value that means nothing.
     InvalidVariable(&'static Variable),
+    /// The kernel refuses this system call to the process: by a seccomp filter, or by a setting
+    /// of its container. Only of the software device.
+    RefusedCall(&'static str),
     /// The port is not active.
     PortDown,
     /// It would have to wait.
@@ -168,6 +171,18 @@ pub enum ErrorKind {
     Os,
     /// The provider broke the interface's rules, or failed without saying why.
     Unknown,
+}
+
+/// The system call behind an error number that the software device has just returned.
+#[cfg(feature = "soft")]
+fn failed_call(errno: i32) -> Option<&'static str> {
+    rdma_soft::failed_call(errno)
+}
+
+/// The software device is not in this build.
+#[cfg(not(feature = "soft"))]
+fn failed_call(_errno: i32) -> Option<&'static str> {
+    None
 }
 
 /// Why an operation failed.
@@ -219,6 +234,8 @@ impl Error {
             libc::ENOENT => ErrorKind::NotFound,
             _ => ErrorKind::Os,
         };
+        let refused = matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS).then(|| failed_call(errno)).flatten();
+        let kind = refused.map_or(kind, ErrorKind::RefusedCall);
         Self { operation, kind, errno: NonZeroI32::new(errno) }
     }
 
@@ -332,6 +349,7 @@ impl Error {
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
             (Operation::WatchDescriptor, ErrorKind::PermissionDenied) => "a seccomp filter refuses the system call",
             (_, ErrorKind::PermissionDenied) => "check the rights on /dev/infiniband",
+            (_, ErrorKind::RefusedCall(_)) => "allow it in the seccomp filter or the container's profile",
             (_, ErrorKind::PortDown) => "choose an active port, or bring the link up",
             (Operation::BindAddr, ErrorKind::NoRoute) => {
                 "bind to an address of this host that is an RDMA device's, and to a port that nobody has on all addresses"
@@ -376,6 +394,7 @@ impl fmt::Display for ErrorKind {
             Self::InvalidVariable(Variable { name, values }) => {
                 return write!(f, "the environment variable {name} has an invalid value: it may be {values}");
             }
+            Self::RefusedCall(call) => return write!(f, "the kernel refuses the system call {call}"),
             Self::PortDown => "the port is not active",
             Self::WouldBlock => "would block",
             Self::CompletionQueueTooSmall { needed, free } => {
@@ -433,7 +452,7 @@ impl From<Error> for io::Error {
             ErrorKind::QueueFull | ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
             ErrorKind::NotSupported | ErrorKind::Forked => io::ErrorKind::Unsupported,
             ErrorKind::Timeout => io::ErrorKind::TimedOut,
-            ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
+            ErrorKind::PermissionDenied | ErrorKind::RefusedCall(_) => io::ErrorKind::PermissionDenied,
             ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::NoDevice | ErrorKind::NotFound => io::ErrorKind::NotFound,
             ErrorKind::PortDown | ErrorKind::Disconnected => io::ErrorKind::NotConnected,

@@ -10,6 +10,7 @@ pub(crate) mod process;
 pub(crate) mod socket;
 pub(crate) mod thread;
 
+use std::cell::Cell;
 use std::io;
 
 use nix::errno::Errno;
@@ -57,10 +58,27 @@ impl From<SharedMemoryError> for Error {
     }
 }
 
+/// The name is kept for [`failed_call`].
 impl From<Error> for engine::Errno {
     fn from(error: Error) -> Self {
+        FAILED.set(Some(error));
         Self(error.errno as i32)
     }
+}
+
+thread_local! {
+    /// The system call of the newest error that lost its name on the way to C.
+    static FAILED: Cell<Option<Error>> = const { Cell::new(None) };
+}
+
+/// The name of the system call behind an error number that a function of the device has just
+/// returned to this thread, if it was one.
+///
+/// A verb returns an error number and no more; this says which call a seccomp filter, or a limit of
+/// a container, has refused. The name is given once.
+#[must_use]
+pub fn failed_call(errno: i32) -> Option<&'static str> {
+    FAILED.take().filter(|error| error.errno as i32 == errno).map(|error| error.call)
 }
 
 /// The monotonic clock.

@@ -13,9 +13,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::os::{self, Named};
 
 /// How often the descriptor may say that there is an event where there is none. Retracted events
 /// that it still counts are few.
@@ -29,16 +33,9 @@ pub(crate) struct EventQueue<T> {
 }
 
 impl<T> EventQueue<T> {
-    pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: `eventfd` has no requirement.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is open, an eventfd needs nothing but `close`, and nobody else has
-        // it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { fd, entries: Mutex::default() })
+    pub(crate) fn new() -> os::Result<Self> {
+        let counter = EventFd::from_flags(EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC).named("eventfd2")?;
+        Ok(Self { fd: counter.into(), entries: Mutex::default() })
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {

@@ -2,8 +2,9 @@
 //! an InfiniBand link.
 
 use std::net::Ipv4Addr;
-use std::ptr;
 
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use rdma_sys::{ibv_gid, ibv_gid_type};
 
 use super::device::LinkLayer;
@@ -76,35 +77,13 @@ fn link_local(guid: u64) -> ibv_gid {
 
 /// The IPv4 addresses of all interfaces that are up, with the index of each interface.
 fn host_addresses() -> Vec<(Ipv4Addr, u32)> {
-    let mut list = ptr::null_mut();
-    // SAFETY: `list` is valid for writes.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return Vec::new();
-    }
-    let mut addresses = Vec::new();
-    let mut next = list;
-    while !next.is_null() {
-        // SAFETY: a non-null link of the list that `getifaddrs` made and that is not freed yet.
-        let entry = unsafe { &*next };
-        next = entry.ifa_next;
-        let is_up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
-        if !is_up || entry.ifa_addr.is_null() {
-            continue;
-        }
-        // SAFETY: a non-null address of the list starts with its family.
-        let family = unsafe { (*entry.ifa_addr).sa_family };
-        if i32::from(family) != libc::AF_INET {
-            continue;
-        }
-        // SAFETY: an AF_INET address is a `sockaddr_in`; `read_unaligned` asks for no alignment.
-        let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
-        // SAFETY: the list's interface names are C strings.
-        let interface = unsafe { libc::if_nametoindex(entry.ifa_name) };
-        addresses.push((Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)), interface));
-    }
-    // SAFETY: made by `getifaddrs`, freed once, not used below.
-    unsafe { libc::freeifaddrs(list) };
-    addresses
+    let Ok(list) = getifaddrs() else { return Vec::new() };
+    let up = list.filter(|entry| entry.flags.contains(InterfaceFlags::IFF_UP));
+    up.filter_map(|entry| {
+        let address = entry.address?.as_sockaddr_in()?.ip();
+        Some((address, if_nametoindex(entry.interface_name.as_str()).unwrap_or(0)))
+    })
+    .collect()
 }
 
 #[cfg(test)]

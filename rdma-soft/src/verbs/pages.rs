@@ -1,13 +1,23 @@
-//! Whether memory that is to be registered is there.
+//! Whether memory that is to be registered is mapped.
 //!
 //! A kernel driver pins the pages of a region, and fails with `EFAULT` where there are none, or
 //! where they lack the right. Here nothing is pinned, but the answer is the same: consumers rely on
 //! it (device memory, for instance, must fail so that they take another way).
 
-use std::ptr;
+use std::ffi::c_void;
+use std::io::IoSliceMut;
+use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
+use nix::errno::Errno as SystemErrno;
+use nix::sys::mman::{MmapAdvise, madvise};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::{Pid, SysconfVar, sysconf};
+
 use super::Errno;
+use crate::os::Named;
+
+const FAULT: Errno = Errno(libc::EFAULT);
 
 /// Makes the kernel bring in every page of a range, writable if so asked.
 pub(crate) fn populate(address: usize, len: usize, write: bool) -> Result<(), Errno> {
@@ -17,36 +27,34 @@ pub(crate) fn populate(address: usize, len: usize, write: bool) -> Result<(), Er
     if can_populate() {
         advise(start, end - start, write)
     } else {
-        // Older kernels: a copy of one byte of each page shows at least that it can be read.
-        (start..end).step_by(page).try_for_each(|page| if readable(page) { Ok(()) } else { Err(Errno(libc::EFAULT)) })
+        // A copy of one byte of each page shows at least that it can be read.
+        (start..end).step_by(page).try_for_each(read_byte)
     }
 }
 
 fn page_size() -> usize {
-    // SAFETY: `sysconf` has no requirement.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(4096)
 }
 
 fn advise(start: usize, len: usize, write: bool) -> Result<(), Errno> {
-    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let advice = if write { MmapAdvise::MADV_POPULATE_WRITE } else { MmapAdvise::MADV_POPULATE_READ };
+    let address = NonNull::new(ptr::with_exposed_provenance_mut::<c_void>(start)).ok_or(FAULT)?;
     loop {
-        let address = ptr::with_exposed_provenance_mut(start);
-        // SAFETY: populating changes no contents and no mapping, whatever lies there.
-        if unsafe { libc::madvise(address, len, advice) } == 0 {
-            return Ok(());
-        }
-        match std::io::Error::last_os_error().raw_os_error() {
-            Some(libc::EAGAIN | libc::EINTR) => {}
+        // SAFETY: `madvise` wants advice that breaks no memory in use: populating changes no
+        // contents and no mapping, whatever lies there.
+        match unsafe { madvise(address, len, advice) } {
+            Ok(()) => return Ok(()),
+            Err(SystemErrno::EAGAIN | SystemErrno::EINTR) => {}
             // The limit of a control group, or out of memory while pages are brought in; unmapped
             // ranges say the same.
-            _ => return Err(Errno(libc::EFAULT)),
+            Err(_) => return Err(FAULT),
         }
     }
 }
 
-/// Whether the kernel has these two kinds of advice (5.14): tried once, on memory that is certainly
-/// there.
+/// Whether the kernel takes these two kinds of advice (Linux 5.14; a seccomp filter may forbid
+/// them): tried once, on memory that is certainly there.
 fn can_populate() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {
@@ -56,16 +64,15 @@ fn can_populate() -> bool {
     })
 }
 
-/// Whether a byte of our own can be read: the kernel does the reading, so that nothing is raised if
-/// it cannot.
-fn readable(address: usize) -> bool {
-    let mut byte = 0_u8;
-    let here = libc::iovec { iov_base: ptr::from_mut(&mut byte).cast(), iov_len: 1 };
-    let there = libc::iovec { iov_base: ptr::with_exposed_provenance_mut(address), iov_len: 1 };
-    // SAFETY: `getpid` has no requirement.
-    let pid = unsafe { libc::getpid() };
-    // SAFETY: `here` is valid for writes of its byte; the other address may be anything.
-    unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) == 1 }
+/// Reads a byte of our own by the kernel, so that nothing is raised if it cannot be read.
+fn read_byte(address: usize) -> Result<(), Errno> {
+    let mut byte = [0];
+    let there = RemoteIoVec { base: address, len: 1 };
+    match process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut byte)], &[there]) {
+        Ok(1) => Ok(()),
+        Ok(_) | Err(SystemErrno::EFAULT) => Err(FAULT),
+        Err(errno) => Ok(Err(errno).named("process_vm_readv")?),
+    }
 }
 
 #[cfg(test)]

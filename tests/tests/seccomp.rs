@@ -1,0 +1,54 @@
+//! What a program is told where the kernel refuses the system calls that the software device needs.
+
+use std::{io, thread};
+
+use rdma::{Device, ErrorKind};
+
+/// Makes a system call fail with EPERM, in this thread and those that it starts.
+fn refuse(call: libc::c_long) -> io::Result<()> {
+    const NUMBER: u32 = 0;
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let load = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER);
+    // Another call skips the refusal.
+    let compare = libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32) };
+    let refusal = statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+    let allowance = statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW);
+    let mut program = [load, compare, refusal, allowance];
+    let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    // SAFETY: PR_SET_NO_NEW_PRIVS takes numbers alone.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: PR_SET_SECCOMP wants a program that lives during the call, of the length it says.
+    if unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// What opening the device says where a call is refused; `None` if the host has no filters.
+fn opened_without(call: libc::c_long) -> Option<Result<(), rdma::Error>> {
+    let opening = thread::spawn(move || {
+        refuse(call).ok()?;
+        let device = Device::list().unwrap().into_iter().find(|device| device.name() == "soft0").unwrap();
+        Some(device.open().map(drop))
+    });
+    opening.join().unwrap()
+}
+
+#[test]
+fn a_refused_system_call_is_named() {
+    // The first opening starts the device's thread, and fails before it has.
+    for (number, call) in [(libc::SYS_epoll_create1, "epoll_create1"), (libc::SYS_eventfd2, "eventfd2")] {
+        let Some(opened) = opened_without(number) else { return };
+        let error = opened.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::RefusedCall(call));
+        let text = error.to_string();
+        assert!(text.contains(call) && !text.contains("/dev/infiniband"), "{text}");
+    }
+    // Refused once is not refused for good.
+    let device = Device::list().unwrap().into_iter().find(|device| device.name() == "soft0").unwrap();
+    device.open().unwrap();
+    // Registration finds out by other means whether memory is there.
+    assert!(opened_without(libc::SYS_madvise).is_none_or(|opened| opened.is_ok()));
+}
