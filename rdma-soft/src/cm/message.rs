@@ -16,6 +16,7 @@
 //! retries, flow control, srq (a byte each), three bytes more, ECE vendor u32, ECE options u32,
 //! private. A packet that is not exactly this is no message.
 
+use std::mem::discriminant;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 /// The protocol's version.
@@ -141,18 +142,8 @@ impl Message {
     }
 
     fn kind(&self) -> u16 {
-        match self {
-            Self::Req(_) => 1,
-            Self::Mra => 2,
-            Self::Rep(_) => 3,
-            Self::Rtu => 4,
-            Self::Rej(_) => 5,
-            Self::Dreq => 6,
-            Self::Drep => 7,
-            Self::Busy => 8,
-            Self::SidrReq(_) => 9,
-            Self::SidrRep(_) => 10,
-        }
+        let is_ours = |kind: &u16| Self::blank(*kind).is_some_and(|blank| discriminant(&blank) == discriminant(self));
+        (1..=10).find(is_ours).unwrap_or(0)
     }
 
     /// A message of a kind, to be filled in.

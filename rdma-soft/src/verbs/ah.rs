@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_context, ibv_global_route, ibv_grh, ibv_pd, ibv_wc, ibv_wc_flags};
 
-use super::call::{Bytes, Handle, In, MinusOne, Out};
+use super::call::{Bytes, Handle, In, Made, MinusOne, Out};
 use super::context::{Child, ContextState};
 use super::device::LinkLayer;
 use super::object::{Object, Public, get_field};
@@ -94,7 +94,7 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     Ok(Path { host: Host::LOCAL, grh, group, sl, slid })
 }
 
-fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
+fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Made<ibv_ah> {
     let pd = ibv_pd.get()?;
     let node = Node::get()?;
     let path = path(&pd.context, asked)?;
@@ -108,7 +108,7 @@ fn create(ibv_pd: &Handle<ibv_pd>, asked: &ibv_ah_attr) -> Result<*mut ibv_ah, E
 }
 
 /// `ibv_create_ah`.
-pub(super) fn create_ah(pd: Handle<ibv_pd>, attr: In<ibv_ah_attr>) -> Result<*mut ibv_ah, Errno> {
+pub(super) fn create_ah(pd: Handle<ibv_pd>, attr: In<ibv_ah_attr>) -> Made<ibv_ah> {
     create(&pd, attr.get()?)
 }
 
@@ -171,11 +171,6 @@ pub(super) fn init_ah_from_wc(
 }
 
 /// `ibv_create_ah_from_wc`.
-pub(super) fn create_ah_from_wc(
-    pd: Handle<ibv_pd>,
-    wc: In<ibv_wc>,
-    grh: Bytes<ibv_grh>,
-    port: u8,
-) -> Result<*mut ibv_ah, Errno> {
+pub(super) fn create_ah_from_wc(pd: Handle<ibv_pd>, wc: In<ibv_wc>, grh: Bytes<ibv_grh>, port: u8) -> Made<ibv_ah> {
     create(&pd, &answer_to(&pd.get()?.context, port, &wc, &grh)?)
 }

@@ -10,7 +10,7 @@ use rdma_sys::{
 };
 
 use super::Errno;
-use super::call::{Handle, InConst, MinusOne, Out};
+use super::call::{Done, Handle, InConst, MinusOne, Out};
 use super::context::ContextState;
 use super::device::LinkLayer;
 use super::qp_state::Limits;
@@ -130,7 +130,7 @@ pub(crate) fn qp_limits(context: &ContextState) -> Limits {
 }
 
 /// `ibv_query_device`.
-pub(super) fn query_device(context: Handle<ibv_context>, attr: Out<ibv_device_attr>) -> Result<(), Errno> {
+pub(super) fn query_device(context: Handle<ibv_context>, attr: Out<ibv_device_attr>) -> Done {
     attr.write(device_attr(context.get()?))
 }
 
@@ -140,7 +140,7 @@ pub(super) fn query_device_ex(
     input: InConst<ibv_query_device_ex_input>,
     attr: Out<ibv_device_attr_ex>,
     attr_size: usize,
-) -> Result<(), Errno> {
+) -> Done {
     let context = context.get()?;
     if input.optional().is_some_and(|input| input.comp_mask != 0) || attr_size < size_of::<ibv_device_attr>() {
         return Err(Errno::INVAL);
@@ -149,17 +149,12 @@ pub(super) fn query_device_ex(
     unsafe { attr.write_as(&device_attr_ex(context), attr_size) }
 }
 
-pub(super) fn check_port(port: u32) -> Result<(), Errno> {
+pub(super) fn check_port(port: u32) -> Done {
     if port == u32::from(PORT) { Ok(()) } else { Err(Errno::INVAL) }
 }
 
 /// The context's `query_port`.
-pub(super) fn query_port(
-    context: Handle<ibv_context>,
-    port: u8,
-    attr: Out<ibv_port_attr>,
-    len: usize,
-) -> Result<(), Errno> {
+pub(super) fn query_port(context: Handle<ibv_context>, port: u8, attr: Out<ibv_port_attr>, len: usize) -> Done {
     let context = context.get()?;
     check_port(u32::from(port))?;
     // SAFETY: of `write_as`: the size that C gives with the structure.
@@ -167,18 +162,14 @@ pub(super) fn query_port(
 }
 
 /// `ibv_query_port`, the symbol: its callers' structure ends where `flags` came later.
-pub(super) fn query_port_compat(
-    context: Handle<ibv_context>,
-    port: u8,
-    attr: Out<_compat_ibv_port_attr>,
-) -> Result<(), Errno> {
+pub(super) fn query_port_compat(context: Handle<ibv_context>, port: u8, attr: Out<_compat_ibv_port_attr>) -> Done {
     // SAFETY: of `at`: the older structure is the beginning of the newer, of which no more is
     // written.
     query_port(context, port, unsafe { attr.at(0) }, offset_of!(ibv_port_attr, flags))
 }
 
 /// `ibv_query_port_speed`, in units of 100 Mbit/s.
-pub(super) fn query_port_speed(context: Handle<ibv_context>, port: u32, speed: Out<u64>) -> Result<(), Errno> {
+pub(super) fn query_port_speed(context: Handle<ibv_context>, port: u32, speed: Out<u64>) -> Done {
     context.get()?;
     check_port(port)?;
     speed.write(1000)
@@ -216,7 +207,7 @@ pub(super) fn query_gid_ex(
     entry: Out<ibv_gid_entry>,
     flags: u32,
     entry_size: usize,
-) -> Result<(), Errno> {
+) -> Done {
     let context = context.get()?;
     check_port(port)?;
     if flags != 0 {

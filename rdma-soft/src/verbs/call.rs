@@ -337,8 +337,11 @@ pub(crate) trait Answer {
     fn into_c(self) -> Self::Raw;
 }
 
+/// The result of most verbs.
+pub(crate) type Done = Result<(), Errno>;
+
 /// The convention of most verbs: 0, or a positive error number.
-impl Answer for Result<(), Errno> {
+impl Answer for Done {
     type Raw = c_int;
 
     fn into_c(self) -> c_int {
@@ -370,8 +373,11 @@ impl Answer for Result<(), MinusOne> {
     }
 }
 
+/// The result of verbs that make an object.
+pub(crate) type Made<T> = Result<*mut T, Errno>;
+
 /// The convention of the verbs that make an object: a pointer, or null with `errno` set.
-impl<T> Answer for Result<*mut T, Errno> {
+impl<T> Answer for Made<T> {
     type Raw = *mut T;
 
     fn into_c(self) -> *mut T {

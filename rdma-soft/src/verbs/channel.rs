@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq};
 
 use super::Errno;
-use super::call::{Handle, MinusOne, Out};
+use super::call::{Handle, Made, MinusOne, Out};
 use super::context::{Child, ContextState};
 use super::events::{CompletionEvents, cq_context};
 use super::object::{Object, Public, counter};
@@ -56,7 +56,7 @@ pub(super) fn users(channel: &Object<ibv_comp_channel>) -> &AtomicI32 {
 }
 
 /// `ibv_create_comp_channel`.
-pub(super) fn create_comp_channel(ibv_context: Handle<ibv_context>) -> Result<*mut ibv_comp_channel, Errno> {
+pub(super) fn create_comp_channel(ibv_context: Handle<ibv_context>) -> Made<ibv_comp_channel> {
     let context = ibv_context.get()?;
     let events = Arc::new(CompletionEvents::new()?);
     let public = ibv_comp_channel { context: ibv_context.raw(), fd: events.raw_fd(), refcnt: 0 };

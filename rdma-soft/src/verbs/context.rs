@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rdma_sys::{ibv_context, ibv_context_ops, ibv_cq_ex, ibv_device, ibv_qp_ex, verbs_context};
 
 use super::Errno;
-use super::call::Own;
+use super::call::{Done, Own};
 use super::device::{self, DeviceState, LinkLayer};
 use super::events::AsyncEvents;
 use super::gid::{self, GidEntry};
@@ -180,7 +180,7 @@ pub(super) fn open(
 /// `ibv_close_device`. As with libibverbs, objects that are left end with their context; the memory
 /// of their public parts, and of the context's, stays, because C may still hold pointers to it.
 /// Using them fails.
-pub(super) fn close_device(context: Own<ibv_context>) -> Result<(), Errno> {
+pub(super) fn close_device(context: Own<ibv_context>) -> Done {
     let object = context.get()?;
     let node = Node::get()?;
     let mut orphans: Vec<Orphan> = object.lock_children().drain().map(|(_, orphan)| orphan).collect();

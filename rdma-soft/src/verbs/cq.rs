@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use super::Errno;
-use super::call::Handle;
+use super::call::{Done, Handle, Made};
 use super::channel;
 use super::context::{Child, ContextState};
 use super::events::CqEntry;
@@ -101,7 +101,7 @@ pub(super) fn create(
     user: *mut c_void,
     ibv_channel: &Handle<ibv_comp_channel>,
     vector: u32,
-) -> Result<*mut ibv_cq_ex, Errno> {
+) -> Made<ibv_cq_ex> {
     let context = ibv_context.get()?;
     if depth == 0 || depth > limits::MAX_CQE || vector != 0 {
         return Err(Errno::INVAL);
@@ -144,13 +144,13 @@ pub(super) fn create_cq(
     user: *mut c_void,
     channel: Handle<ibv_comp_channel>,
     vector: c_int,
-) -> Result<*mut ibv_cq, Errno> {
+) -> Made<ibv_cq> {
     let unsigned = |value| u32::try_from(value).map_err(|_| Errno::INVAL);
     create(&context, unsigned(cqe)?, user, &channel, unsigned(vector)?).map(<*mut ibv_cq_ex>::cast)
 }
 
 /// `ibv_resize_cq`.
-pub(super) fn resize_cq(cq: Handle<ibv_cq>, cqe: c_int) -> Result<(), Errno> {
+pub(super) fn resize_cq(cq: Handle<ibv_cq>, cqe: c_int) -> Done {
     let state = cq.get()?;
     let depth = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
     if depth == 0 || depth > limits::MAX_CQE {
@@ -193,7 +193,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
 }
 
 /// The context's `req_notify_cq`.
-pub(super) fn req_notify_cq(cq: Handle<ibv_cq>, solicited_only: c_int) -> Result<(), Errno> {
+pub(super) fn req_notify_cq(cq: Handle<ibv_cq>, solicited_only: c_int) -> Done {
     let state = cq.get()?;
     let node = Node::get()?;
     node.with(|engine| engine.arm_cq(state.id, solicited_only != 0))?;

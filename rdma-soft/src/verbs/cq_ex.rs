@@ -13,7 +13,7 @@ use rdma_sys::{
     ibv_wc_tm_info,
 };
 
-use super::call::{Argument, Handle, In, Out, call1, call2};
+use super::call::{Argument, Handle, In, Made, Out, call1, call2};
 use super::object::{Object, set_field};
 use super::{Errno, cq};
 use crate::node::Node;
@@ -24,10 +24,7 @@ const MASK_FLAGS: u32 = 1;
 const SINGLE_THREADED: u32 = 1;
 
 /// The context's `create_cq_ex`.
-pub(super) fn create_cq_ex(
-    context: Handle<ibv_context>,
-    attr: In<ibv_cq_init_attr_ex>,
-) -> Result<*mut ibv_cq_ex, Errno> {
+pub(super) fn create_cq_ex(context: Handle<ibv_context>, attr: In<ibv_cq_init_attr_ex>) -> Made<ibv_cq_ex> {
     // SAFETY: of `get_as`: all versions of the structure begin with these fields (checked below).
     let asked = unsafe { attr.get_as::<OldestAttr>() }?;
     let flags = if asked.comp_mask & MASK_FLAGS != 0 { asked.flags } else { 0 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 
-use super::call::{Handle, Memory};
+use super::call::{Handle, Made, Memory};
 use super::context::{Child, ContextState};
 use super::object::{Object, Public, get_field};
 use super::{Errno, pages};
@@ -62,13 +62,7 @@ fn check_access(access: u32) -> Result<u32, Errno> {
     Ok(access & RIGHTS)
 }
 
-fn register(
-    ibv_pd: &Handle<ibv_pd>,
-    Memory(addr): Memory,
-    len: usize,
-    iova: u64,
-    access: u32,
-) -> Result<*mut ibv_mr, Errno> {
+fn register(ibv_pd: &Handle<ibv_pd>, Memory(addr): Memory, len: usize, iova: u64, access: u32) -> Made<ibv_mr> {
     let pd = ibv_pd.get()?;
     let node = Node::get()?;
     let rights = check_access(access)?;
@@ -98,29 +92,17 @@ fn register(
 }
 
 /// `ibv_reg_mr`.
-pub(super) fn reg_mr(pd: Handle<ibv_pd>, memory: Memory, len: usize, access: c_int) -> Result<*mut ibv_mr, Errno> {
+pub(super) fn reg_mr(pd: Handle<ibv_pd>, memory: Memory, len: usize, access: c_int) -> Made<ibv_mr> {
     register(&pd, memory, len, memory.0.addr() as u64, access as u32)
 }
 
 /// `ibv_reg_mr_iova`.
-pub(super) fn reg_mr_iova(
-    pd: Handle<ibv_pd>,
-    memory: Memory,
-    len: usize,
-    iova: u64,
-    access: c_int,
-) -> Result<*mut ibv_mr, Errno> {
+pub(super) fn reg_mr_iova(pd: Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: c_int) -> Made<ibv_mr> {
     register(&pd, memory, len, iova, access as u32)
 }
 
 /// `ibv_reg_mr_iova2`.
-pub(super) fn reg_mr_iova2(
-    pd: Handle<ibv_pd>,
-    memory: Memory,
-    len: usize,
-    iova: u64,
-    access: c_uint,
-) -> Result<*mut ibv_mr, Errno> {
+pub(super) fn reg_mr_iova2(pd: Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: c_uint) -> Made<ibv_mr> {
     register(&pd, memory, len, iova, access)
 }
 

@@ -12,14 +12,14 @@ use rdma_sys::{
     verbs_context,
 };
 
-use super::call::{Out, call1, call2, call3, call4};
+use super::call::{Made, Out, call1, call2, call3, call4};
 use super::context::{self, ContextState, Tables};
 use super::{Errno, attr, cq, cq_ex, device, post, qp_ex};
 
 static TABLES: Tables = Tables { classic, extended, cq: cq_ex::slots, qp: qp_ex::slots };
 
 /// `ibv_open_device`.
-pub(super) fn open_device(ibv_device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
+pub(super) fn open_device(ibv_device: *mut ibv_device) -> Made<ibv_context> {
     context::open(ibv_device, &TABLES).map(|(context, _)| context)
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_context, ibv_pd};
 
 use super::Errno;
-use super::call::Handle;
+use super::call::{Handle, Made};
 use super::context::{Child, ContextState};
 use super::object::{Object, Public};
 use crate::engine::PdId;
@@ -36,7 +36,7 @@ impl Child for ibv_pd {
 }
 
 /// `ibv_alloc_pd`.
-pub(super) fn alloc_pd(ibv_context: Handle<ibv_context>) -> Result<*mut ibv_pd, Errno> {
+pub(super) fn alloc_pd(ibv_context: Handle<ibv_context>) -> Made<ibv_pd> {
     let context = ibv_context.get()?;
     let id = Node::get()?.with(|engine| engine.alloc_pd())?;
     let public = ibv_pd { context: ibv_context.raw(), handle: id.0 };

@@ -9,7 +9,7 @@ use std::slice;
 use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 use super::Errno;
-use super::call::{Argument, Handle, Out};
+use super::call::{Argument, Done, Handle, Out};
 use super::qp::QpShared;
 use crate::engine::limits::MAX_SGE;
 use crate::engine::{Address, Engine, Op, SendData, SendFlags, SendRequest, Source};
@@ -250,11 +250,7 @@ fn post_list<W: WorkRequest>(
 
 /// The context's `post_send`.
 #[inline]
-pub(super) fn post_send(
-    qp: Handle<ibv_qp>,
-    list: Requests<ibv_send_wr>,
-    bad: Out<*mut ibv_send_wr>,
-) -> Result<(), Errno> {
+pub(super) fn post_send(qp: Handle<ibv_qp>, list: Requests<ibv_send_wr>, bad: Out<*mut ibv_send_wr>) -> Done {
     post_list(&qp, list, &bad, |engine, shared, wr| {
         if shared.is_datagram() {
             send_datagram(engine, shared, wr)
@@ -266,11 +262,7 @@ pub(super) fn post_send(
 
 /// The context's `post_recv`.
 #[inline]
-pub(super) fn post_recv(
-    qp: Handle<ibv_qp>,
-    list: Requests<ibv_recv_wr>,
-    bad: Out<*mut ibv_recv_wr>,
-) -> Result<(), Errno> {
+pub(super) fn post_recv(qp: Handle<ibv_qp>, list: Requests<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>) -> Done {
     post_list(&qp, list, &bad, |engine, shared, wr| engine.post_recv(shared.id(), wr.0.wr_id, wr.entries()?))
 }
 

@@ -9,7 +9,7 @@ use rdma_sys::{
 };
 
 use super::builder::{Batch, Builder};
-use super::call::{Argument, Handle, In, InOut, Out};
+use super::call::{Argument, Done, Handle, In, InOut, Made, Out};
 use super::context::{Child, ContextState};
 use super::events::QpEntry;
 use super::object::{Object, Pointee, Public, get_field, set_field};
@@ -144,11 +144,7 @@ fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
 
 /// Creates a queue pair. `asked.cap` becomes what it got. `extended`: with a builder for the
 /// `ibv_wr_*` calls.
-pub(super) fn create(
-    ibv_pd: &Handle<ibv_pd>,
-    asked: &mut ibv_qp_init_attr,
-    extended: bool,
-) -> Result<*mut ibv_qp_ex, Errno> {
+pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, extended: bool) -> Made<ibv_qp_ex> {
     let pd = ibv_pd.get()?;
     let node = Node::get()?;
     match asked.qp_type {
@@ -231,7 +227,7 @@ pub(super) fn create(
 }
 
 /// `ibv_create_qp`.
-pub(super) fn create_qp(pd: Handle<ibv_pd>, mut init: InOut<ibv_qp_init_attr>) -> Result<*mut ibv_qp, Errno> {
+pub(super) fn create_qp(pd: Handle<ibv_pd>, mut init: InOut<ibv_qp_init_attr>) -> Made<ibv_qp> {
     create(&pd, init.get()?, false).map(<*mut ibv_qp_ex>::cast)
 }
 
@@ -264,7 +260,7 @@ enum Failure {
 }
 
 /// `ibv_modify_qp`.
-pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) -> Result<(), Errno> {
+pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) -> Done {
     let (shared, asked) = (qp.get()?, attr.get()?);
     let node = Node::get()?;
     let mask = Attributes::from_bits_retain(mask as u32);
@@ -296,12 +292,7 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
 }
 
 /// `ibv_query_qp`. The mask is a hint that no device needs: everything is filled.
-pub(super) fn query_qp(
-    qp: Handle<ibv_qp>,
-    attr: Out<ibv_qp_attr>,
-    _mask: c_int,
-    init: Out<ibv_qp_init_attr>,
-) -> Result<(), Errno> {
+pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int, init: Out<ibv_qp_init_attr>) -> Done {
     let shared = qp.get()?;
     let found = Node::get()?.with_drained(|engine| engine.query_qp(shared.id))?;
     let state = found.state.raw();

@@ -15,17 +15,14 @@ use rdma_sys::{
 };
 
 use super::builder::{Batch, Builder};
-use super::call::{Argument, Data, Handle, InOut, List, call1, call2, call3, call4, call5, call6};
+use super::call::{Argument, Data, Handle, InOut, List, Made, call1, call2, call3, call4, call5, call6};
 use super::object::get_field;
 use super::{Errno, post, qp};
 use crate::engine::limits::MAX_SGE;
 use crate::engine::{Address, Op, SendFlags, SendRequest};
 
 /// The context's `create_qp_ex`.
-pub(super) fn create_qp_ex(
-    _context: Handle<ibv_context>,
-    attr: InOut<ibv_qp_init_attr_ex>,
-) -> Result<*mut ibv_qp, Errno> {
+pub(super) fn create_qp_ex(_context: Handle<ibv_context>, attr: InOut<ibv_qp_init_attr_ex>) -> Made<ibv_qp> {
     type Mask = ibv_qp_init_attr_mask;
     type Ops = ibv_qp_create_send_ops_flags;
     const KNOWN: u32 =
