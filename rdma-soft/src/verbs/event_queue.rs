@@ -116,6 +116,7 @@ impl<T> EventQueue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::FromRawFd;
     use std::sync::Arc;
     use std::thread;
     use std::time::{Duration, Instant};
