@@ -7,10 +7,13 @@ use rdma::{Device, ErrorKind};
 /// Makes a system call fail with EPERM, in this thread and those that it starts.
 fn refuse(call: libc::c_long) -> io::Result<()> {
     const NUMBER: u32 = 0;
-    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let statement = |code: u32, k: u32| libc::sock_filter { code: u16::try_from(code).unwrap(), jt: 0, jf: 0, k };
     let load = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER);
     // Another call skips the refusal.
-    let compare = libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32) };
+    let compare = libc::sock_filter {
+        jf: 1,
+        ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, u32::try_from(call).unwrap())
+    };
     let refusal = statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
     let allowance = statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW);
     let mut program = [load, compare, refusal, allowance];
