@@ -1,5 +1,5 @@
-//! Addresses for the connection manager: what names on the command line mean, and which address of this host leads to the chosen
-//! device.
+//! Addresses for the connection manager: what names on the command line mean, and which address of
+//! this host leads to the chosen device.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
@@ -12,7 +12,8 @@ use crate::Failure;
 use crate::bootstrap::Group;
 use crate::device::Chosen;
 
-/// The address that a host's name, or an address as text, stands for. IPv6 addresses may come in brackets.
+/// The address that a host's name, or an address as text, stands for. IPv6 addresses may come in
+/// brackets.
 ///
 /// # Errors
 /// Where there is none.
@@ -50,8 +51,8 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
     )))
 }
 
-/// An address of this host at which the connection manager finds the device: that of the port's GID, if it has one, else the first
-/// of an interface that leads there.
+/// An address of this host at which the connection manager finds the device: that of the port's
+/// GID, if it has one, else the first of an interface that leads there.
 ///
 /// # Errors
 /// Where there is none.
@@ -84,7 +85,8 @@ pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
     Listener::<Rc>::bind(context, SocketAddr::new(ip, 0), &ListenOptions::new()).map(drop).map_err(Failure::from)
 }
 
-/// Tells the other processes of a pair where rank 0, which gives it, listens. Every process has to call it.
+/// Tells the other processes of a pair where rank 0, which gives it, listens. Every process has to
+/// call it.
 ///
 /// # Errors
 /// Where another process has failed, or rank 0 gave nothing.
@@ -93,7 +95,8 @@ pub fn tell(group: &mut Group, own: Option<SocketAddr>) -> Result<SocketAddr, Fa
     told.ok_or_else(|| Failure::new("the server has no address"))
 }
 
-/// The addresses of this host's interfaces that others can reach and that need no scope, those of the old version of IP first.
+/// The addresses of this host's interfaces that others can reach and that need no scope, those of
+/// the old version of IP first.
 fn of_host() -> Vec<IpAddr> {
     let Ok(all) = getifaddrs() else { return Vec::new() };
     let ip = |address: SockaddrStorage| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {

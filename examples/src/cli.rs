@@ -1,4 +1,5 @@
-//! Arguments: sizes with suffixes, range checks, and one line of complaint where clap would print a page.
+//! Arguments: sizes with suffixes, range checks, and one line of complaint where clap would print a
+//! page.
 
 use std::fmt;
 use std::str::FromStr;
@@ -106,7 +107,8 @@ pub fn parse<A: Parser>() -> Result<Option<A>, Failure> {
     }
 }
 
-/// The sizes from `min` to `max`, each `factor` times the one before, each rounded down to whole elements.
+/// The sizes from `min` to `max`, each `factor` times the one before, each rounded down to whole
+/// elements.
 ///
 /// # Errors
 /// Where the three make no sense together.

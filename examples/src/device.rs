@@ -1,4 +1,5 @@
-//! Choosing the device: from flags or the environment, and always saying which one it became and why.
+//! Choosing the device: from flags or the environment, and always saying which one it became and
+//! why.
 
 use std::io::{self, Write};
 
@@ -144,7 +145,8 @@ impl Chosen {
     }
 }
 
-/// Prints a line about the run: as a comment of the table, or on standard error where standard output is taken.
+/// Prints a line about the run: as a comment of the table, or on standard error where standard
+/// output is taken.
 ///
 /// # Errors
 /// What writing gives.

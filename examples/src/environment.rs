@@ -1,8 +1,9 @@
-//! What other launchers say in the environment: mpirun (Open MPI), mpiexec (Hydra: MPICH, Intel MPI), srun (Slurm), torchrun.
+//! What other launchers say in the environment: mpirun (Open MPI), mpiexec (Hydra: MPICH, Intel
+//! MPI), srun (Slurm), torchrun.
 //!
-//! All say which rank a process is and how many there are. Where rank 0 is, torchrun says; Slurm lists the hosts; the others say at
-//! least whether all ranks are on one host. What tells one job from another is in the environment as well, but for Hydra, whose
-//! process on this host does.
+//! All say which rank a process is and how many there are. Where rank 0 is, torchrun says; Slurm
+//! lists the hosts; the others say at least whether all ranks are on one host. What tells one job
+//! from another is in the environment as well, but for Hydra, whose process on this host does.
 
 mod proxy;
 
@@ -95,7 +96,8 @@ const LAUNCHERS: [Launcher; 4] = [
 /// What the environment of this process says; `None` where no launcher has been there.
 ///
 /// # Errors
-/// Where a variable that counts is set and makes no sense, by itself or with another one: nothing else is to be taken for it.
+/// Where a variable that counts is set and makes no sense, by itself or with another one: nothing
+/// else is to be taken for it.
 pub fn told() -> Result<Option<Told>, Failure> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     told_by(&Variables(&variable), proxy::identity)
@@ -234,7 +236,8 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The first host of Slurm's `node[003-005,7]-ib,other`: `node003-ib`. In each pair of brackets it is the first number.
+/// The first host of Slurm's `node[003-005,7]-ib,other`: `node003-ib`. In each pair of brackets it
+/// is the first number.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut characters = list.trim().chars();

@@ -123,7 +123,8 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::BrokenPipe,
-            // Programs write no other files, and "no space left on device" is not about RDMA devices.
+            // Programs write no other files, and "no space left on device" is not about RDMA
+            // devices.
             io::ErrorKind::StorageFull => {
                 Self::new(format!("cannot write the output: {error}; redirect it to where there is room"))
             }
@@ -202,7 +203,8 @@ fn out_of_memory_hint() -> String {
     }
 }
 
-/// Runs a program's body and turns its result into an exit status and, where it failed, one line on standard error.
+/// Runs a program's body and turns its result into an exit status and, where it failed, one line on
+/// standard error.
 pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     log_to_stderr();
     let Err(failure) = body() else { return ExitCode::SUCCESS };
@@ -218,11 +220,12 @@ pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     ExitCode::from(failure.exit_status())
 }
 
-/// The last warning of the crates below: why a peer was refused, for example, which no error can say.
+/// The last warning of the crates below: why a peer was refused, for example, which no error can
+/// say.
 static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
 
-/// Shows the events of the crates below, where `RUST_LOG` asks for them; else keeps the last warning for the failure
-/// that it may explain.
+/// Shows the events of the crates below, where `RUST_LOG` asks for them; else keeps the last
+/// warning for the failure that it may explain.
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
     if let Ok(filter) = EnvFilter::try_from_default_env() {

@@ -1,7 +1,7 @@
 //! Local ranks: the program executes itself once per rank and waits for all of them.
 //!
-//! The launcher alone sees how a rank ended, so it reports that. When a rank dies it ends the others; when the launcher
-//! itself dies (control-C, `kill`) the kernel ends the ranks.
+//! The launcher alone sees how a rank ended, so it reports that. When a rank dies it ends the
+//! others; when the launcher itself dies (control-C, `kill`) the kernel ends the ranks.
 
 use std::collections::hash_map::RandomState;
 use std::env;
@@ -24,7 +24,8 @@ use crate::failure::{EXIT_FAILURE, EXIT_PEER, EXIT_PIPE, EXIT_USAGE, LAUNCH};
 /// How long ranks may take to end by themselves after one of them died.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The place that a launcher of this package gave to this process; `None` where it was started otherwise.
+/// The place that a launcher of this package gave to this process; `None` where it was started
+/// otherwise.
 ///
 /// # Errors
 /// Where the environment is not what a launcher leaves there.
@@ -37,7 +38,8 @@ pub fn launched_place() -> Result<Option<Place>, Failure> {
     };
     let number = |n: u64| usize::try_from(n).map_err(|_| broken());
 
-    // From here on this process ends with its launcher. If that has ended already, it is not our parent.
+    // From here on this process ends with its launcher. If that has ended already, it is not our
+    // parent.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
     if u64::try_from(nix::unistd::getppid().as_raw()) != Ok(launcher) {
         return Err(Failure::peer("the launcher has ended"));
@@ -64,7 +66,8 @@ struct Rank {
     name: String,
 }
 
-/// Runs `world` copies of this program with the same arguments, one per rank, and waits until all have ended.
+/// Runs `world` copies of this program with the same arguments, one per rank, and waits until all
+/// have ended.
 ///
 /// # Errors
 /// One line that tells how a rank died, or why one could not be started.

@@ -1,8 +1,9 @@
-//! What the programs of this package share: spawning local ranks, meeting over TCP, a small collectives library over
-//! RDMA writes, and the tables that perftest and nccl-tests have made familiar.
+//! What the programs of this package share: spawning local ranks, meeting over TCP, a small
+//! collectives library over RDMA writes, and the tables that perftest and nccl-tests have made
+//! familiar.
 //!
-//! Everything here is safe code over the public API of [`rdma`]: if a program on RDMA needed `unsafe`, this package
-//! would not compile.
+//! Everything here is safe code over the public API of [`rdma`]: if a program on RDMA needed
+//! `unsafe`, this package would not compile.
 #![forbid(unsafe_code)]
 
 pub mod address;

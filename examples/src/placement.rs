@@ -1,5 +1,5 @@
-//! Where a process stands in its job: started by this package's launcher, by hand, by mpirun, Slurm or torchrun; or
-//! being the launcher itself.
+//! Where a process stands in its job: started by this package's launcher, by hand, by mpirun, Slurm
+//! or torchrun; or being the launcher itself.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -21,16 +21,19 @@ const RANKS: usize = 4;
 /// The options that say which rank this is, or how many to start.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PlacementOptions {
-    /// Ranks to start on this machine (default: 4, unless mpirun, Slurm or torchrun has started this process)
+    /// Ranks to start on this machine (default: 4, unless mpirun, Slurm or torchrun has started
+    /// this process)
     #[arg(short = 'r', long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
     pub ranks: Option<usize>,
-    /// This process's rank, in a job that is started by hand (default: what mpirun, Slurm or torchrun says)
+    /// This process's rank, in a job that is started by hand (default: what mpirun, Slurm or
+    /// torchrun says)
     #[arg(long, value_name = "N", requires = "world", requires = "root")]
     pub rank: Option<usize>,
     /// How many ranks the job has
     #[arg(long, value_name = "N", requires = "rank")]
     pub world: Option<usize>,
-    /// Where rank 0 listens: an address of its host (default: what the environment says, or the one host of all ranks)
+    /// Where rank 0 listens: an address of its host (default: what the environment says, or the one
+    /// host of all ranks)
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
     /// Seconds to wait for another rank; one that is silent for a third of it is given up
@@ -116,8 +119,8 @@ impl PlacementOptions {
     }
 }
 
-/// The place that another launcher has given to this process. `root` goes before what the environment says of where to
-/// meet.
+/// The place that another launcher has given to this process. `root` goes before what the
+/// environment says of where to meet.
 ///
 /// # Errors
 /// Where the place cannot be, or nobody says where to meet.

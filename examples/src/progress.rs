@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How far a run of several steps is. Shows nothing where standard error is not a terminal, and is gone when dropped.
+/// How far a run of several steps is. Shows nothing where standard error is not a terminal, and is
+/// gone when dropped.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 

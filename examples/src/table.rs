@@ -1,4 +1,5 @@
-//! The tables of nccl-tests and perftest, column for column, so that scripts that read those read these.
+//! The tables of nccl-tests and perftest, column for column, so that scripts that read those read
+//! these.
 
 use std::io::{self, Write};
 
@@ -11,7 +12,8 @@ pub struct CollectiveTime {
     pub time: f64,
     /// Size over time, GB/s (1e9).
     pub alg_bw: f64,
-    /// `alg_bw` times the collective's factor: comparable with the hardware's speed for any number of ranks.
+    /// `alg_bw` times the collective's factor: comparable with the hardware's speed for any number
+    /// of ranks.
     pub bus_bw: f64,
     /// Elements with a wrong value; `None` where nothing was checked.
     pub nwrong: Option<u64>,
@@ -49,7 +51,8 @@ pub struct CollectiveRow {
     pub in_place: Option<CollectiveTime>,
 }
 
-/// Fits a number into `width` columns as nccl-tests does: two decimals, one, none, and then an exponent.
+/// Fits a number into `width` columns as nccl-tests does: two decimals, one, none, and then an
+/// exponent.
 #[must_use]
 pub fn fit(value: f64, width: usize) -> String {
     for decimals in [2, 1, 0] {

@@ -25,7 +25,8 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// A queue with room for `depth` completions. With `sleeps`, a wait sleeps at once, in place of polling for a while.
+    /// A queue with room for `depth` completions. With `sleeps`, a wait sleeps at once, in place of
+    /// polling for a while.
     ///
     /// # Errors
     /// What the device reports.
@@ -81,7 +82,8 @@ impl Completions {
     }
 }
 
-/// Sleeps until one of the descriptors is readable, or broken; `false` at the deadline. It may also return early.
+/// Sleeps until one of the descriptors is readable, or broken; `false` at the deadline. It may also
+/// return early.
 ///
 /// # Errors
 /// What the kernel reports.

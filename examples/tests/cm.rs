@@ -1,4 +1,5 @@
-//! The programs with connections by the connection manager. That of the software device here, the kernel's in the virtual machine.
+//! The programs with connections by the connection manager. That of the software device here, the
+//! kernel's in the virtual machine.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! `rping` and `cm_time` on the software device: with themselves, and with peers that keep no rules. What they do with
-//! rdmacm-utils' programs is for `tests/vm`.
+//! `rping` and `cm_time` on the software device: with themselves, and with peers that keep no
+//! rules. What they do with rdmacm-utils' programs is for `tests/vm`.
 
 mod common;
 
@@ -419,7 +419,8 @@ mod rping {
         let reader = std::thread::spawn(move || drop(std::io::read_to_string(stdout)));
         kill(Pid::from_raw(client.id().cast_signed()), Signal::SIGKILL).unwrap();
         drop(finish(client));
-        // In the middle of a ping or between two: which one it was is not known, but it ends and does not panic.
+        // In the middle of a ping or between two: which one it was is not known, but it ends and
+        // does not panic.
         let (well, complaints) = server.end();
         assert!(well || complaints.lines().count() == 1 && complaints.contains(": ping "), "{complaints}");
         reader.join().unwrap();
@@ -457,8 +458,9 @@ mod rping {
         assert!(complaints.contains("1 of 2 clients did not end well"), "{complaints}");
     }
 
-    /// Clients that only hold their connections take all the files that a server may open. Later ones are refused, and the server
-    /// is there for others when they have gone. What the last free file is wanted for depends on the limit.
+    /// Clients that only hold their connections take all the files that a server may open. Later
+    /// ones are refused, and the server is there for others when they have gone. What the last free
+    /// file is wanted for depends on the limit.
     #[test]
     fn a_persistent_server_outlives_the_end_of_its_files() {
         for files in 40..44 {

@@ -1,5 +1,5 @@
-//! `pingpong --compat` with itself, and with peers that are no such program. What it does with the real `ibv_rc_pingpong` is for
-//! `tests/vm/compat.sh`.
+//! `pingpong --compat` with itself, and with peers that are no such program. What it does with the
+//! real `ibv_rc_pingpong` is for `tests/vm/compat.sh`.
 
 mod common;
 
@@ -79,7 +79,8 @@ fn server_and_client_find_each_other() {
     }
 }
 
-/// Starts a server and a client with different options; each has to fail and say why, unless the part is empty.
+/// Starts a server and a client with different options; each has to fail and say why, unless the
+/// part is empty.
 fn differ(host: u8, server: &[&str], client: &[&str], parts: [&str; 2]) {
     let address = free_address(host);
     let common = ["--compat", "--timeout", "5"];
@@ -148,7 +149,8 @@ fn clients_that_are_none_are_refused() {
 #[test]
 fn a_client_that_only_talks_is_given_up() {
     let (server, mut stream) = serving(&free_address(26));
-    // Nobody has this queue pair; the address is that of the server itself, which nothing but its own line tells.
+    // Nobody has this queue pair; the address is that of the server itself, which nothing but its
+    // own line tells.
     let gid = own_gid();
     stream.write_all(format!("0001:fffffe:000007:{gid}\0").as_bytes()).unwrap();
     let mut line = [0; 52];
@@ -162,7 +164,8 @@ fn a_client_that_only_talks_is_given_up() {
     assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
 }
 
-/// A client with messages of its own: full of one byte, as the C program's are without `-c`, and more of them than were asked for.
+/// A client with messages of its own: full of one byte, as the C program's are without `-c`, and
+/// more of them than were asked for.
 #[test]
 fn wrong_contents_are_said() {
     let opened = rdma::open(&"soft0".parse().unwrap()).unwrap();
@@ -196,7 +199,8 @@ fn wrong_contents_are_said() {
     has_failed("the server", &output, "messages of 64 bytes had wrong contents, number 0 the first");
 }
 
-/// The software device's GID, as a line has it: what a client of ours tells a server that is this test.
+/// The software device's GID, as a line has it: what a client of ours tells a server that is this
+/// test.
 fn own_gid() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

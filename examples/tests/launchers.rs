@@ -1,5 +1,6 @@
-//! The programs as ranks of a job that somebody else has started: by mpirun, and in the environments of Slurm, torchrun and Hydra.
-//! No rank is told its number or that of the others by an option.
+//! The programs as ranks of a job that somebody else has started: by mpirun, and in the
+//! environments of Slurm, torchrun and Hydra. No rank is told its number or that of the others by
+//! an option.
 
 mod common;
 
@@ -182,8 +183,8 @@ fn an_environment_that_makes_no_sense_is_said() {
     has_failed("all_reduce", &finish(command.spawn().unwrap()), "RANK is ");
 }
 
-/// A job that Hydra has started, as far as its ranks can tell: they descend from a process with that name. Rank 0 starts at once, and
-/// rank 1 when a line has come.
+/// A job that Hydra has started, as far as its ranks can tell: they descend from a process with
+/// that name. Rank 0 starts at once, and rank 1 when a line has come.
 fn hydra_job(folder: &Path) -> Child {
     let ranks = r#"
         PMI_RANK=0 "$@" & zero=$!

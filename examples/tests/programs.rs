@@ -1,4 +1,5 @@
-//! Runs the programs as a user does: on the software device, with good and with bad arguments, and with ranks that die.
+//! Runs the programs as a user does: on the software device, with good and with bad arguments, and
+//! with ranks that die.
 
 mod common;
 
@@ -213,14 +214,16 @@ mod all_reduce {
         assert!(with("RDMA_DEVICE", "").status.success());
     }
 
-    /// Something that connects to rank 0, says some bytes and stays, does not keep it beyond its time.
+    /// Something that connects to rank 0, says some bytes and stays, does not keep it beyond its
+    /// time.
     #[test]
     fn a_stranger_at_the_door_does_not_keep_it_open() {
         let root = free_address(6);
         let common = ["--world", "2", "--root", &root, "--timeout", "3", "--max", "64"];
         let rank = start("all_reduce", &[&common[..], &["--rank", "0"]].concat());
         let mut stream = connect(&root);
-        // In the version of the protocol that is spoken: a hello of 16384 bytes, of which one comes each tenth of a second.
+        // In the version of the protocol that is spoken: a hello of 16384 bytes, of which one comes
+        // each tenth of a second.
         let begun = Instant::now();
         let dripping = stream.write_all(b"rdma-job\0\0\0\x03\0\0\x40\0").is_ok();
         while dripping && stream.write_all(b"x").is_ok() && begun.elapsed() < Duration::from_secs(30) {

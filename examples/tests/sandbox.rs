@@ -1,4 +1,5 @@
-//! The programs where something is missing: the network, `/proc`, the right to pin threads; and many on one terminal.
+//! The programs where something is missing: the network, `/proc`, the right to pin threads; and
+//! many on one terminal.
 
 mod common;
 
@@ -25,7 +26,8 @@ fn run_in(sandbox: &[&str]) {
     }
 }
 
-/// The options of `unshare` that work here: root's, or those for a user who may become root of a namespace.
+/// The options of `unshare` that work here: root's, or those for a user who may become root of a
+/// namespace.
 fn unshare(option: &'static str) -> Option<Vec<&'static str>> {
     let ways = [vec!["unshare", option], vec!["unshare", "--user", "--map-root-user", option]];
     let works = |way: &Vec<&str>| {

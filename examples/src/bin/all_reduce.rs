@@ -1,6 +1,8 @@
-//! Sums tensors over ranks with RDMA writes, checks every element of every result, and prints nccl-tests' table.
+//! Sums tensors over ranks with RDMA writes, checks every element of every result, and prints
+//! nccl-tests' table.
 //!
-//! Without arguments it starts four ranks on this machine; `--rank --world --root` start one rank of a job.
+//! Without arguments it starts four ranks on this machine; `--rank --world --root` start one rank
+//! of a job.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
@@ -46,7 +48,8 @@ struct Args {
     /// Each size is this many times the one before
     #[arg(short = 'f', long, value_name = "N", default_value_t = 2)]
     factor: usize,
-    /// Timed iterations of each size (default: 20 to 1000, more for small sizes; fewer, where they take long)
+    /// Timed iterations of each size (default: 20 to 1000, more for small sizes; fewer, where they
+    /// take long)
     #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
     iters: Option<usize>,
     /// Iterations before the timed ones
@@ -85,8 +88,8 @@ struct Args {
     algo: Algo,
 }
 
-/// How long the iterations of one measurement may take, if their number is not given. Where ranks share busy cores, each may take
-/// a hundred times as long as elsewhere.
+/// How long the iterations of one measurement may take, if their number is not given. Where ranks
+/// share busy cores, each may take a hundred times as long as elsewhere.
 const BUDGET: Duration = Duration::from_millis(500);
 /// Fewer than these are no measurement.
 const FEWEST: usize = 5;
@@ -236,7 +239,8 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mu
     verdict(&rows, first)
 }
 
-/// Some operations before any that count: a device may set up its paths in the background when they are first used.
+/// Some operations before any that count: a device may set up its paths in the background when they
+/// are first used.
 fn settle<T: Element>(
     comm: &mut Communicator,
     sizes: &[usize],
@@ -315,7 +319,8 @@ impl Bench<'_> {
         Ok(CollectiveTime::all_reduce(seconds / world as f64, self.size, world, nwrong))
     }
 
-    /// Does it once more with known input and an output that cannot be right by chance; counts over all ranks.
+    /// Does it once more with known input and an output that cannot be right by chance; counts over
+    /// all ranks.
     fn check<T: Element>(
         &mut self,
         input: &Tensor<T>,

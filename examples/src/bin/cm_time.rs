@@ -1,4 +1,5 @@
-//! How fast the connection manager connects, step by step: the measurement of rdmacm-utils' `cmtime`.
+//! How fast the connection manager connects, step by step: the measurement of rdmacm-utils'
+//! `cmtime`.
 //!
 //! Without `-s` and `-b` it starts both sides on this machine.
 #![forbid(unsafe_code)]
@@ -23,14 +24,15 @@ struct Args {
     /// Connect to the server at this address
     #[arg(short, long, value_name = "ADDRESS")]
     server: Option<String>,
-    /// With --server, the client's own address; without it, wait for a client on this one (0.0.0.0: on all)
+    /// With --server, the client's own address; without it, wait for a client on this one (0.0.0.0:
+    /// on all)
     #[arg(short, long, value_name = "ADDRESS")]
     bind: Option<String>,
     /// Connections of each round
     #[arg(short, long, value_name = "N", default_value_t = 100)]
     connections: usize,
-    /// A round for each of these numbers: how many connections are under way at the same time, at most (rdmacm-utils' cmtime 44
-    /// refuses what follows a round of 1 connection)
+    /// A round for each of these numbers: how many connections are under way at the same time, at
+    /// most (rdmacm-utils' cmtime 44 refuses what follows a round of 1 connection)
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
     in_flight: Vec<usize>,
     /// Port of the connection manager (default: 7471)

@@ -1,7 +1,7 @@
 //! Latency and bandwidth between two processes, by message size, in perftest's tables.
 //!
-//! Without arguments it starts both processes; `--server` waits for a client on another terminal or host, and the
-//! server's address as argument makes a client.
+//! Without arguments it starts both processes; `--server` waits for a client on another terminal or
+//! host, and the server's address as argument makes a client.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -24,7 +24,8 @@ struct Args {
     local: LocalOptions,
     #[command(flatten)]
     options: Options,
-    /// Speak to rdma-core's ibv_rc_pingpong on the other side; its options are others: see --compat --help
+    /// Speak to rdma-core's ibv_rc_pingpong on the other side; its options are others: see --compat
+    /// --help
     #[arg(long)]
     compat: bool,
 }

@@ -1,4 +1,5 @@
-//! The connection manager's ping: the protocol of rdmacm-utils' `rping`, as its client and as its server.
+//! The connection manager's ping: the protocol of rdmacm-utils' `rping`, as its client and as its
+//! server.
 //!
 //! Without `-s` and `-c` it starts both sides on this machine, and checks every answer.
 #![forbid(unsafe_code)]
@@ -39,8 +40,9 @@ struct Args {
     /// Port of the connection manager (default: 7174)
     #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
-    /// Pings (default: 100 if both sides are started here, else without end; 0: without end). A server takes it for
-    /// compatibility with rdmacm-utils' rping, and like that one leaves the number to its client
+    /// Pings (default: 100 if both sides are started here, else without end; 0: without end). A
+    /// server takes it for compatibility with rdmacm-utils' rping, and like that one leaves the
+    /// number to its client
     #[arg(short = 'C', long, value_name = "N")]
     count: Option<u64>,
     /// Bytes of each ping: 26 to 64K
@@ -61,13 +63,15 @@ struct Args {
     /// Say on standard error what is being done
     #[arg(short, long)]
     debug: bool,
-    /// Make the queue pair without the connection manager's help: always so here, and only for compatibility
+    /// Make the queue pair without the connection manager's help: always so here, and only for
+    /// compatibility
     #[arg(short = 'q', long)]
     own_qp: bool,
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(long, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
-    /// Seconds that the other side may be silent (default: 30; a server waits for its first client without end)
+    /// Seconds that the other side may be silent (default: 30; a server waits for its first client
+    /// without end)
     #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
     timeout: Option<Duration>,
     /// Print one JSON object; a persistent server: one line for each client that ended well

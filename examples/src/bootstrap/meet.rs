@@ -1,4 +1,5 @@
-//! The first exchange of a connection: rank 0 admits ranks that agree with it, and tells the others why not.
+//! The first exchange of a connection: rank 0 admits ranks that agree with it, and tells the others
+//! why not.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -141,10 +142,11 @@ fn other_version(name: &str, other: u32) -> String {
     format!("{name} speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere")
 }
 
-/// Sets what every connection between ranks has: no delay, and an end where the peer's host is gone, before and
-/// besides the frames by which ranks show that they are alive.
+/// Sets what every connection between ranks has: no delay, and an end where the peer's host is
+/// gone, before and besides the frames by which ranks show that they are alive.
 fn prepare(stream: &Socket) -> io::Result<()> {
-    // Sockets of this host have none of these options, and hear of their peer's end from the kernel.
+    // Sockets of this host have none of these options, and hear of their peer's end from the
+    // kernel.
     stream.set_tcp_nodelay(true).ok();
     let probes = TcpKeepalive::new().with_time(GONE / 3).with_interval(GONE / 6).with_retries(4);
     stream.set_tcp_keepalive(&probes).ok();

@@ -1,9 +1,9 @@
-//! How the ranks of a job meet before they can talk over RDMA: each connects to rank 0 over a socket and introduces
-//! itself.
+//! How the ranks of a job meet before they can talk over RDMA: each connects to rank 0 over a
+//! socket and introduces itself.
 //!
-//! The connections stay open. Ranks exchange over them what is not worth an RDMA operation, and hear within seconds of
-//! a rank that dies, is stopped or loses its host. No wait is without end, and its error names the rank and what this
-//! one was waiting for.
+//! The connections stay open. Ranks exchange over them what is not worth an RDMA operation, and
+//! hear within seconds of a rank that dies, is stopped or loses its host. No wait is without end,
+//! and its error names the rank and what this one was waiting for.
 
 mod frame;
 mod meet;
@@ -34,9 +34,11 @@ pub(crate) use watch::is_timeout;
 pub const DEFAULT_PORT: u16 = 18515;
 /// A job of more ranks than this is refused.
 pub const MOST_RANKS: usize = 4096;
-/// After an operation failed, how long to wait for the news of a lost rank, which is then the reason.
+/// After an operation failed, how long to wait for the news of a lost rank, which is then the
+/// reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
-/// How much longer the other ranks wait for rank 0 than rank 0 for them, so that rank 0 can say who is missing.
+/// How much longer the other ranks wait for rank 0 than rank 0 for them, so that rank 0 can say who
+/// is missing.
 const ROOT_TIME: Duration = Duration::from_secs(2);
 /// The part of the timeout after which a silent rank is given up.
 const SILENCE: u32 = 3;
@@ -197,7 +199,8 @@ impl Group {
         self.watch.clone()
     }
 
-    /// Gives `own` to every rank, and returns what each gave, in the order of ranks. Every rank has to call it.
+    /// Gives `own` to every rank, and returns what each gave, in the order of ranks. Every rank has
+    /// to call it.
     ///
     /// `what` names the values in messages: "the addresses of the queue pairs".
     ///
@@ -207,7 +210,8 @@ impl Group {
         self.gather_within(what, own, Some(self.timeout))
     }
 
-    /// [`all_gather`](Self::all_gather) that waits as long as the other ranks are alive: for a rank that works alone.
+    /// [`all_gather`](Self::all_gather) that waits as long as the other ranks are alive: for a rank
+    /// that works alone.
     ///
     /// # Errors
     /// Where a rank has failed.
@@ -271,7 +275,8 @@ impl Group {
         self.all_gather(what, &()).map(drop)
     }
 
-    /// Makes one result of everyone's: where any rank failed, all fail, and the first of them says why.
+    /// Makes one result of everyone's: where any rank failed, all fail, and the first of them says
+    /// why.
     ///
     /// # Errors
     /// This rank's failure, or the news of another's.
@@ -283,7 +288,8 @@ impl Group {
         }
     }
 
-    /// Ends the job with this rank's result: leaves together with the others, or tells them what went wrong.
+    /// Ends the job with this rank's result: leaves together with the others, or tells them what
+    /// went wrong.
     ///
     /// # Errors
     /// The result's; where the loss of another rank explains it, that.
@@ -391,7 +397,8 @@ fn beat(writers: &Writers, period: Duration, end: &Receiver<()>) {
     }
 }
 
-/// Sends to everybody at the other end of a connection, except one; goes on where one cannot be reached.
+/// Sends to everybody at the other end of a connection, except one; goes on where one cannot be
+/// reached.
 fn send_to_all(writers: &Writers, frame: &Frame, except: Option<usize>) -> Result<(), (usize, io::Error)> {
     let mut result = Ok(());
     for (peer, writer) in writers.iter().filter(|(peer, _)| Some(*peer) != except) {

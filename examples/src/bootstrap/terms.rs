@@ -58,8 +58,9 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The terms of a program. `settings` is a structure whose fields have the names of options: ranks that
-    /// differ in one refuse each other and name it. No wait for another rank lasts longer than `timeout`.
+    /// The terms of a program. `settings` is a structure whose fields have the names of options:
+    /// ranks that differ in one refuse each other and name it. No wait for another rank lasts
+    /// longer than `timeout`.
     pub fn new(program: &'static str, settings: &impl Serialize, roles: Roles, timeout: Duration) -> Self {
         let settings = match serde_json::to_value(settings) {
             Ok(Value::Object(settings)) => settings,

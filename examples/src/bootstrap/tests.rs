@@ -128,7 +128,8 @@ fn who_leaves_first_is_not_why() {
     assert_eq!(zero.join().unwrap().unwrap(), "rank 7 failed: no more paper");
 }
 
-/// As of a rank that is stopped, whose host has lost power, or that died and left its socket to a child.
+/// As of a rank that is stopped, whose host has lost power, or that died and left its socket to a
+/// child.
 #[test]
 fn a_silent_rank_is_given_up_and_named() {
     let (listener, address) = listener();

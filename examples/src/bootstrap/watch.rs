@@ -1,7 +1,8 @@
 //! Whether another rank has failed: known to every thread of this one.
 //!
-//! Each rank sends a frame now and then even if it has nothing to say. A rank whose process is stopped, whose host
-//! has lost power, or whose connection is only held open by a child process sends none, and is given up.
+//! Each rank sends a frame now and then even if it has nothing to say. A rank whose process is
+//! stopped, whose host has lost power, or whose connection is only held open by a child process
+//! sends none, and is given up.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};

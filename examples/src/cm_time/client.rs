@@ -51,7 +51,8 @@ struct Client<'a> {
     asked: Vec<IdKey>,
 }
 
-/// Makes all connections of a round, at most `in_flight` at a time, then ends them; `total` is how many all rounds make.
+/// Makes all connections of a round, at most `in_flight` at a time, then ends them; `total` is how
+/// many all rounds make.
 ///
 /// # Errors
 /// Where one cannot be made, breaks, or nothing happens for too long.
@@ -161,7 +162,8 @@ impl Client<'_> {
                 return Err(Failure::new(format!("{} has ended a connection", self.server)));
             }
             (_, EventKind::DeviceRemoval) => return Err(Failure::new("the device is gone")),
-            // The others mean nothing here: the wait after a connection's end, the end of one that has ended.
+            // The others mean nothing here: the wait after a connection's end, the end of one that
+            // has ended.
             (stage, _) => (stage, false),
         };
         connection.stage = stage;
@@ -191,9 +193,9 @@ impl Client<'_> {
         Ok(qp)
     }
 
-    /// Ends all connections, the first one first: cmtime of rdmacm-utils 44 has the completion queues of all others from the first one
-    /// that it accepts. While others use them, they outlast it; when it is the last to go, so do they, and every connection after
-    /// that is refused.
+    /// Ends all connections, the first one first: cmtime of rdmacm-utils 44 has the completion
+    /// queues of all others from the first one that it accepts. While others use them, they outlast
+    /// it; when it is the last to go, so do they, and every connection after that is refused.
     fn leave(&mut self, in_flight: usize) -> Result<(), Failure> {
         let keys = std::mem::take(&mut self.asked);
         let (mut begun, mut down) = (0, 0);

@@ -1,6 +1,7 @@
 //! How fast connections are set up and ended, step by step: what rdmacm-utils' `cmtime` measures.
 //!
-//! Both sides are event loops over the connection manager's non-blocking calls, so that any number of connections can be under way.
+//! Both sides are event loops over the connection manager's non-blocking calls, so that any number
+//! of connections can be under way.
 
 mod client;
 mod pool;
@@ -33,8 +34,9 @@ pub struct Settings {
     pub patience: Duration,
 }
 
-/// What the client says with each request: how many connections are to come in all its rounds, so that the server knows when it
-/// is done. A client that does not say so (rdmacm-utils' cmtime) has one round, as long as the server's own.
+/// What the client says with each request: how many connections are to come in all its rounds, so
+/// that the server knows when it is done. A client that does not say so (rdmacm-utils' cmtime) has
+/// one round, as long as the server's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
     /// Connections that the client makes in all.

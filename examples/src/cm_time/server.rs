@@ -55,8 +55,9 @@ impl Server {
         self.address
     }
 
-    /// Accepts until one client has made, and ended, all connections that it announced: of the settings' number, if it
-    /// announced nothing. It waits for the first one without end: a client may be busy with thousands of addresses before it asks.
+    /// Accepts until one client has made, and ended, all connections that it announced: of the
+    /// settings' number, if it announced nothing. It waits for the first one without end: a client
+    /// may be busy with thousands of addresses before it asks.
     ///
     /// # Errors
     /// Where it goes before that, or does nothing for too long.

@@ -120,7 +120,8 @@ impl Clock {
         .collect()
     }
 
-    /// How many of a step there were in a second, from the first one's beginning to the last one's end.
+    /// How many of a step there were in a second, from the first one's beginning to the last one's
+    /// end.
     fn rate(&self, step: Step) -> f64 {
         let Some(times) = &self.steps[step as usize] else { return 0.0 };
         let seconds = (times.last - times.first).as_secs_f64();

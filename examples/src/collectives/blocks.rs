@@ -1,4 +1,5 @@
-//! Memory in the first-level cache, through which sums are made block by block: exposed memory is never lent, only copied.
+//! Memory in the first-level cache, through which sums are made block by block: exposed memory is
+//! never lent, only copied.
 
 use std::ops::Range;
 

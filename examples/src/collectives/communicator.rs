@@ -1,4 +1,5 @@
-//! A communicator: the ranks of a job, connected over RDMA, and the collectives that they do together.
+//! A communicator: the ranks of a job, connected over RDMA, and the collectives that they do
+//! together.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ pub struct Tuning {
     pub lead: usize,
     /// Up to this size every rank sends everything to every other: one step.
     pub one_step: usize,
-    /// Up to this size every rank adds up one segment for all: two steps. Larger tensors take the ring.
+    /// Up to this size every rank adds up one segment for all: two steps. Larger tensors take the
+    /// ring.
     pub two_steps: usize,
     /// Watch memory for arrivals where the device says that writes land in order.
     pub watch_memory: bool,
@@ -110,7 +112,8 @@ impl Communicator {
         self.fabric.notice()
     }
 
-    /// Sums the first `count` elements of every rank's `input` into every rank's `output`, which may be the same tensor.
+    /// Sums the first `count` elements of every rank's `input` into every rank's `output`, which
+    /// may be the same tensor.
     ///
     /// Returns when this rank's output is complete and both tensors may be changed again.
     ///

@@ -1,18 +1,20 @@
 //! All-reduce in one or two steps, where every rank is connected to every other.
 //!
-//! *One step*, for small tensors: everybody sends everything to everybody, and everybody adds all of it up in the order of
-//! ranks. *Two steps*: rank `r` gets segment `r` of everybody, adds it up, and sends the result to everybody. With more
-//! ranks than cores a step costs a turn of all ranks on their cores, so few steps matter more than few messages.
+//! *One step*, for small tensors: everybody sends everything to everybody, and everybody adds all
+//! of it up in the order of ranks. *Two steps*: rank `r` gets segment `r` of everybody, adds it up,
+//! and sends the result to everybody. With more ranks than cores a step costs a turn of all ranks
+//! on their cores, so few steps matter more than few messages.
 //!
-//! Where memory is watched, a tensor of some bytes travels in one line of cache together with the word that says that it
-//! is there: one write to each peer is all.
+//! Where memory is watched, a tensor of some bytes travels in one line of cache together with the
+//! word that says that it is there: one write to each peer is all.
 //!
-//! Parts go into slots, of which there are two for each rank, used in turn by *rounds*. A slot may be written again when
-//! its owner has read it. That follows from what its owner has sent since:
+//! Parts go into slots, of which there are two for each rank, used in turn by *rounds*. A slot may
+//! be written again when its owner has read it. That follows from what its owner has sent since:
 //!
-//! * one step: a part of round `k` says that its sender has finished every operation before that of round `k`;
-//! * two steps: the result of round `k` says that its sender has read all parts of round `k`, and a part of an operation's
-//!   first round, that its sender has finished the operations before.
+//! * one step: a part of round `k` says that its sender has finished every operation before that of
+//!   round `k`;
+//! * two steps: the result of round `k` says that its sender has read all parts of round `k`, and a
+//!   part of an operation's first round, that its sender has finished the operations before.
 
 use std::ops::Range;
 
@@ -62,7 +64,8 @@ impl Direct {
         ((round % 2) as usize * self.world + from) * self.capacity
     }
 
-    /// The other ranks, each rank beginning with its right neighbour, so that not all send to the same one first.
+    /// The other ranks, each rank beginning with its right neighbour, so that not all send to the
+    /// same one first.
     fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, world) = (self.rank, self.world);
         (1..world).map(move |turn| (rank + turn) % world)
@@ -140,8 +143,8 @@ impl Direct {
         let plan = Schedule::new(self.rank, self.world, count, self.capacity / size_of::<T>(), 1);
         let (first, first_result) = (self.rounds, self.results);
         for block in 0..=plan.blocks() {
-            // A round's parts may be sent when all are in the operation, and have read what lies in the slots: they have
-            // where their results of the round before last are here.
+            // A round's parts may be sent when all are in the operation, and have read what lies in
+            // the slots: they have where their results of the round before last are here.
             for peer in self.peers() {
                 fabric.wait_for(peer, Lane::Part, first + block as u64)?;
                 fabric.wait_for(peer, Lane::Result, first_result + (block as u64).saturating_sub(1))?;
@@ -169,7 +172,8 @@ impl Direct {
         fabric.flush()
     }
 
-    /// Adds up everybody's parts of some elements, in the order of ranks, so that all get the very same sum.
+    /// Adds up everybody's parts of some elements, in the order of ranks, so that all get the very
+    /// same sum.
     fn add_up<T: Element>(
         &self,
         blocks: &mut Blocks,

@@ -1,9 +1,12 @@
-//! The connections between ranks: writes into a peer's memory, each followed by a notice that it is there.
+//! The connections between ranks: writes into a peer's memory, each followed by a notice that it is
+//! there.
 //!
-//! How a rank notices depends on the device. Where writes land in order, a second write of a counter follows the first,
-//! and the receiver watches its own memory, which costs no call. Everywhere else the write carries immediate data, and
-//! the receiver's completion queue says that it has come: the only thing that verbs promises. iWARP has no immediate data: there a
-//! message follows the write, and since nothing makes a sender wait there until there is a receive for it, the receiver reports.
+//! How a rank notices depends on the device. Where writes land in order, a second write of a
+//! counter follows the first, and the receiver watches its own memory, which costs no call.
+//! Everywhere else the write carries immediate data, and the receiver's completion queue says that
+//! it has come: the only thing that verbs promises. iWARP has no immediate data: there a message
+//! follows the write, and since nothing makes a sender wait there until there is a receive for it,
+//! the receiver reports.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -55,8 +58,8 @@ const FULL: u64 = DEPTH as u64 - 2 * UNSIGNALED;
 
 /// The room that a message takes that is a notice by itself.
 const NOTICE: usize = 8;
-/// iWARP has no receiver that makes its sender wait: at most so many messages to a peer are not known to be received. As many
-/// reports may be under way to it, and there is a receive for each.
+/// iWARP has no receiver that makes its sender wait: at most so many messages to a peer are not
+/// known to be received. As many reports may be under way to it, and there is a receive for each.
 const UNCONFIRMED: u32 = 64;
 
 /// A connected rank.
@@ -74,8 +77,8 @@ struct Peer {
     completed: u64,
     /// The number of the last one that read memory of ours.
     last_data: u64,
-    /// On iWARP, messages sent to it, which of them it has said to have, messages received from it, and which of them it was told;
-    /// all modulo 2^32.
+    /// On iWARP, messages sent to it, which of them it has said to have, messages received from it,
+    /// and which of them it was told; all modulo 2^32.
     messages: u32,
     confirmed: u32,
     taken: u32,
@@ -196,8 +199,8 @@ impl Fabric {
         }
     }
 
-    /// Writes `source` to a place at a peer, and tells it on `lane`. Returns the number to [wait for](Self::wait_sent)
-    /// before `source` may change.
+    /// Writes `source` to a place at a peer, and tells it on `lane`. Returns the number to [wait
+    /// for](Self::wait_sent) before `source` may change.
     pub(super) fn send(
         &mut self,
         to: usize,
@@ -258,7 +261,8 @@ impl Fabric {
     #[inline]
     fn pause(&mut self, wait: &mut Wait) -> Result<(), Failure> {
         let nap = self.patience.pause(wait)?;
-        // A write of ours that failed may be why nothing comes; and a software device works faster if asked.
+        // A write of ours that failed may be why nothing comes; and a software device works faster
+        // if asked.
         if nap.is_some() || wait.is_time_to_look() {
             self.collect_sent()?;
         }
@@ -301,11 +305,13 @@ impl Fabric {
         self.wait_told(from, |peer| peer.received[lane as usize] >= count)
     }
 
-    /// Waits until what a send, and all sends to the same peer before it, were sent from may change.
+    /// Waits until what a send, and all sends to the same peer before it, were sent from may
+    /// change.
     pub(super) fn wait_sent(&mut self, to: usize, number: u64) -> Result<(), Failure> {
         self.wait_complete(to, number)?;
         if self.by_messages && number > 0 {
-            // The kernel's siw completes requests whose data TCP has yet to look at, so that only the peer knows better.
+            // The kernel's siw completes requests whose data TCP has yet to look at, so that only
+            // the peer knows better.
             let last = peer(&mut self.peers, to)?.last_message;
             self.wait_told(to, |peer| peer.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
         }
@@ -379,8 +385,8 @@ impl Fabric {
         Ok(any)
     }
 
-    /// Takes note of the notices that have come as immediate data; tells whether there was one. With a time, sleeps that
-    /// long if there was none.
+    /// Takes note of the notices that have come as immediate data; tells whether there was one.
+    /// With a time, sleeps that long if there was none.
     fn collect_received(&mut self, sleep: Option<Duration>) -> Result<bool, Failure> {
         if let (Some(nap), Some(channel)) = (sleep, self.recv_cq.channel()) {
             let channel = channel.clone();
@@ -505,7 +511,8 @@ fn token(to: usize, number: u64) -> u64 {
     (to as u64) << 48 | number & NUMBER
 }
 
-/// The connection to a rank; asking for one that this rank has none to is a mistake of this package.
+/// The connection to a rank; asking for one that this rank has none to is a mistake of this
+/// package.
 #[inline]
 fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
     peers

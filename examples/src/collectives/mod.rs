@@ -1,7 +1,7 @@
 //! Collectives over RDMA writes.
 //!
-//! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s, whose memory the other ranks write
-//! to directly.
+//! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s, whose
+//! memory the other ranks write to directly.
 
 mod blocks;
 mod communicator;

@@ -13,8 +13,8 @@ pub struct Pattern<T> {
 }
 
 impl<T: Element> Pattern<T> {
-    /// What `rank` of `world` contributes in round `seed`, and what comes out. Whole numbers, small enough for exact
-    /// sums in every element type.
+    /// What `rank` of `world` contributes in round `seed`, and what comes out. Whole numbers, small
+    /// enough for exact sums in every element type.
     #[must_use]
     pub fn new(rank: usize, world: usize, seed: usize) -> Self {
         // One period more than needed makes every window of a period contiguous.
@@ -30,7 +30,8 @@ impl<T: Element> Pattern<T> {
         Self { own: of(rank), sum }
     }
 
-    /// Fills `elements`, whose first is the tensor's element `start`, with this rank's contribution.
+    /// Fills `elements`, whose first is the tensor's element `start`, with this rank's
+    /// contribution.
     pub fn fill(&self, start: usize, elements: &mut [T]) {
         for (element, value) in elements.iter_mut().zip(self.own.iter().cycle().skip(start % PERIOD)) {
             *element = *value;

@@ -1,8 +1,10 @@
-//! Ring all-reduce: every rank talks to its two neighbours only, and sends as little as is possible at all.
+//! Ring all-reduce: every rank talks to its two neighbours only, and sends as little as is possible
+//! at all.
 //!
-//! The [schedule](super::schedule) says what is sent when. Partial sums go into slots of the right neighbour's scratch
-//! memory, which it gives back by credits; results go straight to their place in its output. That needs no credit: a result
-//! comes only after the neighbour has sent its own part of it, so it has entered the operation and needs the place no more.
+//! The [schedule](super::schedule) says what is sent when. Partial sums go into slots of the right
+//! neighbour's scratch memory, which it gives back by credits; results go straight to their place
+//! in its output. That needs no credit: a result comes only after the neighbour has sent its own
+//! part of it, so it has entered the operation and needs the place no more.
 
 use std::ops::Range;
 
@@ -57,7 +59,8 @@ impl Ring {
         let (rank, world) = (group.rank(), group.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
         let hops = world - 1;
-        // What is under way in `lead + 1` ticks, and what waits to be credited: the schedule's tests show that it is enough.
+        // What is under way in `lead + 1` ticks, and what waits to be credited: the schedule's
+        // tests show that it is enough.
         let slot_count = (lead + 1) * hops + hops - 1;
         // Many ranks need many slots, and then have small segments.
         let chunk = chunk.min((SCRATCH / slot_count).next_multiple_of(4096));
@@ -184,7 +187,8 @@ impl Turn<'_> {
         self.add(input, elements, |_, offset, sums| output.region().copy_in(base + offset, sums))
     }
 
-    /// Sums the next slot and the own input, block by block, into where `keep` puts it; gives the slot back.
+    /// Sums the next slot and the own input, block by block, into where `keep` puts it; gives the
+    /// slot back.
     fn add<T: Element>(
         &mut self,
         input: &Tensor<T>,

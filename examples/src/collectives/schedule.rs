@@ -1,12 +1,13 @@
 //! Who sends what when in a ring all-reduce: pure arithmetic.
 //!
-//! The elements are cut into *blocks*, and each block into one *segment* per rank. A block takes `2 (N - 1)` steps: in
-//! the first `N - 1` a rank adds its own part to the segment that comes from its left neighbour and passes the sum on;
-//! in the others the finished segments go round. A rank sends at step `t` what it received at step `t - 1`.
+//! The elements are cut into *blocks*, and each block into one *segment* per rank. A block takes
+//! `2 (N - 1)` steps: in the first `N - 1` a rank adds its own part to the segment that comes from
+//! its left neighbour and passes the sum on; in the others the finished segments go round. A rank
+//! sends at step `t` what it received at step `t - 1`.
 //!
-//! Blocks overlap like the stages of a pipeline: block `b` is at step `t` in *tick* `b + t * lead`. Every rank sends
-//! its messages in the order of ticks, and of steps within a tick, so that both ends of a connection can tell which
-//! message is the next from its number alone.
+//! Blocks overlap like the stages of a pipeline: block `b` is at step `t` in *tick* `b + t * lead`.
+//! Every rank sends its messages in the order of ticks, and of steps within a tick, so that both
+//! ends of a connection can tell which message is the next from its number alone.
 
 use std::ops::Range;
 
@@ -48,7 +49,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule whose segments have at most `chunk` elements; `lead` is how many ticks lie between a block's steps.
+    /// A schedule whose segments have at most `chunk` elements; `lead` is how many ticks lie
+    /// between a block's steps.
     #[must_use]
     pub fn new(rank: usize, world: usize, count: usize, chunk: usize, lead: usize) -> Self {
         let even = count.div_ceil(world);
@@ -65,7 +67,8 @@ impl Schedule {
         2 * (self.world - 1)
     }
 
-    /// Messages of this all-reduce that go into the right neighbour's scratch memory at step `step` or not at all.
+    /// Messages of this all-reduce that go into the right neighbour's scratch memory at step `step`
+    /// or not at all.
     #[must_use]
     pub fn uses_scratch(&self, step: usize) -> bool {
         step < self.world - 1
@@ -123,7 +126,8 @@ impl Schedule {
         self.lead
     }
 
-    /// The left neighbour's message that comes after all those that this rank passes on in `tick`: nobody passes it on.
+    /// The left neighbour's message that comes after all those that this rank passes on in `tick`:
+    /// nobody passes it on.
     #[must_use]
     pub fn last_of_left(&self, tick: usize) -> Option<Message> {
         let block = tick.checked_sub(self.steps() * self.lead)?;
@@ -143,12 +147,14 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Plays the schedule of all ranks with vectors in place of memory, and at most `slots` unread scratch messages.
+    /// Plays the schedule of all ranks with vectors in place of memory, and at most `slots` unread
+    /// scratch messages.
     fn play(world: usize, count: usize, chunk: usize, lead: usize) {
         let plans: Vec<Schedule> = (0..world).map(|r| Schedule::new(r, world, count, chunk, lead)).collect();
         let input = |rank: usize, i: usize| (i * 31 + rank * 7) as u64 % 1000;
         let mut out = vec![vec![u64::MAX; count]; world];
-        // Messages on their way from each rank's left neighbour, and those it has taken but not passed on.
+        // Messages on their way from each rank's left neighbour, and those it has taken but not
+        // passed on.
         let mut wires: Vec<std::collections::VecDeque<(Message, Vec<u64>)>> = vec![Default::default(); world];
         let order = |plan: &Schedule| (0..plan.ticks()).flat_map(|t| plan.messages(t)).collect::<Vec<_>>();
         let mut orders: Vec<Vec<Message>> = plans.iter().map(|p| order(p).into_iter().rev().collect()).collect();
@@ -167,7 +173,8 @@ mod tests {
                 let data = if next.step == 0 {
                     plan.sent(next).map(|i| input(rank, i)).collect()
                 } else {
-                    // Its own order says which message it waits for: the one that this one passes on.
+                    // Its own order says which message it waits for: the one that this one passes
+                    // on.
                     let Some((message, mut data)) = wires[rank].pop_front() else { continue };
                     received[rank].push(message);
                     assert_eq!(message, Message { step: next.step - 1, ..next }, "world {world}");

@@ -13,8 +13,8 @@ pub(super) const BLOCK: usize = 4096;
 
 /// Elements that every rank has as many of, in memory that the others may write to.
 ///
-/// A collective's result lands in it without another copy. It is never lent as a slice, since others may write to it
-/// at any time; [`read`](Self::read) and [`write`](Self::write) copy.
+/// A collective's result lands in it without another copy. It is never lent as a slice, since
+/// others may write to it at any time; [`read`](Self::read) and [`write`](Self::write) copy.
 #[derive(Debug)]
 pub struct Tensor<T> {
     region: ExposedRegion,

@@ -1,7 +1,8 @@
 //! Waiting: spin briefly, then give the core away, then sleep.
 //!
-//! With more ranks than cores the peer that we wait for may need this very core: a rank that only spins holds it until
-//! the scheduler's tick, which is a thousand times longer than the message takes.
+//! With more ranks than cores the peer that we wait for may need this very core: a rank that only
+//! spins holds it until the scheduler's tick, which is a thousand times longer than the message
+//! takes.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use crate::bootstrap::Watch;
 const YIELDS_PER_CHECK: u32 = 32;
 /// How long to go on yielding before sleeping; waking a halted core costs some 25 us.
 const YIELDING: Duration = Duration::from_millis(2);
-/// The first sleep, and each is twice as long as the one before, up to the longest: a death is noticed after this time at the latest.
+/// The first sleep, and each is twice as long as the one before, up to the longest: a death is
+/// noticed after this time at the latest.
 const FIRST_SLEEP: Duration = Duration::from_micros(50);
 const SLEEP: Duration = Duration::from_millis(1);
 
@@ -41,15 +43,15 @@ impl Wait {
 }
 
 impl Patience {
-    /// `shared_cores`: there are more ranks than cores, so spinning keeps others from running. `stall` is how long the
-    /// others may make no progress at all.
+    /// `shared_cores`: there are more ranks than cores, so spinning keeps others from running.
+    /// `stall` is how long the others may make no progress at all.
     #[must_use]
     pub fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
         Self { spins: if shared_cores { 4 } else { 2000 }, stall, watch }
     }
 
-    /// Lets some time pass, after the caller has looked and found nothing. With a duration, the caller has waited so
-    /// long that it is to sleep, for that time at most.
+    /// Lets some time pass, after the caller has looked and found nothing. With a duration, the
+    /// caller has waited so long that it is to sleep, for that time at most.
     ///
     /// # Errors
     /// Where another rank has died, or nothing has happened for too long.

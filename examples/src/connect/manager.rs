@@ -1,8 +1,9 @@
 //! Connecting by the connection manager.
 //!
-//! Of two ranks, the higher one calls. Each listens on a port of its own, which the others hear of over the bootstrap, and calls
-//! and answers at the same time, so that nobody waits for somebody who waits. The private data says for which job, from whom and to
-//! whom a call is; others are rejected, and told why.
+//! Of two ranks, the higher one calls. Each listens on a port of its own, which the others hear of
+//! over the bootstrap, and calls and answers at the same time, so that nobody waits for somebody
+//! who waits. The private data says for which job, from whom and to whom a call is; others are
+//! rejected, and told why.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

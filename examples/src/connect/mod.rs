@@ -1,4 +1,5 @@
-//! Connecting queue pairs to those of other ranks: by an exchange of endpoints over the bootstrap, or by the connection manager.
+//! Connecting queue pairs to those of other ranks: by an exchange of endpoints over the bootstrap,
+//! or by the connection manager.
 
 mod manager;
 
@@ -44,7 +45,8 @@ impl ConnectionOptions {
         self.cm || self.cm_address.is_some()
     }
 
-    /// Agrees on a method; collective. Where any rank's device is iWARP, all take the connection manager, and `speaker` says so.
+    /// Agrees on a method; collective. Where any rank's device is iWARP, all take the connection
+    /// manager, and `speaker` says so.
     ///
     /// # Errors
     /// Where a rank has no address for the connection manager.
@@ -74,7 +76,8 @@ impl ConnectionOptions {
     }
 }
 
-/// Whether a device's transport is iWARP, which has no immediate data and does not wait for receives.
+/// Whether a device's transport is iWARP, which has no immediate data and does not wait for
+/// receives.
 pub(crate) fn is_iwarp(context: &Context) -> bool {
     context.device().transport() == TransportType::IWARP
 }
@@ -130,7 +133,8 @@ pub(crate) struct Connected {
     pub(crate) ends: (String, String),
 }
 
-/// Connects every rank to those of its peers; collective. The result is in the order of what was given.
+/// Connects every rank to those of its peers; collective. The result is in the order of what was
+/// given.
 pub(crate) fn connect(
     chosen: &Chosen,
     group: &mut Group,

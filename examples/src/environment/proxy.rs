@@ -1,16 +1,18 @@
-//! Hydra's process on this host, from which all ranks of a job descend that run here: what tells two of its jobs apart.
+//! Hydra's process on this host, from which all ranks of a job descend that run here: what tells
+//! two of its jobs apart.
 
 use std::fs;
 
 use nix::unistd::getppid;
 
-/// What the names of its processes begin with: `hydra_pmi_proxy`, and Intel's `hydra_bstrap_proxy` above it.
+/// What the names of its processes begin with: `hydra_pmi_proxy`, and Intel's `hydra_bstrap_proxy`
+/// above it.
 const NAME: &str = "hydra_";
 /// More generations than shells and wrappers of a rank make.
 const MOST_GENERATIONS: usize = 32;
 
-/// A text that no other job of this host has, and all ranks of this one that run here: `None` where Hydra has not started it, or the
-/// process is not to be seen, as in a container.
+/// A text that no other job of this host has, and all ranks of this one that run here: `None` where
+/// Hydra has not started it, or the process is not to be seen, as in a container.
 pub(super) fn identity() -> Option<String> {
     let mut pid = getppid().as_raw();
     for _ in 0..MOST_GENERATIONS {

@@ -13,7 +13,8 @@ pub(super) fn fill(bytes: &mut [u8], number: u64) {
     }
 }
 
-/// The last byte of a message: never the same in two that follow each other, and never what fresh memory has.
+/// The last byte of a message: never the same in two that follow each other, and never what fresh
+/// memory has.
 pub(super) fn last_byte(number: u64) -> u8 {
     u8::try_from(number % 255).unwrap_or(0) + 1
 }

@@ -28,7 +28,8 @@ const IWARP_INLINE: u32 = 64;
 pub(super) const MOST_INLINE: u32 = 1024;
 /// Messages under way hold at most about this much memory.
 const MEMORY: usize = 32 << 20;
-/// Permissions to send more that may be under way to a queue pair, beside messages; there is a receive for each.
+/// Permissions to send more that may be under way to a queue pair, beside messages; there is a
+/// receive for each.
 const PERMISSIONS: u32 = 2;
 /// Where a completion's token says which queue pair it is of; the rest is the number of a request.
 const LANE: u32 = 48;
@@ -67,7 +68,8 @@ impl Plan {
             check: options.check,
             size,
             lanes,
-            // On iWARP a message follows each write that is told, and permissions go between messages.
+            // On iWARP a message follows each write that is told, and permissions go between
+            // messages.
             sends: 2 * depth + 2,
             receives: options.rx_depth.min(2 * in_memory) + PERMISSIONS,
             depth,
@@ -77,7 +79,8 @@ impl Plan {
         }
     }
 
-    /// Whether the receiver says when more may be sent, because nothing else makes a sender wait for receives.
+    /// Whether the receiver says when more may be sent, because nothing else makes a sender wait
+    /// for receives.
     fn is_by_permission(&self) -> bool {
         self.op == Op::Send && (self.is_iwarp || self.is_datagram)
     }
@@ -92,7 +95,8 @@ impl Plan {
         match self.op {
             Op::Send if self.is_datagram => Some(Grh::LEN + self.size),
             Op::Send => Some(self.size),
-            // Only word of writes comes, which has no bytes; but siw refuses receives without memory.
+            // Only word of writes comes, which has no bytes; but siw refuses receives without
+            // memory.
             _ => self.is_iwarp.then_some(1),
         }
     }
@@ -100,8 +104,9 @@ impl Plan {
     /// Buffers to send from, and their length.
     fn spares(&self) -> (u32, usize) {
         match self.op {
-            // The kernel's siw completes requests whose data TCP has yet to look at. Taken in turn, none of so many
-            // buffers is needed again before its message has come: no more than that are permitted ahead.
+            // The kernel's siw completes requests whose data TCP has yet to look at. Taken in turn,
+            // none of so many buffers is needed again before its message has come: no more than
+            // that are permitted ahead.
             Op::Send if self.is_iwarp => (self.depth + self.receives, self.size),
             Op::Send | Op::Atomic => (self.depth, self.size),
             Op::Write | Op::Read => (0, 0),
@@ -263,7 +268,8 @@ pub(super) struct Link {
     in_order: bool,
     /// The two ends of each queue pair.
     ends: Vec<(String, String)>,
-    /// What the peer writes to, or reads from; and what this side writes from, or reads into. A part for each lane.
+    /// What the peer writes to, or reads from; and what this side writes from, or reads into. A
+    /// part for each lane.
     window: ExposedRegion,
     source: ExposedRegion,
 }
@@ -367,7 +373,8 @@ impl Link {
         posted - completed < self.plan.depth.into() && sent < permitted
     }
 
-    /// Posts the next message of a queue pair that has room. A write is `told` to the peer, unless it watches memory.
+    /// Posts the next message of a queue pair that has room. A write is `told` to the peer, unless
+    /// it watches memory.
     pub(super) fn post(&mut self, at: usize, told: bool) -> Result<(), Failure> {
         let Plan { op, size, check, .. } = self.plan;
         let told = told && op == Op::Write && !self.in_order;
@@ -463,7 +470,8 @@ impl Link {
         }
     }
 
-    /// Compares what `count` messages of the peer to each queue pair have left, or what this side has read.
+    /// Compares what `count` messages of the peer to each queue pair have left, or what this side
+    /// has read.
     pub(super) fn inspect(&mut self, count: u64) -> Result<(), Failure> {
         let region = if self.plan.op == Op::Read { &self.source } else { &self.window };
         for lane in 0..self.lanes.len() {

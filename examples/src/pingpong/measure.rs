@@ -40,7 +40,8 @@ pub(super) fn run(
 
 /// Measures the latency of messages.
 ///
-/// Half the round trip for sends and writes, all of it for reads and atomic operations, like perftest.
+/// Half the round trip for sends and writes, all of it for reads and atomic operations, like
+/// perftest.
 fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<LatencyRow, Failure> {
     let mut samples = Vec::new();
     let factor = if link.op().is_one_sided() { 1.0 } else { 0.5 };
@@ -101,7 +102,8 @@ fn measure(
     Ok(total)
 }
 
-/// Run after run, until the time is over. Returns those that begin in its middle half, and the messages of all.
+/// Run after run, until the time is over. Returns those that begin in its middle half, and the
+/// messages of all.
 fn for_a_time(
     link: &mut Link,
     group: &mut Group,
@@ -167,7 +169,8 @@ fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut 
 }
 
 fn message(link: &mut Link) -> Result<(), Failure> {
-    // The answer to a message says that it has come, so one under way is the most there is; completions are late news.
+    // The answer to a message says that it has come, so one under way is the most there is;
+    // completions are late news.
     link.drain(1)?;
     while !link.has_room(0) {
         link.take_next()?;
@@ -209,7 +212,8 @@ fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<
     }
     let seconds = begun.elapsed().as_secs_f64();
     group.wait_for_work("the messages")?;
-    // What was posted but not done when a part ended makes its rate too good, unless a part is many times that.
+    // What was posted but not done when a part ended makes its rate too good, unless a part is many
+    // times that.
     let is_long = part >= 4 * u64::from(link.depth()) * lanes as u64;
     Ok(Run { messages: all, seconds, peak: if is_long { peak } else { 0.0 } })
 }

@@ -95,8 +95,8 @@ pub struct Sides {
     #[arg(short, long, value_name = "N", default_value_t = bootstrap::DEFAULT_PORT)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
-    /// Where the server, rank 0, listens under mpirun, Slurm or torchrun (default: what the environment says, or the
-    /// one host of both)
+    /// Where the server, rank 0, listens under mpirun, Slurm or torchrun (default: what the
+    /// environment says, or the one host of both)
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["server", "connect"])]
     pub root: Option<String>,
     /// Seconds to wait for the other process; one that is silent for a third of it is given up
@@ -194,7 +194,8 @@ pub struct Options {
     /// All sizes from 2 to 8M
     #[arg(short = 'a', long, conflicts_with = "size")]
     pub all: bool,
-    /// Messages of each size and queue pair (default: 1000 for latency, 5000 for bandwidth, fewer for large ones)
+    /// Messages of each size and queue pair (default: 1000 for latency, 5000 for bandwidth, fewer
+    /// for large ones)
     #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
     pub iters: Option<usize>,
     /// Run each test for so long; the first and the last quarter are not counted
@@ -216,7 +217,8 @@ pub struct Options {
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub rx_depth: u32,
-    /// Largest message that is copied into its request (default: 220 for latency, or what the device can; else 0)
+    /// Largest message that is copied into its request (default: 220 for latency, or what the
+    /// device can; else 0)
     #[arg(short = 'I', long = "inline_size", value_name = "BYTES")]
     #[arg(value_parser = clap::value_parser!(u32).range(..=1024))]
     #[serde(rename = "inline_size")]

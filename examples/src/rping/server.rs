@@ -25,7 +25,8 @@ const GO_AHEAD: [u8; MESSAGE] = [0; MESSAGE];
 /// Answers one client until it disconnects; says how many pings there were.
 ///
 /// # Errors
-/// Where none comes in time, if there is one; where the client breaks the connection in the middle of a ping, or the rules.
+/// Where none comes in time, if there is one; where the client breaks the connection in the middle
+/// of a ping, or the rules.
 pub fn serve_one(
     context: &Context,
     settings: &Settings,
@@ -38,11 +39,12 @@ pub fn serve_one(
     serve(context, settings, request)
 }
 
-/// Answers any number of clients, each in a thread of its own; returns after `clients` of them, if that is given.
+/// Answers any number of clients, each in a thread of its own; returns after `clients` of them, if
+/// that is given.
 ///
 /// # Errors
-/// At the end, how many clients did not end well: each has been told of on standard error. Where there are no more files, memory or
-/// threads for a client, that client is turned away.
+/// At the end, how many clients did not end well: each has been told of on standard error. Where
+/// there are no more files, memory or threads for a client, that client is turned away.
 pub fn serve_all(
     context: &Context,
     settings: &Settings,

@@ -14,7 +14,8 @@ use rdma::{
 use super::wire::MESSAGE;
 use crate::{Failure, wait};
 
-/// Receives that are posted; one message is under way at a time, and one more is a peer's mistake that is noticed.
+/// Receives that are posted; one message is under way at a time, and one more is a peer's mistake
+/// that is noticed.
 const RECEIVES: u32 = 2;
 /// Sends under way: a message and the data that it follows.
 const SENDS: u32 = 4;
@@ -26,14 +27,15 @@ const NUDGE: u64 = 1;
 
 /// What an end does on iWARP when nothing comes at first.
 ///
-/// In Linux's siw (6.1 to 6.18) what arrives while the end that accepts is still about it lies unread until more bytes arrive.
+/// In Linux's siw (6.1 to 6.18) what arrives while the end that accepts is still about it lies
+/// unread until more bytes arrive.
 #[derive(Debug)]
 pub(super) enum Nudge {
-    /// The end that connected writes no bytes: those are more, and touch nothing. It does so each second, as it cannot know when
-    /// the other has accepted.
+    /// The end that connected writes no bytes: those are more, and touch nothing. It does so each
+    /// second, as it cannot know when the other has accepted.
     Write,
-    /// The end that accepted reads no bytes, to here: the answer is more. Once is enough; but it may not send before the other is
-    /// ready for it, and so leaves it time.
+    /// The end that accepted reads no bytes, to here: the answer is more. Once is enough; but it
+    /// may not send before the other is ready for it, and so leaves it time.
     Read(ExposedSlice),
 }
 
@@ -191,7 +193,8 @@ impl Session {
         }
     }
 
-    /// Handles one completion, or says that the peer is gone; sleeps until there is something to do.
+    /// Handles one completion, or says that the peer is gone; sleeps until there is something to
+    /// do.
     fn pump(&mut self, deadline: Instant) -> Result<(), Failure> {
         let mut deadline = deadline;
         loop {
@@ -292,7 +295,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A client's end and a server's, on the software device, and where the server reads no bytes to.
+    /// A client's end and a server's, on the software device, and where the server reads no bytes
+    /// to.
     fn pair() -> (Session, Session, ExposedRegion) {
         let device =
             crate::device::DeviceOptions { device: Some("soft0".to_owned()), port: None, gid_index: None }.open();

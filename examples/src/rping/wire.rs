@@ -68,7 +68,8 @@ impl Advert {
 /// The letters of the text: from `A` to `z`, and what lies between.
 const LETTERS: std::ops::RangeInclusive<u8> = 65..=122;
 
-/// The text of a ping, with its closing zero: its number, and letters that begin with another one each time.
+/// The text of a ping, with its closing zero: its number, and letters that begin with another one
+/// each time.
 #[must_use]
 pub fn ping_text(number: u64, size: usize) -> Vec<u8> {
     let mut text = format!("rdma-ping-{number}: ").into_bytes();

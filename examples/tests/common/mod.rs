@@ -40,6 +40,7 @@ pub fn fail(name: &str, args: &[&str], part: &str) {
 
 /// An address of this host that nobody listens on: `host` is a number that no other test uses.
 pub fn free_address(host: u8) -> String {
-    // Ports of 127.0.0.1 come and go with other connections; those of its neighbours are the test's own.
+    // Ports of 127.0.0.1 come and go with other connections; those of its neighbours are the test's
+    // own.
     TcpListener::bind(format!("127.0.0.{host}:0")).unwrap().local_addr().unwrap().to_string()
 }

@@ -1,10 +1,11 @@
 //! What the messages contain.
 //!
-//! `ibv_rc_pingpong` sends one byte over and over, and its receives go to where its sends come from: it sends back what it has
-//! received, as its server from the first message on and as its client from the second. With `-c` its client zeroes the first byte
-//! of each page, and its server looks for that in the end. So a client may send what it likes, if it keeps those bytes zero, and
-//! has to get it back; and a server sees either what the C program begins with, or what a client of ours makes of a message's
-//! number.
+//! `ibv_rc_pingpong` sends one byte over and over, and its receives go to where its sends come
+//! from: it sends back what it has received, as its server from the first message on and as its
+//! client from the second. With `-c` its client zeroes the first byte of each page, and its server
+//! looks for that in the end. So a client may send what it likes, if it keeps those bytes zero, and
+//! has to get it back; and a server sees either what the C program begins with, or what a client of
+//! ours makes of a message's number.
 
 use crate::pingpong::contents::fill;
 
@@ -50,7 +51,8 @@ impl Contents {
         bytes == self.expected
     }
 
-    /// Whether these bytes are a client's message `number`: the C program's, started with `-c`, or ours.
+    /// Whether these bytes are a client's message `number`: the C program's, started with `-c`, or
+    /// ours.
     pub(super) fn is_message(&mut self, bytes: &[u8], number: u64) -> bool {
         bytes == self.plain || self.is_answer(bytes, number)
     }

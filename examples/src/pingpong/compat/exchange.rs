@@ -1,7 +1,8 @@
 //! The exchange of addresses over TCP, from either side of it.
 //!
-//! The client speaks first, and the server answers when it is ready to receive. The client's last word says that it has the
-//! answer; after it both close. `ibv_rc_pingpong` reads each with a single call, so each is written with one.
+//! The client speaks first, and the server answers when it is ready to receive. The client's last
+//! word says that it has the answer; after it both close. `ibv_rc_pingpong` reads each with a
+//! single call, so each is written with one.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use crate::bootstrap::{self, Until, is_timeout};
 /// What the C program's user may have forgotten.
 const GID_HINT: &str = "on RoCE, ibv_rc_pingpong needs -g with the index of its GID";
 
-/// The server: waits for one client, lets `connect` take its address, and only then gives away our own.
+/// The server: waits for one client, lets `connect` take its address, and only then gives away our
+/// own.
 pub(super) fn serve<T>(
     listener: &Socket,
     own: Address,
@@ -40,7 +42,8 @@ pub(super) fn serve<T>(
     Ok((connected, remote))
 }
 
-/// The client: gives our address to the server, and returns the server's, which can receive by then.
+/// The client: gives our address to the server, and returns the server's, which can receive by
+/// then.
 pub(super) fn join(address: &str, own: Address, timeout: Duration) -> Result<Address, Failure> {
     let deadline = Instant::now() + timeout;
     let stream = bootstrap::connect(address, "the server", timeout)?;
@@ -134,7 +137,8 @@ mod tests {
         (listener, address)
     }
 
-    /// What the server makes of a client that says `words`, then `last` after the server's line, and closes.
+    /// What the server makes of a client that says `words`, then `last` after the server's line,
+    /// and closes.
     fn serve_client(words: &'static [u8], last: &'static [u8]) -> Result<Address, Failure> {
         let (listener, at) = listener();
         let client = thread::spawn(move || {

@@ -1,7 +1,9 @@
-//! The exchange and the traffic of rdma-core's `ibv_rc_pingpong`, so that `pingpong --compat` can be either end of it.
+//! The exchange and the traffic of rdma-core's `ibv_rc_pingpong`, so that `pingpong --compat` can
+//! be either end of it.
 //!
-//! Both sides post receives of one size, tell each other over TCP where their queue pairs are, and then send one message back and
-//! forth, as often as both were told. The server sends back what it has received.
+//! Both sides post receives of one size, tell each other over TCP where their queue pairs are, and
+//! then send one message back and forth, as often as both were told. The server sends back what it
+//! has received.
 
 mod contents;
 mod exchange;
@@ -76,7 +78,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Receives that are posted: as many as asked for, or what memory allows, and never too few for a message each way.
+    /// Receives that are posted: as many as asked for, or what memory allows, and never too few for
+    /// a message each way.
     fn depth(&self) -> u32 {
         let in_memory = u32::try_from((MEMORY / self.size.0).max(2)).unwrap_or(u32::MAX);
         self.rx_depth.min(in_memory)
@@ -146,7 +149,8 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
     if !is_server || !is_launched() {
         report(&outcome, chosen, options)?;
     }
-    // Who has seen the last message may still owe its acknowledgement, if the driver works in this order.
+    // Who has seen the last message may still owe its acknowledgement, if the driver works in this
+    // order.
     std::thread::sleep(Duration::from_millis(50));
     outcome.wrong.map_or(Ok(()), |what| Err(Failure::new(what)))
 }

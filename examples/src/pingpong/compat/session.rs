@@ -87,7 +87,8 @@ impl Session {
             }
             let (received, posted) = (traffic.received, traffic.posted);
             let is_answered = if traffic.is_server { received > posted } else { received >= posted };
-            // As the C program: a send follows when the one before it is complete and a message has come.
+            // As the C program: a send follows when the one before it is complete and a message has
+            // come.
             if posted < iterations && is_answered && traffic.sent == posted {
                 traffic.send()?;
             }
@@ -99,7 +100,8 @@ impl Session {
 }
 
 impl Traffic {
-    /// Sends the next message: a server what it has received, a client one with contents of its own.
+    /// Sends the next message: a server what it has received, a client one with contents of its
+    /// own.
     fn send(&mut self) -> Result<(), Failure> {
         let mut buffer = self.last.take().or_else(|| self.spare.pop()).ok_or_else(|| Failure::new("out of buffers"))?;
         if !self.is_server {

@@ -1,10 +1,12 @@
-//! What `ibv_rc_pingpong` says over TCP: one line with an address each way, and a word from the client.
+//! What `ibv_rc_pingpong` says over TCP: one line with an address each way, and a word from the
+//! client.
 
 use std::fmt;
 
 use rdma::{Endpoint, Gid, Lid, Mtu};
 
-/// `LID:QPN:PSN:GID` in hexadecimal digits, 4, 6, 6 and 32 of them, and the zero byte that ends a string in C.
+/// `LID:QPN:PSN:GID` in hexadecimal digits, 4, 6, 6 and 32 of them, and the zero byte that ends a
+/// string in C.
 pub(super) const LINE: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 
 /// What the client says when it has the server's line, with the zero byte.
@@ -21,14 +23,15 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Our own; without the GID where `by_lid`, as `ibv_rc_pingpong` does it when it is given no GID index.
+    /// Our own; without the GID where `by_lid`, as `ibv_rc_pingpong` does it when it is given no
+    /// GID index.
     pub(super) fn of(endpoint: &Endpoint, by_lid: bool) -> Self {
         let gid = endpoint.gid.filter(|_| !by_lid);
         Self { lid: endpoint.lid, qpn: endpoint.qpn, psn: endpoint.psn, gid }
     }
 
-    /// The endpoint to connect to. The line does not say the MTU, which both sides are given, nor how many reads the peer
-    /// serves, which is none: only messages are sent.
+    /// The endpoint to connect to. The line does not say the MTU, which both sides are given, nor
+    /// how many reads the peer serves, which is none: only messages are sent.
     pub(super) fn endpoint(&self, mtu: Mtu) -> Endpoint {
         Endpoint { qpn: self.qpn, psn: self.psn, gid: self.gid, lid: self.lid, mtu, responder_resources: 1 }
     }
