@@ -10,7 +10,7 @@ use crate::bootstrap::Group;
 use crate::failure::say;
 
 /// The options that say which device to use; the same in every program.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct DeviceOptions {
     /// Device, and port if wanted: soft0, mlx5_0, mlx5_0:1, any, hardware
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
@@ -39,6 +39,12 @@ pub struct Chosen {
 }
 
 impl DeviceOptions {
+    /// The options of a program that chooses its device only by name.
+    #[must_use]
+    pub fn named(device: Option<String>) -> Self {
+        Self { device, ..Self::default() }
+    }
+
     /// Opens the device that the options, or the environment, ask for.
     ///
     /// # Errors

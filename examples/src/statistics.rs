@@ -43,20 +43,6 @@ impl Summary {
             p999: percentile(samples, 999),
         }
     }
-
-    /// The summary of the same samples, each multiplied by `factor`.
-    #[must_use]
-    pub fn scaled(self, factor: f64) -> Self {
-        Self {
-            min: self.min * factor,
-            max: self.max * factor,
-            median: self.median * factor,
-            mean: self.mean * factor,
-            stdev: self.stdev * factor,
-            p99: self.p99 * factor,
-            p999: self.p999 * factor,
-        }
-    }
 }
 
 /// The nearest-rank percentile of sorted samples: the `ceil(p n)`-th, with `p` in thousandths.
@@ -83,6 +69,5 @@ mod tests {
         assert_eq!(Summary::of(&mut []), Summary::default());
         let one = Summary::of(&mut [7.0]);
         assert_eq!((one.min, one.median, one.p999, one.stdev), (7.0, 7.0, 7.0, 0.0));
-        assert_eq!(one.scaled(0.5).max, 3.5);
     }
 }

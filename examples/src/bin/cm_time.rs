@@ -101,7 +101,7 @@ impl Args {
     }
 
     fn open(&self) -> Result<Chosen, Failure> {
-        DeviceOptions { device: self.device.clone(), port: None, gid_index: None }.open()
+        DeviceOptions::named(self.device.clone()).open()
     }
 
     fn port(&self) -> u16 {

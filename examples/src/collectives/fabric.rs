@@ -1,12 +1,12 @@
-//! The connections between ranks: writes into a peer's memory, each followed by a notice that it is
-//! there.
+//! The connections between ranks: writes into a peer's memory, each followed by a notice of its
+//! arrival.
 //!
-//! How a rank notices depends on the device. Where writes land in order, a second write of a
-//! counter follows the first, and the receiver watches its own memory, which costs no call.
-//! Everywhere else the write carries immediate data, and the receiver's completion queue says that
-//! it has come: the only thing that verbs promises. iWARP has no immediate data: there a message
-//! follows the write, and since nothing makes a sender wait there until there is a receive for it,
-//! the receiver reports.
+//! How a rank learns of an arrival depends on the device ([`Notices`]). Where writes land in order,
+//! a second write of a counter follows the first, and the receiver watches its own memory, which
+//! costs no call. Everywhere else the write carries immediate data, and the receiver's completion
+//! queue reports it: the only thing that verbs promises. iWARP has no immediate data: a message
+//! follows the write, and since an iWARP sender does not wait for receives, the receiver reports
+//! how many messages it has taken.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -56,29 +56,47 @@ const NUMBER: u64 = (1 << 48) - 1;
 /// Requests under way when the send queue counts as full: leaves room for what one message takes.
 const FULL: u64 = DEPTH as u64 - 2 * UNSIGNALED;
 
-/// The room that a message takes that is a notice by itself.
+/// Memory of a receive for a notice that is a message.
 const NOTICE: usize = 8;
-/// iWARP has no receiver that makes its sender wait: at most so many messages to a peer are not
-/// known to be received. As many reports may be under way to it, and there is a receive for each.
+/// Messages to a peer that it has not reported as received, at most, on iWARP. As many reports may
+/// be under way to this rank, and there is a receive for each.
 const UNCONFIRMED: u32 = 64;
+
+/// How a rank learns that a write has arrived; the same at all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Notices {
+    /// A counter in its memory, written after the data.
+    Memory,
+    /// Immediate data, reported by its completion queue.
+    Immediate,
+    /// A message after the data.
+    Messages,
+}
 
 /// A connected rank.
 #[derive(Debug)]
 struct Peer {
+    rank: usize,
     qp: QueuePair<Rc>,
     _connection: Option<Connection>,
     /// Its counters of what this rank sent.
-    counters: [RemoteSlice; LANES],
-    /// Notices sent to it and received from it.
+    counters: RemoteSlice,
+    counts: Counts,
+}
+
+/// What was sent to a peer, and received from it.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Notices by lane.
     sent: [u64; LANES],
     received: [u64; LANES],
-    /// The number of the last request to it, and of the last that is known to be complete.
+    /// The number of the last request, of the last one known to be complete, and of the last one
+    /// that read memory of ours.
     posted: u64,
     completed: u64,
-    /// The number of the last one that read memory of ours.
     last_data: u64,
-    /// On iWARP, messages sent to it, which of them it has said to have, messages received from it,
-    /// and which of them it was told; all modulo 2^32.
+    /// On iWARP, messages sent, messages the peer has reported as received, messages received, and
+    /// messages reported; all modulo 2^32.
     messages: u32,
     confirmed: u32,
     taken: u32,
@@ -92,9 +110,7 @@ struct Peer {
 pub(super) struct Fabric {
     peers: Vec<Option<Peer>>,
     counters: ExposedRegion,
-    in_order: bool,
-    /// Notices are messages, because there is no immediate data.
-    by_messages: bool,
+    notices: Notices,
     send_poller: Poller,
     recv_poller: Poller,
     recv_cq: CompletionQueue,
@@ -112,30 +128,36 @@ impl Fabric {
         patience: Patience,
     ) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
-        // All ranks have to tell each other in the same way.
         let own = tuning.by_messages || is_iwarp(&chosen.context);
-        let by_messages = group.all_gather("the ways to tell of messages", &own)?.contains(&true);
-        let prepared = Self::prepare(chosen, world, peers, by_messages, patience);
+        let by_messages = group.all_gather("the kinds of notices", &own)?.contains(&true);
+        let notices = if by_messages { Notices::Messages } else { Notices::Immediate };
+        let prepared = Self::prepare(chosen, world, peers, notices, patience);
         let (mut fabric, queue_pairs) = group.agree("the queue pairs", prepared)?;
         let how =
             How { method: tuning.method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
         let connected = connect::connect(chosen, group, queue_pairs, &how)?;
         let counters = exchange(group, "the counters", &fabric.counters)?;
-        let mut called = Vec::new();
-        let added = connected.into_iter().try_for_each(|connected| {
-            let (peer, is_active) = (connected.peer, connected.is_active);
-            fabric.peers[peer] = Some(Peer::new(connected, &counters[peer], rank)?);
-            called.push((peer, is_active));
-            Ok(())
-        });
-        group.agree("the connections", added)?;
+        let mut first_messages = Vec::new();
+        for Connected { peer, qp, connection, is_active, .. } in connected {
+            let counters = counters[peer].slice(counter(rank, Lane::Ring)..counter(rank + 1, Lane::Ring))?;
+            let counts = Counts::default();
+            fabric.peers[peer] = Some(Peer { rank: peer, qp, _connection: connection, counters, counts });
+            first_messages.push((peer, is_active));
+        }
         let in_order = tuning.watch_memory
             && !by_messages
             && fabric.peers.iter().flatten().all(|peer| peer.qp.writes_in_order().unwrap_or(false));
-        // Both ends of a connection have to do the same.
-        fabric.in_order = !group.all_gather("the order of writes", &in_order)?.contains(&false);
+        if !group.all_gather("the order of writes", &in_order)?.contains(&false) {
+            fabric.notices = Notices::Memory;
+        }
         if by_messages {
-            fabric.break_the_ice(&called)?;
+            // On iWARP, the end that has called has to send first.
+            for &(to, _) in first_messages.iter().filter(|(_, is_active)| *is_active) {
+                fabric.notify(to, Lane::First)?;
+            }
+            for &(from, _) in first_messages.iter().filter(|(_, is_active)| !*is_active) {
+                fabric.wait_for(from, Lane::First, 1)?;
+            }
         }
         Ok(fabric)
     }
@@ -144,7 +166,7 @@ impl Fabric {
         chosen: &Chosen,
         world: usize,
         peers: &[usize],
-        by_messages: bool,
+        notices: Notices,
         patience: Patience,
     ) -> Result<(Self, Vec<Unconnected>), Failure> {
         let context = &chosen.context;
@@ -163,26 +185,17 @@ impl Fabric {
                 .max_recv_wr(DEPTH)
                 .max_inline_data(INLINE)
                 .build()?;
-            let mut notices = if by_messages { Some(pd.allocate(DEPTH as usize * NOTICE)?) } else { None };
-            let rooms = (0..DEPTH).map(|_| notices.as_mut().map(|room| room.split_to(NOTICE))).collect();
+            let mut memory = match notices {
+                Notices::Messages => Some(pd.allocate(DEPTH as usize * NOTICE)?),
+                _ => None,
+            };
+            let rooms = (0..DEPTH).map(|_| memory.as_mut().map(|room| room.split_to(NOTICE))).collect();
             queue_pairs.push(Unconnected { peer, qp, receives: Receives { rooms, token: peer as u64 } });
         }
         let peers = (0..world).map(|_| None).collect();
         let (send_poller, recv_poller) = (send_cq.poller(), recv_cq.poller());
-        let fabric =
-            Self { peers, counters, in_order: false, by_messages, send_poller, recv_poller, recv_cq, pd, patience };
+        let fabric = Self { peers, counters, notices, send_poller, recv_poller, recv_cq, pd, patience };
         Ok((fabric, queue_pairs))
-    }
-
-    /// On iWARP, the end that has called has to send first.
-    fn break_the_ice(&mut self, called: &[(usize, bool)]) -> Result<(), Failure> {
-        for &(to, _) in called.iter().filter(|(_, is_active)| *is_active) {
-            self.notify(to, Lane::First)?;
-        }
-        for &(from, _) in called.iter().filter(|(_, is_active)| !*is_active) {
-            self.wait_for(from, Lane::First, 1)?;
-        }
-        Ok(())
     }
 
     /// Allocates memory that the other ranks may write to.
@@ -190,17 +203,17 @@ impl Fabric {
         self.pd.allocate_exposed(length.max(1), RemoteAccess::WRITE).map_err(Failure::from)
     }
 
-    /// How messages are noticed.
+    /// How arrivals are noticed, for the report.
     pub(super) fn notice(&self) -> &'static str {
-        match (self.in_order, self.by_messages) {
-            (true, _) => "watched in memory",
-            (false, true) => "told by messages",
-            (false, false) => "told by completions",
+        match self.notices {
+            Notices::Memory => "watched in memory",
+            Notices::Messages => "told by messages",
+            Notices::Immediate => "told by completions",
         }
     }
 
-    /// Writes `source` to a place at a peer, and tells it on `lane`. Returns the number to [wait
-    /// for](Self::wait_sent) before `source` may change.
+    /// Writes `source` to a place at a peer, and a notice on `lane` after it. Returns the number to
+    /// [wait for](Self::wait_sent) before `source` may change.
     pub(super) fn send(
         &mut self,
         to: usize,
@@ -212,39 +225,34 @@ impl Fabric {
             // Nothing to wait for, either: earlier sends are not less complete for it.
             return self.notify(to, lane).map(|()| 0);
         }
-        self.make_room(to)?;
-        let peer = peer(&mut self.peers, to)?;
-        if self.in_order {
-            peer.posted += 1;
-            peer.qp.post_send(Write::new(source, place).unsignaled())?;
-            peer.tell(to, lane, true)?;
-        } else if self.by_messages {
-            peer.posted += 1;
-            peer.qp.post_send(Write::new(source, place).unsignaled())?;
-            peer.messages = peer.messages.wrapping_add(1);
-            peer.last_message = peer.messages;
-            peer.message(to, &[lane as u8], true)?;
-        } else {
-            peer.posted += 1;
-            let request = WriteImm::new(source, place, lane as u32).token(token(to, peer.posted));
-            peer.qp.post_send(request)?;
+        let notices = self.notices;
+        let peer = self.peer_with_room(to)?;
+        match notices {
+            Notices::Immediate => {
+                let request = WriteImm::new(source, place, lane as u32).token(peer.token());
+                peer.qp.post_send(request)?;
+            }
+            Notices::Memory | Notices::Messages => {
+                peer.counts.posted += 1;
+                peer.qp.post_send(Write::new(source, place).unsignaled())?;
+                peer.notify(notices, lane, true)?;
+                peer.counts.last_message = peer.counts.messages;
+            }
         }
-        peer.last_data = peer.posted;
-        Ok(peer.posted)
+        peer.counts.last_data = peer.counts.posted;
+        Ok(peer.counts.posted)
     }
 
     /// Whether arrivals can be watched in memory.
     pub(super) fn watches_memory(&self) -> bool {
-        self.in_order
+        self.notices == Notices::Memory
     }
 
-    /// Writes one line, whose last word tells that it is there. Only where memory is watched.
+    /// Writes one line, whose last word is its notice. Only where memory is watched.
     pub(super) fn send_line(&mut self, to: usize, line: &[u8; LINE], place: RemoteSlice) -> Result<(), Failure> {
-        self.make_room(to)?;
-        let peer = peer(&mut self.peers, to)?;
-        peer.posted += 1;
-        let request = Write::inline(line, place).token(token(to, peer.posted));
-        Ok(peer.qp.post_send(request.signaled(peer.posted % UNSIGNALED == 0))?)
+        let peer = self.peer_with_room(to)?;
+        let request = Write::inline(line, place).token(peer.token());
+        Ok(peer.qp.post_send(request.signaled(peer.is_signal_due()))?)
     }
 
     /// Waits until a word of a region of ours has a value that only a peer gives it.
@@ -272,29 +280,16 @@ impl Fabric {
         Ok(())
     }
 
-    /// Tells a peer something on `lane` that needs no more words.
+    /// Sends a notice on `lane` without data.
     pub(super) fn notify(&mut self, to: usize, lane: Lane) -> Result<(), Failure> {
-        self.make_room(to)?;
-        let (in_order, by_messages) = (self.in_order, self.by_messages);
-        let peer = peer(&mut self.peers, to)?;
-        if in_order {
-            return peer.tell(to, lane, false);
-        }
-        if by_messages {
-            peer.messages = peer.messages.wrapping_add(1);
-            return peer.message(to, &[lane as u8], false);
-        }
-        peer.posted += 1;
-        let nowhere = peer.counters[lane as usize].slice(0..0)?;
-        let request = WriteImm::new((), nowhere, lane as u32).token(token(to, peer.posted));
-        let request = request.signaled(peer.posted % UNSIGNALED == 0);
-        peer.qp.post_send(request).map_err(Failure::from)
+        let notices = self.notices;
+        self.peer_with_room(to)?.notify(notices, lane, false)
     }
 
     /// Waits until `count` notices have come from a peer on `lane`, since the beginning.
     #[inline]
     pub(super) fn wait_for(&mut self, from: usize, lane: Lane, count: u64) -> Result<(), Failure> {
-        if self.in_order {
+        if self.watches_memory() {
             let mut wait = Wait::default();
             let at = counter(from, lane);
             while self.counters.load_u64(at, Ordering::Acquire)? < count {
@@ -302,18 +297,18 @@ impl Fabric {
             }
             return Ok(());
         }
-        self.wait_told(from, |peer| peer.received[lane as usize] >= count)
+        self.wait_told(from, |peer| peer.counts.received[lane as usize] >= count)
     }
 
     /// Waits until what a send, and all sends to the same peer before it, were sent from may
     /// change.
     pub(super) fn wait_sent(&mut self, to: usize, number: u64) -> Result<(), Failure> {
         self.wait_complete(to, number)?;
-        if self.by_messages && number > 0 {
+        if self.notices == Notices::Messages && number > 0 {
             // The kernel's siw completes requests whose data TCP has yet to look at, so that only
             // the peer knows better.
-            let last = peer(&mut self.peers, to)?.last_message;
-            self.wait_told(to, |peer| peer.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
+            let last = peer(&mut self.peers, to)?.counts.last_message;
+            self.wait_told(to, |peer| peer.counts.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
         }
         Ok(())
     }
@@ -321,7 +316,7 @@ impl Fabric {
     /// Waits until a send, and all sends to the same peer before it, are complete.
     fn wait_complete(&mut self, to: usize, number: u64) -> Result<(), Failure> {
         let mut wait = Wait::default();
-        while peer(&mut self.peers, to)?.completed < number {
+        while peer(&mut self.peers, to)?.counts.completed < number {
             if self.collect_sent()? {
                 continue;
             }
@@ -351,27 +346,24 @@ impl Fabric {
     pub(super) fn flush(&mut self) -> Result<(), Failure> {
         for to in 0..self.peers.len() {
             if let Some(peer) = &self.peers[to] {
-                self.wait_sent(to, peer.last_data)?;
+                self.wait_sent(to, peer.counts.last_data)?;
             }
         }
         Ok(())
     }
 
-    /// Waits while the send queue of a peer is full, or its receives may be used up.
-    fn make_room(&mut self, to: usize) -> Result<(), Failure> {
-        if self.by_messages {
-            self.wait_told(to, |peer| peer.messages.wrapping_sub(peer.confirmed) < UNCONFIRMED)?;
+    /// A peer, once its send queue has room and it has receives left.
+    fn peer_with_room(&mut self, to: usize) -> Result<&mut Peer, Failure> {
+        if self.notices == Notices::Messages {
+            self.wait_told(to, |peer| peer.counts.messages.wrapping_sub(peer.counts.confirmed) < UNCONFIRMED)?;
         }
-        let peer = peer(&mut self.peers, to)?;
-        if peer.posted - peer.completed < FULL {
-            return Ok(());
+        let Counts { posted, completed, .. } = peer(&mut self.peers, to)?.counts;
+        if posted - completed >= FULL {
+            self.wait_complete(to, posted - FULL + UNSIGNALED)?;
         }
-        let enough = peer.posted - FULL + UNSIGNALED;
-        self.wait_complete(to, enough)
+        peer(&mut self.peers, to)
     }
-}
 
-impl Fabric {
     /// Takes note of the sends that are complete; tells whether there was one.
     fn collect_sent(&mut self) -> Result<bool, Failure> {
         let mut any = false;
@@ -380,7 +372,7 @@ impl Fabric {
             let (to, number) = ((completion.token() >> 48) as usize, completion.token() & NUMBER);
             completion.status().map_err(|e| Failure::new(format!("a write to rank {to} failed: {e}")))?;
             let peer = peer(&mut self.peers, to)?;
-            peer.completed = peer.completed.max(number);
+            peer.counts.completed = peer.counts.completed.max(number);
         }
         Ok(any)
     }
@@ -412,7 +404,7 @@ impl Fabric {
             peer.take_message(&buffer[..length])?;
             peer.qp.post_recv(buffer, from as u64)?;
         }
-        if any && self.by_messages {
+        if any && self.notices == Notices::Messages {
             self.report()?;
         }
         Ok(any)
@@ -421,94 +413,85 @@ impl Fabric {
     /// Tells peers which of their messages have come, and that there are receives for as many more.
     fn report(&mut self) -> Result<(), Failure> {
         for to in 0..self.peers.len() {
-            let Some(peer) = &mut self.peers[to] else { continue };
-            if peer.taken == peer.reported {
+            let Some(connected) = &mut self.peers[to] else { continue };
+            let Counts { taken, reported, posted, .. } = &mut connected.counts;
+            if *taken == *reported {
                 continue;
             }
-            peer.reported = peer.taken;
-            let [a, b, c, d] = peer.taken.to_be_bytes();
+            *reported = *taken;
+            let [a, b, c, d] = taken.to_be_bytes();
             // Reports go where there is room for them: the last two places.
-            let most = (peer.posted + 2).saturating_sub(u64::from(DEPTH));
+            let most = (*posted + 2).saturating_sub(u64::from(DEPTH));
             self.wait_complete(to, most)?;
-            if let Some(peer) = &mut self.peers[to] {
-                peer.message(to, &[Lane::Report as u8, a, b, c, d], true)?;
-            }
+            peer(&mut self.peers, to)?.message(&[Lane::Report as u8, a, b, c, d], true)?;
         }
         Ok(())
     }
 }
 
 impl Peer {
-    fn new(connected: Connected, counters: &RemoteSlice, rank: usize) -> Result<Self, Failure> {
-        let Connected { qp, connection, .. } = connected;
-        let place = |lane| {
-            let at = counter(rank, lane);
-            counters.slice(at..at + 8).map_err(Failure::from)
-        };
-        let [ring, credit, part, result] = [Lane::Ring, Lane::Credit, Lane::Part, Lane::Result].map(place);
-        let [first, report] = [Lane::First, Lane::Report].map(place);
-        Ok(Self {
-            qp,
-            _connection: connection,
-            counters: [ring?, credit?, part?, result?, first?, report?],
-            sent: [0; LANES],
-            received: [0; LANES],
-            posted: 0,
-            completed: 0,
-            last_data: 0,
-            messages: 0,
-            confirmed: 0,
-            taken: 0,
-            reported: 0,
-            last_message: 0,
-        })
+    /// The token of the next request: the peer, and the request's number.
+    fn token(&mut self) -> u64 {
+        self.counts.posted += 1;
+        (self.rank as u64) << 48 | self.counts.posted & NUMBER
     }
 
-    /// Sends a notice as a message.
-    fn message(&mut self, to: usize, notice: &[u8], signaled: bool) -> Result<(), Failure> {
-        self.posted += 1;
-        let request = Send::inline(notice).token(token(to, self.posted));
-        Ok(self.qp.post_send(request.signaled(signaled || self.posted % UNSIGNALED == 0))?)
+    /// Whether the request just numbered needs a completion, so that those before it get theirs.
+    fn is_signal_due(&self) -> bool {
+        self.counts.posted % UNSIGNALED == 0
     }
 
-    /// Takes note of a notice that has come as a message.
-    fn take_message(&mut self, notice: &[u8]) -> Result<(), Failure> {
-        if let &[lane, a, b, c, d] = notice {
+    /// Sends a notice.
+    fn notify(&mut self, notices: Notices, lane: Lane, signaled: bool) -> Result<(), Failure> {
+        let at = counter(0, lane);
+        match notices {
+            Notices::Memory => {
+                self.counts.sent[lane as usize] += 1;
+                let count = self.counts.sent[lane as usize].to_ne_bytes();
+                let request = Write::inline(&count, self.counters.slice(at..at + 8)?).token(self.token());
+                Ok(self.qp.post_send(request.signaled(signaled || self.is_signal_due()))?)
+            }
+            Notices::Messages => {
+                self.counts.messages = self.counts.messages.wrapping_add(1);
+                self.message(&[lane as u8], signaled)
+            }
+            Notices::Immediate => {
+                let nowhere = self.counters.slice(at..at)?;
+                let request = WriteImm::new((), nowhere, lane as u32).token(self.token());
+                Ok(self.qp.post_send(request.signaled(signaled || self.is_signal_due()))?)
+            }
+        }
+    }
+
+    /// Sends a message.
+    fn message(&mut self, bytes: &[u8], signaled: bool) -> Result<(), Failure> {
+        let request = Send::inline(bytes).token(self.token());
+        Ok(self.qp.post_send(request.signaled(signaled || self.is_signal_due()))?)
+    }
+
+    /// Counts a notice that has come as a message, or the peer's report of ours.
+    fn take_message(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        if let &[lane, a, b, c, d] = bytes {
             if lane == Lane::Report as u8 {
-                self.confirmed = u32::from_be_bytes([a, b, c, d]);
+                self.counts.confirmed = u32::from_be_bytes([a, b, c, d]);
                 return Ok(());
             }
         }
-        self.taken = self.taken.wrapping_add(1);
-        self.count(notice.first().map_or(LANES, |&lane| lane.into()))
+        self.counts.taken = self.counts.taken.wrapping_add(1);
+        self.count(bytes.first().map_or(LANES, |&lane| lane.into()))
     }
 
     /// Counts a notice.
     fn count(&mut self, lane: usize) -> Result<(), Failure> {
-        let count = self.received.get_mut(lane).ok_or_else(|| Failure::new("a notice that makes no sense"))?;
-        *count += 1;
+        let count = self.counts.received.get_mut(lane);
+        *count.ok_or_else(|| Failure::new("a notice that makes no sense"))? += 1;
         Ok(())
-    }
-
-    /// Writes the number of notices to the peer's counter.
-    fn tell(&mut self, to: usize, lane: Lane, signaled: bool) -> Result<(), Failure> {
-        self.posted += 1;
-        self.sent[lane as usize] += 1;
-        let count = self.sent[lane as usize].to_ne_bytes();
-        let request = Write::inline(&count, self.counters[lane as usize]).token(token(to, self.posted));
-        let request = request.signaled(signaled || self.posted % UNSIGNALED == 0);
-        self.qp.post_send(request).map_err(Failure::from)
     }
 }
 
 /// The place of a rank's counter of one lane.
 fn counter(rank: usize, lane: Lane) -> usize {
     (rank * LANES + lane as usize) * LINE
-}
-
-/// Tells from a completion which send to whom it was.
-fn token(to: usize, number: u64) -> u64 {
-    (to as u64) << 48 | number & NUMBER
 }
 
 /// The connection to a rank; asking for one that this rank has none to is a mistake of this

@@ -65,12 +65,6 @@ impl Patience {
         self.pause_longer(wait)
     }
 
-    /// # Errors
-    /// Where another rank has died.
-    pub fn check(&self) -> Result<(), Failure> {
-        self.watch.check()
-    }
-
     #[cold]
     fn pause_longer(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
         let started = *wait.started.get_or_insert_with(Instant::now);

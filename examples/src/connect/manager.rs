@@ -246,7 +246,7 @@ mod tests {
     }
 
     fn chosen() -> Chosen {
-        crate::device::DeviceOptions { device: Some("soft0".to_owned()), port: None, gid_index: None }.open().unwrap()
+        crate::device::DeviceOptions::named(Some("soft0".to_owned())).open().unwrap()
     }
 
     fn how(ip: IpAddr) -> How {

@@ -103,9 +103,9 @@ impl Receives {
 }
 
 /// A queue pair for a rank.
-pub(crate) struct Unconnected {
+pub(crate) struct Unconnected<T: Transport = Rc> {
     pub(crate) peer: usize,
-    pub(crate) qp: PreparedQueuePair<Rc>,
+    pub(crate) qp: PreparedQueuePair<T>,
     pub(crate) receives: Receives,
 }
 
@@ -147,7 +147,29 @@ pub(crate) fn connect(
     }
 }
 
-/// Everybody hears where everybody's queue pairs are, and takes out those that are meant for it.
+/// Makes every queue pair ready to be addressed, and exchanges the addresses; collective. Returns
+/// each queue pair with its peer and the peer's address.
+fn exchange<T: Transport, Q>(
+    group: &mut Group,
+    queue_pairs: Vec<Unconnected<T>>,
+    ready: impl Fn(PreparedQueuePair<T>, Receives) -> Result<(Q, Vec<u8>), Failure>,
+) -> Result<Vec<(usize, Q, Vec<u8>)>, Failure> {
+    let rank = group.rank();
+    let ready = queue_pairs.into_iter().map(|one| Ok((one.peer, ready(one.qp, one.receives)?)));
+    let ready = group.agree("the queue pairs", ready.collect::<Result<Vec<_>, Failure>>())?;
+    let own: Vec<(usize, Vec<u8>)> = ready.iter().map(|(peer, (_, address))| (*peer, address.clone())).collect();
+    let all = group.all_gather("the addresses of the queue pairs", &own)?;
+    let mut used = vec![0; all.len()];
+    let paired = ready.into_iter().map(|(peer, (qp, _))| {
+        // The peer's queue pairs for this rank, in its order.
+        let theirs = all[peer].iter().filter(|(to, _)| *to == rank).nth(used[peer]);
+        used[peer] += 1;
+        (peer, qp, theirs.map_or_else(Vec::new, |(_, address)| address.clone()))
+    });
+    Ok(paired.collect())
+}
+
+/// Connects by an exchange of endpoints.
 fn by_endpoints(
     chosen: &Chosen,
     group: &mut Group,
@@ -155,29 +177,17 @@ fn by_endpoints(
     how: &How,
 ) -> Result<Vec<Connected>, Failure> {
     let rank = group.rank();
-    let initialized = queue_pairs
-        .into_iter()
-        .map(|Unconnected { peer, qp, receives }| {
-            let mut qp = qp.init(&chosen.init_options(how.access))?;
-            receives.post(&mut qp).map(|()| (peer, qp))
-        })
-        .collect::<Result<Vec<_>, Failure>>();
-    let initialized = group.agree("the queue pairs", initialized)?;
-    let own: Vec<(usize, [u8; Endpoint::LEN])> =
-        initialized.iter().map(|(peer, qp)| (*peer, qp.endpoint().to_bytes())).collect();
-    let all = group.all_gather("the addresses of the queue pairs", &own)?;
-    let mut used = vec![0; all.len()];
-    let connected = initialized
-        .into_iter()
-        .map(|(peer, qp)| {
-            // The peer's queue pairs for this rank, in its order.
-            let bytes = all[peer].iter().filter(|(to, _)| *to == rank).nth(used[peer]).map(|(_, bytes)| bytes);
-            used[peer] += 1;
-            one_by_endpoint(peer, qp, bytes.map_or(&[], |bytes| bytes), rank > peer, how)
-                .map_err(|failure| failure.context(format_args!("cannot connect to rank {peer}")))
-        })
-        .collect();
-    group.agree("the connections", connected)
+    let initialized = exchange(group, queue_pairs, |qp, receives| {
+        let mut qp = qp.init(&chosen.init_options(how.access))?;
+        receives.post(&mut qp)?;
+        let endpoint = qp.endpoint().to_bytes().to_vec();
+        Ok((qp, endpoint))
+    })?;
+    let connected = initialized.into_iter().map(|(peer, qp, address)| {
+        one_by_endpoint(peer, qp, &address, rank > peer, how)
+            .map_err(|failure| failure.context(format_args!("cannot connect to rank {peer}")))
+    });
+    group.agree("the connections", connected.collect())
 }
 
 fn one_by_endpoint(
@@ -214,28 +224,25 @@ pub(crate) struct Datagrams {
     pub(crate) ends: (String, String),
 }
 
-/// Makes datagram queue pairs of two ranks ready, each for one of the other's; collective.
+/// Makes datagram queue pairs ready, each to send to one of its peer's; collective.
 pub(crate) fn exchange_datagrams(
     chosen: &Chosen,
     group: &mut Group,
-    queue_pairs: Vec<(PreparedQueuePair<Ud>, Receives)>,
+    queue_pairs: Vec<Unconnected<Ud>>,
 ) -> Result<Vec<Datagrams>, Failure> {
     if queue_pairs.is_empty() {
         return Ok(Vec::new());
     }
-    let ready = |(qp, receives): (PreparedQueuePair<Ud>, Receives)| {
+    let ready = exchange(group, queue_pairs, |qp, receives| {
         let mut qp = qp.init(&chosen.datagram_options(QKEY))?;
         receives.post(&mut qp)?;
         let qp = qp.ready()?;
-        Ok((qp.endpoint()?, qp))
-    };
-    let ready = queue_pairs.into_iter().map(ready).collect::<Result<Vec<_>, Failure>>();
-    let ready = group.agree("the queue pairs", ready)?;
-    let own: Vec<[u8; DatagramEndpoint::LEN]> = ready.iter().map(|(endpoint, _)| endpoint.to_bytes()).collect();
-    let all = group.all_gather("the addresses of the queue pairs", &own)?;
+        let own = qp.endpoint()?;
+        Ok(((qp, own), own.to_bytes().to_vec()))
+    })?;
     let text = |end: &DatagramEndpoint| text(end.lid, end.qpn, 0, end.gid);
-    let connected = ready.into_iter().zip(&all[1 - group.rank()]).map(|((own, qp), bytes)| {
-        let to = DatagramEndpoint::from_bytes(bytes)?;
+    let connected = ready.into_iter().map(|(_, (qp, own), address)| {
+        let to = DatagramEndpoint::from_bytes(&address)?;
         Ok(Datagrams { address: qp.address_of(&to)?, qp, ends: (text(&own), text(&to)), to })
     });
     group.agree("the connections", connected.collect())

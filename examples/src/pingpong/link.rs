@@ -215,7 +215,7 @@ struct Prepared {
     window: ExposedRegion,
     source: ExposedRegion,
     connections: Vec<Unconnected>,
-    datagrams: Vec<(PreparedQueuePair<Ud>, Receives)>,
+    datagrams: Vec<Unconnected<Ud>>,
     spares: Vec<VecDeque<Buffer>>,
 }
 
@@ -243,12 +243,13 @@ impl Prepared {
                 None => (0..plan.receives).map(|_| None).collect(),
             };
             let receives = Receives { rooms, token: (lane as u64) << LANE };
+            let peer = 1 - group.rank();
             if plan.is_datagram {
                 let qp = plan.build(QueuePair::datagram(&pd), &completions)?;
-                datagrams.push((qp, receives));
+                datagrams.push(Unconnected { peer, qp, receives });
             } else {
                 let qp = plan.build(QueuePair::builder(&pd), &completions)?;
-                connections.push(Unconnected { peer: 1 - group.rank(), qp, receives });
+                connections.push(Unconnected { peer, qp, receives });
             }
         }
         Ok(Self { mtu, completions, window, source, connections, datagrams, spares })

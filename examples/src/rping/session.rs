@@ -298,8 +298,7 @@ mod tests {
     /// A client's end and a server's, on the software device, and where the server reads no bytes
     /// to.
     fn pair() -> (Session, Session, ExposedRegion) {
-        let device =
-            crate::device::DeviceOptions { device: Some("soft0".to_owned()), port: None, gid_index: None }.open();
+        let device = crate::device::DeviceOptions::named(Some("soft0".to_owned())).open();
         let context = device.unwrap().context;
         let listener: Listener =
             Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
