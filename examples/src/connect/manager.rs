@@ -11,11 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rdma::ErrorKind;
 use rdma::cm::ConnOptions;
-use rdma::cm::blocking::{self, ConnectError, Connection, IncomingConnection, ListenOptions, Listener};
+use rdma::cm::blocking::{self, Connection, IncomingConnection, ListenOptions, Listener};
+use rdma::{QueuePair, Rc};
 
-use super::{Connected, How, Unconnected};
+use super::{Connected, End, How, Unconnected};
 use crate::Failure;
 use crate::bootstrap::{Group, Watch};
 use crate::device::Chosen;
@@ -31,16 +31,16 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The beginning of the private data; changes with what follows.
 const MAGIC: [u8; 8] = *b"rdma-cm1";
 
-/// Who calls whom.
+/// Who calls whom, in private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Card {
+struct Identity {
     /// A random number that only the ranks of a job know.
     job: u64,
     from: u32,
     to: u32,
 }
 
-impl Card {
+impl Identity {
     const LEN: usize = 24;
 
     fn new(job: u64, from: usize, to: usize) -> Self {
@@ -63,8 +63,9 @@ impl Card {
         let (job, rest) = rest.split_first_chunk::<8>()?;
         let (from, rest) = rest.split_first_chunk::<4>()?;
         let (to, _) = rest.split_first_chunk::<4>()?;
-        let card = Self { job: u64::from_be_bytes(*job), from: u32::from_be_bytes(*from), to: u32::from_be_bytes(*to) };
-        (*magic == MAGIC).then_some(card)
+        let identity =
+            Self { job: u64::from_be_bytes(*job), from: u32::from_be_bytes(*from), to: u32::from_be_bytes(*to) };
+        (*magic == MAGIC).then_some(identity)
     }
 }
 
@@ -136,8 +137,8 @@ impl Work<'_> {
     }
 
     fn options(&self, to: usize) -> ConnOptions {
-        let card = Card::new(self.job, self.rank, to);
-        ConnOptions::new().rnr_retry_count(7).min_rnr_timer(self.how.min_rnr_timer).private_data(&card.to_bytes())
+        let identity = Identity::new(self.job, self.rank, to);
+        ConnOptions::new().rnr_retry_count(7).min_rnr_timer(self.how.min_rnr_timer).private_data(&identity.to_bytes())
     }
 
     fn check(&self) -> Result<(), Failure> {
@@ -145,24 +146,27 @@ impl Work<'_> {
         self.failed.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
-    /// The active end of one connection.
+    /// Calls one peer.
     fn call(&self, source: SocketAddr, target: SocketAddr, unconnected: Unconnected) -> Result<Connected, Failure> {
         self.check()?;
-        let Unconnected { peer, qp, receives } = unconnected;
+        let peer = unconnected.peer;
         let route = blocking::resolve(&self.chosen.context, Some(source), target, STEP)?;
-        let mut qp = route.init_with(qp, self.how.access)?;
-        receives.post(&mut qp)?;
-        let (connection, qp) = route.connect(qp, &self.options(peer), STEP).map_err(explain)?;
-        if Card::from_bytes(connection.private_data()) != Some(Card::new(self.job, peer, self.rank)) {
+        let (connection, qp) = self.connect(End::Active(route), unconnected)?;
+        if Identity::from_bytes(connection.private_data()) != Some(Identity::new(self.job, peer, self.rank)) {
             return Err(Failure::new("somebody else has answered"));
         }
-        let ends = (end(connection.local_addr(), qp.qpn()), end(connection.peer_addr(), connection.parameters().qpn));
-        Ok(Connected { peer, qp, connection: Some(connection), is_active: true, ends })
+        let theirs = connection.parameters().qpn;
+        Ok(connected(peer, connection, qp, theirs, true))
     }
 
-    /// The passive end of all others.
+    fn connect(&self, end: End, unconnected: Unconnected) -> Result<(Connection, QueuePair<Rc>), Failure> {
+        let Unconnected { peer, qp, receives } = unconnected;
+        end.connect(qp, receives, self.how.access, (&self.options(peer), STEP))
+    }
+
+    /// Waits for the calls of all other peers.
     fn answer(&self, listener: &Listener, mut waiting: Vec<Unconnected>) -> Result<Vec<Connected>, Failure> {
-        let mut connected = Vec::new();
+        let mut all = Vec::new();
         while !waiting.is_empty() {
             self.check()?;
             if Instant::now() > self.deadline {
@@ -171,53 +175,39 @@ impl Work<'_> {
                 return Err(Failure::new(format!("no connection of ranks {missing} has come within {seconds} s")));
             }
             let Some(request) = listener.next_request(Some(LOOK))? else { continue };
-            let caller = Card::from_bytes(request.private_data());
-            let place = waiting.iter().position(|one| caller == Some(Card::new(self.job, one.peer, self.rank)));
+            let caller = Identity::from_bytes(request.private_data());
+            let place = waiting.iter().position(|one| caller == Some(Identity::new(self.job, one.peer, self.rank)));
             let Some(place) = place else {
                 refuse(request, self.job, caller);
                 continue;
             };
             let unconnected = waiting.swap_remove(place);
-            let peer = unconnected.peer;
-            let accepted = self.accept(request, unconnected);
-            connected
-                .push(accepted.map_err(|f| f.context(format_args!("cannot accept the connection of rank {peer}")))?);
+            let (peer, theirs) = (unconnected.peer, request.parameters().qpn);
+            let accepted = self.connect(End::Passive(request), unconnected);
+            let (connection, qp) =
+                accepted.map_err(|f| f.context(format_args!("cannot accept the connection of rank {peer}")))?;
+            all.push(connected(peer, connection, qp, theirs, false));
         }
-        Ok(connected)
-    }
-
-    fn accept(&self, request: IncomingConnection, unconnected: Unconnected) -> Result<Connected, Failure> {
-        let Unconnected { peer, qp, receives } = unconnected;
-        let theirs = request.parameters().qpn;
-        let mut qp = request.init_with(qp, self.how.access)?;
-        receives.post(&mut qp)?;
-        let (connection, qp): (Connection, _) = request.accept(qp, &self.options(peer), STEP).map_err(explain)?;
-        let ends = (end(connection.local_addr(), qp.qpn()), end(connection.peer_addr(), theirs));
-        Ok(Connected { peer, qp, connection: Some(connection), is_active: false, ends })
+        Ok(all)
     }
 }
 
+fn connected(peer: usize, connection: Connection, qp: QueuePair<Rc>, theirs: u32, is_active: bool) -> Connected {
+    let ends = (end(connection.local_addr(), qp.qpn()), end(connection.peer_addr(), theirs));
+    Connected { peer, qp, connection: Some(connection), is_active, ends }
+}
+
 /// Rejects a call that is not for this rank, and says so.
-fn refuse(request: IncomingConnection, job: u64, caller: Option<Card>) {
+fn refuse(request: IncomingConnection, job: u64, caller: Option<Identity>) {
     let why = match caller {
         None => "it does not speak our protocol",
-        Some(card) if card.job != job => "it belongs to another job",
+        Some(identity) if identity.job != job => "it belongs to another job",
         Some(_) => "it is not expected here",
     };
     let from = request.peer_addr().map_or_else(|| "somewhere".to_owned(), |address| address.to_string());
     say(&format!("ignored a connection from {from}: {why}"));
     // The caller may have gone.
     let _rejected = request.reject(why.as_bytes());
-}
-
-/// With what the peer had to say.
-fn explain(error: ConnectError) -> Failure {
-    let said = String::from_utf8_lossy(&error.private_data).trim_end_matches('\0').to_owned();
-    let failure = Failure::from(error.error);
-    match error.error.kind() {
-        ErrorKind::Rejected(_) if !said.is_empty() => Failure::new(format!("{failure}: {said}")),
-        _ => failure,
-    }
 }
 
 fn end(address: Option<SocketAddr>, qpn: u32) -> String {
@@ -227,22 +217,20 @@ fn end(address: Option<SocketAddr>, qpn: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rdma::{QueuePair, Rc};
-
     use super::super::Receives;
     use super::*;
 
     #[test]
-    fn cards_survive_the_wire_and_its_filling() {
-        let card = Card::new(u64::MAX - 3, 7, 2);
-        let mut bytes = card.to_bytes().to_vec();
-        assert_eq!(Card::from_bytes(&bytes), Some(card));
+    fn identities_survive_the_wire_and_its_filling() {
+        let identity = Identity::new(u64::MAX - 3, 7, 2);
+        let mut bytes = identity.to_bytes().to_vec();
+        assert_eq!(Identity::from_bytes(&bytes), Some(identity));
         bytes.resize(56, 0);
-        assert_eq!(Card::from_bytes(&bytes), Some(card));
-        assert_eq!(Card::from_bytes(&bytes[..23]), None);
+        assert_eq!(Identity::from_bytes(&bytes), Some(identity));
+        assert_eq!(Identity::from_bytes(&bytes[..23]), None);
         bytes[7] = b'2';
-        assert_eq!(Card::from_bytes(&bytes), None);
-        assert_eq!(Card::from_bytes(&[]), None);
+        assert_eq!(Identity::from_bytes(&bytes), None);
+        assert_eq!(Identity::from_bytes(&[]), None);
     }
 
     fn chosen() -> Chosen {
@@ -290,11 +278,12 @@ mod tests {
                 let failure = call(rank, job, to).unwrap_err().to_string();
                 assert!(failure.contains(why), "{why:?} is not in {failure}");
             }
-            // Somebody who has no card at all.
+            // A caller without an identity.
             let route = blocking::resolve::<Rc>(&chosen.context, Some(source), target, STEP).unwrap();
-            let qp = route.init(unconnected(&chosen, 0).qp).unwrap();
+            let Unconnected { qp, receives, .. } = unconnected(&chosen, 0);
             let options = ConnOptions::new().private_data(b"let me in");
-            let failure = route.connect(qp, &options, STEP).map_err(explain).unwrap_err().to_string();
+            let connected = End::Active(route).connect(qp, receives, how.access, (&options, STEP));
+            let failure = connected.unwrap_err().to_string();
             assert!(failure.contains("does not speak our protocol"), "{failure}");
             let called = call(1, 5, 0).unwrap();
             let answered = answering.join().unwrap().unwrap();

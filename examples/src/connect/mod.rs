@@ -4,11 +4,13 @@
 mod manager;
 
 use std::net::IpAddr;
+use std::time::Duration;
 
-use rdma::cm::blocking::Connection;
+use rdma::cm::ConnOptions;
+use rdma::cm::blocking::{ConnectError, Connection, IncomingConnection, Resolved};
 use rdma::{
-    AddressHandle, Buffer, ConnectOptions, Context, DatagramEndpoint, Endpoint, Gid, InitializedQueuePair, Lid, Mtu,
-    PreparedQueuePair, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, TransportType, Ud,
+    AddressHandle, Buffer, ConnectOptions, Context, DatagramEndpoint, Endpoint, ErrorKind, Gid, InitializedQueuePair,
+    Lid, Mtu, PreparedQueuePair, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, TransportType, Ud,
 };
 
 use crate::bootstrap::Group;
@@ -99,6 +101,42 @@ impl Receives {
             }
         }
         Ok(())
+    }
+}
+
+/// One end of a connection that the connection manager is about to make.
+pub(crate) enum End {
+    Active(Resolved<Rc>),
+    Passive(IncomingConnection<Rc>),
+}
+
+impl End {
+    /// Brings a queue pair to INIT, posts its receives, and connects it. What a rejection says is
+    /// part of the error.
+    pub(crate) fn connect(
+        self,
+        qp: PreparedQueuePair<Rc>,
+        receives: Receives,
+        access: RemoteAccess,
+        (options, timeout): (&ConnOptions, Duration),
+    ) -> Result<(Connection, QueuePair<Rc>), Failure> {
+        let mut qp = match &self {
+            Self::Active(route) => route.init_with(qp, access)?,
+            Self::Passive(request) => request.init_with(qp, access)?,
+        };
+        receives.post(&mut qp)?;
+        let connected = match self {
+            Self::Active(route) => route.connect(qp, options, timeout),
+            Self::Passive(request) => request.accept(qp, options, timeout),
+        };
+        connected.map_err(|ConnectError { error, private_data, .. }| {
+            let said = String::from_utf8_lossy(&private_data).trim_end_matches('\0').to_owned();
+            let failure = Failure::from(error);
+            match error.kind() {
+                ErrorKind::Rejected(_) if !said.is_empty() => Failure::new(format!("{failure}: {said}")),
+                _ => failure,
+            }
+        })
     }
 }
 

@@ -7,10 +7,10 @@ use rdma::cm::blocking;
 use rdma::{Context, ExposedRegion, Rc, RemoteAccess};
 use serde_json::json;
 
-use super::session::{Arrival, Nudge, Session, Unconnected};
+use super::session::{Arrival, Nudge, Session};
 use super::{Advert, Settings, ping_text};
 use crate::Failure;
-use crate::connect::is_iwarp;
+use crate::connect::{End, is_iwarp};
 
 /// How long the address and the route may take: what rdmacm-utils gives them.
 const RESOLUTION: Duration = Duration::from_secs(2);
@@ -28,15 +28,11 @@ pub fn run(
     let unreachable = |failure: Failure| failure.context(format_args!("cannot connect to {server}"));
     let route = blocking::resolve::<Rc>(context, source, server, RESOLUTION).map_err(|e| unreachable(e.into()))?;
     settings.step(format_args!("address and route of {server} are resolved"));
-    let access = RemoteAccess::READ | RemoteAccess::WRITE;
-    let unconnected = Unconnected::new(context, |qp| Ok(route.init_with(qp, access)?))?;
-    let text = unconnected.region(settings.size, RemoteAccess::READ)?;
-    let answer = unconnected.region(settings.size, RemoteAccess::WRITE)?;
-    let (qp, rest) = unconnected.split();
-    let connected = route.connect(qp, &settings.options(), settings.patience);
-    let (connection, qp) = connected.map_err(|error| unreachable(error.error.into()))?;
+    let how = (&settings.options(), settings.patience);
+    let mut session = Session::open(context, End::Active(route), "the server", how).map_err(unreachable)?;
+    let text = session.region(settings.size, RemoteAccess::READ)?;
+    let answer = session.region(settings.size, RemoteAccess::WRITE)?;
     settings.step(format_args!("connected to {server}"));
-    let mut session = Session::new(connection, qp, rest, "the server", settings.patience);
     if is_iwarp(context) {
         session.nudge_by(Nudge::Write);
     }

@@ -10,11 +10,11 @@ use rdma::op::{Read, Write as RdmaWrite};
 use rdma::{Context, ErrorKind, ExposedRegion, Rc, RemoteAccess};
 use serde_json::json;
 
-use super::session::{Arrival, Nudge, Session, Unconnected};
+use super::session::{Arrival, Nudge, Session};
 use super::wire::MESSAGE;
 use super::{Advert, LARGEST, Settings, until_nul};
 use crate::Failure;
-use crate::connect::is_iwarp;
+use crate::connect::{End, is_iwarp};
 use crate::failure::say;
 
 /// Clients that are served at the same time; others are turned away.
@@ -51,21 +51,21 @@ pub fn serve_all(
     listener: &Listener<Rc>,
     clients: Option<u64>,
 ) -> Result<(), Failure> {
-    Hall { most: MOST_CLIENTS, start: Builder::spawn }.serve(context, settings, listener, clients)
+    ClientPool { most: MOST_CLIENTS, start: Builder::spawn }.serve(context, settings, listener, clients)
 }
 
 /// What a client's thread does; whether the client ended well.
 type Work = Box<dyn FnOnce() -> bool + Send>;
 
 /// Room for clients: where it ends, they are turned away.
-struct Hall {
+struct ClientPool {
     /// How many are served at the same time.
     most: usize,
     /// How a client gets its thread.
     start: fn(Builder, Work) -> io::Result<JoinHandle<bool>>,
 }
 
-impl Hall {
+impl ClientPool {
     fn serve(
         &self,
         context: &Context,
@@ -134,16 +134,13 @@ fn complain(failure: &Failure) {
 }
 
 fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>) -> Result<u64, Failure> {
-    let access = RemoteAccess::READ | RemoteAccess::WRITE;
-    let unconnected = Unconnected::new(context, |qp| Ok(request.init_with(qp, access)?))?;
-    // On iWARP what a read fills has to be open to writes.
-    let text = unconnected.region(LARGEST, RemoteAccess::WRITE)?;
-    let (qp, rest) = unconnected.split();
     let client = request.peer_addr().map(|address| address.to_string());
-    let accepted = request.accept(qp, &settings.options(), settings.patience);
-    let (connection, qp) = accepted.map_err(|e| Failure::from(e.error).context("cannot accept the client"))?;
+    let how = (&settings.options(), settings.patience);
+    let session = Session::open(context, End::Passive(request), "the client", how);
+    let mut session = session.map_err(|failure| failure.context("cannot accept the client"))?;
     settings.step(format_args!("connected"));
-    let mut session = Session::new(connection, qp, rest, "the client", settings.patience);
+    // On iWARP what a read fills has to be open to writes.
+    let text = session.region(LARGEST, RemoteAccess::WRITE)?;
     if is_iwarp(context) {
         session.nudge_by(Nudge::Read(text.slice(..0)?));
     }
@@ -225,15 +222,13 @@ mod tests {
     }
 
     impl Guest {
-        fn enter(context: &Context, server: SocketAddr) -> Result<Self, rdma::Error> {
+        fn enter(context: &Context, server: SocketAddr) -> Result<Self, Failure> {
             let route = blocking::resolve::<Rc>(context, None, server, PATIENCE)?;
-            let access = RemoteAccess::READ | RemoteAccess::WRITE;
-            let unconnected = Unconnected::new(context, |qp| Ok(route.init_with(qp, access)?)).unwrap();
-            let (text, answer) =
-                (unconnected.region(64, RemoteAccess::READ).unwrap(), unconnected.region(64, access).unwrap());
-            let (qp, rest) = unconnected.split();
-            let (connection, qp) = route.connect(qp, &settings().options(), PATIENCE).map_err(|error| error.error)?;
-            Ok(Self { session: Session::new(connection, qp, rest, "the server", PATIENCE), text, answer })
+            let how = (&settings().options(), PATIENCE);
+            let session = Session::open(context, End::Active(route), "the server", how)?;
+            let region = |access| session.region(64, access).unwrap();
+            let (text, answer) = (region(RemoteAccess::READ), region(RemoteAccess::READ | RemoteAccess::WRITE));
+            Ok(Self { session, text, answer })
         }
 
         fn ping(&mut self, number: u64) {
@@ -249,17 +244,17 @@ mod tests {
         }
     }
 
-    fn is_rejected(entered: Result<Guest, rdma::Error>) -> bool {
-        entered.is_err_and(|error| matches!(error.kind(), ErrorKind::Rejected(_)))
+    fn is_rejected(entered: Result<Guest, Failure>) -> bool {
+        entered.is_err_and(|failure| failure.to_string().contains("rejected by the peer"))
     }
 
-    fn hall(hall: Hall, clients: u64, guests: impl FnOnce(&Context, SocketAddr)) {
+    fn serving(pool: ClientPool, clients: u64, guests: impl FnOnce(&Context, SocketAddr)) {
         let context = soft0();
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let listener = Listener::bind(&context, any, &ListenOptions::new()).unwrap();
         let address = listener.local_addr();
         std::thread::scope(|scope| {
-            let serving = scope.spawn(|| hall.serve(&context, &settings(), &listener, Some(clients)));
+            let serving = scope.spawn(|| pool.serve(&context, &settings(), &listener, Some(clients)));
             guests(&context, address);
             serving.join().unwrap().unwrap();
         });
@@ -267,7 +262,7 @@ mod tests {
 
     #[test]
     fn clients_beyond_the_limit_are_rejected_and_others_go_on() {
-        hall(Hall { most: 2, start: Builder::spawn }, 3, |context, server| {
+        serving(ClientPool { most: 2, start: Builder::spawn }, 3, |context, server| {
             let mut guests = [(); 2].map(|()| Guest::enter(context, server).unwrap());
             for number in 0..3 {
                 assert!(is_rejected(Guest::enter(context, server)), "there is room for two");
@@ -296,7 +291,7 @@ mod tests {
         fn start(builder: Builder, work: Work) -> io::Result<JoinHandle<bool>> {
             if SHORT.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(11)) } else { builder.spawn(work) }
         }
-        hall(Hall { most: 9, start }, 2, |context, server| {
+        serving(ClientPool { most: 9, start }, 2, |context, server| {
             let mut early = Guest::enter(context, server).unwrap();
             early.ping(0);
             SHORT.store(true, Ordering::Relaxed);

@@ -4,14 +4,16 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use rdma::cm::ConnOptions;
 use rdma::cm::blocking::Connection;
 use rdma::op::{Opcode, Read, Send, Write};
 use rdma::{
-    Buffer, CompletionChannel, CompletionQueue, Context, ExposedRegion, ExposedSlice, InitializedQueuePair, Poller,
-    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, WcStatus,
+    Buffer, CompletionChannel, CompletionQueue, Context, ExposedRegion, ExposedSlice, Poller, ProtectionDomain,
+    QueuePair, Rc, RemoteAccess, RemoteSlice, WcStatus,
 };
 
 use super::wire::MESSAGE;
+use crate::connect::{End, Receives};
 use crate::{Failure, wait};
 
 /// Receives that are posted; one message is under way at a time, and one more is a peer's mistake
@@ -47,53 +49,6 @@ impl Nudge {
     }
 }
 
-/// A queue pair that can be connected: receives are posted.
-#[derive(Debug)]
-pub(super) struct Unconnected {
-    /// The queue pair.
-    pub(super) qp: InitializedQueuePair<Rc>,
-    rest: Rest,
-}
-
-/// What a session has besides its queue pair.
-#[derive(Debug)]
-pub(super) struct Rest {
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    channel: CompletionChannel,
-    spare: Vec<Buffer>,
-}
-
-impl Unconnected {
-    /// Makes a queue pair, which `init` brings to its second state.
-    pub(super) fn new(
-        context: &Context,
-        init: impl FnOnce(PreparedQueuePair<Rc>) -> Result<InitializedQueuePair<Rc>, Failure>,
-    ) -> Result<Self, Failure> {
-        let pd = context.alloc_pd()?;
-        let channel = context.create_completion_channel()?;
-        let cq = context.cq_builder(SENDS + RECEIVES).channel(&channel).build()?;
-        let qp = QueuePair::<Rc>::builder(&pd).cq(&cq).max_send_wr(SENDS).max_recv_wr(RECEIVES).build()?;
-        let mut qp = init(qp)?;
-        let mut buffers = pd.allocate((SENDS + RECEIVES) as usize * MESSAGE)?;
-        for _ in 0..RECEIVES {
-            qp.post_recv(buffers.split_to(MESSAGE), 0)?;
-        }
-        let spare = (0..SENDS).map(|_| buffers.split_to(MESSAGE)).collect();
-        Ok(Self { qp, rest: Rest { pd, cq, channel, spare } })
-    }
-
-    /// Memory for the texts.
-    pub(super) fn region(&self, size: usize, access: RemoteAccess) -> Result<ExposedRegion, Failure> {
-        Ok(self.rest.pd.allocate_exposed(size, access)?)
-    }
-
-    /// The queue pair, to be connected, and the rest.
-    pub(super) fn split(self) -> (InitializedQueuePair<Rc>, Rest) {
-        (self.qp, self.rest)
-    }
-}
-
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
@@ -111,6 +66,7 @@ pub(super) struct Session {
     /// The queue pair.
     pub(super) qp: QueuePair<Rc>,
     connection: Connection,
+    pd: ProtectionDomain,
     cq: CompletionQueue,
     channel: CompletionChannel,
     poller: Poller,
@@ -125,22 +81,29 @@ pub(super) struct Session {
     heard: bool,
     /// What to do, and when, if nothing has come by then.
     nudge: Option<(Nudge, Instant)>,
-    _pd: ProtectionDomain,
 }
 
 impl Session {
-    /// A session over a connection that was made.
-    pub(super) fn new(
-        connection: Connection,
-        qp: QueuePair<Rc>,
-        rest: Rest,
+    /// Makes a queue pair with receives, and connects it. `peer` names the other side in messages.
+    pub(super) fn open(
+        context: &Context,
+        end: End,
         peer: &'static str,
-        patience: Duration,
-    ) -> Self {
-        let Rest { pd, cq, channel, spare } = rest;
-        Self {
+        (options, patience): (&ConnOptions, Duration),
+    ) -> Result<Self, Failure> {
+        let pd = context.alloc_pd()?;
+        let channel = context.create_completion_channel()?;
+        let cq = context.cq_builder(SENDS + RECEIVES).channel(&channel).build()?;
+        let qp = QueuePair::<Rc>::builder(&pd).cq(&cq).max_send_wr(SENDS).max_recv_wr(RECEIVES).build()?;
+        let mut buffers = pd.allocate((SENDS + RECEIVES) as usize * MESSAGE)?;
+        let rooms = (0..RECEIVES).map(|_| Some(buffers.split_to(MESSAGE))).collect();
+        let spare = (0..SENDS).map(|_| buffers.split_to(MESSAGE)).collect();
+        let access = RemoteAccess::READ | RemoteAccess::WRITE;
+        let (connection, qp) = end.connect(qp, Receives { rooms, token: 0 }, access, (options, patience))?;
+        Ok(Self {
             qp,
             connection,
+            pd,
             poller: cq.poller(),
             cq,
             channel,
@@ -152,8 +115,12 @@ impl Session {
             gone: false,
             heard: false,
             nudge: None,
-            _pd: pd,
-        }
+        })
+    }
+
+    /// Memory for the texts.
+    pub(super) fn region(&self, size: usize, access: RemoteAccess) -> Result<ExposedRegion, Failure> {
+        Ok(self.pd.allocate_exposed(size, access)?)
     }
 
     /// Sets what to do when nothing comes at first.
@@ -288,7 +255,6 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use rdma::cm::ConnOptions;
     use rdma::cm::blocking::{self, ListenOptions, Listener};
 
     use super::*;
@@ -306,17 +272,13 @@ mod tests {
         std::thread::scope(|scope| {
             let server = scope.spawn(|| {
                 let request = listener.next_request(Some(LIMIT)).unwrap().unwrap();
-                let unconnected = Unconnected::new(&context, |qp| Ok(request.init(qp)?)).unwrap();
-                let sink = unconnected.region(1, RemoteAccess::WRITE).unwrap();
-                let (qp, rest) = unconnected.split();
-                let (connection, qp) = request.accept(qp, &options, LIMIT).unwrap();
-                (Session::new(connection, qp, rest, "the client", LIMIT), sink)
+                Session::open(&context, End::Passive(request), "the client", (&options, LIMIT)).unwrap()
             });
             let route = blocking::resolve::<Rc>(&context, None, listener.local_addr(), LIMIT).unwrap();
-            let (qp, rest) = Unconnected::new(&context, |qp| Ok(route.init(qp)?)).unwrap().split();
-            let (connection, qp) = route.connect(qp, &options, LIMIT).unwrap();
-            let (server, sink) = server.join().unwrap();
-            (Session::new(connection, qp, rest, "the server", LIMIT), server, sink)
+            let client = Session::open(&context, End::Active(route), "the server", (&options, LIMIT)).unwrap();
+            let server = server.join().unwrap();
+            let sink = server.region(1, RemoteAccess::WRITE).unwrap();
+            (client, server, sink)
         })
     }
 
