@@ -2,6 +2,7 @@
 //! page.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -11,9 +12,6 @@ use rdma::Mtu;
 use serde::Serialize;
 
 use crate::Failure;
-
-/// The largest number of things to count.
-const MOST: usize = 1_000_000_000;
 
 /// A number of bytes: `64`, `64K`, `1M`, `2G` (powers of 1024; `KiB` and `KB` are the same).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,13 +57,21 @@ impl fmt::Display for Size {
     }
 }
 
+/// Parses a number of a range, for an option's `value_parser`.
+///
+/// # Errors
+/// Where it is none, says the range.
+pub fn number_in<T: FromStr + PartialOrd + fmt::Display>(text: &str, range: RangeInclusive<T>) -> Result<T, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("give {} to {}", range.start(), range.end()))
+}
+
 /// Parses a time in seconds, for an option's `value_parser`.
 ///
 /// # Errors
-/// Where it is no time that anybody would wait.
+/// Where nobody would wait so long, or not at all.
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|seconds| (1..=86400).contains(seconds));
-    seconds.map(Duration::from_secs).ok_or_else(|| "give 1 to 86400 seconds".to_owned())
+    number_in(text, 1..=86400).map(Duration::from_secs).map_err(|range| format!("{range} seconds"))
 }
 
 /// Parses a number that counts something, for an option's `value_parser`.
@@ -73,8 +79,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// Where it counts nothing.
 pub fn count(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
-    count.ok_or_else(|| format!("give 1 to {MOST}"))
+    number_in(text, 1..=1_000_000_000)
 }
 
 /// Parses an MTU in bytes, for an option's `value_parser`.

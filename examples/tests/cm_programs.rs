@@ -321,14 +321,14 @@ mod rping {
     #[test]
     fn refuses_bad_input() {
         for (args, part) in [
-            (&["-S", "25"][..], "--size 25"),
-            (&["-S", "65537"], "--size 65537"),
+            (&["-S", "25"][..], "'25' for '--size <SIZE>': give 26 to 64K"),
+            (&["-S", "65537"], "'65537' for '--size <SIZE>'"),
             (&["-S", "x"], "a size is a number"),
             (&["--timeout", "0"], "give 1 to 86400 seconds"),
             (&["-c"], "--address"),
             (&["-c", "-s", "-a", "127.0.0.1"], "cannot be used with"),
             (&["-P"], "--server"),
-            (&["-s", "-P", "--clients", "0"], "--clients 0"),
+            (&["-s", "-P", "--clients", "0"], "'0' for '--clients <N>'"),
             (&["-v", "--json"], "cannot be used with"),
             (&["-I", "127.0.0.1"], "--client"),
             (&["-c", "-a", "no such host"], "no such host"),
@@ -646,11 +646,11 @@ mod cm_time {
     #[test]
     fn refuses_bad_input() {
         for (args, part) in [
-            (&["-c", "0"][..], "--connections 0"),
-            (&["-c", "100001"], "--connections 100001"),
+            (&["-c", "0"][..], "'0' for '--connections <N>': give 1 to 100000"),
+            (&["-c", "100001"], "'100001' for '--connections <N>'"),
             (&["-n", "0"], "--in-flight 0"),
             (&["-n", "1,x"], "in-flight"),
-            (&["-t", "0"], "--timeout 0"),
+            (&["-t", "0"], "'0' for '--timeout <MS>'"),
             (&["--patience", "0"], "give 1 to 86400 seconds"),
             (&["-s", "no such host"], "no such host"),
             (&["-b", "192.0.2.77"], "cannot listen on 192.0.2.77:7471"),

@@ -7,11 +7,10 @@
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Parser;
 use rdma_examples::bootstrap::{Group, Roles, Terms};
-use rdma_examples::cm_time::{self, MOST_CONNECTIONS, Server, Settings};
+use rdma_examples::cm_time::{self, Server, Settings};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::progress::Progress;
 use rdma_examples::{Failure, address, cli, placement};
@@ -28,9 +27,8 @@ struct Args {
     /// on all)
     #[arg(short, long, value_name = "ADDRESS")]
     bind: Option<String>,
-    /// Connections of each round
-    #[arg(short, long, value_name = "N", default_value_t = 100)]
-    connections: usize,
+    #[command(flatten)]
+    settings: Settings,
     /// A round for each of these numbers: how many connections are under way at the same time, at
     /// most (rdmacm-utils' cmtime 44 refuses what follows a round of 1 connection)
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
@@ -38,15 +36,6 @@ struct Args {
     /// Port of the connection manager (default: 7471)
     #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
-    /// How often an address or a route is tried again
-    #[arg(short, long, value_name = "N", default_value_t = 2)]
-    retries: u32,
-    /// Milliseconds that an address or a route may take
-    #[arg(short, long, value_name = "MS", default_value_t = 2000)]
-    timeout: u64,
-    /// Seconds that the other side may be silent (a server waits for its client without end)
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
-    patience: Duration,
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
@@ -61,43 +50,30 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
-    let settings = args.settings()?;
+    args.check()?;
     if let Some(server) = &args.server {
         let server = address::resolve(server, args.port())?;
         let source = args.bind.as_deref().map(|source| address::resolve_source(source, &server)).transpose()?;
-        return args.measure(&args.open()?, &settings, server, source);
+        return args.measure(&args.open()?, server, source);
     }
     if let Some(bind) = &args.bind {
         let chosen = args.open()?;
         announce(&chosen.using(), args.json)?;
         let mut server = Server::bind(&chosen.context, address::resolve(bind, args.port())?)?;
-        return server.serve(&settings).map(drop);
+        return server.serve(&args.settings).map(drop);
     }
-    args.pair(&settings)
+    args.pair()
 }
 
 impl Args {
-    fn settings(&self) -> Result<Settings, Failure> {
-        let (connections, rounds) = (self.connections, self.in_flight.len());
-        if connections == 0 || connections > MOST_CONNECTIONS {
-            return Err(Failure::usage(format!("--connections {connections}: give 1 to {MOST_CONNECTIONS}")));
-        }
+    fn check(&self) -> Result<(), Failure> {
         if self.in_flight.contains(&0) {
             return Err(Failure::usage("--in-flight 0 connects nothing; give 1 or more"));
         }
-        if rounds > 16 {
-            return Err(Failure::usage(format!("--in-flight: {rounds} rounds; give at most 16")));
+        match self.in_flight.len() {
+            0..=16 => Ok(()),
+            rounds => Err(Failure::usage(format!("--in-flight: {rounds} rounds; give at most 16"))),
         }
-        let timeout = self.timeout;
-        if timeout == 0 || timeout > 3_600_000 {
-            return Err(Failure::usage(format!("--timeout {timeout}: give 1 to 3600000 milliseconds")));
-        }
-        Ok(Settings {
-            connections,
-            retries: self.retries,
-            resolution: Duration::from_millis(timeout),
-            patience: self.patience,
-        })
     }
 
     fn open(&self) -> Result<Chosen, Failure> {
@@ -109,13 +85,8 @@ impl Args {
     }
 
     /// The client's part: measures, and prints.
-    fn measure(
-        &self,
-        chosen: &Chosen,
-        settings: &Settings,
-        server: SocketAddr,
-        source: Option<SocketAddr>,
-    ) -> Result<(), Failure> {
+    fn measure(&self, chosen: &Chosen, server: SocketAddr, source: Option<SocketAddr>) -> Result<(), Failure> {
+        let settings = &self.settings;
         announce(&chosen.using(), self.json)?;
         let total = settings.connections * self.in_flight.len();
         let total = u32::try_from(total).map_err(|_| Failure::usage("too many connections"))?;
@@ -144,12 +115,12 @@ impl Args {
     }
 
     /// Both sides on this machine.
-    fn pair(&self, settings: &Settings) -> Result<(), Failure> {
-        let terms = Terms::new("cm_time", &(), Roles::ServerAndClient, settings.patience);
-        placement::run_pair(&terms, |group| self.side(settings, group))
+    fn pair(&self) -> Result<(), Failure> {
+        let terms = Terms::new("cm_time", &(), Roles::ServerAndClient, self.settings.patience);
+        placement::run_pair(&terms, |group| self.side(group))
     }
 
-    fn side(&self, settings: &Settings, group: &mut Group) -> Result<(), Failure> {
+    fn side(&self, group: &mut Group) -> Result<(), Failure> {
         let chosen = group.agree("the devices", self.open())?;
         let is_server = group.rank() == 0;
         let server = is_server.then(|| {
@@ -160,8 +131,8 @@ impl Args {
         let address = address::tell(group, server.as_ref().map(Server::local_addr))?;
         if let Some(mut server) = server {
             // Where the client dies, the launcher ends this.
-            return server.serve(settings).map(drop);
+            return server.serve(&self.settings).map(drop);
         }
-        self.measure(&chosen, settings, address, None)
+        self.measure(&chosen, address, None)
     }
 }

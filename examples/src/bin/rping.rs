@@ -7,16 +7,14 @@
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 use rdma::Rc;
 use rdma::cm::blocking::{ListenOptions, Listener};
 use rdma_examples::bootstrap::{Group, Roles, Terms};
-use rdma_examples::cli::{self, Size};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
-use rdma_examples::rping::{self, LARGEST, SMALLEST, Settings};
-use rdma_examples::{Failure, address, placement};
+use rdma_examples::rping::{self, Settings};
+use rdma_examples::{Failure, address, cli, placement};
 
 /// Pings of a pair that was started without a number.
 const PINGS: u64 = 100;
@@ -40,29 +38,14 @@ struct Args {
     /// Port of the connection manager (default: 7174)
     #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
-    /// Pings (default: 100 if both sides are started here, else without end; 0: without end). A
-    /// server takes it for compatibility with rdmacm-utils' rping, and like that one leaves the
-    /// number to its client
-    #[arg(short = 'C', long, value_name = "N")]
-    count: Option<u64>,
-    /// Bytes of each ping: 26 to 64K
-    #[arg(short = 'S', long, value_name = "SIZE", default_value_t = Size(64))]
-    size: Size,
-    /// Check what comes back
-    #[arg(short = 'V', long)]
-    validate: bool,
-    /// Print each ping's text
-    #[arg(short, long, conflicts_with = "json")]
-    verbose: bool,
+    #[command(flatten)]
+    settings: Settings,
     /// Wait for the next client after one has gone; serve several at the same time
     #[arg(short = 'P', long, requires = "server")]
     persistent: bool,
     /// End after so many clients
-    #[arg(long, value_name = "N", requires = "persistent")]
+    #[arg(long, value_name = "N", requires = "persistent", value_parser = clap::value_parser!(u64).range(1..))]
     clients: Option<u64>,
-    /// Say on standard error what is being done
-    #[arg(short, long)]
-    debug: bool,
     /// Make the queue pair without the connection manager's help: always so here, and only for
     /// compatibility
     #[arg(short = 'q', long)]
@@ -70,13 +53,6 @@ struct Args {
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(long, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
-    /// Seconds that the other side may be silent (default: 30; a server waits for its first client
-    /// without end)
-    #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
-    timeout: Option<Duration>,
-    /// Print one JSON object; a persistent server: one line for each client that ended well
-    #[arg(short = 'J', long)]
-    json: bool,
     /// Print version
     #[arg(long, action = ArgAction::Version)]
     version: Option<bool>,
@@ -88,36 +64,16 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
-    let settings = args.settings()?;
     if args.server {
-        return serve(&args, &settings);
+        return serve(&args);
     }
     if args.client {
-        return ping(&args, &settings);
+        return ping(&args);
     }
-    pair(&args, settings)
+    pair(args)
 }
 
 impl Args {
-    fn settings(&self) -> Result<Settings, Failure> {
-        let size = self.size.0;
-        if !(SMALLEST..=LARGEST).contains(&size) {
-            return Err(Failure::usage(format!("--size {}: give {SMALLEST} to {}", self.size, Size(LARGEST))));
-        }
-        if self.clients == Some(0) {
-            return Err(Failure::usage("--clients 0 serves nobody; give 1 or more"));
-        }
-        Ok(Settings {
-            size,
-            count: self.count.filter(|&count| count > 0),
-            validate: self.validate,
-            verbose: self.verbose,
-            json: self.json,
-            debug: self.debug,
-            patience: self.timeout.unwrap_or(Duration::from_secs(30)),
-        })
-    }
-
     fn open(&self) -> Result<Chosen, Failure> {
         DeviceOptions::named(self.device.clone()).open()
     }
@@ -132,37 +88,37 @@ fn listen(chosen: &Chosen, address: SocketAddr) -> Result<Listener<Rc>, Failure>
         .map_err(|error| Failure::from(error).context(format_args!("cannot listen on {address}")))
 }
 
-fn serve(args: &Args, settings: &Settings) -> Result<(), Failure> {
+fn serve(args: &Args) -> Result<(), Failure> {
+    let settings = &args.settings;
     let chosen = args.open()?;
-    announce(&chosen.using(), args.json)?;
+    announce(&chosen.using(), args.settings.json)?;
     let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), args.port());
     let address = args.address.as_deref().map_or(Ok(any), |address| address::resolve(address, args.port()))?;
     let listener = listen(&chosen, address)?;
     if args.persistent {
         return rping::serve_all(&chosen.context, settings, &listener, args.clients);
     }
-    rping::serve_one(&chosen.context, settings, &listener, args.timeout).map(drop)
+    rping::serve_one(&chosen.context, settings, &listener, settings.timeout).map(drop)
 }
 
-fn ping(args: &Args, settings: &Settings) -> Result<(), Failure> {
+fn ping(args: &Args) -> Result<(), Failure> {
     let server = address::resolve(args.address.as_deref().unwrap_or_default(), args.port())?;
     let source = args.source.as_deref().map(|source| address::resolve_source(source, &server)).transpose()?;
     let chosen = args.open()?;
-    announce(&chosen.using(), args.json)?;
-    rping::client(&chosen.context, settings, server, source).map(drop)
+    announce(&chosen.using(), args.settings.json)?;
+    rping::client(&chosen.context, &args.settings, server, source).map(drop)
 }
 
 /// Both sides on this machine.
-fn pair(args: &Args, mut settings: Settings) -> Result<(), Failure> {
-    if args.count.is_none() {
-        settings.count = Some(PINGS);
-    }
-    settings.validate = true;
-    let terms = Terms::new("rping", &(), Roles::ServerAndClient, settings.patience);
-    placement::run_pair(&terms, |group| side(args, &settings, group))
+fn pair(mut args: Args) -> Result<(), Failure> {
+    args.settings.count.get_or_insert(PINGS);
+    args.settings.validate = true;
+    let terms = Terms::new("rping", &(), Roles::ServerAndClient, args.settings.patience());
+    placement::run_pair(&terms, |group| side(&args, group))
 }
 
-fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failure> {
+fn side(args: &Args, group: &mut Group) -> Result<(), Failure> {
+    let settings = &args.settings;
     let chosen = group.agree("the devices", args.open())?;
     let is_server = group.rank() == 0;
     let listener = is_server.then(|| {
@@ -177,9 +133,9 @@ fn side(args: &Args, settings: &Settings, group: &mut Group) -> Result<(), Failu
     if let Some(listener) = listener {
         // The client's report is that of both.
         let settings = &Settings { json: false, ..settings.clone() };
-        return rping::serve_one(&chosen.context, settings, &listener, Some(settings.patience)).map(drop);
+        return rping::serve_one(&chosen.context, settings, &listener, Some(settings.patience())).map(drop);
     }
-    announce(&chosen.using(), args.json)?;
+    announce(&chosen.using(), args.settings.json)?;
     let pings = rping::client(&chosen.context, settings, server, None)?;
     if !settings.json {
         writeln!(io::stdout(), "{pings} pings of {} bytes by {server}: all came back as they were", settings.size)?;

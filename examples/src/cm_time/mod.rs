@@ -12,26 +12,36 @@ use std::time::Duration;
 
 use rdma::cm::ConnOptions;
 
+use crate::cli;
 pub use client::run as client;
 pub use server::Server;
 pub use steps::{Round, Row, Step, print};
 
 /// The port of rdmacm-utils' cmtime.
 pub const PORT: u16 = 7471;
-/// More connections than this are a mistake.
-pub const MOST_CONNECTIONS: usize = 100_000;
-
 /// What to measure, and how long to wait.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Connections of a round.
+    /// Connections of each round
+    #[arg(short, long, value_name = "N", default_value = "100", value_parser = connections)]
     pub connections: usize,
-    /// How often an address or a route is tried again.
+    /// How often an address or a route is tried again
+    #[arg(short, long, value_name = "N", default_value_t = 2)]
     pub retries: u32,
-    /// How long an address or a route may take.
+    /// Milliseconds that an address or a route may take
+    #[arg(short = 't', long = "timeout", value_name = "MS", default_value = "2000", value_parser = milliseconds)]
     pub resolution: Duration,
-    /// How long nothing may happen at all.
+    /// Seconds that the other side may be silent (a server waits for its client without end)
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
     pub patience: Duration,
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    cli::number_in(text, 1..=100_000)
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    cli::number_in(text, 1..=3_600_000).map(Duration::from_millis)
 }
 
 /// What the client says with each request: how many connections are to come in all its rounds, so

@@ -28,7 +28,7 @@ pub fn run(
     let unreachable = |failure: Failure| failure.context(format_args!("cannot connect to {server}"));
     let route = blocking::resolve::<Rc>(context, source, server, RESOLUTION).map_err(|e| unreachable(e.into()))?;
     settings.step(format_args!("address and route of {server} are resolved"));
-    let how = (&settings.options(), settings.patience);
+    let how = (&settings.options(), settings.patience());
     let mut session = Session::open(context, End::Active(route), "the server", how).map_err(unreachable)?;
     let text = session.region(settings.size, RemoteAccess::READ)?;
     let answer = session.region(settings.size, RemoteAccess::WRITE)?;
@@ -37,7 +37,7 @@ pub fn run(
         session.nudge_by(Nudge::Write);
     }
     let (begun, mut number) = (Instant::now(), 0);
-    while settings.count.is_none_or(|count| number < count) {
+    while settings.count.is_none_or(|count| count == 0 || number < count) {
         ping(settings, &mut session, number, &text, &answer).map_err(|e| e.context(format_args!("ping {number}")))?;
         number += 1;
     }

@@ -17,6 +17,7 @@ use rdma::Context;
 use rdma::cm::ConnOptions;
 use serde_json::Value;
 
+use crate::cli::{self, Size};
 use crate::failure::say;
 pub use client::run as client;
 pub use server::{serve_all, serve_one};
@@ -25,30 +26,52 @@ pub use wire::{Advert, ping_text, until_nul};
 /// The port of rdmacm-utils' rping.
 pub const PORT: u16 = 7174;
 /// The smallest text: rdmacm-utils' own limit, which leaves room for the number.
-pub const SMALLEST: usize = 26;
+pub const SMALLEST: Size = Size(26);
 /// The largest text.
 pub const LARGEST: usize = 64 << 10;
 
 /// How to ping.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Bytes of each text, its closing zero included.
+    /// Bytes of each ping: 26 to 64K
+    #[arg(short = 'S', long, value_name = "SIZE", default_value = "64", value_parser = size)]
     pub size: usize,
-    /// How many pings; without end if not given.
+    /// Pings (default: 100 if both sides are started here, else without end; 0: without end). A
+    /// server takes it for compatibility with rdmacm-utils' rping, and like that one leaves the
+    /// number to its client
+    #[arg(short = 'C', long, value_name = "N")]
     pub count: Option<u64>,
-    /// Compare what came back with what was offered.
+    /// Check what comes back
+    #[arg(short = 'V', long)]
     pub validate: bool,
-    /// Print each text.
+    /// Print each ping's text
+    #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,
-    /// Print a JSON object for each connection that ended well.
+    /// Print one JSON object; a persistent server: one line for each client that ended well
+    #[arg(short = 'J', long)]
     pub json: bool,
-    /// Say on standard error what is being done.
+    /// Say on standard error what is being done
+    #[arg(short, long)]
     pub debug: bool,
-    /// How long the other side may be silent.
-    pub patience: Duration,
+    /// Seconds that the other side may be silent (default: 30; a server waits for its first client
+    /// without end)
+    #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
+    pub timeout: Option<Duration>,
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let size: Size = text.parse()?;
+    let range = || format!("give {SMALLEST} to {}", Size(LARGEST));
+    if (SMALLEST..=Size(LARGEST)).contains(&size) { Ok(size.0) } else { Err(range()) }
 }
 
 impl Settings {
+    /// How long the other side may be silent.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(30))
+    }
+
     /// Says what is being done, where that is wanted.
     fn step(&self, text: std::fmt::Arguments<'_>) {
         if self.debug {

@@ -135,7 +135,7 @@ fn complain(failure: &Failure) {
 
 fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>) -> Result<u64, Failure> {
     let client = request.peer_addr().map(|address| address.to_string());
-    let how = (&settings.options(), settings.patience);
+    let how = (&settings.options(), settings.patience());
     let session = Session::open(context, End::Passive(request), "the client", how);
     let mut session = session.map_err(|failure| failure.context("cannot accept the client"))?;
     settings.step(format_args!("connected"));
@@ -199,15 +199,8 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn settings() -> Settings {
-        Settings {
-            size: 64,
-            count: Some(3),
-            validate: true,
-            verbose: false,
-            json: false,
-            debug: false,
-            patience: PATIENCE,
-        }
+        let (verbose, json, debug) = (false, false, false);
+        Settings { size: 64, count: Some(3), validate: true, verbose, json, debug, timeout: Some(PATIENCE) }
     }
 
     fn soft0() -> Context {
