@@ -66,6 +66,16 @@ pub fn number_in<T: FromStr + PartialOrd + fmt::Display>(text: &str, range: Rang
     number.ok_or_else(|| format!("give {} to {}", range.start(), range.end()))
 }
 
+/// Parses a size that is a multiple of another, for an option's `value_parser`.
+///
+/// # Errors
+/// Where it is none, or too large.
+pub fn multiple(text: &str, of: Size, most: Size) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    let is_one = size.0 % of.0 == 0 && (of..=most).contains(&size);
+    if is_one { Ok(size) } else { Err(format!("give a multiple of {of}, at most {most}")) }
+}
+
 /// Parses a time in seconds, for an option's `value_parser`.
 ///
 /// # Errors

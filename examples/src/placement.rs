@@ -24,6 +24,7 @@ pub struct PlacementOptions {
     /// Ranks to start on this machine (default: 4, unless mpirun, Slurm or torchrun has started
     /// this process)
     #[arg(short = 'r', long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
     pub ranks: Option<usize>,
     /// This process's rank, in a job that is started by hand (default: what mpirun, Slurm or
     /// torchrun says)
@@ -31,6 +32,7 @@ pub struct PlacementOptions {
     pub rank: Option<usize>,
     /// How many ranks the job has
     #[arg(long, value_name = "N", requires = "rank")]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=bootstrap::MOST_RANKS))]
     pub world: Option<usize>,
     /// Where rank 0 listens: an address of its host (default: what the environment says, or the one
     /// host of all ranks)
@@ -56,28 +58,6 @@ pub enum Bind {
 }
 
 impl PlacementOptions {
-    /// Checks the options for what makes no sense.
-    ///
-    /// # Errors
-    /// One line of complaint.
-    pub fn check(&self) -> Result<(), Failure> {
-        if let Some(ranks) = self.ranks.filter(|&ranks| ranks == 0 || ranks > MOST_RANKS) {
-            return Err(Failure::usage(format!("--ranks {ranks}: give 1 to {MOST_RANKS}")));
-        }
-        if let (Some(rank), Some(world)) = (self.rank, self.world) {
-            if rank >= world {
-                return Err(Failure::usage(format!("--rank {rank} of --world {world}: ranks count from 0")));
-            }
-            if world > bootstrap::MOST_RANKS {
-                return Err(Failure::usage(format!("--world {world}: give at most {}", bootstrap::MOST_RANKS)));
-            }
-        }
-        if let Some(root) = &self.root {
-            check_address(root)?;
-        }
-        Ok(())
-    }
-
     /// How many ranks this process starts, or 1 where it is a rank itself.
     #[must_use]
     pub fn local_ranks(&self) -> usize {
@@ -91,32 +71,60 @@ impl PlacementOptions {
     /// # Errors
     /// Where the job failed, and what is wrong with the options.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
-        if let Some(place) = launcher::launched_place()? {
-            return Ok(Some(place));
-        }
-        if let (Some(rank), Some(world), Some(root)) = (self.rank, self.world, &self.root) {
-            return Ok(Some(Place { rank, world, root: Root::Address(root.clone()), job: 0 }));
-        }
-        match (self.ranks, environment::told()) {
-            (None, told) => {
-                if let Some(told) = told? {
-                    return place_of(told, self.root.as_deref()).map(Some);
-                }
+        let by_hand = match (self.rank, self.world, &self.root) {
+            (Some(rank), Some(world), _) if rank >= world => {
+                return Err(Failure::usage(format!("--rank {rank} of --world {world}: ranks count from 0")));
             }
-            // As many jobs as that launcher has ranks would not be what is meant.
-            (Some(ranks), Ok(Some(Told { launcher, rank, world, variable, .. }))) if world > 1 => {
-                return Err(Failure::usage(format!(
-                    "--ranks {ranks} starts ranks here, but {launcher} has started this process as rank {rank} of \
-                     {world}; leave --ranks out, or unset {variable}"
-                )));
-            }
-            (Some(_), _) => {}
-        }
-        if let Some(root) = &self.root {
-            return Err(Failure::usage(format!("--root {root} needs --rank and --world")));
-        }
-        launch(self.ranks.unwrap_or(RANKS), Roles::Ranks).map(|()| None)
+            (Some(rank), Some(world), Some(root)) => Some((rank, world, root.clone())),
+            _ => None,
+        };
+        place(Roles::Ranks, by_hand, self.ranks, self.root.as_deref())
     }
+}
+
+/// This process's place, by the first of: the launcher of this package, the options (rank, world,
+/// address of rank 0), another launcher. Where there is none it starts local ranks, and returns
+/// `None` when they have ended well.
+///
+/// # Errors
+/// Where these failed, and what is wrong with the options.
+pub fn place(
+    roles: Roles,
+    by_hand: Option<(usize, usize, String)>,
+    ranks: Option<usize>,
+    root: Option<&str>,
+) -> Result<Option<Place>, Failure> {
+    if let Some(place) = launcher::launched_place()? {
+        return Ok(Some(place));
+    }
+    if let Some((rank, world, address)) = by_hand {
+        check_address(&address)?;
+        return Ok(Some(Place { rank, world, root: Root::Address(address), job: 0 }));
+    }
+    match (ranks, environment::told()) {
+        (None, told) => {
+            if let Some(told) = told? {
+                return place_of(told, roles, root).map(Some);
+            }
+        }
+        // As many jobs as that launcher has ranks would not be what is meant.
+        (Some(ranks), Ok(Some(Told { launcher, rank, world, variable, .. }))) if world > 1 => {
+            return Err(Failure::usage(format!(
+                "--ranks {ranks} starts ranks here, but {launcher} has started this process as rank {rank} of \
+                 {world}; leave --ranks out, or unset {variable}"
+            )));
+        }
+        (Some(_), _) => {}
+    }
+    match (root, roles) {
+        (None, _) => {}
+        (Some(root), Roles::Ranks) => return Err(Failure::usage(format!("--root {root} needs --rank and --world"))),
+        (Some(root), Roles::ServerAndClient) => {
+            let text = format!("--root {root} is for mpirun, Slurm and torchrun; give it to --server");
+            return Err(Failure::usage(text));
+        }
+    }
+    launch(ranks.unwrap_or(if roles == Roles::Ranks { RANKS } else { 2 }), roles).map(|()| None)
 }
 
 /// The place that another launcher has given to this process. `root` goes before what the
@@ -124,8 +132,11 @@ impl PlacementOptions {
 ///
 /// # Errors
 /// Where the place cannot be, or nobody says where to meet.
-pub fn place_of(told: Told, root: Option<&str>) -> Result<Place, Failure> {
+fn place_of(told: Told, roles: Roles, root: Option<&str>) -> Result<Place, Failure> {
     let Told { launcher, rank, world, meeting, job, .. } = told;
+    if roles == Roles::ServerAndClient && world != 2 {
+        return Err(Failure::usage(format!("this program is for 2 processes, and the environment says {world}")));
+    }
     if rank >= world {
         return Err(Failure::usage(format!(
             "this is rank {rank} of {world} by the environment of {launcher}, and ranks count from 0; unset its \
@@ -165,10 +176,7 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
 }
 
 /// Starts local ranks, and waits for them.
-///
-/// # Errors
-/// Where one failed.
-pub fn launch(ranks: usize, roles: Roles) -> Result<(), Failure> {
+fn launch(ranks: usize, roles: Roles) -> Result<(), Failure> {
     match launcher::launch(ranks, roles)? {
         Outcome::Success => Ok(()),
         Outcome::Reported(status) => Err(Failure::reported(status)),

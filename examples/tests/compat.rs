@@ -118,7 +118,7 @@ fn a_server_may_check_alone() {
 
 /// A server that a test can talk to.
 fn serving(address: &str) -> (Child, TcpStream) {
-    let server = start("pingpong", &["--compat", "--server", address, "--timeout", "3"]);
+    let server = start("pingpong", &["--compat", "--server", address, "--timeout", "8"]);
     (server, connect(address))
 }
 

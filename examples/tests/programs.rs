@@ -163,22 +163,26 @@ mod all_reduce {
 
     #[test]
     fn refuses_bad_input() {
-        let cases: [(&[&str], &str); 21] = [
+        let cases: [(&[&str], &str); 25] = [
+            (&["--dtype", "half"], "[possible values: float, double"),
+            (&["--chunk", "5000"], "give a multiple of 4K, at most 1G"),
+            (&["--one-step", "32M"], "give a multiple of 64, at most 16M"),
+            (&["--lead", "65"], "give 1 to 64"),
             (&["--device", "mlx9_9"], "mlx9_9"),
             (&["--port", "0"], "'0' for '--port"),
             (&["--rank", "0", "--world", "2", "--root", "127.0.0.1:65536"], "no port from 1 to 65535"),
             (&["--device", "soft0:7"], "port"),
             (&["--port", "9"], "port"),
             (&["--gid-index", "200"], "GID"),
-            (&["--ranks", "0"], "--ranks 0"),
-            (&["--ranks", "100000"], "--ranks 100000"),
+            (&["--ranks", "0"], "'0' for '--ranks <N>': give 1 to 256"),
+            (&["--ranks", "100000"], "'100000' for '--ranks <N>'"),
             (&["--ranks", "-1"], "-1"),
             (&["--min", "1M", "--max", "1K"], "--min 1M"),
             (&["--min", "0"], "--min 0"),
             (&["--max", "12Q"], "12Q"),
             (&["--max", "1000G"], "no memory"),
             (&["--max", "1T"], "no memory"),
-            (&["--rank", "0", "--world", "4000000000", "--root", "127.0.0.1:1234"], "--world 4000000000"),
+            (&["--rank", "0", "--world", "4000000000", "--root", "127.0.0.1:1234"], "'4000000000' for '--world <N>'"),
             (&["--factor", "1"], "--factor 1"),
             (&["--iters", "0"], "'0' for '--iters"),
             (&["--rank", "0"], "--world"),

@@ -14,7 +14,7 @@ use rdma_examples::Failure;
 use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
 use rdma_examples::collectives::{Communicator, Element, Pattern, Tensor, Tuning};
-use rdma_examples::connect::ConnectionOptions;
+use rdma_examples::connect::{ConnectionOptions, Method};
 use rdma_examples::device::{DeviceOptions, announce};
 use rdma_examples::failure::is_launched;
 use rdma_examples::placement::{self, PlacementOptions};
@@ -59,8 +59,9 @@ struct Args {
     #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// Element type
-    #[arg(short = 't', long, value_enum, default_value_t = Dtype::Float)]
-    dtype: Dtype,
+    #[arg(short = 't', long, default_value = "float")]
+    #[arg(value_parser = ["float", "double", "int32", "uint32", "int64", "uint64"])]
+    dtype: String,
     /// Leave out the in-place half
     #[arg(long)]
     out_of_place: bool,
@@ -69,14 +70,17 @@ struct Args {
     #[serde(skip)]
     json: bool,
     /// Longest message of the ring
-    #[arg(long, value_name = "SIZE", hide_short_help = true)]
-    chunk: Option<Size>,
+    #[arg(long, value_name = "SIZE", default_value = "128K", hide_short_help = true)]
+    #[arg(value_parser = |text: &str| cli::multiple(text, Size(4 << 10), Size(1 << 30)))]
+    chunk: Size,
     /// Ticks between two steps of a block
-    #[arg(long, value_name = "N", hide_short_help = true)]
-    lead: Option<usize>,
+    #[arg(long, value_name = "N", default_value = "1", hide_short_help = true)]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=64_usize))]
+    lead: usize,
     /// Up to this size, everybody sends everything to everybody
-    #[arg(long, value_name = "SIZE", hide_short_help = true)]
-    one_step: Option<Size>,
+    #[arg(long, value_name = "SIZE", default_value = "16K", hide_short_help = true)]
+    #[arg(value_parser = |text: &str| cli::multiple(text, Size(64), Size(16 << 20)))]
+    one_step: Size,
     /// Learn of arrivals by completions, even where the device allows to watch memory
     #[arg(long, hide_short_help = true)]
     completions: bool,
@@ -108,37 +112,24 @@ enum Algo {
     Direct,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Dtype {
-    Float,
-    Double,
-    Int32,
-    Uint32,
-    Int64,
-    Uint64,
-}
-
 fn main() -> ExitCode {
     rdma_examples::run("all_reduce", run)
 }
 
 fn run() -> Result<(), Failure> {
     let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
-    match args.dtype {
-        Dtype::Float => job::<f32>(&args),
-        Dtype::Double => job::<f64>(&args),
-        Dtype::Int32 => job::<i32>(&args),
-        Dtype::Uint32 => job::<u32>(&args),
-        Dtype::Int64 => job::<i64>(&args),
-        Dtype::Uint64 => job::<u64>(&args),
+    match args.dtype.as_str() {
+        <f32 as Element>::NAME => job::<f32>(&args),
+        <f64 as Element>::NAME => job::<f64>(&args),
+        <i32 as Element>::NAME => job::<i32>(&args),
+        <u32 as Element>::NAME => job::<u32>(&args),
+        <i64 as Element>::NAME => job::<i64>(&args),
+        _ => job::<u64>(&args),
     }
 }
 
 fn job<T: Element>(args: &Args) -> Result<(), Failure> {
-    args.placement.check()?;
     let sizes = cli::size_steps(args.min, args.max, args.factor, size_of::<T>())?;
-    let tuning = args.tuning()?;
     if !is_launched() {
         let local = args.placement.local_ranks();
         let needed = local as u128 * (2 * args.max.0 as u128 + OVERHEAD);
@@ -146,38 +137,23 @@ fn job<T: Element>(args: &Args) -> Result<(), Failure> {
     }
     let Some(place) = args.placement.place()? else { return Ok(()) };
     let terms = Terms::new("all_reduce", args, Roles::Ranks, args.placement.timeout);
-    placement::run(place, &terms, |group| rank::<T>(args, &sizes, tuning, group))
+    placement::run(place, &terms, |group| rank::<T>(args, &sizes, group))
 }
 
 impl Args {
-    fn tuning(&self) -> Result<Tuning, Failure> {
-        let mut tuning = Tuning { stall: self.placement.timeout, ..Tuning::default() };
-        if let Some(chunk) = self.chunk {
-            if chunk.0 == 0 || chunk.0 % 4096 != 0 || chunk.0 > 1 << 30 {
-                return Err(Failure::usage(format!("--chunk {chunk}: give a multiple of 4K, at most 1G")));
-            }
-            tuning.chunk = chunk.0;
+    fn tuning(&self, shared_cores: bool, method: Method) -> Tuning {
+        let (one_step, two_steps) = if self.algo == Algo::Ring { (0, 0) } else { (self.one_step.0, usize::MAX) };
+        Tuning {
+            chunk: self.chunk.0,
+            lead: self.lead,
+            one_step,
+            two_steps,
+            watch_memory: !self.completions,
+            by_messages: self.messages,
+            shared_cores,
+            stall: self.placement.timeout,
+            method,
         }
-        if let Some(lead) = self.lead {
-            if lead == 0 || lead > 64 {
-                return Err(Failure::usage(format!("--lead {lead}: give 1 to 64")));
-            }
-            tuning.lead = lead;
-        }
-        if let Some(one_step) = self.one_step {
-            if one_step.0 > 1 << 24 || one_step.0 % 64 != 0 {
-                return Err(Failure::usage(format!("--one-step {one_step}: give a multiple of 64, at most 16M")));
-            }
-            tuning.one_step = one_step.0;
-        }
-        tuning.watch_memory = !self.completions;
-        tuning.by_messages = self.messages;
-        match self.algo {
-            Algo::Auto => {}
-            Algo::Ring => (tuning.one_step, tuning.two_steps) = (0, 0),
-            Algo::Direct => tuning.two_steps = usize::MAX,
-        }
-        Ok(tuning)
     }
 
     /// How many to time, where one takes so long.
@@ -189,15 +165,15 @@ impl Args {
 }
 
 /// One rank's work.
-fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mut Group) -> Result<(), Failure> {
+fn rank<T: Element>(args: &Args, sizes: &[usize], group: &mut Group) -> Result<(), Failure> {
     let chosen = args.device.open_together(group)?;
     let cores = placement::bind(group, args.placement.bind);
     let first = group.rank() == 0;
-    tuning.shared_cores = cores.shared;
     if first {
         announce(&chosen.using(), args.json)?;
     }
-    tuning.method = args.connection.settle(&chosen, group, 0, args.json)?;
+    let method = args.connection.settle(&chosen, group, 0, args.json)?;
+    let tuning = args.tuning(cores.shared, method);
     let mut comm = Communicator::new(&chosen, group, tuning)?;
     let count = sizes.last().map_or(0, |bytes| bytes / size_of::<T>());
     let input = comm.allocate::<T>(group, count)?;
@@ -205,7 +181,7 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mu
     if first && !args.json {
         heading(args, group.world(), comm.notice())?;
     }
-    settle(&mut comm, sizes, &input, &output)?;
+    warm_up(&mut comm, sizes, &input, &output)?;
     let mut rows = Vec::new();
     let progress = Progress::new(if first { sizes.len() } else { 0 });
     for (done, &size) in sizes.iter().enumerate() {
@@ -241,7 +217,7 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], mut tuning: Tuning, group: &mu
 
 /// Some operations before any that count: a device may set up its paths in the background when they
 /// are first used.
-fn settle<T: Element>(
+fn warm_up<T: Element>(
     comm: &mut Communicator,
     sizes: &[usize],
     input: &Tensor<T>,

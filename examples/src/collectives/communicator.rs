@@ -15,7 +15,7 @@ use crate::bootstrap::Group;
 use crate::connect::Method;
 use crate::device::Chosen;
 
-/// How the collectives are to be done; the defaults suit one host with the software device.
+/// How the collectives are to be done.
 #[derive(Clone, Debug)]
 pub struct Tuning {
     /// Most bytes of one message of the ring.
@@ -37,22 +37,6 @@ pub struct Tuning {
     pub stall: Duration,
     /// How the ranks connect.
     pub method: Method,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            chunk: 128 << 10,
-            lead: 1,
-            one_step: 16 << 10,
-            two_steps: usize::MAX,
-            watch_memory: true,
-            by_messages: false,
-            shared_cores: false,
-            stall: Duration::from_secs(60),
-            method: Method::Endpoints,
-        }
-    }
 }
 
 /// With more ranks than this, each is connected to its neighbours only.

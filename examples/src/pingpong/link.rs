@@ -7,12 +7,13 @@ use std::time::Duration;
 use rdma::cm::blocking::Connection;
 use rdma::op::{CompareSwap, FetchAdd, Opcode, Read, Send, Write, WriteImm};
 use rdma::{
-    Buffer, Completion, ExposedRegion, ExposedSlice, Grh, Mtu, Owned, PreparedQueuePair, QpBuilder, QueuePair, Rc,
-    RemoteAccess, RemoteSlice, RnrTimer, Transport, Ud, WcStatus, Writable,
+    Buffer, Completion, ExposedRegion, ExposedSlice, Mtu, Owned, QueuePair, Rc, RemoteSlice, RnrTimer, Ud, WcStatus,
+    Writable,
 };
 
 use super::contents::{fill, is_intact, last_byte};
-use super::options::{self, AtomicType, Op, Options, Test};
+use super::options::{AtomicType, Op, Options, Test};
+use super::plan::{MOST_INLINE, PERMISSIONS, Plan};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::collectives::wait::{Patience, Wait};
@@ -20,113 +21,8 @@ use crate::connect::{self, Connected, Datagrams, How, Method, Receives, Unconnec
 use crate::device::Chosen;
 use crate::wait::Completions;
 
-/// Largest message that latency tests copy into their requests, where the device can.
-const INLINE: u32 = 220;
-/// The same on iWARP, whose devices refuse queue pairs with more than they have.
-const IWARP_INLINE: u32 = 64;
-/// Longest message that may be asked to be copied.
-pub(super) const MOST_INLINE: u32 = 1024;
-/// Messages under way hold at most about this much memory.
-const MEMORY: usize = 32 << 20;
-/// Permissions to send more that may be under way to a queue pair, beside messages; there is a
-/// receive for each.
-const PERMISSIONS: u32 = 2;
 /// Where a completion's token says which queue pair it is of; the rest is the number of a request.
 const LANE: u32 = 48;
-
-/// What both the queue pairs and their traffic depend on.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    op: Op,
-    atomic_type: AtomicType,
-    check: bool,
-    size: usize,
-    lanes: usize,
-    /// Requests and receives of a queue pair.
-    sends: u32,
-    receives: u32,
-    /// Messages under way at once on a queue pair.
-    depth: u32,
-    inline: u32,
-    is_datagram: bool,
-    is_iwarp: bool,
-}
-
-impl Plan {
-    fn new(options: &Options, test: Test, size: usize, is_iwarp: bool) -> Self {
-        let lanes = if test == Test::Lat { 1 } else { usize::from(options.qp) };
-        let in_memory = u32::try_from((MEMORY / size / lanes).clamp(2, 1 << 14)).unwrap_or(2);
-        let depth = options.tx_depth.min(in_memory);
-        let usual = match test {
-            Test::Lat if is_iwarp => IWARP_INLINE,
-            Test::Lat => INLINE,
-            _ => 0,
-        };
-        Self {
-            op: options.op,
-            atomic_type: options.atomic_type,
-            check: options.check,
-            size,
-            lanes,
-            // On iWARP a message follows each write that is told, and permissions go between
-            // messages.
-            sends: 2 * depth + 2,
-            receives: options.rx_depth.min(2 * in_memory) + PERMISSIONS,
-            depth,
-            inline: options.inline_size.unwrap_or(usual),
-            is_datagram: options.connection == options::Connection::Ud,
-            is_iwarp,
-        }
-    }
-
-    /// Whether the receiver says when more may be sent, because nothing else makes a sender wait
-    /// for receives.
-    fn is_by_permission(&self) -> bool {
-        self.op == Op::Send && (self.is_iwarp || self.is_datagram)
-    }
-
-    /// Messages that one permission stands for.
-    fn permission(&self) -> u64 {
-        u64::from((self.receives - PERMISSIONS) / 2)
-    }
-
-    /// The memory of each receive.
-    fn room(&self) -> Option<usize> {
-        match self.op {
-            Op::Send if self.is_datagram => Some(Grh::LEN + self.size),
-            Op::Send => Some(self.size),
-            // Only word of writes comes, which has no bytes; but siw refuses receives without
-            // memory.
-            _ => self.is_iwarp.then_some(1),
-        }
-    }
-
-    /// Buffers to send from, and their length.
-    fn spares(&self) -> (u32, usize) {
-        match self.op {
-            // The kernel's siw completes requests whose data TCP has yet to look at. Taken in turn,
-            // none of so many buffers is needed again before its message has come: no more than
-            // that are permitted ahead.
-            Op::Send if self.is_iwarp => (self.depth + self.receives, self.size),
-            Op::Send | Op::Atomic => (self.depth, self.size),
-            Op::Write | Op::Read => (0, 0),
-        }
-    }
-
-    fn build<T: Transport>(
-        &self,
-        builder: QpBuilder<T>,
-        completions: &Completions,
-    ) -> Result<PreparedQueuePair<T>, rdma::Error> {
-        let builder = builder.cq(completions.queue()).max_send_wr(self.sends).max_recv_wr(self.receives);
-        builder.max_inline_data(self.inline).build()
-    }
-
-    fn access(&self) -> RemoteAccess {
-        let atomic = if self.op == Op::Atomic { RemoteAccess::ATOMIC } else { RemoteAccess::empty() };
-        RemoteAccess::READ | RemoteAccess::WRITE | atomic
-    }
-}
 
 /// A queue pair that is ready.
 #[derive(Debug)]
@@ -259,16 +155,16 @@ impl Prepared {
 /// One end of the connections, for messages of one size.
 #[derive(Debug)]
 pub(super) struct Link {
-    plan: Plan,
+    pub(super) plan: Plan,
     lanes: Vec<Lane>,
     wrong: u64,
     completions: Completions,
     patience: Patience,
-    mtu: Mtu,
+    pub(super) mtu: Mtu,
     /// Writes land in order: their arrival can be watched in memory.
     in_order: bool,
     /// The two ends of each queue pair.
-    ends: Vec<(String, String)>,
+    pub(super) ends: Vec<(String, String)>,
     /// What the peer writes to, or reads from; and what this side writes from, or reads into. A
     /// part for each lane.
     window: ExposedRegion,
@@ -317,40 +213,9 @@ impl Link {
         Ok(Self { plan, lanes, wrong: 0, completions, patience, mtu, in_order, ends, window, source })
     }
 
-    pub(super) fn op(&self) -> Op {
-        self.plan.op
-    }
-
-    /// Messages under way at once on each queue pair, at most.
-    pub(super) fn depth(&self) -> u32 {
-        self.plan.depth
-    }
-
-    pub(super) fn receives(&self) -> u32 {
-        self.plan.receives
-    }
-
-    /// The path's MTU in bytes.
-    pub(super) fn mtu(&self) -> u32 {
-        self.mtu.bytes().unwrap_or(0)
-    }
-
     /// Largest message that is copied into its request.
     pub(super) fn inline(&self) -> u32 {
         self.lanes.iter().map(|lane| lane.qp.max_inline()).min().unwrap_or(0).min(self.plan.inline)
-    }
-
-    pub(super) fn is_iwarp(&self) -> bool {
-        self.plan.is_iwarp
-    }
-
-    /// This end and the other, of each queue pair.
-    pub(super) fn ends(&self) -> &[(String, String)] {
-        &self.ends
-    }
-
-    pub(super) fn lanes(&self) -> usize {
-        self.lanes.len()
     }
 
     /// Messages that the first queue pair has sent.

@@ -44,7 +44,7 @@ pub(super) fn run(
 /// perftest.
 fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<LatencyRow, Failure> {
     let mut samples = Vec::new();
-    let factor = if link.op().is_one_sided() { 1.0 } else { 0.5 };
+    let factor = if link.plan.op.is_one_sided() { 1.0 } else { 0.5 };
     let total = measure(link, group, options, (Test::Lat, size), &mut |link, group, count| {
         samples.clear();
         back_and_forth(link, group, count, &mut samples)
@@ -79,7 +79,7 @@ fn measure(
     (test, size): (Test, usize),
     run: &mut dyn FnMut(&mut Link, &mut Group, u64) -> Result<Run, Failure>,
 ) -> Result<Run, Failure> {
-    if link.op() == Op::Read {
+    if link.plan.op == Op::Read {
         link.offer()?;
     }
     run(link, group, WARM_UP)?;
@@ -93,8 +93,8 @@ fn measure(
         Some(seconds) => for_a_time(link, group, Duration::from_secs(seconds), run)?,
     };
     if options.check {
-        let is_target = (group.rank() == 0) != (link.op() == Op::Read) || options.bidirectional && test == Test::Bw;
-        if is_target && !(link.op() == Op::Send) {
+        let is_target = (group.rank() == 0) != (link.plan.op == Op::Read) || options.bidirectional && test == Test::Bw;
+        if is_target && !(link.plan.op == Op::Send) {
             link.inspect(messages + 2 * WARM_UP)?;
         }
     }
@@ -143,7 +143,7 @@ fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut 
     let begun = Instant::now();
     let mut last = begun;
     for number in first..first + count {
-        match (link.op().is_one_sided(), is_client) {
+        match (link.plan.op.is_one_sided(), is_client) {
             (true, true) => {
                 link.post(0, true)?;
                 link.drain(0)?;
@@ -182,10 +182,10 @@ fn message(link: &mut Link) -> Result<(), Failure> {
 /// Sends `count` messages on each queue pair: the client, or both sides.
 fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<Run, Failure> {
     let is_client = group.rank() == 1;
-    let lanes = link.lanes();
+    let lanes = link.plan.lanes;
     let all = count * lanes as u64;
     let to_send = if is_client || both { count } else { 0 };
-    let expected = if link.op() == Op::Send && (!is_client || both) { link.arrived() + all } else { 0 };
+    let expected = if link.plan.op == Op::Send && (!is_client || both) { link.arrived() + all } else { 0 };
     let mut left = vec![to_send; lanes];
     group.barrier("the other side")?;
     let begun = Instant::now();
@@ -215,6 +215,6 @@ fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<
     group.wait_for_work("the messages")?;
     // What was posted but not done when a part ended makes its rate too good, unless a part is many
     // times that.
-    let is_long = part >= 4 * u64::from(link.depth()) * lanes as u64;
+    let is_long = part >= 4 * u64::from(link.plan.depth) * lanes as u64;
     Ok(Run { messages: all, seconds, peak: if is_long { peak } else { 0.0 } })
 }

@@ -5,6 +5,7 @@ mod contents;
 mod link;
 mod measure;
 pub mod options;
+mod plan;
 mod report;
 
 use std::io::{self, Write};

@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::bootstrap::{self, Place, Roles, Root};
+use crate::Failure;
+use crate::bootstrap::{self, Place, Roles};
 use crate::cli::{self, Size};
 use crate::connect::{ConnectionOptions, Method};
 use crate::device::{Chosen, DeviceOptions};
 use crate::placement::{self, Bind};
-use crate::{Failure, environment, launcher};
 
 /// Bytes of an atomic operation.
 const ATOMIC: usize = 8;
@@ -110,33 +110,13 @@ impl Sides {
     /// # Errors
     /// Where these failed, and what is wrong with the options.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
-        if let Some(place) = launcher::launched_place()? {
-            return Ok(Some(place));
-        }
-        let (rank, address) = match (&self.server, &self.connect) {
-            (Some(address), _) => (0, address),
-            (None, Some(address)) => (1, address),
-            (None, None) => return self.place_of_launcher(),
+        let by_hand = match (&self.server, &self.connect) {
+            (Some(address), _) => Some((0, address)),
+            (None, Some(address)) => Some((1, address)),
+            (None, None) => None,
         };
-        let address = placement::with_port(address, self.port);
-        placement::check_address(&address)?;
-        let root = if rank == 0 { Root::Listener(bootstrap::listen(&address)?) } else { Root::Address(address) };
-        Ok(Some(Place { rank, world: 2, root, job: 0 }))
-    }
-
-    fn place_of_launcher(&self) -> Result<Option<Place>, Failure> {
-        if let Some(told) = environment::told()? {
-            let place = placement::place_of(told, self.root.as_deref())?;
-            return match place.world {
-                2 => Ok(Some(place)),
-                world => Err(Failure::usage(format!("pingpong is for 2 processes, and the environment says {world}"))),
-            };
-        }
-        if let Some(root) = &self.root {
-            let text = format!("--root {root} is for mpirun, Slurm and torchrun; give it to --server");
-            return Err(Failure::usage(text));
-        }
-        placement::launch(2, Roles::ServerAndClient).map(|()| None)
+        let by_hand = by_hand.map(|(rank, address)| (rank, 2, placement::with_port(address, self.port)));
+        placement::place(Roles::ServerAndClient, by_hand, None, self.root.as_deref())
     }
 }
 

@@ -134,27 +134,27 @@ pub(super) fn heading(
     let on_off = |on: bool| if on { "ON" } else { "OFF" };
     let port = chosen.context.port_attr(chosen.port);
     let layer = port.map_or_else(|_| "unknown".to_owned(), |port| port.link_layer().to_string());
-    let depth = if test == Test::Lat { 1 } else { link.depth() };
-    let transport = if link.is_iwarp() { "IW" } else { "IB" };
+    let depth = if test == Test::Lat { 1 } else { link.plan.depth };
+    let transport = if link.plan.is_iwarp { "IW" } else { "IB" };
     writeln!(out, "{RULER}\n                    {}", options.title(test))?;
     if options.events {
         writeln!(out, " Test with events. Using {}", chosen.context.name())?;
     }
     writeln!(out, " Dual-port       : OFF\t\tDevice         : {}", chosen.context.name())?;
-    writeln!(out, " Number of qps   : {}\t\tTransport type : {transport}", link.lanes())?;
+    writeln!(out, " Number of qps   : {}\t\tTransport type : {transport}", link.plan.lanes)?;
     writeln!(out, " Connection type : {}\t\tUsing SRQ      : OFF", options.connection.name())?;
     writeln!(out, " TX depth        : {depth}")?;
-    if link.op() == Op::Send && options.bidirectional {
-        writeln!(out, " RX depth        : {}", link.receives())?;
+    if link.plan.op == Op::Send && options.bidirectional {
+        writeln!(out, " RX depth        : {}", link.plan.receives)?;
     }
     if test == Test::Bw {
         writeln!(out, " CQ Moderation   : 1")?;
     }
-    writeln!(out, " Mtu             : {}[B]\n Link type       : {layer}", link.mtu())?;
+    writeln!(out, " Mtu             : {}[B]\n Link type       : {layer}", link.mtu.bytes().unwrap_or(0))?;
     if let Some(gid) = chosen.gid {
         writeln!(out, " GID index       : {}", gid.index)?;
     }
-    if !link.op().is_one_sided() {
+    if !link.plan.op.is_one_sided() {
         writeln!(out, " Max inline data : {}[B]", link.inline())?;
     }
     writeln!(out, " rdma_cm QPs\t : {}\n Data ex. method : Ethernet", on_off(is_managed))?;
@@ -162,7 +162,7 @@ pub(super) fn heading(
         writeln!(out, " Contents checked: ON")?;
     }
     writeln!(out, "{RULER}")?;
-    for (local, remote) in link.ends() {
+    for (local, remote) in &link.ends {
         writeln!(out, " local address: {local}\n remote address: {remote}")?;
     }
     writeln!(out, "{RULER}")?;
