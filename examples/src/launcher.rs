@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use serde_json::json;
 use socket2::Socket;
 
 use crate::Failure;
@@ -31,24 +32,21 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Where the environment is not what a launcher leaves there.
 pub fn launched_place() -> Result<Option<Place>, Failure> {
     let Ok(text) = env::var(LAUNCH) else { return Ok(None) };
-    let broken = || Failure::new(format!("{LAUNCH} is for the launcher's own use; unset it"));
-    let fields: Option<Vec<u64>> = text.split(' ').take(4).map(|field| field.parse().ok()).collect();
-    let (Some(&[rank, world, job, launcher]), Some(address)) = (fields.as_deref(), text.split(' ').nth(4)) else {
-        return Err(broken());
-    };
-    let number = |n: u64| usize::try_from(n).map_err(|_| broken());
+    let place: (usize, usize, u64, i32, String) = serde_json::from_str(&text)
+        .map_err(|_| Failure::new(format!("{LAUNCH} is for the launcher's own use; unset it")))?;
+    let (rank, world, job, launcher, address) = place;
 
     // From here on this process ends with its launcher. If that has ended already, it is not our
     // parent.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
-    if u64::try_from(nix::unistd::getppid().as_raw()) != Ok(launcher) {
+    if nix::unistd::getppid().as_raw() != launcher {
         return Err(Failure::peer("the launcher has ended"));
     }
     let root = match rank {
         0 => Root::Listener(Socket::from(std::io::stdin().as_fd().try_clone_to_owned()?)),
-        _ => Root::Address(address.to_owned()),
+        _ => Root::Address(address),
     };
-    Ok(Some(Place { rank: number(rank)?, world: number(world)?, root, job }))
+    Ok(Some(Place { rank, world, root, job }))
 }
 
 /// How the ranks of a job ended, where none died.
@@ -85,7 +83,7 @@ pub fn launch(world: usize, roles: Roles) -> Result<Outcome, Failure> {
         let spawned = Command::new(file)
             .arg0(&program)
             .args(env::args_os().skip(1))
-            .env(LAUNCH, format!("{rank} {world} {job} {} {address}", std::process::id()))
+            .env(LAUNCH, json!([rank, world, job, std::process::id(), address]).to_string())
             .stdin(stdin)
             .spawn();
         let name = roles.name(rank);

@@ -8,7 +8,7 @@ use super::direct::Direct;
 use super::element::Element;
 use super::fabric::{Fabric, expose_together};
 use super::ring::Ring;
-use super::tensor::Tensor;
+use super::tensor::{Operation, Tensor};
 use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -119,11 +119,11 @@ impl Communicator {
             return self.copy(input, output, count);
         }
         let bytes = count * size_of::<T>();
-        let (fabric, blocks, tensors) = (&mut self.fabric, &mut self.blocks, (input, output));
+        let operation = Operation { fabric: &mut self.fabric, blocks: &mut self.blocks, input, output, count };
         match (&mut self.direct, &mut self.ring) {
-            (Some(direct), _) if bytes <= self.tuning.one_step => direct.one_step(fabric, blocks, tensors, count),
-            (Some(direct), _) if bytes <= self.tuning.two_steps => direct.two_steps(fabric, blocks, tensors, count),
-            (_, Some(ring)) => ring.run(fabric, blocks, tensors, count),
+            (Some(direct), _) if bytes <= self.tuning.one_step => direct.one_step(operation),
+            (Some(direct), _) if bytes <= self.tuning.two_steps => direct.two_steps(operation),
+            (_, Some(ring)) => ring.run(operation),
             _ => Err(Failure::new("ranks that are not connected cannot work together")),
         }
     }

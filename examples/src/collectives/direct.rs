@@ -20,11 +20,11 @@ use std::ops::Range;
 
 use rdma::{ExposedRegion, RemoteSlice};
 
-use super::blocks::{Blocks, parts};
+use super::blocks::parts;
 use super::element::Element;
 use super::fabric::{Fabric, LINE, Lane, expose_together};
 use super::schedule::Schedule;
-use super::tensor::Tensor;
+use super::tensor::Operation;
 use crate::Failure;
 use crate::bootstrap::Group;
 
@@ -72,39 +72,31 @@ impl Direct {
     }
 
     /// All-reduce in one step; the tensors fit a slot.
-    pub(super) fn one_step<T: Element>(
-        &mut self,
-        fabric: &mut Fabric,
-        blocks: &mut Blocks,
-        (input, output): (&Tensor<T>, &Tensor<T>),
-        count: usize,
-    ) -> Result<(), Failure> {
-        if count * size_of::<T>() <= LINE_ROOM && fabric.watches_memory() {
-            return self.one_line(fabric, blocks, (input, output), count);
+    pub(super) fn one_step<T: Element>(&mut self, mut operation: Operation<'_, T>) -> Result<(), Failure> {
+        let length = operation.count * size_of::<T>();
+        if length <= LINE_ROOM && operation.fabric.watches_memory() {
+            return self.one_line(operation);
         }
+        let Operation { fabric, input, count, .. } = &mut operation;
         let round = self.rounds;
         self.rounds += 1;
         let at = self.slot(round, self.rank);
         for peer in self.peers() {
-            let place = self.remotes[peer].slice(at..at + count * size_of::<T>())?;
-            fabric.send(peer, Lane::Part, input.local(0..count)?, place)?;
+            let place = self.remotes[peer].slice(at..at + length)?;
+            fabric.send(peer, Lane::Part, input.local(0..*count)?, place)?;
         }
         for peer in self.peers() {
             fabric.wait_for(peer, Lane::Part, self.rounds)?;
         }
         // The output may be the input, which is still to be sent until then.
         fabric.flush()?;
-        self.add_up(blocks, (input, output), round, 0..count)
+        let all = 0..*count;
+        self.add_up(&mut operation, round, all)
     }
 
     /// All-reduce in one step of one line.
-    fn one_line<T: Element>(
-        &mut self,
-        fabric: &mut Fabric,
-        blocks: &mut Blocks,
-        (input, output): (&Tensor<T>, &Tensor<T>),
-        count: usize,
-    ) -> Result<(), Failure> {
+    fn one_line<T: Element>(&mut self, operation: Operation<'_, T>) -> Result<(), Failure> {
+        let Operation { fabric, blocks, input, output, count } = operation;
         self.line_rounds += 1;
         let line = |from: usize| ((self.line_rounds % 2) as usize * self.world + from) * LINE;
         let (sums, more) = blocks.of::<T>();
@@ -133,55 +125,55 @@ impl Direct {
     }
 
     /// All-reduce in two steps, of as many rounds as it takes.
-    pub(super) fn two_steps<T: Element>(
-        &mut self,
-        fabric: &mut Fabric,
-        blocks: &mut Blocks,
-        (input, output): (&Tensor<T>, &Tensor<T>),
-        count: usize,
-    ) -> Result<(), Failure> {
+    pub(super) fn two_steps<T: Element>(&mut self, mut operation: Operation<'_, T>) -> Result<(), Failure> {
+        let Operation { input, output, count, .. } = operation;
         let plan = Schedule::new(self.rank, self.world, count, self.capacity / size_of::<T>(), 1);
         let (first, first_result) = (self.rounds, self.results);
         for block in 0..=plan.blocks() {
             // A round's parts may be sent when all are in the operation, and have read what lies in
             // the slots: they have where their results of the round before last are here.
             for peer in self.peers() {
-                fabric.wait_for(peer, Lane::Part, first + block as u64)?;
-                fabric.wait_for(peer, Lane::Result, first_result + (block as u64).saturating_sub(1))?;
+                operation.fabric.wait_for(peer, Lane::Part, first + block as u64)?;
+                operation.fabric.wait_for(peer, Lane::Result, first_result + (block as u64).saturating_sub(1))?;
             }
             if block < plan.blocks() {
                 let at = self.slot(self.rounds, self.rank);
                 for peer in self.peers() {
                     let elements = plan.segment(block, peer);
                     let place = self.remotes[peer].slice(at..at + elements.len() * size_of::<T>())?;
-                    fabric.send(peer, Lane::Part, input.local(elements)?, place)?;
+                    operation.fabric.send(peer, Lane::Part, input.local(elements)?, place)?;
                 }
                 self.rounds += 1;
             }
             let Some(done) = block.checked_sub(1) else { continue };
             let own = plan.segment(done, self.rank);
-            self.add_up(blocks, (input, output), first + done as u64, own.clone())?;
+            self.add_up(&mut operation, first + done as u64, own.clone())?;
             for peer in self.peers() {
-                fabric.send(peer, Lane::Result, output.local(own.clone())?, output.remote(peer, own.clone())?)?;
+                operation.fabric.send(
+                    peer,
+                    Lane::Result,
+                    output.local(own.clone())?,
+                    output.remote(peer, own.clone())?,
+                )?;
             }
             self.results += 1;
         }
         for peer in self.peers() {
-            fabric.wait_for(peer, Lane::Result, self.results)?;
+            operation.fabric.wait_for(peer, Lane::Result, self.results)?;
         }
-        fabric.flush()
+        operation.fabric.flush()
     }
 
     /// Adds up everybody's parts of some elements, in the order of ranks, so that all get the very
     /// same sum.
     fn add_up<T: Element>(
         &self,
-        blocks: &mut Blocks,
-        (input, output): (&Tensor<T>, &Tensor<T>),
+        operation: &mut Operation<'_, T>,
         round: u64,
         elements: Range<usize>,
     ) -> Result<(), Failure> {
-        let (sums, more) = blocks.of::<T>();
+        let Operation { input, output, .. } = *operation;
+        let (sums, more) = operation.blocks.of::<T>();
         let first = elements.start;
         for part in parts(elements, sums.len()) {
             let (sums, more) = (&mut sums[..part.len()], &mut more[..part.len()]);

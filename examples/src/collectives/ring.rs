@@ -14,7 +14,7 @@ use super::blocks::{Blocks, parts};
 use super::element::Element;
 use super::fabric::{Fabric, Lane, expose_together};
 use super::schedule::{Action, Message, Schedule};
-use super::tensor::{Tensor, bytes};
+use super::tensor::{Operation, Tensor, bytes};
 use crate::Failure;
 use crate::bootstrap::Group;
 
@@ -89,13 +89,8 @@ impl Ring {
     }
 
     /// One all-reduce.
-    pub(super) fn run<T: Element>(
-        &mut self,
-        fabric: &mut Fabric,
-        blocks: &mut Blocks,
-        (input, output): (&Tensor<T>, &Tensor<T>),
-        count: usize,
-    ) -> Result<(), Failure> {
+    pub(super) fn run<T: Element>(&mut self, operation: Operation<'_, T>) -> Result<(), Failure> {
+        let Operation { fabric, blocks, input, output, count } = operation;
         let plan = Schedule::new(self.rank, self.world, count, self.chunk / size_of::<T>(), self.lead);
         let mut turn = Turn { ring: self, fabric, blocks };
         for tick in 0..plan.ticks() + plan.lead() {

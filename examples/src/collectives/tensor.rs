@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
+use super::blocks::Blocks;
 use super::element::Element;
+use super::fabric::Fabric;
 use crate::Failure;
 
 /// Bytes of one copy between exposed memory and a rank's own: some lines of the first-level cache.
@@ -97,6 +99,16 @@ impl<T: Element> Tensor<T> {
     pub(super) fn is(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
+}
+
+/// One all-reduce under way.
+#[derive(Debug)]
+pub(super) struct Operation<'a, T> {
+    pub(super) fabric: &'a mut Fabric,
+    pub(super) blocks: &'a mut Blocks,
+    pub(super) input: &'a Tensor<T>,
+    pub(super) output: &'a Tensor<T>,
+    pub(super) count: usize,
 }
 
 /// Where some elements lie.

@@ -29,7 +29,7 @@ const ALL: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The beginning of the private data; changes with what follows.
-const MAGIC: [u8; 8] = *b"rdma-cm1";
+const MAGIC: &str = "rdma-cm2";
 
 /// Who calls whom, in private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,31 +41,22 @@ struct Identity {
 }
 
 impl Identity {
-    const LEN: usize = 24;
-
     fn new(job: u64, from: usize, to: usize) -> Self {
         let number = |rank| u32::try_from(rank).unwrap_or(u32::MAX);
         Self { job, from: number(from), to: number(to) }
     }
 
-    fn to_bytes(self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..16].copy_from_slice(&self.job.to_be_bytes());
-        bytes[16..20].copy_from_slice(&self.from.to_be_bytes());
-        bytes[20..].copy_from_slice(&self.to.to_be_bytes());
-        bytes
+    fn to_text(self) -> String {
+        format!("{MAGIC} {:x} {} {}", self.job, self.from, self.to)
     }
 
-    /// Reads the beginning of private data, which may be filled up.
+    /// Reads private data, which may be filled up with zeros.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (magic, rest) = bytes.split_first_chunk::<8>()?;
-        let (job, rest) = rest.split_first_chunk::<8>()?;
-        let (from, rest) = rest.split_first_chunk::<4>()?;
-        let (to, _) = rest.split_first_chunk::<4>()?;
-        let identity =
-            Self { job: u64::from_be_bytes(*job), from: u32::from_be_bytes(*from), to: u32::from_be_bytes(*to) };
-        (*magic == MAGIC).then_some(identity)
+        let text = std::str::from_utf8(bytes).ok()?.trim_end_matches('\0');
+        let mut fields = text.strip_prefix(MAGIC)?.strip_prefix(' ')?.split(' ');
+        let job = u64::from_str_radix(fields.next()?, 16).ok()?;
+        let mut rank = || fields.next()?.parse().ok();
+        Some(Self { job, from: rank()?, to: rank()? })
     }
 }
 
@@ -138,7 +129,10 @@ impl Work<'_> {
 
     fn options(&self, to: usize) -> ConnOptions {
         let identity = Identity::new(self.job, self.rank, to);
-        ConnOptions::new().rnr_retry_count(7).min_rnr_timer(self.how.min_rnr_timer).private_data(&identity.to_bytes())
+        ConnOptions::new()
+            .rnr_retry_count(7)
+            .min_rnr_timer(self.how.min_rnr_timer)
+            .private_data(identity.to_text().as_bytes())
     }
 
     fn check(&self) -> Result<(), Failure> {
@@ -223,14 +217,13 @@ mod tests {
     #[test]
     fn identities_survive_the_wire_and_its_filling() {
         let identity = Identity::new(u64::MAX - 3, 7, 2);
-        let mut bytes = identity.to_bytes().to_vec();
+        let mut bytes = identity.to_text().into_bytes();
         assert_eq!(Identity::from_bytes(&bytes), Some(identity));
         bytes.resize(56, 0);
         assert_eq!(Identity::from_bytes(&bytes), Some(identity));
-        assert_eq!(Identity::from_bytes(&bytes[..23]), None);
-        bytes[7] = b'2';
-        assert_eq!(Identity::from_bytes(&bytes), None);
-        assert_eq!(Identity::from_bytes(&[]), None);
+        for other in [&b"rdma-cm1 7 1 2"[..], b"rdma-cm2 7 1", b"rdma-cm2 x 1 2", b"rdma-cm2", b"\xff", b""] {
+            assert_eq!(Identity::from_bytes(other), None);
+        }
     }
 
     fn chosen() -> Chosen {
