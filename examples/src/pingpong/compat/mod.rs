@@ -130,7 +130,7 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
             ));
         }
         let how = ConnectOptions::new().mtu(mtu).rnr_retry(7).service_level(options.sl);
-        prepared.connect(&remote.endpoint(mtu), &how, is_server).map_err(|failure| failure.context("cannot connect"))
+        prepared.connect(&remote.endpoint(mtu), &how).map_err(|failure| failure.context("cannot connect"))
     };
     let (session, remote) = match root {
         Root::Listener(listener) => exchange::serve(&listener, own, options.sides.timeout, connect)?,
@@ -145,7 +145,7 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
     if !is_server || !is_launched() {
         announce(&format!("remote address: {remote}"), options.json)?;
     }
-    let outcome = session.run()?;
+    let outcome = session.run(is_server)?;
     if !is_server || !is_launched() {
         report(&outcome, chosen, options)?;
     }

@@ -15,18 +15,12 @@ use crate::device::Chosen;
 use crate::pingpong::link::name;
 use crate::wait::Completions;
 
-/// A queue pair with its receives posted, and not connected.
-pub(super) struct Prepared {
+/// A queue pair with its receives posted: not connected, and then connected.
+pub(super) struct Session<Q> {
     completions: Completions,
-    qp: InitializedQueuePair<Rc>,
+    qp: Q,
     spare: Vec<Buffer>,
     options: Args,
-}
-
-/// A connected side.
-pub(super) struct Session {
-    completions: Completions,
-    traffic: Traffic,
 }
 
 /// The messages of a side.
@@ -39,6 +33,11 @@ struct Traffic {
     spare: Vec<Buffer>,
     /// What was received last, which is what a server sends next.
     last: Option<Buffer>,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counts {
     /// Messages whose send has been posted, is complete, and that have come.
     posted: u64,
     sent: u64,
@@ -56,8 +55,8 @@ pub(super) struct Outcome {
     pub(super) wrong: Option<String>,
 }
 
-impl Session {
-    pub(super) fn prepare(chosen: &Chosen, options: &Args) -> Result<Prepared, Failure> {
+impl Session<InitializedQueuePair<Rc>> {
+    pub(super) fn prepare(chosen: &Chosen, options: &Args) -> Result<Self, Failure> {
         let context = &chosen.context;
         let (depth, size) = (options.depth(), options.size.0);
         let pd = context.alloc_pd()?;
@@ -70,31 +69,45 @@ impl Session {
             qp.post_recv(all.split_to(size), 0)?;
         }
         let spare = vec![all.split_to(size), all];
-        Ok(Prepared { completions, qp, spare, options: options.clone() })
+        Ok(Self { completions, qp, spare, options: options.clone() })
     }
 
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.qp.endpoint()
+    }
+
+    pub(super) fn connect(self, remote: &Endpoint, how: &ConnectOptions) -> Result<Session<QueuePair<Rc>>, Failure> {
+        let Self { completions, qp, spare, options } = self;
+        Ok(Session { completions, qp: qp.connect(remote, how)?, spare, options })
+    }
+}
+
+impl Session<QueuePair<Rc>> {
     /// Sends and receives as often as asked for, the client first.
-    pub(super) fn run(mut self) -> Result<Outcome, Failure> {
-        let Self { completions, traffic } = &mut self;
+    pub(super) fn run(self, is_server: bool) -> Result<Outcome, Failure> {
+        let Self { mut completions, qp, spare, options } = self;
+        let contents = Contents::new(options.size.0);
+        let counts = Counts::default();
+        let traffic = &mut Traffic { options, is_server, contents, qp, spare, last: None, counts };
         let iterations = traffic.options.iters;
         let started = Instant::now();
         if !traffic.is_server {
             traffic.send()?;
         }
-        while traffic.received < iterations || traffic.sent < iterations {
+        while traffic.counts.received < iterations || traffic.counts.sent < iterations {
             if completions.wait(|completion| traffic.take(completion))?.is_none() {
                 return Err(traffic.silence());
             }
-            let (received, posted) = (traffic.received, traffic.posted);
+            let (received, posted) = (traffic.counts.received, traffic.counts.posted);
             let is_answered = if traffic.is_server { received > posted } else { received >= posted };
             // As the C program: a send follows when the one before it is complete and a message has
             // come.
-            if posted < iterations && is_answered && traffic.sent == posted {
+            if posted < iterations && is_answered && traffic.counts.sent == posted {
                 traffic.send()?;
             }
         }
         let seconds = started.elapsed().as_secs_f64();
-        let wrong = (traffic.wrong > 0).then(|| traffic.complaint());
+        let wrong = (traffic.counts.wrong > 0).then(|| traffic.complaint());
         Ok(Outcome { seconds, wrong })
     }
 }
@@ -106,12 +119,12 @@ impl Traffic {
         let mut buffer = self.last.take().or_else(|| self.spare.pop()).ok_or_else(|| Failure::new("out of buffers"))?;
         if !self.is_server {
             if self.options.check {
-                self.contents.fill(&mut buffer, self.posted);
-            } else if self.posted == 0 {
+                self.contents.fill(&mut buffer, self.counts.posted);
+            } else if self.counts.posted == 0 {
                 buffer.copy_from_slice(self.contents.plain());
             }
         }
-        self.posted += 1;
+        self.counts.posted += 1;
         Ok(self.qp.post_send(Send::new(buffer))?)
     }
 
@@ -120,12 +133,12 @@ impl Traffic {
         let size = self.options.size.0;
         let opcode = completion.opcode();
         if let Err(error) = completion.status() {
-            return Err(broken(opcode, error, size, self.received, self.options.iters));
+            return Err(broken(opcode, error, size, self.counts.received, self.options.iters));
         }
         let length = completion.byte_len();
         let buffer = completion.take_buffer();
         if opcode != Opcode::Recv {
-            self.sent += 1;
+            self.counts.sent += 1;
             self.spare.extend(buffer);
             return Ok(());
         }
@@ -136,17 +149,17 @@ impl Traffic {
         }
         let buffer = buffer.ok_or_else(|| Failure::new("a message without its buffer"))?;
         if self.options.check {
-            let number = self.received;
+            let number = self.counts.received;
             let intact = match self.is_server {
                 true => self.contents.is_message(&buffer, number),
                 false => self.contents.is_answer(&buffer, number),
             };
-            if !intact && self.wrong == 0 {
-                self.first_wrong = number;
+            if !intact && self.counts.wrong == 0 {
+                self.counts.first_wrong = number;
             }
-            self.wrong += u64::from(!intact);
+            self.counts.wrong += u64::from(!intact);
         }
-        self.received += 1;
+        self.counts.received += 1;
         self.spare.extend(self.last.replace(buffer));
         let next = self.spare.pop().ok_or_else(|| Failure::new("out of buffers"))?;
         Ok(self.qp.post_recv(next, 0)?)
@@ -157,39 +170,15 @@ impl Traffic {
         let (iterations, timeout) = (self.options.iters, self.options.sides.timeout);
         Failure::new(format!(
             "the other side has sent {} of {iterations} messages, and nothing for {} s; does it still run, and with the same count (-n)?",
-            self.received,
+            self.counts.received,
             timeout.as_secs()
         ))
     }
 
     fn complaint(&self) -> String {
-        let Self { wrong, first_wrong, options: Args { size, .. }, .. } = self;
+        let Self { counts: Counts { wrong, first_wrong, .. }, options: Args { size, .. }, .. } = self;
         let (size, hint) = (size.0, if self.is_server { "; was the client started with -c?" } else { "" });
         format!("{wrong} messages of {size} bytes had wrong contents, number {first_wrong} the first{hint}")
-    }
-}
-
-impl Prepared {
-    pub(super) fn endpoint(&self) -> Endpoint {
-        self.qp.endpoint()
-    }
-
-    pub(super) fn connect(self, remote: &Endpoint, how: &ConnectOptions, is_server: bool) -> Result<Session, Failure> {
-        let Self { completions, qp, spare, options } = self;
-        let traffic = Traffic {
-            is_server,
-            contents: Contents::new(options.size.0),
-            qp: qp.connect(remote, how)?,
-            spare,
-            last: None,
-            posted: 0,
-            sent: 0,
-            received: 0,
-            wrong: 0,
-            first_wrong: 0,
-            options,
-        };
-        Ok(Session { completions, traffic })
     }
 }
 
