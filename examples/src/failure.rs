@@ -5,16 +5,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
+use clap::Parser;
 use nix::errno::Errno;
 
-/// Exit status of a program that failed.
-pub const EXIT_FAILURE: u8 = 1;
-/// Exit status for arguments that make no sense.
-pub const EXIT_USAGE: u8 = 2;
-/// Exit status of a rank that ended because another one did; the launcher does not report it.
-pub const EXIT_PEER: u8 = 3;
-/// Exit status of a rank whose output nobody reads any more; the launcher makes it a success.
-pub const EXIT_PIPE: u8 = 4;
+use crate::cli;
 
 /// What `--help` says about exit statuses.
 pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments that make no sense, 3 another rank \
@@ -23,88 +17,90 @@ pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments th
 /// The variable in which the launcher of this package gives a rank its place.
 pub(crate) const LAUNCH: &str = "RDMA_EXAMPLES_LAUNCH";
 
-/// Why a program cannot go on.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Failure {
-    /// Something did not work here: what, and what to do about it.
-    #[error("{}", one_line(.0))]
-    Failed(String),
+/// How a program ends that does not succeed; as a number, its exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Something did not work here.
+    Failed = 1,
     /// The arguments make no sense.
-    #[error("{}", one_line(.0))]
-    Usage(String),
-    /// Another rank failed, and has said so.
-    #[error("{}", one_line(.0))]
-    Peer(String),
-    /// A rank has reported it and ended with this status, which is all that is left to give.
-    #[error("a rank has failed")]
-    Reported(u8),
-    /// Nobody reads the output any more (`all_reduce | head`): end quietly.
-    #[error("nobody reads the output any more")]
-    BrokenPipe,
+    Usage = 2,
+    /// Another rank failed, and has said so; the launcher does not report this one.
+    Peer = 3,
+    /// Nobody reads the output any more (`all_reduce | head`), which is no failure of the job.
+    BrokenPipe = 4,
+}
+
+/// Why a program cannot go on: what did not work, and what to do about it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}", .text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" "))]
+pub struct Failure {
+    kind: Kind,
+    /// Empty where a rank has reported it.
+    text: String,
 }
 
 impl Failure {
     /// Something that did not work: `text` says what, and what to do about it.
     pub fn new(text: impl Into<String>) -> Self {
-        Self::Failed(text.into())
+        Self { kind: Kind::Failed, text: text.into() }
     }
 
     /// Arguments that make no sense.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self::Usage(text.into())
+        Self { kind: Kind::Usage, text: text.into() }
     }
 
     /// The end of another rank, which ends this one too.
     pub fn peer(text: impl Into<String>) -> Self {
-        Self::Peer(text.into())
+        Self { kind: Kind::Peer, text: text.into() }
     }
 
-    /// The failure of a rank that has reported it and ended with this status.
+    /// The failure of a rank that has reported it and ended with this status; `None` where a rank
+    /// ends otherwise.
     #[must_use]
-    pub fn reported(status: u8) -> Self {
-        if status == EXIT_PIPE { Self::BrokenPipe } else { Self::Reported(status) }
+    pub fn reported(status: i32) -> Option<Self> {
+        let kind = match status {
+            1 => Kind::Failed,
+            2 => Kind::Usage,
+            3 => Kind::Peer,
+            4 => Kind::BrokenPipe,
+            _ => return None,
+        };
+        Some(Self { kind, text: String::new() })
     }
 
-    /// The same failure, with its text changed; the others have none.
-    fn map(self, change: impl FnOnce(String) -> String) -> Self {
-        match self {
-            Self::Failed(text) => Self::Failed(change(text)),
-            Self::Usage(text) => Self::Usage(change(text)),
-            Self::Peer(text) => Self::Peer(change(text)),
-            other => other,
-        }
+    /// What kind of end it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// The same failure, preceded by what was being done.
     #[must_use]
-    pub fn context(self, what: impl fmt::Display) -> Self {
-        self.map(|text| format!("{what}: {text}"))
+    pub fn context(mut self, what: impl fmt::Display) -> Self {
+        self.text = format!("{what}: {}", self.text);
+        self
     }
 
     /// The same failure, and the last warning of the device, if it gave one.
     #[must_use]
-    pub fn with_last_warning(self) -> Self {
+    pub fn with_last_warning(mut self) -> Self {
         let warning = LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);
-        if warning.is_empty() { self } else { self.map(|text| format!("{text} (warning: {warning})")) }
+        if !warning.is_empty() {
+            self.text = format!("{} (warning: {warning})", self.text);
+        }
+        self
     }
 
     /// The exit status that says this.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
-        match self {
-            Self::Failed(_) => EXIT_FAILURE,
-            Self::Usage(_) => EXIT_USAGE,
-            Self::Peer(_) => EXIT_PEER,
-            Self::Reported(status) => *status,
+        match self.kind {
             // The launcher has to tell it from the end of a job that is done.
-            Self::BrokenPipe if is_launched() => EXIT_PIPE,
-            Self::BrokenPipe => 0,
+            Kind::BrokenPipe if !is_launched() => 0,
+            kind => kind as u8,
         }
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether the launcher of this package started this process.
@@ -122,7 +118,7 @@ pub fn say(line: &str) {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Self::BrokenPipe,
+            io::ErrorKind::BrokenPipe => Self { kind: Kind::BrokenPipe, text: error.to_string() },
             // Programs write no other files, and "no space left on device" is not about RDMA
             // devices.
             io::ErrorKind::StorageFull => {
@@ -203,16 +199,17 @@ fn out_of_memory_hint() -> String {
     }
 }
 
-/// Runs a program's body and turns its result into an exit status and, where it failed, one line on
-/// standard error.
-pub fn run(program: &str, body: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+/// Parses the command line, runs a program's body, and turns its result into an exit status and,
+/// where it failed, one line on standard error.
+pub fn run<A: Parser>(program: &str, body: impl FnOnce(A) -> Result<(), Failure>) -> ExitCode {
     log_to_stderr();
-    let Err(failure) = body() else { return ExitCode::SUCCESS };
-    let is_quiet = match failure {
-        Failure::BrokenPipe | Failure::Reported(_) => true,
+    let result = cli::parse().and_then(|args| args.map_or(Ok(()), body));
+    let Err(failure) = result else { return ExitCode::SUCCESS };
+    let is_quiet = match failure.kind {
+        Kind::BrokenPipe => true,
         // The launcher tells which rank died; without one, each rank has to.
-        Failure::Peer(_) => is_launched(),
-        Failure::Failed(_) | Failure::Usage(_) => false,
+        Kind::Peer => is_launched(),
+        Kind::Failed | Kind::Usage => failure.text.is_empty(),
     };
     if !is_quiet {
         say(&format!("{program}: {failure}"));
@@ -265,6 +262,6 @@ mod tests {
     fn broken_pipe_is_quiet_success() {
         let failure = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
         assert_eq!(failure.exit_status(), 0);
-        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::NotFound)).exit_status(), EXIT_FAILURE);
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::NotFound)).exit_status(), 1);
     }
 }

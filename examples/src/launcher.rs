@@ -6,6 +6,7 @@
 use std::collections::hash_map::RandomState;
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,7 +21,7 @@ use socket2::Socket;
 
 use crate::Failure;
 use crate::bootstrap::{self, Place, Roles, Root};
-use crate::failure::{EXIT_FAILURE, EXIT_PEER, EXIT_PIPE, EXIT_USAGE, LAUNCH};
+use crate::failure::{Kind, LAUNCH};
 
 /// How long ranks may take to end by themselves after one of them died.
 const GRACE: Duration = Duration::from_secs(2);
@@ -49,15 +50,6 @@ pub fn launched_place() -> Result<Option<Place>, Failure> {
     Ok(Some(Place { rank, world, root, job }))
 }
 
-/// How the ranks of a job ended, where none died.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// All did what they were to do.
-    Success,
-    /// One failed, has said why, and ended with this status.
-    Reported(u8),
-}
-
 /// A rank that is running, and what to call it.
 struct Rank {
     child: Child,
@@ -68,8 +60,8 @@ struct Rank {
 /// have ended.
 ///
 /// # Errors
-/// One line that tells how a rank died, or why one could not be started.
-pub fn launch(world: usize, roles: Roles) -> Result<Outcome, Failure> {
+/// How a rank died, why one could not be started, or a failure that a rank has reported itself.
+pub fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
     // Other processes of this host can find the socket, but not the number.
     let job = RandomState::new().build_hasher().finish();
     let (listener, address) = bootstrap::listen_locally(u64::from(std::process::id()))?;
@@ -99,8 +91,9 @@ pub fn launch(world: usize, roles: Roles) -> Result<Outcome, Failure> {
     supervise(ranks)
 }
 
-fn supervise(mut ranks: Vec<Rank>) -> Result<Outcome, Failure> {
-    let mut outcome = Ok(Outcome::Success);
+fn supervise(mut ranks: Vec<Rank>) -> Result<(), Failure> {
+    let mut reason: Option<Failure> = None;
+    let is_open = |reason: &Option<Failure>| reason.as_ref().is_none_or(|reason| reason.kind() == Kind::Peer);
     let mut deadline: Option<Instant> = None;
     while !ranks.is_empty() {
         wait_for_any(deadline);
@@ -115,23 +108,24 @@ fn supervise(mut ranks: Vec<Rank>) -> Result<Outcome, Failure> {
         });
         for (name, pid, status) in ended.into_iter().filter(|(_, _, status)| !status.success()) {
             // The first that died is why; the others end because of it.
-            if matches!(outcome, Ok(Outcome::Success | Outcome::Reported(EXIT_PEER))) {
-                outcome = judge(&name, pid, status);
+            if is_open(&reason) {
+                reason = Some(judge(&name, pid, status));
             }
             deadline.get_or_insert_with(|| Instant::now() + GRACE);
         }
         if deadline.is_some_and(|at| Instant::now() >= at) {
-            if matches!(outcome, Ok(Outcome::Reported(EXIT_PEER))) {
-                outcome = ranks.first().map_or(outcome, |rank| Err(stuck(rank)));
+            if is_open(&reason) {
+                reason = ranks.first().map(stuck).or(reason);
             }
             end_all(&mut ranks);
         }
     }
-    match outcome {
-        Ok(Outcome::Reported(EXIT_PEER)) => {
+    match reason {
+        None => Ok(()),
+        Some(reason) if reason.kind() == Kind::Peer => {
             Err(Failure::new("the ranks have lost each other, and none of them says why; RUST_LOG=debug may tell"))
         }
-        outcome => outcome,
+        Some(reason) => Err(reason),
     }
 }
 
@@ -151,17 +145,17 @@ fn wait_for_any(deadline: Option<Instant>) {
     }
 }
 
-fn judge(name: &str, pid: u32, status: ExitStatus) -> Result<Outcome, Failure> {
-    match (status.code().and_then(|code| u8::try_from(code).ok()), status.signal()) {
-        (Some(code @ (EXIT_FAILURE | EXIT_USAGE | EXIT_PEER | EXIT_PIPE)), _) => Ok(Outcome::Reported(code)),
-        (_, Some(signal)) => {
+fn judge(name: &str, pid: u32, status: ExitStatus) -> Failure {
+    let died =
+        |how: fmt::Arguments<'_>| Failure::new(format!("{name} (process {pid}) {how}; the other ranks were ended"));
+    match (status.code().and_then(Failure::reported), status.signal()) {
+        (Some(reported), _) => reported,
+        (None, Some(signal)) => {
             let known = Signal::try_from(signal).map_or("unknown", Signal::as_str);
             let hint = if signal == Signal::SIGKILL as i32 { " (out of memory, perhaps)" } else { "" };
-            Err(Failure::new(format!(
-                "{name} (process {pid}) was killed by signal {signal}, {known}{hint}; the other ranks were ended"
-            )))
+            died(format_args!("was killed by signal {signal}, {known}{hint}"))
         }
-        _ => Err(Failure::new(format!("{name} (process {pid}) died with {status}; the other ranks were ended"))),
+        _ => died(format_args!("died with {status}")),
     }
 }
 
@@ -181,10 +175,10 @@ mod tests {
 
     #[test]
     fn ends_are_told_apart() {
-        let killed = judge("rank 1", 7, ExitStatus::from_raw(9)).unwrap_err().to_string();
+        let killed = judge("rank 1", 7, ExitStatus::from_raw(9)).to_string();
         assert!(killed.contains("rank 1 (process 7) was killed by signal 9, SIGKILL"), "{killed}");
-        let panicked = judge("rank 1", 7, ExitStatus::from_raw(101 << 8)).unwrap_err().to_string();
+        let panicked = judge("rank 1", 7, ExitStatus::from_raw(101 << 8)).to_string();
         assert!(panicked.contains("101"), "{panicked}");
-        assert_eq!(judge("rank 1", 7, ExitStatus::from_raw(3 << 8)).unwrap(), Outcome::Reported(EXIT_PEER));
+        assert_eq!(judge("rank 1", 7, ExitStatus::from_raw(3 << 8)).kind(), Kind::Peer);
     }
 }

@@ -10,8 +10,7 @@ use nix::unistd::Pid;
 use crate::bootstrap::{self, Group, Place, Roles, Root, Terms};
 use crate::environment::{self, Meeting, Told};
 use crate::failure::{is_launched, say};
-use crate::launcher::{self, Outcome};
-use crate::{Failure, cli};
+use crate::{Failure, cli, launcher};
 
 /// More local ranks than this are a mistake, not a job.
 const MOST_RANKS: usize = 256;
@@ -124,7 +123,7 @@ pub fn place(
             return Err(Failure::usage(text));
         }
     }
-    launch(ranks.unwrap_or(if roles == Roles::Ranks { RANKS } else { 2 }), roles).map(|()| None)
+    launcher::launch(ranks.unwrap_or(if roles == Roles::Ranks { RANKS } else { 2 }), roles).map(|()| None)
 }
 
 /// The place that another launcher has given to this process. `root` goes before what the
@@ -175,14 +174,6 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
     .map_err(|failure| failure.context("where the environment says that rank 0 listens (--root says otherwise)"))
 }
 
-/// Starts local ranks, and waits for them.
-fn launch(ranks: usize, roles: Roles) -> Result<(), Failure> {
-    match launcher::launch(ranks, roles)? {
-        Outcome::Success => Ok(()),
-        Outcome::Reported(status) => Err(Failure::reported(status)),
-    }
-}
-
 /// One rank's run: meets the others, does its work, and ends together with them.
 ///
 /// # Errors
@@ -200,7 +191,7 @@ pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<
 pub fn run_pair(terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
     match launcher::launched_place()? {
         Some(place) => run(place, terms, work),
-        None => launch(2, Roles::ServerAndClient),
+        None => launcher::launch(2, Roles::ServerAndClient),
     }
 }
 

@@ -116,8 +116,7 @@ fn main() -> ExitCode {
     rdma_examples::run("all_reduce", run)
 }
 
-fn run() -> Result<(), Failure> {
-    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+fn run(args: Args) -> Result<(), Failure> {
     match args.dtype.as_str() {
         <f32 as Element>::NAME => job::<f32>(&args),
         <f64 as Element>::NAME => job::<f64>(&args),

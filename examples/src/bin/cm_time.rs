@@ -13,7 +13,7 @@ use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cm_time::{self, Server, Settings};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::progress::Progress;
-use rdma_examples::{Failure, address, cli, placement};
+use rdma_examples::{Failure, address, placement};
 use serde_json::json;
 
 /// Measures how fast the RDMA connection manager connects, as rdmacm-utils' cmtime does.
@@ -48,8 +48,7 @@ fn main() -> ExitCode {
     rdma_examples::run("cm_time", run)
 }
 
-fn run() -> Result<(), Failure> {
-    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+fn run(args: Args) -> Result<(), Failure> {
     args.check()?;
     if let Some(server) = &args.server {
         let server = address::resolve(server, args.port())?;

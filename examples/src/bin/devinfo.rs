@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rdma::{Device, DeviceSelector, HardwareAbsence};
+use rdma_examples::Failure;
 use rdma_examples::devinfo::Report;
-use rdma_examples::{Failure, cli};
 use serde_json::json;
 
 /// Shows the RDMA devices of this machine.
@@ -36,8 +36,7 @@ fn main() -> ExitCode {
     rdma_examples::run("devinfo", run)
 }
 
-fn run() -> Result<(), Failure> {
-    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+fn run(args: Args) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     if args.why {
         return why(&mut out, args.json);

@@ -10,7 +10,7 @@ use clap::Parser;
 use rdma_examples::bootstrap::{Roles, Terms};
 use rdma_examples::pingpong::options::{LocalOptions, Options, Sides};
 use rdma_examples::pingpong::{self, compat};
-use rdma_examples::{Failure, cli, placement};
+use rdma_examples::{Failure, placement};
 
 /// Latency and bandwidth between two processes, by message size.
 ///
@@ -31,14 +31,13 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    rdma_examples::run("pingpong", run)
+    match std::env::args_os().any(|arg| arg == "--compat") {
+        true => rdma_examples::run("pingpong", |args| compat::run(&args)),
+        false => rdma_examples::run("pingpong", run),
+    }
 }
 
-fn run() -> Result<(), Failure> {
-    if std::env::args_os().any(|arg| arg == "--compat") {
-        return cli::parse()?.map_or(Ok(()), |args| compat::run(&args));
-    }
-    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+fn run(args: Args) -> Result<(), Failure> {
     args.options.validate()?;
     let Some(place) = args.sides.place()? else { return Ok(()) };
     let terms = Terms::new("pingpong", &args.options, Roles::ServerAndClient, args.sides.timeout);

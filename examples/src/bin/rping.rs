@@ -14,7 +14,7 @@ use rdma::cm::blocking::{ListenOptions, Listener};
 use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::rping::{self, Settings};
-use rdma_examples::{Failure, address, cli, placement};
+use rdma_examples::{Failure, address, placement};
 
 /// Pings of a pair that was started without a number.
 const PINGS: u64 = 100;
@@ -62,8 +62,7 @@ fn main() -> ExitCode {
     rdma_examples::run("rping", run)
 }
 
-fn run() -> Result<(), Failure> {
-    let Some(args) = cli::parse::<Args>()? else { return Ok(()) };
+fn run(args: Args) -> Result<(), Failure> {
     if args.server {
         return serve(&args);
     }

@@ -22,7 +22,7 @@ use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::Failure;
-use crate::failure::is_launched;
+use crate::failure::{Kind, is_launched};
 use frame::Frame;
 pub(crate) use meet::{Until, connect, lost};
 pub use terms::{Roles, Terms};
@@ -299,14 +299,12 @@ impl Group {
             Err(failure) => Err(failure),
         };
         let result = match result {
-            Err(failure @ Failure::Failed(_)) => Err(self.explain(failure)),
+            Err(failure) if failure.kind() == Kind::Failed => Err(self.explain(failure)),
             result => result,
         };
         self.watch.close();
         let last = match &result {
-            Err(failure) if !matches!(failure, Failure::Peer(_)) => {
-                Frame::Lost(self.rank, format!("failed: {failure}"))
-            }
+            Err(failure) if failure.kind() != Kind::Peer => Frame::Lost(self.rank, format!("failed: {failure}")),
             _ => Frame::Bye,
         };
         // A rank that has gone already need not hear it.
@@ -317,10 +315,10 @@ impl Group {
     /// Replaces a failure by the loss of a rank that it follows from, if there was one.
     fn explain(&self, failure: Failure) -> Failure {
         let failure = self.news().unwrap_or_else(|| failure.with_last_warning());
-        match failure {
+        match failure.kind() {
             // Launched ranks share one standard error, and each says which it is.
-            Failure::Failed(_) if is_launched() => failure.context(self.roles.name(self.rank)),
-            failure => failure,
+            Kind::Failed if is_launched() => failure.context(self.roles.name(self.rank)),
+            _ => failure,
         }
     }
 

@@ -21,7 +21,7 @@ use super::options::Sides;
 use crate::bootstrap::{self, Place, Roles, Root};
 use crate::cli::Size;
 use crate::device::{Chosen, DeviceOptions, announce};
-use crate::failure::is_launched;
+use crate::failure::{Kind, is_launched};
 use crate::{Failure, cli};
 use session::{Outcome, Session};
 use wire::Address;
@@ -101,7 +101,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let result = device.open().and_then(|chosen| run_side(rank == 0, root, &chosen, args));
     match result {
         // The launcher's two share one standard error.
-        Err(failure @ Failure::Failed(_)) if is_launched() => Err(failure.context(Roles::ServerAndClient.name(rank))),
+        Err(failure) if failure.kind() == Kind::Failed && is_launched() => {
+            Err(failure.context(Roles::ServerAndClient.name(rank)))
+        }
         result => result,
     }
 }
