@@ -57,7 +57,7 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
 /// # Errors
 /// Where there is none.
 pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
-    // It is at all addresses, and this one does not change.
+    // soft0 is reached at every address, and loopback does not change.
     if chosen.context.is_software() {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }

@@ -28,11 +28,11 @@ pub struct DeviceOptions {
 pub struct Chosen {
     /// The device.
     pub context: Context,
-    /// Its port.
+    /// The port of the device.
     pub port: u8,
     /// The address; InfiniBand ports may do without.
     pub gid: Option<GidEntry>,
-    /// Which device it is, and why.
+    /// The device and the reason for its choice, for the report.
     pub line: String,
     /// Whether the device was asked for by name.
     named: bool,
@@ -101,7 +101,7 @@ impl DeviceOptions {
 }
 
 impl Chosen {
-    /// The sentence that every program prints.
+    /// The sentence about the device that every program prints.
     #[must_use]
     pub fn using(&self) -> String {
         format!("using {}", self.line)
@@ -126,7 +126,7 @@ impl Chosen {
         Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one; {hint}")))
     }
 
-    /// The same for datagram queue pairs.
+    /// Options for datagram queue pairs on this port and address.
     pub fn datagram_options(&self, qkey: u32) -> DatagramOptions {
         let options = DatagramOptions::new(qkey).port(self.port);
         match self.gid.and_then(|gid| u8::try_from(gid.index).ok()) {
@@ -155,7 +155,7 @@ impl Chosen {
 /// output is taken.
 ///
 /// # Errors
-/// What writing gives.
+/// Errors of writing.
 pub fn announce(line: &str, stdout_taken: bool) -> Result<(), Failure> {
     if stdout_taken {
         say(line);

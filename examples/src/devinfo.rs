@@ -10,7 +10,7 @@ use crate::Failure;
 /// A line of the report: its name, its value for programs and its value for people.
 type Line = (&'static str, Value, String);
 
-/// All about one device.
+/// Attributes of one device.
 #[derive(Debug)]
 pub struct Report {
     name: String,
@@ -54,7 +54,7 @@ impl Report {
     /// The report as `ibv_devinfo -v` has it; without `verbose`, as `ibv_devinfo` has it.
     ///
     /// # Errors
-    /// What writing gives.
+    /// Errors of writing.
     pub fn print(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
         const BRIEF: [&str; 15] = [
             "transport",

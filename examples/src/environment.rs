@@ -49,7 +49,7 @@ struct Launcher {
     hosts: &'static [&'static str],
     /// Lists of the hosts, the first of which has rank 0; or its address.
     list: &'static [&'static str],
-    /// What tells jobs apart: all of them together.
+    /// Variables that identify the job, taken together.
     job: &'static [&'static str],
 }
 
@@ -93,7 +93,7 @@ const LAUNCHERS: [Launcher; 4] = [
     },
 ];
 
-/// What the environment of this process says; `None` where no launcher has been there.
+/// The place that the environment gives to this process; `None` without a launcher.
 ///
 /// # Errors
 /// Where a variable that counts is set and makes no sense, by itself or with another one: nothing
@@ -209,7 +209,7 @@ fn told_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -> Res
     let one_host = local == Some(world) || hosts == Some(1);
     let mut identity: Vec<String> = launcher.job.iter().filter_map(|name| variables.text(name)).collect();
     if identity.is_empty() && one_host {
-        // With several hosts there are several of them.
+        // With several hosts there is one such process on each.
         identity.extend(proxy());
     }
     let job = if identity.is_empty() { 0 } else { hash(&identity.join(" ")) };
@@ -231,7 +231,7 @@ fn free_port(job: u64) -> u16 {
     }
 }
 
-/// The same in every build, which the standard library's hashes need not be: FNV-1a.
+/// FNV-1a: the standard library's hashes may differ between builds.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

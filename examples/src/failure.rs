@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use crate::cli;
 
-/// What `--help` says about exit statuses.
+/// The paragraph of `--help` about exit statuses.
 pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments that make no sense, 3 another rank \
                                failed. RUST_LOG=debug shows more on standard error.";
 
@@ -69,7 +69,7 @@ impl Failure {
         Some(Self { kind, text: String::new() })
     }
 
-    /// What kind of end it is.
+    /// The kind of end.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
@@ -145,7 +145,7 @@ impl From<rdma::OpenError> for Failure {
     }
 }
 
-/// What to do about an error that a limit of this process may explain.
+/// Advice for an error that a limit of this process may explain.
 fn hint(error: rdma::Error) -> String {
     match (error.kind(), error.errno().map(Errno::from_raw)) {
         (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),

@@ -129,7 +129,7 @@ fn supervise(mut ranks: Vec<Rank>) -> Result<(), Failure> {
     }
 }
 
-/// What to say of a rank that goes on when the others have lost it.
+/// The failure of a rank that still runs when the others have lost it.
 fn stuck(rank: &Rank) -> Failure {
     let (name, pid) = (&rank.name, rank.child.id());
     Failure::new(format!("{name} (process {pid}) did not answer the other ranks, and was ended; was it stopped?"))

@@ -52,7 +52,7 @@ pub enum Bind {
     Auto,
     /// To one core each, in turn.
     Core,
-    /// Not at all.
+    /// No pinning.
     None,
 }
 
@@ -210,7 +210,7 @@ pub fn with_port(address: &str, port: u16) -> String {
 /// Checks that an address has a host and a port.
 ///
 /// # Errors
-/// One line of complaint.
+/// Where options contradict each other or are out of range.
 pub fn check_address(address: &str) -> Result<(), Failure> {
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     match port {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What the tables say about a set of samples, all in the samples' unit.
+/// Statistics of a set of samples, in the samples' unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// The smallest.

@@ -29,7 +29,7 @@ impl Completions {
     /// polling for a while.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     pub fn new(context: &Context, depth: u32, sleeps: bool, watch: Watch, timeout: Duration) -> Result<Self, Failure> {
         let channel = context.create_completion_channel()?;
         let cq = context.cq_builder(depth).channel(&channel).build()?;
@@ -45,7 +45,7 @@ impl Completions {
     /// Hands the next completion to `take`, if there is one now.
     ///
     /// # Errors
-    /// What polling reports, and `take`.
+    /// Errors of polling, and of `take`.
     pub fn poll<T>(&mut self, take: impl FnOnce(Completion<'_>) -> Result<T, Failure>) -> Result<Option<T>, Failure> {
         self.poller.poll()?.map(take).transpose()
     }
@@ -53,7 +53,7 @@ impl Completions {
     /// Waits for the next completion and hands it to `take`; `None` where there is none in time.
     ///
     /// # Errors
-    /// What polling reports, the loss of a rank, and `take`.
+    /// Errors of polling and of `take`; the loss of a rank.
     pub fn wait<T>(&mut self, take: impl FnOnce(Completion<'_>) -> Result<T, Failure>) -> Result<Option<T>, Failure> {
         if let Some(completion) = self.poller.poll()? {
             return take(completion).map(Some);
@@ -63,7 +63,7 @@ impl Completions {
             let look = LOOK.min(deadline.saturating_duration_since(Instant::now()));
             if self.sleeps {
                 self.cq.request_notify(false)?;
-                // What came before the queue was armed makes no event.
+                // A completion that came before the queue was armed makes no event.
                 if let Some(completion) = self.poller.poll()? {
                     return take(completion).map(Some);
                 }
@@ -86,7 +86,7 @@ impl Completions {
 /// return early.
 ///
 /// # Errors
-/// What the kernel reports.
+/// Errors of poll(2).
 pub fn readable(descriptors: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<bool, Failure> {
     let timeout = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
         None => PollTimeout::NONE,

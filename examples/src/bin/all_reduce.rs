@@ -163,7 +163,7 @@ impl Args {
     }
 }
 
-/// One rank's work.
+/// Runs one rank.
 fn rank<T: Element>(args: &Args, sizes: &[usize], group: &mut Group) -> Result<(), Failure> {
     let chosen = args.device.open_together(group)?;
     let cores = placement::bind(group, args.placement.bind);
@@ -258,7 +258,7 @@ fn verdict(rows: &[CollectiveRow], first: bool) -> Result<(), Failure> {
     }
 }
 
-/// One size.
+/// The measurement of one size.
 struct Bench<'a> {
     args: &'a Args,
     comm: &'a mut Communicator,
@@ -279,7 +279,7 @@ impl Bench<'_> {
         for _ in 0..self.args.warmup {
             self.comm.all_reduce(input, output, count)?;
         }
-        // All have to do as many: the slowest says.
+        // All ranks do equally many: the slowest decides.
         let warming = warming.elapsed() / u32::try_from(self.args.warmup.max(1)).unwrap_or(u32::MAX);
         let slowest = self.group.all_gather(self.what, &warming)?.into_iter().max();
         let iterations = self.args.iterations(self.size, slowest.unwrap_or_default());

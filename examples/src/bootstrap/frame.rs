@@ -34,7 +34,7 @@ pub(super) struct Hello {
 pub(super) enum Frame {
     /// The first frame of a connection.
     Hello(Hello),
-    /// All ranks have come; the host of each.
+    /// All ranks have connected; the host of each.
     Welcome(Vec<String>),
     /// The rank cannot take part; why.
     Refuse(String),

@@ -66,7 +66,7 @@ pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Me
         }
         if Instant::now() >= deadline {
             if unheard > 0 {
-                // One of them may be the rank that is missing.
+                // The missing rank may be one of them.
                 say(&format!("{}: {unheard} connections have come and not introduced themselves", own.program));
             }
             let missing: Vec<usize> = (1..ranks.len()).filter(|&rank| ranks[rank].is_none()).collect();
@@ -109,9 +109,9 @@ impl Read for Until<'_> {
 
 /// Why a connection does not become a rank.
 enum Rejected {
-    /// It is none of this job: go on waiting.
+    /// The connection is not of this job: go on waiting.
     Stranger(String),
-    /// It is one of this job and does not fit: the job cannot start.
+    /// The connection is of this job and does not fit: the job cannot start.
     Rank(String),
 }
 
@@ -185,7 +185,7 @@ fn admit(
 }
 
 fn refuse(stream: &mut Socket, why: &str) {
-    // It may have gone already, and then has nothing to hear.
+    // The peer may have gone already.
     drop(write_head(stream).and_then(|()| Frame::Refuse(why.to_owned()).write(stream)));
 }
 

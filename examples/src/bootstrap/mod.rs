@@ -86,7 +86,7 @@ pub fn listen(address: &str) -> Result<Socket, Failure> {
 /// Opens a socket for the ranks of this host; returns its address, too. It needs no network.
 ///
 /// # Errors
-/// What the kernel says.
+/// Errors of the socket calls.
 pub fn listen_locally(job: u64) -> Result<(Socket, String), Failure> {
     let name = format!("@rdma-job-{job:016x}");
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -114,7 +114,7 @@ pub struct Group {
     inbox: Receiver<(usize, Frame)>,
     watch: Watch,
     /// Ends the thread that shows the others that this rank is alive.
-    _heart: Sender<()>,
+    _heartbeat: Sender<()>,
 }
 
 impl Group {
@@ -156,10 +156,10 @@ impl Group {
             let reader = Reader { rank, peer, roles, silence, writers, watch, outbox };
             spawn(&format!("rank-{peer}"), move || reader.run(&stream))?;
         }
-        let (heart, end) = channel();
+        let (heartbeat, end) = channel();
         let beating = Arc::clone(&writers);
-        spawn("heart", move || beat(&beating, Pulse::period(silence), &end))?;
-        Ok(Self { rank, hosts, roles, timeout, writers, inbox, watch, _heart: heart })
+        spawn("heartbeat", move || beat(&beating, Pulse::period(silence), &end))?;
+        Ok(Self { rank, hosts, roles, timeout, writers, inbox, watch, _heartbeat: heartbeat })
     }
 
     /// This process's number, from 0.
@@ -348,7 +348,7 @@ impl Group {
                 Err(Failure::peer("another rank has failed"))
             }
             Ok((peer, Frame::Bye)) => {
-                // It may leave because another has failed, and be faster than the news of that.
+                // The rank may leave because another has failed, before the news of that failure.
                 self.watch.check()?;
                 Err(Failure::peer(format!("{} finished before the others", self.roles.name(peer))))
             }

@@ -1,4 +1,4 @@
-//! What the processes of a job agree on before they work together.
+//! Terms that the processes of a job compare before they work together.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// Settings by the name of their option.
 pub(super) type Settings = Map<String, Value>;
 
-/// What the processes of a job are called in messages.
+/// Names of the processes of a job in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
     /// Ranks with numbers.
@@ -48,7 +48,7 @@ impl Roles {
     }
 }
 
-/// What the processes of a job agree on before they work together.
+/// Terms that the processes of a job compare before they work together.
 #[derive(Clone, Debug)]
 pub struct Terms {
     pub(super) program: &'static str,

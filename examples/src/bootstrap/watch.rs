@@ -50,7 +50,7 @@ impl Watch {
         what.clone_into(&mut self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// What this rank waits for.
+    /// The name of the thing that this rank waits for.
     pub(super) fn awaited(&self) -> String {
         self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -238,7 +238,7 @@ fn goodbye(connection: &mut Connection) -> Result<(), Failure> {
             connection.stage = Stage::Leaving(qp);
             Ok(())
         }
-        // All are up before the first one leaves.
+        // Connections end only after all are up.
         other => {
             connection.stage = other;
             Err(Failure::new("a connection was to be ended that is not there"))

@@ -19,7 +19,7 @@ pub use steps::{Round, Row, Step, print};
 
 /// The port of rdmacm-utils' cmtime.
 pub const PORT: u16 = 7471;
-/// What to measure, and how long to wait.
+/// Options of a measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// Connections of each round
@@ -44,7 +44,7 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
     cli::number_in(text, 1..=3_600_000).map(Duration::from_millis)
 }
 
-/// What the client says with each request: how many connections are to come in all its rounds, so
+/// The private data of the client's requests: the number of connections of all its rounds, so
 /// that the server knows when it is done. A client that does not say so (rdmacm-utils' cmtime) has
 /// one round, as long as the server's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// What makes it one.
+    /// Marks private data as an announcement.
     const MAGIC: [u8; 12] = *b"rdma-cm_time";
     /// Bytes of the message.
     pub const LEN: usize = 16;

@@ -22,7 +22,7 @@ impl Pool {
     pub(super) fn queue_pair(&mut self) -> Result<PreparedQueuePair<Rc>> {
         match self.build() {
             Err(error) if matches!(error.kind(), ErrorKind::CompletionQueueTooSmall { .. }) => {
-                // It is full: its queue pairs keep it.
+                // This queue is full, and lives as long as its queue pairs.
                 self.cq = self.context.create_cq(ENTRIES)?;
                 self.build()
             }

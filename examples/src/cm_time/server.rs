@@ -77,7 +77,7 @@ impl Server {
                 }
                 EventKind::Disconnected => {
                     let Some((id, qp)) = self.open.remove(&event.id) else { continue };
-                    // It is over for the client already; what is left is our own end of it.
+                    // The client's end is disconnected already; this call ends ours.
                     id.disconnect(&qp).ok();
                     self.ended += 1;
                 }

@@ -146,7 +146,7 @@ impl Round {
 /// Prints a round's table.
 ///
 /// # Errors
-/// What writing to `out` gives.
+/// Errors of writing to `out`.
 pub fn print(out: &mut dyn Write, round: &Round) -> io::Result<()> {
     let Round { connections, in_flight, connections_per_second, disconnections_per_second, .. } = round;
     writeln!(out, "# {connections} connections, {in_flight} at a time")?;

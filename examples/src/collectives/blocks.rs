@@ -18,7 +18,7 @@ impl Blocks {
         Self { sums: vec![0; BLOCK / 8], more: vec![0; BLOCK / 8] }
     }
 
-    /// One for sums, one for what is added to them.
+    /// A block for sums, and a block for the elements added to them.
     #[inline]
     pub(super) fn of<T: Element>(&mut self) -> (&mut [T], &mut [T]) {
         (bytemuck::cast_slice_mut(&mut self.sums), bytemuck::cast_slice_mut(&mut self.more))

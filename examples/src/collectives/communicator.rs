@@ -39,7 +39,7 @@ pub struct Tuning {
     pub method: Method,
 }
 
-/// With more ranks than this, each is connected to its neighbours only.
+/// Beyond this number of ranks, a rank is connected to its neighbours only.
 const MESH: usize = 16;
 
 /// The ranks of a job, connected over RDMA.
@@ -51,7 +51,7 @@ pub struct Communicator {
     ring: Option<Ring>,
     direct: Option<Direct>,
     blocks: Blocks,
-    /// What barriers reduce.
+    /// The tensor that barriers reduce.
     token: Option<Tensor<u64>>,
 }
 

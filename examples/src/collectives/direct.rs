@@ -28,7 +28,7 @@ use super::tensor::Operation;
 use crate::Failure;
 use crate::bootstrap::Group;
 
-/// What the direct algorithms need between operations.
+/// State of the direct algorithms between operations.
 #[derive(Debug)]
 pub(super) struct Direct {
     rank: usize,

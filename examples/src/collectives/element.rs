@@ -1,4 +1,4 @@
-//! What can be reduced, and the loop that does it.
+//! Element types of tensors, and the loop that adds them up.
 
 use bytemuck::Pod;
 

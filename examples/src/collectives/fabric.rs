@@ -45,7 +45,7 @@ pub(super) enum Lane {
 const LANES: usize = 6;
 /// Counters are a cache line apart.
 pub(super) const LINE: usize = INLINE as usize;
-/// What a request takes with it: a line.
+/// Inline space of a request: a line.
 const INLINE: u32 = 64;
 /// Work requests outstanding to one peer, and receives posted for one.
 const DEPTH: u32 = 256;
@@ -79,12 +79,12 @@ struct Peer {
     rank: usize,
     qp: QueuePair<Rc>,
     _connection: Option<Connection>,
-    /// Its counters of what this rank sent.
+    /// The peer's counters of the notices that this rank sent.
     counters: RemoteSlice,
     counts: Counts,
 }
 
-/// What was sent to a peer, and received from it.
+/// Notices, requests and messages to and from a peer.
 #[derive(Debug, Default)]
 struct Counts {
     /// Notices by lane.

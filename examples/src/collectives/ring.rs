@@ -24,7 +24,7 @@ const STAGES: usize = 4;
 /// Bytes of scratch memory, at most (but for 4 KiB a slot).
 const SCRATCH: usize = 8 << 20;
 
-/// What the ring needs between operations.
+/// State of the ring between operations.
 #[derive(Debug)]
 pub(super) struct Ring {
     rank: usize,
@@ -59,7 +59,7 @@ impl Ring {
         let (rank, world) = (group.rank(), group.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
         let hops = world - 1;
-        // What is under way in `lead + 1` ticks, and what waits to be credited: the schedule's
+        // Messages of `lead + 1` ticks, and slots not yet credited: the schedule's
         // tests show that it is enough.
         let slot_count = (lead + 1) * hops + hops - 1;
         // Many ranks need many slots, and then have small segments.
@@ -160,7 +160,7 @@ impl Turn<'_> {
     fn reduce_and_pass<T: Element>(&mut self, input: &Tensor<T>, elements: Range<usize>) -> Result<(), Failure> {
         let place = self.ring.staged % STAGES;
         self.ring.staged += 1;
-        // What was sent from here last has to have left.
+        // The previous send from this place must be complete.
         self.fabric.wait_sent(self.ring.right, self.ring.staging_sends[place])?;
         let at = place * self.ring.chunk;
         let length = elements.len() * size_of::<T>();

@@ -1,4 +1,4 @@
-//! Who sends what when in a ring all-reduce: pure arithmetic.
+//! The schedule of a ring all-reduce, without any communication.
 //!
 //! The elements are cut into *blocks*, and each block into one *segment* per rank. A block takes
 //! `2 (N - 1)` steps: in the first `N - 1` a rank adds its own part to the segment that comes from
@@ -17,22 +17,22 @@ const ALIGNMENT: usize = 16;
 /// A message of the schedule: one segment of one block, at one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Which block.
+    /// The block.
     pub block: usize,
-    /// Which of its steps.
+    /// The step of that block.
     pub step: usize,
 }
 
-/// What to do with a message that has come in.
+/// What a rank does with a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Add the own part, pass the sum on to the right neighbour's scratch memory.
     Reduce,
     /// Add the own part: the sum is complete. Keep it as result and pass it on as result.
     Finish,
-    /// It is a result: pass it on.
+    /// The message is a result: pass it on.
     Forward,
-    /// It is a result, and the right neighbour has it.
+    /// The message is a result that the right neighbour has already.
     Keep,
 }
 
@@ -103,7 +103,7 @@ impl Schedule {
         start.min(self.count)..(start + self.segment).min(self.count)
     }
 
-    /// What to do with a message from the left neighbour.
+    /// What the rank does with a message from its left neighbour.
     #[must_use]
     pub fn action(&self, step: usize) -> Action {
         match self.world {

@@ -26,7 +26,7 @@ pub struct Patience {
     watch: Watch,
 }
 
-/// One wait under way; made by `Wait::default()`.
+/// State of a wait; made by `Wait::default()`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wait {
     turns: u32,
@@ -35,7 +35,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Now and then, for what need not be done at each turn.
+    /// True at every 64th turn, for checks too expensive for each.
     #[must_use]
     pub fn is_time_to_look(&self) -> bool {
         self.turns % 64 == 63
@@ -103,7 +103,7 @@ mod tests {
             naps.extend(patience.pause(&mut wait).unwrap());
         }
         assert!(naps[0] == FIRST_SLEEP && naps.is_sorted() && naps[7] == SLEEP, "{naps:?}");
-        // What has lasted so long already is too long for one with less patience.
+        // The wait has lasted longer than this shorter limit.
         patience.stall = Duration::ZERO;
         let failure = patience.pause(&mut wait).unwrap_err();
         assert!(failure.to_string().contains("no progress"), "{failure}");

@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The beginning of the private data; changes with what follows.
 const MAGIC: &str = "rdma-cm2";
 
-/// Who calls whom, in private data.
+/// Caller and callee of a connection, sent as private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     /// A random number that only the ranks of a job know.
@@ -60,7 +60,7 @@ impl Identity {
     }
 }
 
-/// What both halves of the work need.
+/// State that the calling and the answering half share.
 struct Work<'a> {
     chosen: &'a Chosen,
     how: &'a How,
@@ -285,7 +285,7 @@ mod tests {
         });
     }
 
-    /// Who answers has to be the rank that was called.
+    /// A call is answered by the called rank, or fails.
     #[test]
     fn an_answer_of_somebody_else_is_refused() {
         let chosen = chosen();

@@ -151,7 +151,7 @@ pub(crate) struct Unconnected<T: Transport = Rc> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(crate) method: Method,
-    /// What the peers may do.
+    /// Remote access of the peers.
     pub(crate) access: RemoteAccess,
     /// The path's MTU, which the connection manager chooses itself.
     pub(crate) mtu: Option<Mtu>,

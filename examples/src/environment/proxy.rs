@@ -5,7 +5,7 @@ use std::fs;
 
 use nix::unistd::getppid;
 
-/// What the names of its processes begin with: `hydra_pmi_proxy`, and Intel's `hydra_bstrap_proxy`
+/// Prefix of Hydra's process names: `hydra_pmi_proxy`, and Intel's `hydra_bstrap_proxy`
 /// above it.
 const NAME: &str = "hydra_";
 /// More generations than shells and wrappers of a rank make.

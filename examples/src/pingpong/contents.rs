@@ -1,4 +1,4 @@
-//! What messages contain: something else in every message, and at every place of it.
+//! Contents of messages: different in every message, and at every place of a message.
 
 /// Makes bytes the contents of a message.
 pub(super) fn fill(bytes: &mut [u8], number: u64) {

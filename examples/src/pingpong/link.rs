@@ -1,4 +1,4 @@
-//! One end of the connections, its memory, and what is under way.
+//! One end of the connections: queue pairs, memory, and messages in flight.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -62,7 +62,7 @@ impl Qp {
     }
 }
 
-/// One queue pair, and what it has under way.
+/// One queue pair, and its messages in flight.
 #[derive(Debug)]
 struct Lane {
     index: usize,
@@ -435,7 +435,7 @@ fn take(lanes: &mut [Lane], wrong: &mut u64, plan: &Plan, mut completion: Comple
     }
     *wrong += u64::from(is_wrong);
     lane.arrived += 1;
-    // Only now there is a receive for one more.
+    // The receive has been posted again, so the peer may send one more.
     if plan.is_by_permission() && lane.arrived % plan.permission() == 0 { lane.send_nothing() } else { Ok(()) }
 }
 

@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// How long one run lasts of a test that has a duration.
 const RUN: Duration = Duration::from_millis(50);
 
-/// What a run gave.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
     messages: u64,
@@ -65,7 +65,7 @@ fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize)
     let rate = if total.seconds > 0.0 { total.messages as f64 / total.seconds } else { 0.0 };
     let peak = if options.duration.is_some() { 0.0 } else { total.peak.max(rate) };
     let rates = group.all_gather("the rates", &(rate, peak))?;
-    // Of both directions, the sum.
+    // Of two directions, the sum.
     let counted = if both { &rates[..] } else { &rates[1..] };
     let (rate, peak) = counted.iter().fold((0.0, 0.0), |(rate, peak), one| (rate + one.0, peak + one.1));
     Ok(BandwidthRow::new(size, total.messages, rate, peak, options.report_gbits))
@@ -213,8 +213,8 @@ fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<
     }
     let seconds = begun.elapsed().as_secs_f64();
     group.wait_for_work("the messages")?;
-    // What was posted but not done when a part ended makes its rate too good, unless a part is many
-    // times that.
+    // Messages posted but not complete when a part ends make its rate too high, unless a part is
+    // many times the depth.
     let is_long = part >= 4 * u64::from(link.plan.depth) * lanes as u64;
     Ok(Run { messages: all, seconds, peak: if is_long { peak } else { 0.0 } })
 }

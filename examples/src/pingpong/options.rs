@@ -17,7 +17,7 @@ const ATOMIC: usize = 8;
 /// perftest's sizes where no other is given: of latency and bandwidth tests.
 const USUAL: (usize, usize) = (2, 64 << 10);
 
-/// What carries the messages.
+/// Operations that carry the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
@@ -70,7 +70,7 @@ impl Connection {
     }
 }
 
-/// What is measured.
+/// Measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
@@ -82,7 +82,7 @@ pub enum Test {
     Both,
 }
 
-/// Which side this is, and where the other one is.
+/// Options for the side of this process, and for the address of the other.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Sides {
     /// The server's address; without it, both processes are started here
@@ -151,7 +151,7 @@ impl LocalOptions {
     }
 }
 
-/// What to measure, which both sides have to be told alike.
+/// Options of the measurement, which must be equal on both sides.
 #[derive(Clone, Debug, clap::Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Options {
@@ -226,7 +226,7 @@ impl Options {
     /// Checks the options for what makes no sense together.
     ///
     /// # Errors
-    /// One line of complaint.
+    /// Where options contradict each other or are out of range.
     pub fn validate(&self) -> Result<(), Failure> {
         let refuse = |text: &str| Err(Failure::usage(text));
         match (self.size, self.op) {

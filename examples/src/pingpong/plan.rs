@@ -7,7 +7,7 @@ use crate::wait::Completions;
 
 /// Largest message that latency tests copy into their requests, where the device can.
 const INLINE: u32 = 220;
-/// The same on iWARP, whose devices refuse queue pairs with more than they have.
+/// The same on iWARP, whose devices refuse queue pairs with more inline space than their limit.
 const IWARP_INLINE: u32 = 64;
 /// Longest message that may be asked to be copied.
 pub(super) const MOST_INLINE: u32 = 1024;
@@ -16,7 +16,7 @@ const MEMORY: usize = 32 << 20;
 /// Permissions to send more that may be under way to a queue pair, beside messages; there is a
 /// receive for each.
 pub(super) const PERMISSIONS: u32 = 2;
-/// What both the queue pairs and their traffic depend on.
+/// Parameters of the queue pairs and of their traffic.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) op: Op,

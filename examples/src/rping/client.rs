@@ -75,7 +75,7 @@ fn ping(
 /// Waits until the server has done its part.
 fn go_ahead(session: &mut Session) -> Result<(), Failure> {
     match session.next()? {
-        // What it says is not defined.
+        // The contents of the server's messages are not defined.
         Arrival::Message(_) => Ok(()),
         Arrival::Gone => Err(Failure::new("the server has disconnected")),
         Arrival::Data => Err(Failure::new("a transfer of ours has ended, and there was none")),

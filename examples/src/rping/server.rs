@@ -19,7 +19,7 @@ use crate::failure::say;
 
 /// Clients that are served at the same time; others are turned away.
 const MOST_CLIENTS: usize = 256;
-/// What "go ahead" looks like.
+/// The "go ahead" message.
 const GO_AHEAD: [u8; MESSAGE] = [0; MESSAGE];
 
 /// Answers one client until it disconnects; says how many pings there were.
@@ -54,7 +54,7 @@ pub fn serve_all(
     ClientPool { most: MOST_CLIENTS, start: Builder::spawn }.serve(context, settings, listener, clients)
 }
 
-/// What a client's thread does; whether the client ended well.
+/// The work of a client's thread; returns whether the client ended well.
 type Work = Box<dyn FnOnce() -> bool + Send>;
 
 /// Room for clients: where it ends, they are turned away.
@@ -77,10 +77,10 @@ impl ClientPool {
         let mut running: Vec<JoinHandle<bool>> = Vec::new();
         let (mut served, mut failed) = (0u64, 0);
         while clients.is_none_or(|clients| served < clients) {
-            // Now and then, to forget who has ended.
+            // Wake up every second to join the threads that have ended.
             let request = match listener.next_request(Some(Duration::from_secs(1))) {
                 Ok(request) => request,
-                // It was this client's; there is room again for the next one when another has gone.
+                // The shortage costs this client; the next one may find room again.
                 Err(error) if is_shortage(error) => {
                     complain(&Failure::from(error).context("a client was turned away"));
                     None
@@ -93,7 +93,7 @@ impl ClientPool {
             let Some(request) = request else { continue };
             if running.len() >= self.most {
                 complain(&Failure::new(format!("a client was turned away, there are {} already", running.len())));
-                // It may have gone.
+                // The client may have gone.
                 request.reject(&[]).ok();
                 continue;
             }

@@ -1,4 +1,4 @@
-//! One end of a connection: its queues, its messages, and waiting for what comes.
+//! One end of a connection: its queues, its messages, and waiting for them.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -27,29 +27,29 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// The token of a nudge.
 const NUDGE: u64 = 1;
 
-/// What an end does on iWARP when nothing comes at first.
+/// Work-around for iWARP, used if nothing arrives at first.
 ///
-/// In Linux's siw (6.1 to 6.18) what arrives while the end that accepts is still about it lies
-/// unread until more bytes arrive.
+/// Linux's siw (6.1 to 6.18) does not read a message that arrives during accept until more bytes
+/// arrive.
 #[derive(Debug)]
 pub(super) enum Nudge {
-    /// The end that connected writes no bytes: those are more, and touch nothing. It does so each
-    /// second, as it cannot know when the other has accepted.
+    /// A write of no bytes by the end that connected, each second, since it cannot know when the
+    /// other end has accepted.
     Write,
-    /// The end that accepted reads no bytes, to here: the answer is more. Once is enough; but it
-    /// may not send before the other is ready for it, and so leaves it time.
+    /// A read of no bytes, into this slice, by the end that accepted; the response wakes the
+    /// connection. Once is enough, after the other end had time to become ready for a request.
     Read(ExposedSlice),
 }
 
 impl Nudge {
-    /// With the time for it.
+    /// The nudge, and the time at which it is due.
     fn planned(self) -> (Self, Instant) {
         let seconds = if matches!(self, Self::Write) { 1 } else { 3 };
         (self, Instant::now() + Duration::from_secs(seconds))
     }
 }
 
-/// What has happened.
+/// An event of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// A message came.
@@ -73,13 +73,13 @@ pub(super) struct Session {
     spare: Vec<Buffer>,
     arrivals: VecDeque<Arrival>,
     patience: Duration,
-    /// What to call the other side.
+    /// Name of the other side in messages.
     peer: &'static str,
     flushed: bool,
     gone: bool,
     /// A message has come.
     heard: bool,
-    /// What to do, and when, if nothing has come by then.
+    /// The nudge to give if nothing has arrived by this time.
     nudge: Option<(Nudge, Instant)>,
 }
 
@@ -141,7 +141,7 @@ impl Session {
         Ok(self.qp.post_send(Send::new(buffer))?)
     }
 
-    /// What happens next.
+    /// Waits for the next event.
     pub(super) fn next(&mut self) -> Result<Arrival, Failure> {
         let deadline = Instant::now() + self.patience;
         loop {
@@ -169,7 +169,7 @@ impl Session {
                 return Ok(());
             }
             if self.gone {
-                // All that came before it has been taken.
+                // All earlier completions have been taken.
                 self.arrivals.push_back(Arrival::Gone);
                 return Ok(());
             }
@@ -177,7 +177,7 @@ impl Session {
                 deadline = deadline.min(Instant::now() + FAREWELL);
             }
             self.cq.request_notify(false)?;
-            // What came before the queue was armed makes no event.
+            // A completion that came before the queue was armed makes no event.
             if self.take()? {
                 return Ok(());
             }

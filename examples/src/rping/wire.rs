@@ -1,4 +1,4 @@
-//! What travels: advertisements, and the text of a ping.
+//! Wire formats: advertisements of memory, and the text of a ping.
 
 use rdma::RemoteSlice;
 

@@ -1,4 +1,4 @@
-//! What the messages contain.
+//! Contents of the messages.
 //!
 //! `ibv_rc_pingpong` sends one byte over and over, and its receives go to where its sends come
 //! from: it sends back what it has received, as its server from the first message on and as its
@@ -9,7 +9,7 @@
 
 use crate::pingpong::contents::fill;
 
-/// What the C program's memory is full of.
+/// The byte that fills the C program's buffers.
 const FILLING: u8 = 0x7b;
 
 /// The contents of messages of one size.
@@ -33,7 +33,7 @@ impl Contents {
         Self { page, expected: vec![0; size], plain }
     }
 
-    /// What `ibv_rc_pingpong -c` begins with.
+    /// The first message of `ibv_rc_pingpong -c`.
     pub(super) fn plain(&self) -> &[u8] {
         &self.plain
     }

@@ -13,7 +13,7 @@ use super::wire::{Address, DONE, LINE, Quoted};
 use crate::Failure;
 use crate::bootstrap::{self, Until, is_timeout};
 
-/// What the C program's user may have forgotten.
+/// Hint for an option that users of the C program forget.
 const GID_HINT: &str = "on RoCE, ibv_rc_pingpong needs -g with the index of its GID";
 
 /// The server: waits for one client, lets `connect` take its address, and only then gives away our

@@ -151,8 +151,7 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
     if !is_server || !is_launched() {
         report(&outcome, chosen, options)?;
     }
-    // Who has seen the last message may still owe its acknowledgement, if the driver works in this
-    // order.
+    // Some drivers complete the last receive before they acknowledge it: leave them time.
     std::thread::sleep(Duration::from_millis(50));
     outcome.wrong.map_or(Ok(()), |what| Err(Failure::new(what)))
 }

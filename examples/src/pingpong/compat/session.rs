@@ -1,4 +1,4 @@
-//! One side's queue pair, its memory, and the messages back and forth.
+//! One side: its queue pair, its memory, and its messages.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ struct Traffic {
     qp: QueuePair<Rc>,
     /// Buffers that are neither posted nor hold what was received last.
     spare: Vec<Buffer>,
-    /// What was received last, which is what a server sends next.
+    /// The last received message, which a server sends back.
     last: Option<Buffer>,
     counts: Counts,
 }
@@ -51,7 +51,7 @@ struct Counts {
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) seconds: f64,
-    /// What is to say of wrong contents, if there were any.
+    /// The complaint about wrong contents, if there were any.
     pub(super) wrong: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl Session<InitializedQueuePair<Rc>> {
         let completions = Completions::new(context, depth + 1, options.events, Watch::new(), options.sides.timeout)?;
         let qp = QueuePair::<Rc>::builder(&pd).cq(completions.queue()).max_send_wr(1).max_recv_wr(depth).build()?;
         let mut qp = qp.init(&chosen.init_options(RemoteAccess::empty()))?;
-        // One more holds what was received last, and one is being sent.
+        // Beside the receives: the last received message, and the one being sent.
         let mut all = pd.allocate((depth as usize + 2) * size)?;
         for _ in 0..depth {
             qp.post_recv(all.split_to(size), 0)?;
@@ -165,7 +165,7 @@ impl Traffic {
         Ok(self.qp.post_recv(next, 0)?)
     }
 
-    /// What to say when nothing comes.
+    /// The failure where no message comes in time.
     fn silence(&self) -> Failure {
         let (iterations, timeout) = (self.options.iters, self.options.sides.timeout);
         Failure::new(format!(
@@ -182,7 +182,7 @@ impl Traffic {
     }
 }
 
-/// What a completion with an error means here.
+/// The failure behind a completion with an error.
 fn broken(opcode: Opcode, error: WcError, size: usize, received: u64, iterations: u64) -> Failure {
     let what = match error.status {
         // The kernel's rxe says the second.

@@ -9,7 +9,7 @@ use rdma::{Endpoint, Gid, Lid, Mtu};
 /// string in C.
 pub(super) const LINE: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 
-/// What the client says when it has the server's line, with the zero byte.
+/// The client's answer to the server's line, with the zero byte.
 pub(super) const DONE: [u8; 5] = *b"done\0";
 
 /// The address of a queue pair, as its line has it.
@@ -18,7 +18,7 @@ pub(super) struct Address {
     pub(super) lid: Lid,
     pub(super) qpn: u32,
     pub(super) psn: u32,
-    /// All zero in the line where the program was started without a GID index.
+    /// All zeros on the wire if the program was started without a GID index.
     pub(super) gid: Option<Gid>,
 }
 
