@@ -1,9 +1,9 @@
-//! What other launchers say in the environment: mpirun (Open MPI), mpiexec (Hydra: MPICH, Intel
-//! MPI), srun (Slurm), torchrun.
+//! The place in a job that other launchers give to this process in the environment: mpirun (Open
+//! MPI), mpiexec (Hydra: MPICH, Intel MPI), srun (Slurm), torchrun.
 //!
-//! All say which rank a process is and how many there are. Where rank 0 is, torchrun says; Slurm
-//! lists the hosts; the others say at least whether all ranks are on one host. What tells one job
-//! from another is in the environment as well, but for Hydra, whose process on this host does.
+//! All give the rank and the number of ranks. torchrun gives the host of rank 0; Slurm lists the
+//! hosts; the others tell at least whether all ranks are on one host. Each but Hydra gives an
+//! identity of the job; for Hydra, its process on this host serves as one.
 
 mod proxy;
 
@@ -12,16 +12,16 @@ use std::net::Ipv4Addr;
 
 use crate::{Failure, bootstrap};
 
-/// A place in a job, as a launcher tells it.
+/// A place in a job, as a launcher gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct JobPlace {
     /// The launcher's name.
     pub launcher: &'static str,
     /// The variable in which it gives the rank.
     pub variable: &'static str,
     /// This process, from 0.
     pub rank: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub world: usize,
     /// Where rank 0 is, if that can be known.
     pub meeting: Option<Meeting>,
@@ -34,7 +34,7 @@ pub struct Told {
 pub struct Meeting {
     /// The host of rank 0: a name or an address.
     pub host: String,
-    /// A port of it that, with some luck, is free.
+    /// A port of that host that is probably free.
     pub port: u16,
 }
 
@@ -98,9 +98,9 @@ const LAUNCHERS: [Launcher; 4] = [
 /// # Errors
 /// Where a variable that counts is set and makes no sense, by itself or with another one: nothing
 /// else is to be taken for it.
-pub fn told() -> Result<Option<Told>, Failure> {
+pub fn job_place() -> Result<Option<JobPlace>, Failure> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    told_by(&Variables(&variable), proxy::identity)
+    job_place_by(&Variables(&variable), proxy::identity)
 }
 
 /// The environment. What is empty there is as good as not set.
@@ -188,7 +188,7 @@ impl Launcher {
     }
 }
 
-fn told_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -> Result<Option<Told>, Failure> {
+fn job_place_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -> Result<Option<JobPlace>, Failure> {
     let mut found = None;
     for launcher in &LAUNCHERS {
         if launcher.has_been_here(variables)? {
@@ -220,7 +220,7 @@ fn told_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -> Res
     let host = given.or_else(local).or_else(listed);
     let port = variables.port()?.unwrap_or_else(|| free_port(job));
     let meeting = host.map(|host| Meeting { host, port });
-    Ok(Some(Told { launcher: launcher.name, variable: launcher.rank, rank, world, meeting, job }))
+    Ok(Some(JobPlace { launcher: launcher.name, variable: launcher.rank, rank, world, meeting, job }))
 }
 
 /// A port below those that the kernel gives to connections, different for most jobs.
@@ -259,17 +259,17 @@ mod tests {
     use super::*;
     use crate::failure::Kind;
 
-    fn read(set: &[(&str, &str)], proxy: Option<&str>) -> Result<Option<Told>, Failure> {
+    fn read(set: &[(&str, &str)], proxy: Option<&str>) -> Result<Option<JobPlace>, Failure> {
         let variable = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
-        told_by(&Variables(&variable), || proxy.map(str::to_owned))
+        job_place_by(&Variables(&variable), || proxy.map(str::to_owned))
     }
 
-    fn found(set: &[(&str, &str)]) -> Option<Told> {
+    fn found(set: &[(&str, &str)]) -> Option<JobPlace> {
         read(set, None).unwrap()
     }
 
     fn place(set: &[(&str, &str)]) -> (usize, usize, Option<String>) {
-        let Told { rank, world, meeting, .. } = found(set).unwrap();
+        let JobPlace { rank, world, meeting, .. } = found(set).unwrap();
         (rank, world, meeting.map(|Meeting { host, port }| format!("{host}:{port}")))
     }
 

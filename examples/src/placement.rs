@@ -8,7 +8,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::bootstrap::{self, Group, Place, Roles, Root, Terms};
-use crate::environment::{self, Meeting, Told};
+use crate::environment::{self, JobPlace, Meeting};
 use crate::failure::{is_launched, say};
 use crate::{Failure, cli, launcher};
 
@@ -60,7 +60,7 @@ impl PlacementOptions {
     /// How many ranks this process starts, or 1 where it is a rank itself.
     #[must_use]
     pub fn local_ranks(&self) -> usize {
-        let is_told = || !matches!(environment::told(), Ok(None));
+        let is_told = || !matches!(environment::job_place(), Ok(None));
         let is_rank = self.rank.is_some() || is_launched() || self.ranks.is_none() && is_told();
         if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
     }
@@ -100,14 +100,14 @@ pub fn place(
         check_address(&address)?;
         return Ok(Some(Place { rank, world, root: Root::Address(address), job: 0 }));
     }
-    match (ranks, environment::told()) {
+    match (ranks, environment::job_place()) {
         (None, told) => {
             if let Some(told) = told? {
                 return place_of(told, roles, root).map(Some);
             }
         }
         // As many jobs as that launcher has ranks would not be what is meant.
-        (Some(ranks), Ok(Some(Told { launcher, rank, world, variable, .. }))) if world > 1 => {
+        (Some(ranks), Ok(Some(JobPlace { launcher, rank, world, variable, .. }))) if world > 1 => {
             return Err(Failure::usage(format!(
                 "--ranks {ranks} starts ranks here, but {launcher} has started this process as rank {rank} of \
                  {world}; leave --ranks out, or unset {variable}"
@@ -131,8 +131,8 @@ pub fn place(
 ///
 /// # Errors
 /// Where the place cannot be, or nobody says where to meet.
-fn place_of(told: Told, roles: Roles, root: Option<&str>) -> Result<Place, Failure> {
-    let Told { launcher, rank, world, meeting, job, .. } = told;
+fn place_of(told: JobPlace, roles: Roles, root: Option<&str>) -> Result<Place, Failure> {
+    let JobPlace { launcher, rank, world, meeting, job, .. } = told;
     if roles == Roles::ServerAndClient && world != 2 {
         return Err(Failure::usage(format!("this program is for 2 processes, and the environment says {world}")));
     }

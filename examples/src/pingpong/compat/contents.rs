@@ -1,11 +1,10 @@
 //! Contents of the messages.
 //!
-//! `ibv_rc_pingpong` sends one byte over and over, and its receives go to where its sends come
-//! from: it sends back what it has received, as its server from the first message on and as its
-//! client from the second. With `-c` its client zeroes the first byte of each page, and its server
-//! looks for that in the end. So a client may send what it likes, if it keeps those bytes zero, and
-//! has to get it back; and a server sees either what the C program begins with, or what a client of
-//! ours makes of a message's number.
+//! `ibv_rc_pingpong` fills its buffer with one byte, and receives into the buffer that it sends
+//! from: its server returns every message, its client repeats the answer to its first one. With
+//! `-c` its client zeroes the first byte of each page, and its server checks those bytes at the
+//! end. A client may therefore send any contents with zeros in those places, and must get them
+//! back. A server receives the C program's first message, or the numbered messages of our client.
 
 use crate::pingpong::contents::fill;
 
