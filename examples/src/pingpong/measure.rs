@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::options::{Op, Options, Test};
-use super::report::{BandwidthRow, LatencyRow, Row};
+use super::report::Row;
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::statistics::Summary;
@@ -33,8 +33,8 @@ pub(super) fn run(
     (test, size): (Test, usize),
 ) -> Result<Row, Failure> {
     match test {
-        Test::Lat => latency(link, group, options, size).map(Row::Latency),
-        _ => bandwidth(link, group, options, size).map(Row::Bandwidth),
+        Test::Lat => latency(link, group, options, size),
+        _ => bandwidth(link, group, options, size),
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn run(
 ///
 /// Half the round trip for sends and writes, all of it for reads and atomic operations, like
 /// perftest.
-fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<LatencyRow, Failure> {
+fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Row, Failure> {
     let mut samples = Vec::new();
     let factor = if link.plan.op.is_one_sided() { 1.0 } else { 0.5 };
     let total = measure(link, group, options, (Test::Lat, size), &mut |link, group, count| {
@@ -51,14 +51,14 @@ fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -
     })?;
     if options.duration.is_some() {
         let each = total.seconds / total.messages.max(1) as f64;
-        return Ok(LatencyRow::of_duration(size, total.messages, each * factor * 1e6, 1.0 / each));
+        return Ok(Row::latency_of_duration(size, total.messages, each * factor * 1e6, 1.0 / each));
     }
     samples.iter_mut().for_each(|sample| *sample *= factor);
-    Ok(LatencyRow::new(size, total.messages, &Summary::of(&mut samples)))
+    Ok(Row::latency(size, total.messages, &Summary::of(&mut samples)))
 }
 
 /// Measures how many messages go through.
-fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<BandwidthRow, Failure> {
+fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Row, Failure> {
     let both = options.bidirectional;
     let total =
         measure(link, group, options, (Test::Bw, size), &mut |link, group, count| stream(link, group, count, both))?;
@@ -68,7 +68,7 @@ fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize)
     // Of two directions, the sum.
     let counted = if both { &rates[..] } else { &rates[1..] };
     let (rate, peak) = counted.iter().fold((0.0, 0.0), |(rate, peak), one| (rate + one.0, peak + one.1));
-    Ok(BandwidthRow::new(size, total.messages, rate, peak, options.report_gbits))
+    Ok(Row::bandwidth(size, total.messages, rate, peak, options.report_gbits))
 }
 
 /// Runs until what was asked for is measured; collective.

@@ -12,38 +12,22 @@ use crate::statistics::Summary;
 /// perftest's rulers.
 const RULER: &str = "---------------------------------------------------------------------------------------";
 
-/// A row of one of the tables.
+/// A row of one of the tables; as JSON, with perftest's names.
 #[derive(Clone, Copy, Debug, Serialize)]
-#[serde(untagged)]
-pub(super) enum Row {
-    Latency(LatencyRow),
-    Bandwidth(BandwidthRow),
-}
-
-impl Row {
-    pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
-        match self {
-            Self::Latency(row) => row.print(out),
-            Self::Bandwidth(row) => row.print(out),
-        }?;
-        out.flush()
-    }
-}
-
-/// A row of a latency table, in microseconds; figures that the test does not give are left out.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct LatencyRow {
+pub(super) struct Row {
     #[serde(rename = "MsgSize")]
     size: usize,
     #[serde(rename = "n_iterations")]
     iterations: u64,
     #[serde(flatten)]
-    times: Times,
+    figures: Figures,
 }
 
+/// Figures that a test gives.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
-enum Times {
+enum Figures {
+    /// Latencies in microseconds.
     Samples {
         t_min: f64,
         t_max: f64,
@@ -54,72 +38,62 @@ enum Times {
         #[serde(rename = "percentile_99.9")]
         percentile_999: f64,
     },
-    Duration {
-        t_avg: f64,
-        tps_average: f64,
+    /// The latency, and messages per second, of a test that has a duration.
+    Duration { t_avg: f64, tps_average: f64 },
+    /// MiB or Gbit per second, and millions of messages per second.
+    Bandwidth {
+        #[serde(rename = "BW_peak")]
+        peak: f64,
+        #[serde(rename = "BW_average")]
+        average: f64,
+        #[serde(rename = "MsgRate")]
+        rate: f64,
+        #[serde(skip)]
+        gbits: bool,
     },
 }
 
-impl LatencyRow {
-    /// A row from a summary in microseconds.
-    pub(super) fn new(size: usize, iterations: u64, summary: &Summary) -> Self {
+impl Row {
+    /// A row from a summary of latencies in microseconds.
+    pub(super) fn latency(size: usize, iterations: u64, summary: &Summary) -> Self {
         let Summary { min: t_min, max: t_max, median: t_typical, mean: t_avg, stdev: t_stdev, p99, p999 } = *summary;
         let (percentile_99, percentile_999) = (p99, p999);
-        let times = Times::Samples { t_min, t_max, t_typical, t_avg, t_stdev, percentile_99, percentile_999 };
-        Self { size, iterations, times }
+        let figures = Figures::Samples { t_min, t_max, t_typical, t_avg, t_stdev, percentile_99, percentile_999 };
+        Self { size, iterations, figures }
     }
 
-    /// A row of a test that has a duration.
-    pub(super) fn of_duration(size: usize, iterations: u64, t_avg: f64, tps_average: f64) -> Self {
-        Self { size, iterations, times: Times::Duration { t_avg, tps_average } }
+    /// A row of a latency test that has a duration.
+    pub(super) fn latency_of_duration(size: usize, iterations: u64, t_avg: f64, tps_average: f64) -> Self {
+        Self { size, iterations, figures: Figures::Duration { t_avg, tps_average } }
     }
 
-    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Self { size, iterations, times } = self;
-        match times {
-            Times::Samples { t_min, t_max, t_typical, t_avg, t_stdev, percentile_99, percentile_999 } => writeln!(
+    /// A row from rates in messages per second: on average, and the best.
+    pub(super) fn bandwidth(size: usize, iterations: u64, rate: f64, peak: f64, gbits: bool) -> Self {
+        let unit = if gbits { 1e9 / 8.0 } else { f64::from(1 << 20) };
+        let message = size as f64 / unit;
+        let (peak, average, rate) = (peak * message, rate * message, rate / 1e6);
+        Self { size, iterations, figures: Figures::Bandwidth { peak, average, rate, gbits } }
+    }
+
+    pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self { size, iterations, figures } = self;
+        match figures {
+            Figures::Samples { t_min, t_max, t_typical, t_avg, t_stdev, percentile_99, percentile_999 } => writeln!(
                 out,
                 " {size:<7} {iterations:<10}     {t_min:<7.2}        {t_max:<7.2}      {t_typical:<7.2}  \t       \
                  {t_avg:<7.2}     \t{t_stdev:<7.2}\t\t{percentile_99:<7.2} \t\t{percentile_999:<7.2}"
             ),
-            Times::Duration { t_avg, tps_average } => {
+            Figures::Duration { t_avg, tps_average } => {
                 writeln!(out, " {size:<7}       {iterations}            {t_avg:<7.2}        {tps_average:<7.2}")
             }
-        }
-    }
-}
-
-/// A row of a bandwidth table: MiB or Gbit per second, and millions of messages per second.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct BandwidthRow {
-    #[serde(rename = "MsgSize")]
-    size: usize,
-    #[serde(rename = "n_iterations")]
-    iterations: u64,
-    #[serde(rename = "BW_peak")]
-    peak: f64,
-    #[serde(rename = "BW_average")]
-    average: f64,
-    #[serde(rename = "MsgRate")]
-    rate: f64,
-    #[serde(skip)]
-    gbits: bool,
-}
-
-impl BandwidthRow {
-    /// A row from rates in messages per second: on average, and the best.
-    pub(super) fn new(size: usize, iterations: u64, rate: f64, peak: f64, gbits: bool) -> Self {
-        let unit = if gbits { 1e9 / 8.0 } else { f64::from(1 << 20) };
-        let message = size as f64 / unit;
-        Self { size, iterations, peak: peak * message, average: rate * message, rate: rate / 1e6, gbits }
-    }
-
-    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Self { size, iterations, peak, average, rate, gbits } = self;
-        // As perftest does, which would print zeros otherwise.
-        let digits = if *gbits && *average < 0.1 { 6 } else { 2 };
-        write!(out, " {size:<7}    {iterations:<10}       {peak:<7.digits$}            {average:<7.digits$}")?;
-        writeln!(out, "\t\t     {rate:<7.6}")
+            Figures::Bandwidth { peak, average, rate, gbits } => {
+                // As perftest does, which would print zeros otherwise.
+                let digits = if *gbits && *average < 0.1 { 6 } else { 2 };
+                write!(out, " {size:<7}    {iterations:<10}       {peak:<7.digits$}            {average:<7.digits$}")?;
+                writeln!(out, "\t\t     {rate:<7.6}")
+            }
+        }?;
+        out.flush()
     }
 }
 
@@ -200,18 +174,19 @@ mod tests {
     /// Rows of perftest 4.5 with these figures.
     #[test]
     fn rows_are_those_of_perftest() {
-        let row = BandwidthRow::new(1 << 20, 100, 200.0, 400.0, false);
+        let row = Row::bandwidth(1 << 20, 100, 200.0, 400.0, false);
         let expected = " 1048576    100              400.00             200.00 \t\t     0.000200\n";
         assert_eq!(text(|out| row.print(out)), expected);
-        let row = BandwidthRow::new(125_000_000, 5, 1.0, 0.0, true);
-        assert_eq!((row.average, row.peak), (1.0, 0.0));
-        let row = BandwidthRow::new(2, 1000, 1e6, 1e6, true);
+        let row = Row::bandwidth(125_000_000, 5, 1.0, 0.0, true);
+        let json = serde_json::to_value(row).unwrap();
+        assert_eq!((&json["BW_average"], &json["BW_peak"]), (&1.0.into(), &0.0.into()));
+        let row = Row::bandwidth(2, 1000, 1e6, 1e6, true);
         assert!(text(|out| row.print(out)).contains("0.016000            0.016000"));
         let mut samples = [1.0, 2.0, 3.0];
-        let row = LatencyRow::new(2, 3, &Summary::of(&mut samples));
+        let row = Row::latency(2, 3, &Summary::of(&mut samples));
         let fields: Vec<String> = text(|out| row.print(out)).split_whitespace().map(str::to_owned).collect();
         assert_eq!(fields, ["2", "3", "1.00", "3.00", "2.00", "2.00", "0.82", "3.00", "3.00"]);
-        let row = LatencyRow::of_duration(2, 1000, 0.5, 1e6);
+        let row = Row::latency_of_duration(2, 1000, 0.5, 1e6);
         assert_eq!(text(|out| row.print(out)), " 2             1000            0.50           1000000.00\n");
         assert_eq!(serde_json::to_value(row).unwrap()["tps_average"], 1e6);
     }
