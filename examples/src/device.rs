@@ -107,13 +107,20 @@ impl Chosen {
         format!("using {}", self.line)
     }
 
-    /// How queue pairs are to be initialised for this port and address.
+    /// Options for queue pairs on this port and address.
     pub fn init_options(&self, access: RemoteAccess) -> InitOptions {
         let options = InitOptions::new().port(self.port).remote_access(access);
-        match self.gid.and_then(|gid| u8::try_from(gid.index).ok()) {
-            Some(index) => options.gid_index(index),
-            None => options,
-        }
+        self.gid_index().into_iter().fold(options, InitOptions::gid_index)
+    }
+
+    /// Options for datagram queue pairs on this port and address.
+    pub fn datagram_options(&self, qkey: u32) -> DatagramOptions {
+        let options = DatagramOptions::new(qkey).port(self.port);
+        self.gid_index().into_iter().fold(options, DatagramOptions::gid_index)
+    }
+
+    fn gid_index(&self) -> Option<u8> {
+        self.gid.and_then(|gid| u8::try_from(gid.index).ok())
     }
 
     /// Where ranks are on several hosts, the software device cannot take hardware's place.
@@ -124,15 +131,6 @@ impl Chosen {
         let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };
         let name = self.context.name();
         Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one; {hint}")))
-    }
-
-    /// Options for datagram queue pairs on this port and address.
-    pub fn datagram_options(&self, qkey: u32) -> DatagramOptions {
-        let options = DatagramOptions::new(qkey).port(self.port);
-        match self.gid.and_then(|gid| u8::try_from(gid.index).ok()) {
-            Some(index) => options.gid_index(index),
-            None => options,
-        }
     }
 
     /// The MTU asked for, if the port can do it; else the port's own.
