@@ -144,7 +144,6 @@ mod handle;
 mod mr;
 mod pd;
 mod qp;
-mod setters;
 #[cfg(test)]
 mod testing;
 mod types;

@@ -10,7 +10,6 @@ use super::port::{Chosen, HOP_LIMIT};
 use super::{QueuePair, Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::setters::setters;
 use crate::types::{AckTimeout, AtomicCapability, Mtu, QpState, RemoteAccess, RnrTimer};
 
 /// Reads and atomics in service at a time, unless the device can do less: enough to fill a pipe.

@@ -13,7 +13,6 @@ use crate::cq::CompletionQueue;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::setters::setters;
 
 /// Attributes of a new [`QueuePair`].
 ///

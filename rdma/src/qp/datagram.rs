@@ -11,7 +11,6 @@ use super::{QpBuilder, QueuePair, Transport, Ud};
 use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
-use crate::setters::setters;
 use crate::types::{Gid, Lid, Path, QpAttrMask, QpState};
 
 /// Bytes of the longest datagram on any port, for as long as the port is not known.
