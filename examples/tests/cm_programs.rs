@@ -463,7 +463,7 @@ mod rping {
     /// file is wanted for depends on the limit.
     #[test]
     fn a_persistent_server_outlives_the_end_of_its_files() {
-        for files in 40..44 {
+        for files in 36..40 {
             let mut server = Server::with_files(files, &["-P"]);
             let silent: Vec<Peer> =
                 (0..16).filter_map(|_| Peer::may_be_refused(&server, Duration::from_secs(1))).collect();

@@ -465,7 +465,7 @@ fn a_process_of_another_user_is_not_asked() {
         .unwrap();
         let (id, own) = resolved(space, loopback(port));
         assert_eq!(id.connect(b"secret", 5), 0);
-        own.expect_status(rejection, -libc::EPERM);
+        own.expect_status(rejection, -libc::EACCES);
         trap.accept().expect_end();
     }
 }
