@@ -1,12 +1,12 @@
 //! A software RDMA device: libibverbs and librdmacm in Rust, between the processes of one host.
 //!
 //! [`ibverbs`] returns a table of functions with the names, signatures and conventions of
-//! libibverbs. What they hand out are real verbs objects, with the op tables of `verbs.h` filled,
+//! libibverbs. The objects are real verbs objects, with the op tables of `verbs.h` filled,
 //! so every inline function of the header, in C or in Rust, works on them. The device is called
 //! `soft0`. It needs no kernel module, no root and no daemon: processes of one user find each other
 //! by the numbers of their queue pairs and exchange data through shared memory.
 //!
-//! # What there is
+//! # Features
 //!
 //! Reliable connections (RC): send, RDMA write (both also with immediate data), RDMA read,
 //! compare-and-swap and fetch-and-add; inline data, gather and scatter lists, fences, solicited
@@ -17,22 +17,22 @@
 //! Unreliable datagrams (UD): address handles, also made of completions; sends with and without
 //! immediate data, of up to 4096 bytes; the 40 bytes in front of each receive as the kernel's rxe
 //! fills them; Q_Keys; multicast groups across processes. A datagram is lost, and its sender's
-//! completion says success, if nobody has the number, the process is gone or does not make room for
-//! 20 ms, no receive is posted, the Q_Key is another, or it is longer than the MTU. Datagrams to a
-//! new process wait for the link, for 100 ms at most. A receive that is too small fails with
-//! `IBV_WC_LOC_LEN_ERR` and takes its queue pair to the error state; a send that fails takes it to
-//! SQE, where it still receives.
+//! completion says success, if no queue pair has the number, the process is gone or does not make
+//! room for 20 ms, no receive is posted, the Q_Key is another, or it is longer than the MTU.
+//! Datagrams to a new process wait for the link, for 100 ms at most. A receive that is too small
+//! fails with `IBV_WC_LOC_LEN_ERR` and takes its queue pair to the error state; a send that fails
+//! takes it to SQE, where it still receives.
 //!
 //! Connections ([`rdmacm`]): everything of librdmacm but shared receive queues and `AF_IB`
 //! addresses, to every address of this host, IPv4 and IPv6, with the events, states, private data,
 //! times and retries of Linux on RoCE. Ports are names of abstract Unix sockets, so the kernel says
-//! whose they are, and frees them when a process dies; the peer of a process that dies is told what
-//! it would be told if the process had destroyed its ids.
+//! which process has them, and frees them when a process dies; the peer of a process that dies is
+//! told the same as if the process had destroyed its ids.
 //!
-//! A forked child can open the device, whatever its parent did with it. The parent's objects fail
-//! with `ENODEV` there.
+//! A forked child can open the device, also after its parent has opened it. The parent's objects
+//! fail with `ENODEV` there.
 //!
-//! What is missing fails with `EOPNOTSUPP`: other transports, shared receive queues, memory
+//! Missing features fail with `EOPNOTSUPP`: other transports, shared receive queues, memory
 //! windows, device memory.
 //!
 //! # Environment

@@ -1,48 +1,52 @@
-//! What the device has to say about itself.
+//! The log of the device: `tracing` events, which the agent thread emits.
 //!
 //! A subscriber may do anything: call verbs, or panic. So no event is emitted under a lock, nor by
-//! the caller of a verb, who may hold locks of its own and whom nothing may unwind into: a remark
-//! waits until the agent thread says it, between two of its turns. It goes to who was subscribed
-//! when it was made.
+//! the caller of a verb, which may hold locks of its own and must not be unwound: events wait until
+//! the agent thread emits them between two of its turns. An event goes to the subscriber of the
+//! thread that logged it.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::dispatcher::{self, Dispatch};
 
-use crate::node;
 use crate::os::fork::PerProcess;
 
-/// So many wait; a peer that gives cause for more is not worth the memory.
+/// Events that may wait. A peer that causes more is not worth the memory.
 const MAX_WAITING: usize = 1 << 10;
 
-/// What this process has to say; a forked child does not say what its parent has to.
+/// The events of this process; a forked child does not emit those of its parent.
 static QUEUE: PerProcess<Queue> = PerProcess::new();
+
+/// Wakes the thread that calls [`emit_deferred`].
+static WAKE: OnceLock<fn()> = OnceLock::new();
 
 #[derive(Default)]
 struct Queue {
-    waiting: Mutex<Vec<Remark>>,
-    /// How many are not said yet.
-    unsaid: AtomicUsize,
+    waiting: Mutex<Vec<Deferred>>,
+    /// The number of events that are not emitted yet, those of a running [`emit_deferred`]
+    /// included.
+    pending: AtomicUsize,
 }
 
-struct Remark {
+/// An event that waits to be emitted.
+struct Deferred {
     emit: Box<dyn FnOnce() + Send>,
     to: Dispatch,
 }
 
-/// Remarks something: a level, then what `tracing::event!` takes. Values are moved into it.
-macro_rules! remark {
+/// Logs an event: a level, then the arguments of `tracing::event!`. Values are moved into it.
+macro_rules! log {
     ($level:ident, $($event:tt)+) => {
         // Read from one word: this asks no subscriber.
         if tracing::Level::$level <= tracing::level_filters::LevelFilter::current() {
-            $crate::log::later(move || tracing::event!(tracing::Level::$level, $($event)+));
+            $crate::log::defer(move || tracing::event!(tracing::Level::$level, $($event)+));
         }
     };
 }
-pub(crate) use remark;
+pub(crate) use log;
 
 fn queue() -> &'static Queue {
     let Ok(queue) = QUEUE.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
@@ -50,45 +54,53 @@ fn queue() -> &'static Queue {
 }
 
 impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Vec<Remark>> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Deferred>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Has the agent emit an event. Under any lock; see [`remark!`].
-pub(crate) fn later(emit: impl FnOnce() + Send + 'static) {
-    let remark = Remark { emit: Box::new(emit), to: dispatcher::get_default(Dispatch::clone) };
+/// Sets the function that wakes the agent thread.
+pub(crate) fn set_wake(wake: fn()) {
+    // The function is the same for every node of the process and its children.
+    let _set = WAKE.set(wake);
+}
+
+/// Has the agent emit an event. May be called under any lock; see [`log!`].
+pub(crate) fn defer(emit: impl FnOnce() + Send + 'static) {
+    let deferred = Deferred { emit: Box::new(emit), to: dispatcher::get_default(Dispatch::clone) };
     {
         let queue = queue();
         let mut waiting = queue.waiting();
         if waiting.len() >= MAX_WAITING {
             return;
         }
-        waiting.push(remark);
-        queue.unsaid.fetch_add(1, Ordering::Relaxed);
+        waiting.push(deferred);
+        queue.pending.fetch_add(1, Ordering::Relaxed);
     }
-    node::wake_agent();
+    if let Some(wake) = WAKE.get() {
+        wake();
+    }
 }
 
-/// Says what waits. For who holds no lock; nothing unwinds out of it.
-pub(crate) fn say() {
-    if is_all_said() {
+/// Emits the events that wait. The caller holds no lock; a subscriber's panic ends here.
+pub(crate) fn emit_deferred() {
+    if is_idle() {
         return;
     }
-    let remarks = std::mem::take(&mut *queue().waiting());
-    for Remark { emit, to } in remarks {
-        let said = catch_unwind(AssertUnwindSafe(move || {
+    let deferred = std::mem::take(&mut *queue().waiting());
+    for Deferred { emit, to } in deferred {
+        let emitted = catch_unwind(AssertUnwindSafe(move || {
             dispatcher::with_default(&to, emit);
             drop(to);
         }));
-        // The hook has reported the panic. What was thrown is not ours, and could panic when it is
-        // dropped.
-        said.unwrap_or_else(std::mem::forget);
-        queue().unsaid.fetch_sub(1, Ordering::Relaxed);
+        // The panic hook has reported it. The payload is the subscriber's, and could panic when it
+        // is dropped.
+        emitted.unwrap_or_else(std::mem::forget);
+        queue().pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Whether there is nothing left to say.
-pub(crate) fn is_all_said() -> bool {
-    queue().unsaid.load(Ordering::Relaxed) == 0
+/// Whether every event is emitted.
+pub(crate) fn is_idle() -> bool {
+    queue().pending.load(Ordering::Relaxed) == 0
 }

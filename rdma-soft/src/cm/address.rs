@@ -37,7 +37,8 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno>
     }
 }
 
-/// A pointer to an address: null, or valid for reads of what its family says (promise 2).
+/// A pointer to an address: null, or valid for reads of the structure of its family (promise
+/// 2).
 pub(super) struct Addr(*const sockaddr);
 
 impl Argument for Addr {
@@ -119,7 +120,7 @@ pub(super) fn is_local(address: &SocketAddr) -> Result<bool, Errno> {
     if ip.is_unspecified() || ip.is_multicast() {
         return Ok(false);
     }
-    // A namespace whose loopback is down, or without IPv6: the device works all the same.
+    // Loopback may be down, or IPv6 missing; the device works without them.
     if ip.is_loopback() {
         return Ok(true);
     }

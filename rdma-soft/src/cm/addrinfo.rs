@@ -47,7 +47,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// What the pointers of a `rdma_addrinfo` point to: source and destination.
+/// The memory behind the pointers of a `rdma_addrinfo`: source and destination.
 pub(crate) struct Parts {
     addresses: [UnsafeCell<sockaddr_storage>; 2],
     names: [Option<CString>; 2],
@@ -61,11 +61,11 @@ impl Public for rdma_addrinfo {
     type Private = Parts;
 }
 
-/// A list of one, which nobody else has.
+/// A list with one element that C does not have yet.
 #[derive(Debug)]
 pub(super) struct List(*mut rdma_addrinfo);
 
-// SAFETY: the list is C's to use in any thread, and nobody has it yet.
+// SAFETY: the list is C's to use in any thread, and C does not have it yet.
 unsafe impl Send for List {}
 
 impl List {

@@ -1,5 +1,4 @@
-//! The functions of librdmacm on channels, ids and events. Their arguments carry C's promises,
-//! which [`super`] numbers.
+//! The functions of librdmacm on channels, ids and events.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -131,8 +130,8 @@ fn parameters(param: &In<rdma_conn_param>) -> Option<Conn> {
     Some(Conn { retry_count: param.retry_count, terms })
 }
 
-/// The parameters of a call, with what the id itself says: its queue pair, and what goes before the
-/// private data. The depths are checked; 255 stands for as many as there can be.
+/// The parameters of a call, completed by those of the id: its queue pair, and the data that goes
+/// before the private data. The depths are checked; 255 stands for as many as there can be.
 fn complete_parameters(id: Id<'_>, given: Option<Conn>) -> Result<Conn, Errno> {
     let is_rc = get_field!(id, ps) == rdma_port_space::RDMA_PS_TCP;
     if given.is_none() && is_rc && id.qp().is_none() {
@@ -157,7 +156,7 @@ fn complete_parameters(id: Id<'_>, given: Option<Conn>) -> Result<Conn, Errno> {
     Ok(Conn { terms: Terms { private, ..conn.terms }, ..conn })
 }
 
-/// Sets the depths of a call; `most` is what stands for as many as there can be.
+/// Sets the depths of a call; `most` replaces [`AS_ASKED`].
 fn agree(inner: &mut Inner, terms: &mut Terms, most: (u8, u8)) {
     let agree = |asked: u8, most: u8| if asked == AS_ASKED { most } else { asked };
     terms.responder_resources = agree(terms.responder_resources, most.0);
@@ -194,7 +193,7 @@ fn try_accept(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
     let Conn { mut terms, .. } = complete_parameters(id, given)?;
     {
         let mut inner = id.lock();
-        // What the peer asks for, but not more than there can be.
+        // As many as the peer asks for, up to the device's limit.
         let most = (inner.responder_resources, inner.initiator_depth);
         agree(&mut inner, &mut terms, (most.0.min(limits::MAX_RD_ATOMIC), most.1.min(limits::MAX_RD_ATOMIC)));
         // The peer's own vendor, as a sign that its options were read.

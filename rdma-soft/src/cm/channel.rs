@@ -15,7 +15,7 @@ use crate::verbs::event_queue::EventQueue;
 use crate::verbs::events::Ledger;
 use crate::verbs::object::{Object, Public};
 
-/// What an event channel holds.
+/// The manager's part of an event channel.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(super) queue: EventQueue<Pending>,
@@ -102,7 +102,7 @@ pub(super) struct Pending {
     pub(super) body: Body,
 }
 
-/// What an event carries.
+/// The parameters of an event.
 #[derive(Debug)]
 pub(super) enum Body {
     None,
@@ -167,8 +167,8 @@ impl std::fmt::Debug for Datagram {
     }
 }
 
-/// What an event in C's hands keeps: what is acknowledged with it, and what its private data points
-/// to.
+/// The manager's part of an event that C has taken: the ledgers of its acknowledgement, and its
+/// private data.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(super) target: Arc<Target>,

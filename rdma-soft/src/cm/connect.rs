@@ -14,7 +14,7 @@ use super::port::{self, Exclusive};
 use super::service::{Service, State};
 use super::{path, report};
 use crate::engine::Errno;
-use crate::log::remark;
+use crate::log::log;
 use crate::os::now;
 
 /// Requests that may wait at a listener, as the kernel has it.
@@ -23,7 +23,7 @@ const MAX_BACKLOG: u32 = 1024;
 /// A request that did not get to a listener.
 #[derive(Debug)]
 enum Undelivered {
-    /// Nobody listens.
+    /// No process listens.
     Refused,
     /// A process of another user listens.
     OtherUser,
@@ -176,7 +176,7 @@ impl State {
 
     /// Ends an id: the peer learns of it, its events are taken back, and no more come.
     pub(super) fn destroy(&mut self, key: u64) {
-        // As in `call`: the last message answers what the peer has said.
+        // As in `call`: the last message answers the peer's messages.
         self.receive(key);
         self.step(key, |machine, out| machine.destroy(out));
         let Some(mut entry) = self.entries.remove(&key) else { return };
@@ -194,8 +194,8 @@ impl State {
         }
     }
 
-    /// Lets an id's machine make a step that the application asks for. What the peer had said
-    /// before comes first: a call does not overtake it.
+    /// Lets an id's machine make a step that the application asks for. Messages of
+    /// the peer that have come before are handled first.
     pub(super) fn call(
         &mut self,
         key: u64,
@@ -205,7 +205,7 @@ impl State {
         self.try_step(key, work)
     }
 
-    /// Lets an id's machine make a step that cannot fail, and does what it says.
+    /// Lets an id's machine make a step that cannot fail, and executes its outputs.
     pub(super) fn step(&mut self, key: u64, work: impl FnOnce(&mut Machine, &mut Vec<Output>)) {
         // An id that is gone, or has no machine, makes no step.
         let _none = self.try_step(key, |machine, out| {
@@ -255,8 +255,8 @@ impl State {
 
     fn send(&mut self, key: u64, message: &Message) {
         if let Some(socket) = self.entries.get(&key).and_then(Entry::connected) {
-            // What cannot be sent is lost: to a peer that is gone, or that does not read and will
-            // be asked again.
+            // A message to a peer that is gone, or that does not read, is lost; requests are
+            // repeated.
             let _lost = socket.send(&message.encode());
         }
     }
@@ -269,8 +269,8 @@ impl State {
         let Role::Connected { link, .. } = &mut entry.role else { return Err(Undelivered::Lost) };
         let mut socket = match std::mem::replace(link, Link::None) {
             Link::Bound(socket) => socket,
-            // The first connection has ended, and its name is free. If another id was quick the
-            // request is lost, and made again: under another name no listener would believe it.
+            // The first connection has ended, and its name is free. If another id has taken the
+            // name the request is lost, and repeated: listeners check the name.
             _ => port::rebind(request)?.socket,
         };
         // Anybody can take the name of an address under a listener at all of them: a process of
@@ -287,13 +287,13 @@ impl State {
                         return Ok(());
                     }
                     let (pid, uid) = (listener.pid, listener.uid);
-                    remark!(WARN, pid, uid, %peer, "soft0: a process of another user listens there");
+                    log!(WARN, pid, uid, %peer, "soft0: a process of another user listens there");
                     outcome = Undelivered::OtherUser;
                     // Our name is free once the socket is closed.
                     drop(socket);
                     socket = port::rebind(request)?.socket;
                 }
-                // Nobody there, or something else.
+                // No listener, or a socket of another type.
                 Err(SystemErrno::ECONNREFUSED | SystemErrno::EPROTOTYPE) => {}
                 Err(SystemErrno::EAGAIN) => outcome = Undelivered::Lost,
                 Err(_) => return Err(Undelivered::Lost),

@@ -1,4 +1,4 @@
-//! What the manager keeps of an id: its addresses, its role and its options.
+//! The manager's entry of an id: its addresses, its role and its options.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) enum Role {
     Bound(Bound),
     AddressResolved(Bound),
     RouteResolved(Bound),
-    /// Watched, unless it rests until a descriptor may be free.
+    /// Watched, except while it waits for a free descriptor.
     Listening {
         bound: Bound,
         backlog: u32,
@@ -46,7 +46,7 @@ pub(super) enum Link {
     Up(Socket),
 }
 
-/// What can be set of an id.
+/// The options of an id.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Options {
     pub(super) traffic_class: u8,
@@ -122,7 +122,7 @@ impl Entry {
         }
     }
 
-    /// Whether a request may be what it says: to an address of the listener, from the address that
+    /// Whether a request's addresses are true: to an address of the listener, from the address that
     /// the kernel saw.
     pub(super) fn admits(
         &self,
@@ -163,7 +163,7 @@ impl Entry {
     /// Gets a local address.
     pub(super) fn become_bound(&mut self, bound: Bound) -> Result<(), Errno> {
         if !self.is_idle() {
-            // Another thread was quicker.
+            // Another thread has bound it.
             return Err(Errno::INVAL);
         }
         self.local = Some(bound.address);
@@ -259,7 +259,7 @@ impl Entry {
         events.into_iter().for_each(|event| self.channel.push(event));
     }
 
-    /// What the queue pair needs: to go to INIT, or beyond it.
+    /// The parameters that the queue pair needs to go to INIT, or beyond it.
     pub(super) fn agreed(&self, for_init: bool) -> Result<Option<Agreed>, Errno> {
         if !self.is_on_device() {
             return Err(Errno::INVAL);

@@ -15,7 +15,7 @@ use super::channel::{Body, Channel, Conn, Pending, Reported, Taken, Target};
 use super::id::{self, Id};
 use super::service::Service;
 use crate::engine::Errno;
-use crate::log::remark;
+use crate::log::log;
 use crate::verbs::call::{Argument, Handle, Own};
 use crate::verbs::object::{Object, get_field, set_field};
 
@@ -89,7 +89,7 @@ fn process(
                 Code::RDMA_CM_EVENT_CONNECT_RESPONSE => match id.confirm_with(conn.terms.ece) {
                     Ok(()) => code = Code::RDMA_CM_EVENT_ESTABLISHED,
                     Err(errno) => {
-                        remark!(DEBUG, ?errno, "soft0: a connection's queue pair cannot be made ready");
+                        log!(DEBUG, ?errno, "soft0: a connection's queue pair cannot be made ready");
                         id.lock().connect_error = true;
                         (code, status) = (Code::RDMA_CM_EVENT_CONNECT_ERROR, -1);
                     }
@@ -153,7 +153,7 @@ fn create_requested(
     // SAFETY: `from_c` wants a live id that nobody else uses: just made, and nobody knows of it.
     let made = unsafe { Own::from_c(raw) };
     if let Err(errno) = made.get().and_then(|id| fill_in(id, sync, conn)) {
-        remark!(WARN, ?errno, "soft0: the id of a request cannot be made");
+        log!(WARN, ?errno, "soft0: the id of a request cannot be made");
         let _gone = id::destroy(made);
         return None;
     }
@@ -174,7 +174,7 @@ fn fill_in(id: Id<'_>, sync: bool, conn: Option<&Conn>) -> Result<(), Errno> {
     id.show_path()
 }
 
-/// Takes the next event of a synchronous id, and what it says.
+/// Takes the next event of a synchronous id, and returns its outcome.
 pub(super) fn take_own(id: Id<'_>) -> Result<(*mut rdma_cm_event, Result<Code, Errno>), Errno> {
     id.acknowledge_own();
     let channel = get_field!(id, channel);

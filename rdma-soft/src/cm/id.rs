@@ -25,14 +25,14 @@ use crate::verbs::object::{Object, Public, get_field, set_field};
 /// A live id.
 pub(super) type Id<'a> = &'a Object<rdma_cm_id>;
 
-/// What the manager keeps of an id, next to its entry.
+/// The manager's part of an id, next to its entry.
 #[derive(Debug)]
 pub(crate) struct IdState {
     target: Arc<Target>,
     inner: Mutex<Inner>,
 }
 
-/// What belongs to the calls of the application.
+/// State of the application's calls.
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     /// The id has a channel of its own, and its calls wait for their events.
@@ -42,9 +42,9 @@ pub(super) struct Inner {
     pub(super) remote_ece: Ece,
     pub(super) initiator_depth: u8,
     pub(super) responder_resources: u8,
-    /// The connection failed here: what the peer says of it is no news.
+    /// The connection failed at this end: the peer's messages about it are dropped.
     pub(super) connect_error: bool,
-    /// What goes before the private data, from `rdma_addrinfo`.
+    /// Data from `rdma_addrinfo`, sent before the private data.
     pub(super) connect_data: Vec<u8>,
     /// How queue pairs are made for the requests of an endpoint.
     pub(super) qp_init: Option<QpInit>,

@@ -8,17 +8,18 @@
 //!
 //! Invariants, which the property tests check against random calls, messages and clocks:
 //!
-//! 1. Whatever a peer sends, the machine is in one of its states, and its notices are at most one
-//!    answer to a request, one `Established`, one `Disconnected` and one `TimewaitExit`.
+//! 1. After any message of a peer the machine is in one of its states, and its notices are at most
+//!    one answer to a request, one `Established`, one `Disconnected` and one `TimewaitExit`.
 //! 2. A state that waits for the peer has a deadline.
 //! 3. A machine that is closed stays so, and does nothing.
 
 use super::message::{Message, Rej, Rep, Req, SidrRep, Terms};
 use crate::engine::{Errno, Time};
-use crate::log::remark;
+use crate::log::log;
 
-/// How often a peer may say what has no meaning in a state before it counts as broken.
-const PATIENCE: u8 = 64;
+/// Messages without a meaning in the machine's state that a peer may send before it counts as
+/// broken.
+const MAX_MEANINGLESS: u8 = 64;
 
 /// Reasons of a rejection that the machine itself gives.
 pub(super) mod reason {
@@ -83,7 +84,7 @@ pub(super) enum State {
     Closed,
 }
 
-/// What the driver has to do, in order.
+/// A step for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Output {
     /// Send this request, over a new transport if there is none.
@@ -96,7 +97,7 @@ pub(super) enum Output {
     Notify(Notice),
 }
 
-/// What the application is told.
+/// An event for the application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
     /// The peer accepts; the application has to establish.
@@ -116,11 +117,11 @@ pub(super) enum Notice {
     OtherUser,
 }
 
-/// What both ends have agreed upon, as this end's queue pair needs it.
+/// The parameters that both ends have agreed upon, as this end's queue pair needs them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub(super) remote_qpn: u32,
-    /// What the queue pair expects first, and begins with.
+    /// The packet sequence numbers that the queue pair expects first, and begins with.
     pub(super) rq_psn: u32,
     pub(super) sq_psn: u32,
     pub(super) responder_resources: u8,
@@ -132,7 +133,7 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// What a request decides for both ends.
+    /// The parameters that a request decides for both ends.
     fn of(req: &Req) -> Self {
         Self {
             responder_resources: req.terms.responder_resources,
@@ -157,7 +158,7 @@ pub(super) struct Machine {
     slow: bool,
     /// The message that is repeated until it is answered.
     repeated: Option<Message>,
-    /// When first nobody listened, and whether the next deadline only asks again.
+    /// When the request was refused first, and whether the next deadline only repeats it.
     refused: Option<Time>,
     asks_again: bool,
     /// The end that was asked.
@@ -233,7 +234,7 @@ impl Machine {
         self.deadline
     }
 
-    /// What a queue pair that goes to INIT needs.
+    /// The parameters of a queue pair that goes to INIT.
     pub(super) fn for_init(&self) -> Result<Agreed, Errno> {
         match self.state {
             State::ReqSent => Ok(self.agreed),
@@ -241,7 +242,7 @@ impl Machine {
         }
     }
 
-    /// What a queue pair that goes to RTR or RTS needs.
+    /// The parameters of a queue pair that goes to RTR or RTS.
     pub(super) fn for_ready(&self) -> Result<Agreed, Errno> {
         match self.state {
             State::ReqReceived | State::RepReceived | State::RepSent | State::Established => Ok(self.agreed),
@@ -341,7 +342,7 @@ impl Machine {
         }
     }
 
-    /// The application is done with it, in whatever state; the peer learns what it has to.
+    /// The application destroys the id, in any state; the peer gets the message that it needs.
     pub(super) fn destroy(&mut self, out: &mut Outputs) {
         let rej = |reason| Some(Message::Rej(Rej { reason, ..Rej::default() }));
         let last = match self.state {
@@ -356,8 +357,8 @@ impl Machine {
         self.end(out);
     }
 
-    /// Nobody listens at the destination. A listener may be between two calls of `rdma_listen`, so
-    /// the request is made again for a moment before it fails.
+    /// No process listens at the destination. A listener may be between two calls of `rdma_listen`,
+    /// so the request is made again for a moment before it fails.
     pub(super) fn on_refused(&mut self, now: Time, out: &mut Outputs) {
         let notice = match self.state {
             State::ReqSent => Notice::Rejected(Rej { reason: reason::INVALID_SERVICE_ID, ..Rej::default() }),
@@ -447,7 +448,7 @@ impl Machine {
             | (S::SidrReceived, M::SidrReq(_)) => self.count_meaningless(now, out),
             (S::TimeWait | S::Closed, _) => {}
             (state, message) => {
-                remark!(DEBUG, ?state, ?message, "soft0: a peer does not keep to the protocol of connections");
+                log!(DEBUG, ?state, ?message, "soft0: a peer does not keep to the protocol of connections");
                 self.break_off(now, out);
             }
         }
@@ -537,7 +538,7 @@ impl Machine {
         self.notify(Notice::Established, out);
     }
 
-    /// A peer that does not keep to the protocol is as good as gone.
+    /// A peer that breaks the protocol is treated as gone.
     fn break_off(&mut self, now: Time, out: &mut Outputs) {
         out.push(Output::Hangup);
         self.on_hangup(now, out);
@@ -545,7 +546,7 @@ impl Machine {
 
     fn count_meaningless(&mut self, now: Time, out: &mut Outputs) {
         self.meaningless += 1;
-        if self.meaningless >= PATIENCE {
+        if self.meaningless >= MAX_MEANINGLESS {
             self.break_off(now, out);
         }
     }

@@ -287,7 +287,7 @@ fn calls_in_the_wrong_state() {
 fn a_flood_without_meaning_ends_it() {
     let (mut one, _) = connected();
     let mut out = Vec::new();
-    for _ in 0..PATIENCE {
+    for _ in 0..MAX_MEANINGLESS {
         one.on_message(Message::Mra, Time(0), &mut out);
     }
     assert_eq!(notices(&out), [Notice::Disconnected(0)]);

@@ -3,12 +3,16 @@
 //!
 //! ```text
 //! magic "rscm", version u16, kind u16, then by kind:
-//! 1 Req      source, destination (addresses), terms; their bytes are retries, ack timeout, traffic class
+//! 1 Req      source, destination (addresses), terms (bytes: retries, ack timeout, traffic class)
 //! 2 Mra      -
-//! 3 Rep      terms; their bytes are zero
+//! 3 Rep      terms (bytes: zero)
 //! 4 Rtu      -
-//! 5 Rej      reason u16, private     6 Dreq  -            7 Drep  -            8 Busy  -
-//! 9 SidrReq  source, destination, private                10 SidrRep  status u8, queue pair u32, qkey u32, private
+//! 5 Rej      reason u16, private
+//! 6 Dreq     -
+//! 7 Drep     -
+//! 8 Busy     -
+//! 9 SidrReq  source, destination, private
+//! 10 SidrRep status u8, queue pair u32, qkey u32, private
 //! ```
 //!
 //! An address is a family (4 or 6), the port, the scope and 16 bytes; private data is a length and
@@ -33,14 +37,14 @@ pub(super) mod room {
     pub(crate) const SIDR_REP: usize = 136;
 }
 
-/// Enhanced connection establishment: what a vendor's devices agree upon.
+/// Enhanced connection establishment: options of a vendor's devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ece {
     pub(super) vendor: u32,
     pub(super) options: u32,
 }
 
-/// What either end says of itself when it connects.
+/// The parameters of either end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) qp_num: u32,
@@ -54,7 +58,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// The terms, cut down to what a message has bits for.
+    /// The terms, cut down to the bits of a message.
     pub(super) fn fitted(self) -> Self {
         Self { qp_num: self.qp_num & 0x00ff_ffff, rnr_retry_count: self.rnr_retry_count.min(7), ..self }
     }
@@ -246,7 +250,7 @@ trait Pass {
         self.u16(kind)
     }
 
-    /// Terms, with the sender's packet sequence number and what a request has more.
+    /// Terms, with the sender's packet sequence number and three bytes of a request.
     fn terms(&mut self, terms: &mut Terms, psn: &mut u32, more: &mut [u8; 3], room: usize) -> Option<()> {
         self.u24(&mut terms.qp_num)?;
         self.u24(psn)?;

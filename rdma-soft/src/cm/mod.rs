@@ -5,24 +5,17 @@
 //!   application ── rdma_resolve_addr, rdma_connect, rdma_get_cm_event ...
 //!        │
 //!   calls, endpoint, multicast, options    the functions
-//!   events, qp, id                         C objects and their public fields, as librdmacm has them
+//!   events, qp, id                         C objects and their public fields
 //!        │                                 one mutex: service::State
-//!   connect, service                       what calls do; one thread: sockets and the clock
+//!   connect, service                       calls; one thread: sockets and the clock
 //!   report, path                           events, address vectors and attributes
-//!   entry, machine                         ids; the protocol's states and timers, without input and output
+//!   entry, machine                         ids; the protocol's states and timers, IO-free
 //!        │
-//!   port, message                          ports are names of abstract Unix sockets; a packet is a message
+//!   port, message                          names of abstract Unix sockets; packets
 //! ```
 //!
-//! # C's promises
-//!
-//! A caller of librdmacm's functions promises, as a caller of the C library does:
-//!
-//! 1. A pointer to an id, channel, event or address list is null or came from these functions, and
-//!    nobody frees the object during the call, or uses it after it was freed.
-//! 2. Any other pointer is null or valid for what its type says, for reads and where the function
-//!    writes for writes, and nobody else changes what it points to during the call.
-//! 3. No other thread uses a public field of an object during a call that reads or writes it.
+//! The arguments of the functions carry the promises of every caller of a verb, which
+//! [`crate::verbs`] numbers.
 //!
 //! # Trust
 //!

@@ -45,7 +45,7 @@ pub(super) fn set(id: Id<'_>, level: u32, name: u32, value: &[u8]) -> Result<(),
             entry.options.ack_timeout = Some(timeout);
             Ok(())
         }
-        // The path is what it is on one host: that it is given says that it need not be looked for.
+        // On one host there is one path: the given one only says that the route is resolved.
         (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => {
             let whole = !value.is_empty() && value.len() % size_of::<ibv_path_data>() == 0;
             if whole { entry.resolve_route() } else { Err(Errno::INVAL) }

@@ -96,7 +96,7 @@ pub(super) fn qp_attributes(entry: &Entry, state: ibv_qp_state) -> Result<(ibv_q
         }
         (S::IBV_QPS_RTR, None) if entry.is_datagram() => ibv_qp_attr_mask(0),
         (S::IBV_QPS_RTS, None) if entry.is_datagram() => M::IBV_QP_SQ_PSN,
-        // Before the request it is unknown what the peer may do.
+        // Before the request the peer's rights are unknown.
         (S::IBV_QPS_INIT, None) => M::IBV_QP_PKEY_INDEX | M::IBV_QP_PORT | M::IBV_QP_ACCESS_FLAGS,
         (S::IBV_QPS_INIT, Some(agreed)) => {
             let mut access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;

@@ -21,7 +21,7 @@ const PREFIX: &str = "rdma-soft-cm1/";
 
 /// How often a name is tried that is taken: another process may have it for the moment of
 /// [`socket::is_taken`].
-const PATIENCE: u32 = 3;
+const ATTEMPTS: u32 = 3;
 
 /// The spaces that have ports of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,7 +55,7 @@ impl Space {
     }
 }
 
-/// What an id asks to be bound to.
+/// The address that an id asks to be bound to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BindRequest {
     pub(super) space: Space,
@@ -100,7 +100,7 @@ fn host(address: SocketAddr, only_family: bool) -> String {
     }
 }
 
-/// What a name stands for: its space, its port, and its address unless that is a wildcard.
+/// The parts of a name: its space, its port, and its address unless that is a wildcard.
 pub(super) fn parse(name: &str) -> Option<(Space, u16, Option<IpAddr>)> {
     let mut parts = name.strip_prefix(PREFIX)?.split('/');
     let (space, port, host) = (parts.next()?, parts.next()?, parts.next()?);
@@ -118,7 +118,7 @@ pub(super) fn parse(name: &str) -> Option<(Space, u16, Option<IpAddr>)> {
     Some((space, port, (!ip.is_unspecified()).then_some(ip)))
 }
 
-/// The names under which somebody may listen for an address, the most particular first.
+/// The names under which a process may listen for an address, the most particular first.
 pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
     let start = format!("{PREFIX}{}/{}/", space.name(), address.port());
     let any = match address {
@@ -140,7 +140,7 @@ pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
     let start = random()?;
     for step in 0..count {
         let port = first + u16::try_from((start + u64::from(step)) % u64::from(count)).unwrap_or(0);
-        // Nobody else asks for a port of this range by its number, as a rule: only a wildcard needs
+        // As a rule no process asks for a port of this range by its number: only a wildcard needs
         // to look around.
         match take(request, port, request.reuse || request.address.ip().is_unspecified()) {
             Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
@@ -160,12 +160,12 @@ fn take(request: BindRequest, port: u16, look_around: bool) -> Result<Bound, Err
     let socket = Socket::new()?;
     let own = request.name(port);
     let name = if request.reuse { format!("{own}~{:x}", random()?) } else { own.clone() };
-    let mut patience = PATIENCE;
+    let mut attempts = ATTEMPTS;
     while let Err(error) = socket.bind(&name) {
         if error.errno as i32 != libc::EADDRINUSE {
             return Err(error.into());
         }
-        patience = patience.checked_sub(1).ok_or(request.in_use())?;
+        attempts = attempts.checked_sub(1).ok_or(request.in_use())?;
         thread::yield_now();
     }
     if look_around {
@@ -174,7 +174,7 @@ fn take(request: BindRequest, port: u16, look_around: bool) -> Result<Bound, Err
     Ok(Bound { socket, address: with_port(request.address, port), request, name })
 }
 
-/// The name of an address that one alone has: who listens has it.
+/// The exclusive name of an address, which a listener has.
 #[derive(Debug)]
 pub(super) struct Exclusive {
     socket: Socket,
@@ -182,7 +182,7 @@ pub(super) struct Exclusive {
 }
 
 impl Bound {
-    /// What takes the exclusive name of the address, if this is not it.
+    /// A function that takes the exclusive name of the address, if this is not it.
     pub(super) fn claim(&self) -> Option<impl FnOnce() -> Result<Exclusive, Errno> + use<>> {
         let (request, port, present) = (self.request, self.address.port(), self.name.clone());
         let name = request.name(port);
@@ -210,7 +210,7 @@ fn conflict(request: &BindRequest, port: u16, ours: &[&str], shared: bool) -> Re
     let own = request.name(port);
     // Without the list nothing is known, and fewer conflicts are found.
     let mut others = socket::names(&request.start(port)).unwrap_or_default();
-    // What matters most is known without the kernel's list.
+    // These names are known without the kernel's list.
     others.push(own.clone());
     others.extend(listeners(request.space, &with_port(request.address, port)));
     others.sort_unstable();
@@ -220,7 +220,7 @@ fn conflict(request: &BindRequest, port: u16, ours: &[&str], shared: bool) -> Re
         if ours.contains(&&*other) || (shared && other_is_shared) || !overlap(&own, host) {
             continue;
         }
-        // Twice: the first time it may be somebody else who looks.
+        // Twice: the first time another process may be trying the name.
         if socket::is_taken(&other)? && socket::is_taken(&other)? {
             return Err(if host == own { request.in_use() } else { Errno(libc::EADDRNOTAVAIL) });
         }

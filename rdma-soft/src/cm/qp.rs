@@ -15,7 +15,7 @@ use crate::engine::Errno;
 use crate::verbs::call::Handle;
 use crate::verbs::object::{Object, get_field, set_field};
 
-/// "Take what the request says."
+/// Stands for the depth that the request asks for.
 pub(super) const AS_ASKED: u8 = u8::MAX;
 
 fn last_error() -> Errno {
@@ -105,7 +105,7 @@ impl Object<rdma_cm_id> {
 
     /// Makes the id's queue pair, if it has one, ready to receive.
     pub(super) fn make_ready_to_receive(&self, responder_resources: u8) -> Result<(), Errno> {
-        // What the peer may do is known only now.
+        // The rights of the peer are known only now.
         self.advance_qp(ibv_qp_state::IBV_QPS_INIT, |_| ())?;
         self.advance_qp(ibv_qp_state::IBV_QPS_RTR, |attr| {
             if responder_resources != AS_ASKED {

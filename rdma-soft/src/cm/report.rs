@@ -1,4 +1,4 @@
-//! Events for the application, made of what machines and messages say.
+//! Events for the application, made of the machines' notices and of messages.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub(super) fn notice(entry: &Entry, notice: Notice) -> Pending {
         Notice::Rejected(rej) => {
             (Code::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(rej.private, room::REJ)))
         }
-        // As iWARP reports what is no reason of InfiniBand's.
+        // InfiniBand has no reason for it: a negative error number, as with iWARP.
         Notice::OtherUser if entry.is_datagram() => {
             (Code::RDMA_CM_EVENT_UNREACHABLE, -libc::EACCES, Body::Datagram(datagram(Vec::new())))
         }

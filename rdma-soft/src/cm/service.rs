@@ -2,7 +2,7 @@
 //! that looks after them.
 //!
 //! All state is under one lock, which is never held while anything waits. Calls of the application
-//! change it directly; the thread takes what comes from other processes and from the clock.
+//! change it directly; the thread handles messages of other processes and the clock.
 //! Invariants:
 //!
 //! 1. An id or a silent connection has one socket that is watched, under its key, and is not
@@ -23,7 +23,7 @@ use super::machine::{Machine, Timers};
 use super::message::{Message, Req, SidrReq};
 use super::{port, report};
 use crate::engine::{Errno, Time};
-use crate::log::remark;
+use crate::log::log;
 use crate::os::event_loop::EventLoop;
 use crate::os::fork::PerProcess;
 use crate::os::socket::{Received, Socket};
@@ -74,7 +74,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// What keeps the device, or the manager's thread, from being started.
+    /// The device or the manager's thread cannot be started.
     pub(super) fn get() -> Result<&'static Self, Errno> {
         if let Some(service) = SERVICE.get() {
             return Ok(service);
@@ -162,7 +162,8 @@ impl State {
         Some((listener, socket))
     }
 
-    /// Keeps the set of deadlines as the entries have them. `before` is what the entry had.
+    /// Keeps the set of deadlines as the entries have them. `before` is the entry's deadline so
+    /// far.
     pub(super) fn reschedule(&mut self, key: u64, before: Option<Time>) {
         let after = self.entries.get(&key).and_then(Entry::deadline);
         if before != after {
@@ -183,7 +184,7 @@ impl State {
 
     fn run_timers(&mut self, now: Time) {
         while let Some((time, key)) = self.deadlines.first().copied().filter(|(time, _)| *time <= now) {
-            // Out of the set first: an entry that keeps its deadline for whatever reason must not
+            // Out of the set first: an entry that keeps its deadline must not
             // stop the others.
             self.deadlines.remove(&(time, key));
             drop(self.end_silent(key));
@@ -227,7 +228,7 @@ impl State {
                 Err(error) => {
                     use SystemErrno::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
                     if matches!(error.errno, EMFILE | ENFILE | ENOBUFS | ENOMEM) {
-                        remark!(WARN, %error, "soft0: a listener cannot take a connection now");
+                        log!(WARN, %error, "soft0: a listener cannot take a connection now");
                         self.rest(key, Some(now().after(REST)));
                     }
                     return;
@@ -236,7 +237,7 @@ impl State {
             match socket.peer() {
                 Ok(peer) if peer.is_own_user() => {}
                 Ok(peer) => {
-                    remark!(DEBUG, ?peer, "soft0: a process of another user may not connect");
+                    log!(DEBUG, ?peer, "soft0: a process of another user may not connect");
                     continue;
                 }
                 Err(_) => continue,
@@ -269,7 +270,7 @@ impl State {
         };
         match message {
             Some(message) => self.requested(listener, socket, message),
-            None => remark!(DEBUG, "soft0: a connection ends before a request"),
+            None => log!(DEBUG, "soft0: a connection ends before a request"),
         }
     }
 
@@ -284,7 +285,7 @@ impl State {
         let name = socket.peer_name().and_then(|name| port::parse(&name));
         let is_datagram = matches!(message, Message::SidrReq(_));
         if !asked.admits(is_datagram, &source, &destination, name) {
-            remark!(DEBUG, %source, %destination, "soft0: a request that its sender cannot make");
+            log!(DEBUG, %source, %destination, "soft0: a request that its sender cannot make");
             return;
         }
         if !asked.has_room() {
@@ -314,7 +315,7 @@ impl State {
         channel.push(report::request(target, id, message));
     }
 
-    /// Takes what a connection's peer has sent.
+    /// Handles the messages that a connection's peer has sent.
     pub(super) fn receive(&mut self, key: u64) {
         for _ in 0..TURN {
             let Some(socket) = self.entries.get(&key).and_then(Entry::connected) else { return };

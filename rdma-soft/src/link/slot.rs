@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use crate::engine::Slot;
-use crate::log::remark;
+use crate::log::log;
 use crate::os::socket::Socket;
 use crate::os::{Error, Result};
 
@@ -43,7 +43,7 @@ pub(crate) fn claim(range: &RangeInclusive<u16>, start: u16) -> Result<Listener>
         socket.listen()?;
         return Ok(Listener { slot, socket });
     }
-    remark!(ERROR, "all {count} names for processes that use the software RDMA device are taken on this host");
+    log!(ERROR, "all {count} names for processes that use the software RDMA device are taken on this host");
     Err(Error { call: "bind", errno: Errno::EMFILE })
 }
 

@@ -17,7 +17,7 @@ use crate::engine::{Area, Grant, LinkId, Lookup};
 use crate::link::duplex::Link;
 use crate::link::handshake::Refusal;
 use crate::link::packet::{self, Body, Error, Kind};
-use crate::log::{self, remark};
+use crate::log::{self, log};
 use crate::os;
 
 /// Packets that are taken from one link before others have their turn.
@@ -27,7 +27,7 @@ const PACKETS: usize = 16;
 pub(super) fn start(node: &'static Node) -> os::Result<()> {
     let mut polls_before = 0;
     os::thread::spawn_loop("rdma-soft", move || {
-        log::say();
+        log::emit_deferred();
         let wait = take_turn(node, &mut polls_before);
         node.event_loop.wait(wait, |token| handle(node, Source::of(token)));
     })
@@ -112,7 +112,7 @@ fn receive(node: &Node, id: LinkId, generation: u32) {
                 }
             }
             // Not worth a link: what could have been done directly goes through the ring.
-            Err(error) => remark!(WARN, %error, "a region of a peer cannot be mapped"),
+            Err(error) => log!(WARN, %error, "a region of a peer cannot be mapped"),
         }
     }
 }
@@ -139,7 +139,7 @@ fn send_grant(node: &Node, grant: &Grant) {
     let body = Body::default().u64(u64::from(grant.rkey)).u64(grant.offset).u64(grant.len as u64);
     if let Err(error) = peer.send_region(&body, grant.backing.fd()) {
         let pid = peer.pid;
-        remark!(DEBUG, %error, pid, "a region cannot be sent to its peer");
+        log!(DEBUG, %error, pid, "a region cannot be sent to its peer");
     }
 }
 

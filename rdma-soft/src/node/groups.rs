@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Node;
 use crate::engine::{Errno, Gid, QpId};
 use crate::link::group;
-use crate::log::remark;
+use crate::log::log;
 use crate::os;
 use crate::os::socket::Socket;
 
@@ -42,7 +42,7 @@ impl Node {
             }
             Err(error) => {
                 let errno = error.into();
-                remark!(WARN, %error, "a multicast group cannot be joined");
+                log!(WARN, %error, "a multicast group cannot be joined");
                 self.with(|engine| engine.detach(qp, gid))?;
                 Err(errno)
             }
@@ -72,7 +72,7 @@ pub(super) fn look_up(node: &Node, gids: &[Gid]) {
     const LONGEST: Duration = Duration::from_millis(100);
     let start = Instant::now();
     let found = group::members(gids).unwrap_or_else(|error| {
-        remark!(WARN, %error, "who is in a multicast group cannot be found out: only this process is reached");
+        log!(WARN, %error, "who is in a multicast group cannot be found out: only this process is reached");
         vec![Vec::new(); gids.len()]
     });
     let good_for = (start.elapsed() * 50).clamp(SHORTEST, LONGEST);

@@ -25,7 +25,7 @@ use self::state::State;
 use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event};
 use crate::link::memory;
 use crate::link::slot::{self, Listener};
-use crate::log::{self, remark};
+use crate::log::{self, log};
 use crate::os;
 use crate::os::event_loop::EventLoop;
 use crate::os::fork::{self, PerProcess};
@@ -64,7 +64,7 @@ extern "C" fn at_exit() {
     // Why a call failed that made the program end. By the agent: what is left of this thread is not
     // enough for a subscriber.
     for _ in 0..100 {
-        if log::is_all_said() {
+        if log::is_idle() {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -72,7 +72,7 @@ extern "C" fn at_exit() {
 }
 
 /// Has the agent look at everything, if there is one.
-pub(crate) fn wake_agent() {
+fn wake_agent() {
     if let Some(node) = NODE.get() {
         node.event_loop.wake();
     }
@@ -103,12 +103,13 @@ impl Node {
     #[inline]
     pub(crate) fn get() -> Result<&'static Self, Errno> {
         // Without an agent nobody else emits the events of the log that say why.
-        NODE.get().map_or_else(|| Self::start().inspect_err(|_| log::say()), Ok)
+        NODE.get().map_or_else(|| Self::start().inspect_err(|_| log::emit_deferred()), Ok)
     }
 
     #[cold]
     fn start() -> Result<&'static Self, Errno> {
         static AT_EXIT: Once = Once::new();
+        log::set_wake(wake_agent);
         let started = NODE.get_or_make(|| {
             fork::identify()?;
             // Never freed: the agent uses it as long as the process lives.
@@ -122,7 +123,7 @@ impl Node {
             Ok::<_, os::Error>(node)
         });
         started.map_err(|error| {
-            remark!(ERROR, %error, "the software RDMA device cannot start");
+            log!(ERROR, %error, "the software RDMA device cannot start");
             error.into()
         })
     }
@@ -136,7 +137,7 @@ impl Node {
         let seed = u64::from_ne_bytes(os::random()?);
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
-        remark!(DEBUG, slot = slot.0, "software RDMA device starts");
+        log!(DEBUG, slot = slot.0, "software RDMA device starts");
         let engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
         let state = State::new(engine, slot, Arc::clone(&event_loop), ring_capacity());
         Ok(Self {

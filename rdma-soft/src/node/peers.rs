@@ -19,7 +19,7 @@ use crate::engine::{Area, DIRECTORY_LEN, PeerId, Slot};
 use crate::link::handshake::{self, Answer, Established, Local, Opened, PATIENCE, Refusal};
 use crate::link::packet::Error;
 use crate::link::slot;
-use crate::log::remark;
+use crate::log::log;
 use crate::os::socket::Socket;
 use crate::os::{process, thread};
 
@@ -107,14 +107,14 @@ pub(super) fn dial(node: &'static Node, slot: Slot) {
         if let Err(refusal) = reach(node, slot) {
             give_up(node, slot);
             match refusal {
-                Refusal::Nobody => remark!(DEBUG, slot = slot.0, "{refusal}"),
-                _ => remark!(WARN, slot = slot.0, "no link to process number {}: {refusal}", slot.0),
+                Refusal::Nobody => log!(DEBUG, slot = slot.0, "{refusal}"),
+                _ => log!(WARN, slot = slot.0, "no link to process number {}: {refusal}", slot.0),
             }
         }
     });
     if let Err(error) = started {
         give_up(node, slot);
-        remark!(WARN, %error, "no thread to connect to a peer");
+        log!(WARN, %error, "no thread to connect to a peer");
     }
 }
 
@@ -184,7 +184,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             Ok(socket) => socket,
             Err(error) => {
                 if error.errno != Errno::EAGAIN {
-                    remark!(WARN, %error, "a peer cannot be let in");
+                    log!(WARN, %error, "a peer cannot be let in");
                     // Out of descriptors, most likely: the peer waits in the queue, and asking
                     // again at once is no use.
                     sleep(Duration::from_millis(10));
@@ -193,7 +193,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             }
         };
         if let Err(refusal) = handshake::screen(&socket) {
-            remark!(WARN, "a process was not let in: {refusal}");
+            log!(WARN, "a process was not let in: {refusal}");
             continue;
         }
         let seat = Seat::take(node);
@@ -202,12 +202,12 @@ pub(super) fn accept(node: &'static Node, index: u32) {
                 Ok(()) => {}
                 // Somebody looked whether we are there.
                 Err(Refusal::Packet(Error::HungUp)) => {}
-                Err(refusal) => remark!(WARN, "a process was not let in: {refusal}"),
+                Err(refusal) => log!(WARN, "a process was not let in: {refusal}"),
             }
             drop(seat);
         });
         if let Err(error) = started {
-            remark!(WARN, %error, "no thread to let a peer in");
+            log!(WARN, %error, "no thread to let a peer in");
             break;
         }
     }
@@ -297,7 +297,7 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
         return Err(Refusal::Packet(Error::Malformed("the peer has a link already")));
     }
     let shown = slots.clone();
-    remark!(DEBUG, pid, slots = ?shown, "link up");
+    log!(DEBUG, pid, slots = ?shown, "link up");
     let id = state.add_link(ends, Some(peer));
     if let Some(link) = state.link(id) {
         if let Err(error) = agent::watch(node, link) {

@@ -11,7 +11,7 @@ use crate::link::duplex::{Backlog, Link};
 use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
 use crate::link::peer::Peer;
 use crate::link::ring::Corrupt;
-use crate::log::remark;
+use crate::log::log;
 use crate::os::{self, event_loop::EventLoop};
 
 /// While nobody else looks at the timers, an application that polls does, every so many empty
@@ -143,7 +143,7 @@ impl State {
         let Some(link) = self.links.get_mut(id.0 as usize).and_then(Option::take) else { return };
         if let Some(peer) = &link.peer {
             let (pid, why) = (peer.pid, why.to_owned());
-            remark!(DEBUG, pid, why, "link down");
+            log!(DEBUG, pid, why, "link down");
             self.event_loop.forget(&peer.socket);
             self.event_loop.forget(&peer.pidfd);
         }
@@ -313,7 +313,7 @@ impl State {
     fn remove_corrupt(&mut self, index: usize) {
         let Some(link) = &self.links[index] else { return };
         let pid = link.peer.as_ref().map_or(0, |peer| peer.pid);
-        remark!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
+        log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
         self.remove_link(link.id, "corrupt");
     }
 
@@ -480,7 +480,7 @@ impl State {
         match id {
             Ok(id) => self.engine.handle_link_up(PeerId::local(slot), id, None),
             Err(error) => {
-                remark!(WARN, %error, "no memory for the ring of this process to itself");
+                log!(WARN, %error, "no memory for the ring of this process to itself");
                 self.engine.handle_unreachable(PeerId::local(slot));
             }
         }

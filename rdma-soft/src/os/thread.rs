@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use super::{Named, Result};
-use crate::log::remark;
+use crate::log::log;
 
 /// Bytes of a thread's stack: enough for a subscriber of the log.
 const STACK: usize = 256 << 10;
@@ -28,7 +28,7 @@ pub(crate) fn spawn_loop(name: &'static str, mut turn: impl FnMut() + Send + 'st
         loop {
             if catch_unwind(AssertUnwindSafe(&mut turn)).is_err() {
                 // The panic hook has reported it.
-                remark!(ERROR, "the thread {name} of the software RDMA device panicked; this is a defect of rdma-soft");
+                log!(ERROR, "the thread {name} of the software RDMA device panicked; this is a defect of rdma-soft");
                 std::thread::sleep(Duration::from_millis(10));
             }
         }

@@ -14,7 +14,7 @@ use crate::engine::limits::MAX_AH;
 use crate::engine::{GRH_LEN, Gid, Grh, Host, Network, Path, PdId, Route};
 use crate::node::Node;
 
-/// What the device keeps about an address handle.
+/// The device's part of an address handle.
 #[derive(Debug)]
 pub(crate) struct AhState {
     path: Path,
@@ -63,7 +63,7 @@ const fn roce_sl(grh: &Grh) -> u8 {
     if grh.is_ipv4() { 0xa } else { 0x9 }
 }
 
-/// The way to where the attributes say.
+/// The path that the attributes describe.
 fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     let infiniband = context.link_layer() == LinkLayer::InfiniBand;
     attr::check_port(u32::from(asked.port_num))?;

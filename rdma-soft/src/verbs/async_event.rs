@@ -1,4 +1,4 @@
-//! Asynchronous events: what happened to an object without a request that could complete.
+//! Asynchronous events: changes of an object that no completion reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

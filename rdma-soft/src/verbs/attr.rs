@@ -1,4 +1,4 @@
-//! What the device and its port say of themselves.
+//! The attributes of the device and its port.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
@@ -116,7 +116,7 @@ fn port_attr(context: &ContextState) -> ibv_port_attr {
     }
 }
 
-/// What `modify_qp` checks values against.
+/// The limits that `modify_qp` checks values against.
 pub(crate) fn qp_limits(context: &ContextState) -> Limits {
     Limits {
         ports: PORT,

@@ -1,4 +1,4 @@
-//! What `ibv_wr_*` calls collect between `wr_start` and `wr_complete`.
+//! The requests that `ibv_wr_*` calls collect between `wr_start` and `wr_complete`.
 
 use rdma_sys::{ibv_qp_cap, ibv_sge};
 
@@ -7,7 +7,7 @@ use super::gate::Gate;
 use crate::engine::{Address, Op, QpId, SendData, SendRequest, Source};
 use crate::node::Node;
 
-/// What is being built.
+/// The batch of a queue pair, which one thread at a time builds.
 pub(super) type Builder = Gate<Batch>;
 
 /// Requests that are posted at once, or not at all.

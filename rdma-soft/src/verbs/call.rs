@@ -1,8 +1,8 @@
 //! Entry points: a verb is a safe function of this crate, and [`call0`] to [`call6`] make the C
 //! function of it.
 //!
-//! What C passes becomes a value whose type says what C promises of it: a [`Handle`], an [`Own`],
-//! an [`In`] or an [`Out`]. What the function returns becomes what C expects: see [`Answer`].
+//! Each argument of C becomes a value whose type carries C's promises about it: a [`Handle`], an
+//! [`Own`], an [`In`] or an [`Out`]. The function's result becomes C's: see [`Answer`].
 //! Invariants:
 //!
 //! 1. An argument exists for one call of an entry point and no longer: its function does not keep
@@ -58,7 +58,7 @@ impl<T: Pointee> Own<T> {
         self.take().map(drop)
     }
 
-    /// Frees the object and returns what the device kept about it.
+    /// Frees the object and returns the device's part of it.
     pub(crate) fn take(self) -> Result<<T::Object as super::object::Public>::Private, Errno> {
         // SAFETY: `Object::take` wants null or a live object that nobody uses: promise 1 for such
         // an argument; references from `get` borrow `self`, which ends here.
@@ -147,7 +147,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Writes what `make` returns, which is not called if there is no place for it.
+    /// Writes the value that `make` returns; does not call it if the pointer is null.
     pub(crate) fn fill<E: From<Errno>>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
         if self.0.is_null() {
             return Err(Errno::INVAL.into());
@@ -155,8 +155,8 @@ impl<T> Out<T> {
         Ok(self.write(make()?)?)
     }
 
-    /// Writes as much of `value` as the caller's structure has room for, and zeroes what it has
-    /// beyond: its headers may be older or newer than ours.
+    /// Writes as much of `value` as the caller's structure has room for, and zeroes the
+    /// rest of it: its headers may be older or newer than ours.
     ///
     /// # Safety
     ///

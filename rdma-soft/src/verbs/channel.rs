@@ -13,7 +13,7 @@ use super::events::{CompletionEvents, cq_context};
 use super::object::{Object, Public, counter};
 use crate::node::Node;
 
-/// What the device keeps about a completion channel.
+/// The device's part of a completion channel.
 #[derive(Debug)]
 pub(crate) struct ChannelState {
     events: Arc<CompletionEvents>,

@@ -13,7 +13,7 @@ use super::device::{self, DeviceState, LinkLayer};
 use super::events::AsyncEvents;
 use super::gid::{self, GidEntry};
 use super::object::{Object, Pointee, Public};
-use crate::log::remark;
+use crate::log::log;
 use crate::node::Node;
 
 /// The functions in a context and its objects, which call this module and those above it.
@@ -29,7 +29,7 @@ pub(crate) struct Tables {
     pub(super) qp: fn() -> ibv_qp_ex,
 }
 
-/// What an opened device is, apart from its public part. Its objects share it.
+/// The device's part of a context, which the objects of the context share.
 #[derive(Debug)]
 pub(crate) struct ContextState {
     device: &'static DeviceState,
@@ -80,9 +80,9 @@ pub(super) trait Child: Public {
     /// Ends the object in the engine. Fails while something uses it.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno>;
 
-    /// As [`Child::end`], of an object whose context is closed: as far as it goes.
+    /// As [`Child::end`], of an object whose context is closed: ends as much of it as can be.
     fn force_end(object: &Object<Self>, node: &Node) {
-        // In use only by what could not be ended either.
+        // It is in use only by an object that could not be ended either.
         let _ended = Self::end(object, node);
     }
 
@@ -188,7 +188,7 @@ pub(super) fn close_device(context: Own<ibv_context>) -> Done {
         return context.free();
     }
     let objects = orphans.len();
-    remark!(WARN, objects, "soft0: a context is closed before its objects");
+    log!(WARN, objects, "soft0: a context is closed before its objects");
     orphans.sort_by_key(|orphan| orphan.order);
     for Orphan { pointer, abandon, .. } in orphans {
         // SAFETY: `abandon` wants a live object of its type: `create` paired the two, and

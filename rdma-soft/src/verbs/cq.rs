@@ -27,7 +27,7 @@ impl std::fmt::Debug for Current {
     }
 }
 
-/// What the device keeps about a completion queue.
+/// The device's part of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqState {
     id: CqId,

@@ -1,8 +1,8 @@
 //! `ibv_cq_ex`: completions one at a time, field by field.
 //!
 //! A poll runs from a successful `start_poll` to `end_poll`; other threads wait outside meanwhile.
-//! The slots have no size check in `verbs.h`, so every one is filled: what no completion of this
-//! device has reads as zero.
+//! The slots have no size check in `verbs.h`, so every one is filled: a field that no
+//! completion of this device has reads as zero.
 
 use std::ffi::{c_uint, c_void};
 use std::mem::offset_of;
@@ -18,7 +18,7 @@ use super::object::{Object, set_field};
 use super::{Errno, cq};
 use crate::node::Node;
 
-/// What `wc_flags` may ask for: all that a completion of this device has.
+/// The fields that `wc_flags` may ask for: all that a completion of this device has.
 const KNOWN_FIELDS: u64 = rdma_sys::IBV_WC_STANDARD_FLAGS as u64;
 const MASK_FLAGS: u32 = 1;
 const SINGLE_THREADED: u32 = 1;

@@ -16,7 +16,7 @@ use super::object::{Object, Public};
 /// The device's name.
 const NAME: &str = "soft0";
 
-/// What lies on the link, as consumers see it. Addresses differ; nothing else does.
+/// The link layer that consumers see. It changes the addresses and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkLayer {
     Ethernet,
@@ -41,7 +41,7 @@ pub(crate) struct PaddedDevice {
     zeroes: [u64; 16],
 }
 
-/// What is known of the device without opening it.
+/// The attributes of the device that need no context.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
     pub(crate) guid: u64,

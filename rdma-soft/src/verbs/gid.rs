@@ -46,7 +46,7 @@ pub(crate) fn table(link_layer: LinkLayer, guid: u64) -> Vec<GidEntry> {
         LinkLayer::Ethernet => {
             let mut addresses = host_addresses();
             if !addresses.iter().any(|(address, _)| address.is_loopback()) {
-                // A network namespace whose loopback is down: the device works all the same.
+                // Loopback is down in this network namespace; the device works without it.
                 addresses.push((Ipv4Addr::LOCALHOST, 0));
             }
             addresses.sort_by_key(|(address, interface)| (address.is_loopback(), address.is_link_local(), *interface));

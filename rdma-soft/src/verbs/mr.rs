@@ -12,7 +12,7 @@ use super::{Errno, pages};
 use crate::engine::Registration;
 use crate::node::Node;
 
-/// What the device keeps about a memory region.
+/// The device's part of a memory region.
 #[derive(Debug)]
 pub(crate) struct MrState {
     lkey: u32,
@@ -40,13 +40,13 @@ const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
 /// Rights that make no sense without a local right to write.
 const REMOTE_CHANGE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
-/// What the engine knows.
+/// The rights that the engine checks.
 const RIGHTS: u32 = LOCAL_WRITE | REMOTE_CHANGE | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
 /// Accepted, without a meaning here: huge pages are pages, and no window can be bound anyway.
 const HINTS: u32 = ibv_access_flags::IBV_ACCESS_HUGETLB.0 | ibv_access_flags::IBV_ACCESS_MW_BIND.0 | ZERO_BASED;
 /// Flags that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`), relaxed ordering among them.
 const OPTIONAL: u32 = 0x3ff0_0000;
-/// What the specification has and this device does not.
+/// The rights of the specification that this device lacks.
 const LACKING: u32 = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0
     | ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0
     | ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
@@ -72,7 +72,8 @@ fn register(ibv_pd: &Handle<ibv_pd>, Memory(addr): Memory, len: usize, iova: u64
         return Err(Errno::INVAL);
     }
     pages::populate(addr.addr(), len, rights & LOCAL_WRITE != 0)?;
-    // What peers may map, they may write to directly: only memory that lies alone in its file.
+    // Peers write directly to a file that they may map: only memory that lies alone in its file
+    // may be mapped.
     let backing = rdma_mem::shared::find(addr.addr(), len);
     let what = Registration { addr: addr.cast(), len, iova, access: rights, backing };
     // SAFETY: `Engine::register` wants memory that stays mapped with these rights until it is

@@ -1,5 +1,5 @@
-//! Objects that C holds pointers to: a public part, laid out as `verbs.h` says, with what the
-//! device keeps in front of it.
+//! Objects that C holds pointers to: a public part, laid out as `verbs.h` says, with the
+//! device's own part in front of it.
 //!
 //! A pointer that C hands in is checked as far as that is cheap: null, misaligned, of another kind,
 //! closed with its context, or freed and not yet reused pointers are refused with `EINVAL`. This is
@@ -33,7 +33,7 @@ pub(crate) trait Public: Sized {
     const MARK: u64;
     /// Whether forked children use the objects of their parents.
     const INHERITED: bool = false;
-    /// What the device keeps about each of them.
+    /// The device's part of each of them.
     type Private: Sync;
 }
 
@@ -131,8 +131,8 @@ impl<T: Public> Object<T> {
         let object = Self::around(public);
         // SAFETY: by the caller's contract and invariant 1 the object is a live box, all of it
         // within the pointer's provenance; its private part is `Sync`, its mark atomic and its
-        // public part in an `UnsafeCell`, so a shared reference is right whatever other threads, or
-        // C, do to it.
+        // public part in an `UnsafeCell`, so a shared reference is right while other threads, or C,
+        // use the object.
         let object = unsafe { &*object };
         if object.mark.load(Ordering::Relaxed) != T::MARK {
             return Err(Errno::INVAL);
@@ -152,7 +152,7 @@ impl<T: Public> Object<T> {
         unsafe { Self::take(public) }.map(drop)
     }
 
-    /// As [`free`](Self::free), and returns what the device kept about the object.
+    /// As [`free`](Self::free), and returns the device's part of the object.
     ///
     /// # Safety
     ///

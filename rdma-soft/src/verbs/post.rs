@@ -17,7 +17,7 @@ use crate::node::Node;
 
 const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// What requests of both directions have.
+/// The fields that requests of both directions have.
 pub(super) trait WorkRequest {
     fn next(&self) -> *mut Self;
 
@@ -44,7 +44,7 @@ macro_rules! work_requests {
 work_requests! { ibv_send_wr, ibv_recv_wr }
 
 /// A list of requests, or null. Promise 2 for a list: each link is a request that can be read and
-/// that nobody writes to during the call, what it points to is as it says, and the fields that its
+/// that nobody writes to during the call, its pointers are as it says, and the fields that its
 /// opcode and its queue pair's transport ask for are initialised.
 pub(super) struct Requests<W>(*mut W);
 
@@ -103,7 +103,7 @@ pub(super) const fn flags(raw: u32) -> SendFlags {
     SendFlags::from_bits_truncate(raw & !SendFlags::IMM.bits())
 }
 
-/// The request without its data; what C left uninitialised is not read.
+/// The request without its data. Fields that C left uninitialised are not read.
 #[inline(always)]
 fn decode(Request(wr): Request<'_, ibv_send_wr>) -> Result<SendRequest, Errno> {
     type Code = ibv_wr_opcode;

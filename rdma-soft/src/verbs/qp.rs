@@ -16,10 +16,10 @@ use super::object::{Object, Pointee, Public, get_field, set_field};
 use super::qp_state::{self, Attributes, Refusal};
 use super::{Errno, attr};
 use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
-use crate::log::remark;
+use crate::log::log;
 use crate::node::Node;
 
-/// What the device keeps about a queue pair.
+/// The device's part of a queue pair.
 #[derive(Debug)]
 pub(crate) struct QpShared {
     id: QpId,
@@ -29,7 +29,7 @@ pub(crate) struct QpShared {
     cap: ibv_qp_cap,
     sq_sig_all: bool,
     qp_type: ibv_qp_type,
-    /// What `query_qp` shows, but for what only the engine knows.
+    /// The attributes that `query_qp` returns, apart from those that the engine keeps.
     shown: Mutex<Shown>,
     /// For the extended interface, of queue pairs that were created for it.
     builder: Option<Builder>,
@@ -123,7 +123,7 @@ impl Child for ibv_qp_ex {
 /// inline, since hardware rounds up.
 const INLINE_UNIT: u32 = 32;
 
-/// Checks the depths, and rounds up what is too small to be of use.
+/// Checks the depths, and rounds up those that are too small to be of use.
 fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     let max_sge = u32::try_from(limits::MAX_SGE).unwrap_or(u32::MAX);
     let fits = asked.max_send_wr <= limits::MAX_QP_WR
@@ -142,8 +142,8 @@ fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     })
 }
 
-/// Creates a queue pair. `asked.cap` becomes what it got. `extended`: with a builder for the
-/// `ibv_wr_*` calls.
+/// Creates a queue pair. `asked.cap` becomes the capacities that it got. `extended`: with a builder
+/// for the `ibv_wr_*` calls.
 pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, extended: bool) -> Made<ibv_qp_ex> {
     let pd = ibv_pd.get()?;
     let node = Node::get()?;
@@ -231,7 +231,7 @@ pub(super) fn create_qp(pd: Handle<ibv_pd>, mut init: InOut<ibv_qp_init_attr>) -
     create(&pd, init.get()?, false).map(<*mut ibv_qp_ex>::cast)
 }
 
-/// What the engine has to know of a change.
+/// A change of attributes, as the engine takes it.
 fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
     type A = Attributes;
     const PSN: u32 = 0x00ff_ffff;
@@ -278,7 +278,7 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     let next = match changed {
         Ok(next) => next,
         Err(Failure::Refused(actual, refusal)) => {
-            remark!(DEBUG, ?actual, %mask, ?refusal, "soft0: modify_qp is refused");
+            log!(DEBUG, ?actual, %mask, ?refusal, "soft0: modify_qp is refused");
             return Err(refusal.into());
         }
         Err(Failure::Engine(errno)) => return Err(errno),
@@ -319,7 +319,8 @@ pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int,
 }
 
 /// `ibv_query_qp_data_in_order`: a write's last aligned 8 bytes are stored last, and visible only
-/// after all the others, so who polls on the end of a message sees all of it.
+/// after all the others, so a
+/// program that polls on the end of a message sees all of it.
 pub(super) fn query_qp_data_in_order(qp: Handle<ibv_qp>, op: ibv_wr_opcode, flags: u32) -> c_int {
     type Caps = ibv_query_qp_data_in_order_caps;
     const RETURN_CAPS: u32 = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;

@@ -20,7 +20,7 @@ pub(crate) enum Refusal {
     Missing(Attributes),
     /// The transition does not admit these attributes.
     NotAllowed(Attributes),
-    /// The value of this attribute is outside of what the device has.
+    /// The value of this attribute is outside of the device's range.
     BadValue(Attributes),
     /// The device lacks the feature behind this attribute.
     Unsupported(Attributes),
@@ -68,7 +68,7 @@ pub(crate) fn check_transition(
     Ok(next)
 }
 
-/// What the values of attributes are checked against.
+/// The limits of attributes' values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) ports: u8,
@@ -156,7 +156,7 @@ pub(crate) fn merge(into: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: Attributes
         DEST_QPN => dest_qp_num,
         EN_SQD_ASYNC_NOTIFY => en_sqd_async_notify,
     }
-    // Packet sequence numbers have 24 bits; what is above them is cut off, as devices do.
+    // Packet sequence numbers have 24 bits; devices ignore the others.
     if mask.contains(A::RQ_PSN) {
         into.rq_psn = from.rq_psn & PSN;
     }

@@ -7,7 +7,7 @@ use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops,
 
 /// The software device's libibverbs.
 ///
-/// It is complete: what the device does not have fails with `EOPNOTSUPP`, in each function's own
+/// It is complete: functions that the device lacks fail with `EOPNOTSUPP`, in each function's own
 /// convention.
 ///
 /// ```
