@@ -49,13 +49,13 @@
 //!
 //! # Modules
 //!
-//! The [`engine`] is the device without input and output: queue pairs, regions, completion queues
+//! The `engine` is the device without input and output: queue pairs, regions, completion queues
 //! and timers as a state machine. Around it are the links to other processes, the node that drives
 //! both, and the verbs objects. The connection manager stands beside them and uses the verbs as an
 //! application does.
 
 mod cm;
-pub mod engine;
+mod engine;
 mod link;
 mod log;
 mod node;

@@ -154,7 +154,8 @@ impl CqTable {
         Ok(())
     }
 
-    /// Adds a completion, filled by `fill` where it will lie. A full queue is in error from then on, as on a device.
+    /// Adds a completion, filled by `fill` where it will lie. A full queue is in error from then
+    /// on, as on a device.
     #[inline(always)]
     pub(super) fn push(&mut self, id: CqId, solicited: bool, events: &mut Events, fill: impl FnOnce(&mut ibv_wc)) {
         let Some(Some(cq)) = self.slots.get_mut(id.0 as usize) else { return };

@@ -1,19 +1,21 @@
-//! The directory: queue pairs and regions that an engine publishes, so that peers may do one-sided operations by themselves.
+//! The directory: queue pairs and regions that an engine publishes, so that peers may do one-sided
+//! operations by themselves.
 //!
 //! ```text
 //! 0                     a card (one word) for each queue pair under the first slot
 //! CARDS * 8             an entry (four words) for each region: what it is, iova, length, serial number
 //! ```
 //!
-//! A peer checks card and entry before each operation. Cards and entries are withdrawn before a state change or a
-//! deregistration returns; a peer that has just checked may still finish what it was doing, in memory that is shared with it.
+//! A peer checks card and entry before each operation. Cards and entries are withdrawn before a
+//! state change or a deregistration returns; a peer that has just checked may still finish what it
+//! was doing, in memory that is shared with it.
 
 use super::limits::QPS_PER_SLOT;
 use super::memory::{Area, Region};
 use super::types::PdId;
 
 /// Bytes of a directory.
-pub const DIRECTORY_LEN: usize = 1 << 20;
+pub(crate) const DIRECTORY_LEN: usize = 1 << 20;
 
 const CARDS: usize = QPS_PER_SLOT as usize;
 const ENTRY: usize = 32;
@@ -38,7 +40,8 @@ impl Card {
     }
 }
 
-/// What a peer says about a region: hostile until proved, and good for nothing but this peer's own memory.
+/// What a peer says about a region: hostile until proved, and good for nothing but this peer's own
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) iova: u64,
@@ -68,7 +71,8 @@ impl PeerDirectory<'_> {
         let serial = self.0.load(at + 24);
         let what = self.0.load(at);
         let entry = Entry { iova: self.0.load(at + 8), len: self.0.load(at + 16), serial };
-        // Acquire loads: that the outer two are the same again says that the inner ones belong to them.
+        // Acquire loads: that the outer two are the same again says that the inner ones belong to
+        // them.
         #[allow(clippy::cast_possible_truncation, reason = "a field of the word")]
         let access = what as u32 >> 1 & 15;
         let valid = what == entry_word(key, pd, access) && access & right == right;
@@ -82,7 +86,8 @@ pub(super) fn index_of(key: u32) -> Option<usize> {
     Some((key >> 12) as usize).filter(|index| *index < ENTRIES)
 }
 
-/// An engine's own directory. The cards are kept in private memory too, for requesters of the same process.
+/// An engine's own directory. The cards are kept in private memory too, for requesters of the same
+/// process.
 #[derive(Debug)]
 pub(super) struct Directory {
     area: Option<Area>,

@@ -9,23 +9,24 @@
 //! word 5   the swap operand                or, with ACK: the number 32 that is acknowledged | epoch 16
 //! ```
 //!
-//! A datagram's payload is its header of 40 bytes and its data; word 2 is the sender's local identifier, the key is the Q_Key,
-//! the code the service level.
+//! A datagram's payload is its header of 40 bytes and its data; word 2 is the sender's local
+//! identifier, the key is the Q_Key, the code the service level.
 //!
-//! A header is hostile until it was checked: [`Frame::decode`] checks what can be checked without knowing the queue pair.
+//! A header is hostile until it was checked: [`Frame::decode`] checks what can be checked without
+//! knowing the queue pair.
 
 use super::grh::GRH_LEN;
 use super::limits::{MAX_MESSAGE, MTU};
 use super::types::SendFlags;
 
 /// Words of a header.
-pub const HEADER_WORDS: usize = 6;
+pub(crate) const HEADER_WORDS: usize = 6;
 
-/// A frame's header as it lies in a ring: opaque to the driver, which copies it to private memory once and hands it over.
-/// Whatever its bits, the engine copes.
+/// A frame's header as it lies in a ring: opaque to the driver, which copies it to private memory
+/// once and hands it over. Whatever its bits, the engine copes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Header(pub [u64; HEADER_WORDS]);
+pub(crate) struct Header(pub(crate) [u64; HEADER_WORDS]);
 
 /// The kinds of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +199,13 @@ impl Frame {
         self.kind == Kind::Dropped && of(self) == of(other)
     }
 
+    /// Whether it is a request's first frame.
+    pub(super) const fn begins_request(&self) -> bool {
+        self.kind.is_request() && (!self.kind.is_cut() || self.offset() == 0)
+    }
+
     /// The header.
+    #[inline]
     pub(super) const fn encode(&self) -> Header {
         Header([
             self.kind as u64
@@ -215,6 +222,7 @@ impl Frame {
     }
 
     /// Takes a header apart; `None` if no engine of ours sends such a frame.
+    #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "fields of words")]
     pub(super) fn decode(header: &Header, payload: usize) -> Option<Self> {
         let [w0, w1, addr, w3, a, b] = header.0;

@@ -1,10 +1,12 @@
-//! The 40 bytes that lie in front of a datagram in its receive: the header by which a network would have routed it.
+//! The 40 bytes that lie in front of a datagram in its receive: the header by which a network would
+//! have routed it.
 //!
-//! A global route header, or, between IPv4 addresses (RoCE v2), 20 zeros and the IPv4 header, as the kernel's rxe and hardware
-//! leave it there. Sender and receiver are on one host, so nothing is routed by it; but a receiver answers by it.
+//! A global route header, or, between IPv4 addresses (RoCE v2), 20 zeros and the IPv4 header, as
+//! the kernel's rxe and hardware leave it there. Sender and receiver are on one host, so nothing is
+//! routed by it; but a receiver answers by it.
 
 /// Bytes of a header.
-pub const GRH_LEN: usize = 40;
+pub(crate) const GRH_LEN: usize = 40;
 
 /// UDP, in the protocol field of IPv4 and the next header of IPv6.
 const UDP: u8 = 17;
@@ -17,31 +19,29 @@ const CHECKSUM: usize = 4;
 
 /// An address of a port or a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Gid(pub [u8; 16]);
+pub(crate) struct Gid(pub(crate) [u8; 16]);
 
 impl Gid {
     /// `::ffff:a.b.c.d`.
-    #[must_use]
-    pub fn from_ipv4(address: [u8; 4]) -> Self {
+    pub(crate) fn from_ipv4(address: [u8; 4]) -> Self {
         Self(std::net::Ipv4Addr::from(address).to_ipv6_mapped().octets())
     }
 
     /// The IPv4 address in it, if there is one.
-    #[must_use]
-    pub fn to_ipv4(self) -> Option<[u8; 4]> {
+    pub(crate) fn to_ipv4(self) -> Option<[u8; 4]> {
         std::net::Ipv6Addr::from(self.0).to_ipv4_mapped().map(|address| address.octets())
     }
 
-    /// Whether it names a group: `ff..`, or an IPv4 group as RoCE v2 has it (`::ffff:224.0.0.0` to `::ffff:239.255.255.255`).
-    #[must_use]
-    pub fn is_multicast(self) -> bool {
+    /// Whether it names a group: `ff..`, or an IPv4 group as RoCE v2 has it (`::ffff:224.0.0.0` to
+    /// `::ffff:239.255.255.255`).
+    pub(crate) fn is_multicast(self) -> bool {
         self.0[0] == 0xff || self.to_ipv4().is_some_and(|address| address[0] & 0xf0 == 0xe0)
     }
 }
 
 /// What kind of network the header is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Network {
+pub(crate) enum Network {
     /// RoCE v2: IPv4 between IPv4 addresses, else IPv6.
     Ip,
     /// InfiniBand.
@@ -50,32 +50,31 @@ pub enum Network {
 
 /// How packets go: what an address handle has to say of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Route {
+pub(crate) struct Route {
     /// Which network.
-    pub network: Network,
+    pub(crate) network: Network,
     /// Of the sender.
-    pub source: Gid,
+    pub(crate) source: Gid,
     /// Of the receiver.
-    pub destination: Gid,
+    pub(crate) destination: Gid,
     /// Type of service.
-    pub traffic_class: u8,
+    pub(crate) traffic_class: u8,
     /// 20 bits; IPv4 has none.
-    pub flow_label: u32,
+    pub(crate) flow_label: u32,
     /// Time to live.
-    pub hop_limit: u8,
+    pub(crate) hop_limit: u8,
 }
 
 /// A header, as it lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grh(pub [u8; GRH_LEN]);
+pub(crate) struct Grh(pub(crate) [u8; GRH_LEN]);
 
 impl Grh {
     /// Where nothing was routed.
-    pub const NONE: Self = Self([0; GRH_LEN]);
+    pub(crate) const NONE: Self = Self([0; GRH_LEN]);
 
     /// The header of packets that go by `route`, but for what depends on their length.
-    #[must_use]
-    pub fn new(route: &Route) -> Self {
+    pub(crate) fn new(route: &Route) -> Self {
         let mut bytes = [0; GRH_LEN];
         let addresses = (route.source.to_ipv4(), route.destination.to_ipv4());
         if let (Network::Ip, (Some(source), Some(destination))) = (route.network, addresses) {
@@ -99,14 +98,12 @@ impl Grh {
     }
 
     /// Whether it is an IPv4 header behind 20 zeros.
-    #[must_use]
-    pub const fn is_ipv4(&self) -> bool {
+    pub(crate) const fn is_ipv4(&self) -> bool {
         self.0[0] >> 4 != 6 && self.0[20] >> 4 == 4
     }
 
     /// The header of a datagram with `len` bytes (at most 4096).
-    #[must_use]
-    pub fn sealed(mut self, len: usize, with_imm: bool) -> Self {
+    pub(crate) fn sealed(mut self, len: usize, with_imm: bool) -> Self {
         let transport = TRANSPORT + if with_imm { IMMEDIATE } else { 0 } + len.next_multiple_of(4) + CHECKSUM;
         let of = |len: usize| u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes();
         if self.is_ipv4() {
@@ -125,8 +122,7 @@ impl Grh {
     }
 
     /// Where it says that the packet goes.
-    #[must_use]
-    pub fn destination(&self) -> Gid {
+    pub(crate) fn destination(&self) -> Gid {
         let bytes = &self.0;
         if self.is_ipv4() {
             Gid::from_ipv4([bytes[36], bytes[37], bytes[38], bytes[39]])
@@ -149,8 +145,9 @@ mod tests {
         Route { network, source, destination, traffic_class: 0x28, flow_label: 0x1_2345, hop_limit: 64 }
     }
 
-    /// What rxe on Linux 6.1 wrote for 15 bytes with immediate, but for its identification, which it need not have, and for
-    /// the checksum, which it does not calculate for what stays on the host.
+    /// What rxe on Linux 6.1 wrote for 15 bytes with immediate, but for its identification, which
+    /// it need not have, and for the checksum, which it does not calculate for what stays on the
+    /// host.
     #[test]
     fn an_ipv4_header_is_what_rxe_leaves_there() {
         let grh = Grh::new(&route(Network::Ip, Gid::from_ipv4([10, 9, 0, 1]))).sealed(15, true);

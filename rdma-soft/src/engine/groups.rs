@@ -1,7 +1,8 @@
-//! Multicast groups: which queue pairs of this process are in one, and which other processes have some in it.
+//! Multicast groups: which queue pairs of this process are in one, and which other processes have
+//! some in it.
 //!
-//! Who else is in a group is the driver's to find out. What it finds is good for a while; then the next datagram to the group
-//! has it look again.
+//! Who else is in a group is the driver's to find out. What it finds is good for a while; then the
+//! next datagram to the group has it look again.
 
 use super::grh::Gid;
 use super::limits::{MAX_ATTACHMENTS, MAX_GROUP_QPS, MAX_GROUPS};
@@ -74,8 +75,8 @@ impl Groups {
         self.attached.iter().find(|(_, member)| *member == qp).map(|(gid, _)| *gid)
     }
 
-    /// The first queue pair of this process in a group from a place on, and the place after it: one after the other, however many
-    /// there are, in one pass.
+    /// The first queue pair of this process in a group from a place on, and the place after it: one
+    /// after the other, however many there are, in one pass.
     pub(super) fn member_here(&self, gid: Gid, from: usize) -> Option<(u32, usize)> {
         let at = from + self.attached.get(from..)?.iter().position(|(group, _)| *group == gid)?;
         Some((self.attached[at].1, at + 1))
@@ -85,8 +86,8 @@ impl Groups {
         self.attached.iter().any(|(group, _)| *group == gid)
     }
 
-    /// The first process in a group whose slot is at least `from`; `own` is ours. The second value says that the driver must be
-    /// asked for the group's members.
+    /// The first process in a group whose slot is at least `from`; `own` is ours. The second value
+    /// says that the driver must be asked for the group's members.
     pub(super) fn next(&mut self, gid: Gid, from: u16, own: Slot, qp: u32) -> (Next, bool) {
         let Some(at) = self.known.iter().position(|known| known.gid == gid) else {
             if self.known.len() >= MAX_KNOWN {
@@ -113,7 +114,8 @@ impl Groups {
         (next.map_or(Next::End, Next::Member), false)
     }
 
-    /// The driver has found out who is in a group: which queue pairs wait for it, and a number for [`expire`](Self::expire).
+    /// The driver has found out who is in a group: which queue pairs wait for it, and a number for
+    /// [`expire`](Self::expire).
     pub(super) fn found(&mut self, gid: Gid, mut members: Vec<Slot>) -> Option<(Vec<u32>, u32)> {
         members.sort_unstable();
         members.dedup();

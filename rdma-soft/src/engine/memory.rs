@@ -2,15 +2,17 @@
 //!
 //! # Invariants
 //!
-//! 1. A [`Source`] is readable for its lifetime, a [`Target`] readable and writable: whoever makes one from a raw pointer
-//!    promises it. Others (threads, processes) may read and write the bytes meanwhile; so all access goes
-//!    through `rdma_mem`, whose copies behave as relaxed atomic accesses, and no reference is ever made.
-//! 2. A `Region` is readable, and writable if its access flags say so, from `register` to `deregister`: the caller of
-//!    `register` promises it. Spans of a region borrow it, so none outlives it.
+//! 1. A [`Source`] is readable for its lifetime, a [`Target`] readable and writable: whoever makes
+//!    one from a raw pointer promises it. Others (threads, processes) may read and write the bytes
+//!    meanwhile; so all access goes through `rdma_mem`, whose copies behave as relaxed atomic
+//!    accesses, and no reference is ever made.
+//! 2. A `Region` is readable, and writable if its access flags say so, from `register` to
+//!    `deregister`: the caller of `register` promises it. Spans of a region borrow it, so none
+//!    outlives it.
 //! 3. An [`Area`] is readable and writable as long as its owner, which it holds, lives.
-//! 4. A part of a span lies in the span: `part` checks it, and the lengths of copies are the shorter of the two ends'.
+//! 4. A part of a span lies in the span: `part` checks it, and the lengths of copies are the
+//!    shorter of the two ends'.
 
-use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 use std::any::Any;
@@ -25,16 +27,16 @@ const WRITES: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 
 /// Bytes that may be read for `'a`, and may change meanwhile.
-#[derive(Clone, Copy)]
-pub struct Source<'a> {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
     ptr: *const u8,
     len: usize,
     lives: PhantomData<&'a u8>,
 }
 
 /// Bytes that may be read and written for `'a`, and may change meanwhile.
-#[derive(Clone, Copy)]
-pub struct Target<'a> {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
     ptr: *mut u8,
     len: usize,
     lives: PhantomData<&'a u8>,
@@ -42,46 +44,36 @@ pub struct Target<'a> {
 
 impl<'a> Source<'a> {
     /// No bytes.
-    pub const EMPTY: Self = Self { ptr: core::ptr::null(), len: 0, lives: PhantomData };
+    pub(crate) const EMPTY: Self = Self { ptr: core::ptr::null(), len: 0, lives: PhantomData };
 
     /// The bytes at `ptr`.
     ///
     /// # Safety
     ///
-    /// `len` bytes at `ptr` stay readable for `'a`; nobody writes them but by atomic accesses, other processes, or
-    /// accesses that are synchronised with this thread. `len` is at most `isize::MAX`.
-    #[must_use]
-    pub const unsafe fn from_raw(ptr: *const u8, len: usize) -> Self {
+    /// `len` bytes at `ptr` stay readable for `'a`; nobody writes them but by atomic accesses,
+    /// other processes, or accesses that are synchronised with this thread. `len` is at most
+    /// `isize::MAX`.
+    pub(crate) const unsafe fn from_raw(ptr: *const u8, len: usize) -> Self {
         Self { ptr, len, lives: PhantomData }
     }
 
     /// The bytes of a slice.
-    #[must_use]
-    pub const fn of(bytes: &'a [u8]) -> Self {
+    pub(crate) const fn of(bytes: &'a [u8]) -> Self {
         Self { ptr: bytes.as_ptr(), len: bytes.len(), lives: PhantomData }
     }
 
     /// How many bytes.
-    #[must_use]
-    pub const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where they are.
-    #[must_use]
-    pub const fn as_ptr(&self) -> *const u8 {
-        self.ptr
-    }
-
     /// `len` of the bytes, from `offset` on; `None` if there are not as many.
-    #[must_use]
-    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Self> {
         (offset <= self.len && len <= self.len - offset).then(|| Self {
             ptr: self.ptr.wrapping_add(offset),
             len,
@@ -90,10 +82,11 @@ impl<'a> Source<'a> {
     }
 
     /// Copies to the start of `bytes`, as many as fit.
-    pub fn copy_to_slice(&self, bytes: &mut [u8]) {
+    pub(crate) fn copy_to_slice(&self, bytes: &mut [u8]) {
         let len = self.len.min(bytes.len());
-        // SAFETY: of `copy`: the source is readable for `len` bytes (1), `bytes` is an exclusive reference, so the ranges
-        // do not overlap and nobody else accesses it; nobody writes the source but as 1 allows.
+        // SAFETY: of `copy`: the source is readable for `len` bytes (1), `bytes` is an exclusive
+        // reference, so the ranges do not overlap and nobody else accesses it; nobody writes the
+        // source but as 1 allows.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.ptr, len) }
     }
 }
@@ -103,40 +96,20 @@ impl<'a> Target<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Source::from_raw`], and the bytes are writable, and nobody else accesses them but by atomic accesses, other
-    /// processes, or accesses that are synchronised with this thread.
-    #[must_use]
-    pub const unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
+    /// As [`Source::from_raw`], and the bytes are writable, and nobody else accesses them but by
+    /// atomic accesses, other processes, or accesses that are synchronised with this thread.
+    pub(crate) const unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len, lives: PhantomData }
     }
 
     /// The bytes of a slice.
-    #[must_use]
-    pub const fn of(bytes: &'a mut [u8]) -> Self {
+    #[cfg(test)]
+    pub(crate) const fn of(bytes: &'a mut [u8]) -> Self {
         Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), lives: PhantomData }
     }
 
-    /// How many bytes.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Where they are.
-    #[must_use]
-    pub const fn as_ptr(&self) -> *mut u8 {
-        self.ptr
-    }
-
     /// `len` of the bytes, from `offset` on; `None` if there are not as many.
-    #[must_use]
-    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Self> {
         (offset <= self.len && len <= self.len - offset).then(|| Self {
             ptr: self.ptr.wrapping_add(offset),
             len,
@@ -146,18 +119,20 @@ impl<'a> Target<'a> {
 
     /// Copies `source` here, as much as fits; the last bytes become visible last.
     #[inline(always)]
-    pub fn write(&self, source: Source<'_>) {
+    pub(crate) fn write(&self, source: Source<'_>) {
         let len = self.len.min(source.len);
         if source.ptr.addr().abs_diff(self.ptr.addr()) < len {
             self.write_overlapping(source, len);
             return;
         }
-        // SAFETY: of `copy_ordered`: both ranges are valid for `len` bytes (1, 4), they do not overlap (just checked; the
-        // same memory mapped twice is not one range), and others access them only as 1 allows.
+        // SAFETY: of `copy_ordered`: both ranges are valid for `len` bytes (1, 4), they do not
+        // overlap (just checked; the same memory mapped twice is not one range), and others access
+        // them only as 1 allows.
         unsafe { rdma_mem::copy_ordered(self.ptr, source.ptr, len) }
     }
 
-    /// A message onto itself: what the bytes become is nobody's business, but that they are copied soundly is.
+    /// A message onto itself: what the bytes become is nobody's business, but that they are copied
+    /// soundly is.
     #[cold]
     fn write_overlapping(&self, source: Source<'_>, len: usize) {
         let mut block = [0_u8; 256];
@@ -172,15 +147,16 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The 8 bytes here as an atomic word: what it was, after `change`. `None` if they are not 8 aligned ones.
-    #[must_use]
+    /// The 8 bytes here as an atomic word: what it was, after `change`. `None` if they are not 8
+    /// aligned ones.
     pub(super) fn atomic(&self, change: Atomic) -> Option<u64> {
         let address = self.ptr.cast::<u64>();
         if self.len != 8 || !address.is_aligned() {
             return None;
         }
         Some(match change {
-            // SAFETY: aligned and valid for 8 bytes (just checked; 1), accessed by others only as 1 allows.
+            // SAFETY: aligned and valid for 8 bytes (just checked; 1), accessed by others only as 1
+            // allows.
             Atomic::Add(value) => unsafe { word::fetch_add_u64(address, value, Ordering::AcqRel) },
             Atomic::CompareSwap { compare, swap } => {
                 // SAFETY: as above.
@@ -201,8 +177,8 @@ pub(super) enum Atomic {
 }
 
 /// What a frame's payload is made of: pieces in order.
-#[derive(Clone, Copy)]
-pub struct Gather<'a> {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gather<'a> {
     parts: &'a [Source<'a>],
     len: usize,
 }
@@ -237,42 +213,33 @@ impl<'a, const N: usize> Scratch<'a, N> {
 
 impl<'a> Gather<'a> {
     /// No payload.
-    pub const EMPTY: Self = Self { parts: &[], len: 0 };
+    pub(crate) const EMPTY: Self = Self { parts: &[], len: 0 };
 
     /// One piece.
-    #[must_use]
-    pub const fn one(source: &'a Source<'a>) -> Self {
+    pub(crate) const fn one(source: &'a Source<'a>) -> Self {
         Self { parts: core::slice::from_ref(source), len: source.len }
     }
 
     /// These pieces.
-    #[must_use]
-    pub fn of(parts: &'a [Source<'a>]) -> Self {
+    pub(crate) fn of(parts: &'a [Source<'a>]) -> Self {
         Self { parts, len: parts.iter().map(Source::len).sum() }
     }
 
     /// How many bytes in all.
-    #[must_use]
-    pub const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// The pieces.
-    #[must_use]
-    pub const fn parts(&self) -> &'a [Source<'a>] {
+    pub(crate) const fn parts(&self) -> &'a [Source<'a>] {
         self.parts
     }
 
-    /// Copies everything to the start of `target`; false, and nothing is copied, if it does not fit.
+    /// Copies everything to the start of `target`; false, and nothing is copied, if it does not
+    /// fit.
     #[inline(always)]
     #[must_use]
-    pub fn copy_to(&self, target: Target<'_>) -> bool {
+    pub(crate) fn copy_to(&self, target: Target<'_>) -> bool {
         if self.len > target.len {
             return false;
         }
@@ -353,15 +320,15 @@ impl Region {
 }
 
 /// Memory shared with other processes, with what keeps it mapped.
-#[derive(Clone)]
-pub struct Area {
+#[derive(Clone, Debug)]
+pub(crate) struct Area {
     ptr: *mut u8,
     len: usize,
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: an area is an address and its owner; all access to the bytes is by atomics (invariants 1 and 3), and the owner is
-// itself Send and Sync.
+// SAFETY: an area is an address and its owner; all access to the bytes is by atomics (invariants 1
+// and 3), and the owner is itself Send and Sync.
 unsafe impl Send for Area {}
 
 impl Area {
@@ -369,23 +336,15 @@ impl Area {
     ///
     /// # Safety
     ///
-    /// `len` bytes at `ptr` stay mapped, readable and writable, as long as `owner` lives; nobody in this process accesses
-    /// them but by atomic accesses. `len` is at most `isize::MAX`.
-    #[must_use]
-    pub unsafe fn new(ptr: *mut u8, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+    /// `len` bytes at `ptr` stay mapped, readable and writable, as long as `owner` lives; nobody in
+    /// this process accesses them but by atomic accesses. `len` is at most `isize::MAX`.
+    pub(crate) unsafe fn new(ptr: *mut u8, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self { ptr, len, _owner: owner }
     }
 
     /// How many bytes.
-    #[must_use]
-    pub const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// `len` bytes from `offset` on.
@@ -406,7 +365,8 @@ impl Area {
 
     /// The word at `offset`, by an acquire load; 0 if there is none.
     pub(super) fn load(&self, offset: usize) -> u64 {
-        // SAFETY: `word` gives aligned words of the area only (3, 4), which is accessed by atomics only.
+        // SAFETY: `word` gives aligned words of the area only (3, 4), which is accessed by atomics
+        // only.
         self.word(offset).map_or(0, |word| unsafe { word::load_u64(word, Ordering::Acquire) })
     }
 
@@ -416,27 +376,6 @@ impl Area {
             // SAFETY: as in `load`, and areas are writable.
             unsafe { word::store_u64(word, value, Ordering::Release) }
         }
-    }
-}
-
-impl fmt::Debug for Source<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Source({:p}, {})", self.ptr, self.len)
-    }
-}
-impl fmt::Debug for Target<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Target({:p}, {})", self.ptr, self.len)
-    }
-}
-impl fmt::Debug for Gather<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.parts()).finish()
-    }
-}
-impl fmt::Debug for Area {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Area({:p}, {})", self.ptr, self.len)
     }
 }
 

@@ -1,13 +1,16 @@
-//! The engine of the software device, reliable connections and unreliable datagrams: no input or output, no threads, no clock.
+//! The engine of the software device, reliable connections and unreliable datagrams: no input or
+//! output, no threads, no clock.
 //!
-//! The verbs objects call it to post and poll; a driver moves frames between the engines of two processes. Everything
-//! runs under the caller's one lock. After each call that may have caused work, the driver does, in any order:
-//! [`poll_active_link`](Engine::poll_active_link) and [`poll_transmit`](Engine::poll_transmit),
-//! [`poll_event`](Engine::poll_event), [`poll_lookup`](Engine::poll_lookup), [`poll_grant`](Engine::poll_grant) and
+//! The verbs objects call it to post and poll; a driver moves frames between the engines of two
+//! processes. Everything runs under the caller's one lock. After each call that may have caused
+//! work, the driver does, in any order: [`poll_active_link`](Engine::poll_active_link) and
+//! [`poll_transmit`](Engine::poll_transmit), [`poll_event`](Engine::poll_event),
+//! [`poll_lookup`](Engine::poll_lookup), [`poll_grant`](Engine::poll_grant) and
 //! [`poll_timeout`](Engine::poll_timeout).
 //!
-//! Modules import downwards: the tables and queues know nobody, a queue pair's common part (`qp`) knows them, the services
-//! (`rc`, `ud`) know `qp`, and this module knows the services. All but `memory` is safe code.
+//! Modules import downwards: the tables and queues know nobody, a queue pair's common part (`qp`)
+//! knows them, the services (`rc`, `ud`) know `qp`, and this module knows the services. All but
+//! `memory` is safe code.
 
 #![deny(unsafe_code)]
 
@@ -17,7 +20,7 @@ mod events;
 mod frame;
 mod grh;
 mod groups;
-pub mod limits;
+pub(crate) mod limits;
 #[allow(unsafe_code, reason = "the one module that touches memory")]
 mod memory;
 mod mr;
@@ -52,11 +55,11 @@ use table::QpTable;
 use tables::Tables;
 use timer::{Owner, Timers};
 
-pub use directory::DIRECTORY_LEN;
-pub use frame::{HEADER_WORDS, Header};
-pub use grh::{GRH_LEN, Gid, Grh, Network, Route};
-pub use memory::{Area, Gather, Source, Target};
-pub use types::{
+pub(crate) use directory::DIRECTORY_LEN;
+pub(crate) use frame::{HEADER_WORDS, Header};
+pub(crate) use grh::{GRH_LEN, Gid, Grh, Network, Route};
+pub(crate) use memory::{Area, Gather, Source, Target};
+pub(crate) use types::{
     Address, CqId, Element, Errno, Event, Grant, Host, LinkId, Lookup, MULTICAST_QPN, ModifyQp, MrKeys, Op, Path, PdId,
     PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType, Slot, Time,
     Transmit,
@@ -64,17 +67,17 @@ pub use types::{
 
 /// Configuration of an [`Engine`].
 #[derive(Debug)]
-pub struct EngineConfig {
+pub(crate) struct EngineConfig {
     /// The process's slot. More may be added with [`Engine::add_slot`].
-    pub slot: Slot,
+    pub(crate) slot: Slot,
     /// Seed of the keys. Take it from the kernel's random source.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// `DIRECTORY_LEN` zeroed bytes that peers may map; `None`: peers do nothing by themselves.
-    pub directory: Option<Area>,
+    pub(crate) directory: Option<Area>,
 }
 
 /// The transmit side of a link.
-pub trait Outbound {
+pub(crate) trait Outbound {
     /// The largest payload of one frame. At least [`limits::SHORTEST_LIMIT`].
     fn max_payload(&self) -> usize;
     /// Takes a frame with its payload, whole; false if there is no room for it now.
@@ -83,7 +86,7 @@ pub trait Outbound {
 
 /// The engine.
 #[derive(Debug)]
-pub struct Engine {
+pub(crate) struct Engine {
     qps: QpTable,
     tables: Tables,
     /// A request was posted since acknowledgements were put off.
@@ -92,8 +95,7 @@ pub struct Engine {
 
 impl Engine {
     /// An engine with nothing in it.
-    #[must_use]
-    pub fn new(config: EngineConfig) -> Self {
+    pub(crate) fn new(config: EngineConfig) -> Self {
         Self {
             qps: QpTable::new(config.seed),
             release_next: false,
@@ -115,7 +117,7 @@ impl Engine {
     }
 
     /// Adds a slot, when `create_qp` said `ENOMEM` because all queue pair numbers are taken.
-    pub fn add_slot(&mut self, slot: Slot) {
+    pub(crate) fn add_slot(&mut self, slot: Slot) {
         if !self.tables.slots.contains(&slot) {
             let loopback = self.tables.peers.link_of(PeerId::local(self.tables.slots[0]));
             self.tables.slots.push(slot);
@@ -132,7 +134,7 @@ impl Engine {
     /// # Errors
     ///
     /// `ENOMEM`: there are too many.
-    pub fn alloc_pd(&mut self) -> Result<PdId, Errno> {
+    pub(crate) fn alloc_pd(&mut self) -> Result<PdId, Errno> {
         self.tables.pds.alloc()
     }
 
@@ -141,7 +143,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EBUSY`: something is in it.
-    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Errno> {
+    pub(crate) fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Errno> {
         self.tables.pds.dealloc(pd)
     }
 
@@ -153,18 +155,18 @@ impl Engine {
     ///
     /// # Safety
     ///
-    /// Until [`deregister`](Self::deregister) returns, the memory stays mapped: readable, and writable if `access` has
-    /// LOCAL_WRITE, REMOTE_WRITE or REMOTE_ATOMIC; nobody in this process accesses it but by atomic accesses, or while no
-    /// work request or peer may do so.
+    /// Until [`deregister`](Self::deregister) returns, the memory stays mapped: readable, and
+    /// writable if `access` has LOCAL_WRITE, REMOTE_WRITE or REMOTE_ATOMIC; nobody in this process
+    /// accesses it but by atomic accesses, or while no work request or peer may do so.
     #[allow(unsafe_code, reason = "it takes the caller's promise, and passes it on")]
-    pub unsafe fn register(&mut self, pd: PdId, what: &Registration) -> Result<MrKeys, Errno> {
+    pub(crate) unsafe fn register(&mut self, pd: PdId, what: &Registration) -> Result<MrKeys, Errno> {
         let end = what.iova.checked_add(what.len as u64);
         if end.is_none() || what.addr.addr().checked_add(what.len).is_none() || isize::try_from(what.len).is_err() {
             return Err(Errno::INVAL);
         }
         self.tables.pds.enter(pd)?;
-        // SAFETY: of `Region::new`: invariant 2 of `memory` holds by this function's own contract until `deregister`, which
-        // drops the region; the length was checked above.
+        // SAFETY: of `Region::new`: invariant 2 of `memory` holds by this function's own contract
+        // until `deregister`, which drops the region; the length was checked above.
         let region = unsafe { Region::new(what.addr, what.len, what.iova, what.access) };
         let tables = &mut self.tables;
         let keys = tables.mrs.insert(pd, region, what.backing.clone(), &tables.directory);
@@ -179,7 +181,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: no such key.
-    pub fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
+    pub(crate) fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
         self.tables.deregister(lkey)
     }
 
@@ -188,7 +190,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: a depth of 0 or beyond [`limits::MAX_CQE`]. `ENOMEM`.
-    pub fn create_cq(&mut self, depth: u32, token: u64) -> Result<CqId, Errno> {
+    pub(crate) fn create_cq(&mut self, depth: u32, token: u64) -> Result<CqId, Errno> {
         self.tables.cqs.create(depth, token)
     }
 
@@ -197,7 +199,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EBUSY`: a queue pair uses it.
-    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), Errno> {
+    pub(crate) fn destroy_cq(&mut self, cq: CqId) -> Result<(), Errno> {
         self.tables.cqs.destroy(cq)?;
         self.tables.events.forget_cq(cq);
         Ok(())
@@ -208,7 +210,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: an impossible depth, or more completions than that wait. `ENOMEM`.
-    pub fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), Errno> {
+    pub(crate) fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), Errno> {
         self.tables.cqs.resize(cq, depth)
     }
 
@@ -218,7 +220,7 @@ impl Engine {
     ///
     /// `EIO`: the queue overran, and what it held before is taken.
     #[inline]
-    pub fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
+    pub(crate) fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.tables.cqs.poll(cq, out)
     }
 
@@ -227,7 +229,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: no such queue.
-    pub fn arm_cq(&mut self, cq: CqId, solicited_only: bool) -> Result<(), Errno> {
+    pub(crate) fn arm_cq(&mut self, cq: CqId, solicited_only: bool) -> Result<(), Errno> {
         self.tables.cqs.arm(cq, solicited_only)
     }
 
@@ -235,8 +237,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: beyond the [`limits`], or no such domain or completion queue. `ENOMEM`: no memory, or no number is free.
-    pub fn create_qp(&mut self, init: &QpInit) -> Result<(QpId, u32), Errno> {
+    /// `EINVAL`: beyond the [`limits`], or no such domain or completion queue. `ENOMEM`: no memory,
+    /// or no number is free.
+    pub(crate) fn create_qp(&mut self, init: &QpInit) -> Result<(QpId, u32), Errno> {
         let tables = &mut self.tables;
         let max_sge = init.max_send_sge.max(init.max_recv_sge) as usize;
         let max_wr = init.max_send_wr.max(init.max_recv_wr);
@@ -255,12 +258,13 @@ impl Engine {
         Ok(created)
     }
 
-    /// Ends a queue pair; its completions leave the completion queues, its unpolled events are dropped.
+    /// Ends a queue pair; its completions leave the completion queues, its unpolled events are
+    /// dropped.
     ///
     /// # Errors
     ///
     /// `EINVAL`: no such queue pair. `EBUSY`: it is in a multicast group.
-    pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), Errno> {
+    pub(crate) fn destroy_qp(&mut self, qp: QpId) -> Result<(), Errno> {
         let tables = &mut self.tables;
         let it = self.qps.get_mut(qp)?;
         if tables.groups.group_of(qp.0).is_some() {
@@ -280,7 +284,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: no such queue pair.
-    pub fn modify_qp(&mut self, qp: QpId, change: &ModifyQp) -> Result<(), Errno> {
+    pub(crate) fn modify_qp(&mut self, qp: QpId, change: &ModifyQp) -> Result<(), Errno> {
         self.qps.get_mut(qp)?.modify(change, &mut self.tables);
         self.fail_overrun();
         Ok(())
@@ -291,7 +295,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: no such queue pair.
-    pub fn query_qp(&self, qp: QpId) -> Result<QpStatus, Errno> {
+    pub(crate) fn query_qp(&self, qp: QpId) -> Result<QpStatus, Errno> {
         Ok(self.qps.get(qp)?.status())
     }
 
@@ -299,9 +303,10 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: the queue is full. `EINVAL`: wrong state or service, or a request that the queue pair cannot hold.
+    /// `ENOMEM`: the queue is full. `EINVAL`: wrong state or service, or a request that the queue
+    /// pair cannot hold.
     #[inline(always)]
-    pub fn post_send(&mut self, qp: QpId, request: &SendRequest, data: SendData<'_>) -> Result<(), Errno> {
+    pub(crate) fn post_send(&mut self, qp: QpId, request: &SendRequest, data: SendData<'_>) -> Result<(), Errno> {
         let QueuePair { qp, service: Service::Rc(rc) } = self.qps.get_mut(qp)? else { return Err(Errno::INVAL) };
         let posted = rc.post(qp, request, data, &mut self.tables);
         self.release_next = true;
@@ -314,7 +319,7 @@ impl Engine {
     /// # Errors
     ///
     /// As [`post_send`](Self::post_send).
-    pub fn post_datagram(
+    pub(crate) fn post_datagram(
         &mut self,
         qp: QpId,
         request: &SendRequest,
@@ -332,7 +337,7 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: no such queue pair, or a state in which it takes none.
-    pub fn send_room(&self, qp: QpId) -> Result<u32, Errno> {
+    pub(crate) fn send_room(&self, qp: QpId) -> Result<u32, Errno> {
         self.qps.get(qp)?.qp.send_room()
     }
 
@@ -342,21 +347,20 @@ impl Engine {
     ///
     /// As [`post_send`](Self::post_send).
     #[inline]
-    pub fn post_recv(&mut self, qp: QpId, wr_id: u64, list: &[ibv_sge]) -> Result<(), Errno> {
+    pub(crate) fn post_recv(&mut self, qp: QpId, wr_id: u64, list: &[ibv_sge]) -> Result<(), Errno> {
         let posted = self.qps.get_mut(qp)?.qp.post_recv(wr_id, list, &mut self.tables);
         self.fail_overrun();
         posted
     }
 
     /// The next event for the process.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub(crate) fn poll_event(&mut self) -> Option<Event> {
         self.tables.events.pop()
     }
 
     /// Whether no link is active and nothing is to be told, looked up, granted or timed.
     #[inline]
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let tables = &self.tables;
         tables.peers.is_idle()
             & tables.events.is_empty()
@@ -365,9 +369,10 @@ impl Engine {
             & (tables.deferred.is_empty() | !self.release_next)
     }
 
-    /// A link to a process is up (call it once for each slot of that process). To ourselves: the loopback, which gives every
-    /// frame back to [`handle_frame`](Self::handle_frame) under the same id. `directory`: the peer's, mapped.
-    pub fn handle_link_up(&mut self, peer: PeerId, link: LinkId, directory: Option<Area>) {
+    /// A link to a process is up (call it once for each slot of that process). To ourselves: the
+    /// loopback, which gives every frame back to [`handle_frame`](Self::handle_frame) under the
+    /// same id. `directory`: the peer's, mapped.
+    pub(crate) fn handle_link_up(&mut self, peer: PeerId, link: LinkId, directory: Option<Area>) {
         let tables = &mut self.tables;
         tables.peers.up(peer, link, directory, &mut tables.timers);
         if peer.host == Host::LOCAL && tables.slots.contains(&peer.slot) {
@@ -388,7 +393,7 @@ impl Engine {
     }
 
     /// The peer at the other end has died, or is no longer to be trusted.
-    pub fn handle_link_down(&mut self, link: LinkId) {
+    pub(crate) fn handle_link_down(&mut self, link: LinkId) {
         let tables = &mut self.tables;
         let peers = tables.peers.down(link);
         for qp in self.qps.iter_mut() {
@@ -399,7 +404,7 @@ impl Engine {
     }
 
     /// No process is at that address, or it refuses us.
-    pub fn handle_unreachable(&mut self, peer: PeerId) {
+    pub(crate) fn handle_unreachable(&mut self, peer: PeerId) {
         let tables = &mut self.tables;
         tables.peers.unreachable(peer, &mut tables.timers);
         if tables.peers.link_of(peer).is_none() {
@@ -410,7 +415,8 @@ impl Engine {
                 }
             }
         }
-        // Else the peer has connected to us meanwhile, and what is under way there is not sent again.
+        // Else the peer has connected to us meanwhile, and what is under way there is not sent
+        // again.
         self.resume_datagrams();
     }
 
@@ -426,26 +432,24 @@ impl Engine {
     }
 
     /// Whether datagrams wait for a link, or for who is in a group.
-    #[must_use]
-    pub fn has_waiting_datagrams(&self) -> bool {
+    pub(crate) fn has_waiting_datagrams(&self) -> bool {
         let waits = |qp: &QueuePair| matches!(&qp.service, Service::Ud(ud) if ud.is_waiting());
         self.tables.groups.is_waited_for() || self.qps.iter().any(waits)
     }
 
     /// Whether datagrams had to wait for this link.
-    #[must_use]
-    pub fn was_awaited(&self, link: LinkId) -> bool {
+    pub(crate) fn was_awaited(&self, link: LinkId) -> bool {
         self.tables.peers.was_awaited(link)
     }
 
     /// Something that only the driver can find.
-    pub fn poll_lookup(&mut self) -> Option<Lookup> {
+    pub(crate) fn poll_lookup(&mut self) -> Option<Lookup> {
         self.tables.peers.pop_lookup()
     }
 
-    /// The processes that are in a multicast group, ours or not. What is sent to the group goes to them for `nanos`; then the
-    /// driver is asked again.
-    pub fn handle_members(&mut self, gid: Gid, members: &[Slot], nanos: u64) {
+    /// The processes that are in a multicast group, ours or not. What is sent to the group goes to
+    /// them for `nanos`; then the driver is asked again.
+    pub(crate) fn handle_members(&mut self, gid: Gid, members: &[Slot], nanos: u64) {
         let tables = &mut self.tables;
         let others = members.iter().copied().filter(|slot| slot.is_real() && !tables.slots.contains(slot)).collect();
         let Some((waiting, serial)) = tables.groups.found(gid, others) else { return };
@@ -458,13 +462,14 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// Puts a queue pair for datagrams into a multicast group, where it may be already; true if it is this process's first one
-    /// there: other processes are to be told.
+    /// Puts a queue pair for datagrams into a multicast group, where it may be already; true if it
+    /// is this process's first one there: other processes are to be told.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue pair, not one for datagrams, or no group's address. `ENOMEM`: beyond the [`limits`].
-    pub fn attach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
+    /// `EINVAL`: no such queue pair, not one for datagrams, or no group's address. `ENOMEM`: beyond
+    /// the [`limits`].
+    pub(crate) fn attach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
         if !matches!(self.qps.get(qp)?.service, Service::Ud(_)) || !gid.is_multicast() {
             return Err(Errno::INVAL);
         }
@@ -476,13 +481,12 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: it was not in it.
-    pub fn detach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
+    pub(crate) fn detach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
         self.tables.groups.detach(gid, qp.0)
     }
 
     /// A group that the queue pair is in.
-    #[must_use]
-    pub fn group_of(&self, qp: QpId) -> Option<Gid> {
+    pub(crate) fn group_of(&self, qp: QpId) -> Option<Gid> {
         self.tables.groups.group_of(qp.0)
     }
 
@@ -491,47 +495,51 @@ impl Engine {
     /// # Errors
     ///
     /// `EINVAL`: no such domain.
-    pub fn hold_pd(&mut self, pd: PdId) -> Result<(), Errno> {
+    pub(crate) fn hold_pd(&mut self, pd: PdId) -> Result<(), Errno> {
         self.tables.pds.enter(pd)
     }
 
     /// Ends one [`hold_pd`](Self::hold_pd).
-    pub fn release_pd(&mut self, pd: PdId) {
+    pub(crate) fn release_pd(&mut self, pd: PdId) {
         self.tables.pds.leave(pd);
     }
 
     /// A frame has come in. `header` is a private copy; `payload` may lie in the ring.
-    pub fn handle_frame(&mut self, link: LinkId, header: &Header, payload: Source<'_>) {
+    #[inline]
+    pub(crate) fn handle_frame(&mut self, link: LinkId, header: &Header, payload: Source<'_>) {
         let Some(frame) = Frame::decode(header, payload.len()) else { return };
         let tables = &mut self.tables;
-        let sender = Slot::of_qpn(frame.from);
-        let begins = frame.kind.is_request() && (!frame.kind.is_cut() || frame.offset() == 0);
-        let Some(peer) = tables.peers.behind(link, sender) else {
-            // Nobody speaks for another process. But a process that we know may have got one more slot: a link to that will
-            // show it, and the request comes again (a datagram does not).
-            if let Some(host) = tables.peers.host_of(link).filter(|_| begins || frame.kind == Kind::Datagram) {
-                if begins {
-                    tables.peers.push_control(link, &rc::dropped(&frame));
-                }
-                tables.peers.want(PeerId { host, slot: sender });
-            }
-            return;
-        };
+        if !tables.peers.leads_to(link, Slot::of_qpn(frame.from)) {
+            return self.handle_stranger(link, &frame);
+        }
         if !frame.kind.is_of_connection() {
             return self.handle_unconnected(link, &frame, payload);
         }
-        let is_peer = tables.peers.link_of(peer) == Some(link);
         match tables.own_index(Host::LOCAL, frame.to).and_then(|index| self.qps.get_mut(QpId(index)).ok()) {
-            Some(QueuePair { qp, service: Service::Rc(rc) }) => {
-                rc.handle_frame(qp, link, is_peer, &frame, payload, tables);
-            }
-            _ if begins => tables.peers.push_control(link, &rc::dropped(&frame)),
+            Some(QueuePair { qp, service: Service::Rc(rc) }) => rc.handle_frame(qp, link, &frame, payload, tables),
+            _ if frame.begins_request() => tables.peers.push_control(link, &rc::dropped(&frame)),
             _ => {}
         }
         self.fail_overrun();
     }
 
+    /// A frame names a sender in a process that the link does not lead to: nobody speaks for
+    /// another process. But a process that is known may have got one more slot: a link to that
+    /// shows it, and the request comes again (a datagram does not).
+    #[cold]
+    fn handle_stranger(&mut self, link: LinkId, frame: &Frame) {
+        let peers = &mut self.tables.peers;
+        let begins = frame.begins_request();
+        if let Some(host) = peers.host_of(link).filter(|_| begins || frame.kind == Kind::Datagram) {
+            if begins {
+                peers.push_control(link, &rc::dropped(frame));
+            }
+            peers.want(PeerId::of(host, frame.from));
+        }
+    }
+
     /// A frame that belongs to no connection.
+    #[inline(never)]
     fn handle_unconnected(&mut self, link: LinkId, frame: &Frame, payload: Source<'_>) {
         let tables = &mut self.tables;
         match frame.kind {
@@ -539,7 +547,8 @@ impl Engine {
             Kind::Revoked => return tables.peers.mapping_revoked(link, frame.key),
             _ => {}
         }
-        // The peer may change its ring at any time: the header, which decides, is taken out of it once.
+        // The peer may change its ring at any time: the header, which decides, is taken out of it
+        // once.
         let mut grh = Grh::NONE;
         let Some(data) = payload.part(GRH_LEN, payload.len().saturating_sub(GRH_LEN)) else { return };
         payload.copy_to_slice(&mut grh.0);
@@ -560,10 +569,10 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// A link that has got something to send since it was last returned here (acknowledgements included: so ask after the
-    /// drain of a link, not after each frame). A link whose transmission ended `Blocked` or `More` is the driver's to
-    /// remember.
-    pub fn poll_active_link(&mut self) -> Option<LinkId> {
+    /// A link that has got something to send since it was last returned here (acknowledgements
+    /// included: so ask after the drain of a link, not after each frame). A link whose transmission
+    /// ended `Blocked` or `More` is the driver's to remember.
+    pub(crate) fn poll_active_link(&mut self) -> Option<LinkId> {
         let active = self.tables.peers.pop_active();
         if active.is_none() && core::mem::take(&mut self.release_next) && !self.tables.deferred.is_empty() {
             self.release_acks();
@@ -572,24 +581,19 @@ impl Engine {
         active
     }
 
-    /// Puts off the acknowledgements that become due from now on, or no longer does. For a drain by somebody who is about
-    /// to look at completions, and may answer with requests: these then carry the acknowledgements.
+    /// Puts off the acknowledgements that become due from now on, or no longer does. For a drain by
+    /// somebody who is about to look at completions, and may answer with requests: these then carry
+    /// the acknowledgements.
     ///
-    /// An acknowledgement that was put off is sent after the next `post_send`, or by [`release_acks`](Self::release_acks): the
-    /// driver must see to it that this is called soon.
-    pub fn defer_acks(&mut self, defer: bool) {
+    /// An acknowledgement that was put off is sent after the next `post_send`, or by
+    /// [`release_acks`](Self::release_acks): the driver must see to it that this is called soon.
+    pub(crate) fn defer_acks(&mut self, defer: bool) {
         self.tables.defer_acks = defer;
-    }
-
-    /// Whether acknowledgements are put off.
-    #[must_use]
-    pub fn has_deferred_acks(&self) -> bool {
-        !self.tables.deferred.is_empty()
     }
 
     /// Sends the acknowledgements that were put off.
     #[inline]
-    pub fn release_acks(&mut self) {
+    pub(crate) fn release_acks(&mut self) {
         if !self.tables.deferred.is_empty() {
             self.release_all();
         }
@@ -604,14 +608,14 @@ impl Engine {
     }
 
     /// Sends what there is for a link; copies at most about `limits::COPY_BUDGET` bytes.
-    pub fn poll_transmit(&mut self, link: LinkId, out: &mut dyn Outbound) -> Transmit {
+    pub(crate) fn poll_transmit(&mut self, link: LinkId, out: &mut impl Outbound) -> Transmit {
         let mut budget = limits::COPY_BUDGET;
         let ended = self.transmit(link, out, &mut budget);
         self.fail_overrun();
         ended
     }
 
-    fn transmit(&mut self, link: LinkId, out: &mut dyn Outbound, budget: &mut usize) -> Transmit {
+    fn transmit(&mut self, link: LinkId, out: &mut impl Outbound, budget: &mut usize) -> Transmit {
         let tables = &mut self.tables;
         loop {
             let Some(state) = tables.peers.get(link) else { return Transmit::Idle };
@@ -633,15 +637,14 @@ impl Engine {
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout). A timer that was just started reads as `Time(0)`, that is
-    /// "now": so a driver without timers needs no clock.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Time> {
+    /// When to call [`handle_timeout`](Self::handle_timeout). A timer that was just started reads
+    /// as `Time(0)`, that is "now": so a driver without timers needs no clock.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
         self.tables.timers.next()
     }
 
     /// Starts new timers and fires those that are due.
-    pub fn handle_timeout(&mut self, now: Time) {
+    pub(crate) fn handle_timeout(&mut self, now: Time) {
         let tables = &mut self.tables;
         tables.timers.advance(now);
         let mut resume = false;
@@ -666,29 +669,30 @@ impl Engine {
     }
 
     /// A region for which a peer asked.
-    pub fn poll_grant(&mut self) -> Option<Grant> {
+    pub(crate) fn poll_grant(&mut self) -> Option<Grant> {
         self.tables.grants.pop_front()
     }
 
     /// Whether we asked the peer of `link` for its region, and it was not granted yet.
-    pub fn wants_mapping(&mut self, link: LinkId, rkey: u32) -> bool {
+    pub(crate) fn wants_mapping(&mut self, link: LinkId, rkey: u32) -> bool {
         self.tables.peers.is_wanted(link, rkey)
     }
 
-    /// The peer of `link` granted us its region: the file is mapped at `area`, the region's bytes exactly.
-    pub fn handle_mapping(&mut self, link: LinkId, rkey: u32, area: Area) {
+    /// The peer of `link` granted us its region: the file is mapped at `area`, the region's bytes
+    /// exactly.
+    pub(crate) fn handle_mapping(&mut self, link: LinkId, rkey: u32, area: Area) {
         self.tables.peers.mapping_granted(link, rkey, area);
     }
 
     /// Whether [`take_unmapped`](Self::take_unmapped) has something.
-    #[must_use]
-    pub fn has_unmapped(&self) -> bool {
+    pub(crate) fn has_unmapped(&self) -> bool {
         self.tables.peers.has_unmapped()
     }
 
-    /// Mappings of peers' regions that are of no use any more: the driver drops them, which takes long, outside of its lock.
+    /// Mappings of peers' regions that are of no use any more: the driver drops them, which takes
+    /// long, outside of its lock.
     #[must_use]
-    pub fn take_unmapped(&mut self) -> Vec<Area> {
+    pub(crate) fn take_unmapped(&mut self) -> Vec<Area> {
         self.tables.peers.take_unmapped()
     }
 

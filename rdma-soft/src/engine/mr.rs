@@ -1,8 +1,8 @@
 //! Protection domains and registered regions, and how scatter/gather lists find their bytes.
 //!
-//! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: a key that was given back
-//! does not name the next region at that index. (It may name a later one. Mappings, which may outlive a registration, go by the
-//! serial number.)
+//! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: a
+//! key that was given back does not name the next region at that index. (It may name a later one.
+//! Mappings, which may outlive a registration, go by the serial number.)
 
 use std::sync::Arc;
 
@@ -127,7 +127,8 @@ impl MrTable {
         })
     }
 
-    /// Calls `with` with `len` bytes of a list, from `skip` on; `None` if they are not there or not ours.
+    /// Calls `with` with `len` bytes of a list, from `skip` on; `None` if they are not there or not
+    /// ours.
     #[inline(always)]
     pub(super) fn gather<R>(
         &self,
@@ -191,11 +192,22 @@ impl MrTable {
         self.usable(sge.lkey, pd, 0)?.region.source(sge.addr.checked_add(skip as u64)?, len)
     }
 
-    /// Writes to a list, from `skip` on; false, with some of it perhaps written, if the list does not hold it or is no
-    /// longer ours to write.
+    /// Writes to a list, from `skip` on; false, with some of it perhaps written, if the list does
+    /// not hold it or is no longer ours to write.
     #[must_use]
+    #[inline]
     pub(super) fn scatter(&self, pd: PdId, list: &[ibv_sge], skip: u32, payload: Source<'_>) -> bool {
-        let (mut skip, mut done) = (skip as usize, 0);
+        match list {
+            // The common case, in which nothing has to be cut.
+            [sge] if skip == 0 && !payload.is_empty() && payload.len() <= sge.length as usize => {
+                self.local_target(pd, sge, 0, payload.len()).map(|target| target.write(payload)).is_some()
+            }
+            _ => self.scatter_in_pieces(pd, list, skip as usize, payload),
+        }
+    }
+
+    fn scatter_in_pieces(&self, pd: PdId, list: &[ibv_sge], mut skip: usize, payload: Source<'_>) -> bool {
+        let mut done = 0;
         for sge in list {
             if done == payload.len() {
                 break;
@@ -215,6 +227,7 @@ impl MrTable {
         done == payload.len()
     }
 
+    #[inline(always)]
     fn local_target(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Target<'_>> {
         let mr = self.usable(sge.lkey, pd, LOCAL_WRITE)?;
         mr.region.target(sge.addr.checked_add(skip as u64)?, len)

@@ -1,4 +1,5 @@
-//! Links and the processes behind them: what each link has to carry, and which processes are looked for.
+//! Links and the processes behind them: what each link has to carry, and which processes are looked
+//! for.
 
 use std::collections::VecDeque;
 
@@ -37,9 +38,11 @@ pub(super) enum Reach {
 
 /// How long datagrams wait for a link, in nanoseconds.
 const PATIENCE: u64 = 100_000_000;
-/// So many processes at most are waited for on account of a group: anybody can say that processes are in a group that nobody reaches.
+/// So many processes at most are waited for on account of a group: anybody can say that processes
+/// are in a group that nobody reaches.
 const MAX_AWAITED_MEMBERS: usize = 128;
-/// How long a process that could not be reached is left alone, in nanoseconds: twice as long each time, up to 16 times.
+/// How long a process that could not be reached is left alone, in nanoseconds: twice as long each
+/// time, up to 16 times.
 const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
 /// Control frames that wait for room. A peer that makes more of them than this harms only itself.
@@ -132,11 +135,10 @@ impl Peers {
         self.reached
     }
 
-    /// The process with this slot that the link leads to, if it does.
+    /// Whether the link leads to the process with this slot.
     #[inline]
-    pub(super) fn behind(&self, link: LinkId, slot: Slot) -> Option<PeerId> {
-        let link = self.links.get(link.0 as usize).filter(|link| link.up && link.slots.contains(&slot))?;
-        Some(PeerId { host: link.host, slot })
+    pub(super) fn leads_to(&self, link: LinkId, slot: Slot) -> bool {
+        self.links.get(link.0 as usize).is_some_and(|link| link.up && link.slots.contains(&slot))
     }
 
     /// The host that a link leads to.
@@ -210,7 +212,8 @@ impl Peers {
         Reach::Wait
     }
 
-    /// A process cannot be reached, or not in time: datagrams that wait for it are lost, and it is left alone for a while.
+    /// A process cannot be reached, or not in time: datagrams that wait for it are lost, and it is
+    /// left alone for a while.
     fn lose(&mut self, peer: PeerId, timers: &mut Timers) {
         let process = self.process(peer);
         if core::mem::take(&mut process.awaited) {
@@ -286,7 +289,8 @@ impl Peers {
         true
     }
 
-    /// Room for the work of that many queue pairs on every link, so that the data path need not allocate.
+    /// Room for the work of that many queue pairs on every link, so that the data path need not
+    /// allocate.
     pub(super) fn reserve(&mut self, queue_pairs: usize) {
         for link in self.links.iter_mut().filter(|link| link.up) {
             link.work.reserve((2 * queue_pairs).saturating_sub(link.work.len()));
@@ -378,7 +382,8 @@ impl Peers {
         core::mem::take(&mut self.unmapped)
     }
 
-    /// Sends a frame that no queue pair keeps. Of repeated refusals to one requester the first is enough.
+    /// Sends a frame that no queue pair keeps. Of repeated refusals to one requester the first is
+    /// enough.
     pub(super) fn push_control(&mut self, id: LinkId, frame: &Frame) {
         let Some(link) = self.get(id) else { return };
         let header = frame.encode();

@@ -138,7 +138,8 @@ impl Qp {
         self.rq.clear();
     }
 
-    /// To ERR: the oldest send request completes with `status`, if there is one, and everything else is flushed.
+    /// To ERR: the oldest send request completes with `status`, if there is one, and everything
+    /// else is flushed.
     pub(super) fn fail(&mut self, status: Option<ibv_wc_status>, tables: &mut Tables) {
         if self.state == QpState::Err {
             return;
@@ -152,7 +153,8 @@ impl Qp {
         }
     }
 
-    /// Completes all send requests: the oldest with `status`, if there is one, the others as flushed.
+    /// Completes all send requests: the oldest with `status`, if there is one, the others as
+    /// flushed.
     pub(super) fn flush_sends(&mut self, mut status: Option<ibv_wc_status>, tables: &mut Tables) {
         while self.sq.head < self.sq.tail {
             let request = self.sq.at(self.sq.head).request;

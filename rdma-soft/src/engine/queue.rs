@@ -1,4 +1,5 @@
-//! The rings of a queue pair: send requests with their lists and inline data, and receives. Allocated once.
+//! The rings of a queue pair: send requests with their lists and inline data, and receives.
+//! Allocated once.
 
 use rdma_sys::ibv_sge;
 
@@ -65,7 +66,8 @@ fn list_len(list: &[ibv_sge]) -> u32 {
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
-/// Copies a list to where a ring keeps it. (A loop beats a call of `memcpy` for the one entry that a list mostly has.)
+/// Copies a list to where a ring keeps it. (A loop beats a call of `memcpy` for the one entry that
+/// a list mostly has.)
 #[inline]
 fn copy_list(to: &mut [ibv_sge], list: &[ibv_sge]) {
     for (to, from) in to.iter_mut().zip(list) {

@@ -89,7 +89,7 @@ impl QueuePair {
         work: Work,
         link: LinkId,
         tables: &mut Tables,
-        out: &mut dyn Outbound,
+        out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
         match (&mut self.service, work) {
@@ -106,7 +106,8 @@ impl QueuePair {
         }
     }
 
-    /// A link is gone; `is_last`: no other one leads to the process that the queue pair is connected to.
+    /// A link is gone; `is_last`: no other one leads to the process that the queue pair is
+    /// connected to.
     pub(super) fn handle_link_down(&mut self, link: LinkId, is_last: bool, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.handle_link_down(&mut self.qp, link, is_last, tables),

@@ -16,7 +16,8 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct QpTable {
     places: Vec<Place>,
-    /// Where to look for a free number: a number that was given back is used again as late as possible.
+    /// Where to look for a free number: a number that was given back is used again as late as
+    /// possible.
     cursor: usize,
     count: usize,
     first_incarnation: u8,

@@ -35,7 +35,8 @@ pub(super) struct Tables {
     pub(super) grants: VecDeque<Grant>,
 }
 
-/// Requests for regions that wait for the driver. A peer that asks for more than this at a time does not get them.
+/// Requests for regions that wait for the driver. A peer that asks for more than this at a time
+/// does not get them.
 const MAX_GRANTS: usize = 1 << 10;
 
 impl Tables {
@@ -76,7 +77,7 @@ impl Tables {
     #[inline]
     pub(super) fn own_index(&self, host: Host, qpn: u32) -> Option<u32> {
         let slot = Slot::of_qpn(qpn);
-        let ordinal = self.slots.iter().position(|own| *own == slot).filter(|_| host == Host::LOCAL)?;
-        u32::try_from(ordinal).ok().map(|ordinal| ordinal * QPS_PER_SLOT + qpn % QPS_PER_SLOT)
+        let ordinal = (0..).zip(&self.slots).find(|(_, own)| **own == slot && host == Host::LOCAL)?.0;
+        Some(ordinal * QPS_PER_SLOT + qpn % QPS_PER_SLOT)
     }
 }

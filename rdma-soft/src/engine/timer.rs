@@ -26,8 +26,9 @@ pub(super) fn rnr_nanos(code: u8) -> u64 {
 
 /// How long a requester waits for an answer, in nanoseconds: 4.096 us * 2^code.
 ///
-/// 0 means "for ever" to a device, which can lose packets without knowing it. We know when a request was dropped; so nothing
-/// is gained by hanging, and 0 waits as long as the customary 14 does.
+/// 0 means "for ever" to a device, which can lose packets without knowing it. We know when a
+/// request was dropped; so nothing is gained by hanging, and 0 waits as long as the customary 14
+/// does.
 pub(super) const fn ack_nanos(code: u8) -> u64 {
     let code = match code & 31 {
         0 => 14,
@@ -53,7 +54,8 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// Starts a timer at the next [`advance`](Self::advance). An owner that cancels or restarts moves its generation on.
+    /// Starts a timer at the next [`advance`](Self::advance). An owner that cancels or restarts
+    /// moves its generation on.
     pub(super) fn start(&mut self, owner: Owner, generation: u32, delay: u64) {
         self.list.retain(|timer| timer.owner != owner);
         self.list.push(Timer { owner, generation, delay, due: None });

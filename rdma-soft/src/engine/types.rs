@@ -11,94 +11,89 @@ use super::memory::Source;
 
 /// A point in time: nanoseconds from an origin that the caller chooses, never going back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Time(pub u64);
+pub(crate) struct Time(pub(crate) u64);
 
 impl Time {
     /// The moment `nanos` nanoseconds later; saturates.
-    #[must_use]
-    pub const fn after(self, nanos: u64) -> Self {
+    pub(crate) const fn after(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 }
 
 /// An error number as verbs reports it (`EINVAL`, `ENOMEM` ...).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Errno(pub i32);
+pub(crate) struct Errno(pub(crate) i32);
 
 impl Errno {
     /// Invalid argument, or a call that the object's state does not allow.
-    pub const INVAL: Self = Self(libc::EINVAL);
+    pub(crate) const INVAL: Self = Self(libc::EINVAL);
     /// A queue or a table is full.
-    pub const NOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
     /// Something still uses the object.
-    pub const BUSY: Self = Self(libc::EBUSY);
+    pub(crate) const BUSY: Self = Self(libc::EBUSY);
     /// The device lacks the operation.
-    pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    pub(crate) const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     /// The completion queue is in error.
-    pub const IO: Self = Self(libc::EIO);
+    pub(crate) const IO: Self = Self(libc::EIO);
 }
 
 /// The number of a process on its host: the upper 12 bits of its queue pair numbers. 1..=4094.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub u16);
+pub(crate) struct Slot(pub(crate) u16);
 
 impl Slot {
     /// The slot in a queue pair number.
-    #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
-    pub const fn of_qpn(qpn: u32) -> Self {
+    pub(crate) const fn of_qpn(qpn: u32) -> Self {
         Self(((qpn >> 12) & 0xfff) as u16)
     }
 
     /// Whether a process may have it.
-    #[must_use]
-    pub const fn is_real(self) -> bool {
+    pub(crate) const fn is_real(self) -> bool {
         1 <= self.0 && self.0 <= 4094
     }
 }
 
 /// A host: a small number that the driver chooses, dense, from 0, which is this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Host(pub u16);
+pub(crate) struct Host(pub(crate) u16);
 
 impl Host {
     /// This host.
-    pub const LOCAL: Self = Self(0);
+    pub(crate) const LOCAL: Self = Self(0);
 }
 
 /// The address of a process: slots are unique within a host only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerId {
+pub(crate) struct PeerId {
     /// Its host.
-    pub host: Host,
+    pub(crate) host: Host,
     /// Its number there.
-    pub slot: Slot,
+    pub(crate) slot: Slot,
 }
 
 impl PeerId {
     /// A process on this host.
-    #[must_use]
-    pub const fn local(slot: Slot) -> Self {
+    pub(crate) const fn local(slot: Slot) -> Self {
         Self { host: Host::LOCAL, slot }
     }
 
     /// The process that has a queue pair.
-    #[must_use]
-    pub const fn of(host: Host, qpn: u32) -> Self {
+    pub(crate) const fn of(host: Host, qpn: u32) -> Self {
         Self { host, slot: Slot::of_qpn(qpn) }
     }
 }
 
-/// A link to another process, or the loopback: a small number that the driver chooses (dense, from 0, reusable after
-/// [`handle_link_down`](super::Engine::handle_link_down)).
+/// A link to another process, or the loopback: a small number that the driver chooses (dense, from
+/// 0, reusable after [`handle_link_down`](super::Engine::handle_link_down)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(pub u32);
+pub(crate) struct LinkId(pub(crate) u32);
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub(crate) u32);
+        pub(crate) struct $name(pub(crate) u32);
     };
 }
 id! {
@@ -114,48 +109,49 @@ id! {
     QpId
 }
 
-/// The keys of a registered region. `lkey == rkey`, as on most devices; the rkey works only with a remote right.
+/// The keys of a registered region. `lkey == rkey`, as on most devices; the rkey works only with a
+/// remote right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MrKeys {
+pub(crate) struct MrKeys {
     /// For scatter/gather entries.
-    pub lkey: u32,
+    pub(crate) lkey: u32,
     /// For remote access.
-    pub rkey: u32,
+    pub(crate) rkey: u32,
 }
 
 /// The arguments of a registration.
 #[derive(Clone, Debug)]
-pub struct Registration {
+pub(crate) struct Registration {
     /// First byte.
-    pub addr: *mut u8,
+    pub(crate) addr: *mut u8,
     /// Length in bytes.
-    pub len: usize,
+    pub(crate) len: usize,
     /// The address that requests will use for the first byte.
-    pub iova: u64,
+    pub(crate) iova: u64,
     /// `IBV_ACCESS_*`.
-    pub access: u32,
+    pub(crate) access: u32,
     /// The shared memory that it lies in, if it does (`rdma_mem::shared::find`).
-    pub backing: Option<Arc<Backing>>,
+    pub(crate) backing: Option<Arc<Backing>>,
 }
 
 /// The answer to a peer that asked for one of our regions: the file, and the part of it to map.
 #[derive(Clone, Debug)]
-pub struct Grant {
+pub(crate) struct Grant {
     /// The link on which the peer asked.
-    pub link: LinkId,
+    pub(crate) link: LinkId,
     /// The region's key.
-    pub rkey: u32,
+    pub(crate) rkey: u32,
     /// The file.
-    pub backing: Arc<Backing>,
+    pub(crate) backing: Arc<Backing>,
     /// Where in the file the region begins.
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// The region's length.
-    pub len: usize,
+    pub(crate) len: usize,
 }
 
 /// The states of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QpState {
+pub(crate) enum QpState {
     /// As created.
     Reset,
     /// Receives may be posted.
@@ -176,51 +172,50 @@ impl QpState {
     const ALL: [Self; 7] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
     /// From the verbs value, if it names a state.
-    #[must_use]
-    pub fn from_raw(raw: ibv_qp_state) -> Option<Self> {
+    pub(crate) fn from_raw(raw: ibv_qp_state) -> Option<Self> {
         Self::ALL.get(raw.0 as usize).copied()
     }
 
     /// The verbs value.
-    #[must_use]
-    pub const fn raw(self) -> ibv_qp_state {
+    pub(crate) const fn raw(self) -> ibv_qp_state {
         ibv_qp_state(self as u32)
     }
 }
 
 /// The way of a datagram: what an address handle stands for.
 #[derive(Clone, Copy, Debug)]
-pub struct Path {
+pub(crate) struct Path {
     /// The host that it leads to; of no meaning for a group.
-    pub host: Host,
+    pub(crate) host: Host,
     /// The header in front of the payload, not yet sealed.
-    pub grh: Grh,
+    pub(crate) grh: Grh,
     /// The multicast group that it leads to, if it does.
-    pub group: Option<Gid>,
+    pub(crate) group: Option<Gid>,
     /// Service level, as the receiver will see it.
-    pub sl: u8,
+    pub(crate) sl: u8,
     /// The sender's local identifier.
-    pub slid: u16,
+    pub(crate) slid: u16,
 }
 
 /// The destination of a datagram.
 #[derive(Clone, Copy, Debug)]
-pub struct Address {
+pub(crate) struct Address {
     /// The way.
-    pub path: Path,
+    pub(crate) path: Path,
     /// The queue pair; [`MULTICAST_QPN`] for a group.
-    pub qpn: u32,
+    pub(crate) qpn: u32,
     /// The receiver's Q_Key; with the upper bit set, that of the sending queue pair is meant.
-    pub qkey: u32,
+    pub(crate) qkey: u32,
 }
 
 /// The number that stands for all queue pairs of a group.
-pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
+pub(crate) const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
 /// A question of the engine to its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lookup {
-    /// A link to a process: answer with `handle_link_up` or `handle_unreachable`. Our own process: the loopback.
+pub(crate) enum Lookup {
+    /// A link to a process: answer with `handle_link_up` or `handle_unreachable`. Our own process:
+    /// the loopback.
     Link(PeerId),
     /// The processes that are in a multicast group: answer with `handle_members`.
     Members(Gid),
@@ -228,7 +223,7 @@ pub enum Lookup {
 
 /// The transport service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServiceType {
+pub(crate) enum ServiceType {
     /// Reliable connection.
     Rc,
     /// Unreliable datagrams.
@@ -237,81 +232,82 @@ pub enum ServiceType {
 
 /// The arguments of a queue pair's creation. The depths are enforced as given.
 #[derive(Clone, Copy, Debug)]
-pub struct QpInit {
+pub(crate) struct QpInit {
     /// Its transport service.
-    pub service: ServiceType,
+    pub(crate) service: ServiceType,
     /// Its protection domain.
-    pub pd: PdId,
+    pub(crate) pd: PdId,
     /// Where send completions go.
-    pub send_cq: CqId,
+    pub(crate) send_cq: CqId,
     /// Where receive completions go.
-    pub recv_cq: CqId,
+    pub(crate) recv_cq: CqId,
     /// Depth of the send queue.
-    pub max_send_wr: u32,
+    pub(crate) max_send_wr: u32,
     /// Depth of the receive queue.
-    pub max_recv_wr: u32,
+    pub(crate) max_recv_wr: u32,
     /// Entries of a send request's gather list.
-    pub max_send_sge: u32,
+    pub(crate) max_send_sge: u32,
     /// Entries of a receive's scatter list.
-    pub max_recv_sge: u32,
+    pub(crate) max_recv_sge: u32,
     /// Bytes of inline data in one request.
-    pub max_inline_data: u32,
+    pub(crate) max_inline_data: u32,
     /// Every send request is signaled.
-    pub sq_sig_all: bool,
+    pub(crate) sq_sig_all: bool,
     /// Comes back in this queue pair's events.
-    pub token: u64,
+    pub(crate) token: u64,
 }
 
-/// A change to a queue pair: what is `None` stays. Masks and transitions were checked by the caller.
+/// A change to a queue pair: what is `None` stays. Masks and transitions were checked by the
+/// caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ModifyQp {
+pub(crate) struct ModifyQp {
     /// The new state.
-    pub state: Option<QpState>,
+    pub(crate) state: Option<QpState>,
     /// `qp_access_flags`.
-    pub access: Option<u32>,
+    pub(crate) access: Option<u32>,
     /// The host that the address vector leads to.
-    pub dest_host: Option<Host>,
+    pub(crate) dest_host: Option<Host>,
     /// `dest_qp_num`; its slot says which process.
-    pub dest_qpn: Option<u32>,
+    pub(crate) dest_qpn: Option<u32>,
     /// `qkey`, of a queue pair for datagrams.
-    pub qkey: Option<u32>,
+    pub(crate) qkey: Option<u32>,
     /// `rq_psn`.
-    pub rq_psn: Option<u32>,
+    pub(crate) rq_psn: Option<u32>,
     /// `sq_psn`.
-    pub sq_psn: Option<u32>,
+    pub(crate) sq_psn: Option<u32>,
     /// `max_rd_atomic`: reads and atomics in flight as requester.
-    pub max_rd_atomic: Option<u8>,
+    pub(crate) max_rd_atomic: Option<u8>,
     /// `max_dest_rd_atomic`: reads and atomics in flight as responder.
-    pub max_dest_rd_atomic: Option<u8>,
+    pub(crate) max_dest_rd_atomic: Option<u8>,
     /// `min_rnr_timer`, in its 5-bit encoding.
-    pub min_rnr_timer: Option<u8>,
+    pub(crate) min_rnr_timer: Option<u8>,
     /// `timeout`, in its 5-bit encoding.
-    pub timeout: Option<u8>,
+    pub(crate) timeout: Option<u8>,
     /// `retry_cnt`.
-    pub retry_cnt: Option<u8>,
+    pub(crate) retry_cnt: Option<u8>,
     /// `rnr_retry`; 7 is for ever.
-    pub rnr_retry: Option<u8>,
+    pub(crate) rnr_retry: Option<u8>,
     /// `en_sqd_async_notify`.
-    pub sqd_notify: Option<bool>,
+    pub(crate) sqd_notify: Option<bool>,
 }
 
 /// The attributes of a queue pair that only the engine knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpStatus {
+pub(crate) struct QpStatus {
     /// Its state now.
-    pub state: QpState,
+    pub(crate) state: QpState,
     /// `sq_draining`: in SQD, with requests still outstanding.
-    pub sq_draining: bool,
+    pub(crate) sq_draining: bool,
     /// The number of the next request.
-    pub sq_psn: u32,
+    pub(crate) sq_psn: u32,
     /// The number of the request expected next.
-    pub rq_psn: u32,
+    pub(crate) rq_psn: u32,
 }
 
 /// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Op {
+pub(crate) enum Op {
     /// Send.
     Send,
     /// RDMA write.
@@ -326,8 +322,7 @@ pub enum Op {
 
 impl Op {
     /// Whether an answer brings data, and the local list is where it goes.
-    #[must_use]
-    pub const fn fetches(self) -> bool {
+    pub(crate) const fn fetches(self) -> bool {
         matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
     }
 
@@ -352,9 +347,10 @@ impl Op {
 }
 
 bitflags! {
-    /// The flags of a send request: those of `IBV_SEND_*` that the engine knows, and whether it has an immediate.
+    /// The flags of a send request: those of `IBV_SEND_*` that the engine knows, and whether it has
+    /// an immediate.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct SendFlags: u8 {
+    pub(crate) struct SendFlags: u8 {
         /// Starts after all reads and atomics before it are complete.
         const FENCE = 1;
         /// Reports its completion.
@@ -368,28 +364,28 @@ bitflags! {
 
 /// A send request as the send queue keeps it, without its data.
 #[derive(Clone, Copy, Debug)]
-pub struct SendRequest {
+pub(crate) struct SendRequest {
     /// Comes back in the completion.
-    pub wr_id: u64,
+    pub(crate) wr_id: u64,
     /// Target of one-sided operations.
-    pub remote_addr: u64,
+    pub(crate) remote_addr: u64,
     /// Compare operand, or the addend.
-    pub compare_add: u64,
+    pub(crate) compare_add: u64,
     /// Swap operand.
-    pub swap: u64,
+    pub(crate) swap: u64,
     /// Key of one-sided operations.
-    pub rkey: u32,
+    pub(crate) rkey: u32,
     /// Immediate data, as the caller holds it (network order).
-    pub imm: u32,
+    pub(crate) imm: u32,
     /// The operation.
-    pub op: Op,
+    pub(crate) op: Op,
     /// Its flags.
-    pub flags: SendFlags,
+    pub(crate) flags: SendFlags,
 }
 
 /// The data of a send request.
 #[derive(Clone, Copy, Debug)]
-pub enum SendData<'a> {
+pub(crate) enum SendData<'a> {
     /// Registered memory; read (or, by reads and atomics, written) later.
     List(&'a [ibv_sge]),
     /// Copied now (`IBV_SEND_INLINE`).
@@ -398,7 +394,7 @@ pub enum SendData<'a> {
 
 /// The object of an asynchronous event, with the token given at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
+pub(crate) enum Element {
     /// A queue pair.
     Qp(QpId, u64),
     /// A completion queue.
@@ -407,7 +403,7 @@ pub enum Element {
 
 /// An event for the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// An armed completion queue got a completion: one event for its channel.
     Completion {
         /// The completion queue.
@@ -426,7 +422,7 @@ pub enum Event {
 
 /// How [`poll_transmit`](super::Engine::poll_transmit) ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transmit {
+pub(crate) enum Transmit {
     /// Nothing is left for this link.
     Idle,
     /// `try_push` found no room: call again when there is some.

@@ -1,12 +1,15 @@
-//! Unreliable datagrams: each is sent on its own, is not answered, and is complete for its sender when it is on its way or lost.
+//! Unreliable datagrams: each is sent on its own, is not answered, and is complete for its sender
+//! when it is on its way or lost.
 //!
-//! Requests complete in their order, and are sent in it as far as links are there. A request whose process has no link yet is
-//! passed over until there is one, for [`Peers::PATIENCE`](super::peers) at most; those after it do not wait. The first request
-//! that goes over a link puts the queue pair into the link's list, and all that follow it to the same link go with it.
+//! Requests complete in their order, and are sent in it as far as links are there. A request whose
+//! process has no link yet is passed over until there is one, for [`Peers::PATIENCE`](super::peers)
+//! at most; those after it do not wait. The first request that goes over a link puts the queue pair
+//! into the link's list, and all that follow it to the same link go with it.
 //!
-//! A datagram is lost, and its sender's completion says success, where a network would lose it: nobody has the number, the
-//! process is dead or refuses us, its ring stays full, no receive is posted, the Q_Key is another. One whose link is full waits
-//! for [`PATIENCE`] at most, and those after it no longer do: so no peer can hold up a sender.
+//! A datagram is lost, and its sender's completion says success, where a network would lose it:
+//! nobody has the number, the process is dead or refuses us, its ring stays full, no receive is
+//! posted, the Q_Key is another. One whose link is full waits for [`PATIENCE`] at most, and those
+//! after it no longer do: so no peer can hold up a sender.
 
 use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
@@ -27,11 +30,13 @@ use super::types::{
     SendRequest, Transmit,
 };
 
-/// How long a datagram waits for room in a ring, in nanoseconds: many times what a process that runs needs to make some.
+/// How long a datagram waits for room in a ring, in nanoseconds: many times what a process that
+/// runs needs to make some.
 const PATIENCE: u64 = 20_000_000;
 
-/// Where a request goes, and how far it has come. A request to a group goes to the members in the order of their slots, in rounds:
-/// a round passes over those that have no link yet, and the next one sends to those that have got one meanwhile.
+/// Where a request goes, and how far it has come. A request to a group goes to the members in the
+/// order of their slots, in rounds: a round passes over those that have no link yet, and the next
+/// one sends to those that have got one meanwhile.
 #[derive(Clone, Copy, Debug)]
 struct Delivery {
     address: Address,
@@ -39,7 +44,8 @@ struct Delivery {
     from: u16,
     /// The round passed over a member.
     incomplete: bool,
-    /// This round is for processes that were reached after the first of these counts, and up to the second.
+    /// This round is for processes that were reached after the first of these counts, and up to the
+    /// second.
     since: u32,
     until: u32,
 }
@@ -76,7 +82,8 @@ enum Step {
     Send(LinkId, PeerId),
     /// It waits for a link; those behind it do not.
     Wait,
-    /// It waits until the members of its group are known, and so do those behind it, which may be for one of them.
+    /// It waits until the members of its group are known, and so do those behind it, which may be
+    /// for one of them.
     Hold,
     /// It was sent, or is lost.
     Done,
@@ -160,7 +167,8 @@ impl Ud {
         Ok(())
     }
 
-    /// Puts the queue pair into the list of the link that the next request goes over, after those that go over none.
+    /// Puts the queue pair into the list of the link that the next request goes over, after those
+    /// that go over none.
     pub(super) fn schedule(&mut self, qp: &mut Qp, tables: &mut Tables) {
         while self.listed.is_none() && qp.may_start() {
             match self.next_step(qp, tables) {
@@ -287,7 +295,8 @@ impl Ud {
         true
     }
 
-    /// Calls `with` with the request at `sq.next` as a frame and its payload; `None` if its memory is gone.
+    /// Calls `with` with the request at `sq.next` as a frame and its payload; `None` if its memory
+    /// is gone.
     fn with_frame<R>(&self, qp: &Qp, tables: &Tables, with: impl FnOnce(&Frame, &Gather<'_>) -> R) -> Option<R> {
         let position = qp.sq.next;
         let wqe = qp.sq.at(position);
@@ -320,7 +329,7 @@ impl Ud {
         qp: &mut Qp,
         link: LinkId,
         tables: &mut Tables,
-        out: &mut dyn Outbound,
+        out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
         while qp.may_start() {

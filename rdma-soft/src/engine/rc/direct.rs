@@ -1,7 +1,9 @@
-//! One-sided operations that the requester does itself: the target's memory is in this process, or mapped from its.
+//! One-sided operations that the requester does itself: the target's memory is in this process, or
+//! mapped from its.
 //!
-//! The target's queue pair and region are checked as its own engine would check them; on any doubt the request goes through
-//! the link, and the target's engine says what is wrong. Order is kept (`Requester::may_overtake`).
+//! The target's queue pair and region are checked as its own engine would check them; on any doubt
+//! the request goes through the link, and the target's engine says what is wrong. Order is kept
+//! (`Requester::may_overtake`).
 
 use super::super::memory::{Atomic, Gather, Source, Target};
 use super::super::mr::right_of;
@@ -29,7 +31,8 @@ enum Place {
     Mapped(LinkId, usize),
 }
 
-/// Does an operation, which is not empty and may be done now, without the link, if that is possible.
+/// Does an operation, which is not empty and may be done now, without the link, if that is
+/// possible.
 #[inline(always)]
 pub(super) fn execute(qp: &Qp, operation: Operation<'_>, tables: &mut Tables) -> Option<()> {
     let place = locate(qp, &operation, tables)?;

@@ -124,7 +124,7 @@ impl Rc {
         &mut self,
         qp: &mut Qp,
         tables: &mut Tables,
-        out: &mut dyn Outbound,
+        out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
         let ended = self.req.transmit(qp, &mut self.resp, tables, out, budget);
@@ -137,7 +137,7 @@ impl Rc {
         &mut self,
         qp: &mut Qp,
         tables: &mut Tables,
-        out: &mut dyn Outbound,
+        out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
         let ended = self.resp.transmit(qp, tables, out, budget);
@@ -145,23 +145,26 @@ impl Rc {
         ended
     }
 
-    /// A frame has come in from the process that `link` leads to; `is_peer`: over the link on which requests go there.
+    /// A frame has come in from the process that `link` leads to.
+    #[inline]
     pub(super) fn handle_frame(
         &mut self,
         qp: &mut Qp,
         link: LinkId,
-        is_peer: bool,
         frame: &Frame,
         payload: Source<'_>,
         tables: &mut Tables,
     ) {
-        let answers = is_peer && frame.from == qp.attr.dest_qpn;
+        // Only the queue pair that we are connected to answers, and over the link on which requests
+        // go there.
+        let answers =
+            |qp: &Qp, tables: &Tables| frame.from == qp.attr.dest_qpn && tables.peers.link_of(qp.peer()) == Some(link);
         if frame.kind.is_request() {
-            if let Some(ack) = frame.carried_ack().filter(|_| answers) {
+            if let Some(ack) = frame.carried_ack().filter(|_| answers(qp, tables)) {
                 self.handle_answer(qp, &ack, Source::EMPTY, tables);
             }
             self.resp.handle_request(qp, link, frame, payload, tables);
-        } else if answers {
+        } else if answers(qp, tables) {
             self.handle_answer(qp, frame, payload, tables);
         }
     }

@@ -1,10 +1,12 @@
 //! The requester: sends requests in order, completes them in order, retries as told.
 //!
-//! A request that goes through a link gets a message number. Answers come in the order of the numbers, so `una` (the oldest
-//! number that is not answered) stands for all; an answer to a request answers all before it.
+//! A request that goes through a link gets a message number. Answers come in the order of the
+//! numbers, so `una` (the oldest number that is not answered) stands for all; an answer to a
+//! request answers all before it.
 //!
-//! When the responder was not ready (RNR) or deaf (`Dropped`: where a real device would say nothing), everything from `una`
-//! on is sent again, as another *attempt*, after the wait that the specification has for it.
+//! When the responder was not ready (RNR) or deaf (`Dropped`: where a real device would say
+//! nothing), everything from `una` on is sent again, as another *attempt*, after the wait that the
+//! specification has for it.
 
 use rdma_sys::ibv_wc_status;
 
@@ -103,8 +105,9 @@ impl Requester {
         distance(self.una, number) < distance(self.una, self.next_number) + begun as u32
     }
 
-    /// Whether an operation that needs no link may be done now: a write may overtake what is under way unless that changes memory,
-    /// and a read or an atomic starts only when nothing is under way.
+    /// Whether an operation that needs no link may be done now: a write may overtake what is under
+    /// way unless that changes memory, and a read or an atomic starts only when nothing is under
+    /// way.
     pub(super) fn may_overtake(&self, op: Op, qp: &Qp) -> bool {
         match op {
             Op::Send => false,
@@ -130,7 +133,7 @@ impl Requester {
         qp: &mut Qp,
         resp: &mut Responder,
         tables: &mut Tables,
-        out: &mut dyn Outbound,
+        out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
         while self.may_transmit(qp) {
@@ -157,6 +160,7 @@ impl Requester {
         Transmit::Idle
     }
 
+    #[inline]
     fn begin_request(&mut self, qp: &mut Qp, tables: &mut Tables, budget: &mut usize) -> Begin {
         let position = qp.sq.next;
         let wqe = qp.sq.at(position);
@@ -222,8 +226,8 @@ impl Requester {
         Begin::Skip
     }
 
-    /// Does at once a request that is about to be posted, if nothing is ahead of it and the target is within reach; then it
-    /// needs no place in the queue. Returns its length.
+    /// Does at once a request that is about to be posted, if nothing is ahead of it and the target
+    /// is within reach; then it needs no place in the queue. Returns its length.
     #[inline(always)]
     pub(super) fn execute_directly(
         qp: &Qp,
@@ -248,7 +252,8 @@ impl Requester {
         Some(total)
     }
 
-    /// Does at once what was just posted, if everything before it is sent and the target is within reach.
+    /// Does at once what was just posted, if everything before it is sent and the target is within
+    /// reach.
     pub(super) fn transmit_directly(&mut self, qp: &mut Qp, tables: &mut Tables) {
         if self.listed || qp.sq.next + 1 != qp.sq.tail || self.offset != 0 || !self.may_transmit(qp) {
             return;
@@ -273,7 +278,7 @@ impl Requester {
         qp: &mut Qp,
         resp: &mut Responder,
         tables: &Tables,
-        out: &mut dyn Outbound,
+        out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Result<bool, ibv_wc_status> {
         let position = qp.sq.next;
@@ -290,7 +295,7 @@ impl Requester {
             Op::Send | Op::Write => frame.set_offset(self.offset, request.imm),
         }
         frame.flags = frame::request_flags(request.flags);
-        let carried = if frame.can_carry() { resp.ack_to_carry(tables.peers.link_of(qp.peer())) } else { None };
+        let carried = if frame.can_carry() { resp.ack_to_carry(qp, tables) } else { None };
         if let Some((number, epoch)) = carried {
             frame.carry_ack(number, epoch);
         }
@@ -382,7 +387,8 @@ impl Requester {
         }
     }
 
-    /// Completes everything before message `number`; false if that was not possible, and the queue pair is in ERR.
+    /// Completes everything before message `number`; false if that was not possible, and the queue
+    /// pair is in ERR.
     #[must_use]
     fn acknowledge_before(&mut self, qp: &mut Qp, number: u32, tables: &mut Tables) -> bool {
         self.acknowledge(qp, number, tables);
@@ -501,7 +507,8 @@ impl Requester {
         }
     }
 
-    /// The link to the peer is gone. What was posted fails at once: nobody who could answer is left.
+    /// The link to the peer is gone. What was posted fails at once: nobody who could answer is
+    /// left.
     pub(super) fn handle_peer_death(&mut self, qp: &mut Qp, tables: &mut Tables) {
         self.listed = false;
         if matches!(qp.state, QpState::Rts | QpState::Sqd) && !qp.sq.is_empty() {

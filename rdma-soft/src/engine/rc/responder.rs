@@ -1,7 +1,8 @@
 //! The responder: executes requests in order, and owes answers in order.
 //!
-//! Answers are kept, not frames: reads and atomics in a ring of `max_dest_rd_atomic`, then at most one acknowledgement or
-//! refusal, which speaks for all messages before it. So a peer that does not make room for answers costs no memory.
+//! Answers are kept, not frames: reads and atomics in a ring of `max_dest_rd_atomic`, then at most
+//! one acknowledgement or refusal, which speaks for all messages before it. So a peer that does not
+//! make room for answers costs no memory.
 
 use std::collections::VecDeque;
 
@@ -91,9 +92,9 @@ impl Responder {
     }
 
     /// The number and epoch that a request may acknowledge, if it goes where requests come from.
-    pub(super) fn ack_to_carry(&self, link: Option<LinkId>) -> Option<(u32, u16)> {
-        (self.ack_due && self.link == link && self.answers.is_empty() && self.refusal.is_none())
-            .then(|| (before(self.expected), self.epoch))
+    pub(super) fn ack_to_carry(&self, qp: &Qp, tables: &Tables) -> Option<(u32, u16)> {
+        let is_alone = self.ack_due && self.answers.is_empty() && self.refusal.is_none();
+        (is_alone && self.link == tables.peers.link_of(qp.peer())).then(|| (before(self.expected), self.epoch))
     }
 
     /// A request has carried the acknowledgement.
@@ -257,7 +258,7 @@ impl Responder {
         &mut self,
         qp: &mut Qp,
         tables: &mut Tables,
-        out: &mut dyn Outbound,
+        out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
         while let Some(answer) = self.answers.front_mut() {
@@ -300,8 +301,8 @@ impl Responder {
         qp.fail(None, tables);
     }
 
-    /// The queue pair stops answering. The peer hears at once what it would otherwise find out by waiting: what was done, and
-    /// that the rest was not heard.
+    /// The queue pair stops answering. The peer hears at once what it would otherwise find out by
+    /// waiting: what was done, and that the rest was not heard.
     pub(super) fn abandon(&mut self, qp: &Qp, tables: &mut Tables) {
         let Some(link) = self.link else { return };
         let frame = |kind, (number, epoch)| Frame::new(kind, qp.attr.dest_qpn, qp.qpn, number, epoch);
@@ -415,7 +416,7 @@ enum Piece {
 }
 
 /// Sends the next piece of an answer.
-fn send_answer(answer: &mut Answer, qp: &Qp, tables: &Tables, out: &mut dyn Outbound, budget: &mut usize) -> Piece {
+fn send_answer(answer: &mut Answer, qp: &Qp, tables: &Tables, out: &mut impl Outbound, budget: &mut usize) -> Piece {
     let frame = |kind, number, epoch| Frame::new(kind, qp.attr.dest_qpn, qp.qpn, number, epoch);
     let (frame, payload, last) = match answer {
         Answer::Atomic { number, epoch, result } => {

@@ -1,5 +1,6 @@
-//! Random datagrams against what the specification promises: a datagram arrives whole, once, in the order of its sender, at who it was
-//! sent to and who is to have it, or not at all; and its sender sees nothing of that.
+//! Random datagrams against what the specification promises: a datagram arrives whole, once, in the
+//! order of its sender, at who it was sent to and who is to have it, or not at all; and its sender
+//! sees nothing of that.
 
 use proptest::prelude::*;
 
@@ -169,7 +170,8 @@ impl Run {
 
     fn check_receivers(&self) -> Result<(), TestCaseError> {
         for (to, node) in ENDS.into_iter().enumerate() {
-            // What may arrive here, by sender: each takes the first that fits, and those before it are lost.
+            // What may arrive here, by sender: each takes the first that fits, and those before it
+            // are lost.
             let mut left: [Vec<&Sent>; 4] = [const { Vec::new() }; 4];
             for one in self.sent.iter().filter(|one| one.welcome && one.to.map_or(to != 0, |only| only == to)) {
                 left[one.from].push(one);
@@ -218,7 +220,8 @@ proptest! {
         run(&acts, room)?;
     }
 
-    /// Frames that look like datagrams: no panic, nothing written outside of the receives, at most one completion for each.
+    /// Frames that look like datagrams: no panic, nothing written outside of the receives, at most
+    /// one completion for each.
     #[test]
     fn no_frame_makes_more_of_itself_than_one_completion(
         frames in proptest::collection::vec(

@@ -66,7 +66,8 @@ fn mapped_memory_is_reached_while_its_process_does_nothing() {
 #[test]
 fn a_mapping_is_of_no_use_for_what_the_target_does_not_allow() {
     let access_error = status::IBV_WC_REM_ACCESS_ERR.0;
-    // A deregistered region, a region without the right, a queue pair without it, bytes beyond the end.
+    // A deregistered region, a region without the right, a queue pair without it, bytes beyond the
+    // end.
     for case in 0..4 {
         let (mut world, [a, b], [here, there], [key, rkey]) = mapped(if case == 1 { ALL - 4 } else { ALL });
         let opcode = if case == 1 { READ } else { WRITE };
@@ -119,8 +120,8 @@ fn a_new_region_under_an_old_index_is_mapped_anew() {
     assert_eq!(there.read(16, 16), [0; 16]);
 }
 
-/// Keys have few bits, so one comes again sooner or later. Who mapped the region that had it before must not take that for
-/// the region that has it now.
+/// Keys have few bits, so one comes again sooner or later. Who mapped the region that had it before
+/// must not take that for the region that has it now.
 #[test]
 fn a_key_that_comes_again_does_not_name_the_old_mapping() {
     let (mut world, [a, _], [here, there], [key, old]) = mapped(ALL);

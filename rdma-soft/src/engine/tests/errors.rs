@@ -1,4 +1,5 @@
-//! What requests do when something is wrong with them: who gets which completion, which event, which state.
+//! What requests do when something is wrong with them: who gets which completion, which event,
+//! which state.
 
 use rdma_sys::{ibv_event_type as event, ibv_wc, ibv_wc_status as status, ibv_wr_opcode};
 

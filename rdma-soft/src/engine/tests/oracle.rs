@@ -1,8 +1,9 @@
 //! Random programs against a simple oracle.
 //!
-//! Each request uses its own part of both memories, so what the memories must hold in the end does not depend on when
-//! requests overlap; atomics share one counter, which does depend on their order. The oracle finds the first request that
-//! must fail: those before it succeed, it fails in its way, those after it are flushed.
+//! Each request uses its own part of both memories, so what the memories must hold in the end does
+//! not depend on when requests overlap; atomics share one counter, which does depend on their
+//! order. The oracle finds the first request that must fail: those before it succeed, it fails in
+//! its way, those after it are flushed.
 
 use std::collections::HashMap;
 
@@ -350,7 +351,8 @@ fn check_memory(program: &Program, run: &Run, before: &[Vec<u8>; 2]) -> Result<(
     for side in 0..2 {
         let mut got = run.memory[side].read(0, before[side].len());
         if let Some(post) = posts.get(done) {
-            // What a request that fails, or one that is flushed after it, has done to its own part is nobody's business.
+            // What a request that fails, or one that is flushed after it, has done to its own part
+            // is nobody's business.
             let _ = post;
             got[part(0, done)..part(1, 0)].copy_from_slice(&expected[side][part(0, done)..part(1, 0)]);
             if side == 1 {

@@ -83,7 +83,8 @@ fn nobody_at_the_slot_ends_in_retry_exceeded() {
     }
 }
 
-/// Both sides may connect at the same time. That our own attempt failed means nothing when the peer's has not.
+/// Both sides may connect at the same time. That our own attempt failed means nothing when the
+/// peer's has not.
 #[test]
 fn a_failed_attempt_to_connect_is_no_matter_when_there_is_a_link() {
     let mut world = World::with_wires(3, 4096);

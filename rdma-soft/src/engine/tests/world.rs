@@ -353,7 +353,8 @@ impl World {
             access,
             backing: memory.backing(),
         };
-        // SAFETY: tests keep the memory longer than the world, and touch it between the engine's calls only.
+        // SAFETY: tests keep the memory longer than the world, and touch it between the engine's
+        // calls only.
         unsafe { node.engine.register(node.pd, &what) }.unwrap().lkey
     }
 
