@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use rdma_benches::contender::{MESSAGES, MessageRate, UcxRate};
+use rdma_benches::contender::{MESSAGES, MessageRate, Test, Ucx};
 use rdma_benches::pair::{self, Contenders, Outcome, Plan};
 use rdma_benches::stats::{Spread, paired_ratio};
 use rdma_benches::table::{self, Table};
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     plan.blocks = plan.blocks.min(3);
     // Before this process is pinned to one of them.
     let cores = affinity::two_cores()?;
-    let ucx = || UcxRate::new(cores, SIZE, MESSAGES).filter(|_| !mode::is_smoke());
+    let ucx = || Ucx::new(Test::Rate, cores, SIZE, MESSAGES).filter(|_| !mode::is_smoke());
     let outcomes = pair::compare(&plan, |role, channel| {
         let mut contenders: Contenders = vec![Box::new(MessageRate::connect(role, channel, &device::open()?, SIZE)?)];
         if let Some(ucx) = ucx() {

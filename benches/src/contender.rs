@@ -14,4 +14,4 @@ pub use message_rate::{MESSAGES, MessageRate};
 pub use rdma_send::RdmaSend;
 pub use rdma_write::RdmaWrite;
 pub use tcp::TcpSpin;
-pub use ucx::UcxRate;
+pub use ucx::{Test, Ucx};

@@ -78,6 +78,11 @@ pub trait Contender {
     /// Its name in the table.
     fn name(&self) -> String;
 
+    /// Whether each call runs a program of its own that measures itself: once in a round is enough.
+    fn is_a_program(&self) -> bool {
+        false
+    }
+
     /// The leader's side of `iterations`; returns how long they took.
     ///
     /// # Errors
@@ -215,7 +220,8 @@ fn lead(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders
 fn play(plan: &Plan, channel: &mut Channel, contenders: &mut [Box<dyn Contender>]) -> io::Result<Vec<Outcome>> {
     let mut turns = Vec::with_capacity(contenders.len());
     for (index, contender) in contenders.iter_mut().enumerate() {
-        turns.push(calibrate(plan.block, channel, index, contender.as_mut())?);
+        let is_a_program = contender.is_a_program();
+        turns.push(if is_a_program { 1 } else { calibrate(plan.block, channel, index, contender.as_mut())? });
     }
     let mut outcomes: Vec<Outcome> = contenders
         .iter()
@@ -224,7 +230,8 @@ fn play(plan: &Plan, channel: &mut Channel, contenders: &mut [Box<dyn Contender>
     for _ in 0..plan.rounds {
         quiet::wait(plan.patience);
         for (index, contender) in contenders.iter_mut().enumerate() {
-            let turn = Turn { index, iterations: turns[index], warm_up: plan.warm_up, blocks: plan.blocks };
+            let (warm_up, blocks) = if contender.is_a_program() { (0, 1) } else { (plan.warm_up, plan.blocks) };
+            let turn = Turn { index, iterations: turns[index], warm_up, blocks };
             let (value, preempted) = turn.run(channel, contender.as_mut())?;
             outcomes[index].rounds.push(value);
             outcomes[index].disturbed += usize::from(preempted);

@@ -33,7 +33,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MRemapFlags, mremap};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
-use nix::unistd::{SysconfVar, sysconf};
+use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
 /// Neither the size nor the seals can change, so a mapping stays valid for ever.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
@@ -146,6 +146,32 @@ pub fn find(address: usize, len: usize) -> Option<Arc<Backing>> {
     (offset <= backing.len && len <= backing.len - offset).then(|| Arc::clone(backing))
 }
 
+/// Which pages of a memfd are allocated from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Allocation {
+    Whole,
+    OnDemand,
+}
+
+/// Makes a sealed memfd of `mapped` bytes, a multiple of the page size.
+fn make_file(mapped: usize, allocation: Allocation) -> Result<OwnedFd, SharedMemoryError> {
+    let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let fd = memfd_create(c"rdma-shared", flags).map_err(SharedMemoryError::system("memfd_create"))?;
+    match allocation {
+        Allocation::OnDemand => ftruncate(&fd, size).map_err(SharedMemoryError::system("ftruncate"))?,
+        Allocation::Whole => {
+            while let Err(errno) = fallocate(&fd, FallocateFlags::empty(), 0, size) {
+                if errno != Errno::EINTR {
+                    return Err(SharedMemoryError::system("fallocate")(errno));
+                }
+            }
+        }
+    }
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(SharedMemoryError::system("fcntl"))?;
+    Ok(fd)
+}
+
 /// A shared mapping, which only the process that made it unmaps (1, 3).
 #[derive(Debug)]
 struct Pages {
@@ -155,8 +181,13 @@ struct Pages {
 
 impl Pages {
     /// Maps the first `mapped` bytes of a memfd that is sealed and has that many bytes (2).
-    fn new(fd: BorrowedFd<'_>, mapped: usize) -> Result<Self, SharedMemoryError> {
-        let map = MmapOptions::new().len(mapped).populate().map_raw(&fd).map_err(SharedMemoryError::mapping)?;
+    fn new(fd: BorrowedFd<'_>, mapped: usize, allocation: Allocation) -> Result<Self, SharedMemoryError> {
+        let mut options = MmapOptions::new();
+        options.len(mapped);
+        if allocation == Allocation::Whole {
+            options.populate();
+        }
+        let map = options.map_raw(&fd).map_err(SharedMemoryError::mapping)?;
         Ok(Self { map: ManuallyDrop::new(map), owner: std::process::id() })
     }
 
@@ -217,16 +248,8 @@ impl SharedMemory {
         if mapped >= LARGE && available().is_some_and(|available| mapped as u64 > available) {
             return Err(SharedMemoryError::OutOfMemory);
         }
-        let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let fd = memfd_create(c"rdma-shared", flags).map_err(SharedMemoryError::system("memfd_create"))?;
-        while let Err(errno) = fallocate(&fd, FallocateFlags::empty(), 0, size) {
-            if errno != Errno::EINTR {
-                return Err(SharedMemoryError::system("fallocate")(errno));
-            }
-        }
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(SharedMemoryError::system("fcntl"))?;
-        let pages = Pages::new(fd.as_fd(), mapped)?;
+        let fd = make_file(mapped, Allocation::Whole)?;
+        let pages = Pages::new(fd.as_fd(), mapped, Allocation::Whole)?;
         let base = pages.map.as_mut_ptr().expose_provenance();
         let backing = Arc::new(Backing { fd, base, len: mapped });
         REGISTRY.write().unwrap_or_else(PoisonError::into_inner).insert(base, Arc::clone(&backing));
@@ -337,6 +360,51 @@ impl Mapping {
     /// `Size` for no bytes; `Untrusted` when the descriptor is not one of a [`SharedMemory`];
     /// `System` for an error of the kernel.
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, SharedMemoryError> {
+        Self::check_and_map(fd, len, Allocation::Whole)
+    }
+
+    /// Maps a file from [`create`](Self::create) that a peer sent.
+    ///
+    /// Checks the file as [`map`](Self::map) does, but for the pages: the process that touches a
+    /// page first pays for it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`map`](Self::map).
+    pub fn map_sparse(fd: BorrowedFd<'_>, len: usize) -> Result<Self, SharedMemoryError> {
+        Self::check_and_map(fd, len, Allocation::OnDemand)
+    }
+
+    /// Makes a sealed memfd of `len` bytes, all zero, for a peer to map, and maps it. No page is
+    /// allocated: see [`allocate`](Self::allocate).
+    ///
+    /// # Errors
+    ///
+    /// `Size`; `System` for an error of memfd_create, ftruncate, fcntl or mmap.
+    pub fn create(len: usize) -> Result<(Self, OwnedFd), SharedMemoryError> {
+        let fd = make_file(round_to_pages(len)?, Allocation::OnDemand)?;
+        Ok((Self::map_sparse(fd.as_fd(), len)?, fd))
+    }
+
+    /// Allocates the pages that hold `len` bytes from `offset` on, so that a lack of memory is an
+    /// error here and not a signal later. Before Linux 5.14 this does nothing.
+    ///
+    /// # Errors
+    ///
+    /// `Size` for a range beyond the mapping; `System` for an error of madvise.
+    pub fn allocate(&self, offset: usize, len: usize) -> Result<(), SharedMemoryError> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(SharedMemoryError::Size);
+        }
+        match self.pages.map.advise_range(Advice::PopulateWrite, offset, len) {
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
+                Err(SharedMemoryError::System { call: "madvise", error })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_and_map(fd: BorrowedFd<'_>, len: usize, allocation: Allocation) -> Result<Self, SharedMemoryError> {
         let mapped = round_to_pages(len)?;
         let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
         if !SealFlag::from_bits_retain(seals).contains(SEALS) {
@@ -353,10 +421,11 @@ impl Mapping {
         }
         // st_blocks counts units of 512 bytes for every page size. A sparse file of any size costs
         // its sender nothing, and the process that maps it all of its pages.
-        if !usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks >= mapped / 512) {
+        let is_whole = usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks >= mapped / 512);
+        if allocation == Allocation::Whole && !is_whole {
             return Err(SharedMemoryError::Untrusted("is not allocated"));
         }
-        let pages = Pages::new(fd, mapped)?;
+        let pages = Pages::new(fd, mapped, allocation)?;
         pages.map.advise(Advice::DontFork).map_err(|error| SharedMemoryError::System { call: "madvise", error })?;
         Ok(Self { pages, len })
     }

@@ -17,6 +17,8 @@ pub struct RdmaSend {
     poller: Poller,
     end: End,
     message: Vec<u8>,
+    /// The buffer of the last message, to be posted again once the answer has left.
+    spare: Option<Buffer>,
 }
 
 impl RdmaSend {
@@ -32,19 +34,23 @@ impl RdmaSend {
             prepared.qp.post_recv(buffer, 0)?;
         }
         let end = prepared.meet(channel)?;
-        Ok(Self { poller: end.cq.poller(), end, message: vec![0x5a; size] })
+        Ok(Self { poller: end.cq.poller(), end, message: vec![0x5a; size], spare: None })
     }
 
+    /// Sends a message, and posts the buffer of the last one that came.
     #[inline]
     fn send(&mut self) -> io::Result<()> {
-        Ok(self.end.qp.post_send(Send::inline(&self.message).unsignaled())?)
+        self.end.qp.post_send(Send::inline(&self.message).unsignaled())?;
+        match self.spare.take() {
+            Some(buffer) => Ok(self.end.qp.post_recv(buffer, 0)?),
+            None => Ok(()),
+        }
     }
 
-    /// Waits for a message, and posts its buffer again.
     #[inline]
     fn receive(&mut self) -> io::Result<()> {
-        let buffer = self.next_message()?;
-        Ok(self.end.qp.post_recv(buffer, 0)?)
+        self.spare = Some(self.next_message()?);
+        Ok(())
     }
 
     #[inline]

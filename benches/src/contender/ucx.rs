@@ -7,9 +7,19 @@ use std::time::Duration;
 
 use crate::pair::Contender;
 
-/// Streams of active messages (`ucp_am_bw`), in iterations of so many.
+/// What `ucx_perftest` measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Test {
+    /// Active messages that go back and forth, one at a time.
+    Latency,
+    /// A stream of active messages.
+    Rate,
+}
+
+/// Active messages, in iterations of so many.
 #[derive(Debug)]
-pub struct UcxRate {
+pub struct Ucx {
+    test: Test,
     cores: (usize, usize),
     size: usize,
     /// Messages of an iteration.
@@ -19,12 +29,12 @@ pub struct UcxRate {
 /// Messages of one run: long beside the start of two processes.
 const RUN: u64 = 1_000_000;
 
-impl UcxRate {
+impl Ucx {
     /// Messages of `size` bytes between two cores; `None` where `ucx_perftest` is not installed.
     #[must_use]
-    pub fn new(cores: (usize, usize), size: usize, messages: u64) -> Option<Self> {
+    pub fn new(test: Test, cores: (usize, usize), size: usize, messages: u64) -> Option<Self> {
         let found = Command::new("ucx_perftest").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        found.is_ok().then_some(Self { cores, size, messages })
+        found.is_ok().then_some(Self { test, cores, size, messages })
     }
 }
 
@@ -46,9 +56,13 @@ impl Drop for Killed {
     }
 }
 
-impl Contender for UcxRate {
+impl Contender for Ucx {
     fn name(&self) -> String {
         "UCX active messages (posix)".into()
+    }
+
+    fn is_a_program(&self) -> bool {
+        true
     }
 
     fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
@@ -58,7 +72,8 @@ impl Contender for UcxRate {
         // The client does not wait for the server to listen.
         std::thread::sleep(Duration::from_millis(200));
         let (size, count) = (self.size.to_string(), RUN.to_string());
-        let client = perftest(here, port).args(["127.0.0.1", "-t", "ucp_am_bw", "-s", &size, "-n", &count]).output()?;
+        let test = if self.test == Test::Latency { "ucp_am_lat" } else { "ucp_am_bw" };
+        let client = perftest(here, port).args(["127.0.0.1", "-t", test, "-s", &size, "-n", &count]).output()?;
         let rate = rate(&String::from_utf8_lossy(&client.stdout));
         let rate = rate.ok_or_else(|| io::Error::other("ucx_perftest printed no message rate"))?;
         let messages = u32::try_from(iterations * self.messages).map_err(io::Error::other)?;

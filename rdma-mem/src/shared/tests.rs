@@ -1,6 +1,7 @@
 //! Sharing, hiding, and peers that lie.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
 use super::*;
@@ -130,6 +131,23 @@ fn a_peers_descriptor_is_not_trusted() {
     if let Ok(fd) = memfd_create(c"huge", flags) {
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).unwrap();
         assert_eq!(refusal(fd.as_fd(), 4096), "is not of ordinary pages");
+    }
+}
+
+#[test]
+fn a_sparse_file_is_allocated_piece_by_piece() {
+    let (memory, file) = Mapping::create(1 << 20).unwrap();
+    let file = File::from(file);
+    let blocks = || file.metadata().unwrap().blocks();
+    assert_eq!(blocks(), 0);
+    memory.allocate(5000, 4096).unwrap();
+    assert!(blocks() == 16 || blocks() == 0, "two pages, or an old kernel");
+    let peer = Mapping::map_sparse(file.as_fd(), 1 << 20).unwrap();
+    peer.store(1 << 19, 7);
+    assert_eq!(memory.load(1 << 19), 7);
+    assert_eq!(memory.load((1 << 20) - 8), 0);
+    for (offset, len) in [(1 << 20, 1), (0, (1 << 20) + 1), (usize::MAX, 2)] {
+        assert!(matches!(memory.allocate(offset, len), Err(SharedMemoryError::Size)));
     }
 }
 

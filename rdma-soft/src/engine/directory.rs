@@ -15,7 +15,7 @@ use super::memory::{Area, Region};
 use super::types::PdId;
 
 /// Bytes of a directory.
-pub(crate) const DIRECTORY_LEN: usize = 1 << 20;
+pub(crate) const DIRECTORY_LEN: usize = 256 << 10;
 
 const CARDS: usize = QPS_PER_SLOT as usize;
 const ENTRY: usize = 32;

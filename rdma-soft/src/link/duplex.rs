@@ -10,6 +10,9 @@ use crate::engine::{Gather, HEADER_WORDS, Header, LinkId, Outbound, Source, Targ
 /// at once.
 const PUBLISH_EVERY: u64 = 64 << 10;
 
+/// Less than this need not be given back before the frames' completions are reported.
+const RELEASE_LATER: u64 = 4096;
+
 /// Why a link still has something to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backlog {
@@ -62,6 +65,12 @@ impl Link {
         self.inbound.is_empty()
     }
 
+    /// Whether there is nothing to take in, to give back or to send.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.inbound.is_empty() && self.inbound.unreleased() == 0 && self.backlog == Backlog::None
+    }
+
     /// Whether it makes sense to transmit again.
     #[inline]
     pub(crate) fn may_continue(&self) -> bool {
@@ -73,7 +82,7 @@ impl Link {
     }
 
     /// Hands inbound frames to `handle` until there is none or `budget` bytes were handled. True
-    /// when frames are left.
+    /// when frames are left. Call [`release`](Self::release) before this side sleeps.
     pub(crate) fn drain(
         &mut self,
         budget: &mut usize,
@@ -95,7 +104,9 @@ impl Link {
                 self.release();
             }
         };
-        self.release();
+        if self.inbound.unreleased() > RELEASE_LATER.min(capacity / 8) {
+            self.release();
+        }
         Ok(more)
     }
 
@@ -149,8 +160,10 @@ impl Link {
         }
     }
 
-    fn release(&mut self) {
-        if self.inbound.release() {
+    /// Gives the memory of the frames that were handled back to the peer.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        if self.inbound.unreleased() != 0 && self.inbound.release() {
             self.ring_if_asleep();
         }
     }

@@ -207,7 +207,7 @@ fn try_open(socket: &Socket, local: &Local<'_>) -> Result<Result<Agreed, Opened>
     let hello = Hello::read(socket, peer, &mut answer.body)?;
 
     let (memory, file) = Memory::create(local.capacity)?;
-    let fds = [fd_of(&file)?, fd_of(local.directory)?];
+    let fds = [file.as_fd(), fd_of(local.directory)?];
     packet::send(socket, Kind::Offer, &Body::default().bytes(&hello.token).u64(local.capacity as u64), &fds)?;
 
     let [directory] = descriptors(of_kind(next(socket)?, Kind::Accept)?)?;

@@ -160,11 +160,11 @@ fn descriptors_that_could_hurt_are_refused() {
     let directory = good.directory.fd().unwrap();
     let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 6] = [
         ("no descriptors", 1 << 16, vec![]),
-        ("one too many", 1 << 16, vec![memory.fd().unwrap(), directory, directory]),
+        ("one too many", 1 << 16, vec![memory.as_fd(), directory, directory]),
         ("unsealed rings", 1 << 16, vec![unsealed.as_fd(), directory]),
-        ("rings shorter than said", 1 << 20, vec![memory.fd().unwrap(), directory]),
-        ("an impossible capacity", (1 << 16) + 1, vec![memory.fd().unwrap(), directory]),
-        ("a directory that is none", 1 << 16, vec![memory.fd().unwrap(), unsealed.as_fd()]),
+        ("rings shorter than said", 1 << 20, vec![memory.as_fd(), directory]),
+        ("an impossible capacity", (1 << 16) + 1, vec![memory.as_fd(), directory]),
+        ("a directory that is none", 1 << 16, vec![memory.as_fd(), unsealed.as_fd()]),
     ];
     for (what, capacity, fds) in bad {
         let result = accept_from(|socket| {

@@ -20,10 +20,10 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rdma_mem::{Mapping, SharedMemory, SharedMemoryError};
+use rdma_mem::{Mapping, SharedMemoryError};
 
 use super::ring::{MIN_CAPACITY, Region, Span};
 
@@ -32,7 +32,11 @@ const CONTROL: usize = 4096;
 /// Bytes that each control word has for itself.
 const WORD_STRIDE: usize = 128;
 /// The largest ring that this side maps for a peer.
-pub(crate) const MAX_CAPACITY: usize = 64 << 20;
+pub(crate) const MAX_CAPACITY: usize = 8 << 20;
+/// Bytes of a ring that are allocated at first: two frames of the largest payload that a link
+/// sends (see [`Outbound::max_payload`](crate::engine::Outbound::max_payload)), so that one always
+/// fits before or behind the other.
+const FIRST: usize = (128 << 10) + 4096;
 
 const HEAD: usize = 0;
 const WAITS: usize = 1;
@@ -75,17 +79,23 @@ pub(crate) fn capacity_is_valid(capacity: usize) -> bool {
 
 impl Memory {
     /// Makes the memory of a link with two rings of `capacity` bytes, and the file to send to the
-    /// peer: it may be dropped then.
-    pub(crate) fn create(capacity: usize) -> Result<(Arc<Self>, SharedMemory), SharedMemoryError> {
-        let file = SharedMemory::new(Self::size(capacity)?)?;
-        let fd = file.fd().ok_or(SharedMemoryError::Forked)?;
-        Ok((Self::open(fd, capacity)?, file))
+    /// peer.
+    pub(crate) fn create(capacity: usize) -> Result<(Arc<Self>, OwnedFd), SharedMemoryError> {
+        let (pages, file) = Mapping::create(Self::size(capacity)?)?;
+        Ok((Self::of(pages, capacity)?, file))
     }
 
     /// Maps the memory that the opener of a link sent.
     pub(crate) fn open(fd: BorrowedFd<'_>, capacity: usize) -> Result<Arc<Self>, SharedMemoryError> {
-        let pages = Mapping::map(fd, Self::size(capacity)?)?;
-        Ok(Arc::new(Self { pages, capacity }))
+        Self::of(Mapping::map_sparse(fd, Self::size(capacity)?)?, capacity)
+    }
+
+    fn of(pages: Mapping, capacity: usize) -> Result<Arc<Self>, SharedMemoryError> {
+        let this = Self { pages, capacity };
+        let first = FIRST.min(capacity);
+        this.pages.allocate(0, CONTROL + first)?;
+        this.pages.allocate(CONTROL + capacity, first)?;
+        Ok(Arc::new(this))
     }
 
     fn size(capacity: usize) -> Result<usize, SharedMemoryError> {
@@ -136,7 +146,8 @@ impl Memory {
             // (1).
             frames: unsafe { self.base().add(CONTROL + index * self.capacity) },
             capacity: self.capacity,
-            _memory: Arc::clone(self),
+            index,
+            memory: Arc::clone(self),
         }
     }
 }
@@ -169,7 +180,8 @@ pub(crate) struct Ring {
     waits: NonNull<AtomicU64>,
     frames: NonNull<u8>,
     capacity: usize,
-    _memory: Arc<Memory>,
+    index: usize,
+    memory: Arc<Memory>,
 }
 
 // SAFETY: pointers into memory that the value keeps mapped, all access atomic (1, 2).
@@ -232,6 +244,15 @@ impl Region for Ring {
     #[inline]
     fn capacity(&self) -> u64 {
         self.capacity as u64
+    }
+
+    fn allocated(&self) -> u64 {
+        FIRST.min(self.capacity) as u64
+    }
+
+    fn allocate(&self, end: u64) -> bool {
+        let end = usize::try_from(end).unwrap_or(usize::MAX).min(self.capacity);
+        self.memory.pages.allocate(CONTROL + self.index * self.capacity, end).is_ok()
     }
 
     #[inline]

@@ -16,7 +16,7 @@ use crate::os::socket::{Received, Socket};
 
 /// What two processes must agree on: bump it with every change of a packet, a frame, the rings or
 /// the directory.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 const MAGIC: u64 = u64::from_be_bytes(*b"RDMAsoft");
 /// Bytes before the body.
 const HEAD: usize = 16;

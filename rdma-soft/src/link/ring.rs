@@ -9,6 +9,9 @@
 //! header: while the consumer polls, every return to that line costs a line's way between the
 //! cores, which is why no payload is in it.
 //!
+//! A producer whose frames are taken in soon goes back to the beginning long before the end: the
+//! lines in use stay few, and pages that no burst of frames has needed are never allocated.
+//!
 //! `head` (written by the consumer) counts bytes since the ring was made and never wraps in
 //! practice (2^64 bytes). Nothing that the other side writes is trusted: each counter and each
 //! prefix is read once, checked against this side's own counters, and anything that cannot be is
@@ -21,6 +24,9 @@ pub(crate) const ALIGN: u64 = 64;
 
 /// The smallest capacity of a ring, in bytes.
 pub(crate) const MIN_CAPACITY: u64 = 256;
+
+/// A producer goes back to the beginning after this part of the ring, if it can.
+const SHARE_OF_A_LAP: u64 = 16;
 
 /// High half of a prefix word: a frame, or padding to the end of the ring. The low half is the
 /// payload's length.
@@ -52,6 +58,14 @@ pub(crate) trait Region {
     fn waits(&self) -> &Self::Word;
     /// Size in bytes: a power of two, at least [`MIN_CAPACITY`]. Never changes.
     fn capacity(&self) -> u64;
+    /// How many bytes from the beginning on are allocated at first.
+    fn allocated(&self) -> u64 {
+        self.capacity()
+    }
+    /// Allocates the bytes up to `end`; false if there is no memory for them.
+    fn allocate(&self, end: u64) -> bool {
+        end <= self.capacity()
+    }
     /// Copies words out, from byte offset `at`, a multiple of 8. All of a ring is zero at first.
     fn read(&self, at: u64, words: &mut [u64]);
     /// Copies words in, at byte offset `at`, a multiple of 8.
@@ -97,13 +111,16 @@ pub(crate) struct Producer<R, const H: usize> {
     head: u64,
     /// `waits` is set.
     waiting: bool,
+    /// Bytes from the beginning on that may be used.
+    allocated: u64,
 }
 
 impl<R: Region, const H: usize> Producer<R, H> {
     /// Begins on a ring that nobody has used.
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
-        Self { region, tail: 0, published: 0, withheld: 0, header: [0; H], head: 0, waiting: false }
+        let allocated = region.allocated();
+        Self { region, tail: 0, published: 0, withheld: 0, header: [0; H], head: 0, waiting: false, allocated }
     }
 
     /// The memory below.
@@ -125,9 +142,11 @@ impl<R: Region, const H: usize> Producer<R, H> {
         let len = frame_len::<H>(payload);
         debug_assert!(payload <= self.max_payload());
         let mut offset = self.tail & (capacity - 1);
-        let padding = if len > capacity - offset { capacity - offset } else { 0 };
         // The place after the frame must be free as well: it becomes zero.
-        if !self.has_room(padding + len + ALIGN)? {
+        let needed = len + ALIGN;
+        let rest = capacity - offset;
+        let padding = if len > rest || self.goes_back(offset, needed)? { rest } else { 0 };
+        if !self.has_room(padding + needed)? {
             return Ok(None);
         }
         if self.waiting {
@@ -143,6 +162,30 @@ impl<R: Region, const H: usize> Producer<R, H> {
         self.tail += len;
         self.region.write(self.tail & (capacity - 1), &[0]);
         Ok(Some(Span { at: offset + head_len::<H>(), len: payload }))
+    }
+
+    /// Whether a frame is to be written to the beginning of the ring, although it would fit here.
+    #[inline]
+    fn goes_back(&mut self, offset: u64, needed: u64) -> Result<bool, Corrupt> {
+        let capacity = self.region.capacity();
+        let (lap, end) = ((capacity / SHARE_OF_A_LAP).max(MIN_CAPACITY), offset + needed);
+        if end <= lap {
+            return Ok(false);
+        }
+        // Only if enough is left for the frames after it: until the consumer has passed the
+        // padding, no more than the part before `offset` can be used.
+        if self.has_room(capacity - offset + 2 * needed + lap / 2)? {
+            return Ok(true);
+        }
+        let end = end.min(capacity);
+        if end > self.allocated {
+            let more = end.next_power_of_two();
+            if !self.region.allocate(more) {
+                return Ok(true);
+            }
+            self.allocated = more;
+        }
+        Ok(false)
     }
 
     /// Writes a prefix and a header, unless they are the first to be published: then `publish`

@@ -12,14 +12,17 @@ const H: usize = 3;
 struct Plain {
     head: AtomicU64,
     waits: AtomicU64,
+    /// Bytes that there is memory for.
+    memory: u64,
     words: Vec<AtomicU64>,
 }
 
 impl Plain {
-    fn new(capacity: usize) -> Rc<Self> {
+    fn new(capacity: usize, memory: u64) -> Rc<Self> {
         Rc::new(Self {
             head: AtomicU64::new(0),
             waits: AtomicU64::new(0),
+            memory,
             words: (0..capacity / 8).map(|_| AtomicU64::new(0)).collect(),
         })
     }
@@ -45,6 +48,14 @@ impl Region for Rc<Plain> {
         self.words.len() as u64 * 8
     }
 
+    fn allocated(&self) -> u64 {
+        self.memory.min(1024)
+    }
+
+    fn allocate(&self, end: u64) -> bool {
+        end <= self.memory
+    }
+
     fn read(&self, at: u64, words: &mut [u64]) {
         let at = usize::try_from(at / 8).unwrap();
         for (word, shared) in words.iter_mut().zip(&self.words[at..]) {
@@ -60,8 +71,15 @@ impl Region for Rc<Plain> {
     }
 }
 
-fn ring(capacity: usize) -> (Rc<Plain>, Producer<Rc<Plain>, H>, Consumer<Rc<Plain>, H>) {
-    let memory = Plain::new(capacity);
+type Ring = (Rc<Plain>, Producer<Rc<Plain>, H>, Consumer<Rc<Plain>, H>);
+
+fn ring(capacity: usize) -> Ring {
+    ring_in(capacity, capacity as u64)
+}
+
+/// A ring of which so many bytes can be allocated.
+fn ring_in(capacity: usize, memory: u64) -> Ring {
+    let memory = Plain::new(capacity, memory);
     (Rc::clone(&memory), Producer::new(Rc::clone(&memory)), Consumer::new(memory))
 }
 
@@ -154,6 +172,26 @@ proptest! {
         }
     }
 
+    /// Without memory for the rest of the ring, its beginning carries everything.
+    #[test]
+    fn a_ring_that_cannot_grow_goes_on(lens in prop::collection::vec((0_u32..=384, 0_u8..4), 1..200)) {
+        let (_, mut out, mut inbound) = ring_in(1 << 14, 1024 + 64);
+        for (len, behind) in lens {
+            let pushed = out.push(&[1; H], len).unwrap().or_else(|| {
+                while inbound.next().unwrap().is_some() {}
+                inbound.release();
+                out.push(&[1; H], len).unwrap()
+            });
+            let span = pushed.expect("an empty ring takes every frame");
+            prop_assert!(span.at + u64::from(len) <= 1024 + 64);
+            out.publish();
+            if behind == 0 {
+                inbound.next().unwrap();
+                inbound.release();
+            }
+        }
+    }
+
     /// Whatever the producer's side writes, the consumer stays within the ring and says so or goes
     /// on.
     #[test]
@@ -203,6 +241,26 @@ proptest! {
             prop_assert!(out.tail - out.head <= 1024);
         }
     }
+}
+
+#[test]
+fn frames_that_are_taken_in_soon_stay_at_the_beginning() {
+    let (_, mut out, mut inbound) = ring(1 << 16);
+    let mut place = 0;
+    for count in 0..10_000 {
+        place = out.push(&[1; H], 64).unwrap().unwrap().at.max(place);
+        out.publish();
+        if count % 8 == 7 {
+            while inbound.next().unwrap().is_some() {}
+            inbound.release();
+        }
+    }
+    assert!(place <= 1 << 12, "the ring was used up to {place}");
+    // A burst is another matter.
+    while let Some(span) = out.push(&[1; H], 64).unwrap() {
+        place = place.max(span.at);
+    }
+    assert!(place > 1 << 15, "the ring was used up to {place}");
 }
 
 #[test]

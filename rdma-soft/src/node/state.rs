@@ -171,11 +171,20 @@ impl State {
         if self.agent == Agent::Asleep && self.is_polled() {
             self.stay_awake();
         }
+        if self.is_quiet() {
+            return Ok(0);
+        }
         // A thread that polls all the time posts soon, and its next request carries the
         // acknowledgement. If the thread stops, the agent sends the acknowledgement in its next
         // turn, for which it need not have the processor now.
         self.turn(self.agent != Agent::Asleep);
         self.engine.poll_cq(cq, out)
+    }
+
+    /// Whether a turn would find nothing to do.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        self.engine.is_idle() && !self.engine.has_deferred_acks() && self.links().all(Link::is_idle)
     }
 
     /// Whether the application polls instead of sleeping.
@@ -295,6 +304,7 @@ impl State {
     fn drain_link(&mut self, index: usize, budget: &mut usize) -> bool {
         let Some(link) = &mut self.links[index] else { return false };
         if link.is_quiet() {
+            link.release();
             return false;
         }
         let engine = &mut self.engine;
@@ -370,6 +380,7 @@ impl State {
                     let quiet = link.is_quiet();
                     let left = link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload));
                     debug_assert!(left.is_ok(), "the loopback is corrupt");
+                    link.release();
                     result == Transmit::Blocked && !quiet
                 }
                 (Transmit::Blocked, false) => match link.wait_for_room() {
