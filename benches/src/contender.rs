@@ -3,6 +3,7 @@
 mod cache_line;
 mod copy;
 mod message_rate;
+mod rdma_memory;
 mod rdma_send;
 mod rdma_write;
 mod tcp;
@@ -11,6 +12,7 @@ mod ucx;
 pub use cache_line::CacheLine;
 pub use copy::{Copy, Method, Target};
 pub use message_rate::{MESSAGES, MessageRate};
+pub use rdma_memory::RdmaMemory;
 pub use rdma_send::RdmaSend;
 pub use rdma_write::RdmaWrite;
 pub use tcp::TcpSpin;

@@ -13,7 +13,7 @@ use crate::pair::Channel;
 pub const DEPTH: u32 = 64;
 
 /// Bytes that a request may carry itself.
-const INLINE: u32 = 64;
+pub const INLINE: u32 = 64;
 
 /// The software device: the benchmarks compare processes of one host.
 ///

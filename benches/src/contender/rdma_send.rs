@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma::op::{Opcode, Send};
 use rdma::{Buffer, Opened, Poller};
 
-use crate::device::{DEPTH, End, Prepared};
+use crate::device::{DEPTH, End, INLINE, Prepared};
 use crate::pair::{Channel, Contender, Role};
 
 /// A connection over which messages of one size go back and forth.
@@ -17,6 +17,8 @@ pub struct RdmaSend {
     poller: Poller,
     end: End,
     message: Vec<u8>,
+    /// The message again, if it is too long to be inline and not in flight.
+    long: Option<Buffer>,
     /// The buffer of the last message, to be posted again once the answer has left.
     spare: Option<Buffer>,
 }
@@ -29,18 +31,25 @@ impl RdmaSend {
     /// The error of the device or of the channel.
     pub fn connect(_role: Role, channel: &mut Channel, opened: &Opened, size: usize) -> io::Result<Self> {
         let mut prepared = Prepared::new(opened)?;
-        for _ in 0..DEPTH / 2 {
+        let is_long = size > INLINE as usize;
+        let long = is_long.then(|| prepared.pd.allocate(size)).transpose()?;
+        for _ in 0..if is_long { 4 } else { DEPTH / 2 } {
             let buffer = prepared.pd.allocate(size)?;
             prepared.qp.post_recv(buffer, 0)?;
         }
         let end = prepared.meet(channel)?;
-        Ok(Self { poller: end.cq.poller(), end, message: vec![0x5a; size], spare: None })
+        Ok(Self { poller: end.cq.poller(), end, message: vec![0x5a; size], long, spare: None })
     }
 
     /// Sends a message, and posts the buffer of the last one that came.
     #[inline]
     fn send(&mut self) -> io::Result<()> {
-        self.end.qp.post_send(Send::inline(&self.message).unsignaled())?;
+        if self.message.len() <= INLINE as usize {
+            self.end.qp.post_send(Send::inline(&self.message).unsignaled())?;
+        } else {
+            let message = self.long.take().ok_or_else(|| io::Error::other("the last message is in flight"))?;
+            self.end.qp.post_send(Send::new(message))?;
+        }
         match self.spare.take() {
             Some(buffer) => Ok(self.end.qp.post_recv(buffer, 0)?),
             None => Ok(()),
@@ -55,15 +64,23 @@ impl RdmaSend {
 
     #[inline]
     fn next_message(&mut self) -> io::Result<Buffer> {
+        let mut received = None;
         loop {
             let Some(mut completion) = self.poller.poll()? else {
                 spin_loop();
                 continue;
             };
             completion.status().map_err(io::Error::other)?;
-            // Some sends are signaled to release their slots; their completions carry nothing.
+            let buffer = completion.take_buffer();
             if completion.opcode() == Opcode::Recv {
-                return completion.take_buffer().ok_or_else(|| io::Error::other("a receive without its buffer"));
+                received = buffer;
+            } else if buffer.is_some() {
+                // Some inline sends are signaled to release their slots, and carry nothing.
+                self.long = buffer;
+            }
+            let is_back = self.message.len() <= INLINE as usize || self.long.is_some();
+            if received.is_some() && is_back {
+                return received.ok_or_else(|| io::Error::other("a receive without its buffer"));
             }
         }
     }
@@ -71,7 +88,7 @@ impl RdmaSend {
 
 impl Contender for RdmaSend {
     fn name(&self) -> String {
-        format!("RC send over soft0, {} B", self.message.len())
+        format!("RC send over soft0, {}", crate::table::bytes(self.message.len()))
     }
 
     fn lead(&mut self, iterations: u64) -> io::Result<Duration> {

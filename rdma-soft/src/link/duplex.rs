@@ -1,5 +1,7 @@
 //! One end of a link, as the node drives it: two rings, two flags, and what ties it to its peer.
 
+use core::sync::atomic::Ordering;
+
 use super::doorbell;
 use super::memory::{Ends, Flag, Ring};
 use super::peer::Peer;
@@ -12,6 +14,10 @@ const PUBLISH_EVERY: u64 = 64 << 10;
 
 /// Less than this need not be given back before the frames' completions are reported.
 const RELEASE_LATER: u64 = 4096;
+
+/// With a payload of so many bytes the peer is rung at once if it does not look for frames: to copy
+/// the frame takes longer than to look for it many times.
+const LARGE: usize = 16 << 10;
 
 /// Why a link still has something to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +45,13 @@ pub(crate) struct Link {
     inbound: Consumer<Ring, HEADER_WORDS>,
     asleep: Flag,
     peer_asleep: Flag,
+    pulse: Flag,
+    peer_pulse: Flag,
+    /// The peer's pulse before the first large frame was written that is not published yet.
+    before_large: Option<u64>,
+    /// The peer's pulse when it was last looked at, and when the peer was last rung.
+    seen: u64,
+    rung: Option<u64>,
     /// The peer wrote what cannot be.
     corrupt: bool,
 }
@@ -55,6 +68,11 @@ impl Link {
             inbound: Consumer::new(ends.inbound),
             asleep: ends.asleep,
             peer_asleep: ends.peer_asleep,
+            pulse: ends.pulse,
+            peer_pulse: ends.peer_pulse,
+            before_large: None,
+            seen: 0,
+            rung: None,
             corrupt: false,
         }
     }
@@ -65,9 +83,17 @@ impl Link {
         self.inbound.is_empty()
     }
 
+    /// Shows the peer that this side looks for frames.
+    #[inline]
+    pub(crate) fn beat(&self) {
+        let pulse = self.pulse.word();
+        pulse.store(pulse.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
     /// Whether there is nothing to take in, to give back or to send.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
+        self.beat();
         self.inbound.is_empty() && self.inbound.unreleased() == 0 && self.backlog == Backlog::None
     }
 
@@ -99,6 +125,7 @@ impl Link {
             // the call; only atomic accesses and the peer process touch them.
             let payload = unsafe { Source::from_raw(ptr, span.len as usize) };
             handle(self.id, &Header(header), payload);
+            self.beat();
             *budget = budget.saturating_sub(64 + span.len as usize);
             if self.inbound.unreleased() > capacity / 4 {
                 self.release();
@@ -117,8 +144,17 @@ impl Link {
 
     /// Makes what was sent visible, and wakes the peer if it sleeps.
     pub(crate) fn flush(&mut self) {
-        if self.out.publish() {
-            self.ring_if_asleep();
+        let before = self.before_large.take();
+        if self.out.publish() && !self.ring_if_asleep() && before.is_some_and(|before| before == self.peer_pulse()) {
+            self.ring();
+        }
+    }
+
+    /// Rings the peer if it has not taken everything in, and has not looked for frames since the
+    /// last call: its application polls no more, and its agent does not know yet.
+    pub(crate) fn nudge(&mut self) {
+        if !self.out.is_taken() && self.has_stopped() {
+            self.ring();
         }
     }
 
@@ -154,7 +190,7 @@ impl Link {
     #[cfg(test)]
     pub(crate) fn vandalise(&self) {
         let place = self.out.region().prefix(self.out.place());
-        place.store(u64::MAX, core::sync::atomic::Ordering::SeqCst);
+        place.store(u64::MAX, Ordering::SeqCst);
         if let Some(peer) = &self.peer {
             peer.ring();
         }
@@ -163,14 +199,39 @@ impl Link {
     /// Gives the memory of the frames that were handled back to the peer.
     #[inline]
     pub(crate) fn release(&mut self) {
-        if self.inbound.unreleased() != 0 && self.inbound.release() {
-            self.ring_if_asleep();
+        if self.inbound.unreleased() == 0 || !self.inbound.release() || self.ring_if_asleep() {
+            return;
+        }
+        if self.has_stopped() {
+            self.ring();
         }
     }
 
-    fn ring_if_asleep(&self) {
-        if let Some(peer) = &self.peer {
-            if doorbell::must_ring(self.peer_asleep.word()) {
+    /// Whether the peer has not looked for frames since the last call.
+    fn has_stopped(&mut self) -> bool {
+        let pulse = self.peer_pulse();
+        core::mem::replace(&mut self.seen, pulse) == pulse
+    }
+
+    fn ring_if_asleep(&mut self) -> bool {
+        let must = doorbell::must_ring(self.peer_asleep.word());
+        if must {
+            self.rung = None;
+            self.ring();
+        }
+        must
+    }
+
+    fn peer_pulse(&self) -> u64 {
+        self.peer_pulse.word().load(Ordering::Relaxed)
+    }
+
+    /// Rings the peer, unless it has not even looked for frames since the last ring.
+    #[cold]
+    fn ring(&mut self) {
+        let pulse = Some(self.peer_pulse());
+        if core::mem::replace(&mut self.rung, pulse) != pulse {
+            if let Some(peer) = &self.peer {
                 peer.ring();
             }
         }
@@ -188,6 +249,9 @@ impl Outbound for Link {
         let Ok(len) = u32::try_from(payload.len()) else { return false };
         if self.corrupt || len > self.out.max_payload() {
             return false;
+        }
+        if payload.len() >= LARGE && self.before_large.is_none() {
+            self.before_large = Some(self.peer_pulse());
         }
         match self.out.push(&header.0, len) {
             Ok(Some(span)) => {
@@ -208,5 +272,79 @@ impl Outbound for Link {
                 false
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use rdma_mem::Mapping;
+
+    use super::super::memory::{Memory, Side};
+    use super::*;
+    use crate::os::process::open_pidfd;
+    use crate::os::socket::Socket;
+
+    /// Two ends of a link, and the socket on which the second one is rung.
+    fn link() -> (Link, Link, Socket) {
+        let (memory, _) = Memory::create(1 << 20).unwrap();
+        let [socket, bell] = Socket::pair();
+        let (pid, directory) = (std::process::id().cast_signed(), Mapping::create(4096).unwrap().0);
+        let pidfd = open_pidfd(pid).unwrap();
+        let peer = Peer { pid, slots: Vec::new(), socket, pidfd, directory: Arc::new(directory) };
+        let ours = Link::new(LinkId(0), 0, memory.ends(Side::Opener), Some(peer));
+        (ours, Link::new(LinkId(0), 0, memory.ends(Side::Acceptor), None), bell)
+    }
+
+    fn rings(bell: &Socket) -> usize {
+        std::iter::from_fn(|| bell.receive().ok()).count()
+    }
+
+    fn push(link: &mut Link, len: usize) {
+        let payload = vec![7; len];
+        assert!(link.try_push(&Header::default(), &Gather::of(&[Source::of(&payload)])));
+    }
+
+    #[test]
+    fn a_large_frame_rings_a_peer_that_does_not_look() {
+        let (mut ours, theirs, bell) = link();
+        push(&mut ours, LARGE);
+        ours.flush();
+        push(&mut ours, LARGE);
+        ours.flush();
+        assert_eq!(rings(&bell), 1, "it has not even looked since");
+        theirs.beat();
+        push(&mut ours, LARGE);
+        theirs.beat();
+        ours.flush();
+        assert_eq!(rings(&bell), 0, "it looks");
+        push(&mut ours, LARGE);
+        ours.flush();
+        assert_eq!(rings(&bell), 1);
+        theirs.beat();
+        push(&mut ours, LARGE - 1);
+        ours.flush();
+        assert_eq!(rings(&bell), 0);
+    }
+
+    #[test]
+    fn a_small_frame_that_is_not_taken_in_rings_after_a_while() {
+        let (mut ours, mut theirs, bell) = link();
+        theirs.beat();
+        push(&mut ours, 8);
+        ours.flush();
+        ours.nudge();
+        theirs.beat();
+        ours.nudge();
+        assert_eq!(rings(&bell), 0, "it looks");
+        ours.nudge();
+        ours.nudge();
+        assert_eq!(rings(&bell), 1);
+        assert_eq!(theirs.drain(&mut 1000, |_, _, _| {}), Ok(false));
+        theirs.release();
+        ours.nudge();
+        ours.nudge();
+        assert_eq!(rings(&bell), 0, "everything is taken in");
     }
 }

@@ -1,4 +1,4 @@
-//! The shared memory of one link: two rings, one each way, and the `asleep` flag of each side.
+//! The shared memory of one link: two rings, one each way, and each side's `asleep` flag and pulse.
 //!
 //! ```text
 //! 0              CONTROL             CONTROL + capacity       CONTROL + 2 capacity
@@ -42,6 +42,7 @@ const HEAD: usize = 0;
 const WAITS: usize = 1;
 const RING_WORDS: usize = 2;
 const ASLEEP: usize = 2 * RING_WORDS;
+const PULSE: usize = ASLEEP + 2;
 
 /// Which end of a link this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +71,10 @@ pub(crate) struct Ends {
     pub(crate) asleep: Flag,
     /// Set while the peer sleeps.
     pub(crate) peer_asleep: Flag,
+    /// Counts how often this side has looked for frames.
+    pub(crate) pulse: Flag,
+    /// Counts how often the peer has looked for frames.
+    pub(crate) peer_pulse: Flag,
 }
 
 /// Whether a peer's ring capacity is one that this side can work with.
@@ -116,12 +121,14 @@ impl Memory {
             inbound: self.ring(theirs),
             asleep: self.flag(ASLEEP + mine),
             peer_asleep: self.flag(ASLEEP + theirs),
+            pulse: self.flag(PULSE + mine),
+            peer_pulse: self.flag(PULSE + theirs),
         }
     }
 
     /// Both ends of ring 0: what a process sends to itself.
     pub(crate) fn loopback(self: &Arc<Self>) -> Ends {
-        Ends { out: self.ring(0), inbound: self.ring(0), asleep: self.flag(ASLEEP), peer_asleep: self.flag(ASLEEP + 1) }
+        Ends { inbound: self.ring(0), ..self.ends(Side::Opener) }
     }
 
     fn base(&self) -> NonNull<u8> {
@@ -282,6 +289,22 @@ impl Region for Ring {
         unsafe {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast::<i8>());
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+
+    #[inline]
+    fn prefetch_for_write(&self, at: u64) {
+        let at = self.checked(at, 8);
+        // SAFETY: add stays within the ring's frames (`checked`), which are in the mapping (1).
+        let line = unsafe { self.frames.add(at) };
+        // The intrinsic makes this instruction only for targets that are said to have it.
+        // SAFETY: PREFETCHW changes neither memory nor flags and never faults; a processor without
+        // it does nothing.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            core::arch::asm!("prefetchw [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags, readonly));
         };
         #[cfg(not(target_arch = "x86_64"))]
         let _ = line;

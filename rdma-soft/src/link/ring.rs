@@ -28,6 +28,10 @@ pub(crate) const MIN_CAPACITY: u64 = 256;
 /// A producer goes back to the beginning after this part of the ring, if it can.
 const SHARE_OF_A_LAP: u64 = 16;
 
+/// How far ahead of the frames lines are fetched, and how much for one frame at most.
+const AHEAD: u64 = 128;
+const MAX_AHEAD: u64 = 256;
+
 /// High half of a prefix word: a frame, or padding to the end of the ring. The low half is the
 /// payload's length.
 const KIND_FRAME: u64 = 0x5246 << 32;
@@ -72,6 +76,10 @@ pub(crate) trait Region {
     fn write(&self, at: u64, words: &[u64]);
     /// Begins to fetch the line at `at`.
     fn prefetch(&self, at: u64) {
+        let _ = at;
+    }
+    /// Begins to fetch the line at `at`, to be written.
+    fn prefetch_for_write(&self, at: u64) {
         let _ = at;
     }
 }
@@ -161,6 +169,11 @@ impl<R: Region, const H: usize> Producer<R, H> {
         self.begin(offset, KIND_FRAME | u64::from(payload), Some(header));
         self.tail += len;
         self.region.write(self.tail & (capacity - 1), &[0]);
+        // The consumer has had these lines since the last lap. To get them back takes as long as to
+        // send one: it had better happen before the frames that are written to them are due.
+        for ahead in (AHEAD..AHEAD + len.min(MAX_AHEAD)).step_by(64) {
+            self.region.prefetch_for_write((self.tail + ahead) & (capacity - 1));
+        }
         Ok(Some(Span { at: offset + head_len::<H>(), len: payload }))
     }
 

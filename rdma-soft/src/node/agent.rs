@@ -25,16 +25,16 @@ const PACKETS: usize = 16;
 
 /// Starts the agent.
 pub(super) fn start(node: &'static Node) -> os::Result<()> {
-    let mut polls_before = 0;
+    let (mut polls_before, mut is_rung) = (0, false);
     os::thread::spawn_loop("rdma-soft", move || {
         log::emit_deferred();
-        let wait = take_turn(node, &mut polls_before);
-        node.event_loop.wait(wait, |token| handle(node, Source::of(token)));
+        let wait = take_turn(node, &mut polls_before, core::mem::take(&mut is_rung));
+        node.event_loop.wait(wait, |token| is_rung |= handle(node, Source::of(token)));
     })
 }
 
 /// Does what there is to do, and says how long to wait for more: for ever without a time.
-fn take_turn(node: &'static Node, polls_before: &mut u64) -> Option<Duration> {
+fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Option<Duration> {
     let (wait, lookups, grants, unmapped) = {
         let mut state = node.lock();
         state.agent = Agent::Awake;
@@ -45,7 +45,8 @@ fn take_turn(node: &'static Node, polls_before: &mut u64) -> Option<Duration> {
         let grants = core::mem::take(&mut state.grants);
         let unmapped = state.engine.take_unmapped();
         let polls = state.polls;
-        let polling = polls != *polls_before && state.is_polled();
+        // A peer that rings has seen that the application polls no more.
+        let polling = polls != *polls_before && state.is_polled() && !is_rung;
         *polls_before = polls;
         (fall_asleep(&mut state, polling, more), lookups, grants, unmapped)
     };
@@ -75,45 +76,62 @@ fn fall_asleep(state: &mut State, polling: bool, more: bool) -> Option<Duration>
     (more || state.fall_asleep()).then_some(Duration::ZERO)
 }
 
-fn handle(node: &'static Node, source: Source) {
+/// True if a peer has rung.
+fn handle(node: &'static Node, source: Source) -> bool {
     match source {
         Source::Listener(index) => peers::accept(node, index),
-        Source::Socket { link, generation } => receive(node, link, generation),
+        Source::Socket { link, generation } => return receive(node, link, generation),
         Source::Death { link, generation } => remove(node, link, generation, "the peer has died"),
     }
+    false
 }
 
 /// Takes packets off a link's socket. What is left makes the event loop report the socket again.
-fn receive(node: &Node, id: LinkId, generation: u32) {
+/// True if one was a doorbell.
+fn receive(node: &Node, id: LinkId, generation: u32) -> bool {
+    let mut is_rung = false;
     for _ in 0..PACKETS {
         let result = {
             let state = node.lock();
             let Some(peer) = state.link_of_generation(id, generation).and_then(|link| link.peer.as_ref()) else {
-                return;
+                return false;
             };
             packet::receive(&peer.socket)
         };
-        let mut packet = match result {
-            Ok(packet) if packet.kind == Kind::Doorbell as u32 => continue,
-            Ok(packet) if packet.kind == Kind::Grant as u32 => packet,
-            Ok(_) => return remove(node, id, generation, "the peer does not keep to the protocol"),
-            Err(error) if error.is_empty() => return,
-            Err(error) => return remove(node, id, generation, &error.to_string()),
-        };
-        let rkey = packet.body.take_u64().ok().and_then(|key| u32::try_from(key).ok());
-        // Mapping takes long, so only a region that was asked for is mapped.
-        let Some(rkey) = rkey.filter(|rkey| node.lock().engine.wants_mapping(id, *rkey)) else { continue };
-        match map_grant(&mut packet) {
-            Ok(area) => {
-                let mut state = node.lock();
-                if state.link_of_generation(id, generation).is_some() {
-                    state.engine.handle_mapping(id, rkey, area);
-                    state.after_call();
-                }
+        let why = match result {
+            Ok(packet) if packet.kind == Kind::Doorbell as u32 => {
+                is_rung = true;
+                continue;
             }
-            // Not worth a link: what could have been done directly goes through the ring.
-            Err(error) => log!(WARN, %error, "a region of a peer cannot be mapped"),
+            Ok(packet) if packet.kind == Kind::Grant as u32 => {
+                take_grant(node, id, generation, packet);
+                continue;
+            }
+            Ok(_) => "the peer does not keep to the protocol".to_owned(),
+            Err(error) if error.is_empty() => break,
+            Err(error) => error.to_string(),
+        };
+        remove(node, id, generation, &why);
+        break;
+    }
+    is_rung
+}
+
+/// Maps a region that a peer has sent. Mapping takes long, so only one that was asked for is
+/// mapped.
+fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: packet::Packet) {
+    let rkey = packet.body.take_u64().ok().and_then(|key| u32::try_from(key).ok());
+    let Some(rkey) = rkey.filter(|rkey| node.lock().engine.wants_mapping(id, *rkey)) else { return };
+    match map_grant(&mut packet) {
+        Ok(area) => {
+            let mut state = node.lock();
+            if state.link_of_generation(id, generation).is_some() {
+                state.engine.handle_mapping(id, rkey, area);
+                state.after_call();
+            }
         }
+        // Not worth a link: what could have been done directly goes through the ring.
+        Err(error) => log!(WARN, %error, "a region of a peer cannot be mapped"),
     }
 }
 

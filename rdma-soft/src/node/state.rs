@@ -21,6 +21,8 @@ const POLLS_PER_CLOCK: u64 = 32;
 const POLLS_OF_A_POLLER: u64 = 16;
 /// How often the agent looks in while the application polls.
 pub(super) const TICK: Duration = Duration::from_millis(1);
+/// Every so many empty polls, peers are rung that have stopped looking for frames: some 10 us.
+const POLLS_PER_NUDGE: u64 = 128;
 /// What is left to take in from the next link, and then to send, in bytes, after a link that had
 /// more than there was to spend: so no peer, however fast, keeps the others or our answers waiting
 /// for ever.
@@ -171,6 +173,9 @@ impl State {
         if self.agent == Agent::Asleep && self.is_polled() {
             self.stay_awake();
         }
+        if self.polls % POLLS_PER_NUDGE == 0 {
+            self.nudge();
+        }
         if self.is_quiet() {
             return Ok(0);
         }
@@ -179,6 +184,12 @@ impl State {
         // turn, for which it need not have the processor now.
         self.turn(self.agent != Agent::Asleep);
         self.engine.poll_cq(cq, out)
+    }
+
+    /// Rings the peers that have something to take in and have stopped looking for it.
+    #[cold]
+    fn nudge(&mut self) {
+        self.links.iter_mut().flatten().for_each(Link::nudge);
     }
 
     /// Whether a turn would find nothing to do.
@@ -267,6 +278,7 @@ impl State {
     /// was not asleep, it finds out at its next tick.
     pub(crate) fn settle(&mut self) {
         self.polls_at_sleep = self.polls;
+        self.nudge();
         self.progress();
         if self.agent == Agent::Ticking {
             // What does not fit into a few turns is the agent's.
@@ -281,6 +293,7 @@ impl State {
                 self.wake_agent();
             }
         }
+        self.nudge();
     }
 
     /// Takes in everything that has come in so far.
@@ -303,6 +316,7 @@ impl State {
     #[inline]
     fn drain_link(&mut self, index: usize, budget: &mut usize) -> bool {
         let Some(link) = &mut self.links[index] else { return false };
+        link.beat();
         if link.is_quiet() {
             link.release();
             return false;
