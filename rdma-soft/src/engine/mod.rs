@@ -591,6 +591,12 @@ impl Engine {
         self.tables.defer_acks = defer;
     }
 
+    /// Whether acknowledgements wait to be sent.
+    #[inline]
+    pub(crate) fn has_deferred_acks(&self) -> bool {
+        !self.tables.deferred.is_empty()
+    }
+
     /// Sends the acknowledgements that were put off.
     #[inline]
     pub(crate) fn release_acks(&mut self) {

@@ -290,7 +290,8 @@ mod tests {
     fn link() -> (Link, Link, Socket) {
         let (memory, _) = Memory::create(1 << 20).unwrap();
         let [socket, bell] = Socket::pair();
-        let (pid, directory) = (std::process::id().cast_signed(), Mapping::create(4096).unwrap().0);
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let (directory, _) = Mapping::create(4096).unwrap();
         let pidfd = open_pidfd(pid).unwrap();
         let peer = Peer { pid, slots: Vec::new(), socket, pidfd, directory: Arc::new(directory) };
         let ours = Link::new(LinkId(0), 0, memory.ends(Side::Opener), Some(peer));

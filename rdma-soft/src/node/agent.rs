@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use rdma_mem::Mapping;
 
+use super::device::Node;
 use super::source::Source;
 use super::state::{Agent, State, TICK};
-use super::{Node, groups, peers};
+use super::{groups, peers};
 use crate::engine::{Area, Grant, LinkId, Lookup};
-use crate::link::duplex::Link;
 use crate::link::handshake::Refusal;
 use crate::link::packet::{self, Body, Error, Kind};
 use crate::log::{self, log};
@@ -172,12 +172,4 @@ fn remove(node: &Node, id: LinkId, generation: u32, why: &str) {
         state.remove_link(id, why);
     }
     state.after_call();
-}
-
-/// Watches a link's descriptors.
-pub(super) fn watch(node: &Node, link: &Link) -> os::Result<()> {
-    let Some(peer) = &link.peer else { return Ok(()) };
-    let (id, generation) = (link.id, link.generation);
-    node.event_loop.watch(&peer.socket, Source::Socket { link: id, generation }.token())?;
-    node.event_loop.watch_once(&peer.pidfd, Source::Death { link: id, generation }.token())
 }

@@ -1,25 +1,12 @@
 //! Multicast groups of this process, as other processes see them, and theirs, as we do.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Node;
+use super::device::Node;
 use crate::engine::{Errno, Gid, QpId};
 use crate::link::group;
 use crate::log::log;
 use crate::os;
-use crate::os::socket::Socket;
-
-/// The groups that this process has said that it is in, and what says it.
-#[derive(Debug, Default)]
-pub(super) struct Memberships(Mutex<HashMap<Gid, Socket>>);
-
-impl Memberships {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Socket>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Node {
     /// Puts a queue pair into a group. When this returns, who asks finds this process there.

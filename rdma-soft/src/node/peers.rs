@@ -5,18 +5,17 @@
 //! then the process with the lower slot goes on as the opener, and the other waits until the link
 //! is there.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use super::device::{Node, Part};
 use super::source::Source;
-use super::{Node, agent};
 use crate::engine::{Area, DIRECTORY_LEN, PeerId, Slot};
-use crate::link::handshake::{self, Answer, Established, Local, Opened, PATIENCE, Refusal};
+use crate::link::handshake::{self, Answer, Established, Opened, PATIENCE, Refusal};
 use crate::link::packet::Error;
 use crate::link::slot;
 use crate::log::log;
@@ -30,28 +29,6 @@ const ADMISSIONS: usize = 64;
 /// How long a process waits before it asks again a peer that has another handshake with it under
 /// way.
 const BUSY: Duration = Duration::from_millis(2);
-
-/// This process's part in a handshake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Opener,
-    Acceptor,
-}
-
-/// The handshakes under way.
-#[derive(Debug, Default)]
-pub(super) struct Meetings {
-    /// By the other process's id.
-    parts: Mutex<HashMap<i32, Part>>,
-    /// Handshakes that peers began.
-    accepting: AtomicUsize,
-}
-
-impl Meetings {
-    fn parts(&self) -> MutexGuard<'_, HashMap<i32, Part>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A handshake with a process; others with the same process wait until it is dropped.
 struct Meeting {
@@ -300,7 +277,7 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
     log!(DEBUG, pid, slots = ?shown, "link up");
     let id = state.add_link(ends, Some(peer));
     if let Some(link) = state.link(id) {
-        if let Err(error) = agent::watch(node, link) {
+        if let Err(error) = node.watch(link) {
             state.remove_link(id, "it cannot be watched");
             return Err(error.into());
         }
@@ -315,15 +292,4 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
     // The peer does not know yet whether to ring.
     state.wake_agent();
     Ok(())
-}
-
-impl Node {
-    /// What this process brings into a handshake.
-    pub(super) fn local(&self) -> Local<'_> {
-        let (slots, capacity) = {
-            let state = self.lock();
-            (state.slots().to_vec(), state.ring_capacity())
-        };
-        Local { slots, directory: &self.directory, capacity }
-    }
 }

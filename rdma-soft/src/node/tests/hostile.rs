@@ -6,7 +6,8 @@ use std::thread;
 use super::*;
 use crate::link::handshake::{self, Opened, PATIENCE};
 
-/// A page whose first touch waits for ever, in the kernel too; none where a process may not have one.
+/// A page whose first touch waits for ever, in the kernel too; none where a process may not have
+/// one.
 fn trap() -> Option<*mut libc::c_void> {
     #[repr(C)]
     struct Api {
@@ -26,7 +27,8 @@ fn trap() -> Option<*mut libc::c_void> {
     // SAFETY: userfaultfd takes a number and reads no memory.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: userfaultfd has just made this one.
+    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: userfaultfd has just
+    // made this one.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: fresh memory at an address of the kernel's choice.
@@ -35,7 +37,8 @@ fn trap() -> Option<*mut libc::c_void> {
     // SAFETY: UFFDIO_API reads and writes a live structure of its layout.
     let versioned = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
     let mut register = Register { start: page.addr() as u64, len: 4096, mode: 1, ioctls: 0 };
-    // SAFETY: UFFDIO_REGISTER reads and writes a live structure of its layout, which names a page of this function's.
+    // SAFETY: UFFDIO_REGISTER reads and writes a live structure of its layout, which names a page
+    // of this function's.
     let registered = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
     let _open_for_ever = fd.into_raw_fd();
     (versioned == 0 && registered == 0).then_some(page)
@@ -44,7 +47,8 @@ fn trap() -> Option<*mut libc::c_void> {
 /// The roles of [`super::peer`] that are hostile.
 pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Channel, theirs: &[u64]) {
     match role {
-        // Says again and again that it sleeps, and never reads what wakes it: a thread holds its socket in the middle of a receive.
+        // Says again and again that it sleeps, and never reads what wakes it: a thread holds its
+        // socket in the middle of a receive.
         "stuck" => {
             first.tell(&side.describe());
             side.recv(1, 0, 64);

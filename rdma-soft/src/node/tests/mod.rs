@@ -1,10 +1,11 @@
-//! Two processes: the test binary runs itself again as the peer, with one of the roles below, and the two talk over the
-//! child's standard streams to exchange what verbs programs exchange.
+//! Two processes: the test binary runs itself again as the peer, with one of the roles below, and
+//! the two talk over the child's standard streams to exchange what verbs programs exchange.
 
 mod hostile;
 mod side;
 
 use std::os::fd::AsFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,10 +13,12 @@ use rdma_sys::*;
 use rdma_test_support::{Peer, first, passes_alone, role, until};
 
 use self::side::{LONG, Side, pair, spawn};
+use super::device::Node;
 use super::*;
-use crate::engine::{Op, Slot};
+use crate::engine::{Event, Op, Slot};
 use crate::link::duplex::Link;
 use crate::link::packet::Body;
+use crate::link::slot;
 
 fn become_a_stranger() {
     // SAFETY: no conditions.
@@ -259,7 +262,8 @@ fn count_descriptors() {
         side.post(1, Op::Write, 0, 8, theirs[1], u32::try_from(theirs[2]).unwrap());
         side.wait_ok();
     }
-    // Each peer has two pipes to us, and each of our four sides a region. Handshakes have more for a moment.
+    // Each peer has two pipes to us, and each of our four sides a region. Handshakes have more for
+    // a moment.
     let fixed = before + 4 * 2 + 4;
     until("four links have eight descriptors", || descriptors() <= fixed + 4 * 2);
     for (_, peer, _) in &mut peers {

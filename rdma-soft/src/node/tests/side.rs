@@ -6,8 +6,12 @@ use std::time::{Duration, Instant};
 use rdma_sys::*;
 use rdma_test_support::Peer;
 
+use rdma_mem::SharedMemory;
+
 use super::super::*;
-use crate::engine::{ModifyQp, Op, QpId, QpInit, QpState, Registration, SendData, SendFlags, SendRequest, ServiceType};
+use crate::engine::{
+    CqId, ModifyQp, Op, QpId, QpInit, QpState, Registration, SendData, SendFlags, SendRequest, ServiceType,
+};
 
 pub(super) const LONG: Duration = Duration::from_secs(30);
 

@@ -1,0 +1,194 @@
+//! The node itself: the engine's lock, and what is outside of it.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_mem::SharedMemory;
+use rdma_sys::ibv_wc;
+
+use super::source::Source;
+use super::state::State;
+use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid};
+use crate::link::duplex::Link;
+use crate::link::handshake::Local;
+use crate::link::memory;
+use crate::link::slot::{self, Listener};
+use crate::log::log;
+use crate::os;
+use crate::os::event_loop::EventLoop;
+use crate::os::socket::Socket;
+
+/// Bytes of each ring, unless the environment says otherwise.
+const RING_CAPACITY: usize = 1 << 20;
+
+/// This process's part in a handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Opener,
+    Acceptor,
+}
+
+/// The handshakes under way.
+#[derive(Debug, Default)]
+pub(super) struct Meetings {
+    /// By the other process's id.
+    parts: Mutex<HashMap<i32, Part>>,
+    /// Handshakes that peers began.
+    pub(super) accepting: AtomicUsize,
+}
+
+impl Meetings {
+    pub(super) fn parts(&self) -> MutexGuard<'_, HashMap<i32, Part>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The groups that this process has said that it is in, and what says it.
+#[derive(Debug, Default)]
+pub(super) struct Memberships(Mutex<HashMap<Gid, Socket>>);
+
+impl Memberships {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Gid, Socket>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// This process's software device.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(super) state: Mutex<State>,
+    /// What peers may map: regions and queue pairs.
+    directory: Arc<SharedMemory>,
+    /// What the agent sleeps on.
+    pub(super) event_loop: Arc<EventLoop>,
+    /// The slots of this process. Nobody takes the state's lock while holding this one.
+    listeners: Mutex<Vec<Listener>>,
+    /// Handshakes under way. Locked before the state.
+    pub(super) meetings: Meetings,
+    /// The multicast groups of this process. Locked before the state.
+    pub(super) memberships: Memberships,
+}
+
+impl Node {
+    /// A node without an agent.
+    pub(super) fn new() -> os::Result<Self> {
+        let event_loop = Arc::new(EventLoop::new()?);
+        let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
+        // SAFETY: the directory is DIRECTORY_LEN bytes of page-aligned shared memory that lives as
+        // long as the owner; nobody else in this process touches it.
+        let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
+        let seed = u64::from_ne_bytes(os::random()?);
+        let listener = claim(&event_loop, 0)?;
+        let slot = listener.slot;
+        log!(DEBUG, slot = slot.0, "software RDMA device starts");
+        let engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
+        let state = State::new(engine, slot, Arc::clone(&event_loop), ring_capacity());
+        Ok(Self {
+            state: Mutex::new(state),
+            directory,
+            event_loop,
+            listeners: Mutex::new(vec![listener]),
+            meetings: Meetings::default(),
+            memberships: Memberships::default(),
+        })
+    }
+
+    pub(super) fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says where the engine's events go; it is called under the node's lock.
+    pub(crate) fn set_sink(&self, sink: fn(Event)) {
+        self.lock().set_sink(sink);
+    }
+
+    /// Calls the engine, and does what the call has made necessary.
+    #[inline]
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut state = self.lock();
+        let result = call(&mut state.engine);
+        state.after_call();
+        result
+    }
+
+    /// Like [`with`](Self::with), after everything that has come in so far was handled: what
+    /// changes a queue pair's state must not be overtaken by it.
+    pub(crate) fn with_drained<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut state = self.lock();
+        state.drain_fully();
+        let result = call(&mut state.engine);
+        state.after_call();
+        result
+    }
+
+    /// Polls a completion queue, and makes progress if it is empty.
+    ///
+    /// # Errors
+    ///
+    /// The engine's.
+    #[inline(always)]
+    pub(crate) fn poll_cq(&self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
+        self.lock().poll_cq(cq, out)
+    }
+
+    /// Says that the application is about to wait for an event instead of polling: the agent takes
+    /// over at once.
+    pub(crate) fn settle(&self) {
+        self.lock().settle();
+    }
+
+    /// Takes one more slot, for when all queue pair numbers are used up.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` when the host's slots are all taken.
+    pub(crate) fn add_slot(&self) -> Result<(), Errno> {
+        let slot = {
+            let mut listeners = self.listeners();
+            let index = u32::try_from(listeners.len()).unwrap_or(u32::MAX);
+            let listener = claim(&self.event_loop, index)?;
+            let slot = listener.slot;
+            listeners.push(listener);
+            slot
+        };
+        self.lock().add_slot(slot);
+        Ok(())
+    }
+
+    /// What this process brings into a handshake.
+    pub(super) fn local(&self) -> Local<'_> {
+        let (slots, capacity) = {
+            let state = self.lock();
+            (state.slots().to_vec(), state.ring_capacity())
+        };
+        Local { slots, directory: &self.directory, capacity }
+    }
+
+    /// Has the agent watch a link's descriptors.
+    pub(super) fn watch(&self, link: &Link) -> os::Result<()> {
+        let Some(peer) = &link.peer else { return Ok(()) };
+        let (id, generation) = (link.id, link.generation);
+        self.event_loop.watch(&peer.socket, Source::Socket { link: id, generation }.token())?;
+        self.event_loop.watch_once(&peer.pidfd, Source::Death { link: id, generation }.token())
+    }
+}
+
+/// Takes a slot and has the agent listen there. Where the search starts depends on the process, so
+/// that a dead one's slot is not soon somebody else's.
+fn claim(event_loop: &EventLoop, index: u32) -> os::Result<Listener> {
+    let start = u16::try_from(std::process::id() % 4096).unwrap_or(0);
+    let listener = slot::claim(&slot::ALL, start)?;
+    event_loop.watch_once(&listener.socket, Source::Listener(index).token())?;
+    Ok(listener)
+}
+
+/// `RDMA_SOFT_RING` (bytes) is for tests.
+fn ring_capacity() -> usize {
+    let wish = std::env::var("RDMA_SOFT_RING").ok().and_then(|wish| wish.parse().ok());
+    wish.filter(|&wish| memory::capacity_is_valid(wish) && wish >= 4096).unwrap_or(RING_CAPACITY)
+}
