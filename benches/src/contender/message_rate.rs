@@ -131,7 +131,8 @@ impl MessageRate {
 
     fn post_receives(&mut self) -> io::Result<()> {
         // SAFETY: post_recv wants a chain (1) of requests that name memory which stays valid and
-        // which nothing else uses (2); a batch is posted when one is complete, so the queue has room.
+        // which nothing else uses (2); a batch is posted when one is complete, so the queue has
+        // room.
         unsafe { self.qp.post_recv(self.receives.as_mut_ptr()) }.map_err(|error| error.error.into())
     }
 

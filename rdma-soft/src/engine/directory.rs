@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! 0                     a card (one word) for each queue pair under the first slot
-//! CARDS * 8             an entry (four words) for each region: what it is, iova, length, serial number
+//! CARDS * 8             an entry for each region: key, domain and rights; iova; length; serial
 //! ```
 //!
 //! A peer checks card and entry before each operation. Cards and entries are withdrawn before a

@@ -6,7 +6,7 @@
 //! word 2   address                         or the atomic's result
 //! word 3   key 32 | length of the whole message 32
 //! word 4   offset of this payload 32 | immediate 32      or the compare operand, or what is added
-//! word 5   the swap operand                or, with ACK: the number 32 that is acknowledged | epoch 16
+//! word 5   the swap operand                or, with ACK: number 32 | epoch 16
 //! ```
 //!
 //! A datagram's payload is its header of 40 bytes and its data; word 2 is the sender's local

@@ -141,7 +141,8 @@ impl<'a> Target<'a> {
             let n = block.len().min(len - at);
             // SAFETY: `at + n <= len`, so the source's bytes are valid (1, 4); `block` is a local.
             unsafe { rdma_mem::copy(block.as_mut_ptr(), source.ptr.wrapping_add(at), n) };
-            // SAFETY: as above, for the target.
+            // SAFETY: of `copy_ordered`: `at + n <= len` bytes of the target are writable (1, 4), and
+            // `block`, a local, overlaps nothing.
             unsafe { rdma_mem::copy_ordered(self.ptr.wrapping_add(at), block.as_ptr(), n) };
             at += n;
         }
@@ -155,11 +156,12 @@ impl<'a> Target<'a> {
             return None;
         }
         Some(match change {
-            // SAFETY: aligned and valid for 8 bytes (just checked; 1), accessed by others only as 1
-            // allows.
+            // SAFETY: of `fetch_add_u64`: 8 aligned, writable bytes (checked above; 1), which others
+            // access only as 1 allows.
             Atomic::Add(value) => unsafe { word::fetch_add_u64(address, value, Ordering::AcqRel) },
             Atomic::CompareSwap { compare, swap } => {
-                // SAFETY: as above.
+                // SAFETY: of `compare_exchange_u64`: 8 aligned, writable bytes (checked above; 1),
+                // which others access only as 1 allows.
                 let found = unsafe { word::compare_exchange_u64(address, compare, swap, Ordering::AcqRel) };
                 found.unwrap_or_else(|found| found)
             }
@@ -373,7 +375,8 @@ impl Area {
     /// Stores the word at `offset`, with release; nothing happens if there is none.
     pub(super) fn store(&self, offset: usize, value: u64) {
         if let Some(word) = self.word(offset) {
-            // SAFETY: as in `load`, and areas are writable.
+            // SAFETY: of `store_u64`: `word` gives aligned words of the area (4), which is writable
+            // and accessed by atomics only (3).
             unsafe { word::store_u64(word, value, Ordering::Release) }
         }
     }
@@ -420,7 +423,7 @@ mod tests {
         let ptr = bytes.as_mut_ptr();
         // SAFETY: both lie in the array, which nobody else touches.
         let target = unsafe { Target::from_raw(ptr.wrapping_add(10), 900) };
-        // SAFETY: as above.
+        // SAFETY: of `from_raw`: the first 900 bytes of the same array.
         let source = unsafe { Source::from_raw(ptr, 900) };
         target.write(source);
         assert_eq!(bytes, [7; 1000]);
@@ -451,7 +454,7 @@ mod tests {
         assert!(read_only.source(u64::MAX - 65, 2).is_none());
         assert!(read_only.source(0, 1).is_none());
         assert!(read_only.target(u64::MAX - 64, 1).is_none());
-        // SAFETY: as above.
+        // SAFETY: of `new`: the same array, which lives longer; the regions are never used at once.
         let writable = unsafe { Region::new(ptr, 64, 0, 1) };
         assert!(writable.target(63, 1).is_some());
         assert!(writable.target(64, 0).is_some());
