@@ -20,6 +20,27 @@ use crate::error::{Error, Result};
 ///
 /// Nothing is posted before [`submit`](Self::submit); a batch that is dropped without it drops its
 /// requests, one that is forgotten leaks them.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{Buffer, QueuePair, Rc, RemoteSlice};
+/// # fn f(qp: &mut QueuePair<Rc>, parts: Vec<(Buffer, RemoteSlice)>) -> Result<(), rdma::Error> {
+/// use rdma::op::{Send, Write};
+///
+/// let mut batch = qp.batch();
+/// for (buffer, remote) in parts {
+///     batch.push(Write::new(buffer, remote).unsignaled())?;
+/// }
+/// batch.push(Send::inline(b"done"))?;
+/// if let Err(mut error) = batch.submit() {
+///     while let Some(mut rejected) = error.next_rejected() {
+///         drop(rejected.take_buffer());
+///     }
+///     return Err(error.error());
+/// }
+/// # Ok(()) }
+/// ```
 #[must_use = "nothing is posted before `submit`"]
 pub struct Batch<'q, 'd, T: Transport = Rc> {
     queue: &'q mut SendQueue,

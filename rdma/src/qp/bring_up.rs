@@ -17,6 +17,13 @@ const READ_DEPTH: u32 = 16;
 
 /// Options to bind a queue pair to a port. Options that are not set are chosen from what the device
 /// reports.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{InitOptions, RemoteAccess};
+/// let options = InitOptions::new().port(1).remote_access(RemoteAccess::READ);
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 #[must_use]
 pub struct InitOptions {
@@ -53,6 +60,14 @@ impl InitOptions {
 }
 
 /// Options to connect to a peer. Options that are not set have the value that most programs use.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{ConnectOptions, Mtu};
+/// // Give up after two unanswered attempts.
+/// let options = ConnectOptions::new().retry_count(1).mtu(Mtu::MTU_1024);
+/// ```
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct ConnectOptions {

@@ -121,6 +121,38 @@ impl sealed::Sealed for Ud {}
 /// Posting takes `&mut self`; completions are polled from the completion queue. Dropping the queue
 /// pair destroys it: requests in flight are abandoned, and their buffers freed once the device has
 /// no access to them.
+///
+/// # Examples
+///
+/// Two queue pairs of one process. Usually each process has one, and the endpoints travel over a
+/// socket.
+///
+/// ```
+/// use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op::Send};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let opened = rdma::open(&DeviceSelector::Any)?;
+/// let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
+/// let options = InitOptions::new().port(opened.port);
+/// let mut a = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
+/// let b = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
+/// a.post_recv(pd.allocate(4096)?, 1)?;
+/// let (to_a, to_b) = (a.endpoint(), b.endpoint());
+/// let _a = a.connect(&to_b, &ConnectOptions::new())?;
+/// let mut b = b.connect(&to_a, &ConnectOptions::new())?;
+///
+/// let mut message = pd.allocate(5)?;
+/// message.copy_from_slice(b"hello");
+/// b.post_send(Send::new(message).token(2))?;
+/// let mut poller = cq.poller();
+/// for _ in 0..2 {
+///     let mut completion = poller.wait(None)?.expect("no time limit");
+///     completion.status()?;
+///     let buffer = completion.take_buffer().expect("the buffer that was posted");
+///     assert_eq!(&buffer[..5], b"hello");
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<T: Transport> {
     pub(crate) control: QpInner,
@@ -218,6 +250,17 @@ impl<T: Transport> QueuePair<T> {
     /// `InvalidTransition` names attributes that are missing or not allowed; `InvalidInput` means
     /// that they are the right ones, and a value is wrong. `InUse` for a change to RESET on iWARP
     /// while anything is in flight.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>) -> Result<(), rdma::Error> {
+    /// use rdma::{QpAttr, RemoteAccess};
+    ///
+    /// // From now on the peer may only read.
+    /// qp.modify(&QpAttr::new().access(RemoteAccess::READ))?;
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr) -> Result<()> {
         let resets = attr.target() == Some(QpState::RESET);
@@ -243,6 +286,20 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     ///
     /// What the provider reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{Error, Poller, QueuePair, Rc};
+    /// # fn f(qp: &QueuePair<Rc>, poller: &mut Poller, posted: usize) -> Result<(), Error> {
+    /// qp.set_error()?;
+    /// // Every request in flight gives its memory back with status WR_FLUSH_ERR.
+    /// for _ in 0..posted {
+    ///     let mut completion = poller.wait(None)?.expect("no time limit");
+    ///     drop(completion.take_buffer());
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn set_error(&self) -> Result<()> {
         self.control.modify(&QpAttr::to(QpState::ERR))
     }
@@ -255,6 +312,16 @@ impl<T: Transport> QueuePair<T> {
     /// With the queue pair: what the provider reports; `InUse` on iWARP while anything is in
     /// flight, receives too, because there a reset does not end it: [`set_error`](Self::set_error)
     /// does, or to drop the queue pair.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{ConnectOptions, Endpoint, InitOptions, QueuePair, Rc};
+    /// # fn f(qp: QueuePair<Rc>, peer: &Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// // To another peer.
+    /// let qp = qp.reset()?.init(&InitOptions::new())?.connect(peer, &ConnectOptions::new())?;
+    /// # Ok(()) }
+    /// ```
     pub fn reset(mut self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         match self.modify(&QpAttr::to(QpState::RESET)) {
             Ok(()) => Ok(PreparedQueuePair::new(self)),
@@ -270,6 +337,16 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// What the provider reports, with the queue pair, which still works, but has left its
     /// multicast groups.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn f(qp: rdma::QueuePair<rdma::Rc>) {
+    /// if let Err(failed) = qp.close() {
+    ///     eprintln!("{:?} is still there: {}", failed.object, failed.error);
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "ibv_destroy_qp")]
     pub fn close(mut self) -> Result<(), Failed<Self>> {
         match self.destroy() {

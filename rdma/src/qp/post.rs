@@ -28,6 +28,20 @@ impl<T: Transport> QueuePair<T> {
     /// (a read into a [`Buffer`](crate::Buffer) on iWARP); or what the provider reports. Without
     /// the request, if the device may have taken it although it reported an error: its memory stays
     /// in flight and the queue pair goes to the error state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{Buffer, ErrorKind, QueuePair, Rc};
+    /// # fn f(qp: &mut QueuePair<Rc>, buffer: Buffer) -> Result<Option<Buffer>, rdma::Error> {
+    /// match qp.post_send(rdma::op::Send::new(buffer).token(1)) {
+    ///     Ok(()) => Ok(None),
+    ///     // Not posted: the buffer is ours again.
+    ///     Err(refused) if refused.kind() == ErrorKind::QueueFull => Ok(refused.into_memory()),
+    ///     Err(refused) => Err(refused.error()),
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post_send<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
@@ -94,6 +108,20 @@ impl<T: Transport> QueuePair<T> {
     /// protection domain), or what the provider reports. Without it, if the device may have taken
     /// it although it reported an error: it stays in flight and the queue pair goes to the error
     /// state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{Buffer, Poller, QueuePair, Rc};
+    /// # fn f(qp: &mut QueuePair<Rc>, poller: &mut Poller) -> Result<(), rdma::Error> {
+    /// let mut completion = poller.wait(None)?.expect("no time limit");
+    /// println!("{} bytes", completion.byte_len());
+    /// if let Some(buffer) = completion.take_buffer() {
+    ///     // The same memory for the next message.
+    ///     qp.post_recv(buffer, completion.token())?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
@@ -106,6 +134,19 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Both halves, to be used by two threads at a time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{Buffer, QueuePair, Rc};
+    /// # fn f(qp: &mut QueuePair<Rc>, message: Buffer, room: Buffer) {
+    /// let (mut send, mut recv) = qp.split_mut();
+    /// std::thread::scope(|threads| {
+    ///     threads.spawn(move || send.post(rdma::op::Send::new(message)));
+    ///     threads.spawn(move || recv.post(room, 0));
+    /// });
+    /// # }
+    /// ```
     pub fn split_mut(&mut self) -> (SendHalf<'_, T>, RecvHalf<'_, T>) {
         (QueueHalf::new(&mut self.send), QueueHalf::new(&mut self.recv))
     }
@@ -143,8 +184,8 @@ pub type SendHalf<'a, T = Rc> = QueueHalf<'a, SendQueue, T>;
 pub type RecvHalf<'a, T = Rc> = QueueHalf<'a, RecvQueue, T>;
 
 /// A [`SendHalf`] or [`RecvHalf`].
-// A value of its own, and not `&mut SendQueue`: two such references could be swapped, and each queue
-// pair would then release the other's requests (S1 of `posting`).
+// A value of its own, and not `&mut SendQueue`: two such references could be swapped, and each
+// queue pair would then release the other's requests (S1 of `posting`).
 pub struct QueueHalf<'a, Q, T: Transport> {
     queue: &'a mut Q,
     transport: PhantomData<T>,

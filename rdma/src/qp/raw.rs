@@ -96,6 +96,21 @@ impl<T: Transport> QpBuilder<T> {
 }
 
 /// A queue pair to which anything may be posted, on the caller's responsibility.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{DeviceSelector, QueuePair};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let opened = rdma::open(&DeviceSelector::Any)?;
+/// # let pd = opened.context.alloc_pd()?;
+/// let cq = opened.context.create_raw_cq(64, None)?;
+/// let prepared = QueuePair::builder(&pd).raw_cq(&cq).build()?;
+/// // Bring it up, then:
+/// let qp = prepared.into_manual().into_raw()?;
+/// println!("{:#x}", qp.control().qpn());
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_qp")]
 pub struct RawQueuePair<T: Transport> {
     qp: QueuePair<T>,
