@@ -50,6 +50,7 @@ operations! {
     CreateCq = "ibv_create_cq",
     DestroyCq = "ibv_destroy_cq",
     PollCq = "ibv_poll_cq",
+    ResizeCq = "ibv_resize_cq",
     RequestNotify = "ibv_req_notify_cq",
     GetAsyncEvent = "ibv_get_async_event",
     CreateQp = "ibv_create_qp",

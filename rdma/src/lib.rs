@@ -153,7 +153,7 @@ pub use absence::{Finding, HardwareAbsence};
 pub use ah::{AddressHandle, Grh, Source};
 pub use choose::{Choice, DeviceSelector, OpenError, Opened, ParseSelectorError, open};
 pub use context::{AsyncEvent, AsyncEventKind, Context, DeviceAttr, DeviceAttrEx, EventSource, GidEntry, PortAttr};
-pub use cq::{Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Poller, Released};
+pub use cq::{Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder, Datagram, Poller, Released, Wakeup};
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
 pub use mr::{

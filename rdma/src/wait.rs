@@ -35,8 +35,8 @@ impl Deadline {
 
 /// The descriptor by which a C object announces events, with the epoll that is lent in its place.
 ///
-/// The object's own descriptor is never lent: made blocking, or filled, it would stop whoever waits for or announces an
-/// event, under locks that the whole process needs.
+/// The object's own descriptor is never lent: made blocking, or filled, it would stop whoever waits
+/// for or announces an event, under locks that the whole process needs.
 pub(crate) struct EventDescriptor {
     own: RawFd,
     lent: OwnedFd,
@@ -82,7 +82,8 @@ impl EventDescriptor {
                 return Ok(Some(event));
             }
             let ready = readable(self.own(), deadline).map_err(|error| Error::from_io(operation, &error))?;
-            // Readable does not mean that there is an event for us: others may take it, or the descriptor be broken.
+            // Readable does not mean that there is an event for us: others may take it, or the
+            // descriptor be broken.
             if !ready || deadline.is_over() {
                 return take();
             }
@@ -111,7 +112,8 @@ pub(crate) fn semaphore() -> Result<OwnedFd> {
 
 /// Makes a [`semaphore`] readable `count` times.
 pub(crate) fn post(semaphore: BorrowedFd<'_>, count: u64) {
-    // SAFETY: eventfd_write has no conditions; an error (a full counter) leaves the semaphore readable.
+    // SAFETY: eventfd_write has no conditions; an error (a full counter) leaves the semaphore
+    // readable.
     let _full = unsafe { libc::eventfd_write(semaphore.as_raw_fd(), count) };
 }
 
@@ -122,7 +124,8 @@ pub(crate) fn take(semaphore: BorrowedFd<'_>) {
     let _empty = unsafe { libc::eventfd_read(semaphore.as_raw_fd(), &raw mut value) };
 }
 
-/// Waits until `fd` is readable; false at the deadline. Interruptions by signals do not end the wait.
+/// Waits until `fd` is readable; false at the deadline. Interruptions by signals do not end the
+/// wait.
 pub(crate) fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> io::Result<bool> {
     any_readable([Some(fd)], deadline)
 }
@@ -138,8 +141,8 @@ pub(crate) fn any_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N], dea
             tv_nsec: left.subsec_nanos().into(),
         });
         let timeout = left.as_ref().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: ppoll wants as many pollfds as it is told of, a timespec or NULL, and a signal mask or NULL; all live
-        // during the call.
+        // SAFETY: ppoll wants as many pollfds as it is told of, a timespec or NULL, and a signal
+        // mask or NULL; all live during the call.
         let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), N as libc::nfds_t, timeout, ptr::null()) };
         match ready {
             0 => return Ok(false),

@@ -2,11 +2,12 @@
 //!
 //! # Safety
 //!
-//! 1. A [`ChannelInner`] owns a channel that its context's table created. Its completion queues hold an `Arc` of its
-//!    [`Handle`], so it is destroyed after them.
-//! 2. The pointer that an event brings is used only to acknowledge the event, at once: until then the library keeps the queue.
-//! 3. The channel's descriptor is non-blocking and is not lent: made blocking, or filled, it would stop whoever reports
-//!    a completion.
+//! 1. A [`ChannelInner`] owns a channel that its context's table created. Its completion queues
+//!    hold an `Arc` of its [`Handle`], so it is destroyed after them.
+//! 2. The pointer that an event brings is used only to acknowledge the event, at once: until then
+//!    the library keeps the queue.
+//! 3. The channel's descriptor is non-blocking and is not lent: made blocking, or filled, it would
+//!    stop whoever reports a completion.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,9 +25,31 @@ use crate::wait::{Deadline, EventDescriptor};
 
 /// A source of events for any number of completion queues.
 ///
-/// The descriptor ([`AsFd`]) is readable while events wait: it fits poll, epoll and async runtimes, and is good for
-/// nothing else (it is an epoll that watches the provider's descriptor). An event is acknowledged before it is
-/// returned and names its queue by [`CqId`]; it may name a queue that was destroyed meanwhile.
+/// The descriptor ([`AsFd`]) is readable while events wait: it fits poll, epoll and async runtimes,
+/// and is good for nothing else (it is an epoll that watches the provider's descriptor). An event
+/// is acknowledged before it is returned and names its queue by [`CqId`]; it may name a queue that
+/// was destroyed meanwhile.
+///
+/// # Examples
+///
+/// One thread that sleeps for several queues:
+///
+/// ```
+/// use std::time::Duration;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// let channel = context.create_completion_channel()?;
+/// let queue = || context.cq_builder(16).channel(&channel).build();
+/// let (requests, replies) = (queue()?, queue()?);
+/// requests.request_notify(false)?;
+/// replies.request_notify(false)?;
+/// match channel.next_event(Some(Duration::from_millis(1)))? {
+///     Some(id) if id == requests.id() => println!("requests have completed"),
+///     Some(_) => println!("replies have completed"),
+///     None => println!("nothing yet"),
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_comp_channel")]
 #[derive(Clone)]
 pub struct CompletionChannel {
@@ -56,7 +79,8 @@ impl ChannelInner {
     pub(crate) fn try_next_event(&self) -> Result<Option<CqId>> {
         self.context.check(Operation::GetCqEvent)?;
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: ibv_get_cq_event wants a channel (1) and room for two pointers; the descriptor is non-blocking.
+        // SAFETY: ibv_get_cq_event wants a channel (1) and room for two pointers; the descriptor is
+        // non-blocking.
         let result = unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
         if result != 0 {
             return Error::last(Operation::GetCqEvent).or_nothing();
@@ -81,7 +105,8 @@ impl Object for ChannelInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_comp_channel wants a live channel of this table without queues: this function's contract.
+        // SAFETY: ibv_destroy_comp_channel wants a live channel of this table without queues: this
+        // function's contract.
         Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) })
     }
 }
@@ -114,14 +139,17 @@ impl CompletionChannel {
     ///
     /// # Safety
     ///
-    /// `raw` was created in this context, and is not destroyed by anybody else. Events of completion queues that were not made by
-    /// this crate are acknowledged when they are taken, and named by the address of their context.
+    /// `raw` was created in this context, and is not destroyed by anybody else. Events of
+    /// completion queues that were not made by this crate are acknowledged when they are taken, and
+    /// named by the address of their context.
     pub unsafe fn from_raw(context: &Context, raw: *mut ibv_comp_channel) -> Result<Self> {
         // SAFETY: the caller's channel is alive, and this field does not change.
         let fd = unsafe { (*raw).fd };
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the channel (1).
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the
+        // channel (1).
         let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
-            // SAFETY: ibv_destroy_comp_channel wants a channel of this table that no queue uses: the caller's promise.
+            // SAFETY: ibv_destroy_comp_channel wants a channel of this table that no queue uses:
+            // the caller's promise.
             unsafe { (context.inner.table.ibv_destroy_comp_channel)(raw) };
         })?;
         let inner = Handle::new(ChannelInner { raw, context: Arc::clone(&context.inner), events });

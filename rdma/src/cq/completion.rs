@@ -1,11 +1,11 @@
-//! Completions, and the memory that they give back. F, H, M and R are the invariants of [`poll`](super::poll), [`mr`](crate::mr)
-//! and [`ring`](crate::qp::ring).
+//! Completions, and the memory that they give back. F, H, M and R are the invariants of
+//! [`poll`](super::poll), [`mr`](crate::mr) and [`ring`](crate::qp::ring).
 
 use std::fmt;
 
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
-use super::poll::{Found, Poller};
+use super::held::Held;
 use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
 use crate::qp::ring::{Claimed, Info};
 use crate::types::{Opcode, WcError, WcStatus};
@@ -46,23 +46,44 @@ takes!(Released);
 
 /// A finished request, and the memory that it gives back.
 ///
-/// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings. What is not taken is given up, and the request's place
-/// in the queue is free, when the poller is used or dropped next.
+/// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings. What is not taken is
+/// given up, and the request's place in the queue is free, when the poller is used or dropped next.
+///
+/// # Examples
+///
+/// ```no_run
+/// # fn f(poller: &mut rdma::Poller) -> Result<(), Box<dyn std::error::Error>> {
+/// use rdma::op::Opcode;
+///
+/// let Some(mut completion) = poller.wait(None)? else { return Ok(()) };
+/// if let Err(error) = completion.status() {
+///     println!("request {} failed: {error}", completion.token());
+///     return Ok(());
+/// }
+/// match completion.opcode() {
+///     Opcode::Recv => println!("{} bytes, immediate data {:?}", completion.byte_len(), completion.imm()),
+///     Opcode::FetchAdd => println!("the counter was at {:?}", completion.old_value()),
+///     other => println!("{other:?} is done"),
+/// }
+/// let buffer = completion.take_buffer();
+/// // Requests that were posted unsignaled before it are done too, and give their memory back.
+/// while let Some(mut released) = completion.next_unsignaled() {
+///     println!("request {} too: {:?}", released.token(), released.take_buffer());
+/// }
+/// # drop(buffer);
+/// # Ok(()) }
+/// ```
 pub struct Completion<'a> {
-    poller: &'a mut Poller,
-    found: Found,
+    wc: &'a ibv_wc,
+    token: u64,
+    info: Info,
+    held: &'a mut Held,
 }
 
 impl<'a> Completion<'a> {
     #[inline(always)]
-    pub(super) fn new(poller: &'a mut Poller, found: Found) -> Self {
-        Self { poller, found }
-    }
-
-    #[inline]
-    fn wc(&self) -> &ibv_wc {
-        // SAFETY: F1: initialised; the poller is borrowed, so that it fetches nothing meanwhile.
-        unsafe { &*self.found.wc }
+    pub(super) fn new(wc: &'a ibv_wc, token: u64, info: Info, held: &'a mut Held) -> Self {
+        Self { wc, token, info, held }
     }
 
     /// Whether it went well.
@@ -72,7 +93,7 @@ impl<'a> Completion<'a> {
     /// How it failed. The queue pair is in the error state then.
     #[inline]
     pub fn status(&self) -> Result<(), WcError> {
-        let wc = self.wc();
+        let wc = self.wc;
         if wc.status == ibv_wc_status::IBV_WC_SUCCESS {
             return Ok(());
         }
@@ -83,30 +104,31 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn token(&self) -> u64 {
-        self.found.token
+        self.token
     }
 
     /// What the request was.
     #[inline]
     #[must_use]
     pub fn opcode(&self) -> Opcode {
-        let wc = self.wc();
+        let wc = self.wc;
         let is_write = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-        if self.found.info.opcode() == Opcode::Recv && is_write && self.status().is_ok() {
+        if self.info.opcode() == Opcode::Recv && is_write && self.status().is_ok() {
             return Opcode::RecvWriteImm;
         }
-        self.found.info.opcode()
+        self.info.opcode()
     }
 
-    /// Bytes received, read, or written by the peer; 0 for other requests and failed ones. Of a datagram it counts the 40 bytes
-    /// of the header too. A number from the device: check it before use as a length.
+    /// Bytes received, read, or written by the peer; 0 for other requests and failed ones. Of a
+    /// datagram it counts the 40 bytes of the header too. A number from the device: check it before
+    /// use as a length.
     #[inline]
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        match self.found.info.opcode() {
+        match self.info.opcode() {
             Opcode::Send | Opcode::Write => 0,
             _ if self.status().is_err() => 0,
-            _ => self.wc().byte_len as usize,
+            _ => self.wc.byte_len as usize,
         }
     }
 
@@ -114,9 +136,9 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn imm(&self) -> Option<u32> {
-        let wc = self.wc();
+        let wc = self.wc;
         let with_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-        if self.found.info.opcode() != Opcode::Recv || !with_imm || self.status().is_err() {
+        if self.info.opcode() != Opcode::Recv || !with_imm || self.status().is_err() {
             return None;
         }
         // SAFETY: any 32 bits are a number; the flag says that they are immediate data.
@@ -127,45 +149,48 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn qpn(&self) -> u32 {
-        self.wc().qp_num
+        self.wc.qp_num
     }
 
-    /// Whether the request was posted unsignaled, and the queue had it signaled so as not to fill up.
+    /// Whether the request was posted unsignaled, and the queue had it signaled so as not to fill
+    /// up.
     #[inline]
     #[must_use]
     pub fn is_forced(&self) -> bool {
-        self.found.info.is_forced()
+        self.info.is_forced()
     }
 
-    /// What the peer's 8 bytes were before an atomic operation that went well. Call it before the memory is taken.
+    /// What the peer's 8 bytes were before an atomic operation that went well. Call it before the
+    /// memory is taken.
     #[must_use]
     pub fn old_value(&self) -> Option<u64> {
-        let is_atomic = matches!(self.found.info.opcode(), Opcode::CompareSwap | Opcode::FetchAdd);
+        let is_atomic = matches!(self.info.opcode(), Opcode::CompareSwap | Opcode::FetchAdd);
         if !is_atomic || self.status().is_err() {
             return None;
         }
-        self.poller.held.peek().and_then(Segment::word)
+        self.held.peek().and_then(Segment::word)
     }
 
     /// The completion, and what the slot said of the request.
     pub(super) fn parts(&self) -> (&ibv_wc, Info) {
-        (self.wc(), self.found.info)
+        (self.wc, self.info)
     }
 
     /// The next piece of memory, to look at.
     pub(super) fn peek(&self) -> Option<&Segment> {
         // Of a request without memory, nothing is held.
-        self.poller.held.peek()
+        self.held.peek()
     }
 
     #[inline(always)]
     fn take_if(&mut self, kind: Kind) -> Option<Segment> {
-        self.poller.held.take_if(self.found, kind)
+        self.held.take_if(self.info, kind)
     }
 
-    /// The next of the unsignaled requests that this completion releases, oldest first. If this one went well, so did they.
+    /// The next of the unsignaled requests that this completion releases, oldest first. If this one
+    /// went well, so did they.
     pub fn next_unsignaled(&mut self) -> Option<Released<'_>> {
-        let (claimed, unsignaled) = self.poller.held.request.as_mut()?;
+        let (claimed, unsignaled) = self.held.request.as_mut()?;
         *unsignaled = None;
         *unsignaled = claimed.next_unsignaled();
         unsignaled.as_mut().map(Released::new)
@@ -182,8 +207,8 @@ impl fmt::Debug for Completion<'_> {
     }
 }
 
-/// A request without a completion of its own, and the memory that it gives back: one that was posted unsignaled, or that
-/// the device did not take.
+/// A request without a completion of its own, and the memory that it gives back: one that was
+/// posted unsignaled, or that the device did not take.
 pub struct Released<'a> {
     claimed: &'a mut Claimed,
 }

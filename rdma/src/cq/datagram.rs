@@ -83,7 +83,8 @@ impl fmt::Debug for Datagram {
 }
 
 impl Completion<'_> {
-    /// Where a datagram came from: of a receive of a datagram queue pair that went well. Call it before the memory is taken.
+    /// Where a datagram came from: of a receive of a datagram queue pair that went well. Call it
+    /// before the memory is taken.
     ///
     /// For messages in one [`Buffer`], [`take_datagram`](Self::take_datagram) gives all at once.
     #[must_use]
@@ -95,8 +96,8 @@ impl Completion<'_> {
         Some(source(wc, self.peek()))
     }
 
-    /// A datagram in the buffer that was posted for it, if this is one that went well, and its next piece of memory is a
-    /// [`Buffer`].
+    /// A datagram in the buffer that was posted for it, if this is one that went well, and its next
+    /// piece of memory is a [`Buffer`].
     ///
     /// Of a message that was received into several pieces, this is the first one.
     #[must_use = "the buffer is given up otherwise"]

@@ -1,33 +1,35 @@
 //! Polling: completions are fetched, and routed to their requests.
 
 use std::fmt;
-use std::ptr;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rdma_sys::{ibv_cq, ibv_wc};
 
+use super::backoff::Backoff;
 use super::completion::Completion;
+use super::held::{Found, Held};
+use super::queue::{CompletionQueue, CqInner};
 use super::sharing::{Batch, FETCH, Waiting};
-use super::{CompletionQueue, CqInner};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::handle::Handle;
-use crate::mr::{Kind, Segment};
-use crate::qp::ring::{Cached, Claimed, Grabbed, Info, RingTable, Single, has_sink};
+use crate::qp::ring::{self, Cached, Grabbed, Info, has_sink};
 
 /// [`FETCH`] as the C interface has it.
 const ENTRIES: i32 = 16;
 
 /// Takes completions from a completion queue, one after the other.
 ///
-/// Any number of pollers and [scopes](crate::QueuePair::scope) may work on one queue, in any threads. Each completion goes
-/// to one of the pollers, or to the scope that its request belongs to, whoever fetches it. Completions of one queue pair come
-/// in order to a poller that polls alone.
+/// Any number of pollers and [scopes](crate::QueuePair::scope) may work on one queue, in any
+/// threads. Each completion goes to one of the pollers, or to the scope that its request belongs
+/// to, whoever fetches it. Completions of one queue pair come in order to a poller that polls
+/// alone.
 ///
-/// A poller that is the queue's only one fetches 16 completions at a time; where there are more, each fetches one at a
-/// time, which costs more, so make no more of them than poll. What a dropped poller has not handed out comes to the next
-/// one that polls.
+/// A poller that is the queue's only one fetches 16 completions at a time; where there are more,
+/// each fetches one at a time, which costs more, so make no more of them than poll. What a dropped
+/// poller has not handed out comes to the next one that polls.
 #[doc(alias = "ibv_poll_cq")]
 pub struct Poller {
     pub(super) held: Held,
@@ -35,13 +37,16 @@ pub struct Poller {
     next: *const ibv_wc,
     left: u32,
     raw: *mut ibv_cq,
-    /// The process that it is for, or, while `source` is another than the device, one that will never be.
+    /// The process that it is for, or, while `source` is another than the device, one that will
+    /// never be.
     live_in: u32,
     source: Source,
     cached: Cached,
-    /// Invariant **F1**: its entries are initialised, and written by this poller only, while `source` is not `Open`.
+    pub(super) backoff: Backoff,
+    /// Invariant **F1**: its entries are initialised, and written by this poller only, while
+    /// `source` is not `Open`.
     batch: Arc<Batch<ibv_wc>>,
-    /// Last, so that it outlives what is held (R4), and `raw`.
+    /// Last, so that it outlives `raw`.
     pub(crate) cq: Arc<Handle<CqInner>>,
 }
 
@@ -56,38 +61,26 @@ enum Source {
     Copy,
 }
 
-// SAFETY: the raw queue is `cq`'s, which is Send and Sync; `next` points into `batch`, which is kept; the rest is Send.
+// SAFETY: the raw queue is `cq`'s, which is Send and Sync; `next` points into `batch`, which is
+// kept; the rest is Send.
 unsafe impl Send for Poller {}
 // SAFETY: `&Poller` gives nothing but the handle of the queue.
 unsafe impl Sync for Poller {}
 
-/// What the present completion gives back. It stays here, so that forgetting the completion is no harm.
-///
-/// Invariant **H1**: `single` says which of the two there is: a request with one segment and nothing before it, or `request`, where
-/// it is [`Single::none`].
-pub(super) struct Held {
-    single: Option<Single>,
-    /// Any other request, and one of the unsignaled ones before it.
-    pub(super) request: Option<(Claimed, Option<Claimed>)>,
-}
-
-/// Where a completion is, and what its slot said.
-#[derive(Clone, Copy)]
-pub(super) struct Found {
-    /// In the poller's `wcs`.
-    pub(super) wc: *const ibv_wc,
-    pub(super) token: u64,
-    pub(super) info: Info,
-}
-
-// SAFETY: plain data but for two pointers: one into the poller's own room (F1), and one to a slot that the poller holds (R1),
-// both used only while the poller is borrowed exclusively, on one thread at a time.
-unsafe impl Send for Found {}
-// SAFETY: as above; `&Found` gives copies of its fields, and reads of a completion that nobody writes.
-unsafe impl Sync for Found {}
-
 impl CompletionQueue {
     /// Makes a poller for the queue.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let cq = context.create_cq(64)?;
+    /// // One poller for each thread that polls.
+    /// let mut poller = cq.poller();
+    /// assert!(poller.poll()?.is_none());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn poller(&self) -> Poller {
         let context = &self.inner.context;
@@ -101,16 +94,10 @@ impl CompletionQueue {
             live_in: context.fork,
             source: Source::Device,
             cached: Cached::nothing(),
+            backoff: Backoff::default(),
             batch,
             cq: Arc::clone(&self.inner),
         }
-    }
-
-    /// How many completions named no request in flight and were dropped: left behind of a queue pair that was reset or destroyed,
-    /// or reported twice.
-    #[must_use]
-    pub fn stale_completions(&self) -> u64 {
-        self.inner.rings.stale()
     }
 }
 
@@ -121,16 +108,43 @@ impl Poller {
     ///
     /// # Errors
     ///
-    /// What the provider reports. No memory is given back then: only completions do that, or the end of the queue pair.
+    /// What the provider reports. No memory is given back then: only completions do that, or the
+    /// end of the queue pair.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller) -> Result<(), Box<dyn std::error::Error>> {
+    /// use rdma::op::Opcode;
+    ///
+    /// while let Some(mut completion) = poller.poll()? {
+    ///     completion.status()?;
+    ///     let (opcode, token, len) = (completion.opcode(), completion.token(), completion.byte_len());
+    ///     if let (Opcode::Recv, Some(buffer)) = (opcode, completion.take_buffer()) {
+    ///         println!("{:?}", buffer.get(..len));
+    ///         // The same memory for the next message.
+    ///         qp.post_recv(buffer, token)?;
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Completion<'_>>> {
-        Ok(self.advance()?.map(|found| Completion::new(self, found)))
+        Ok(self.advance()?.map(|found| self.completion(found)))
     }
 
     /// The completion queue.
     #[must_use]
     pub fn completion_queue(&self) -> CompletionQueue {
         CompletionQueue { inner: Arc::clone(&self.cq) }
+    }
+
+    /// What [`advance`](Self::advance) has just found.
+    #[inline(always)]
+    pub(super) fn completion(&mut self, Found { wc, token, info }: Found) -> Completion<'_> {
+        // SAFETY: F1: it lies in the batch, which this poller alone writes, and not while it is
+        // borrowed.
+        Completion::new(unsafe { &*wc }, token, info, &mut self.held)
     }
 
     #[inline(always)]
@@ -156,8 +170,7 @@ impl Poller {
     fn take(&mut self, wc: *const ibv_wc) -> Option<Found> {
         // SAFETY: F1: one that was fetched.
         let wr_id = unsafe { (*wc).wr_id };
-        // SAFETY: R4: `self` keeps the completion queue, and drops what it holds first.
-        let Some(grabbed) = (unsafe { self.cq.rings.grab(wr_id, &mut self.cached) }) else {
+        let Some(grabbed) = ring::grab(wr_id, &mut self.cached) else {
             self.count_stale(wr_id);
             return None;
         };
@@ -172,18 +185,19 @@ impl Poller {
         Some(Found { wc, token, info })
     }
 
-    /// A request with an address handle, and otherwise at most one segment: the handle is given up now, for the request has
-    /// ended.
+    /// A request with an address handle, and otherwise at most one segment: the handle is given up
+    /// now, for the request has ended.
     fn take_addressed(&mut self, grabbed: Grabbed, info: Info) {
-        // SAFETY: with neither run nor scope nor many segments, what makes it neither single nor empty is the handle; nothing
-        // below looks for it.
+        // SAFETY: with neither run nor scope nor many segments, what makes it neither single nor
+        // empty is the handle; nothing below looks for it.
         let address = unsafe { grabbed.take_address() };
         if info.without_address().is_single() {
             self.held.set(grabbed.into_single());
         } else {
             grabbed.release();
         }
-        // Last of all: destroying it may log, and a subscriber may panic. The segment is held by then.
+        // Dropped last: destroying it may log, and a subscriber may panic. The segment is held by
+        // then.
         drop(address);
     }
 
@@ -196,7 +210,7 @@ impl Poller {
             self.take_addressed(grabbed, info);
             return true;
         }
-        let claimed = RingTable::claimed(grabbed, wr_id, &self.cached);
+        let claimed = ring::claimed(grabbed, wr_id, &self.cached);
         if claimed.scoped {
             claimed.finish(status, vendor_err);
             return false;
@@ -205,7 +219,8 @@ impl Poller {
         true
     }
 
-    /// A completion that names no request in flight: another poller may have handed it out, or its sink have got it.
+    /// A completion that names no request in flight: another poller may have handed it out, or its
+    /// sink have got it.
     #[cold]
     fn count_stale(&self, wr_id: u64) {
         let was_shared = match self.source {
@@ -214,7 +229,7 @@ impl Poller {
             Source::Copy => true,
         };
         if !was_shared {
-            self.cq.rings.count_stale();
+            self.cq.count_stale();
         }
     }
 
@@ -224,8 +239,9 @@ impl Poller {
         if self.live_in != fork::generation() || !self.cq.sharing.crowd.is_quiet() {
             return self.fetch_shared();
         }
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room for as many
-        // entries as it is told of: F1, `live_in` says that the batch is not open.
+        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process
+        // (checked), and room for as many entries as it is told of: F1, `live_in` says that the
+        // batch is not open.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.batch.start()) };
         self.fetched(count, ENTRIES)
     }
@@ -250,7 +266,7 @@ impl Poller {
             // SAFETY: F1: one that was fetched.
             let wc = unsafe { self.batch.start().wrapping_add(at).read() };
             if has_sink(wc.wr_id) {
-                self.deliver(&wc);
+                self.cq.deliver(&wc, &mut self.cached);
             }
         }
         self.source = Source::Open;
@@ -280,38 +296,58 @@ impl Poller {
             }
             return Ok(Some(start));
         }
+        let retired = self.cq.retired();
         let room = if self.cq.sharing.crowd.is_alone() { ENTRIES } else { 1 };
-        // SAFETY: as in `fetch`; the batch was just closed.
+        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room for
+        // as many entries as it is told of: F1, the batch was just closed.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, room, start) };
+        if count == 0 {
+            self.cq.found_empty(retired);
+        }
         self.fetched(count, room)
     }
 
-    /// Gives a completion to the sink that its request named.
-    fn deliver(&mut self, wc: &ibv_wc) {
-        // SAFETY: R4: `self` keeps the completion queue.
-        match unsafe { self.cq.rings.grab(wc.wr_id, &mut self.cached) } {
-            Some(grabbed) => {
-                RingTable::claimed(grabbed, wc.wr_id, &self.cached).finish(wc.status, wc.vendor_err);
+    /// For a scope that waits: whether there were completions.
+    pub(crate) fn pump(&mut self) -> Result<bool> {
+        Ok(self.cq.pump(&mut self.cached)? > 0)
+    }
+}
+
+impl CqInner {
+    /// Fetches completions, delivers those that have a sink, and leaves the others to all pollers.
+    /// How many there were.
+    pub(super) fn pump(&self, cached: &mut Cached) -> Result<usize> {
+        self.context.check(Operation::PollCq)?;
+        let retired = self.retired();
+        let mut wcs = [ibv_wc::default(); FETCH];
+        // SAFETY: ibv_poll_cq wants a completion queue, of this process (checked), and room.
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, wcs.as_mut_ptr()) };
+        let count = usize::try_from(count).map_err(|_| poll_failed(count))?.min(FETCH);
+        if count == 0 {
+            self.found_empty(retired);
+        }
+        for wc in &wcs[..count] {
+            if has_sink(wc.wr_id) {
+                self.deliver(wc, cached);
+            } else if ring::is_in_flight(wc.wr_id) {
+                self.sharing.push(*wc);
+            } else {
+                self.count_stale();
             }
-            None => self.cq.rings.count_stale(),
+        }
+        Ok(count)
+    }
+
+    /// Gives a completion to the sink that its request named.
+    fn deliver(&self, wc: &ibv_wc, cached: &mut Cached) {
+        match ring::grab(wc.wr_id, cached) {
+            Some(grabbed) => ring::claimed(grabbed, wc.wr_id, cached).finish(wc.status, wc.vendor_err),
+            None => self.count_stale(),
         }
     }
 
-    /// For a scope that waits: fetches completions, delivers those that have a sink, and leaves the others to all pollers.
-    pub(crate) fn pump(&mut self) -> Result<bool> {
-        self.cq.context.check(Operation::PollCq)?;
-        let mut wcs = [ibv_wc::default(); FETCH];
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room.
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, wcs.as_mut_ptr()) };
-        let count = usize::try_from(count).map_err(|_| poll_failed(count))?.min(FETCH);
-        for wc in &wcs[..count] {
-            if has_sink(wc.wr_id) {
-                self.deliver(wc);
-            } else {
-                self.cq.sharing.push(*wc);
-            }
-        }
-        Ok(count > 0)
+    fn count_stale(&self) {
+        self.stale.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -320,75 +356,6 @@ fn poll_failed(result: i32) -> Error {
     match Error::check(Operation::PollCq, result) {
         Err(error) => error,
         Ok(()) => Error::new(Operation::PollCq, ErrorKind::Unknown),
-    }
-}
-
-impl Held {
-    const NOTHING: Self = Self { single: None, request: None };
-
-    #[inline(always)]
-    fn give_up(&mut self) {
-        if self.single.is_some() {
-            self.give_up_rest();
-        }
-    }
-
-    #[cold]
-    fn give_up_rest(&mut self) {
-        self.single = None;
-        self.request = None;
-    }
-
-    /// Replaces nothing.
-    #[inline(always)]
-    fn set(&mut self, single: Single) {
-        debug_assert!(self.single.is_none());
-        // SAFETY: valid for writes. None needs no drop, and should there ever be something, it is leaked.
-        unsafe { ptr::write(&raw mut self.single, Some(single)) };
-    }
-
-    /// Replaces nothing.
-    fn set_request(&mut self, claimed: Claimed) {
-        self.single = Some(Single::none());
-        self.request = Some((claimed, None));
-    }
-
-    /// The next segment, to look at.
-    #[inline]
-    pub(super) fn peek(&self) -> Option<&Segment> {
-        match &self.request {
-            Some((claimed, _)) => claimed.peek(),
-            None => self.single.as_ref().map(Single::segment),
-        }
-    }
-
-    /// The next segment, if it is of that kind.
-    #[inline(always)]
-    pub(super) fn take_if(&mut self, found: Found, kind: Kind) -> Option<Segment> {
-        if !found.info.is_single() {
-            return self.take_other_if(kind);
-        }
-        let single = self.single.as_ref()?;
-        if single.segment().kind() != kind {
-            return None;
-        }
-        // SAFETY: valid for reads; replaced below before anything can see or drop it, so it is moved out once.
-        let single = unsafe { ptr::read(single) };
-        // SAFETY: valid for writes. What was there was moved out.
-        unsafe { ptr::write(&raw mut self.single, None) };
-        Some(single.take())
-    }
-
-    #[cold]
-    fn take_other_if(&mut self, kind: Kind) -> Option<Segment> {
-        if self.peek()?.kind() != kind {
-            return None;
-        }
-        match &mut self.request {
-            Some((claimed, _)) => claimed.take(),
-            // There was an address handle beside it.
-            None => self.single.take().map(Single::take),
-        }
     }
 }
 
@@ -403,7 +370,7 @@ impl Drop for Poller {
         // SAFETY: F1: from `next` on, that many entries were fetched. Nobody writes them.
         let rest = unsafe { slice::from_raw_parts(self.next, left) };
         self.cq.sharing.leave(&self.batch, rest);
-        // Last of all: an owner's drop may panic.
+        // Given up last: an owner's drop may panic.
         self.held.give_up();
     }
 }

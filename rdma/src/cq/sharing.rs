@@ -1,16 +1,19 @@
-//! What the pollers of one completion queue share: completions that one of them fetched and any of them may hand out.
+//! What the pollers of one completion queue share: completions that one of them fetched and any of
+//! them may hand out.
 //!
-//! A poller that is alone fetches up to [`FETCH`] completions at a time into its [`Batch`] and hands them out without a
-//! lock. Where there are several, each fetches one at a time, so that what nobody has asked for stays in the provider's
-//! queue. What was fetched all the same goes to the backlog, which every poller looks at before it fetches: a
-//! batch that was open when a second poller came, what a scope fetched beside its own, and what a dropped poller left.
+//! A poller that is alone fetches up to [`FETCH`] completions at a time into its [`Batch`] and
+//! hands them out without a lock. Where there are several, each fetches one at a time, so that what
+//! nobody has asked for stays in the provider's queue. What was fetched all the same goes to the
+//! backlog, which every poller looks at before it fetches: a batch that was open when a second
+//! poller came, what a scope fetched beside its own, and what a dropped poller left.
 //!
 //! # Invariants
 //!
-//! * **B1.** The entries of a batch are written by its owner alone, and only while it is closed; others read them only
-//!   while they hold it, which they can only while it is open.
-//! * **B2.** Entries of an open batch may be handed out by the owner and by whoever takes their copies from the backlog.
-//!   Whoever claims the request's slot first has the completion; for the other it names no request in flight.
+//! * **B1.** The entries of a batch are written by its owner alone, and only while it is closed;
+//!   others read them only while they hold it, which they can only while it is open.
+//! * **B2.** Entries of an open batch may be handed out by the owner and by whoever takes their
+//!   copies from the backlog. Whoever claims the request's slot first has the completion; for the
+//!   other it names no request in flight.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -99,8 +102,8 @@ impl<T: Copy + Default> Batch<T> {
         self.state.load(Ordering::Acquire) == COPIED
     }
 
-    /// Copies the entries of a batch that is open, but for the first: that one its owner is handing out. One thread
-    /// at a time calls it.
+    /// Copies the entries of a batch that is open, but for the first: that one its owner is handing
+    /// out. One thread at a time calls it.
     fn copy(&self, mut to: impl FnMut(T)) {
         let count = self.state.load(Ordering::Relaxed);
         // Acquire: the owner's writes come before the reads below.
@@ -119,12 +122,14 @@ impl<T: Copy + Default> Batch<T> {
     }
 }
 
-/// In one word, so that a poller sees at a glance whether it is alone and has nothing else to look at: how many pollers
-/// there are, how many of them sleep, and whether there is a backlog.
+/// In one word, so that a poller sees at a glance whether it is alone and has nothing else to look
+/// at: how many pollers there are, how many of them sleep, and whether there is a backlog, or a
+/// reservation of a destroyed queue pair.
 pub(super) struct Crowd(AtomicU64);
 
 const BACKLOG: u64 = 1;
-const SLEEPER: u64 = 1 << 1;
+const RETIRED: u64 = 1 << 1;
+const SLEEPER: u64 = 1 << 2;
 const POLLER: u64 = 1 << 32;
 
 impl Crowd {
@@ -132,7 +137,7 @@ impl Crowd {
         Self(AtomicU64::new(0))
     }
 
-    /// One poller, no backlog.
+    /// One poller, awake, and nothing else.
     #[inline(always)]
     pub(super) fn is_quiet(&self) -> bool {
         self.0.load(Ordering::Relaxed) == POLLER
@@ -142,10 +147,25 @@ impl Crowd {
         self.0.load(Ordering::Relaxed) < 2 * POLLER
     }
 
-    /// After a batch was opened. Whoever comes later than this sees it open; of whoever came earlier this tells.
+    /// After a batch was opened. Whoever comes later than this sees it open; of whoever came
+    /// earlier this tells.
     pub(super) fn is_still_alone(&self) -> bool {
-        // Read by a read-modify-write, so that it is the latest value, and a later one acquires what came before this.
+        // Read by a read-modify-write, so that it is the latest value, and a later one acquires
+        // what came before this.
         self.0.fetch_add(0, Ordering::AcqRel) < 2 * POLLER
+    }
+
+    pub(super) fn has_retired(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & RETIRED != 0
+    }
+
+    /// Called under the lock of the reservations.
+    pub(super) fn set_retired(&self, retired: bool) {
+        if retired {
+            self.0.fetch_or(RETIRED, Ordering::Relaxed);
+        } else {
+            self.0.fetch_and(!RETIRED, Ordering::Relaxed);
+        }
     }
 
     fn change(&self, by: u64) -> u64 {
@@ -168,7 +188,8 @@ pub(super) struct Waiting {
 pub(crate) struct Sharing {
     pub(super) crowd: Crowd,
     lists: Mutex<Lists>,
-    /// Readable while there is something for pollers that sleep; made when the first sleeps while there are others.
+    /// Readable while there is something for pollers that sleep; made when the first sleeps while
+    /// there are others.
     bell: OnceLock<OwnedFd>,
 }
 
@@ -179,7 +200,8 @@ struct Lists {
 }
 
 impl Lists {
-    /// Puts what an open batch holds before everything that was fetched later; sinks have got theirs.
+    /// Puts what an open batch holds before everything that was fetched later; sinks have got
+    /// theirs.
     fn copy(&mut self, batch: &Batch<ibv_wc>) -> usize {
         let mut count = 0;
         batch.copy(|wc| {
@@ -297,7 +319,8 @@ impl Sharing {
 pub(super) struct Asleep<'a>(&'a Sharing);
 
 impl Asleep<'_> {
-    /// It was woken and has found something: there may be more, and the event was taken from the others.
+    /// It was woken and has found something: there may be more, and the event was taken from the
+    /// others.
     pub(super) fn wake_another(self) {
         let sharing = self.0;
         drop(self);

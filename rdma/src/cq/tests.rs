@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_wc;
 
-use super::*;
+use super::{Backoff, Wakeup};
+use crate::error::{ErrorKind, Operation};
 use crate::testing;
 
 #[test]
@@ -101,4 +102,54 @@ fn a_queue_that_cannot_be_destroyed_keeps_what_it_uses() {
     testing::fail("destroy_cq", libc::EBUSY);
     drop(cq);
     assert_eq!((testing::live("cq"), testing::live("channel"), testing::live("context")), (1, 1, 1));
+}
+
+#[test]
+fn a_queue_is_resized_to_no_less_than_is_reserved() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16).unwrap();
+    let build = || pd.queue_pair().cq(&cq).max_send_wr(8).max_recv_wr(4).build();
+    let _first = build().unwrap();
+    build().unwrap_err();
+    assert_eq!((cq.resize(24).unwrap(), cq.depth()), (24, 24));
+    let _second = build().unwrap();
+    let error = cq.resize(23).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::CompletionQueueTooSmall { needed: 24, free: 23 });
+    assert_eq!(cq.resize(0).unwrap_err().kind(), ErrorKind::InvalidInput);
+    testing::fail("resize_cq", libc::EINVAL);
+    assert_eq!(cq.resize(100).unwrap_err().operation(), Operation::ResizeCq);
+    assert_eq!(cq.depth(), 24);
+}
+
+#[test]
+fn a_wait_ends_with_a_completion_or_another_descriptor() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    for has_channel in [true, false] {
+        let builder = pd.queue_pair().max_send_wr(1).max_recv_wr(1);
+        let (prepared, mut poller) = if has_channel {
+            builder.build_with_poller().unwrap()
+        } else {
+            let cq = context.create_cq(2).unwrap();
+            (builder.cq(&cq).build().unwrap(), cq.poller())
+        };
+        assert_eq!(poller.completion_queue().channel().is_some(), has_channel);
+        let mut qp = prepared.into_manual();
+        poller.set_backoff(Backoff::SLEEP);
+        // Its events stand for what else a service waits for.
+        let other = context.create_completion_channel().unwrap();
+        let timer = context.cq_builder(1).channel(&other).build().unwrap();
+        let soon = Some(Duration::from_millis(5));
+        assert!(matches!(poller.wait_or_readable(&other, soon).unwrap(), Wakeup::TimedOut));
+        timer.request_notify(false).unwrap();
+        testing::complete(timer.as_raw(), ibv_wc::default());
+        assert!(matches!(poller.wait_or_readable(&other, None).unwrap(), Wakeup::Readable));
+        // A completion goes first.
+        qp.post_recv((), 7).unwrap();
+        let wr_id = testing::posted(qp.as_raw())[0].wr_id;
+        testing::complete(poller.completion_queue().as_raw(), ibv_wc { wr_id, ..ibv_wc::default() });
+        let Wakeup::Completion(completion) = poller.wait_or_readable(&other, None).unwrap() else { panic!("nothing") };
+        assert_eq!(completion.token(), 7);
+    }
 }

@@ -1,110 +1,198 @@
 //! Waiting for a completion: spin, then yield, then sleep.
 //!
-//! Spinning has the lowest latency, but where there are more waiting threads than cores it keeps the one from running that
-//! would make the completion. So a waiter spins for a few microseconds only, then offers its core to others for a while, and
-//! then sleeps on the completion channel.
+//! Spinning has the lowest latency, but where more threads wait than there are cores it keeps the
+//! thread from running that would make the completion. So a waiter spins for a few microseconds
+//! only, then offers its core to others for a while, and then sleeps on the completion channel.
 
 use std::hint;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::backoff::Backoff;
+use super::channel::ChannelInner;
 use super::completion::Completion;
-use super::poll::{Found, Poller};
-use super::{ChannelInner, CqInner};
+use super::held::Found;
+use super::poll::Poller;
+use super::queue::CqInner;
 use crate::error::{Error, Operation, Result};
 use crate::wait::{self, Deadline};
 
-/// Polls without a pause.
-const SPINS: u32 = 200;
-/// How long to yield before sleeping.
-const YIELD: Duration = Duration::from_micros(200);
 /// How long to sleep at a time without a channel, first and at most.
 const NAP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
+/// What ended a wait: [`Poller::wait_or_readable`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Wakeup<'a> {
+    /// A completion.
+    Completion(Completion<'a>),
+    /// There is no completion, and the other descriptor is readable.
+    Readable,
+    /// Neither came in time.
+    TimedOut,
+}
+
 impl Poller {
-    /// The next completion, waiting for it if there is none; none after `timeout`, without which it waits for ever.
+    /// The next completion, waiting for it if there is none; none after `timeout`, without which it
+    /// waits for ever.
     ///
-    /// It polls for some microseconds, then yields, then sleeps on the queue's channel, or, where it has none, in short naps.
-    /// The channel should have no other queues: their events would be taken here.
+    /// It polls for some microseconds, then yields, then sleeps on the queue's channel, or, where
+    /// it has none, in short naps: [`set_backoff`](Self::set_backoff). The channel should have no
+    /// other queues, and its events no other takers than pollers: they are taken here.
     ///
     /// # Errors
     ///
     /// As for [`poll`](Self::poll), and what waiting on the channel reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let cq = context.cq_builder(16).events().build()?;
+    /// let mut poller = cq.poller();
+    /// assert!(poller.wait(Some(Duration::from_millis(1)))?.is_none(), "nothing was posted");
+    /// # Ok(()) }
+    /// ```
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<Completion<'_>>> {
-        let found = self.find(timeout)?;
-        Ok(found.map(|found| Completion::new(self, found)))
+        let found = self.find(None, timeout)?;
+        Ok(found.map(|found| self.completion(found)))
     }
 
-    fn find(&mut self, timeout: Option<Duration>) -> Result<Option<Found>> {
-        for _ in 0..SPINS {
+    /// Waits for a completion, or until another descriptor is readable: that of a connection whose
+    /// end is to be noticed, of an event channel, or a timer.
+    ///
+    /// Completions go first: the descriptor is looked at only when there are none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait`](Self::wait).
+    ///
+    /// # Examples
+    ///
+    /// A service that goes on until its peer disconnects:
+    ///
+    /// ```no_run
+    /// # fn f(poller: &mut rdma::Poller, connection: &rdma::cm::blocking::Connection) -> rdma::Result<()> {
+    /// use rdma::Wakeup;
+    /// use rdma::cm::EventKind;
+    ///
+    /// loop {
+    ///     match poller.wait_or_readable(connection, None)? {
+    ///         Wakeup::Completion(completion) => println!("{completion:?}"),
+    ///         _ => match connection.try_next_event()? {
+    ///             Some(event) if matches!(event.kind, EventKind::Disconnected) => return Ok(()),
+    ///             _ => {}
+    ///         },
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn wait_or_readable(&mut self, other: impl AsFd, timeout: Option<Duration>) -> Result<Wakeup<'_>> {
+        let other = other.as_fd();
+        match self.find(Some(other), timeout)? {
+            Some(found) => Ok(Wakeup::Completion(self.completion(found))),
+            None if is_readable(other)? => Ok(Wakeup::Readable),
+            None => Ok(Wakeup::TimedOut),
+        }
+    }
+
+    /// What to do before sleeping in [`wait`](Self::wait).
+    pub fn set_backoff(&mut self, backoff: Backoff) {
+        self.backoff = backoff;
+    }
+
+    /// Looks for a completion until the timeout, or until `other` is readable.
+    fn find(&mut self, other: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> Result<Option<Found>> {
+        for _ in 0..self.backoff.spins {
             if let Some(found) = self.advance()? {
                 return Ok(Some(found));
             }
             hint::spin_loop();
         }
         let start = Instant::now();
-        let expired = || timeout.is_some_and(|timeout| start.elapsed() >= timeout);
-        while start.elapsed() < YIELD {
+        let deadline = Deadline::after(timeout);
+        while start.elapsed() < self.backoff.yields {
             thread::yield_now();
             if let Some(found) = self.advance()? {
                 return Ok(Some(found));
             }
-            if expired() {
+            if deadline.is_over() {
                 return Ok(None);
             }
         }
-        let deadline = Deadline::after(timeout.map(|timeout| timeout.saturating_sub(start.elapsed())));
         let cq = Arc::clone(&self.cq);
         match &cq.channel {
-            Some(channel) => self.sleep(&cq, channel, deadline),
-            None => self.nap(deadline),
+            Some(channel) => self.sleep(&cq, channel, other, deadline),
+            None => self.nap(other, deadline),
         }
     }
 
-    fn sleep(&mut self, cq: &CqInner, channel: &ChannelInner, deadline: Deadline) -> Result<Option<Found>> {
-        let failed = |error: io::Error| Error::from_io(Operation::GetCqEvent, &error);
+    fn sleep(
+        &mut self,
+        cq: &CqInner,
+        channel: &ChannelInner,
+        other: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+    ) -> Result<Option<Found>> {
         let asleep = cq.sharing.fall_asleep();
         let mut slept = false;
         loop {
             let bell = cq.sharing.bell()?;
             cq.arm(false)?;
-            // What arrived before the queue was armed raises no event, and what others put aside before we counted as
-            // asleep rings no bell.
+            // What arrived before the queue was armed raises no event, and what others put aside
+            // before we counted as asleep rings no bell.
             if let Some(found) = self.advance()? {
                 if slept {
                     asleep.wake_another();
                 }
                 return Ok(Some(found));
             }
-            if deadline.is_over() {
+            if deadline.is_over() || slept && is_set(other)? {
                 return Ok(None);
             }
             if bell.is_none() && !cq.sharing.crowd.is_alone() {
                 continue;
             }
-            wait::any_readable([Some(channel.fd()), bell], deadline).map_err(failed)?;
+            wait::any_readable([Some(channel.fd()), bell, other], deadline).map_err(failed)?;
             if let Some(bell) = bell {
                 wait::take(bell);
             }
-            // This event, and any left over from earlier: the queue is armed anew before we sleep again.
+            // This event, and any left over from earlier: the queue is armed anew before we sleep
+            // again.
             while channel.try_next_event()?.is_some() {}
             slept = true;
         }
     }
 
-    fn nap(&mut self, deadline: Deadline) -> Result<Option<Found>> {
+    fn nap(&mut self, other: Option<BorrowedFd<'_>>, deadline: Deadline) -> Result<Option<Found>> {
         let mut nap = NAP.0;
         loop {
             if let Some(found) = self.advance()? {
                 return Ok(Some(found));
             }
-            if deadline.is_over() {
+            if deadline.is_over() || is_set(other)? {
                 return Ok(None);
             }
-            thread::sleep(nap);
+            wait::any_readable([other], deadline.sooner(nap)).map_err(failed)?;
             nap = (nap * 2).min(NAP.1);
         }
     }
+}
+
+fn is_set(other: Option<BorrowedFd<'_>>) -> Result<bool> {
+    other.map_or(Ok(false), is_readable)
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> Result<bool> {
+    wait::readable(fd, Deadline::after(Some(Duration::ZERO))).map_err(failed)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "as map_err wants it")]
+fn failed(error: io::Error) -> Error {
+    Error::from_io(Operation::GetCqEvent, &error)
 }

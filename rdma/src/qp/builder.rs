@@ -6,10 +6,9 @@ use std::sync::Arc;
 use rdma_sys::ibv_qp_cap;
 
 use super::recv::RecvQueue;
-use super::ring::Attached;
 use super::send::{SendLimits, SendQueue};
 use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, datagram};
-use crate::cq::CompletionQueue;
+use crate::cq::{Attached, CompletionQueue};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
 use crate::pd::{PdInner, ProtectionDomain};

@@ -42,6 +42,7 @@ pub(crate) mod recv;
 pub(crate) mod ring;
 pub(crate) mod scope;
 pub(crate) mod send;
+mod shortcut;
 mod transition;
 
 use std::fmt;

@@ -31,9 +31,10 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 
 use super::chain::{Chain, WorkRequest};
 use super::local::{Local, Owned, Refusal, SgeList};
-use super::ring::{Attached, Claimed, Info, Staged, Vacant};
+use super::ring::{Claimed, Info, Staged, Vacant};
 use crate::ah::{AddressHandle, AhInner};
 use crate::context::ContextInner;
+use crate::cq::Attached;
 use crate::error::{Error, ErrorKind, Operation as Verb};
 use crate::fork;
 use crate::handle::Handle;

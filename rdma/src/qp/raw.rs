@@ -70,7 +70,7 @@ impl RawCompletionQueue {
     /// How many completions it holds.
     #[must_use]
     pub fn depth(&self) -> u32 {
-        self.inner.depth
+        self.inner.depth()
     }
 
     /// The C object. It is valid while this handle lives.

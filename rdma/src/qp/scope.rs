@@ -2,10 +2,12 @@
 //!
 //! # Invariants
 //!
-//! * **C1.** Memory that a scope's requests use is borrowed for `'env`, which outlives the scope's call; the call does not
-//!   return or unwind before the device has let go of it, or the process ends.
-//! * **C2.** `Shared::outstanding` counts the scope's requests that the device may still work on: up before a request is
-//!   parked, down when its slot is claimed (completed, or released with the queue pair).
+//! * **C1.** Memory that a scope's requests use is borrowed for `'env`, which outlives the scope's
+//!   call; the call does not return or unwind before the device has let go of it, or the process
+//!   ends.
+//! * **C2.** `Shared::outstanding` counts the scope's requests that the device may still work on:
+//!   up before a request is parked, down when its slot is claimed (completed, or released with the
+//!   queue pair).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -94,6 +96,26 @@ impl<'env, A: Borrowed<'env>, B: Borrowed<'env>> Borrowed<'env> for (A, B) {}
 impl<'env> Borrowed<'env> for () {}
 
 /// Posts requests on memory that the caller only lends: [`QueuePair::scope`].
+///
+/// # Examples
+///
+/// Two parts of one buffer, one after the other:
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, buffer: &mut rdma::Buffer,
+/// #      remote: rdma::RemoteSlice) -> Result<(), Box<dyn std::error::Error>> {
+/// use rdma::op::Write;
+///
+/// qp.scope(poller, Duration::from_secs(1), |scope| {
+///     scope.post_send(Write::new(buffer.lend(..512), remote)).map_err(|refused| refused.error())?;
+///     // The first part has arrived when this returns.
+///     scope.wait()?;
+///     scope.post_send(Write::new(buffer.lend(512..), remote)).map_err(|refused| refused.error())?;
+///     Ok::<_, Box<dyn std::error::Error>>(())
+/// })??;
+/// # Ok(()) }
+/// ```
 pub struct Scope<'scope, 'env: 'scope, T: Transport> {
     qp: &'scope mut QueuePair<T>,
     poller: &'scope mut Poller,
@@ -108,7 +130,8 @@ pub struct Scope<'scope, 'env: 'scope, T: Transport> {
 pub enum ScopeError {
     /// A request failed; the queue pair is in the error state.
     Failed(WcError),
-    /// Not all requests finished by the deadline; the queue pair was moved to the error state, or destroyed.
+    /// Not all requests finished by the deadline; the queue pair was moved to the error state, or
+    /// destroyed.
     TimedOut,
     /// The queues could not be polled.
     Poll(Error),
@@ -129,15 +152,17 @@ debug_is_display!(ScopeError);
 impl std::error::Error for ScopeError {}
 
 impl<T: Transport> QueuePair<T> {
-    /// Posts requests that borrow the caller's buffers, and waits for all of them before it returns or unwinds.
+    /// Posts requests that borrow the caller's buffers, and waits for all of them before it returns
+    /// or unwinds.
     ///
-    /// `poller` must belong to the queue's completion queue. Completions of other requests that arrive meanwhile are left
-    /// to the pollers of that queue, of which there may be any number in other threads. What was posted unsignaled before
-    /// the scope is given up by its requests' completions.
+    /// `poller` must belong to the queue's completion queue. Completions of other requests that
+    /// arrive meanwhile are left to the pollers of that queue, of which there may be any number in
+    /// other threads. What was posted unsignaled before the scope is given up by its requests'
+    /// completions.
     ///
-    /// When requests are unfinished after `timeout`, the queue pair is moved to the error state, which flushes them; if
-    /// that does not help it is destroyed, and is of no use any more. If even that fails the device may still access borrowed memory, and the
-    /// process is aborted.
+    /// When requests are unfinished after `timeout`, the queue pair is moved to the error state,
+    /// which flushes them; if that does not help it is destroyed, and is of no use any more. If
+    /// even that fails the device may still access borrowed memory, and the process is aborted.
     ///
     /// # Errors
     ///
@@ -171,7 +196,8 @@ impl<T: Transport> QueuePair<T> {
             deadline: now.checked_add(timeout).unwrap_or(now + Duration::from_secs(1 << 30)),
             env: PhantomData,
         };
-        // C1: whatever the body does, the requests are waited for here: the scope is ours, and it only borrowed it.
+        // C1: whatever the body does, the requests are waited for here: the scope is ours, and it
+        // only borrowed it.
         let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope)));
         // C1: nor does it unwind from here (an owner's drop may panic) with memory in flight.
         let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish()));
@@ -197,7 +223,8 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
     ///
     /// # Errors
     ///
-    /// As for [`QueuePair::post_send`]; `InvalidInput` if the scope's poller is not the send queue's.
+    /// As for [`QueuePair::post_send`]; `InvalidInput` if the scope's poller is not the send
+    /// queue's.
     pub fn post_send<O: Operation<T>, L: Borrowed<'env>>(&mut self, work: Work<O, L>) -> Result<(), PostError<L>> {
         let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
         if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.send_cq) {
@@ -213,7 +240,8 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
     ///
     /// # Errors
     ///
-    /// As for [`QueuePair::post_recv`]; `InvalidInput` if the scope's poller is not the receive queue's.
+    /// As for [`QueuePair::post_recv`]; `InvalidInput` if the scope's poller is not the receive
+    /// queue's.
     pub fn post_recv<L: Borrowed<'env> + Writable>(&mut self, local: L) -> Result<(), PostError<L>> {
         let wrong = Error::new(Verb::PostRecv, ErrorKind::InvalidInput);
         if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.recv_cq) {
@@ -230,7 +258,8 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         self.qp
     }
 
-    /// Waits until everything posted so far has finished. The memory stays borrowed until the scope ends.
+    /// Waits until everything posted so far has finished. The memory stays borrowed until the scope
+    /// ends.
     ///
     /// # Errors
     ///
@@ -266,14 +295,14 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         Ok(())
     }
 
-    /// Whether the lent memory is free again (C1). In a forked child the device works on the parent's memory, not on this
-    /// process's copy.
+    /// Whether the lent memory is free again (C1). In a forked child the device works on the
+    /// parent's memory, not on this process's copy.
     fn may_end(&self) -> bool {
         self.shared.is_done() || self.qp.control.context.is_forked()
     }
 
-    /// Waits for all requests, by all means (C1), and logs nothing before they have ended. True if the queue pair had to be
-    /// moved to the error state.
+    /// Waits for all requests, by all means (C1), and logs nothing before they have ended. True if
+    /// the queue pair had to be moved to the error state.
     fn finish(&mut self) -> (Result<(), ScopeError>, bool) {
         let result = self.wait();
         if self.may_end() {
@@ -289,7 +318,8 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         if let Err(error) = self.qp.destroy() {
             tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
         }
-        // A slot that another thread's poller is just taking is not parked any more; it tells us in a moment.
+        // A slot that another thread's poller is just taking is not parked any more; it tells us in
+        // a moment.
         let patience = Instant::now() + GRACE;
         while self.qp.control.is_destroyed() && !self.shared.is_done() && Instant::now() < patience {
             thread::yield_now();

@@ -1,7 +1,8 @@
-//! A librdmacm for unit tests: ids in memory, events as the test makes them. Numbers cite the invariants of [`super`].
+//! A librdmacm for unit tests: ids in memory, events as the test makes them. Numbers cite the
+//! invariants of [`super`].
 //!
-//! It checks what the real one would suffer from: ids destroyed while events of theirs are not acknowledged, channels while they
-//! have ids, and everything that is destroyed twice.
+//! It checks what the real one would suffer from: ids destroyed while events of theirs are not
+//! acknowledged, channels while they have ids, and everything that is destroyed twice.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -77,7 +78,8 @@ struct CmWorld {
     attr: ibv_qp_attr,
     /// Whether what is asked for happens.
     answers: bool,
-    /// What the provider offers in the way of enhanced connections, if it has them, and what it was told.
+    /// What the provider offers in the way of enhanced connections, if it has them, and what it was
+    /// told.
     provider_ece: Option<ibv_ece>,
     told_ece: Vec<ibv_ece>,
     /// What every channel says once nothing else waits, and how often.
@@ -125,7 +127,8 @@ pub(crate) fn set_remote_ece(ece: ibv_ece) {
     cm(|cm| cm.remote_ece = ece);
 }
 
-/// What is asked for happens from now on: addresses and routes are resolved, peers accept, connections are established.
+/// What is asked for happens from now on: addresses and routes are resolved, peers accept,
+/// connections are established.
 pub(crate) fn answer() {
     cm(|cm| cm.answers = true);
 }
@@ -203,7 +206,7 @@ pub(crate) fn bind(id: *mut rdma_cm_id) {
     let verbs = Box::into_raw(Box::new(ibv_context { device, ..ibv_context::default() }));
     // SAFETY: an id of ours (1).
     unsafe { (*id).verbs = verbs };
-    // SAFETY: as above.
+    // SAFETY: an id of ours (1).
     unsafe { (*id).port_num = 2 };
 }
 

@@ -71,15 +71,21 @@ pub(crate) fn complete(cq: *mut ibv_cq, completion: ibv_wc) {
     let fake = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = fake.state.lock().unwrap();
     state.completions.push_back(completion);
-    // SAFETY: as above.
+    // SAFETY: a live queue of this provider, whose channel does not change (1).
     let channel = unsafe { (*cq).channel };
     if std::mem::take(&mut state.armed) && !channel.is_null() {
         // SAFETY: the queue's channel, which outlives it (1).
         let fake = unsafe { &*channel.cast::<FakeChannel>() };
         fake.events.lock().unwrap().push_back(cq.expose_provenance());
-        // SAFETY: as above.
+        // SAFETY: that channel's descriptor does not change.
         ring(unsafe { (*channel).fd });
     }
+}
+
+/// How many completions lie in a queue of this provider.
+pub(crate) fn pending(cq: *mut ibv_cq) -> usize {
+    // SAFETY: tests give a live queue of this provider (1).
+    unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().completions.len()
 }
 
 /// Makes a queue of this provider raise no event for the next completion.
@@ -98,7 +104,7 @@ pub(crate) fn flood(cq: *mut ibv_cq, completion: Option<ibv_wc>) {
 pub(crate) fn raise(context: *mut ibv_context, event: ibv_async_event) {
     // SAFETY: tests give an open context of this provider (1).
     unsafe { &*context.cast::<FakeContext>() }.events.lock().unwrap().push_back(event);
-    // SAFETY: as above.
+    // SAFETY: an open context of this provider (1), whose descriptor does not change.
     ring(unsafe { (*context).async_fd });
 }
 

@@ -1,4 +1,5 @@
-//! Address handles and multicast groups of the test provider. Numbers cite the invariants of [`super`].
+//! Address handles and multicast groups of the test provider. Numbers cite the invariants of
+//! [`super`].
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;

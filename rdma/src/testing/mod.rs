@@ -1,12 +1,14 @@
 //! A provider for unit tests: objects in memory, failures on demand, completions made by the test.
 //!
-//! Each test thread has a world of its own: which calls shall fail, which were made, how many objects live. Nothing is
-//! transferred; a test looks at what was posted ([`posted`]) and makes the completions ([`complete`]).
+//! Each test thread has a world of its own: which calls shall fail, which were made, how many
+//! objects live. Nothing is transferred; a test looks at what was posted ([`posted`]) and makes the
+//! completions ([`complete`]).
 //!
 //! # Safety
 //!
-//! 1. Every object is a `Box` whose first field is the C structure, so a pointer to the one is a pointer to the other; it is made by
-//!    the create function and freed by the destroy function of this table, which are called as libibverbs wants it.
+//! 1. Every object is a `Box` whose first field is the C structure, so a pointer to the one is a
+//!    pointer to the other; it is made by the create function and freed by the destroy function of
+//!    this table, which are called as libibverbs wants it.
 //! 2. Data that changes after creation is behind a `Mutex`.
 
 #![allow(dead_code, reason = "each test uses a part")]
@@ -20,7 +22,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 
 #[allow(unused_imports, reason = "each test uses a part")]
-pub(crate) use data_path::{BadWr, Posted, complete, disarm, fail_post, flood, posted, raise, unfail_post};
+pub(crate) use data_path::{BadWr, Posted, complete, disarm, fail_post, flood, pending, posted, raise, unfail_post};
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use datagrams::{groups_of, handle_of, live_handles};
 

@@ -34,6 +34,7 @@ pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_get_async_event: get_async_event,
     ibv_ack_async_event: ack_async_event,
     ibv_create_cq: create_cq,
+    ibv_resize_cq: resize_cq,
     ibv_destroy_cq: destroy_cq,
     ibv_create_qp: create_qp,
     ibv_modify_qp: modify_qp,
@@ -327,7 +328,7 @@ unsafe extern "C" fn get_cq_event(
     let context = unsafe { (*raw).cq_context };
     // SAFETY: room for the pointers, by the caller.
     unsafe { *name = context };
-    // SAFETY: as above.
+    // SAFETY: room for the pointers, by the caller.
     unsafe { *cq = raw };
     0
 }
@@ -366,6 +367,15 @@ unsafe extern "C" fn create_cq(
     }
     let base = ibv_cq { context, channel, cq_context, cqe, ..ibv_cq::default() };
     boxed("cq", FakeCq { base, state: Mutex::default() })
+}
+
+unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    let errno = called("resize_cq");
+    if errno == 0 {
+        // SAFETY: a queue of ours (1), which nobody reads meanwhile: the caller has it locked.
+        unsafe { (*cq).cqe = cqe };
+    }
+    errno
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {

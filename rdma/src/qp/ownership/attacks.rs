@@ -1,4 +1,5 @@
-//! What hostile but safe code may do while a request is posted or given up: panic where ours calls it.
+//! What hostile but safe code may do while a request is posted or given up: panic where ours calls
+//! it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

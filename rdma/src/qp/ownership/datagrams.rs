@@ -40,7 +40,8 @@ impl Post {
         testing::posted(self.qp.as_raw())
     }
 
-    /// Completes everything up to and with request `at`, as a device does: in order, successes of the signaled ones.
+    /// Completes everything up to and with request `at`, as a device does: in order, successes of
+    /// the signaled ones.
     fn complete(&mut self, at: usize) {
         for posted in &self.posted()[self.completed..=at] {
             if is_signaled(posted) {

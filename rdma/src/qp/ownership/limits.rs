@@ -215,6 +215,50 @@ fn queue_pairs_reserve_their_depths_in_the_completion_queue() {
     build().unwrap();
 }
 
+/// Makes a queue pair with a receive, destroys it, and has the provider leave its flushed receive
+/// behind.
+fn come_and_go(pd: &ProtectionDomain, cq: &CompletionQueue) {
+    let mut qp = pd.queue_pair().cq(cq).max_send_wr(2).max_recv_wr(2).build().unwrap().into_manual();
+    qp.post_recv((), 0).unwrap();
+    let wr_id = testing::posted(qp.as_raw())[0].wr_id;
+    drop(qp);
+    testing::complete(cq.as_raw(), wc(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR, 0));
+}
+
+#[test]
+fn what_destroyed_queue_pairs_left_behind_never_overruns_the_queue() {
+    let rounds = if cfg!(miri) { 100 } else { 100_000 };
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16).unwrap();
+    for _ in 0..rounds {
+        come_and_go(&pd, &cq);
+        assert!(testing::pending(cq.as_raw()) <= 16);
+    }
+    // Nobody has polled but for those who wanted room.
+    assert!(cq.stale_completions() >= rounds - 4);
+}
+
+#[test]
+fn a_poll_that_finds_the_queue_empty_frees_what_destroyed_queue_pairs_had_reserved() {
+    let context = testing::context();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(8).unwrap();
+    let mut poller = cq.poller();
+    let polls = || testing::calls().iter().filter(|&&call| call == "poll_cq").count();
+    come_and_go(&pd, &cq);
+    assert!(poller.poll().unwrap().is_none());
+    let before = polls();
+    let other = pd.queue_pair().cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
+    assert_eq!(polls(), before, "there is room already");
+    drop(other);
+    // Whoever wants the room and cannot tell that it is there does not get it.
+    fail("poll_cq", libc::EIO);
+    let error = pd.queue_pair().cq(&cq).build().unwrap_err();
+    assert_eq!(error.operation(), Operation::PollCq);
+    pd.queue_pair().cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
+}
+
 #[test]
 fn reads_on_iwarp_need_an_exposed_sink() {
     let mut rig = Rig::new();

@@ -84,7 +84,8 @@ impl Rig {
         self.complete(self.wr_id(at), ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
     }
 
-    /// Polls the next completion; its token, and how many buffers it gave back with how many unsignaled ones before it.
+    /// Polls the next completion; its token, and how many buffers it gave back with how many
+    /// unsignaled ones before it.
     fn next(&mut self) -> Option<(u64, usize, Vec<u64>)> {
         let mut completion = self.poller.poll().unwrap()?;
         let mut unsignaled = Vec::new();

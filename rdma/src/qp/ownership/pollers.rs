@@ -1,4 +1,5 @@
-//! Several pollers, scopes and threads on one completion queue: whoever fetches a completion hides it from nobody.
+//! Several pollers, scopes and threads on one completion queue: whoever fetches a completion hides
+//! it from nobody.
 
 use std::thread;
 use std::time::Duration;

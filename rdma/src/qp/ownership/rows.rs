@@ -47,7 +47,8 @@ fn what_a_completion_gives_back_and_nobody_takes_is_given_up() {
     rig.succeed(4);
     let completion = rig.poller.poll().unwrap().unwrap();
     assert_eq!(completion.token(), 4);
-    // What it holds is given up with the poller; the one that it has only fetched comes to the next poller.
+    // What it holds is given up with the poller; the one that it has only fetched comes to the next
+    // poller.
     rig.poller = rig.cq.poller();
     assert_eq!(regions(), 1);
     assert_eq!(rig.next(), Some((5, 1, vec![])));

@@ -1,20 +1,22 @@
 //! The ring of what a send or receive queue has in flight.
 //!
-//! Each queue owns one ring. A slot holds what one posted request parked (its segments, its token) until its completion
-//! gives it back. The `wr_id` of a request names its slot and the use of it, so the poller finds the slot without a lock or a
-//! table of requests, and a completion that names no current use releases nothing.
+//! Each queue owns one ring. A slot holds what one posted request parked (its segments, its token)
+//! until its completion gives it back. The `wr_id` of a request names its slot and the use of it,
+//! so the poller finds the slot without a lock or a table of requests, and a completion that names
+//! no current use releases nothing.
 //!
 //! # Invariants
 //!
-//! * **R1.** A slot's contents are touched only by whom its [`State`] names: the producer while it is free, the claimer while
-//!   it is claimed, nobody while it is parked.
+//! * **R1.** A slot's contents are touched only by whom its [`State`] names: the producer while it
+//!   is free, the claimer while it is claimed, nobody while it is parked.
 //! * **R2.** A ring has one producer at a time: the holder of its [`Producer`], through `&mut`.
-//! * **R3.** While a slot is parked or claimed, its `count` first segments (or its scope) are initialised, and its address
-//!   handle if it is `addressed`. Whoever claims it takes each out once, and only then frees the slot.
-//! * **R4.** A ring lives as long as its table, which lives as long as its completion queue. Producers, pollers and claims
-//!   keep that completion queue alive.
-//! * **R5.** A pair (slot, lap) is used once: the producer never goes back, not even after a failed post, and a ring that is
-//!   handed to another queue pair goes on with the next lap.
+//! * **R3.** While a slot is parked or claimed, its `count` first segments (or its scope) are
+//!   initialised, and its address handle if it is `addressed`. Whoever claims it takes each out
+//!   once, and only then frees the slot.
+//! * **R4.** A ring is never freed: producers, pollers and claims may point to it for as long as
+//!   they like.
+//! * **R5.** A pair (slot, lap) is used once: the producer never goes back, not even after a failed
+//!   post, and a ring that is handed to another queue pair goes on with the next lap.
 
 mod info;
 mod producer;
@@ -35,7 +37,7 @@ use producer::Panics;
 pub(crate) use producer::{Producer, Staged, Vacant};
 pub(crate) use sink::Sink;
 use state::{Lap, State, parked_word};
-pub(crate) use table::{Attached, RingTable};
+pub(crate) use table::{attach, claimed, detach, grab, is_in_flight};
 
 use rdma_sys::ibv_wc_status;
 
@@ -46,10 +48,10 @@ use crate::types::Opcode;
 
 /// Slots that a ring has at most: a `wr_id` has 16 bits for them at most.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
-/// Bits of a `wr_id` below the queue's index.
-const USE_BITS: u32 = 48;
-/// The topmost of them: set for a request with a sink, so that whoever fetches its completion need not touch the slot.
-/// Below it the lap, and the slot in as many bits as the ring needs.
+/// Bits of a `wr_id` below the queue's number.
+const USE_BITS: u32 = 44;
+/// The topmost of them: set for a request with a sink, so that whoever fetches its completion need
+/// not touch the slot. Below it the lap, and the slot in as many bits as the ring needs.
 const SINK: u64 = 1 << (USE_BITS - 1);
 
 /// Whether the completion goes to a [`Sink`], and not to a poller.
@@ -72,7 +74,8 @@ struct Entry {
     address: MaybeUninit<Arc<Handle<AhInner>>>,
 }
 
-/// One line of cache: posting and polling a request of one segment touches nothing else of the ring.
+/// One line of cache: posting and polling a request of one segment touches nothing else of the
+/// ring.
 #[repr(align(64))]
 pub(crate) struct Slot {
     entry: UnsafeCell<Entry>,
@@ -99,17 +102,20 @@ pub(crate) struct Ring {
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
-// SAFETY: what is shared is the state words, which are atomic, and the contents, which R1 gives to one thread at a time. The
-// contents (segments, scopes) are Send.
+// SAFETY: what is shared is the state words, which are atomic, and the contents, which R1 gives to
+// one thread at a time. The contents (segments, scopes) are Send.
 unsafe impl Send for Ring {}
-// SAFETY: as above.
+// SAFETY: `&Ring` gives access to the state words, which are atomic, and to contents by R1 only.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    fn new(slots: u32, segments_each: u32) -> Self {
-        // So that any `wr_id` names a slot, by masking.
-        let slots = slots.next_power_of_two();
-        let extra_each = segments_each.saturating_sub(1) as usize;
+    /// Slots, and segments after each slot's first, of a ring for such a queue.
+    fn shape(depth: u32, segments_each: u32) -> (usize, usize) {
+        // A power of two, so that any `wr_id` names a slot, by masking.
+        (depth.next_power_of_two() as usize, segments_each.saturating_sub(1) as usize)
+    }
+
+    fn new((slots, extra_each): (usize, usize), queue: u32) -> Self {
         let slot = || Slot {
             entry: UnsafeCell::new(Entry {
                 token: 0,
@@ -121,22 +127,20 @@ impl Ring {
         };
         Self {
             slots: (0..slots).map(|_| slot()).collect(),
-            extra: (0..slots as usize * extra_each).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
+            extra: (0..slots * extra_each).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
             extra_each,
-            wrap: AtomicU32::new(slots),
-            // Not 0, so that no use has the `wr_id` 0, which a provider may leave in an entry.
-            resume: AtomicU64::new(1),
+            wrap: AtomicU32::new(0),
+            // Another one for each queue: what a faulty provider makes of a `wr_id` is hardly
+            // another queue's.
+            resume: AtomicU64::new(u64::from(queue).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16),
             index_bits: slots.trailing_zeros(),
-            index_mask: u64::from(slots - 1),
+            index_mask: slots as u64 - 1,
         }
     }
 
-    /// Whether a queue of this size can use the ring, now that no producer does.
-    fn fits(&self, slots: u32, segments_each: u32) -> bool {
-        self.slots.len() >= slots as usize
-            && self.extra_each + 1 >= segments_each as usize
-            // A poller may still hold a slot, or have been forgotten with one.
-            && self.slots.iter().all(|slot| slot.state.is_free())
+    /// Whether nothing is in flight, nor held by a poller.
+    fn is_free(&self) -> bool {
+        self.slots.iter().all(|slot| slot.state.is_free())
     }
 
     /// Where segment `at` of slot `index` lies. Touching it is subject to R1.
@@ -193,7 +197,7 @@ impl Slot {
         let entry = self.entry.get();
         // SAFETY: only an address inside the entry is computed, nothing is read.
         let first = unsafe { &raw mut (*entry).first }.cast::<First>();
-        // SAFETY: likewise.
+        // SAFETY: only an address inside the union is computed, nothing is read.
         unsafe { &raw mut (*first).segment }.cast::<Segment>()
     }
 }
@@ -209,12 +213,13 @@ impl Slot {
         let entry = self.entry.get();
         // SAFETY: only an address inside the entry is computed.
         let address = unsafe { &raw const (*entry).address };
-        // SAFETY: initialised, and moved out once: the caller's promise.
+        // SAFETY: it is initialised, and not moved out again: this function's contract (R3).
         unsafe { address.cast::<Arc<Handle<AhInner>>>().read() }
     }
 }
 
-/// A slot that was just claimed, to be made into what fits its request. It must be: it frees nothing by itself.
+/// A slot that was just claimed, to be made into what fits its request. It must be: it frees
+/// nothing by itself.
 #[must_use]
 #[derive(Clone, Copy)]
 pub(crate) struct Grabbed {
@@ -249,13 +254,14 @@ impl Grabbed {
     ///
     /// # Safety
     ///
-    /// It is one, this is called once, and what follows is [`into_single`](Self::into_single) or [`release`](Self::release): they
-    /// do not look for the handle.
+    /// It is one, this is called once, and what follows is [`into_single`](Self::into_single) or
+    /// [`release`](Self::release): they do not look for the handle.
     #[inline]
     pub(crate) unsafe fn take_address(&self) -> Arc<Handle<AhInner>> {
         // SAFETY: R4.
         let slot = unsafe { self.slot.as_ref() };
-        // SAFETY: R1: we are the claimer; the rest is the caller's promise.
+        // SAFETY: `read_address` wants a slot that is ours (R1: we are the claimer) and a handle that is taken once: this
+        // function's contract.
         unsafe { slot.read_address() }
     }
 
@@ -278,8 +284,8 @@ impl Grabbed {
 
 /// A ring that a poller found last: most completions are of the same queue as those before.
 ///
-/// Invariant **K1**: the ring is the table's entry for the queue, which stays (R4); it is none's at first. `slots` are the ring's,
-/// `mask + 1` of them.
+/// Invariant **K1**: the ring is the table's entry for the queue (R4); it is none's at first.
+/// `slots` are the ring's, `mask + 1` of them.
 pub(crate) struct Cached {
     queue: u64,
     mask: u64,
@@ -323,7 +329,8 @@ impl Single {
     #[inline]
     pub(crate) fn segment(&self) -> &Segment {
         let segment = self.slot().first();
-        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment, which is not taken before `self` is gone.
+        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment, which is not taken before
+        // `self` is gone.
         unsafe { &*segment }
     }
 
@@ -332,7 +339,7 @@ impl Single {
     pub(crate) fn take(self) -> Segment {
         let this = ManuallyDrop::new(self);
         let first = this.slot().first();
-        // SAFETY: as in `segment`. Field by field, so that it need not go through memory.
+        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment. Field by field, so that it need not go through memory.
         let &Segment { ref region, pointer, len } = unsafe { &*first };
         // SAFETY: valid for reads; `this` is not dropped, so that it is moved out once.
         let region = unsafe { ptr::read(region) };
@@ -347,15 +354,16 @@ impl Drop for Single {
         if self.slot == NonNull::dangling() {
             return;
         }
-        // SAFETY: as in `take`: `self` is not used any more.
+        // SAFETY: R1 and R3: the slot is claimed and has one segment, which is moved out once: `self` ends here.
         let segment = unsafe { self.slot().first().read() };
-        // First of all: what drops the segment may panic.
+        // Before the segment is dropped, which may panic.
         self.slot().state.release();
         drop(segment);
     }
 }
 
-/// A claimed slot: what a request parked, on its way back. Dropping it drops what was not taken, and frees the slot.
+/// A claimed slot: what a request parked, on its way back. Dropping it drops what was not taken,
+/// and frees the slot.
 pub(crate) struct Claimed {
     ring: NonNull<Ring>,
     wr_id: u64,
@@ -369,7 +377,8 @@ pub(crate) struct Claimed {
     addressed: bool,
 }
 
-// SAFETY: a claim is exclusive access to one slot of a ring that is Sync, and its contents are Send. R4 is for whoever holds it.
+// SAFETY: a claim is exclusive access to one slot of a ring that is Sync, and its contents are
+// Send. R4 is for whoever holds it.
 unsafe impl Send for Claimed {}
 // SAFETY: nothing is reachable through `&Claimed` but copies of plain fields.
 unsafe impl Sync for Claimed {}
@@ -393,8 +402,8 @@ impl Claimed {
             return None;
         }
         let segment = self.ring().segment(self.index(), usize::from(self.taken));
-        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised. The borrow of `self` keeps
-        // `take` away from it.
+        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised. The
+        // borrow of `self` keeps `take` away from it.
         Some(unsafe { &*segment })
     }
 
@@ -406,11 +415,12 @@ impl Claimed {
         }
         let segment = self.ring().segment(self.index(), usize::from(self.taken));
         self.taken += 1;
-        // SAFETY: as in `peek`; `taken` has moved on, so that it is moved out once.
+        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised; `taken` has moved on, so that it is moved out once.
         Some(unsafe { segment.read() })
     }
 
-    /// Claims the oldest unsignaled request that this one's completion releases and that is still parked.
+    /// Claims the oldest unsignaled request that this one's completion releases and that is still
+    /// parked.
     #[inline]
     pub(crate) fn next_unsignaled(&mut self) -> Option<Self> {
         while self.run > 0 {
@@ -427,7 +437,8 @@ impl Claimed {
             };
             let queue = self.wr_id & u64::MAX << USE_BITS;
             let name = queue | ring.name(index, lap);
-            // One with a sink was posted signaled, and lies here if its post failed in an unknown way.
+            // One with a sink was posted signaled, and lies here if its post failed in an unknown
+            // way.
             let claimed = ring.claim(name).or_else(|| ring.claim(name | SINK));
             if let Some(mut claimed) = claimed {
                 // Its own run is part of ours.
@@ -452,8 +463,8 @@ impl Claimed {
         let first = self.ring().segment(self.index(), 0).cast::<First>();
         // SAFETY: only an address inside the entry is computed.
         let sink = unsafe { &raw const (*first).sink };
-        // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised sink; `scoped` was cleared, so
-        // that it is moved out once.
+        // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised sink;
+        // `scoped` was cleared, so that it is moved out once.
         Some(ManuallyDrop::into_inner(unsafe { sink.read() }))
     }
 
@@ -463,8 +474,8 @@ impl Claimed {
             return None;
         }
         let slot = &self.ring().slots[self.index() as usize];
-        // SAFETY: R1 and R3: the slot is claimed and `addressed`, so it holds an initialised handle; `addressed` was cleared, so
-        // that it is moved out once.
+        // SAFETY: R1 and R3: the slot is claimed and `addressed`, so it holds an initialised
+        // handle; `addressed` was cleared, so that it is moved out once.
         Some(unsafe { slot.read_address() })
     }
 
@@ -500,8 +511,8 @@ impl Drop for Claimed {
 }
 
 impl Claimed {
-    /// Runs the drops of users' owners. What they panic with is returned when everything is given up: slots that were
-    /// skipped would block the queue for ever.
+    /// Runs the drops of users' owners. What they panic with is returned when everything is given
+    /// up: slots that were skipped would block the queue for ever.
     #[cold]
     fn drop_rest(&mut self) -> Option<Box<dyn Any + Send>> {
         if let Some(sink) = self.take_sink() {

@@ -13,10 +13,11 @@ use crate::ah::AhInner;
 use crate::handle::Handle;
 use crate::mr::Segment;
 
-/// The one producer of a ring: it fills slots in order, and knows which requests have to be signaled.
+/// The one producer of a ring: it fills slots in order, and knows which requests have to be
+/// signaled.
 ///
-/// Invariant **P1**: `slots` are the ring's, and `end` lies `depth` after the first, `depth` being at most the ring's length. `head` is
-/// one of those before `end`, and `next_id` its `wr_id`.
+/// Invariant **P1**: `slots` are the ring's, and `end` lies `depth` after the first, `depth` being
+/// at most the ring's length. `head` is one of those before `end`, and `next_id` its `wr_id`.
 pub(crate) struct Producer {
     slots: NonNull<Slot>,
     head: NonNull<Slot>,
@@ -26,12 +27,13 @@ pub(crate) struct Producer {
     /// Slots before the head that hold unsignaled requests which no signaled one follows yet.
     run: u32,
     ring: NonNull<Ring>,
-    /// The queue's index in its completion queue's table, where `wr_id` has it.
+    /// The queue's number, where `wr_id` has it.
     queue_bits: u64,
     lap: Lap,
 }
 
-// SAFETY: a producer is exclusive access to the free slots of a ring that is Sync (R2); R4 is for whoever holds it.
+// SAFETY: a producer is exclusive access to the free slots of a ring that is Sync (R2); R4 is for
+// whoever holds it.
 unsafe impl Send for Producer {}
 // SAFETY: `&Producer` gives nothing but copies of plain fields.
 unsafe impl Sync for Producer {}
@@ -54,14 +56,14 @@ pub(crate) struct Staged {
 impl Producer {
     /// # Safety
     ///
-    /// The ring has no other producer (R2), `depth` is at least 1 and at most its length, `lap` was never used on it (R5),
-    /// and the holder keeps its table alive (R4).
-    pub(super) unsafe fn new(ring: NonNull<Ring>, queue: u16, depth: u32, lap: Lap) -> Self {
+    /// The ring has no other producer (R2), `depth` is at least 1 and at most its length, and `lap`
+    /// was never used on it (R5).
+    pub(super) unsafe fn new(ring: NonNull<Ring>, queue: u32, depth: u32, lap: Lap) -> Self {
         // SAFETY: R4.
         let slots = unsafe { ring.as_ref() }.slots.as_ptr().cast_mut();
         // SAFETY: a ring has at least one slot.
         let slots = unsafe { NonNull::new_unchecked(slots) };
-        // SAFETY: within the slots, or just behind them: the caller's promise.
+        // SAFETY: within the slots, or just behind them: `depth` is at most their number.
         let end = unsafe { slots.add(depth as usize) };
         let queue_bits = u64::from(queue) << USE_BITS;
         let mut this = Self { slots, head: slots, end, next_id: 0, depth, run: 0, ring, queue_bits, lap };
@@ -90,9 +92,9 @@ impl Producer {
         self.depth
     }
 
-    pub(super) fn queue(&self) -> u16 {
-        // The index was shifted there from 16 bits.
-        (self.queue_bits >> USE_BITS) as u16
+    pub(super) fn queue(&self) -> u32 {
+        // The number was shifted there from 32 bits.
+        (self.queue_bits >> USE_BITS) as u32
     }
 
     /// The head's index.
@@ -130,8 +132,8 @@ impl Producer {
         (0..self.depth).take_while(is_free).map(|_| 1).sum()
     }
 
-    /// Whether the request after `run` others that were not signaled must be: half a ring of them is enough to make the
-    /// poller free slots before the producer runs out.
+    /// Whether the request after `run` others that were not signaled must be: half a ring of them
+    /// is enough to make the poller free slots before the producer runs out.
     #[inline]
     pub(crate) fn must_signal(&self, run: u32) -> bool {
         run + 1 >= self.depth.div_ceil(2)
@@ -198,8 +200,9 @@ impl Producer {
     ///
     /// # Safety
     ///
-    /// It is free, and [`Vacant::describe`] was called, with as many segments as were written, or as scoped, with
-    /// `set_sink`, if `has_sink`; and as addressed if, and only if, `set_address` was called.
+    /// It is free, and [`Vacant::describe`] was called, with as many segments as were written, or
+    /// as scoped, with `set_sink`, if `has_sink`; and as addressed if, and only if, `set_address`
+    /// was called.
     #[inline(always)]
     pub(crate) unsafe fn park_head(&mut self, has_sink: bool) -> Staged {
         let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };
@@ -220,14 +223,14 @@ impl Producer {
         }
     }
 
-    /// Drops what was put into the `count` slots after the head. The head stays: the device has not seen these uses.
-    /// `restore` gets the first of their address handles.
+    /// Drops what was put into the `count` slots after the head. The head stays: the device has not
+    /// seen these uses. `restore` gets the first of their address handles.
     ///
     /// # Safety
     ///
     /// As for [`park`](Self::park).
     pub(crate) unsafe fn discard(&mut self, count: u32, restore: &mut Option<Arc<Handle<AhInner>>>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `park` wants the slots free, and written: so does this function.
         unsafe { self.park(count) };
         let mut first = true;
         let mut panics = Panics::default();
@@ -257,8 +260,8 @@ impl Producer {
         Some(claimed)
     }
 
-    /// Releases everything that is parked: the device is known to have lost access to it. What a poller holds at this
-    /// moment it releases itself. Segments are dropped here, under no lock.
+    /// Releases everything that is parked: the device is known to have lost access to it. What a
+    /// poller holds at this moment it releases itself. Segments are dropped here, under no lock.
     pub(crate) fn reclaim(&mut self) {
         let mut panics = Panics::default();
         for index in 0..self.depth {
@@ -282,7 +285,8 @@ impl Producer {
     }
 }
 
-/// What users' drops panic with, kept until everything is given up: slots that were skipped would block the queue for ever.
+/// What users' drops panic with, kept until everything is given up: slots that were skipped would
+/// block the queue for ever.
 #[derive(Default)]
 pub(super) struct Panics(Option<Box<dyn Any + Send>>);
 
@@ -322,8 +326,8 @@ impl Vacant<'_> {
     #[inline(always)]
     pub(crate) fn describe(&mut self, token: u64, info: Info) {
         let entry = self.slot.entry.get();
-        // SAFETY: R1: the slot is free and we are its producer (R2). An entry is initialised from the ring's creation on, but
-        // for its first segment, which is MaybeUninit.
+        // SAFETY: R1: the slot is free and we are its producer (R2). An entry is initialised from
+        // the ring's creation on, but for its first segment, which is MaybeUninit.
         let entry = unsafe { &mut *entry };
         entry.token = token;
         entry.info = info;
@@ -343,7 +347,8 @@ impl Vacant<'_> {
         let entry = self.slot.entry.get();
         // SAFETY: only an address inside the entry is computed.
         let place = unsafe { &raw mut (*entry).address };
-        // SAFETY: R1: the slot is free and we are its producer (R2). What lay there was moved out or is leaked.
+        // SAFETY: R1: the slot is free and we are its producer (R2). What lay there was moved out
+        // or is leaked.
         unsafe { place.cast::<Arc<Handle<AhInner>>>().write(address) };
     }
 }

@@ -6,11 +6,13 @@
 //! | `PARKED` | nobody: the device owns what the slot holds | whoever wins the exchange to `CLAIMED` |
 //! | `CLAIMED` | the claimer | the claimer, by a store to `FREE` |
 //!
-//! The word of a slot in flight is `wr_id << 2 | state`. A `wr_id` is the queue, the lap and the slot. The lap counts how often the
-//! producer has come round the ring, and the producer visits each slot once a lap, so no `wr_id` of a ring is used twice, and a
-//! completion can only claim the use it was made for. (The queue's topmost two bits are lost in the word: a ring belongs to one
-//! queue.) Lap and slot share 47 bits, so a completion would have to be kept (by a poller that has fetched it and is not used)
-//! for 2^47 requests of its queue to be taken for a newer one: four years at a million a second. 32 bits would be minutes.
+//! The word of a slot in flight is `wr_id << 2 | state`. A `wr_id` is the queue, the lap and the
+//! slot. The lap counts how often the producer has come round the ring, and the producer visits
+//! each slot once a lap, so no `wr_id` of a ring is used twice, and a completion can only claim the
+//! use it was made for. (The queue's topmost two bits are lost in the word: a ring belongs to one
+//! queue.) Lap and slot share 43 bits, so a completion would have to be kept (by a poller that has
+//! fetched it and is not used) for 2^43 requests of its queue to be taken for a newer one: a
+//! hundred days at a million a second. 32 bits would be minutes.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +25,8 @@ const CLAIMED: u64 = 2;
 const STATE_MASK: u64 = 3;
 const ID_SHIFT: u32 = 2;
 
-/// How often the producer has come round the ring, modulo what a `wr_id` can carry: the mask of the functions here.
+/// How often the producer has come round the ring, modulo what a `wr_id` can carry: the mask of the
+/// functions here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lap(u64);
 
@@ -72,20 +75,22 @@ impl State {
         Self(AtomicU64::new(FREE))
     }
 
-    /// Whether the producer may fill the slot. Acquire: the claimer's last access comes before the producer's first.
+    /// Whether the producer may fill the slot. Acquire: the claimer's last access comes before the
+    /// producer's first.
     #[inline]
     pub(crate) fn is_free(&self) -> bool {
         self.0.load(Ordering::Acquire) & STATE_MASK == FREE
     }
 
-    /// Hands the contents over to the device, and to whoever claims them by this [`parked_word`]. Only the producer calls it, on
-    /// a free slot.
+    /// Hands the contents over to the device, and to whoever claims them by this [`parked_word`].
+    /// Only the producer calls it, on a free slot.
     #[inline(always)]
     pub(crate) fn park(&self, parked_word: u64) {
         self.0.store(parked_word, Ordering::Release);
     }
 
-    /// Tries to become the claimer of the use that `parked_word` names. Fails if the slot is in any other state.
+    /// Tries to become the claimer of the use that `parked_word` names. Fails if the slot is in any
+    /// other state.
     #[inline]
     pub(crate) fn claim(&self, parked_word: u64) -> bool {
         if parked_word & STATE_MASK != PARKED {
@@ -113,7 +118,7 @@ impl State {
 mod tests {
     use super::*;
 
-    const MASK: u64 = u64::MAX >> 17;
+    const MASK: u64 = u64::MAX >> 21;
 
     #[test]
     fn a_use_is_claimed_once_and_only_by_its_own_word() {
@@ -170,7 +175,8 @@ mod loom_tests {
         if !slot.state.claim(word) {
             return None;
         }
-        // SAFETY: we are the claimer. The write makes a reader that is not ordered after us a race that loom reports.
+        // SAFETY: we are the claimer. The write makes a reader that is not ordered after us a race
+        // that loom reports.
         let value = slot.contents.with_mut(|contents| unsafe { std::mem::replace(&mut *contents, 0) });
         slot.state.release();
         Some(value)

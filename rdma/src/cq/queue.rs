@@ -1,0 +1,332 @@
+//! The completion queue itself. Numbers cite the invariants of [`super`].
+
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rdma_sys::ibv_cq;
+
+use super::capacity::Capacity;
+use super::channel::{ChannelInner, CompletionChannel};
+use super::sharing::Sharing;
+use crate::context::{Context, ContextInner};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::{Handle, Object};
+use crate::types::CqId;
+
+/// A queue of completions, on which any number of queue pairs report.
+///
+/// Counted: clones are handles to the same queue, and queue pairs keep it. Each queue pair reserves
+/// room for all of its requests, so a queue wants the sum of their depths.
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// let pd = context.alloc_pd()?;
+/// let cq = context.create_cq(2 * (32 + 32))?;
+/// let build = || pd.queue_pair().cq(&cq).max_send_wr(32).max_recv_wr(32).build();
+/// let (first, second) = (build()?, build()?);
+/// // A third one asks for more.
+/// cq.resize(3 * (32 + 32))?;
+/// let third = build()?;
+/// # drop((first, second, third));
+/// # Ok(()) }
+/// ```
+#[doc(alias = "ibv_cq")]
+#[derive(Clone)]
+pub struct CompletionQueue {
+    pub(crate) inner: Arc<Handle<CqInner>>,
+}
+
+/// The queue itself (1).
+pub(crate) struct CqInner {
+    pub(crate) raw: *mut ibv_cq,
+    pub(crate) context: Arc<Handle<ContextInner>>,
+    pub(super) capacity: Capacity,
+    pub(crate) channel: Option<Arc<Handle<ChannelInner>>>,
+    pub(super) sharing: Sharing,
+    /// Completions that named no request in flight.
+    pub(super) stale: AtomicU64,
+    /// Its completions carry the caller's `wr_id`s.
+    pub(crate) is_raw: bool,
+    id: CqId,
+}
+
+// SAFETY: libibverbs' functions may be called on one queue from any thread: providers lock
+// (single-threaded modes are refused when a device is opened).
+unsafe impl Send for CqInner {}
+// SAFETY: libibverbs' functions may be called on one queue from several threads at a time.
+unsafe impl Sync for CqInner {}
+
+impl CqInner {
+    /// Creates a queue of at least `depth` entries.
+    pub(crate) fn create(
+        context: &Arc<Handle<ContextInner>>,
+        depth: u32,
+        channel: Option<&Arc<Handle<ChannelInner>>>,
+        vector: u32,
+    ) -> Result<Self> {
+        context.check(Operation::CreateCq)?;
+        let invalid = Error::new(Operation::CreateCq, ErrorKind::InvalidInput);
+        if depth == 0 {
+            return Err(invalid);
+        }
+        let cqe = i32::try_from(depth).map_err(|_| invalid)?;
+        let vector = i32::try_from(vector).map_err(|_| invalid)?;
+        if channel.is_some_and(|channel| !Arc::ptr_eq(&channel.context, context)) {
+            // The provider would not notice that it is another device's.
+            return Err(invalid);
+        }
+        let id = CqId::fresh();
+        let name = ptr::without_provenance_mut(usize::try_from(id.0).map_err(|_| invalid)?);
+        let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.raw);
+        // SAFETY: ibv_create_cq wants an open context and a channel of it or NULL, both kept by the
+        // new value (1). The context pointer is opaque to it: ours is a number.
+        let raw = unsafe { (context.table.ibv_create_cq)(context.raw.as_ptr(), cqe, name, raw_channel, vector) };
+        if raw.is_null() {
+            return Err(Error::last(Operation::CreateCq));
+        }
+        // SAFETY: a new queue, which nobody resizes meanwhile.
+        let depth = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(depth);
+        Ok(Self {
+            raw,
+            context: Arc::clone(context),
+            capacity: Capacity::new(depth),
+            channel: channel.map(Arc::clone),
+            sharing: Sharing::new(),
+            stale: AtomicU64::new(0),
+            is_raw: false,
+            id,
+        })
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.capacity.get()
+    }
+
+    /// Asks for an event at the next completion.
+    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
+        self.context.check(Operation::RequestNotify)?;
+        // SAFETY: the queue is alive (1), and this is no forked child (3).
+        let result = unsafe { rdma_sys::ibv_req_notify_cq(self.raw, i32::from(solicited_only)) };
+        Error::check(Operation::RequestNotify, result)
+    }
+}
+
+impl Object for CqInner {
+    const DESTROY: Operation = Operation::DestroyCq;
+    const NAME: &'static str = "a completion queue";
+
+    fn made_in(&self) -> u32 {
+        self.context.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_destroy_cq wants a live queue of this table without queue pairs (this
+        // function's contract), whose events are acknowledged or about to be (2).
+        Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_cq)(self.raw) })
+    }
+}
+
+/// How to make a [`CompletionQueue`].
+///
+/// # Examples
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+/// // Room for the requests of its queue pairs, and a channel to sleep on.
+/// let cq = context.cq_builder(256).events().vector(0).build()?;
+/// assert!(cq.depth() >= 256 && cq.channel().is_some());
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct CqBuilder {
+    context: Context,
+    depth: u32,
+    channel: Option<CompletionChannel>,
+    vector: u32,
+    events: bool,
+}
+
+impl CqBuilder {
+    /// Gives it a channel of its own, on which its pollers sleep in [`wait`](super::Poller::wait).
+    pub fn events(mut self) -> Self {
+        self.events = true;
+        self
+    }
+
+    /// The channel on which its events arrive. Without one it can only be polled.
+    pub fn channel(mut self, channel: &CompletionChannel) -> Self {
+        self.channel = Some(channel.clone());
+        self
+    }
+
+    /// The completion vector that raises its events; 0 if not said.
+    pub fn vector(mut self, vector: u32) -> Self {
+        self.vector = vector;
+        self
+    }
+
+    /// Creates the queue.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the device has no queues that deep or no such vector, or if the channel is
+    /// another device's; `OutOfMemory`.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn build(mut self) -> Result<CompletionQueue> {
+        if self.events && self.channel.is_none() {
+            self.channel = Some(self.context.create_completion_channel()?);
+        }
+        let channel = self.channel.as_ref().map(|channel| &channel.inner);
+        let inner = CqInner::create(&self.context.inner, self.depth, channel, self.vector)?;
+        Ok(CompletionQueue { inner: Arc::new(Handle::new(inner)) })
+    }
+}
+
+impl Context {
+    /// Creates a completion queue of at least `depth` entries, to be polled.
+    ///
+    /// # Errors
+    ///
+    /// As for [`CqBuilder::build`].
+    pub fn create_cq(&self, depth: u32) -> Result<CompletionQueue> {
+        self.cq_builder(depth).build()
+    }
+
+    /// Starts a completion queue of at least `depth` entries.
+    pub fn cq_builder(&self, depth: u32) -> CqBuilder {
+        CqBuilder { context: self.clone(), depth, channel: None, vector: 0, events: false }
+    }
+}
+
+impl CompletionQueue {
+    /// Its name in events.
+    #[must_use]
+    pub fn id(&self) -> CqId {
+        self.inner.id
+    }
+
+    /// How many completions it holds.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+
+    /// How many completions named no request in flight and were dropped: left behind of a queue
+    /// pair that was reset or destroyed, or reported twice.
+    #[must_use]
+    pub fn stale_completions(&self) -> u64 {
+        self.inner.stale.load(Ordering::Relaxed)
+    }
+
+    /// Changes how many completions it holds, and says how many it holds then: at least `depth`.
+    ///
+    /// Queue pairs keep their reservations, so it cannot become smaller than these.
+    ///
+    /// # Errors
+    ///
+    /// `CompletionQueueTooSmall`, with what is reserved; `InvalidInput` for more than the device
+    /// can do; `NotSupported` if the provider cannot resize.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
+    /// let cq = context.create_cq(16)?;
+    /// assert!(cq.resize(64)? >= 64);
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, depth: u32) -> Result<u32> {
+        let Self { inner } = self;
+        inner.context.check(Operation::ResizeCq)?;
+        let cqe = i32::try_from(depth).ok().filter(|&cqe| cqe > 0);
+        let cqe = cqe.ok_or(Error::new(Operation::ResizeCq, ErrorKind::InvalidInput))?;
+        inner.capacity.resize(depth, || {
+            // SAFETY: ibv_resize_cq wants a queue (1); no forked child (3).
+            let result = unsafe { (inner.context.table.ibv_resize_cq)(inner.raw, cqe) };
+            Error::check(Operation::ResizeCq, result)?;
+            // SAFETY: the queue is alive (1); the field changes only here, under the lock of the
+            // reservations.
+            Ok(u32::try_from(unsafe { (*inner.raw).cqe }).unwrap_or(depth))
+        })
+    }
+
+    /// The channel on which its events arrive.
+    #[must_use]
+    pub fn channel(&self) -> Option<CompletionChannel> {
+        self.inner.channel.as_ref().map(|inner| CompletionChannel { inner: Arc::clone(inner) })
+    }
+
+    /// Asks for one event on the channel when the next completion arrives.
+    ///
+    /// Completions that are already there raise none: poll once more after asking. With
+    /// `solicited_only` a completion counts if it failed, or received a message that was sent as
+    /// solicited.
+    ///
+    /// # Errors
+    ///
+    /// What the provider reports.
+    ///
+    /// # Examples
+    ///
+    /// An event loop that waits on the channel's descriptor ([`Poller::wait`](super::Poller::wait)
+    /// does all this by itself):
+    ///
+    /// ```no_run
+    /// # fn f(cq: &rdma::CompletionQueue, channel: &rdma::CompletionChannel) -> rdma::Result<()> {
+    /// let mut poller = cq.poller();
+    /// loop {
+    ///     cq.request_notify(false)?;
+    ///     while let Some(completion) = poller.poll()? {
+    ///         println!("{completion:?}");
+    ///     }
+    ///     channel.next_event(None)?;
+    /// }
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn request_notify(&self, solicited_only: bool) -> Result<()> {
+        self.inner.arm(solicited_only)
+    }
+
+    /// The open device.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        Context { inner: Arc::clone(&self.inner.context) }
+    }
+
+    /// Destroys the queue.
+    ///
+    /// Dropping the last handle does the same; this says whether it worked.
+    ///
+    /// # Errors
+    ///
+    /// `InUse`, with the handle, while a clone or a queue pair of it lives.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn close(self) -> Result<(), Failed<Self>> {
+        Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
+    }
+
+    /// The C object. It is valid while this handle lives.
+    ///
+    /// Polling it behind this handle's back takes completions away from their requests: their
+    /// buffers stay in flight.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_cq {
+        self.inner.raw
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("id", &self.inner.id.0).field("depth", &self.depth()).finish()
+    }
+}
