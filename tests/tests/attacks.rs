@@ -3,8 +3,10 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
@@ -12,7 +14,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rdma::op::Send;
 use rdma::{DeviceSelector, InitOptions, QueuePair};
 use rdma_test_support::passes_alone;
-use rdma_tests::{LIMIT, Options, VARIABLE, open, pair, wait};
+use rdma_tests::{LIMIT, Options, Side, VARIABLE, open, pair, wait};
 
 /// A copy of a lent descriptor, as the epoll that it may be.
 fn epoll(lent: &impl AsFd) -> Epoll {
@@ -89,7 +91,74 @@ fn descriptors_run_out() {
     }
     assert!((1..61).contains(&refusals), "{refusals}");
     let (mut a, mut b) = pair(Options::default());
+    message(&mut a, &mut b);
+}
+
+/// One message from `a` to `b`, and both completions.
+fn message(a: &mut Side, b: &mut Side) {
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
     a.qp.post_send(Send::new(a.pd.allocate(8).unwrap())).unwrap();
     assert!(wait(&mut a.sends).status.is_ok() && wait(&mut b.receives).status.is_ok());
+}
+
+#[test]
+#[allow(clippy::mem_forget, reason = "that is what is tested")]
+fn a_forgotten_poller_or_completion_hides_no_other() {
+    let (mut a, mut b) = pair(Options::default());
+    message(&mut a, &mut b);
+    for token in 0..8 {
+        b.qp.post_recv(b.pd.allocate(8).unwrap(), token).unwrap();
+        a.qp.post_send(Send::new(a.pd.allocate(8).unwrap()).token(token)).unwrap();
+    }
+    // What the poller has fetched with the completion that it hands out is not lost with it.
+    let cq = a.sends.completion_queue();
+    let mut tokens = vec![wait(&mut a.sends).token];
+    std::mem::forget(std::mem::replace(&mut a.sends, cq.poller()));
+    tokens.push(wait(&mut a.sends).token);
+    let other = cq.poller();
+    loop {
+        let Some(completion) = a.sends.poll().unwrap() else { continue };
+        tokens.push(completion.token());
+        std::mem::forget(completion);
+        break;
+    }
+    std::mem::forget(std::mem::replace(&mut a.sends, other));
+    tokens.extend((3..8).map(|_| wait(&mut a.sends).token));
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..8).collect::<Vec<_>>());
+    for _ in 0..8 {
+        assert!(wait(&mut b.receives).status.is_ok());
+    }
+    // A scope finds its completions, too.
+    b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
+    let buffer = a.pd.allocate(8).unwrap();
+    let Side { qp, sends, .. } = &mut a;
+    qp.scope(sends, LIMIT, |scope| scope.post_send(Send::new(buffer.lend(..))).map_err(|refused| refused.error()))
+        .unwrap()
+        .unwrap();
+    assert!(wait(&mut b.receives).status.is_ok());
+}
+
+/// Uses its queue pairs once more when it is dropped.
+struct Late(Side, Side);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        message(&mut self.0, &mut self.1);
+    }
+}
+
+#[test]
+fn objects_in_thread_locals_work_until_their_thread_has_ended() {
+    thread_local! { static KEPT: RefCell<Option<Late>> = const { RefCell::new(None) } }
+    let thread = thread::spawn(|| {
+        // Used before the library is, so that its destructor runs after the library's.
+        KEPT.with(|kept| assert!(kept.borrow().is_none()));
+        let (mut a, mut b) = pair(Options::default());
+        message(&mut a, &mut b);
+        KEPT.set(Some(Late(a, b)));
+    });
+    thread.join().unwrap();
+    let (mut a, mut b) = pair(Options::default());
+    message(&mut a, &mut b);
 }
