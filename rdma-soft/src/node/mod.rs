@@ -25,9 +25,9 @@ use crate::os::fork::{self, PerProcess};
 
 static NODE: PerProcess<Node> = PerProcess::new();
 
-/// Sends what was put off (see [`State::poll_cq`]) before the process is gone: a peer whose message
-/// was received here should not take our exit for a failure. And gives datagrams that waited for a
-/// link a moment to get there: their senders were told that they are sent.
+/// Sends what was put off (see [`state::State::poll_cq`]) before the process is gone: a peer whose
+/// message was received here should not take our exit for a failure. And gives datagrams that
+/// waited for a link a moment to get there: their senders were told that they are sent.
 extern "C" fn at_exit() {
     let Some(node) = NODE.get() else { return };
     let waits = || match node.state.try_lock() {

@@ -17,7 +17,8 @@ use crate::error::{Operation, Result};
 use crate::handle::{Handle, Object, Raw};
 use crate::wait::EventDescriptor;
 
-/// Names an id in its events. Never used twice in a process, so a late event cannot name a newer id.
+/// Names an id in its events. Never used twice in a process, so a late event cannot name a newer
+/// id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdKey(u64);
 
@@ -34,14 +35,17 @@ impl fmt::Display for IdKey {
     }
 }
 
-/// Where the events of any number of ids arrive, of the connection manager that the context's device belongs to.
+/// Where the events of any number of ids arrive, of the connection manager that the context's
+/// device belongs to.
 ///
-/// The descriptor ([`AsFd`]) is readable while events wait: it fits poll, epoll and async runtimes, and is good for nothing else (it is an
-/// epoll that watches librdmacm's). An event is acknowledged before it is returned and names its id by [`IdKey`]. Clones are handles
-/// to the same channel; its ids keep it.
+/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait: it fits poll, epoll
+/// and async runtimes, and is good for nothing else (it is an epoll that watches librdmacm's). An
+/// event is acknowledged before it is returned and names its id by [`IdKey`]. Clones are handles to
+/// the same channel; its ids keep it.
 ///
-/// One lock guards the channel and its ids. It is held for the length of a system call; on iWARP that of a
-/// [`connect`](Id::connect) may take as long as TCP needs to reach the peer, so that ids which connect want channels of their own there.
+/// One lock guards the channel and its ids. It is held for the length of a system call; on iWARP
+/// that of a [`connect`](super::Id::connect) may take as long as TCP needs to reach the peer, so
+/// that ids which connect want channels of their own there.
 ///
 /// # Examples
 ///
@@ -110,18 +114,21 @@ impl Object for ChannelInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: rdma_destroy_event_channel wants a live channel of this table without ids: this function's contract.
+        // SAFETY: rdma_destroy_event_channel wants a live channel of this table without ids: this
+        // function's contract.
         unsafe { (self.table.rdma_destroy_event_channel)(self.raw.as_ptr()) };
         Ok(())
     }
 }
 
 impl EventChannel {
-    /// Opens a channel to the connection manager of the context's device: the system's librdmacm, or that of the software device.
+    /// Opens a channel to the connection manager of the context's device: the system's librdmacm,
+    /// or that of the software device.
     ///
     /// # Errors
     ///
-    /// `NotSupported` without librdmacm; `NotFound` or `PermissionDenied` without `/dev/infiniband/rdma_cm`.
+    /// `NotSupported` without librdmacm; `NotFound` or `PermissionDenied` without
+    /// `/dev/infiniband/rdma_cm`.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new(context: &Context) -> Result<Self> {
         context.inner.check(Operation::CreateEventChannel)?;
@@ -131,9 +138,11 @@ impl EventChannel {
         let raw = NonNull::new(raw).ok_or_else(|| reason::last(Operation::CreateEventChannel))?;
         // SAFETY: just made, so alive; this field does not change.
         let fd = unsafe { raw.as_ref() }.fd;
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the channel (1).
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the
+        // channel (1).
         let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
-            // SAFETY: rdma_destroy_event_channel wants a channel of this table without ids: just made.
+            // SAFETY: rdma_destroy_event_channel wants a channel of this table without ids: just
+            // made.
             unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
         })?;
         let raw = Raw::new(raw.as_ptr());

@@ -25,7 +25,7 @@ use crate::wait::{Deadline, EventDescriptor};
 
 /// A source of events for any number of completion queues.
 ///
-/// The descriptor ([`AsFd`]) is readable while events wait: it fits poll, epoll and async runtimes,
+/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait: it fits poll, epoll and async runtimes,
 /// and is good for nothing else (it is an epoll that watches the provider's descriptor). An event
 /// is acknowledged before it is returned and names its queue by [`CqId`]; it may name a queue that
 /// was destroyed meanwhile.

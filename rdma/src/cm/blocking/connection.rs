@@ -56,7 +56,8 @@ impl<Q> From<ConnectError<Q>> for std::io::Error {
     }
 }
 
-/// What the connection manager has of a connection; its queue pair is apart from it, and either may go first.
+/// What the connection manager has of a connection; its queue pair is apart from it, and either may
+/// go first.
 ///
 /// Dropping it ends the connection: the peer sees a disconnect.
 pub struct Connection {
@@ -80,7 +81,8 @@ impl Connection {
         Self { id, channel, private_data, parameters, ended: AtomicBool::new(false) }
     }
 
-    /// What the peer had to say as it connected or accepted, on InfiniBand and RoCE filled up with zeros.
+    /// What the peer had to say as it connected or accepted, on InfiniBand and RoCE filled up with
+    /// zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
@@ -114,7 +116,8 @@ impl Connection {
         self.id.disconnect(qp)
     }
 
-    /// Waits until the connection has ended, by whatever end; false after the timeout. Without a timeout it waits for ever.
+    /// Waits until the connection has ended, by whatever end; false after the timeout. Without a
+    /// timeout it waits for ever.
     ///
     /// # Errors
     ///
@@ -137,7 +140,8 @@ impl Connection {
         Ok(self.ended.load(Ordering::Acquire))
     }
 
-    /// Takes an event of the connection if there is one, for who waits for the [descriptor](AsFd).
+    /// Takes an event of the connection if there is one, for who waits for the
+    /// [descriptor](std::os::fd::AsFd).
     ///
     /// # Errors
     ///
