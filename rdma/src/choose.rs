@@ -1,7 +1,8 @@
 //! Choosing a device and a port: by name, from the environment, or the best there is.
 //!
-//! "Any" means active hardware first, in the library's order, and the software device only when there is none. What was taken
-//! and why is in the result ([`Choice`]) and reported through `tracing`; the software device is never a silent substitute.
+//! "Any" means active hardware first, in the library's order, and the software device only when
+//! there is none. What was taken and why is in the result ([`Choice`]) and reported through
+//! `tracing`; the software device is never a silent substitute.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +15,8 @@ use crate::types::PortState;
 
 /// Which device to use.
 ///
-/// As text: `any`, `hardware`, a name like `mlx5_0` or `soft0`, or a name and a port like `mlx5_0:2`.
+/// As text: `any`, `hardware`, a name like `mlx5_0` or `soft0`, or a name and a port like
+/// `mlx5_0:2`.
 ///
 /// # Examples
 ///
@@ -98,6 +100,14 @@ impl DeviceSelector {
     /// # Errors
     ///
     /// It is set to something that selects no device.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let selector = rdma::DeviceSelector::from_env()?;
+    /// println!("{selector} is asked for");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_env() -> Result<Self, OpenError> {
         match std::env::var(Self::VARIABLE) {
             Ok(text) if !text.is_empty() => text.parse().map_err(OpenError::Environment),
@@ -110,6 +120,14 @@ impl DeviceSelector {
 }
 
 /// An open device with an active port.
+///
+/// # Examples
+///
+/// ```
+/// let opened = rdma::open(&rdma::DeviceSelector::Any)?;
+/// println!("using {}: port {} of {}", opened.choice, opened.port, opened.context.name());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Opened {
     /// The device.
@@ -196,7 +214,8 @@ pub enum OpenError {
         /// Why.
         reason: String,
     },
-    /// There is no usable hardware, and the environment (`RDMA_SOFT=off`) leaves the software device out.
+    /// There is no usable hardware, and the environment (`RDMA_SOFT=off`) leaves the software
+    /// device out.
     SoftwareOff {
         /// Why there is no hardware.
         reason: String,

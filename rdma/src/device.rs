@@ -1,12 +1,14 @@
 //! RDMA devices of this machine: what can be opened.
 //!
-//! [`Device::list`] gives the hardware that the system's libibverbs knows, then the software device `soft0`, marked by
-//! [`Device::is_software`]. The environment variable `RDMA_SOFT=off` leaves the latter out.
+//! [`Device::list`] gives the hardware that the system's libibverbs knows, then the software device
+//! `soft0`, marked by [`Device::is_software`]. The environment variable `RDMA_SOFT=off` leaves the
+//! latter out.
 //!
 //! # Safety
 //!
-//! 1. A [`DeviceList`] owns the array that `ibv_get_device_list` of its table returned. Every [`Device`] of it holds an `Arc`
-//!    of its [`Handle`], so the array is freed after them. All devices in the array are valid until then, and never change.
+//! 1. A [`DeviceList`] owns the array that `ibv_get_device_list` of its table returned. Every
+//!    [`Device`] of it holds an `Arc` of its [`Handle`], so the array is freed after them. All
+//!    devices in the array are valid until then, and never change.
 //! 2. Functions of a table are only called with objects that the same table made.
 
 use std::ffi::CStr;
@@ -36,7 +38,8 @@ impl Object for DeviceList {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_free_device_list wants an array of this table that is not freed yet: this function's contract.
+        // SAFETY: ibv_free_device_list wants an array of this table that is not freed yet: this
+        // function's contract.
         unsafe { (self.table.ibv_free_device_list)(self.array.as_ptr()) };
         Ok(())
     }
@@ -50,7 +53,8 @@ impl Object for DeviceList {
 ///
 /// ```
 /// for device in rdma::Device::list()? {
-///     println!("{} {}{}", device.name(), device.guid(), if device.is_software() { " (software)" } else { "" });
+///     let kind = if device.is_software() { "software" } else { "hardware" };
+///     println!("{} {} ({kind})", device.name(), device.guid());
 /// }
 /// # Ok::<(), rdma::Error>(())
 /// ```
@@ -64,11 +68,13 @@ pub struct Device {
 impl Device {
     /// All devices: hardware first, then the software device.
     ///
-    /// No hardware is not an error: [`HardwareAbsence`](crate::HardwareAbsence) says why there is none.
+    /// No hardware is not an error: [`HardwareAbsence`](crate::HardwareAbsence) says why there is
+    /// none.
     ///
     /// # Errors
     ///
-    /// The software device could not be set up; an environment variable names no library, or no setting of the device.
+    /// The software device could not be set up; an environment variable names no library, or no
+    /// setting of the device.
     ///
     /// # Examples
     ///
@@ -87,7 +93,8 @@ impl Device {
 
     /// The devices of the system's libibverbs; none without a libibverbs.
     ///
-    /// Fails if `RDMA_IBVERBS_PATH` is set and leads to no library: the program was told to use that one.
+    /// Fails if `RDMA_IBVERBS_PATH` is set and leads to no library: the program was told to use
+    /// that one.
     pub(crate) fn hardware() -> Result<Vec<Self>> {
         let listed = match Ibverbs::system() {
             Ok(table) => Self::list_of(table, false),
@@ -142,7 +149,8 @@ impl Device {
         let array = Raw::created(Operation::ListDevices, array)?;
         let list = Arc::new(Handle::new(DeviceList { table, array, software, fork: fork::generation() }));
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: the library returned an array of `count` devices (and a NULL), which the list keeps (1).
+        // SAFETY: the library returned an array of `count` devices (and a NULL), which the list
+        // keeps (1).
         let raw = unsafe { std::slice::from_raw_parts(list.array.as_ptr(), count) };
         let devices = raw.iter().filter(|raw| !raw.is_null());
         Ok(devices.map(|&raw| Self { list: Arc::clone(&list), raw: Raw::new(raw) }).collect())
@@ -157,7 +165,8 @@ impl Device {
         if name.is_null() {
             return String::new();
         }
-        // SAFETY: the returned string is NUL-terminated and part of the device, which `self` keeps alive (1).
+        // SAFETY: the returned string is NUL-terminated and part of the device, which `self` keeps
+        // alive (1).
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 

@@ -1,7 +1,8 @@
 //! The one error of this crate: small, `Copy`, and made without allocation.
 //!
-//! It says which verb failed ([`Operation`]), in what way ([`ErrorKind`]), and with which `errno` if the operating system or
-//! the provider gave one. A failed *completion* is no error of a call: it is data, [`WcError`](crate::WcError).
+//! It says which verb failed ([`Operation`]), in what way ([`ErrorKind`]), and with which `errno`
+//! if the operating system or the provider gave one. A failed *completion* is no error of a call:
+//! it is data, [`WcError`](crate::WcError).
 
 use std::fmt;
 use std::io;
@@ -154,7 +155,8 @@ pub enum ErrorKind {
         /// Attributes that the transition does not allow and that were given.
         not_allowed: QpAttrMask,
     },
-    /// The two ends cannot work together: the link layers differ, one has no GID, or the makers' options differ.
+    /// The two ends cannot work together: the link layers differ, one has no GID, or the makers'
+    /// options differ.
     Incompatible,
     /// No RDMA device, or no route, leads to or from this address.
     NoRoute,
@@ -258,11 +260,13 @@ impl Error {
         }
     }
 
-    /// Decodes functions that return 0 or a (positive or negative) `errno`; -1 means `errno` itself.
+    /// Decodes functions that return 0 or a (positive or negative) `errno`; -1 means `errno`
+    /// itself.
     pub(crate) fn check(operation: Operation, result: i32) -> Result<()> {
         match result {
             0 => Ok(()),
-            // EPERM is 1 and some providers return -1 with errno set; a stale errno is better than a wrong EPERM.
+            // EPERM is 1 and some providers return -1 with errno set; a stale errno is better than
+            // a wrong EPERM.
             -1 => Err(Self::last(operation)),
             errno => Err(Self::from_errno(operation, errno)),
         }

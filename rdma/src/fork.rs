@@ -1,10 +1,12 @@
 //! Telling a forked child from the process that opened a device.
 //!
-//! Device memory, doorbells and the kernel's objects belong to the process that made them. A child inherits our values but
-//! must not use them: calls fail with [`ErrorKind::Forked`], drops leak. Each handle stores the [`generation`] in which it was
-//! made; a handler run by `fork` in the child moves it on, so that the check is one load and one comparison.
+//! Device memory, doorbells and the kernel's objects belong to the process that made them. A child
+//! inherits our values but must not use them: calls fail with [`ErrorKind::Forked`], drops leak.
+//! Each handle stores the [`generation`] in which it was made; a handler run by `fork` in the child
+//! moves it on, so that the check is one load and one comparison.
 //!
-//! A child made by a bare `clone` system call is not seen, and has no business calling into a library at all.
+//! A child made by a bare `clone` system call is not seen, and has no business calling into a
+//! library at all.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +25,8 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Makes sure that children will see another [`generation`]; called before the first handle is made.
+/// Makes sure that children will see another [`generation`]; called before the first handle is
+/// made.
 #[cfg_attr(miri, allow(dead_code, unused_variables, reason = "Miri has no fork"))]
 pub(crate) fn watch() {
     extern "C" fn in_child() {
@@ -31,9 +34,9 @@ pub(crate) fn watch() {
     }
     #[cfg(not(miri))]
     HANDLER.call_once(|| {
-        // SAFETY: pthread_atfork wants functions that may run in the child of a multithreaded process: this one only adds
-        // to an atomic. It is never unloaded before the process ends, as part of the program or of a library that
-        // glibc unregisters handlers for.
+        // SAFETY: pthread_atfork wants functions that may run in the child of a multithreaded
+        // process: this one only adds to an atomic. It is never unloaded before the process ends,
+        // as part of the program or of a library that glibc unregisters handlers for.
         let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if result != 0 {
             tracing::warn!(errno = result, "forked children will not be told apart from this process");

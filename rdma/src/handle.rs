@@ -1,12 +1,14 @@
-//! Ownership of C objects: each is destroyed once, or leaked together with the objects that it uses.
+//! Ownership of C objects: each is destroyed once, or leaked together with the objects that it
+//! uses.
 //!
 //! # Safety
 //!
-//! 1. A [`Handle`] owns an object that was just created, or that the caller of a `from_raw` gave away. Nothing
-//!    else destroys it.
-//! 2. An [`Object`] holds its parents (an `Arc` of their handles), so a parent is destroyed after its children.
-//! 3. An object that could not be destroyed is never dropped: the parents that it holds leak with it. In a forked
-//!    child nothing is destroyed, so everything leaks.
+//! 1. A [`Handle`] owns an object that was just created, or that the caller of a `from_raw` gave
+//!    away. Nothing else destroys it.
+//! 2. An [`Object`] holds its parents (an `Arc` of their handles), so a parent is destroyed after
+//!    its children.
+//! 3. An object that could not be destroyed is never dropped: the parents that it holds leak with
+//!    it. In a forked child nothing is destroyed, so everything leaks.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +21,8 @@ use crate::fork;
 #[derive(Debug)]
 pub(crate) struct Raw<C>(*mut C);
 
-// SAFETY: only an address; each use of what it points to is an unsafe operation with a SAFETY comment of its own.
+// SAFETY: only an address; each use of what it points to is an unsafe operation with a SAFETY
+// comment of its own.
 unsafe impl<C> Send for Raw<C> {}
 // SAFETY: a shared reference to it gives away the address and nothing else.
 unsafe impl<C> Sync for Raw<C> {}
@@ -62,7 +65,8 @@ pub(crate) trait Object {
     ///
     /// # Safety
     ///
-    /// The object is not destroyed yet, nothing uses it any more, and the process is the one that created it.
+    /// The object is not destroyed yet, nothing uses it any more, and the process is the one that
+    /// created it.
     unsafe fn destroy(&mut self) -> Result<()>;
 }
 
@@ -82,10 +86,12 @@ impl<T: Object> Handle<T> {
     /// After a success the handle is neither used nor dropped.
     unsafe fn take(&mut self) -> Result<T> {
         fork::check(self.made_in(), T::DESTROY)?;
-        // SAFETY: `destroy` wants a live object: only this function destroys it (1), and not twice by its own
-        // contract. `&mut self` and the parents' counts (2) show that nothing uses it. The generation was checked.
+        // SAFETY: `destroy` wants a live object: only this function destroys it (1), and not twice
+        // by its own contract. `&mut self` and the parents' counts (2) show that nothing uses it.
+        // The generation was checked.
         unsafe { self.0.destroy() }?;
-        // SAFETY: ManuallyDrop::take wants a value that is not used again: the contract of this function.
+        // SAFETY: ManuallyDrop::take wants a value that is not used again: the contract of this
+        // function.
         Ok(unsafe { ManuallyDrop::take(&mut self.0) })
     }
 
@@ -115,7 +121,8 @@ impl<T: Object> Handle<T> {
 
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
-        // SAFETY: `take` wants the handle neither used nor dropped after a success: this is its drop.
+        // SAFETY: `take` wants the handle neither used nor dropped after a success: this is its
+        // drop.
         match unsafe { self.take() } {
             Ok(object) => drop(object),
             Err(error) if error.kind() == ErrorKind::Forked => {}

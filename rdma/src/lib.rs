@@ -52,7 +52,7 @@
 //!
 //! ```text
 //! builder ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── connect ──> QueuePair
-//!                      (RESET)                       (INIT: post receives)              (RTS: send too)
+//!                      (RESET)                       (INIT: post receives)         (RTS: send too)
 //! ```
 //!
 //! The connection manager, [`cm`], connects by IP address and port, as sockets do; on iWARP there
@@ -65,12 +65,12 @@
 //!
 //! A queue pair of transport [`Ud`] has no peer. Each send is one packet and names its destination;
 //! a receiver takes datagrams from every sender that knows its Q_Key. A lost datagram is neither
-//! sent again nor reported. There are no reads, writes and atomic operations: a request for one does
-//! not compile.
+//! sent again nor reported. There are no reads, writes and atomic operations: a request for one
+//! does not compile.
 //!
 //! ```text
 //! datagram ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── ready ──> QueuePair
-//!                       (RESET)                       (INIT: post receives)            (RTS: send too)
+//!                       (RESET)                       (INIT: post receives)       (RTS: send too)
 //! ```
 //!
 //! ```
@@ -80,7 +80,8 @@
 //! # let opened = rdma::open(&DeviceSelector::Any)?;
 //! # let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
 //! let options = DatagramOptions::new(0x1234_5678).port(opened.port);
-//! let mut client = QueuePair::datagram(&pd).cq(&cq).max_inline_data(16).build()?.init(&options)?.ready()?;
+//! let client = QueuePair::datagram(&pd).cq(&cq).max_inline_data(16).build()?;
+//! let mut client = client.init(&options)?.ready()?;
 //! let served = opened.context.create_cq(64)?;
 //! let mut server = QueuePair::datagram(&pd).cq(&served).build()?.init(&options)?.ready()?;
 //!
@@ -88,7 +89,7 @@
 //! server.post_recv(pd.allocate(Grh::LEN + 1024)?, 0)?;
 //! let to = server.endpoint()?;
 //! let address = client.address_of(&to)?;
-//! client.post_send(Send::inline(b"hello").to(&address, to.qpn, to.qkey)).map_err(rdma::Error::from)?;
+//! client.post_send(Send::inline(b"hello").to(&address, to.qpn, to.qkey))?;
 //!
 //! let mut poller = served.poller();
 //! let mut completion = poller.wait(None)?.expect("no time limit");

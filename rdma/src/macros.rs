@@ -36,7 +36,8 @@ macro_rules! debug_by_methods {
     };
 }
 
-/// `Debug` of errors prints the sentence of `Display`: an error that leaves `main` is printed by `Debug`.
+/// `Debug` of errors prints the sentence of `Display`: an error that leaves `main` is printed by
+/// `Debug`.
 macro_rules! debug_is_display {
     ($($error:ty),*) => {$(
         impl ::std::fmt::Debug for $error {

@@ -9,7 +9,8 @@ use crate::context::{Context, ContextInner};
 use crate::error::{Error, Failed, Operation, Result};
 use crate::handle::{Handle, Object, Raw};
 
-/// A protection domain: memory regions and queue pairs of one domain work together, those of different ones do not.
+/// A protection domain: memory regions and queue pairs of one domain work together, those of
+/// different ones do not.
 ///
 /// Counted: clones are handles to the same domain, and regions and queue pairs keep it.
 ///
@@ -54,7 +55,8 @@ impl Object for PdInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_dealloc_pd wants a live domain of this table that has no children: this function's contract.
+        // SAFETY: ibv_dealloc_pd wants a live domain of this table that has no children: this
+        // function's contract.
         let result = unsafe { (self.context.table.ibv_dealloc_pd)(self.raw.as_ptr()) };
         Error::check(Self::DESTROY, result)
     }

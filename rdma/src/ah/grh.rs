@@ -6,8 +6,8 @@ use rdma_sys::ibv_grh;
 
 use crate::types::Gid;
 
-/// The global routing header that a datagram arrives with: on InfiniBand and RoCE v1 a header of its own, on RoCE v2 the IPv6
-/// header, or 20 bytes that mean nothing and the IPv4 header.
+/// The global routing header that a datagram arrives with: on InfiniBand and RoCE v1 a header of
+/// its own, on RoCE v2 the IPv6 header, or 20 bytes that mean nothing and the IPv4 header.
 ///
 /// It is what the sender and the network wrote: input, not truth.
 ///
@@ -48,7 +48,8 @@ impl Grh {
 
     /// Whether it is an IPv4 header.
     ///
-    /// Its place holds the end of the source address in the other case, so that where both are possible the checksum decides.
+    /// Its place holds the end of the source address in the other case, so that where both are
+    /// possible the checksum decides.
     #[must_use]
     pub fn is_ipv4(&self) -> bool {
         let header = &self.0[IPV4..];

@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! 1. A request in flight keeps an `Arc` of the handle that it names, until it has ended: A1 of [`posting`](crate::qp::posting). For
-//!    raw queue pairs that is the caller's duty.
+//! 1. A request in flight keeps an `Arc` of the handle that it names, until it has ended: A1 of
+//!    [`posting`](crate::qp::posting). For raw queue pairs that is the caller's duty.
 
 mod grh;
 mod source;
@@ -23,14 +23,16 @@ use crate::types::Path;
 
 /// Where datagrams go: a port, found by a [`Path`].
 ///
-/// Counted: clones are handles to the same object. It can be dropped at any time: requests under way keep it. A queue pair keeps
-/// the handle that its latest datagram went to. Making one may ask the network, so a server keeps those of its clients.
+/// Counted: clones are handles to the same object. It can be dropped at any time: requests under
+/// way keep it. A queue pair keeps the handle that its latest datagram went to. Making one may ask
+/// the network, so a server keeps those of its clients.
 ///
 /// # Examples
 ///
 /// ```no_run
-/// # fn f(pd: &rdma::ProtectionDomain, qp: &mut rdma::QueuePair<rdma::Ud>, peer: &rdma::DatagramEndpoint)
-/// #     -> Result<(), rdma::Error> {
+/// # use rdma::{DatagramEndpoint, Error, ProtectionDomain, QueuePair, Ud};
+/// # type Qp = QueuePair<Ud>;
+/// # fn f(pd: &ProtectionDomain, qp: &mut Qp, peer: &DatagramEndpoint) -> Result<(), Error> {
 /// use rdma::op::Send;
 ///
 /// let address = pd.create_ah(&qp.path_to(peer)?)?;
@@ -59,7 +61,8 @@ impl Object for AhInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_ah wants a live handle of this table (this function's contract) that no request names (1).
+        // SAFETY: ibv_destroy_ah wants a live handle of this table (this function's contract) that
+        // no request names (1).
         let result = unsafe { (self.pd.context.table.ibv_destroy_ah)(self.raw.as_ptr()) };
         Error::check(Self::DESTROY, result)
     }
@@ -72,8 +75,22 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// What the provider reports: `InvalidInput` for a port or GID index that does not exist, `NotSupported` on iWARP; on
-    /// Ethernet, that the address cannot be resolved.
+    /// What the provider reports: `InvalidInput` for a port or GID index that does not exist,
+    /// `NotSupported` on iWARP; on Ethernet, that the address cannot be resolved.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// use rdma::{Path, Route};
+    ///
+    /// let gid = context.best_gid(1)?.expect("the port has a GID");
+    /// let route = Route { gid: gid.gid, source_index: 0, hop_limit: 64, ..Route::default() };
+    /// let path = Path { port: 1, route: Some(route), ..Path::default() };
+    /// let address = context.alloc_pd()?.create_ah(&path)?;
+    /// assert_eq!(address.path().port, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, path: &Path) -> Result<AddressHandle> {
         let context = &self.inner.context;
@@ -86,20 +103,23 @@ impl ProtectionDomain {
             return Err(Error::new(Operation::CreateAh, ErrorKind::InvalidInput));
         }
         let mut attr = path.to_raw();
-        // SAFETY: ibv_create_ah wants a domain, which `self` keeps, and attributes that live during the call.
+        // SAFETY: ibv_create_ah wants a domain, which `self` keeps, and attributes that live during
+        // the call.
         let raw = unsafe { (context.table.ibv_create_ah)(self.as_raw(), &raw mut attr) };
         let raw = Raw::created(Operation::CreateAh, raw)?;
         let inner = AhInner { raw, path: *path, pd: Arc::clone(&self.inner) };
         Ok(AddressHandle { inner: Arc::new(Handle::new(inner)) })
     }
 
-    /// Creates an address handle for the sender of a datagram, to answer it. `port` is the port that it arrived on.
+    /// Creates an address handle for the sender of a datagram, to answer it. `port` is the port
+    /// that it arrived on.
     ///
     /// [`QueuePair::answer`](crate::QueuePair::answer) is faster, as it need not look for our GID.
     ///
     /// # Errors
     ///
-    /// As for [`create_ah`](Self::create_ah) and [`Source::query_path`]: not for what was sent to a multicast group.
+    /// As for [`create_ah`](Self::create_ah) and [`Source::query_path`]: not for what was sent to a
+    /// multicast group.
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah_for(&self, port: u8, source: &Source) -> Result<AddressHandle> {
         // The same two steps as the library's function; and so the path is known.
@@ -120,8 +140,8 @@ impl AddressHandle {
     ///
     /// # Errors
     ///
-    /// `InUse`, with the handle, while there is a clone, a request to it is under way, or a queue pair's latest datagram went
-    /// to it.
+    /// `InUse`, with the handle, while there is a clone, a request to it is under way, or a queue
+    /// pair's latest datagram went to it.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn close(self) -> Result<(), Failed<Self>> {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))

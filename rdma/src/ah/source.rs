@@ -10,7 +10,8 @@ use crate::types::{Lid, Path, Route};
 /// How many routers an answer may cross.
 const HOPS: u8 = 64;
 
-/// Where a datagram came from, as its completion and its header say: plain data, to answer it or to tell peers apart.
+/// Where a datagram came from, as its completion and its header say: plain data, to answer it or to
+/// tell peers apart.
 ///
 /// The network does not prove it: any host can claim to be another.
 #[doc(alias = "ibv_wc")]
@@ -31,8 +32,8 @@ pub struct Source {
     pub path_bits: u8,
     /// The index of the partition key that it came with.
     pub pkey_index: u16,
-    /// Its header. None if it came without (InfiniBand, within a subnet), or where the first piece of the receive's memory is
-    /// too short for it or on a GPU.
+    /// Its header. None if it came without (InfiniBand, within a subnet), or where the first piece
+    /// of the receive's memory is too short for it or on a GPU.
     pub grh: Option<Grh>,
 }
 
@@ -69,11 +70,13 @@ impl Source {
         }
     }
 
-    /// The way back, as the library finds it: it looks through the port's GIDs for the one that the message was sent to.
+    /// The way back, as the library finds it: it looks through the port's GIDs for the one that the
+    /// message was sent to.
     ///
     /// # Errors
     ///
-    /// `NotFound` if no GID of ours is it: so for what was sent to a multicast group, where [`path`](Self::path) is to be used.
+    /// `NotFound` if no GID of ours is it: so for what was sent to a multicast group, where
+    /// [`path`](Self::path) is to be used.
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn query_path(&self, context: &Context, port: u8) -> Result<Path> {
         context.inner.check(Operation::CreateAh)?;
@@ -94,13 +97,14 @@ impl Source {
         let mut grh = self.grh.unwrap_or(Grh::from_bytes([0; Grh::LEN])).to_raw();
         let mut attr = ibv_ah_attr::default();
         let table = context.table();
-        // SAFETY: ibv_init_ah_from_wc wants an open context, which `context` keeps open, a completion and a header to read, and
-        // room for the attributes; no forked child (checked).
+        // SAFETY: ibv_init_ah_from_wc wants an open context, which `context` keeps open, a
+        // completion and a header to read, and room for the attributes; no forked child (checked).
         let result =
             unsafe { (table.ibv_init_ah_from_wc)(context.as_raw(), port, &raw mut wc, &raw mut grh, &raw mut attr) };
         match result {
             0 => Ok(Path::from_raw(&attr)),
-            // It ends the search by the failure of looking beyond the last GID, and reports that in many ways.
+            // It ends the search by the failure of looking beyond the last GID, and reports that in
+            // many ways.
             _ => match Error::last(Operation::CreateAh) {
                 error if error.kind() == ErrorKind::NotSupported => Err(error),
                 _ => Err(not_found),

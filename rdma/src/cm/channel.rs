@@ -58,7 +58,8 @@ impl fmt::Display for IdKey {
 ///     Ok(channel) => channel,
 ///     Err(error) => return Ok(println!("no connection manager: {error}")),
 /// };
-/// assert!(channel.next_event(Some(Duration::from_millis(1)))?.is_none(), "nobody has asked for anything");
+/// let event = channel.next_event(Some(Duration::from_millis(1)))?;
+/// assert!(event.is_none(), "nothing was asked for");
 /// # Ok(()) }
 /// ```
 #[doc(alias = "rdma_event_channel")]

@@ -1,4 +1,5 @@
-//! Connecting: options, and the queue pair's way through its states. Numbers cite the invariants of [`super`].
+//! Connecting: options, and the queue pair's way through its states. Numbers cite the invariants of
+//! [`super`].
 
 use std::ffi::c_int;
 
@@ -10,7 +11,8 @@ use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair, Rc};
 use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer};
 
-/// How many reads and atomics are in service at a time, unless the device can do less: what fills a pipe.
+/// How many reads and atomics are in service at a time, unless the device can do less: what fills a
+/// pipe.
 const READ_DEPTH: u8 = 16;
 
 /// How to connect, or to accept. What is not set has the value that most programs use.
@@ -52,18 +54,20 @@ impl Default for ConnOptions {
 }
 
 impl ConnOptions {
-    /// No private data, as many reads and atomics as both ends can (up to 16), 7 retries, any number of retries while the peer
-    /// has no receive posted.
+    /// No private data, as many reads and atomics as both ends can (up to 16), 7 retries, any
+    /// number of retries while the peer has no receive posted.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to accept, on iWARP 251.
+        /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to
+        /// accept, on iWARP 251.
         private_data(bytes: &[u8]) = bytes.to_vec();
         /// How many reads and atomics to serve at a time; not more than the device can.
         responder_resources(count: u8) = Some(count);
-        /// How many reads and atomics to have outstanding; not more than the device can and the peer serves.
+        /// How many reads and atomics to have outstanding; not more than the device can and the
+        /// peer serves.
         initiator_depth(count: u8) = Some(count);
         /// How often both ends try again without an answer: 0 to 7. The connecting end says.
         retry_count(count: u8) = count.min(7);
@@ -73,11 +77,13 @@ impl ConnOptions {
         flow_control(control: bool) = control;
         /// Whether our receives come from a shared queue.
         srq(srq: bool) = srq;
-        /// How long the peer shall wait before it tries again, when we have no receive posted. Not on iWARP.
+        /// How long the peer shall wait before it tries again, when we have no receive posted. Not
+        /// on iWARP.
         min_rnr_timer(timer: RnrTimer) = timer;
     }
 
-    /// In C's form; `offered_by_peer` is what the peer asked for, when accepting: to serve, and to be served.
+    /// In C's form; `offered_by_peer` is what the peer asked for, when accepting: to serve, and to
+    /// be served.
     pub(super) fn to_raw(&self, context: &Context, qpn: u32, offered_by_peer: Option<(u8, u8)>) -> rdma_conn_param {
         let attr = context.device_attr();
         // 255 would mean to librdmacm what the device can.
@@ -125,7 +131,8 @@ impl RawId {
     pub(super) fn qp_attr(&self, state: QpState) -> Result<QpAttr> {
         let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
         let mut mask: c_int = 0;
-        // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), and room for attributes and their mask.
+        // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), and room for
+        // attributes and their mask.
         self.call_bound(Operation::InitQpAttr, |cm, id| unsafe {
             (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask)
         })?;
@@ -149,7 +156,8 @@ impl RawId {
         }
     }
 
-    /// To RTR and RTS, as the peer and we agreed. Nothing on iWARP, where the kernel does it as it connects.
+    /// To RTR and RTS, as the peer and we agreed. Nothing on iWARP, where the kernel does it as it
+    /// connects.
     pub(super) fn bring_up(&self, qp: &InitializedQueuePair<Rc>, limits: Limits, timer: RnrTimer) -> Result<()> {
         let qp = &qp.qp;
         if !qp.control.context.capabilities().manual_connect {
@@ -165,21 +173,24 @@ impl RawId {
 
     pub(super) fn remote_ece(&self) -> Result<Ece> {
         let mut raw = ibv_ece::default();
-        // SAFETY: rdma_get_remote_ece wants an id (2), whose lock is held (3), and room for the options.
+        // SAFETY: rdma_get_remote_ece wants an id (2), whose lock is held (3), and room for the
+        // options.
         self.call(Operation::GetRemoteEce, |cm, id| unsafe { (cm.rdma_get_remote_ece)(id, &raw mut raw) })?;
         Ok(Ece::from_raw(raw))
     }
 
     pub(super) fn set_local_ece(&self, ece: Ece) -> Result<()> {
         let mut raw = ece.to_raw();
-        // SAFETY: rdma_set_local_ece wants an id (2), whose lock is held (3), and options that live during the call.
+        // SAFETY: rdma_set_local_ece wants an id (2), whose lock is held (3), and options that live
+        // during the call.
         self.call(Operation::SetLocalEce, |cm, id| unsafe { (cm.rdma_set_local_ece)(id, &raw mut raw) })
     }
 
     /// `rdma_connect` of both port spaces.
     pub(super) fn connect(&self, mut param: rdma_conn_param) -> Result<()> {
-        // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device (6), and parameters whose private
-        // data is as long as they say and lives during the call: the callers' options.
+        // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device
+        // (6), and parameters whose private data is as long as they say and lives during the call:
+        // the callers' options.
         self.call_bound(Operation::Connect, |cm, id| unsafe { (cm.rdma_connect)(id, &raw mut param) })
     }
 
@@ -216,12 +227,13 @@ impl From<&rdma_conn_param> for Limits {
 impl Id<Rc> {
     /// Binds a queue pair of the same device to the port and partition that the id is bound to.
     ///
-    /// Receives can be posted then, and should be before the connection is there. `access` is what the peer may do, to regions
-    /// that allow it too.
+    /// Receives can be posted then, and should be before the connection is there. `access` is what
+    /// the peer may do, to regions that allow it too.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is not bound to a device yet.
+    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is
+    /// not bound to a device yet.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init(
         &self,
@@ -231,11 +243,13 @@ impl Id<Rc> {
         self.raw.init(qp, access)
     }
 
-    /// Starts to connect: `ConnectResponse` follows, on iWARP `Established`; or `Rejected`, `Unreachable`, `ConnectError`.
+    /// Starts to connect: `ConnectResponse` follows, on iWARP `Established`; or `Rejected`,
+    /// `Unreachable`, `ConnectError`.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if no route was resolved; `WrongDevice`; `TooLong` for the private data; on iWARP `NotListening`.
+    /// `InvalidInput` if no route was resolved; `WrongDevice`; `TooLong` for the private data; on
+    /// iWARP `NotListening`.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, qp: &InitializedQueuePair<Rc>, options: &ConnOptions) -> Result<()> {
         let context = qp.qp.context();
@@ -244,14 +258,16 @@ impl Id<Rc> {
         self.raw.connect(options.to_raw(&context, qp.qpn(), None))
     }
 
-    /// Completes the connection once the peer has accepted it, on `ConnectResponse`: brings the queue pair up and tells the peer.
+    /// Completes the connection once the peer has accepted it, on `ConnectResponse`: brings the
+    /// queue pair up and tells the peer.
     ///
-    /// On iWARP call it on `Established`; there it only says that the queue pair is ready now. `options` are those of
-    /// [`connect`](Self::connect).
+    /// On iWARP call it on `Established`; there it only says that the queue pair is ready now.
+    /// `options` are those of [`connect`](Self::connect).
     ///
     /// # Errors
     ///
-    /// With the queue pair, which may be ready to receive only: `Disconnected` if the peer has not accepted, or given up.
+    /// With the queue pair, which may be ready to receive only: `Disconnected` if the peer has not
+    /// accepted, or given up.
     #[doc(alias = "rdma_establish")]
     pub fn establish(
         &self,
@@ -274,14 +290,16 @@ impl Id<Rc> {
         self.raw.call(Operation::Establish, |cm, id| unsafe { (cm.rdma_establish)(id) })
     }
 
-    /// Ends the connection: what is in flight on the queue pair completes as flushed, and `Disconnected` follows at both ends.
+    /// Ends the connection: what is in flight on the queue pair completes as flushed, and
+    /// `Disconnected` follows at both ends.
     ///
     /// # Errors
     ///
     /// `Disconnected` if there is no connection.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
-        // On iWARP the kernel closes the connection in order, with what was sent, before the queue pair fails.
+        // On iWARP the kernel closes the connection in order, with what was sent, before the queue
+        // pair fails.
         if qp.control.context.capabilities().manual_connect {
             qp.set_error()?;
         }
@@ -292,14 +310,14 @@ impl Id<Rc> {
     pub(super) fn tell_disconnected(&self) -> Result<()> {
         let locked = self.raw.lock(Operation::Disconnect)?;
         locked.require_device(Operation::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
-        // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a device (6), at which librdmacm looks
-        // without asking before version 19.
+        // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a
+        // device (6), at which librdmacm looks without asking before version 19.
         let result = unsafe { (locked.table.rdma_disconnect)(locked.raw) };
         locked.done(Operation::Disconnect, result)
     }
 
-    /// What to offer to the peer in the way of enhanced connection establishment: what the queue pair's
-    /// [`ece`](QueuePair::ece) said. Set it before [`connect`](Self::connect).
+    /// What to offer to the peer in the way of enhanced connection establishment: what the queue
+    /// pair's [`ece`](QueuePair::ece) said. Set it before [`connect`](Self::connect).
     ///
     /// # Errors
     ///

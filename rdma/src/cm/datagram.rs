@@ -1,4 +1,5 @@
-//! Datagrams: finding a peer's queue pair, and multicast groups. Numbers cite the invariants of [`super`].
+//! Datagrams: finding a peer's queue pair, and multicast groups. Numbers cite the invariants of
+//! [`super`].
 
 use std::net::SocketAddr;
 use std::ptr;
@@ -89,7 +90,8 @@ impl RawId {
         let name = ptr::without_provenance_mut(number);
         let mut raw = RawAddr::new(address);
         let result = match membership {
-            // SAFETY: rdma_join_multicast wants an id (2), whose lock is held (3), an address, and any context.
+            // SAFETY: rdma_join_multicast wants an id (2), whose lock is held (3), an address, and
+            // any context.
             Membership::Full => unsafe { (locked.table.rdma_join_multicast)(locked.raw, raw.as_mut_ptr(), name) },
             Membership::SendOnly => {
                 let mut attr = rdma_cm_join_mc_attr_ex {
@@ -97,7 +99,8 @@ impl RawId {
                     join_flags: rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0,
                     addr: raw.as_mut_ptr(),
                 };
-                // SAFETY: as above; the attributes point to an address that lives during the call.
+                // SAFETY: rdma_join_multicast_ex wants an id (2), whose lock is held (3), and
+                // attributes that point to an address; both live during the call.
                 unsafe { (locked.table.rdma_join_multicast_ex)(locked.raw, &raw mut attr, name) }
             }
         };
@@ -119,8 +122,8 @@ impl RawId {
             return Err(Error::new(Operation::LeaveMulticast, ErrorKind::NotFound));
         }
         let mut raw = RawAddr::new(address);
-        // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. All events of the group were
-        // acknowledged as they were taken (4), so it does not wait.
+        // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. All
+        // events of the group were acknowledged as they were taken (4), so it does not wait.
         let result = unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
         let done = locked.done(Operation::LeaveMulticast, result);
         if done.as_ref().is_err_and(|error| error.errno() != Some(libc::EADDRNOTAVAIL)) {
@@ -132,13 +135,15 @@ impl RawId {
 }
 
 impl Id<Ud> {
-    /// Binds a queue pair of the same device to the port and partition that the id is bound to, with the port space's Q_Key.
+    /// Binds a queue pair of the same device to the port and partition that the id is bound to,
+    /// with the port space's Q_Key.
     ///
     /// Post receives, then make it [`ready`](InitializedQueuePair::ready).
     ///
     /// # Errors
     ///
-    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is not bound to a device yet.
+    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is
+    /// not bound to a device yet.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
         self.raw.init_datagram(qp)
@@ -153,7 +158,8 @@ impl Id<Ud> {
         self.raw.qkey()
     }
 
-    /// Asks the listener at the resolved address for its queue pair: `UdEstablished` follows, or `Rejected`, `Unreachable`.
+    /// Asks the listener at the resolved address for its queue pair: `UdEstablished` follows, or
+    /// `Rejected`, `Unreachable`.
     ///
     /// # Errors
     ///
@@ -164,9 +170,11 @@ impl Id<Ud> {
         self.raw.connect(param)
     }
 
-    /// Starts to join a multicast group, by the device that the id is bound to: `MulticastJoined` or `MulticastError` follows.
+    /// Starts to join a multicast group, by the device that the id is bound to: `MulticastJoined`
+    /// or `MulticastError` follows.
     ///
-    /// To receive, attach a queue pair to the group that the event names. Dropping the id leaves the group.
+    /// To receive, attach a queue pair to the group that the event names. Dropping the id leaves
+    /// the group.
     ///
     /// # Errors
     ///
@@ -181,7 +189,8 @@ impl Id<Ud> {
     ///
     /// # Errors
     ///
-    /// `NotFound` if it was not joined. If the device has gone meanwhile, the channel is of no use any more.
+    /// `NotFound` if it was not joined. If the device has gone meanwhile, the channel is of no use
+    /// any more.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&self, group: SocketAddr) -> Result<()> {
         self.raw.leave(group)
@@ -198,7 +207,8 @@ impl ConnectRequest<Ud> {
         self.id().init(qp)
     }
 
-    /// Tells the peer where to send: to this queue pair, which any number of peers may be told of. No event follows.
+    /// Tells the peer where to send: to this queue pair, which any number of peers may be told of.
+    /// No event follows.
     ///
     /// Its Q_Key must be the port space's, as that of queue pairs from [`init`](Self::init) is.
     ///

@@ -71,7 +71,8 @@ pub enum EventKind {
         /// Why.
         error: Error,
     },
-    /// The network interface has another hardware address now, so that the connection may stand still.
+    /// The network interface has another hardware address now, so that the connection may stand
+    /// still.
     AddrChange,
     /// The queue pair of an ended connection can be used again.
     TimewaitExit,
@@ -84,11 +85,13 @@ pub enum EventKind {
     },
 }
 
-/// Copies what the peer said, of the events that carry it: in others librdmacm has something else in its place.
+/// Copies what the peer said, of the events that carry it: in others librdmacm has something else
+/// in its place.
 ///
 /// # Safety
 ///
-/// `raw` is the copy of an event that was taken and not acknowledged yet, so that what it points to lives (4).
+/// `raw` is the copy of an event that was taken and not acknowledged yet, so that what it points to
+/// lives (4).
 unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
     match raw.event {
         Code::RDMA_CM_EVENT_CONNECT_REQUEST
@@ -98,13 +101,14 @@ unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
         | Code::RDMA_CM_EVENT_UNREACHABLE => {}
         _ => return PrivateData::default(),
     }
-    // SAFETY: integers and pointers, which may have any value; datagram events begin with the same two fields (below).
+    // SAFETY: integers and pointers, which may have any value; datagram events begin with the same
+    // two fields (below).
     let conn = unsafe { raw.param.conn };
     if conn.private_data.is_null() || conn.private_data_len == 0 {
         return PrivateData::default();
     }
-    // SAFETY: librdmacm points to as many bytes as it says, part of the event, which lives by the caller's promise. Nobody
-    // writes to them.
+    // SAFETY: librdmacm points to as many bytes as it says, part of the event, which lives by the
+    // caller's promise. Nobody writes to them.
     let bytes = unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into()) };
     bytes.into()
 }
@@ -204,7 +208,8 @@ fn group(raw: &rdma_cm_event, known: &Known) -> Option<SocketAddr> {
 enum Taken {
     Nothing,
     Event(Event),
-    /// Of an id that is gone. The request that it may have brought ends when this is dropped, after the lock.
+    /// Of an id that is gone. The request that it may have brought ends when this is dropped, after
+    /// the lock.
     Stray(#[allow(dead_code, reason = "its drop is what it is for")] Option<Handle<RawId>>),
     /// A request whose id uses another channel (5).
     Elsewhere,
@@ -217,7 +222,26 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    /// What librdmacm reports; `NoDevice` once the channel has lost a device that had joined groups.
+    /// What librdmacm reports; `NoDevice` once the channel has lost a device that had joined
+    /// groups.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// use rdma::cm::EventKind;
+    ///
+    /// // In an event loop, whenever the channel's descriptor is readable:
+    /// while let Some(event) = channel.try_next_event()? {
+    ///     match event.kind {
+    ///         EventKind::ConnectRequest(request) => request.reject(b"not today")?,
+    ///         EventKind::Disconnected => println!("connection {} has ended", event.id),
+    ///         _ => {}
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn try_next_event(&self) -> Result<Option<Event>> {
@@ -238,6 +262,18 @@ impl EventChannel {
     /// # Errors
     ///
     /// As for [`try_next_event`](Self::try_next_event).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// use std::time::Duration;
+    ///
+    /// let event = channel.next_event(Some(Duration::from_millis(1)))?;
+    /// assert!(event.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_get_cm_event")]
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<Event>> {
         self.next_event_until(Deadline::after(timeout))
@@ -256,8 +292,9 @@ impl EventChannel {
             return Err(Error::new(Operation::GetCmEvent, ErrorKind::NoDevice));
         }
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: rdma_get_cm_event wants a channel (1), whose lock is held (3), and room for a pointer; the descriptor is
-        // non-blocking. The ids that it writes to live: destroying one takes its events with it.
+        // SAFETY: rdma_get_cm_event wants a channel (1), whose lock is held (3), and room for a
+        // pointer; the descriptor is non-blocking. The ids that it writes to live: destroying one
+        // takes its events with it.
         let result = unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
         if result != 0 {
             return reason::last(Operation::GetCmEvent).or_nothing().map(|event| event.unwrap_or(Taken::Nothing));
@@ -265,9 +302,10 @@ impl EventChannel {
         if event.is_null() {
             return Err(Error::new(Operation::GetCmEvent, ErrorKind::Unknown));
         }
-        // SAFETY: the event just taken lives until it is acknowledged (4); all its fields are integers and pointers.
+        // SAFETY: the event just taken lives until it is acknowledged (4); all its fields are
+        // integers and pointers.
         let copy = unsafe { *event };
-        // SAFETY: as above; the private data that it points to, too.
+        // SAFETY: the private data that the event points to lives as long as the event (4).
         let data = unsafe { private_data(&copy) };
         // SAFETY: rdma_ack_cm_event wants an event that was taken, once.
         unsafe { (channel.table.rdma_ack_cm_event)(event) };

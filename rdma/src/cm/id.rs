@@ -42,12 +42,14 @@ impl Locked<'_> {
     fn device_name(&self) -> Option<&CStr> {
         // SAFETY: the id lives (2) and nobody writes to it now (3).
         let verbs = unsafe { (*self.raw).verbs };
-        // SAFETY: librdmacm keeps the context of an id open as long as the id; its device does not change.
+        // SAFETY: librdmacm keeps the context of an id open as long as the id; its device does not
+        // change.
         let device = NonNull::new(verbs).map(|verbs| unsafe { (*verbs.as_ptr()).device })?;
         let device = NonNull::new(device)?;
         // SAFETY: an open context keeps its device.
         let name = unsafe { &raw const (*device.as_ptr()).name };
-        // SAFETY: a device's name does not change and ends with a zero; it is used while the lock keeps the id.
+        // SAFETY: a device's name does not change and ends with a zero; it is used while the lock
+        // keeps the id.
         Some(unsafe { CStr::from_ptr(name.cast()) })
     }
 
@@ -106,7 +108,8 @@ impl RawId {
         locked.device_name().map(|name| name.to_string_lossy().into_owned())
     }
 
-    /// An error if the id is bound to another device than the one that `context` is open on, or to none.
+    /// An error if the id is bound to another device than the one that `context` is open on, or to
+    /// none.
     pub(super) fn check_device(&self, operation: Operation, context: &Context) -> Result<()> {
         self.channel.check(operation)?;
         let found = self.device_name().ok_or(Error::new(operation, ErrorKind::InvalidInput))?;
@@ -123,7 +126,8 @@ impl RawId {
         let addr = unsafe { (*locked.raw).route.addr };
         // SAFETY: integers, which may have any value; librdmacm allocated all of it as zeros.
         let source = unsafe { addr.__bindgen_anon_1.src_storage };
-        // SAFETY: as above.
+        // SAFETY: a union of C structures of integers, for which zeros and any other bytes are
+        // values.
         let destination = unsafe { addr.__bindgen_anon_2.dst_storage };
         (sockaddr::from_storage(&source), sockaddr::from_storage(&destination))
     }
@@ -151,8 +155,9 @@ impl RawId {
             // The events of a group that was not left would come along (8).
             return Err(Error::new(Operation::MigrateId, ErrorKind::NoDevice));
         }
-        // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are held (3). All events of the id
-        // were acknowledged as they were taken (4), so it does not wait. No forked child (7).
+        // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are
+        // held (3). All events of the id were acknowledged as they were taken (4), so it does not
+        // wait. No forked child (7).
         let result = unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
         if result != 0 {
             return Err(reason::last(Operation::MigrateId));
@@ -170,7 +175,8 @@ impl RawId {
         #[allow(clippy::cast_possible_wrap, reason = "small constants")]
         let (level, option) = (RDMA_OPTION_ID as c_int, option as c_int);
         let value: *mut c_void = (&raw mut value).cast();
-        // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the size that it is told.
+        // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the size
+        // that it is told.
         self.call(Operation::SetOption, |cm, id| unsafe {
             (cm.rdma_set_option)(id, level, option, value, size_of::<T>())
         })
@@ -191,14 +197,14 @@ impl Object for RawId {
         let mut stuck = false;
         for (_, address) in groups {
             let mut address = RawAddr::new(address);
-            // SAFETY: rdma_leave_multicast wants a live id (this function's contract), whose lock is held (3), and an address.
-            // If it fails, the destroy below takes the events of the group with it; if that fails, too, no event is taken
-            // any more (8).
+            // SAFETY: rdma_leave_multicast wants a live id (this function's contract), whose lock
+            // is held (3), and an address. If it fails, the destroy below takes the events of the
+            // group with it; if that fails, too, no event is taken any more (8).
             let left = unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
             stuck |= left != 0;
         }
-        // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held (3). All its events were
-        // acknowledged as they were taken (4), so it does not wait.
+        // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held
+        // (3). All its events were acknowledged as they were taken (4), so it does not wait.
         let result = unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
         let done = if result == 0 { Ok(()) } else { Err(reason::last(Operation::DestroyId)) };
         state.broken |= stuck && done.is_err();
@@ -218,15 +224,32 @@ pub(super) fn adopt(
     Handle::new(RawId { raw: Raw::new(raw.as_ptr()), channel: Arc::clone(channel), key })
 }
 
-/// In milliseconds, at least one: 0 would be no time at all, and a time too long to be counted is the longest.
+/// In milliseconds, at least one: 0 would be no time at all, and a time too long to be counted is
+/// the longest.
 fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// One end of a connection, from before it exists, or a listener: on the port space of `T`, TCP for [`Rc`](crate::Rc).
+/// One end of a connection, from before it exists, or a listener: on the port space of `T`, TCP for
+/// [`Rc`](crate::Rc).
 ///
-/// Methods start things; their outcome arrives as an [`Event`](super::Event) of the channel, which names the id by [`key`](Self::key).
-/// Dropping an id ends its connection: the peer sees `Disconnected`, and requests that wait at a listener are rejected.
+/// Methods start things; their outcome arrives as an [`Event`](super::Event) of the channel, which
+/// names the id by [`key`](Self::key). Dropping an id ends its connection: the peer sees
+/// `Disconnected`, and requests that wait at a listener are rejected.
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&"soft0".parse()?)?.context;
+/// use rdma::{Rc, cm::EventChannel};
+///
+/// let channel = EventChannel::new(&context)?;
+/// let listener = channel.create_id::<Rc>()?;
+/// listener.bind_addr("127.0.0.1:0".parse()?)?;
+/// listener.listen(16)?;
+/// println!("listening at {:?}", listener.local_addr());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rdma_cm_id")]
 pub struct Id<T: PortSpace> {
     pub(super) raw: Handle<RawId>,
@@ -239,13 +262,24 @@ impl EventChannel {
     /// # Errors
     ///
     /// What librdmacm reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// assert_eq!(id.context().name(), context.name());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_create_id")]
     pub fn create_id<T: PortSpace>(&self) -> Result<Id<T>> {
         let channel = &self.inner;
         channel.check(Operation::CreateId)?;
         let mut state = channel.lock();
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
-        // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer, and any context.
+        // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer,
+        // and any context.
         let result = unsafe {
             (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
         };
@@ -263,6 +297,20 @@ impl<T: PortSpace> Id<T> {
     }
 
     /// Its name in events.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// use rdma::{Rc, cm::Id};
+    ///
+    /// // Events name ids, so that a server finds the connection that an event belongs to.
+    /// let mut connections = std::collections::HashMap::new();
+    /// let id: Id<Rc> = channel.create_id()?;
+    /// connections.insert(id.key(), id);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn key(&self) -> IdKey {
         self.raw.key
@@ -274,37 +322,69 @@ impl<T: PortSpace> Id<T> {
         &self.raw.channel.context
     }
 
-    /// Takes a local address. Port 0 takes a free one, which [`local_addr`](Self::local_addr) then tells.
+    /// Takes a local address. Port 0 takes a free one, which [`local_addr`](Self::local_addr) then
+    /// tells.
     ///
-    /// An address of one interface binds the id to its device; the unspecified address stands for all of them.
+    /// An address of one interface binds the id to its device; the unspecified address stands for
+    /// all of them.
     ///
     /// # Errors
     ///
-    /// `NoRoute` if the address is no RDMA device's of this host, or somebody has taken its port on all addresses;
-    /// `AddressInUse`.
+    /// `NoRoute` if the address is no RDMA device's of this host, or somebody has taken its port on
+    /// all addresses; `AddressInUse`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// id.bind_addr("127.0.0.1:0".parse()?)?;
+    /// assert_ne!(id.local_addr().expect("it is bound").port(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddr::new(address);
-        // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as its family says.
+        // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as
+        // its family says.
         let done = self.raw.call(Operation::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
         done.map_err(|error| match error.errno() {
-            // The kernel says the same of an address that is not the host's, which the unspecified one never is.
+            // The kernel says the same of an address that is not the host's, which the unspecified
+            // one never is.
             Some(libc::EADDRNOTAVAIL) if address.ip().is_unspecified() => error.with_kind(ErrorKind::AddressInUse),
             _ => error,
         })
     }
 
-    /// Starts to resolve an address, and binds to the device that leads there: `AddrResolved` or `AddrError` follows.
+    /// Starts to resolve an address, and binds to the device that leads there: `AddrResolved` or
+    /// `AddrError` follows.
     ///
     /// # Errors
     ///
     /// `NoRoute` if it is already clear that there is no way there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// use std::time::Duration;
+    /// use rdma::cm::EventKind;
+    ///
+    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// id.resolve_addr(None, "127.0.0.1:7174".parse()?, Duration::from_secs(2))?;
+    /// let event = channel.next_event(None)?.expect("no time limit");
+    /// assert!(matches!(event.kind, EventKind::AddrResolved) && event.id == id.key());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(&self, source: Option<SocketAddr>, destination: SocketAddr, timeout: Duration) -> Result<()> {
         let mut source = source.map(RawAddr::new);
         let mut destination = RawAddr::new(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddr::as_mut_ptr);
-        // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), an address or NULL, and an address.
+        // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), an address or NULL,
+        // and an address.
         self.raw.call(Operation::ResolveAddr, |cm, id| unsafe {
             (cm.rdma_resolve_addr)(id, source, destination.as_mut_ptr(), milliseconds(timeout))
         })
@@ -315,19 +395,49 @@ impl<T: PortSpace> Id<T> {
     /// # Errors
     ///
     /// `InvalidInput` if no address was resolved.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// use std::time::Duration;
+    /// use rdma::cm::EventKind;
+    ///
+    /// let id = channel.create_id::<rdma::Rc>()?;
+    /// id.resolve_addr(None, "127.0.0.1:7174".parse()?, Duration::from_secs(2))?;
+    /// channel.next_event(None)?;
+    /// id.resolve_route(Duration::from_secs(2))?;
+    /// let event = channel.next_event(None)?.expect("no time limit");
+    /// assert!(matches!(event.kind, EventKind::RouteResolved));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
-        // SAFETY: rdma_resolve_route wants an id (2), whose lock is held (3), that is bound to a device (6).
+        // SAFETY: rdma_resolve_route wants an id (2), whose lock is held (3), that is bound to a
+        // device (6).
         self.raw
             .call_bound(Operation::ResolveRoute, |cm, id| unsafe { (cm.rdma_resolve_route)(id, milliseconds(timeout)) })
     }
 
-    /// Starts to listen: each peer that wants to connect makes an event. The backlog is how many may wait for an answer;
-    /// 0 stands for as many as the system allows.
+    /// Starts to listen: each peer that wants to connect makes an event. The backlog is how many
+    /// may wait for an answer; 0 stands for as many as the system allows.
     ///
     /// # Errors
     ///
     /// `AddressInUse` if somebody else listens there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// let listener = channel.create_id::<rdma::Rc>()?;
+    /// listener.bind_addr("127.0.0.1:0".parse()?)?;
+    /// listener.listen(64)?;
+    /// assert!(channel.try_next_event()?.is_none(), "nobody has connected yet");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
@@ -363,7 +473,8 @@ impl<T: PortSpace> Id<T> {
         self.raw.port()
     }
 
-    /// The type of service, in IP's header or translated for InfiniBand. Set it before the route is resolved.
+    /// The type of service, in IP's header or translated for InfiniBand. Set it before the route is
+    /// resolved.
     ///
     /// # Errors
     ///
@@ -374,7 +485,8 @@ impl<T: PortSpace> Id<T> {
         self.raw.set_option(RDMA_OPTION_ID_TOS, tos)
     }
 
-    /// How long the queue pair shall wait for an acknowledgement. Set it before connecting or accepting.
+    /// How long the queue pair shall wait for an acknowledgement. Set it before connecting or
+    /// accepting.
     ///
     /// # Errors
     ///
@@ -413,16 +525,29 @@ impl<T: PortSpace> Id<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for a channel of another connection manager; `NoDevice` if the id's channel has lost a device that had joined
-    /// groups. The id then stays where it is.
+    /// `InvalidInput` for a channel of another connection manager; `NoDevice` if the id's channel
+    /// has lost a device that had joined groups. The id then stays where it is.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// # let channel = rdma::cm::EventChannel::new(&context)?;
+    /// use rdma::cm::EventChannel;
+    ///
+    /// let mut id = channel.create_id::<rdma::Rc>()?;
+    /// let own = EventChannel::new(&context)?;
+    /// id.migrate(&own)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
         self.raw.migrate(channel)
     }
 
     /// Tells librdmacm of an asynchronous event of the connection's queue pair: of
-    /// [`COMM_EST`](AsyncEventKind::COMM_EST), which says that the peer's last message of the connection was lost. Nothing happens if
-    /// the connection is established already.
+    /// [`COMM_EST`](AsyncEventKind::COMM_EST), which says that the peer's last message of the
+    /// connection was lost. Nothing happens if the connection is established already.
     ///
     /// # Errors
     ///

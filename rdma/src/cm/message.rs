@@ -9,9 +9,9 @@ use crate::types::{Gid, Lid, Path, RejectReason};
 
 /// Bytes that came with a connection's messages.
 ///
-/// On InfiniBand and RoCE what a peer gave is filled up with zeros to the length of its message (56 bytes with a request, 196 with an
-/// answer, 148 with a rejection; datagrams: 180, 136): a length that matters must be among the bytes. On iWARP it is as long as
-/// it was.
+/// On InfiniBand and RoCE what a peer gave is filled up with zeros to the length of its message (56
+/// bytes with a request, 196 with an answer, 148 with a rejection; datagrams: 180, 136): a length
+/// that matters must be among the bytes. On iWARP it is as long as it was.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct PrivateData(Box<[u8]>);
 

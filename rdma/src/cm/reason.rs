@@ -61,7 +61,8 @@ pub(super) fn last(operation: Operation) -> Error {
     from_errno(operation, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-/// The status of an event: a negative `errno`, or -1 where librdmacm failed and the `errno` is lost.
+/// The status of an event: a negative `errno`, or -1 where librdmacm failed and the `errno` is
+/// lost.
 pub(super) fn from_status(operation: Operation, status: i32) -> Error {
     match (operation, status) {
         // Where the kernel resolved the address to something that librdmacm cannot open.

@@ -87,11 +87,13 @@ impl<T: PortSpace> ConnectRequest<T> {
         self.id.migrate(channel)
     }
 
-    /// Says no, and why: up to 148 bytes on InfiniBand and RoCE, 136 to who asks for datagrams, on iWARP 251.
+    /// Says no, and why: up to 148 bytes on InfiniBand and RoCE, 136 to who asks for datagrams, on
+    /// iWARP 251.
     ///
     /// # Errors
     ///
-    /// `TooLong`, or what librdmacm reports, for example if the peer has gone; the request is over in any case.
+    /// `TooLong`, or what librdmacm reports, for example if the peer has gone; the request is over
+    /// in any case.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         let limit = if T::DATAGRAM { UD_ACCEPT_PRIVATE_DATA } else { REJECT_PRIVATE_DATA };
@@ -153,13 +155,14 @@ impl ConnectRequest<Rc> {
 
     /// Says yes, with a queue pair: `Established` follows, or an error if the peer is gone by then.
     ///
-    /// The queue pair takes messages from now on; wait for `Established` before sending, on iWARP for the first message of the end
-    /// that connected.
+    /// The queue pair takes messages from now on; wait for `Established` before sending, on iWARP
+    /// for the first message of the end that connected.
     ///
     /// # Errors
     ///
-    /// With the request and the queue pair, which may be ready already: [`reset`](InitializedQueuePair::reset) it before it is used
-    /// again. `TooLong` for the private data; `WrongDevice`; what librdmacm or the provider reports.
+    /// With the request and the queue pair, which may be ready already:
+    /// [`reset`](InitializedQueuePair::reset) it before it is used again. `TooLong` for the private
+    /// data; `WrongDevice`; what librdmacm or the provider reports.
     #[doc(alias = "rdma_accept")]
     #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub fn accept(
@@ -170,7 +173,8 @@ impl ConnectRequest<Rc> {
         self.accept_keeping(qp, options).map(|(id, qp)| (id, qp.into_manual()))
     }
 
-    /// The same; what the queue pair can do is not in its type yet, for who has to give it back if the peer is gone.
+    /// The same; what the queue pair can do is not in its type yet, for who has to give it back if
+    /// the peer is gone.
     #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub(super) fn accept_keeping(
         self,

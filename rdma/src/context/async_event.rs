@@ -2,7 +2,8 @@
 //!
 //! # Safety
 //!
-//! 1. Pointers in an event are valid until it is acknowledged; they are read before that, and only identities leave.
+//! 1. Pointers in an event are valid until it is acknowledged; they are read before that, and only
+//!    identities leave.
 
 use std::time::Duration;
 
@@ -89,7 +90,8 @@ pub struct AsyncEvent {
 }
 
 impl Context {
-    /// Waits for the next asynchronous event; none after the timeout. Without a timeout it waits for ever.
+    /// Waits for the next asynchronous event; none after the timeout. Without a timeout it waits
+    /// for ever.
     ///
     /// # Errors
     ///
@@ -138,8 +140,8 @@ impl Context {
     pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
         self.inner.check(Operation::GetAsyncEvent)?;
         let mut raw = ibv_async_event::default();
-        // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for an event; its
-        // descriptor is non-blocking.
+        // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for
+        // an event; its descriptor is non-blocking.
         let result = unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
         if result != 0 {
             return Error::last(Operation::GetAsyncEvent).or_nothing();

@@ -23,7 +23,7 @@ macro_rules! limits {
 /// ```
 /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
 /// let attr = context.device_attr();
-/// println!("firmware {}, {} ports, up to {} queue pairs", attr.firmware(), attr.port_count(), attr.max_qp());
+/// println!("firmware {}, up to {} queue pairs", attr.firmware(), attr.max_qp());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(alias = "ibv_device_attr")]
@@ -111,7 +111,8 @@ impl DeviceAttr {
 
 debug_by_methods!(DeviceAttr: node_guid, port_count, atomic_capability, max_qp_wr, max_sge, max_cqe);
 
-/// What a device can do beyond [`DeviceAttr`]: [`Context::device_attr_ex`](crate::Context::device_attr_ex).
+/// What a device can do beyond [`DeviceAttr`]:
+/// [`Context::device_attr_ex`](crate::Context::device_attr_ex).
 ///
 /// # Examples
 ///

@@ -59,7 +59,8 @@ fn query_table(context: &Context) -> Result<Vec<GidEntry>> {
         room += context.port_attr(port)?.gid_table_len() as usize;
     }
     let mut raw = vec![ibv_gid_entry::default(); room];
-    // SAFETY: ibv_query_gid_table wants an open context (kept so by `context`) and room for as many entries as it is told.
+    // SAFETY: ibv_query_gid_table wants an open context (kept so by `context`) and room for as many
+    // entries as it is told.
     let count = unsafe { context.table().ibv_query_gid_table(context.as_raw(), raw.as_mut_ptr(), room, 0) };
     let Ok(count) = usize::try_from(count) else {
         return Err(Error::from_errno(Operation::QueryGid, i32::try_from(count).unwrap_or(0)));

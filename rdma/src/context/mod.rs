@@ -1,14 +1,15 @@
 //! An open device: the parent of everything else.
 //!
-//! A [`Context`] is counted: domains, queues and regions keep it open. It is closed when the last of them is gone.
+//! A [`Context`] is counted: domains, queues and regions keep it open. It is closed when the last
+//! of them is gone.
 //!
 //! # Safety
 //!
-//! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned. Its children hold an `Arc` of its
-//!    [`Handle`], so it is closed after them.
+//! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned. Its children
+//!    hold an `Arc` of its [`Handle`], so it is closed after them.
 //! 2. Functions of the table are only called with objects that the same table made.
-//! 3. The descriptor of asynchronous events is non-blocking and is not lent: made blocking, or filled, it would stop whoever
-//!    announces an event.
+//! 3. The descriptor of asynchronous events is non-blocking and is not lent: made blocking, or
+//!    filled, it would stop whoever announces an event.
 //! 4. Nothing is called in a forked child.
 
 mod async_event;
@@ -84,7 +85,8 @@ impl Object for ContextInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_close_device wants an open context of this table that has no children: this function's contract.
+        // SAFETY: ibv_close_device wants an open context of this table that has no children: this
+        // function's contract.
         Error::check(Self::DESTROY, unsafe { (self.table.ibv_close_device)(self.raw.as_ptr()) })
     }
 }
@@ -92,9 +94,15 @@ impl Object for ContextInner {
 impl Device {
     /// Opens the device.
     ///
+    /// There is no `ibv_fork_init` to call: since Linux 5.12 the kernel copies pinned pages for a
+    /// forked child, so that the parent's registered memory stays where the device has it. On older
+    /// kernels set `RDMAV_FORK_SAFE=1`. A child opens the device itself: handles of its parent fail
+    /// with [`ErrorKind::Forked`].
+    ///
     /// # Errors
     ///
-    /// `PermissionDenied` without access to its file in /dev/infiniband; `NoDevice` if it is gone; what the provider says.
+    /// `PermissionDenied` without access to its file in /dev/infiniband; `NoDevice` if it is gone;
+    /// what the provider says.
     ///
     /// # Examples
     ///
@@ -105,6 +113,7 @@ impl Device {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "ibv_open_device")]
+    #[doc(alias = "ibv_fork_init")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self)
     }
@@ -137,16 +146,18 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// 1. `raw` was opened, from `device` or the same device of another list, by the functions of the device's
-    ///    [`table`](Device::table), and is not closed by anybody else.
+    /// 1. `raw` was opened, from `device` or the same device of another list, by the functions of
+    ///    the device's [`table`](Device::table), and is not closed by anybody else.
     /// 2. Its asynchronous events are not taken by anybody else.
     pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
         let table = device.table();
         // SAFETY: the caller's context is open, and this field does not change.
         let async_fd = unsafe { (*raw).async_fd };
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the context (1).
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the
+        // context (1).
         let events = unsafe { EventDescriptor::new(async_fd) }.inspect_err(|_| {
-            // SAFETY: ibv_close_device wants an open context of this table without children: the caller's promise.
+            // SAFETY: ibv_close_device wants an open context of this table without children: the
+            // caller's promise.
             unsafe { (table.ibv_close_device)(raw) };
         })?;
         let mut inner = Handle::new(ContextInner {
@@ -211,7 +222,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `NotSupported` if neither the provider nor the library knows the call; what the provider reports.
+    /// `NotSupported` if neither the provider nor the library knows the call; what the provider
+    /// reports.
     ///
     /// # Examples
     ///
@@ -225,8 +237,8 @@ impl Context {
     pub fn device_attr_ex(&self) -> Result<DeviceAttrEx> {
         self.inner.check(Operation::QueryDevice)?;
         let mut attr = ibv_device_attr_ex::default();
-        // SAFETY: ibv_query_device_ex wants an open context (1, 2), an input or NULL, and room for the attributes; this is no
-        // forked child (4).
+        // SAFETY: ibv_query_device_ex wants an open context (1, 2), an input or NULL, and room for
+        // the attributes; this is no forked child (4).
         let result = unsafe { self.inner.table.ibv_query_device_ex(self.as_raw(), ptr::null(), &raw mut attr) };
         Error::check(Operation::QueryDevice, result)?;
         Ok(DeviceAttrEx::from_raw(attr))
@@ -263,7 +275,7 @@ impl Context {
     /// # let context = rdma::open(&rdma::DeviceSelector::Any)?.context;
     /// let port = context.first_active_port()?.expect("a port is up");
     /// let attr = context.port_attr(port)?;
-    /// println!("port {port}: {} on {}, MTU {}", attr.state(), attr.link_layer(), attr.active_mtu());
+    /// println!("port {port}: {}, MTU {}", attr.link_layer(), attr.active_mtu());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "ibv_query_port")]
@@ -273,7 +285,8 @@ impl Context {
             return Err(Error::new(Operation::QueryPort, ErrorKind::NotFound));
         }
         let mut attr = ibv_port_attr::default();
-        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; not in a forked child (4).
+        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; not in a
+        // forked child (4).
         let result = unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
         Error::check(Operation::QueryPort, result)?;
         Ok(PortAttr::from_raw(attr))
@@ -363,8 +376,8 @@ impl Context {
         found.ok_or(Error::new(Operation::QueryGid, ErrorKind::NotFound))
     }
 
-    /// The GID that reaches farthest: on Ethernet RoCE v2 before v1, and IPv4-mapped before other IPv6 before link-local
-    /// addresses; on InfiniBand the first.
+    /// The GID that reaches farthest: on Ethernet RoCE v2 before v1, and IPv4-mapped before other
+    /// IPv6 before link-local addresses; on InfiniBand the first.
     ///
     /// # Errors
     ///
@@ -448,8 +461,8 @@ impl Context {
 }
 
 lends_descriptor! {
-    /// A descriptor that is readable while asynchronous events wait: for poll, epoll and async runtimes. It is an epoll that
-    /// watches the provider's descriptor, and good for nothing else.
+    /// A descriptor that is readable while asynchronous events wait: for poll, epoll and async
+    /// runtimes. It is an epoll that watches the provider's descriptor, and good for nothing else.
     Context, inner.events
 }
 

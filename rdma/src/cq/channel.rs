@@ -25,10 +25,10 @@ use crate::wait::{Deadline, EventDescriptor};
 
 /// A source of events for any number of completion queues.
 ///
-/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait: it fits poll, epoll and async runtimes,
-/// and is good for nothing else (it is an epoll that watches the provider's descriptor). An event
-/// is acknowledged before it is returned and names its queue by [`CqId`]; it may name a queue that
-/// was destroyed meanwhile.
+/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait: it fits poll, epoll
+/// and async runtimes, and is good for nothing else (it is an epoll that watches the provider's
+/// descriptor). An event is acknowledged before it is returned and names its queue by [`CqId`]; it
+/// may name a queue that was destroyed meanwhile.
 ///
 /// # Examples
 ///

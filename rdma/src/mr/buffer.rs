@@ -13,9 +13,10 @@ use crate::handle::Handle;
 
 /// An exclusive piece of registered memory.
 ///
-/// No peer has any right to it, and no other buffer overlaps it. Host buffers deref to bytes. Posting a buffer moves it into
-/// the queue; its completion gives it back, so nobody can touch it while the device does. Cutting buffers up and joining
-/// them is free of copies, like `BytesMut`. The region is deregistered, and its memory freed, with its last buffer.
+/// No peer has any right to it, and no other buffer overlaps it. Host buffers deref to bytes.
+/// Posting a buffer moves it into the queue; its completion gives it back, so nobody can touch it
+/// while the device does. Cutting buffers up and joining them is free of copies, like `BytesMut`.
+/// The region is deregistered, and its memory freed, with its last buffer.
 ///
 /// # Examples
 ///
@@ -96,7 +97,8 @@ impl<M: Placement> Buffer<M> {
     pub fn split_to(&mut self, at: usize) -> Self {
         let at = at.min(self.len());
         let front = Segment { region: self.segment.region.clone(), pointer: self.segment.pointer, len: at };
-        // SAFETY: `at` is at most the length, so the result is in the region or one past its end (M3).
+        // SAFETY: `at` is at most the length, so the result is in the region or one past its end
+        // (M3).
         self.segment.pointer = unsafe { self.segment.pointer.add(at) };
         self.segment.len -= at;
         // SAFETY: the same region, and `self` no longer has these bytes (M4).
@@ -120,7 +122,8 @@ impl<M: Placement> Buffer<M> {
         std::mem::replace(self, front)
     }
 
-    /// Gives up what lies behind the first `len` bytes. The memory is free again with the region's last buffer.
+    /// Gives up what lies behind the first `len` bytes. The memory is free again with the region's
+    /// last buffer.
     ///
     /// # Examples
     ///
@@ -165,7 +168,8 @@ impl<M: Placement> Buffer<M> {
     ///
     /// # Errors
     ///
-    /// With the buffer: `InUse` if it does not span its region or other buffers of the region exist; what the device reports.
+    /// With the buffer: `InUse` if it does not span its region or other buffers of the region
+    /// exist; what the device reports.
     ///
     /// # Examples
     ///
@@ -204,7 +208,8 @@ impl Buffer<Host> {
         LentSlice::new(self, resolve(range, self.len()).expect("the range lies in the buffer"))
     }
 
-    /// Lends bytes to the device, for it to write, for the time of a [scope](crate::QueuePair::scope).
+    /// Lends bytes to the device, for it to write, for the time of a
+    /// [scope](crate::QueuePair::scope).
     ///
     /// # Panics
     ///
@@ -237,8 +242,9 @@ impl Deref for Buffer<Host> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: M3 and M1: valid for reads of `len` bytes; M6: initialised; M4: nobody writes while we hold it and it is
-        // borrowed. A region is one allocation or mapping, so at most isize::MAX bytes.
+        // SAFETY: M3 and M1: valid for reads of `len` bytes; M6: initialised; M4: nobody writes
+        // while we hold it and it is borrowed. A region is one allocation or mapping, so at most
+        // isize::MAX bytes.
         unsafe { slice::from_raw_parts(self.segment.pointer.as_ptr(), self.segment.len) }
     }
 }
@@ -246,7 +252,8 @@ impl Deref for Buffer<Host> {
 impl DerefMut for Buffer<Host> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed exclusively.
+        // SAFETY: M1, M3 and M6: valid and initialised; M4: nobody else has the bytes while `self`
+        // is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.segment.pointer.as_ptr(), self.segment.len) }
     }
 }

@@ -15,8 +15,8 @@ use crate::pd::ProtectionDomain;
 use crate::types::{AtomicCapability, RemoteAccess};
 
 impl ProtectionDomain {
-    /// Allocates zeroed memory that peers may access, and registers it. It lies in shared memory of its own, so that a peer on
-    /// this host can reach it without our help.
+    /// Allocates zeroed memory that peers may access, and registers it. It lies in shared memory of
+    /// its own, so that a peer on this host can reach it without our help.
     ///
     /// # Errors
     ///
@@ -80,8 +80,9 @@ impl ProtectionDomain {
 
 /// Memory that peers may access while we use it.
 ///
-/// There are no references into it: what is there may change at any time. Bytes are copied in and out, and aligned words are
-/// loaded and stored atomically. What is copied out of a range that a peer writes meanwhile may be a mixture of old and new.
+/// There are no references into it: what is there may change at any time. Bytes are copied in and
+/// out, and aligned words are loaded and stored atomically. What is copied out of a range that a
+/// peer writes meanwhile may be a mixture of old and new.
 ///
 /// # Examples
 ///
@@ -101,7 +102,8 @@ pub struct ExposedRegion {
     region: Arc<Handle<Region>>,
 }
 
-/// A counted range of an [`ExposedRegion`]: the local end of a request, or a place to copy from and to.
+/// A counted range of an [`ExposedRegion`]: the local end of a request, or a place to copy from and
+/// to.
 ///
 /// # Examples
 ///
@@ -158,8 +160,9 @@ macro_rules! access {
         /// ```
         pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
             let to = self.place(offset, bytes.len())?;
-            // SAFETY: `place` checked that the bytes lie in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed;
-            // they do not overlap, as there are no references into an exposed region (M5).
+            // SAFETY: `place` checked that the bytes lie in the region (M1, M3), which `self` keeps
+            // alive; `bytes` is borrowed; they do not overlap, as there are no references into an
+            // exposed region (M5).
             unsafe { rdma_mem::copy(to, bytes.as_ptr(), bytes.len()) };
             Ok(())
         }
@@ -184,7 +187,8 @@ macro_rules! access {
         /// ```
         pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
             let from = self.place(offset, bytes.len())?;
-            // SAFETY: as in `copy_in`.
+            // SAFETY: `place` checked that the bytes lie in the region (M1, M3); `bytes` is
+            // borrowed exclusively, so they do not overlap (M5).
             unsafe { rdma_mem::copy(bytes.as_mut_ptr(), from, bytes.len()) };
             Ok(())
         }
@@ -219,12 +223,13 @@ macro_rules! access {
             Ok(())
         }
 
-        /// Loads the 8 bytes at `offset`, at once. `Ordering` as for atomics: with `Acquire`, what a peer wrote before a
-        /// completion or flag that is seen is seen too.
+        /// Loads the 8 bytes at `offset`, at once. `Ordering` as for atomics: with `Acquire`, what
+        /// a peer wrote before a completion or flag that is seen is seen too.
         ///
         /// # Errors
         ///
-        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a load cannot have the ordering.
+        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a load cannot
+        /// have the ordering.
         ///
         /// # Examples
         ///
@@ -245,7 +250,8 @@ macro_rules! access {
                 return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
-            // SAFETY: `word` checked bounds (M1, M3) and alignment; all access to the region is atomic (M5).
+            // SAFETY: `word` checked bounds (M1, M3) and alignment; all access to the region is
+            // atomic (M5).
             Ok(unsafe { rdma_mem::word::load_u64(word, order) })
         }
 
@@ -253,7 +259,8 @@ macro_rules! access {
         ///
         /// # Errors
         ///
-        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a store cannot have the ordering.
+        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a store cannot
+        /// have the ordering.
         ///
         /// # Examples
         ///
@@ -272,17 +279,18 @@ macro_rules! access {
                 return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
-            // SAFETY: as in `load_u64`.
+            // SAFETY: `word` checked bounds and alignment; all access to the region is atomic (M5).
             unsafe { rdma_mem::word::store_u64(word, value, order) };
             Ok(())
         }
 
-        /// Adds to the 8 bytes at `offset` and returns what they were, in one step with regard to the device's atomics.
+        /// Adds to the 8 bytes at `offset` and returns what they were, in one step with regard to
+        /// the device's atomics.
         ///
         /// # Errors
         ///
-        /// `NotSupported` where the device's atomics are not atomic with the processor's; else as for
-        /// [`load_u64`](Self::load_u64).
+        /// `NotSupported` where the device's atomics are not atomic with the processor's; else as
+        /// for [`load_u64`](Self::load_u64).
         ///
         /// # Examples
         ///
@@ -299,12 +307,14 @@ macro_rules! access {
         /// ```
         pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
             let word = self.atomic_word(offset)?;
-            // SAFETY: as in `load_u64`; the device's atomics are global.
+            // SAFETY: `atomic_word` checked bounds, alignment, and that the device's atomics are
+            // atomic with this one.
             Ok(unsafe { rdma_mem::word::fetch_add_u64(word, value, Ordering::AcqRel) })
         }
 
-        /// Replaces the 8 bytes at `offset` by `new` if they are `current`, in one step with regard to the device's atomics.
-        /// Returns what they were, as an error if they were something else.
+        /// Replaces the 8 bytes at `offset` by `new` if they are `current`, in one step with regard
+        /// to the device's atomics. Returns what they were, as an error if they were something
+        /// else.
         ///
         /// # Errors
         ///
@@ -326,7 +336,8 @@ macro_rules! access {
         /// ```
         pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<Result<u64, u64>> {
             let word = self.atomic_word(offset)?;
-            // SAFETY: as in `fetch_add_u64`.
+            // SAFETY: `atomic_word` checked bounds, alignment, and that the device's atomics are
+            // atomic with this one.
             Ok(unsafe { rdma_mem::word::compare_exchange_u64(word, current, new, Ordering::AcqRel) })
         }
 
@@ -349,7 +360,8 @@ macro_rules! access {
         /// ```
         pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice> {
             let range = resolve(range, self.len()).ok_or(Error::new(Operation::Access, ErrorKind::OutOfBounds))?;
-            // SAFETY: the range was checked, so the result lies in the region or one past its end (M3).
+            // SAFETY: the range was checked, so the result lies in the region or one past its end
+            // (M3).
             let pointer = unsafe { $whole(self).0.add(range.start) };
             Ok(ExposedSlice { segment: Segment { region: self.region().clone(), pointer, len: range.len() } })
         }
@@ -395,7 +407,8 @@ macro_rules! access {
             if offset > whole || len > whole - offset {
                 return Err(Error::new(Operation::Access, ErrorKind::OutOfBounds));
             }
-            // SAFETY: at most the length, so the result lies in the region or one past its end (M1, M3).
+            // SAFETY: at most the length, so the result lies in the region or one past its end (M1,
+            // M3).
             Ok(unsafe { pointer.as_ptr().add(offset) })
         }
 
@@ -427,10 +440,14 @@ impl ExposedRegion {
 
     /// Ends all access by peers and gives the memory back.
     ///
+    /// To change the rights or the domain of a region, revoke it and register the memory again.
+    /// There is no `ibv_rereg_mr`: it may invalidate the keys that peers hold even where it fails.
+    ///
     /// # Errors
     ///
-    /// With the region: `InUse` while slices of it exist, in requests in flight included; what the device reports. Without
-    /// it: there is no memory to move the contents to, and the memory is leaked.
+    /// With the region: `InUse` while slices of it exist, in requests in flight included; what the
+    /// device reports. Without it: there is no memory to move the contents to, and the memory is
+    /// leaked.
     ///
     /// # Examples
     ///
@@ -444,6 +461,8 @@ impl ExposedRegion {
     /// assert_eq!(again.access(), RemoteAccess::READ);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias = "ibv_rereg_mr")]
+    #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::mem_forget, reason = "peers may still write to it")]
     pub fn revoke(self) -> Result<Memory, RevokeError> {
         let region = match Handle::close(self.region) {

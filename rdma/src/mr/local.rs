@@ -13,8 +13,9 @@ use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
 
 impl ProtectionDomain {
-    /// Allocates zeroed, page-aligned memory and registers it, for the local device only: one buffer of `len` bytes, to be
-    /// cut up as needed. One region for many buffers is much cheaper than a region each.
+    /// Allocates zeroed, page-aligned memory and registers it, for the local device only: one
+    /// buffer of `len` bytes, to be cut up as needed. One region for many buffers is much cheaper
+    /// than a region each.
     ///
     /// # Errors
     ///
@@ -59,7 +60,8 @@ impl ProtectionDomain {
     pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>> {
         let kind = if O::Placement::IS_HOST { Kind::LocalHost } else { Kind::LocalGpu };
         let mut memory = RawMemory::new(owner);
-        // Buffers lend references, so nobody else may have the memory mapped: SharedMemory's file is not a secret.
+        // Buffers lend references, so nobody else may have the memory mapped: SharedMemory's file
+        // is not a secret.
         memory
             .make_private()
             .map_err(|error| Error::from_errno(Operation::RegisterMr, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
@@ -69,14 +71,16 @@ impl ProtectionDomain {
     }
 }
 
-/// A view of a [`Buffer`]'s bytes for the device to read, while a [scope](crate::QueuePair::scope) lasts.
+/// A view of a [`Buffer`]'s bytes for the device to read, while a [scope](crate::QueuePair::scope)
+/// lasts.
 #[derive(Clone, Copy)]
 pub struct LentSlice<'a> {
     pub(crate) lent: Lent,
     buffer: PhantomData<&'a [u8]>,
 }
 
-/// A view of a [`Buffer`]'s bytes for the device to write, while a [scope](crate::QueuePair::scope) lasts.
+/// A view of a [`Buffer`]'s bytes for the device to write, while a [scope](crate::QueuePair::scope)
+/// lasts.
 pub struct LentSliceMut<'a> {
     pub(crate) lent: Lent,
     buffer: PhantomData<&'a mut [u8]>,
@@ -91,19 +95,18 @@ pub(crate) struct Lent {
     pub(crate) domain: *const PdInner,
 }
 
-// SAFETY: a LentSlice is a `&[u8]` in all but form; the domain is only compared.
-unsafe impl Send for LentSlice<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for LentSlice<'_> {}
-// SAFETY: a LentSliceMut is a `&mut [u8]` in all but form.
-unsafe impl Send for LentSliceMut<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for LentSliceMut<'_> {}
+// SAFETY: the fields are an address, lengths and keys; the slice types that contain a `Lent` borrow
+// the bytes, so that they go to other threads as `&[u8]` and `&mut [u8]` do. The domain is only
+// compared.
+unsafe impl Send for Lent {}
+// SAFETY: a shared `Lent` gives copies of its fields and no access to the bytes.
+unsafe impl Sync for Lent {}
 
 impl Lent {
     fn new(buffer: &Buffer<Host>, range: Range<usize>) -> Self {
         let segment = buffer.segment();
-        // SAFETY: the range was checked against the buffer's length, so the result lies in the region (M3).
+        // SAFETY: the range was checked against the buffer's length, so the result lies in the
+        // region (M3).
         let pointer = unsafe { segment.pointer.add(range.start) };
         Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain() }
     }

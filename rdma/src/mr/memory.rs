@@ -45,21 +45,25 @@ impl Placement for Gpu {
 /// Something that owns memory which may be registered with a device.
 ///
 /// Registration takes the owner apart ([`into_parts`](Self::into_parts)) and puts it together again
-/// ([`from_parts`](Self::from_parts)) after deregistration, to drop it or to hand it back. In between, only the device and
-/// the region touch the memory.
+/// ([`from_parts`](Self::from_parts)) after deregistration, to drop it or to hand it back. In
+/// between, only the device and the region touch the memory.
 ///
 /// # Safety
 ///
-/// For an implementation it must hold that, from `into_parts` until `from_parts` is called or for ever:
+/// For an implementation it must hold that, from `into_parts` until `from_parts` is called or for
+/// ever:
 ///
-/// * the pointer is valid for reads and writes of the given length (if `Placement` is [`Host`]; on the GPU otherwise), does
-///   not move, and nothing but whoever got it accesses the memory or asserts unique access to it: moving the parts
-///   must not assert it either, so a `Box` has to be taken apart into its raw pointer;
+/// * the pointer is valid for reads and writes of the given length (if `Placement` is [`Host`]; on
+///   the GPU otherwise), does not move, and nothing but whoever got it accesses the memory or
+///   asserts unique access to it: moving the parts must not assert it either, so a `Box` has to be
+///   taken apart into its raw pointer;
 /// * host memory is initialised;
-/// * dropping the parts without `from_parts` leaks the memory, or at least does not unmap, free or reuse it, unless the
-///   memory may be freed then (the device has no access any more when parts are dropped).
+/// * dropping the parts without `from_parts` leaks the memory, or at least does not unmap, free or
+///   reuse it, unless the memory may be freed then (the device has no access any more when parts
+///   are dropped).
 ///
-/// `dma_buf`, if it returns one, names a dma-buf of this memory that stays open while the parts live.
+/// `dma_buf`, if it returns one, names a dma-buf of this memory that stays open while the parts
+/// live.
 pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// Where the memory lies.
     type Placement: Placement;
@@ -73,17 +77,19 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     ///
     /// # Safety
     ///
-    /// The arguments are what one call of `into_parts` returned, each such call is undone once at most, and neither device
-    /// nor peers can access the memory any more.
+    /// The arguments are what one call of `into_parts` returned, each such call is undone once at
+    /// most, and neither device nor peers can access the memory any more.
     unsafe fn from_parts(address: NonNull<u8>, len: usize, parts: Self::Parts) -> Self;
 
-    /// The memory as a dma-buf, and its offset in there, for memory that can only be registered that way.
+    /// The memory as a dma-buf, and its offset in there, for memory that can only be registered
+    /// that way.
     fn dma_buf(_parts: &Self::Parts) -> Option<(RawFd, u64)> {
         None
     }
 
-    /// Called before the contents are lent as bytes (when a local region is registered, and after an exposed one was
-    /// deregistered): cuts off whoever reaches the memory by other ways than the device.
+    /// Called before the contents are lent as bytes (when a local region is registered, and after
+    /// an exposed one was deregistered): cuts off whoever reaches the memory by other ways than the
+    /// device.
     ///
     /// # Errors
     ///
@@ -93,8 +99,8 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     }
 }
 
-// SAFETY: Box::into_raw gives up the box's claim to unique access; the allocation stays valid and in place until from_raw;
-// its bytes are initialised. The parts are nothing.
+// SAFETY: Box::into_raw gives up the box's claim to unique access; the allocation stays valid and
+// in place until from_raw; its bytes are initialised. The parts are nothing.
 unsafe impl MemoryOwner for Box<[u8]> {
     type Placement = Host;
     type Parts = ();
@@ -112,8 +118,8 @@ unsafe impl MemoryOwner for Box<[u8]> {
     }
 }
 
-// SAFETY: as for Box: a ManuallyDrop<Vec> is taken apart into its raw pointer, length and capacity. Only the initialised
-// bytes are used.
+// SAFETY: as for Box: a ManuallyDrop<Vec> is taken apart into its raw pointer, length and capacity.
+// Only the initialised bytes are used.
 unsafe impl MemoryOwner for Vec<u8> {
     type Placement = Host;
     type Parts = usize;
@@ -131,9 +137,9 @@ unsafe impl MemoryOwner for Vec<u8> {
     }
 }
 
-// SAFETY: SharedMemory holds an address, not a reference, so moving it asserts nothing; the mapping is initialised by the
-// kernel and stays while the value lives. Others may have its file, but make_private cuts them off before references are
-// made. Parts are the value itself.
+// SAFETY: SharedMemory holds an address, not a reference, so moving it asserts nothing; the mapping
+// is initialised by the kernel and stays while the value lives. Others may have its file, but
+// make_private cuts them off before references are made. Parts are the value itself.
 unsafe impl MemoryOwner for SharedMemory {
     type Placement = Host;
     type Parts = Self;
@@ -182,7 +188,8 @@ impl Drop for Pages {
     }
 }
 
-// SAFETY: Pages holds a raw pointer, so moving it asserts nothing; the allocation is zeroed and lives as long as the value.
+// SAFETY: Pages holds a raw pointer, so moving it asserts nothing; the allocation is zeroed and
+// lives as long as the value.
 unsafe impl MemoryOwner for Pages {
     type Placement = Host;
     type Parts = Self;
@@ -210,7 +217,8 @@ struct Parts<O: MemoryOwner>(O::Parts);
 
 impl<O: MemoryOwner> AnyParts for Parts<O> {
     unsafe fn reassemble(self: Box<Self>, address: NonNull<u8>, len: usize) -> Box<dyn Any + Send> {
-        // SAFETY: the caller's promise.
+        // SAFETY: MemoryOwner::from_parts wants what `into_parts` returned, once, and no device or
+        // peer left: `reassemble` has the same contract, and `Box<Self>` is consumed.
         Box::new(unsafe { O::from_parts(address, len, self.0) })
     }
 
@@ -235,7 +243,8 @@ pub(super) struct RawMemory {
 unsafe impl Send for RawMemory {}
 
 impl RawMemory {
-    /// Takes an owner apart. A [`Memory`] gives what is in it, so that registering again and again does not nest.
+    /// Takes an owner apart. A [`Memory`] gives what is in it, so that registering again and again
+    /// does not nest.
     pub(super) fn new<O: MemoryOwner>(owner: O) -> Self {
         let mut owner = Some(owner);
         let any: &mut dyn Any = &mut owner;
@@ -266,8 +275,8 @@ impl RawMemory {
 
     fn reassemble(&mut self) -> Option<Box<dyn Any + Send>> {
         let parts = self.parts.take()?;
-        // SAFETY: `parts` were taken out, so this happens once, with what `into_parts` returned; memory that is not
-        // registered (M2) is out of reach of devices and peers.
+        // SAFETY: `parts` were taken out, so this happens once, with what `into_parts` returned;
+        // memory that is not registered (M2) is out of reach of devices and peers.
         Some(unsafe { parts.reassemble(self.address, self.len) })
     }
 }
@@ -280,7 +289,8 @@ impl Drop for RawMemory {
 
 /// Memory that is not registered (any more), with its contents: what a region leaves behind.
 ///
-/// It may be registered again, taken back as its owner with [`into_owner`](Self::into_owner), or, on the host, used as bytes.
+/// It may be registered again, taken back as its owner with [`into_owner`](Self::into_owner), or,
+/// on the host, used as bytes.
 pub struct Memory<M: Placement = Host> {
     raw: RawMemory,
     placement: PhantomData<M>,
@@ -314,6 +324,16 @@ impl<M: Placement> Memory<M> {
     /// # Errors
     ///
     /// The owner as it is, if it is of another type.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// let buffer = pd.register(vec![1_u8, 2, 3])?;
+    /// let vector: Vec<u8> = buffer.into_memory()?.into_owner().expect("it was a Vec");
+    /// assert_eq!(vector, [1, 2, 3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn into_owner<O: MemoryOwner>(mut self) -> Result<O, Box<dyn Any + Send>> {
         match self.raw.reassemble() {
             Some(owner) => owner.downcast::<O>().map(|owner| *owner),
@@ -326,20 +346,23 @@ impl Deref for Memory<Host> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: valid, initialised and touched by nobody else (the contract of MemoryOwner); not registered, so no device
-        // or peer writes it; borrowed with `self`. It is one allocation or mapping, so at most isize::MAX bytes.
+        // SAFETY: valid, initialised and touched by nobody else (the contract of MemoryOwner); not
+        // registered, so no device or peer writes it; borrowed with `self`. It is one allocation or
+        // mapping, so at most isize::MAX bytes.
         unsafe { slice::from_raw_parts(self.raw.address.as_ptr(), self.raw.len) }
     }
 }
 
 impl DerefMut for Memory<Host> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed exclusively.
+        // SAFETY: valid, initialised and not registered, as `deref` argues; `self` is borrowed
+        // exclusively.
         unsafe { slice::from_raw_parts_mut(self.raw.address.as_ptr(), self.raw.len) }
     }
 }
 
-// SAFETY: RawMemory holds a raw pointer, so moving it asserts nothing; the owner that it was made of promised the rest.
+// SAFETY: RawMemory holds a raw pointer, so moving it asserts nothing; the owner that it was made
+// of promised the rest.
 unsafe impl<M: Placement> MemoryOwner for Memory<M> {
     type Placement = M;
     type Parts = Self;

@@ -1,22 +1,26 @@
 //! Memory regions: memory that a device may read and write.
 //!
-//! A region owns its memory, whatever its owner is ([`MemoryOwner`]). *Local* regions carry no remote right; they are cut
-//! into [`Buffer`]s, each exclusive, and posting moves a buffer in. *Exposed* regions ([`ExposedRegion`]) carry remote
-//! rights; nobody gets a reference into them, only copies and atomic words.
+//! A region owns its memory, whatever its owner is ([`MemoryOwner`]). *Local* regions carry no
+//! remote right; they are cut into [`Buffer`]s, each exclusive, and posting moves a buffer in.
+//! *Exposed* regions ([`ExposedRegion`]) carry remote rights; nobody gets a reference into them,
+//! only copies and atomic words.
 //!
 //! # Invariants
 //!
-//! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until the region is dropped: its
-//!   owner promised it (the contract of [`MemoryOwner`]) and was taken apart, so that nothing else touches it.
-//! * **M2.** The region is registered from before it exists until its drop. Its drop deregisters before the owner gets the
-//!   memory back; if that fails, owner and parents leak. In a forked child it leaks too.
+//! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until
+//!   the region is dropped: its owner promised it (the contract of [`MemoryOwner`]) and was taken
+//!   apart, so that nothing else touches it.
+//! * **M2.** The region is registered from before it exists until its drop. Its drop deregisters
+//!   before the owner gets the memory back; if that fails, owner and parents leak. In a forked
+//!   child it leaks too.
 //! * **M3.** A [`Segment`] lies within its region and keeps it alive.
-//! * **M4.** Segments of a local region never overlap, so whoever holds one has exclusive access to its bytes, unless the
-//!   device has: then the segment is parked in a ring and nobody holds it. Scopes lend parts of a buffer to the device for
-//!   as long as they borrow it.
-//! * **M5.** Bytes of an exposed region are touched only through `rdma_mem`, whose accesses count as atomic: peers, the
-//!   device and other threads of ours may write at any time.
-//! * **M6.** Host memory is initialised: its owner promises it. GPU memory is never dereferenced by the processor.
+//! * **M4.** Segments of a local region never overlap, so whoever holds one has exclusive access to
+//!   its bytes, unless the device has: then the segment is parked in a ring and nobody holds it.
+//!   Scopes lend parts of a buffer to the device for as long as they borrow it.
+//! * **M5.** Bytes of an exposed region are touched only through `rdma_mem`, whose accesses count
+//!   as atomic: peers, the device and other threads of ours may write at any time.
+//! * **M6.** Host memory is initialised: its owner promises it. GPU memory is never dereferenced by
+//!   the processor.
 
 mod buffer;
 mod exposed;
@@ -65,8 +69,8 @@ pub(crate) struct Region {
     pd: Arc<Handle<PdInner>>,
 }
 
-// SAFETY: the memory belongs to the region (M1) and may be used from any thread, as its owner is Send; ibv_dereg_mr may be
-// called from any thread.
+// SAFETY: the memory belongs to the region (M1) and may be used from any thread, as its owner is
+// Send; ibv_dereg_mr may be called from any thread.
 unsafe impl Send for Region {}
 // SAFETY: `&Region` gives plain fields only; access to the memory is what M4 and M5 are about.
 unsafe impl Sync for Region {}
@@ -94,12 +98,14 @@ impl Region {
             Some((fd, offset)) => {
                 let iova = address.as_ptr().addr() as u64;
                 let reg = context.table.ibv_reg_dmabuf_mr;
-                // SAFETY: the pd is alive (held) and of this table; the descriptor is open while `memory` lives, which is until
-                // after deregistration (M1, M2). The flags are small positive numbers.
+                // SAFETY: the pd is alive (held) and of this table; the descriptor is open while
+                // `memory` lives, which is until after deregistration (M1, M2). The flags are small
+                // positive numbers.
                 unsafe { reg(pd.raw.as_ptr(), offset, len, iova, fd, i32::try_from(flags).unwrap_or(0)) }
             }
             None => {
-                // SAFETY: the pd is alive (held) and of this table; the memory is valid until after deregistration (M1, M2).
+                // SAFETY: the pd is alive (held) and of this table; the memory is valid until after
+                // deregistration (M1, M2).
                 unsafe { context.table.ibv_reg_mr(pd.raw.as_ptr(), address.as_ptr().cast(), len, flags) }
             }
         };
@@ -109,7 +115,8 @@ impl Region {
         };
         // The device reaches the memory by its number.
         address.as_ptr().expose_provenance();
-        // SAFETY: a region that was just registered; nobody writes to it, and its keys do not change.
+        // SAFETY: a region that was just registered; nobody writes to it, and its keys do not
+        // change.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let pd = Arc::clone(pd);
         Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd })))
@@ -137,10 +144,11 @@ pub(crate) struct Segment {
     pub(crate) len: usize,
 }
 
-// SAFETY: a segment of a local region is exclusive access to its bytes, like a Box; one of an exposed region gives only
-// atomic accesses (M4, M5). Its region is Send and Sync.
+// SAFETY: a segment of a local region is exclusive access to its bytes, like a Box; one of an
+// exposed region gives only atomic accesses (M4, M5). Its region is Send and Sync.
 unsafe impl Send for Segment {}
-// SAFETY: `&Segment` of a local region gives shared references, like `&Box<[u8]>`; of an exposed one as above.
+// SAFETY: `&Segment` of a local region gives shared references, like `&Box<[u8]>`; of an exposed
+// one only atomic accesses (M5).
 unsafe impl Sync for Segment {}
 
 impl Segment {
@@ -177,7 +185,8 @@ impl Segment {
         if self.len < N || self.kind() == Kind::LocalGpu {
             return None;
         }
-        // SAFETY: M1 and M3: valid for so many bytes; of a local region nobody else has them (M4), and otherwise M5.
+        // SAFETY: M1 and M3: valid for so many bytes; of a local region nobody else has them (M4),
+        // and otherwise M5.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.pointer.as_ptr(), N) };
         Some(bytes)
     }

@@ -7,8 +7,9 @@ use super::buffer::resolve;
 
 /// A range of a peer's memory with the key that opens it.
 ///
-/// It is plain data: [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) carry it over any channel. Nothing that
-/// is done with a wrong one is unsafe here: the peer's device checks key, bounds and rights and refuses.
+/// It is plain data: [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) carry it
+/// over any channel. Nothing that is done with a wrong one is unsafe here: the peer's device checks
+/// key, bounds and rights and refuses.
 ///
 /// # Examples
 ///
@@ -40,6 +41,18 @@ impl RemoteSlice {
     }
 
     /// The wire format: address, length and key, each in network byte order.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// use rdma::{RemoteAccess, RemoteSlice};
+    ///
+    /// let region = pd.allocate_exposed(4096, RemoteAccess::READ)?;
+    /// let slice = region.remote(..)?;
+    /// assert_eq!(RemoteSlice::from_bytes(&slice.to_bytes()), slice);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::WIRE_LEN] {
         let mut bytes = [0; Self::WIRE_LEN];
@@ -94,6 +107,19 @@ impl RemoteSlice {
     /// # Errors
     ///
     /// If the range does not lie in the slice.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// use rdma::RemoteAccess;
+    ///
+    /// let region = pd.allocate_exposed(4096, RemoteAccess::READ)?;
+    /// let all = region.remote(..)?;
+    /// assert_eq!(all.slice(64..128)?.len(), 64);
+    /// assert!(all.slice(..4097).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self, RemoteSliceError> {
         let error = RemoteSliceError { len: self.len };
         let len = usize::try_from(self.len).map_err(|_| error)?;

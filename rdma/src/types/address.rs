@@ -140,7 +140,8 @@ impl Gid {
     /// From the C union.
     #[must_use]
     pub fn from_raw(raw: ibv_gid) -> Self {
-        // SAFETY: every bit pattern of the 16 bytes is a value of `raw`, and both members fill the union.
+        // SAFETY: every bit pattern of the 16 bytes is a value of `raw`, and both members fill the
+        // union.
         Self(unsafe { raw.raw })
     }
 }

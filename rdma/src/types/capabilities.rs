@@ -24,17 +24,19 @@ pub struct Capabilities {
     pub transport: TransportType,
     /// With what the device's atomics are atomic.
     pub atomics: AtomicCapability,
-    /// The program changes the states of its queue pairs. Otherwise they are connected by [`cm`](crate::cm) only, and
-    /// the kernel changes their states.
+    /// The program changes the states of its queue pairs. Otherwise they are connected by
+    /// [`cm`](crate::cm) only, and the kernel changes their states.
     pub manual_connect: bool,
-    /// There are datagrams: queue pairs of transport [`Ud`](crate::Ud), address handles, multicast groups.
+    /// There are datagrams: queue pairs of transport [`Ud`](crate::Ud), address handles, multicast
+    /// groups.
     pub datagrams: bool,
     /// A write can carry immediate data.
     pub write_with_immediate: bool,
-    /// A read needs remote write access at its local end, so it lands in an [`ExposedRegion`](crate::ExposedRegion)
-    /// only.
+    /// A read needs remote write access at its local end, so it lands in an
+    /// [`ExposedRegion`](crate::ExposedRegion) only.
     pub read_needs_exposed_sink: bool,
-    /// A request completes once the peer has acknowledged it. Otherwise it may complete once it is sent.
+    /// A request completes once the peer has acknowledged it. Otherwise it may complete once it is
+    /// sent.
     pub acknowledged: bool,
     /// A reset ends the requests in flight. Otherwise only destroying the queue pair does.
     pub reset_ends_requests: bool,

@@ -24,7 +24,8 @@ pub enum Opcode {
     FetchAdd,
     /// A receive that took a message.
     Recv,
-    /// A receive that an RDMA write with immediate data consumed: the data is where the peer wrote it, not in the buffer.
+    /// A receive that an RDMA write with immediate data consumed: the data is where the peer wrote
+    /// it, not in the buffer.
     RecvWriteImm,
 }
 

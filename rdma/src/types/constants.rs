@@ -163,7 +163,8 @@ c_enum! {
 bitflags::bitflags! {
     /// What peers may do.
     ///
-    /// Given twice: to a region, for its memory, and to a queue pair, as a limit for who is connected to it.
+    /// Given twice: to a region, for its memory, and to a queue pair, as a limit for who is
+    /// connected to it.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct RemoteAccess: u32 {
         /// RDMA reads.

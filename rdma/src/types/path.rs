@@ -10,7 +10,8 @@ use super::address::{Gid, Lid};
 ///
 /// ```
 /// use rdma::{Path, Route};
-/// let route = Route { gid: "::ffff:192.0.2.7".parse()?, source_index: 1, hop_limit: 64, ..Route::default() };
+/// let gid = "::ffff:192.0.2.7".parse()?;
+/// let route = Route { gid, source_index: 1, hop_limit: 64, ..Route::default() };
 /// let path = Path { port: 1, route: Some(route), ..Path::default() };
 /// assert_eq!(Path::from_raw(&path.to_raw()), path);
 /// # Ok::<(), rdma::ParseGidError>(())

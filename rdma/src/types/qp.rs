@@ -28,7 +28,8 @@ c_enum! {
     }
 }
 
-/// Enhanced connection establishment: options that both providers agree on, in their maker's own code.
+/// Enhanced connection establishment: options that both providers agree on, in their maker's own
+/// code.
 #[doc(alias = "ibv_ece")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ece {

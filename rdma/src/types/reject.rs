@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use super::c_enum::c_enum;
 
 c_enum! {
-    /// Why the peer, or the kernel on its behalf, rejected a connection: the specification's code on InfiniBand and RoCE, a
-    /// negative `errno` on iWARP.
+    /// Why the peer, or the kernel on its behalf, rejected a connection: the specification's code
+    /// on InfiniBand and RoCE, a negative `errno` on iWARP.
     RejectReason(i32) {
         /// No queue pair is to be had.
         NO_QUEUE_PAIR = 1, "no queue pair available";
@@ -27,7 +27,8 @@ c_enum! {
         INVALID_SERVICE_ID = 8, "nobody listens";
         /// The transport is not the service's.
         INVALID_TRANSPORT_TYPE = 9, "invalid transport type";
-        /// The queue pair's last connection is not over at the peer: try again, or take another queue pair.
+        /// The queue pair's last connection is not over at the peer: try again, or take another
+        /// queue pair.
         STALE_CONNECTION = 10, "stale connection";
         /// There is no such RD channel.
         RD_CHANNEL_DOES_NOT_EXIST = 11, "RD channel does not exist";
@@ -79,7 +80,8 @@ c_enum! {
         VENDOR_OPTION_NOT_SUPPORTED = 35, "vendor option not supported";
         /// iWARP: the connection was refused.
         REFUSED = -libc::ECONNREFUSED, "connection refused";
-        /// iWARP: the connection was reset; some drivers say so when the program at the other end said no.
+        /// iWARP: the connection was reset; some drivers say so when the program at the other end
+        /// said no.
         RESET = -libc::ECONNRESET, "connection reset";
         /// soft0: a process of another user listens there, with which it does not connect this one.
         OTHER_USER = -libc::EACCES, "a process of another user listens there";
@@ -96,7 +98,8 @@ struct Names {
     found: String,
 }
 
-/// Errors are small and `Copy`, so names live as long as the process. There are as many as pairs of devices.
+/// Errors are small and `Copy`, so names live as long as the process. There are as many as pairs of
+/// devices.
 static NAMES: Mutex<Vec<&'static Names>> = Mutex::new(Vec::new());
 
 impl WrongDevice {

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How long a requester waits for an acknowledgement before it tries again: 4.096 us times a power of two.
+/// How long a requester waits for an acknowledgement before it tries again: 4.096 us times a power
+/// of two.
 ///
 /// The device may wait up to four times as long.
 ///
@@ -67,7 +68,8 @@ impl fmt::Debug for AckTimeout {
 /// ```
 /// use rdma::RnrTimer;
 /// use std::time::Duration;
-/// assert_eq!(RnrTimer::at_least(Duration::from_micros(600)).duration(), Duration::from_micros(640));
+/// let timer = RnrTimer::at_least(Duration::from_micros(600));
+/// assert_eq!(timer.duration(), Duration::from_micros(640));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RnrTimer(u8);

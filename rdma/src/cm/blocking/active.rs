@@ -33,12 +33,26 @@ impl ResolveOptions {
     setters! {
         /// The type of service.
         tos(tos: u8) = Some(tos);
-        /// How long the queue pair shall wait for an acknowledgement; else as long as the route is said to take.
+        /// How long the queue pair shall wait for an acknowledgement; else as long as the route is
+        /// said to take.
         ack_timeout(timeout: AckTimeout) = Some(timeout);
     }
 }
 
 /// An address and the route to it, resolved: connect next.
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&"soft0".parse()?)?.context;
+/// use std::time::Duration;
+/// use rdma::{Rc, cm::blocking};
+///
+/// let server = "127.0.0.1:7174".parse()?;
+/// let route = blocking::resolve::<Rc>(&context, None, server, Duration::from_secs(2))?;
+/// assert_eq!(route.peer_addr(), Some(server));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Resolved<T: PortSpace = Rc> {
     pub(super) id: Id<T>,
     pub(super) channel: EventChannel,
@@ -50,8 +64,8 @@ pub struct Resolved<T: PortSpace = Rc> {
 ///
 /// # Errors
 ///
-/// `NoRoute` if no device leads there, `Timeout` if the address does not answer, `WrongDevice` if another device than the
-/// context's leads there; those of [`EventChannel::new`].
+/// `NoRoute` if no device leads there, `Timeout` if the address does not answer, `WrongDevice` if
+/// another device than the context's leads there; those of [`EventChannel::new`].
 #[doc(alias = "rdma_resolve_addr")]
 #[doc(alias = "rdma_resolve_route")]
 pub fn resolve<T: PortSpace>(
@@ -125,7 +139,8 @@ impl<T: PortSpace> Resolved<T> {
 }
 
 impl Resolved<Rc> {
-    /// Binds a queue pair to the port that leads to the peer, open to all remote operations that the device has.
+    /// Binds a queue pair to the port that leads to the peer, open to all remote operations that
+    /// the device has.
     ///
     /// # Errors
     ///
@@ -152,9 +167,28 @@ impl Resolved<Rc> {
     ///
     /// # Errors
     ///
-    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again (on iWARP, to be made anew
-    /// if anything is posted to it): `NotListening`, `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private
-    /// data, `WrongDevice` for a queue pair of another device; what librdmacm or the provider reports. Resolve again to try again.
+    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is
+    /// used again (on iWARP, to be made anew if anything is posted to it): `NotListening`,
+    /// `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private data,
+    /// `WrongDevice` for a queue pair of another device; what librdmacm or the provider reports.
+    /// Resolve again to try again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma::cm::{ConnOptions, blocking::Resolved};
+    /// # use rdma::{CompletionQueue, ProtectionDomain};
+    ///
+    /// # type Parts<'a> = (&'a ProtectionDomain, &'a CompletionQueue);
+    /// # fn f(route: Resolved, (pd, cq): Parts<'_>) -> Result<(), rdma::Error> {
+    /// let qp = route.init(pd.queue_pair().cq(cq).build()?)?;
+    /// let options = ConnOptions::new().private_data(b"version 1");
+    /// let (connection, qp) = route.connect(qp, &options, Duration::from_secs(5))?;
+    /// # let _ = (connection, qp);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[doc(alias = "rdma_connect")]
     pub fn connect(
         self,
@@ -184,7 +218,8 @@ impl Resolved<Rc> {
         }
     }
 
-    /// Tells the peer the provider's enhanced connection options, as librdmacm does for its own queue pairs.
+    /// Tells the peer the provider's enhanced connection options, as librdmacm does for its own
+    /// queue pairs.
     fn offer_ece(&self, qp: &InitializedQueuePair<Rc>) -> Result<crate::cm::Ece> {
         let Some(ours) = ece(qp)? else { return Ok(crate::cm::Ece::default()) };
         match self.id.set_local_ece(ours) {

@@ -60,6 +60,22 @@ impl<Q> From<ConnectError<Q>> for std::io::Error {
 /// go first.
 ///
 /// Dropping it ends the connection: the peer sees a disconnect.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma::cm::blocking::Connection;
+/// # use rdma::{QueuePair, Rc};
+///
+/// # fn f(connection: Connection, qp: QueuePair<Rc>) -> Result<(), rdma::Error> {
+/// if !connection.wait_disconnected(Some(Duration::from_secs(1)))? {
+///     // What is in flight completes as flushed.
+///     connection.disconnect(&qp)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Connection {
     id: Id<Rc>,
     channel: EventChannel,
@@ -111,6 +127,18 @@ impl Connection {
     /// # Errors
     ///
     /// As there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{QueuePair, Rc, cm::blocking::Connection};
+    ///
+    /// # fn f(connection: Connection, qp: QueuePair<Rc>) -> Result<(), rdma::Error> {
+    /// connection.disconnect(&qp)?;
+    /// connection.wait_disconnected(None)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
         self.id.disconnect(qp)
@@ -122,6 +150,19 @@ impl Connection {
     /// # Errors
     ///
     /// What librdmacm reports.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use rdma::cm::blocking::Connection;
+    ///
+    /// # fn f(connection: Connection) -> Result<(), rdma::Error> {
+    /// let ended = connection.wait_disconnected(Some(Duration::from_secs(1)))?;
+    /// println!("the peer {}", if ended { "has gone" } else { "is still there" });
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<bool> {
         let deadline = Deadline::after(timeout);
         while !self.ended.load(Ordering::Acquire) {

@@ -26,11 +26,13 @@ impl Resolved<Ud> {
         self.id.init(qp)
     }
 
-    /// Asks the listener where to send datagrams, and waits for its answer. The id is of no more use than to be dropped.
+    /// Asks the listener where to send datagrams, and waits for its answer. The id is of no more
+    /// use than to be dropped.
     ///
     /// # Errors
     ///
-    /// `NotListening`, `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private data.
+    /// `NotListening`, `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the
+    /// private data.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, options: &UdOptions, timeout: Duration) -> Result<(Id<Ud>, UdPeer), ConnectError<()>> {
         self.id.connect(options).map_err(|error| ConnectError::new(error, ()))?;
@@ -59,7 +61,8 @@ impl IncomingConnection<Ud> {
     ///
     /// # Errors
     ///
-    /// `WrongDevice`; `TooLong` for the private data; what librdmacm reports. The request is over then.
+    /// `WrongDevice`; `TooLong` for the private data; what librdmacm reports. The request is over
+    /// then.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>> {
         self.request.accept(qp, options).map_err(|failed| failed.error)
@@ -70,7 +73,8 @@ impl IncomingConnection<Ud> {
 ///
 /// # Errors
 ///
-/// `NoRoute` if the local address is no RDMA device's, `WrongDevice` if it is another's; `Timeout`; what librdmacm reports.
+/// `NoRoute` if the local address is no RDMA device's, `WrongDevice` if it is another's; `Timeout`;
+/// what librdmacm reports.
 ///
 /// # Examples
 ///
@@ -111,7 +115,8 @@ pub fn join(
     Ok(Joined { id, channel, address, group })
 }
 
-/// A multicast group that was joined; left when this is dropped. A queue pair is attached to it apart from that.
+/// A multicast group that was joined; left when this is dropped. A queue pair is attached to it
+/// apart from that.
 pub struct Joined {
     id: Id<Ud>,
     channel: EventChannel,

@@ -18,6 +18,15 @@ use crate::types::RemoteAccess;
 use crate::wait::Deadline;
 
 /// How to listen.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::cm::blocking::ListenOptions;
+/// let options = ListenOptions::new().backlog(1024).reuse_addr(true);
+/// # let _ = options;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct ListenOptions {
@@ -51,7 +60,23 @@ impl ListenOptions {
     }
 }
 
-/// Waits for peers that want to connect; with `Listener<Ud>`, that want to know where to send datagrams.
+/// Waits for peers that want to connect; with `Listener<Ud>`, that want to know where to send
+/// datagrams.
+///
+/// # Examples
+///
+/// ```
+/// # let context = rdma::open(&"soft0".parse()?)?.context;
+/// use std::time::Duration;
+/// use rdma::cm::blocking::{ListenOptions, Listener};
+///
+/// let any_port = "127.0.0.1:0".parse()?;
+/// let listener: Listener = Listener::bind(&context, any_port, &ListenOptions::new())?;
+/// while let Some(request) = listener.next_request(Some(Duration::from_millis(1)))? {
+///     println!("{:?} connects", request.peer_addr());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Listener<T: PortSpace = Rc> {
     id: Id<T>,
     channel: EventChannel,
@@ -59,12 +84,25 @@ pub struct Listener<T: PortSpace = Rc> {
 }
 
 impl<T: PortSpace> Listener<T> {
-    /// Listens at an address of the context's device, or with the unspecified address at all of them. Port 0 takes a free one.
+    /// Listens at an address of the context's device, or with the unspecified address at all of
+    /// them. Port 0 takes a free one.
     ///
     /// # Errors
     ///
-    /// `NoRoute` if the address is no RDMA device's of this host, `WrongDevice` if it is another's, `AddressInUse`; those of
-    /// [`EventChannel::new`].
+    /// `NoRoute` if the address is no RDMA device's of this host, `WrongDevice` if it is another's,
+    /// `AddressInUse`; those of [`EventChannel::new`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// use rdma::cm::blocking::{ListenOptions, Listener};
+    ///
+    /// let options = ListenOptions::new().backlog(1024);
+    /// let listener: Listener = Listener::bind(&context, "127.0.0.1:0".parse()?, &options)?;
+    /// println!("clients connect to {}", listener.local_addr());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rdma_listen")]
     pub fn bind(context: &Context, address: SocketAddr, options: &ListenOptions) -> Result<Self> {
         let channel = EventChannel::new(context)?;
@@ -99,7 +137,22 @@ impl<T: PortSpace> Listener<T> {
     ///
     /// # Errors
     ///
-    /// `NoDevice` once the device is removed; what librdmacm reports, for example no more file descriptors.
+    /// `NoDevice` once the device is removed; what librdmacm reports, for example no more file
+    /// descriptors.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let context = rdma::open(&"soft0".parse()?)?.context;
+    /// use std::time::Duration;
+    /// use rdma::cm::blocking::{ListenOptions, Listener};
+    ///
+    /// let any_port = "127.0.0.1:0".parse()?;
+    /// let listener: Listener = Listener::bind(&context, any_port, &ListenOptions::new())?;
+    /// let request = listener.next_request(Some(Duration::from_millis(1)))?;
+    /// assert!(request.is_none(), "nobody connects");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<IncomingConnection<T>>> {
         let deadline = Deadline::after(timeout);
         let mut looks = 0..LAST_LOOKS;
@@ -133,7 +186,8 @@ impl<T: PortSpace> Listener<T> {
 }
 
 lends_descriptor! {
-    /// The descriptor that becomes readable when somebody wants to connect: then [`Listener::next_request`] with no time to wait.
+    /// The descriptor that becomes readable when somebody wants to connect: then
+    /// [`Listener::next_request`] with no time to wait.
     Listener<T: PortSpace>, channel
 }
 
@@ -144,6 +198,21 @@ impl<T: PortSpace> fmt::Debug for Listener<T> {
 }
 
 /// A peer that wants to connect. Accept or reject it; dropping it rejects.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::cm::blocking::IncomingConnection;
+///
+/// # fn f(request: IncomingConnection) -> Result<(), rdma::Error> {
+/// if request.private_data().starts_with(b"version 1") {
+///     println!("{:?} is welcome", request.peer_addr());
+/// } else {
+///     request.reject(b"version 1 only")?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct IncomingConnection<T: PortSpace = Rc> {
     pub(super) request: ConnectRequest<T>,
     channel: EventChannel,
@@ -204,7 +273,8 @@ impl IncomingConnection<Rc> {
         self.request.parameters()
     }
 
-    /// Binds a queue pair to the port that the request came by, open to all remote operations that the device has.
+    /// Binds a queue pair to the port that the request came by, open to all remote operations that
+    /// the device has.
     ///
     /// # Errors
     ///
@@ -229,14 +299,34 @@ impl IncomingConnection<Rc> {
 
     /// Says yes, and waits until the connection is there.
     ///
-    /// On iWARP the end that connected must be the first to send: what comes before it is ready ends the connection. On siw it
-    /// better waits until this has returned: see [there](crate::cm#order-of-things).
+    /// On iWARP the end that connected must be the first to send: what comes before it is ready
+    /// ends the connection. On siw it better waits until this has returned: see
+    /// [there](crate::cm#order-of-things).
     ///
     /// # Errors
     ///
-    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is used again (on iWARP, to be made anew
-    /// if anything is posted to it): `Timeout` if the peer does not answer, `Disconnected` if it has gone; `TooLong` for the private
-    /// data; what librdmacm or the provider reports. The request is over then.
+    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is
+    /// used again (on iWARP, to be made anew if anything is posted to it): `Timeout` if the peer
+    /// does not answer, `Disconnected` if it has gone; `TooLong` for the private data; what
+    /// librdmacm or the provider reports. The request is over then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma::cm::{ConnOptions, blocking::IncomingConnection};
+    /// # use rdma::{CompletionQueue, ProtectionDomain};
+    ///
+    /// # type Parts<'a> = (&'a ProtectionDomain, &'a CompletionQueue);
+    /// # fn f(request: IncomingConnection, (pd, cq): Parts<'_>) -> Result<(), rdma::Error> {
+    /// let mut qp = request.init(pd.queue_pair().cq(cq).build()?)?;
+    /// // Before the connection is there: the peer may send at once.
+    /// qp.post_recv(pd.allocate(4096)?, 1)?;
+    /// let (connection, qp) = request.accept(qp, &ConnOptions::new(), Duration::from_secs(5))?;
+    /// # let _ = (connection, qp);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[doc(alias = "rdma_accept")]
     pub fn accept(
         self,
@@ -274,7 +364,8 @@ impl IncomingConnection<Rc> {
     }
 }
 
-/// Answers the peer's enhanced connection options with ours, as librdmacm does for its own queue pairs.
+/// Answers the peer's enhanced connection options with ours, as librdmacm does for its own queue
+/// pairs.
 fn answer_ece(request: &ConnectRequest<Rc>, qp: &InitializedQueuePair<Rc>) -> Result<()> {
     let Some(ours) = ece(qp)? else { return Ok(()) };
     let theirs = match request.remote_ece() {

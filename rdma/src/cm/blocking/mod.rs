@@ -9,7 +9,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! const LIMIT: Duration = Duration::from_secs(10);
 //! let context = rdma::open(&"soft0".parse()?)?.context;
-//! let listener: Listener = Listener::bind(&context, "127.0.0.1:0".parse()?, &ListenOptions::new())?;
+//! let any_port = "127.0.0.1:0".parse()?;
+//! let listener: Listener = Listener::bind(&context, any_port, &ListenOptions::new())?;
 //! let address = listener.local_addr();
 //!
 //! let (pd, cq) = (context.alloc_pd()?, context.create_cq(32)?);
@@ -28,7 +29,8 @@
 //! let (pd, cq) = (context.alloc_pd()?, context.create_cq(32)?);
 //! let route = blocking::resolve::<Rc>(&context, None, address, LIMIT)?;
 //! let qp = route.init(QueuePair::builder(&pd).cq(&cq).max_inline_data(8).build()?)?;
-//! let (connection, mut qp) = route.connect(qp, &ConnOptions::new().private_data(b"hello"), LIMIT)?;
+//! let options = ConnOptions::new().private_data(b"hello");
+//! let (connection, mut qp) = route.connect(qp, &options, LIMIT)?;
 //! qp.post_send(Send::inline(b"hey")).map_err(Error::from)?;
 //! cq.poller().wait(Some(LIMIT))?.expect("it is sent").status()?;
 //! connection.disconnect(&qp)?;
@@ -36,8 +38,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Every listener and every connection has an event channel of its own, so that nobody takes another's events. All of them can be
-//! shared by threads, and are sources of a descriptor for who wants to wait for several.
+//! Every listener and every connection has an event channel of its own, so that nobody takes
+//! another's events. All of them can be shared by threads, and are sources of a descriptor for who
+//! wants to wait for several.
 
 mod active;
 mod connection;
@@ -59,7 +62,8 @@ use crate::qp::{InitializedQueuePair, Rc};
 use crate::types::Ece;
 use crate::wait::Deadline;
 
-/// How many events are still looked at once the time is over: what waits when there is no time to wait, but not what keeps coming.
+/// How many events are still looked at once the time is over: what waits when there is no time to
+/// wait, but not what keeps coming.
 const LAST_LOOKS: u32 = 1024;
 
 /// What an id's own channel says next, of the steps that may fail.

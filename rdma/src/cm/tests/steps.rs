@@ -1,4 +1,5 @@
-//! The form that waits, over a librdmacm that lies: enhanced connections, failures on the way, events without end.
+//! The form that waits, over a librdmacm that lies: enhanced connections, failures on the way,
+//! events without end.
 
 use rdma_sys::ibv_ece;
 
