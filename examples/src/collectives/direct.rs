@@ -28,22 +28,38 @@ use super::tensor::Operation;
 use crate::Failure;
 use crate::bootstrap::Group;
 
+/// Memory for parts: two places for each rank, used in turn by rounds.
+#[derive(Debug)]
+struct Places {
+    region: ExposedRegion,
+    remotes: Vec<RemoteSlice>,
+    /// Bytes of a place.
+    length: usize,
+    /// Rounds since the beginning.
+    rounds: u64,
+}
+
+impl Places {
+    fn new(fabric: &Fabric, group: &mut Group, what: &str, length: usize) -> Result<Self, Failure> {
+        let (region, remotes) = expose_together(fabric, group, what, 2 * group.world() * length)?;
+        Ok(Self { region, remotes, length, rounds: 0 })
+    }
+
+    /// Where a rank's part of a round goes.
+    fn at(&self, round: u64, from: usize) -> usize {
+        ((round % 2) as usize * self.remotes.len() + from) * self.length
+    }
+}
+
 /// State of the direct algorithms between operations.
 #[derive(Debug)]
 pub(super) struct Direct {
     rank: usize,
     world: usize,
-    /// Bytes of a slot.
-    capacity: usize,
-    slots: ExposedRegion,
-    remotes: Vec<RemoteSlice>,
-    /// Rounds of parts, and of results, since the beginning.
-    rounds: u64,
+    slots: Places,
+    /// Rounds of results since the beginning.
     results: u64,
-    /// Two lines per rank, used in turn like the slots.
-    lines: ExposedRegion,
-    line_remotes: Vec<RemoteSlice>,
-    line_rounds: u64,
+    lines: Places,
 }
 
 /// Bytes of a line before the word that tells of it.
@@ -53,15 +69,9 @@ impl Direct {
     /// Gets the memory; collective.
     pub(super) fn new(fabric: &Fabric, group: &mut Group, capacity: usize) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
-        let (slots, remotes) = expose_together(fabric, group, "the slots", 2 * world * capacity)?;
-        let (lines, line_remotes) = expose_together(fabric, group, "the lines", 2 * world * LINE)?;
-        let (rounds, results, line_rounds) = (0, 0, 0);
-        Ok(Self { rank, world, capacity, slots, remotes, rounds, results, lines, line_remotes, line_rounds })
-    }
-
-    /// Where a rank's part of a round goes.
-    fn slot(&self, round: u64, from: usize) -> usize {
-        ((round % 2) as usize * self.world + from) * self.capacity
+        let slots = Places::new(fabric, group, "the slots", capacity)?;
+        let lines = Places::new(fabric, group, "the lines", LINE)?;
+        Ok(Self { rank, world, slots, results: 0, lines })
     }
 
     /// The other ranks, each rank beginning with its right neighbour, so that not all send to the
@@ -78,15 +88,15 @@ impl Direct {
             return self.one_line(operation);
         }
         let Operation { fabric, input, count, .. } = &mut operation;
-        let round = self.rounds;
-        self.rounds += 1;
-        let at = self.slot(round, self.rank);
+        let round = self.slots.rounds;
+        self.slots.rounds += 1;
+        let at = self.slots.at(round, self.rank);
         for peer in self.peers() {
-            let place = self.remotes[peer].slice(at..at + length)?;
+            let place = self.slots.remotes[peer].slice(at..at + length)?;
             fabric.send(peer, Lane::Part, input.local(0..*count)?, place)?;
         }
         for peer in self.peers() {
-            fabric.wait_for(peer, Lane::Part, self.rounds)?;
+            fabric.wait_for(peer, Lane::Part, self.slots.rounds)?;
         }
         // The output may be the input, which is still to be sent until then.
         fabric.flush()?;
@@ -97,25 +107,26 @@ impl Direct {
     /// All-reduce in one step of one line.
     fn one_line<T: Element>(&mut self, operation: Operation<'_, T>) -> Result<(), Failure> {
         let Operation { fabric, blocks, input, output, count } = operation;
-        self.line_rounds += 1;
-        let line = |from: usize| ((self.line_rounds % 2) as usize * self.world + from) * LINE;
+        self.lines.rounds += 1;
+        let (round, lines) = (self.lines.rounds, &self.lines);
         let (sums, more) = blocks.of::<T>();
         let (sums, more) = (&mut sums[..count], &mut more[..count]);
         let mut bytes = [0; LINE];
         input.read(0, sums)?;
         bytes[..count * size_of::<T>()].copy_from_slice(bytemuck::cast_slice(sums));
-        bytes[LINE_ROOM..].copy_from_slice(&self.line_rounds.to_ne_bytes());
-        let at = line(self.rank);
+        bytes[LINE_ROOM..].copy_from_slice(&round.to_ne_bytes());
+        let at = lines.at(round, self.rank);
         for peer in self.peers() {
-            fabric.send_line(peer, &bytes, self.line_remotes[peer].slice(at..at + LINE)?)?;
+            fabric.send_line(peer, &bytes, lines.remotes[peer].slice(at..at + LINE)?)?;
         }
         for from in 0..self.world {
             let into: &mut [T] = if from == 0 { sums } else { more };
             if from == self.rank {
                 bytemuck::cast_slice_mut(into).copy_from_slice(&bytes[..count * size_of::<T>()]);
             } else {
-                fabric.wait_for_word(&self.lines, line(from) + LINE_ROOM, self.line_rounds)?;
-                self.lines.copy_out(line(from), bytemuck::cast_slice_mut(into))?;
+                let line = lines.at(round, from);
+                fabric.wait_for_word(&lines.region, line + LINE_ROOM, round)?;
+                lines.region.copy_out(line, bytemuck::cast_slice_mut(into))?;
             }
             if from > 0 {
                 T::accumulate(sums, more);
@@ -126,9 +137,9 @@ impl Direct {
 
     /// All-reduce in two steps, of as many rounds as it takes.
     pub(super) fn two_steps<T: Element>(&mut self, mut operation: Operation<'_, T>) -> Result<(), Failure> {
-        let Operation { input, output, count, .. } = operation;
-        let plan = Schedule::new(self.rank, self.world, count, self.capacity / size_of::<T>(), 1);
-        let (first, first_result) = (self.rounds, self.results);
+        let Operation { input, count, .. } = operation;
+        let plan = Schedule::new(self.rank, self.world, count, self.slots.length / size_of::<T>(), 1);
+        let (first, first_result) = (self.slots.rounds, self.results);
         for block in 0..=plan.blocks() {
             // A round's parts may be sent when all are in the operation, and have read what lies in
             // the slots: they have where their results of the round before last are here.
@@ -137,24 +148,19 @@ impl Direct {
                 operation.fabric.wait_for(peer, Lane::Result, first_result + (block as u64).saturating_sub(1))?;
             }
             if block < plan.blocks() {
-                let at = self.slot(self.rounds, self.rank);
+                let at = self.slots.at(self.slots.rounds, self.rank);
                 for peer in self.peers() {
                     let elements = plan.segment(block, peer);
-                    let place = self.remotes[peer].slice(at..at + elements.len() * size_of::<T>())?;
+                    let place = self.slots.remotes[peer].slice(at..at + elements.len() * size_of::<T>())?;
                     operation.fabric.send(peer, Lane::Part, input.local(elements)?, place)?;
                 }
-                self.rounds += 1;
+                self.slots.rounds += 1;
             }
             let Some(done) = block.checked_sub(1) else { continue };
             let own = plan.segment(done, self.rank);
             self.add_up(&mut operation, first + done as u64, own.clone())?;
             for peer in self.peers() {
-                operation.fabric.send(
-                    peer,
-                    Lane::Result,
-                    output.local(own.clone())?,
-                    output.remote(peer, own.clone())?,
-                )?;
+                operation.send_result(peer, Lane::Result, own.clone())?;
             }
             self.results += 1;
         }
@@ -182,8 +188,8 @@ impl Direct {
                 if from == self.rank {
                     input.read(part.start, into)?;
                 } else {
-                    let at = self.slot(round, from) + (part.start - first) * size_of::<T>();
-                    self.slots.copy_out(at, bytemuck::cast_slice_mut(into))?;
+                    let at = self.slots.at(round, from) + (part.start - first) * size_of::<T>();
+                    self.slots.region.copy_out(at, bytemuck::cast_slice_mut(into))?;
                 }
                 if from > 0 {
                     T::accumulate(sums, more);

@@ -10,11 +10,11 @@ use std::ops::Range;
 
 use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
-use super::blocks::{Blocks, parts};
+use super::blocks::parts;
 use super::element::Element;
 use super::fabric::{Fabric, Lane, expose_together};
 use super::schedule::{Action, Message, Schedule};
-use super::tensor::{Operation, Tensor, bytes};
+use super::tensor::{Operation, bytes};
 use crate::Failure;
 use crate::bootstrap::Group;
 
@@ -59,8 +59,7 @@ impl Ring {
         let (rank, world) = (group.rank(), group.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
         let hops = world - 1;
-        // Messages of `lead + 1` ticks, and slots not yet credited: the schedule's
-        // tests show that it is enough.
+        // Messages of `lead + 1` ticks, and slots not yet credited: enough by the schedule's tests.
         let slot_count = (lead + 1) * hops + hops - 1;
         // Many ranks need many slots, and then have small segments.
         let chunk = chunk.min((SCRATCH / slot_count).next_multiple_of(4096));
@@ -90,9 +89,9 @@ impl Ring {
 
     /// One all-reduce.
     pub(super) fn run<T: Element>(&mut self, operation: Operation<'_, T>) -> Result<(), Failure> {
-        let Operation { fabric, blocks, input, output, count } = operation;
-        let plan = Schedule::new(self.rank, self.world, count, self.chunk / size_of::<T>(), self.lead);
-        let mut turn = Turn { ring: self, fabric, blocks };
+        let Self { rank, world, chunk, lead, left, right, .. } = *self;
+        let plan = Schedule::new(rank, world, operation.count, chunk / size_of::<T>(), lead);
+        let mut turn = Turn { ring: self, operation };
         for tick in 0..plan.ticks() + plan.lead() {
             for message in plan.messages(tick) {
                 let elements = plan.sent(message);
@@ -100,18 +99,18 @@ impl Ring {
                     continue;
                 }
                 if message.step == 0 {
-                    turn.send_partial(input.local(elements)?)?;
+                    turn.send_partial(turn.operation.input.local(elements)?)?;
                     continue;
                 }
                 let before = Message { step: message.step - 1, ..message };
                 turn.expect_next()?;
                 match plan.action(before.step) {
-                    Action::Reduce => turn.reduce_and_pass(input, elements)?,
+                    Action::Reduce => turn.reduce_and_pass(elements)?,
                     Action::Finish => {
-                        turn.finish(input, output, elements.clone())?;
-                        turn.send_result(output, elements)?;
+                        turn.finish(elements.clone())?;
+                        turn.operation.send_result(right, Lane::Ring, elements)?;
                     }
-                    Action::Forward | Action::Keep => turn.send_result(output, elements)?,
+                    Action::Forward | Action::Keep => turn.operation.send_result(right, Lane::Ring, elements)?,
                 }
             }
             // The left neighbour's last steps need no answer; they are only counted.
@@ -119,52 +118,45 @@ impl Ring {
                 turn.ring.expected += 1;
             }
         }
-        turn.fabric.wait_for(turn.ring.left, Lane::Ring, turn.ring.expected)?;
-        turn.fabric.flush()
+        turn.operation.fabric.wait_for(left, Lane::Ring, turn.ring.expected)?;
+        turn.operation.fabric.flush()
     }
 }
 
 /// One ring all-reduce under way.
-struct Turn<'a> {
+struct Turn<'a, T> {
     ring: &'a mut Ring,
-    fabric: &'a mut Fabric,
-    blocks: &'a mut Blocks,
+    operation: Operation<'a, T>,
 }
 
-impl Turn<'_> {
+impl<T: Element> Turn<'_, T> {
     /// Waits for the left neighbour's next message.
     fn expect_next(&mut self) -> Result<(), Failure> {
         self.ring.expected += 1;
-        self.fabric.wait_for(self.ring.left, Lane::Ring, self.ring.expected)
+        self.operation.fabric.wait_for(self.ring.left, Lane::Ring, self.ring.expected)
     }
 
     /// Sends a partial sum into the right neighbour's next slot, when that is free.
     fn send_partial(&mut self, part: ExposedSlice) -> Result<u64, Failure> {
-        let ring = &mut *self.ring;
+        let (ring, fabric) = (&mut *self.ring, &mut *self.operation.fabric);
         if let Some(over) = (ring.sent + 1).checked_sub(ring.slot_count) {
-            self.fabric.wait_for(ring.right, Lane::Credit, over.div_ceil(ring.credit) as u64)?;
+            fabric.wait_for(ring.right, Lane::Credit, over.div_ceil(ring.credit) as u64)?;
         }
         let at = (ring.sent % ring.slot_count) * ring.chunk;
         ring.sent += 1;
         let place = ring.right_slots.slice(at..at + part.len())?;
-        self.fabric.send(ring.right, Lane::Ring, part, place)
-    }
-
-    /// Sends a finished segment to its place in the right neighbour's output.
-    fn send_result<T: Element>(&mut self, output: &Tensor<T>, elements: Range<usize>) -> Result<(), Failure> {
-        let place = output.remote(self.ring.right, elements.clone())?;
-        self.fabric.send(self.ring.right, Lane::Ring, output.local(elements)?, place).map(drop)
+        fabric.send(ring.right, Lane::Ring, part, place)
     }
 
     /// Adds the own part to the partial sum that came in, and passes it on.
-    fn reduce_and_pass<T: Element>(&mut self, input: &Tensor<T>, elements: Range<usize>) -> Result<(), Failure> {
+    fn reduce_and_pass(&mut self, elements: Range<usize>) -> Result<(), Failure> {
         let place = self.ring.staged % STAGES;
         self.ring.staged += 1;
         // The previous send from this place must be complete.
-        self.fabric.wait_sent(self.ring.right, self.ring.staging_sends[place])?;
+        self.operation.fabric.wait_sent(self.ring.right, self.ring.staging_sends[place])?;
         let at = place * self.ring.chunk;
         let length = elements.len() * size_of::<T>();
-        self.add(input, elements, |ring, offset, sums| ring.staging.copy_in(at + offset, sums))?;
+        self.add(elements, |ring, offset, sums| ring.staging.copy_in(at + offset, sums))?;
         let part = self.ring.staging.slice(at..at + length)?;
         let sequence = self.send_partial(part)?;
         self.ring.staging_sends[place] = sequence;
@@ -172,28 +164,23 @@ impl Turn<'_> {
     }
 
     /// Adds the own part to the partial sum that came in: the result.
-    fn finish<T: Element>(
-        &mut self,
-        input: &Tensor<T>,
-        output: &Tensor<T>,
-        elements: Range<usize>,
-    ) -> Result<(), Failure> {
-        let base = bytes::<T>(elements.clone()).start;
-        self.add(input, elements, |_, offset, sums| output.region().copy_in(base + offset, sums))
+    fn finish(&mut self, elements: Range<usize>) -> Result<(), Failure> {
+        let (output, base) = (self.operation.output, bytes::<T>(elements.clone()).start);
+        self.add(elements, |_, offset, sums| output.region().copy_in(base + offset, sums))
     }
 
     /// Sums the next slot and the own input, block by block, into where `keep` puts it; gives the
     /// slot back.
-    fn add<T: Element>(
+    fn add(
         &mut self,
-        input: &Tensor<T>,
         elements: Range<usize>,
         mut keep: impl FnMut(&Ring, usize, &[u8]) -> Result<(), rdma::Error>,
     ) -> Result<(), Failure> {
         let ring = &mut *self.ring;
         let slot = (ring.taken % ring.slot_count) * ring.chunk;
         ring.taken += 1;
-        let (sums, more) = self.blocks.of::<T>();
+        let Operation { fabric, blocks, input, .. } = &mut self.operation;
+        let (sums, more) = blocks.of::<T>();
         let first = elements.start;
         for part in parts(elements, sums.len()) {
             let (sums, more) = (&mut sums[..part.len()], &mut more[..part.len()]);
@@ -206,7 +193,7 @@ impl Turn<'_> {
         ring.uncredited += 1;
         if ring.uncredited == ring.credit {
             ring.uncredited = 0;
-            self.fabric.notify(ring.left, Lane::Credit)?;
+            fabric.notify(ring.left, Lane::Credit)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
 use super::blocks::Blocks;
 use super::element::Element;
-use super::fabric::Fabric;
+use super::fabric::{Fabric, Lane};
 use crate::Failure;
 
 /// Bytes of one copy between exposed memory and a rank's own: some lines of the first-level cache.
@@ -109,6 +109,14 @@ pub(super) struct Operation<'a, T> {
     pub(super) input: &'a Tensor<T>,
     pub(super) output: &'a Tensor<T>,
     pub(super) count: usize,
+}
+
+impl<T: Element> Operation<'_, T> {
+    /// Sends finished elements to their place in a rank's output.
+    pub(super) fn send_result(&mut self, to: usize, lane: Lane, elements: Range<usize>) -> Result<(), Failure> {
+        let place = self.output.remote(to, elements.clone())?;
+        self.fabric.send(to, lane, self.output.local(elements)?, place).map(drop)
+    }
 }
 
 /// Where some elements lie.
