@@ -14,28 +14,28 @@ use crate::{Failure, bootstrap};
 
 /// A place in a job, as a launcher gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobPlace {
+pub(crate) struct JobPlace {
     /// The launcher's name.
-    pub launcher: &'static str,
+    pub(crate) launcher: &'static str,
     /// The variable in which it gives the rank.
-    pub variable: &'static str,
+    pub(crate) variable: &'static str,
     /// This process, from 0.
-    pub rank: usize,
+    pub(crate) rank: usize,
     /// The number of ranks.
-    pub world: usize,
+    pub(crate) world: usize,
     /// Where rank 0 is, if that can be known.
-    pub meeting: Option<Meeting>,
+    pub(crate) meeting: Option<Meeting>,
     /// A number that the ranks of one job have in common, or 0.
-    pub job: u64,
+    pub(crate) job: u64,
 }
 
 /// Where the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meeting {
+pub(crate) struct Meeting {
     /// The host of rank 0: a name or an address.
-    pub host: String,
+    pub(crate) host: String,
     /// A port of that host that is probably free.
-    pub port: u16,
+    pub(crate) port: u16,
 }
 
 /// The names of a launcher's variables, in the order of preference.
@@ -98,7 +98,7 @@ const LAUNCHERS: [Launcher; 4] = [
 /// # Errors
 /// Where a variable that counts is set and makes no sense, by itself or with another one: nothing
 /// else is to be taken for it.
-pub fn job_place() -> Result<Option<JobPlace>, Failure> {
+pub(crate) fn job_place() -> Result<Option<JobPlace>, Failure> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     job_place_by(&Variables(&variable), proxy::identity)
 }

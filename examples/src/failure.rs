@@ -57,8 +57,7 @@ impl Failure {
 
     /// The failure of a rank that has reported it and ended with this status; `None` where a rank
     /// ends otherwise.
-    #[must_use]
-    pub fn reported(status: i32) -> Option<Self> {
+    pub(crate) fn reported(status: i32) -> Option<Self> {
         let kind = match status {
             1 => Kind::Failed,
             2 => Kind::Usage,
@@ -83,8 +82,7 @@ impl Failure {
     }
 
     /// The same failure, and the last warning of the device, if it gave one.
-    #[must_use]
-    pub fn with_last_warning(mut self) -> Self {
+    pub(crate) fn with_last_warning(mut self) -> Self {
         let warning = LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);
         if !warning.is_empty() {
             self.text = format!("{} (warning: {warning})", self.text);
@@ -93,8 +91,7 @@ impl Failure {
     }
 
     /// The exit status that says this.
-    #[must_use]
-    pub fn exit_status(&self) -> u8 {
+    pub(crate) fn exit_status(&self) -> u8 {
         match self.kind {
             // The launcher has to tell it from the end of a job that is done.
             Kind::BrokenPipe if !is_launched() => 0,

@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// Where the environment is not what a launcher leaves there.
-pub fn launched_place() -> Result<Option<Place>, Failure> {
+pub(crate) fn launched_place() -> Result<Option<Place>, Failure> {
     let Ok(text) = env::var(LAUNCH) else { return Ok(None) };
     let place: (usize, usize, u64, i32, String) = serde_json::from_str(&text)
         .map_err(|_| Failure::new(format!("{LAUNCH} is for the launcher's own use; unset it")))?;
@@ -61,7 +61,7 @@ struct Rank {
 ///
 /// # Errors
 /// How a rank died, why one could not be started, or a failure that a rank has reported itself.
-pub fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
+pub(crate) fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
     // Other processes of this host can find the socket, but not the number.
     let job = RandomState::new().build_hasher().finish();
     let (listener, address) = bootstrap::listen_locally(u64::from(std::process::id()))?;

@@ -196,8 +196,7 @@ pub fn run_pair(terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failu
 }
 
 /// The address with this port, if it has none. IPv6 addresses may come with or without brackets.
-#[must_use]
-pub fn with_port(address: &str, port: u16) -> String {
+pub(crate) fn with_port(address: &str, port: u16) -> String {
     if address.parse::<Ipv6Addr>().is_ok() {
         format!("[{address}]:{port}")
     } else if address.ends_with(']') || !address.contains(':') {
@@ -211,7 +210,7 @@ pub fn with_port(address: &str, port: u16) -> String {
 ///
 /// # Errors
 /// Where options contradict each other or are out of range.
-pub fn check_address(address: &str) -> Result<(), Failure> {
+pub(crate) fn check_address(address: &str) -> Result<(), Failure> {
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     match port {
         Some(Ok(port)) if port != 0 => Ok(()),

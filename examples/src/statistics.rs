@@ -4,27 +4,26 @@ use serde::Serialize;
 
 /// Statistics of a set of samples, in the samples' unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     /// The smallest.
-    pub min: f64,
+    pub(crate) min: f64,
     /// The largest.
-    pub max: f64,
+    pub(crate) max: f64,
     /// Half are at or below it.
-    pub median: f64,
+    pub(crate) median: f64,
     /// The average.
-    pub mean: f64,
+    pub(crate) mean: f64,
     /// Standard deviation of the samples around the mean.
-    pub stdev: f64,
+    pub(crate) stdev: f64,
     /// 99 % are at or below it.
-    pub p99: f64,
+    pub(crate) p99: f64,
     /// 99.9 % are at or below it.
-    pub p999: f64,
+    pub(crate) p999: f64,
 }
 
 impl Summary {
     /// Summarises samples, which it sorts; all zeros where there are none.
-    #[must_use]
-    pub fn of(samples: &mut [f64]) -> Self {
+    pub(crate) fn of(samples: &mut [f64]) -> Self {
         let n = samples.len();
         if n == 0 {
             return Self::default();

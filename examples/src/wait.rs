@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// A completion queue that is waited for with a deadline, and as long as no rank is lost.
 #[derive(Debug)]
-pub struct Completions {
+pub(crate) struct Completions {
     cq: CompletionQueue,
     channel: CompletionChannel,
     poller: Poller,
@@ -30,15 +30,20 @@ impl Completions {
     ///
     /// # Errors
     /// Errors of the device.
-    pub fn new(context: &Context, depth: u32, sleeps: bool, watch: Watch, timeout: Duration) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        context: &Context,
+        depth: u32,
+        sleeps: bool,
+        watch: Watch,
+        timeout: Duration,
+    ) -> Result<Self, Failure> {
         let channel = context.create_completion_channel()?;
         let cq = context.cq_builder(depth).channel(&channel).build()?;
         Ok(Self { poller: cq.poller(), cq, channel, sleeps, watch, timeout })
     }
 
     /// The queue.
-    #[must_use]
-    pub fn queue(&self) -> &CompletionQueue {
+    pub(crate) fn queue(&self) -> &CompletionQueue {
         &self.cq
     }
 
@@ -46,7 +51,10 @@ impl Completions {
     ///
     /// # Errors
     /// Errors of polling, and of `take`.
-    pub fn poll<T>(&mut self, take: impl FnOnce(Completion<'_>) -> Result<T, Failure>) -> Result<Option<T>, Failure> {
+    pub(crate) fn poll<T>(
+        &mut self,
+        take: impl FnOnce(Completion<'_>) -> Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
         self.poller.poll()?.map(take).transpose()
     }
 
@@ -54,7 +62,10 @@ impl Completions {
     ///
     /// # Errors
     /// Errors of polling and of `take`; the loss of a rank.
-    pub fn wait<T>(&mut self, take: impl FnOnce(Completion<'_>) -> Result<T, Failure>) -> Result<Option<T>, Failure> {
+    pub(crate) fn wait<T>(
+        &mut self,
+        take: impl FnOnce(Completion<'_>) -> Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
         if let Some(completion) = self.poller.poll()? {
             return take(completion).map(Some);
         }
@@ -87,7 +98,7 @@ impl Completions {
 ///
 /// # Errors
 /// Errors of poll(2).
-pub fn readable(descriptors: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<bool, Failure> {
+pub(crate) fn readable(descriptors: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<bool, Failure> {
     let timeout = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
         None => PollTimeout::NONE,
         Some(left) if left.is_zero() => PollTimeout::ZERO,

@@ -175,27 +175,23 @@ impl Group {
     }
 
     /// Whether all ranks are on one host.
-    #[must_use]
-    pub fn is_on_one_host(&self) -> bool {
+    pub(crate) fn is_on_one_host(&self) -> bool {
         self.hosts.iter().all(|host| *host == self.hosts[0])
     }
 
     /// The place of this rank among those of its host, and how many those are.
-    #[must_use]
-    pub fn place_on_host(&self) -> (usize, usize) {
+    pub(crate) fn place_on_host(&self) -> (usize, usize) {
         let alike = |hosts: &[String]| hosts.iter().filter(|host| **host == self.hosts[self.rank]).count();
         (alike(&self.hosts[..self.rank]), alike(&self.hosts))
     }
 
     /// How long to wait for another rank.
-    #[must_use]
-    pub fn timeout(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
     /// Tells from any thread whether a rank is lost.
-    #[must_use]
-    pub fn watch(&self) -> Watch {
+    pub(crate) fn watch(&self) -> Watch {
         self.watch.clone()
     }
 

@@ -48,20 +48,19 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 /// that the server knows when it is done. A client that does not say so (rdmacm-utils' cmtime) has
 /// one round, as long as the server's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Announcement {
+struct Announcement {
     /// Connections that the client makes in all.
-    pub total: u32,
+    total: u32,
 }
 
 impl Announcement {
     /// Marks private data as an announcement.
     const MAGIC: [u8; 12] = *b"rdma-cm_time";
     /// Bytes of the message.
-    pub const LEN: usize = 16;
+    const LEN: usize = 16;
 
     /// The private data of a request.
-    #[must_use]
-    pub fn to_bytes(self) -> [u8; Self::LEN] {
+    fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..12].copy_from_slice(&Self::MAGIC);
         bytes[12..].copy_from_slice(&self.total.to_be_bytes());
@@ -69,8 +68,7 @@ impl Announcement {
     }
 
     /// Reads private data, which may have zeros behind it.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (total, _) = bytes.strip_prefix(&Self::MAGIC)?.split_first_chunk()?;
         Some(Self { total: u32::from_be_bytes(*total) })
     }

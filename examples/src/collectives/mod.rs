@@ -12,10 +12,9 @@ mod pattern;
 mod ring;
 mod schedule;
 mod tensor;
-pub mod wait;
+pub(crate) mod wait;
 
 pub use communicator::{Communicator, Tuning};
 pub use element::Element;
 pub use pattern::Pattern;
-pub use schedule::{Action, Message, Schedule};
 pub use tensor::Tensor;

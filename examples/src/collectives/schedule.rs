@@ -16,16 +16,16 @@ const ALIGNMENT: usize = 16;
 
 /// A message of the schedule: one segment of one block, at one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub(super) struct Message {
     /// The block.
-    pub block: usize,
+    pub(super) block: usize,
     /// The step of that block.
-    pub step: usize,
+    pub(super) step: usize,
 }
 
 /// What a rank does with a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub(super) enum Action {
     /// Add the own part, pass the sum on to the right neighbour's scratch memory.
     Reduce,
     /// Add the own part: the sum is complete. Keep it as result and pass it on as result.
@@ -38,7 +38,7 @@ pub enum Action {
 
 /// One rank's all-reduce of `count` elements.
 #[derive(Clone, Copy, Debug)]
-pub struct Schedule {
+pub(super) struct Schedule {
     rank: usize,
     world: usize,
     count: usize,
@@ -51,8 +51,7 @@ pub struct Schedule {
 impl Schedule {
     /// A schedule whose segments have at most `chunk` elements; `lead` is how many ticks lie
     /// between a block's steps.
-    #[must_use]
-    pub fn new(rank: usize, world: usize, count: usize, chunk: usize, lead: usize) -> Self {
+    pub(super) fn new(rank: usize, world: usize, count: usize, chunk: usize, lead: usize) -> Self {
         let even = count.div_ceil(world);
         let blocks = even.div_ceil(chunk.max(ALIGNMENT)).max(1);
         let segment = even.div_ceil(blocks).next_multiple_of(ALIGNMENT);
@@ -62,50 +61,33 @@ impl Schedule {
     }
 
     /// Steps that a block takes.
-    #[must_use]
-    pub fn steps(&self) -> usize {
+    pub(super) fn steps(&self) -> usize {
         2 * (self.world - 1)
     }
 
-    /// Messages of this all-reduce that go into the right neighbour's scratch memory at step `step`
-    /// or not at all.
-    #[must_use]
-    pub fn uses_scratch(&self, step: usize) -> bool {
-        step < self.world - 1
-    }
-
     /// The elements that a rank sends in this message.
-    #[must_use]
-    pub fn sent(&self, message: Message) -> Range<usize> {
-        self.elements(message.block, self.rank + 2 * self.world - message.step)
+    pub(super) fn sent(&self, message: Message) -> Range<usize> {
+        self.segment(message.block, self.rank + 2 * self.world - message.step)
     }
 
     /// The elements that a rank receives in this message.
-    #[must_use]
-    pub fn received(&self, message: Message) -> Range<usize> {
-        self.elements(message.block, self.rank + 2 * self.world - message.step - 1)
+    pub(super) fn received(&self, message: Message) -> Range<usize> {
+        self.segment(message.block, self.rank + 2 * self.world - message.step - 1)
     }
 
     /// How many blocks there are.
-    #[must_use]
-    pub fn blocks(&self) -> usize {
+    pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
 
     /// The elements of a block's segment, which are none where the elements have come to an end.
-    #[must_use]
-    pub fn segment(&self, block: usize, segment: usize) -> Range<usize> {
-        self.elements(block, segment)
-    }
-
-    fn elements(&self, block: usize, segment: usize) -> Range<usize> {
+    pub(super) fn segment(&self, block: usize, segment: usize) -> Range<usize> {
         let start = (block * self.world + segment % self.world) * self.segment;
         start.min(self.count)..(start + self.segment).min(self.count)
     }
 
     /// What the rank does with a message from its left neighbour.
-    #[must_use]
-    pub fn action(&self, step: usize) -> Action {
+    pub(super) fn action(&self, step: usize) -> Action {
         match self.world {
             n if step + 2 < n => Action::Reduce,
             n if step + 2 == n => Action::Finish,
@@ -115,27 +97,24 @@ impl Schedule {
     }
 
     /// The number of ticks until the last message is sent.
-    #[must_use]
-    pub fn ticks(&self) -> usize {
+    pub(super) fn ticks(&self) -> usize {
         self.blocks + (self.steps() - 1) * self.lead
     }
 
     /// Ticks between the steps of a block.
-    #[must_use]
-    pub fn lead(&self) -> usize {
+    pub(super) fn lead(&self) -> usize {
         self.lead
     }
 
     /// The left neighbour's message that comes after all those that this rank passes on in `tick`:
     /// nobody passes it on.
-    #[must_use]
-    pub fn last_of_left(&self, tick: usize) -> Option<Message> {
+    pub(super) fn last_of_left(&self, tick: usize) -> Option<Message> {
         let block = tick.checked_sub(self.steps() * self.lead)?;
         (block < self.blocks).then_some(Message { block, step: self.steps() - 1 })
     }
 
     /// The messages that a rank sends in a tick, in their order.
-    pub fn messages(&self, tick: usize) -> impl Iterator<Item = Message> + use<> {
+    pub(super) fn messages(&self, tick: usize) -> impl Iterator<Item = Message> + use<> {
         let (blocks, lead, steps) = (self.blocks, self.lead, self.steps());
         (0..steps)
             .filter_map(move |step| Some(Message { block: tick.checked_sub(step * lead)?, step }))
@@ -146,6 +125,11 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whether messages of a step go into the right neighbour's scratch memory.
+    fn uses_scratch(plan: &Schedule, step: usize) -> bool {
+        step < plan.world - 1
+    }
 
     /// Plays the schedule of all ranks with vectors in place of memory, and at most `slots` unread
     /// scratch messages.
@@ -166,8 +150,8 @@ mod tests {
                 let plan = &plans[rank];
                 let Some(&next) = orders[rank].last() else { continue };
                 let right = (rank + 1) % world;
-                let unread = wires[right].iter().filter(|(m, _)| plan.uses_scratch(m.step)).count();
-                if plan.uses_scratch(next.step) && unread >= slots {
+                let unread = wires[right].iter().filter(|(m, _)| uses_scratch(plan, m.step)).count();
+                if uses_scratch(plan, next.step) && unread >= slots {
                     continue;
                 }
                 let data = if next.step == 0 {
@@ -240,7 +224,7 @@ mod tests {
             let plan = Schedule::new(0, world, count, chunk, 1);
             let mut covered: Vec<usize> = (0..plan.blocks)
                 .flat_map(|block| (0..world).map(move |segment| (block, segment)))
-                .flat_map(|(block, segment)| plan.elements(block, segment))
+                .flat_map(|(block, segment)| plan.segment(block, segment))
                 .collect();
             covered.sort_unstable();
             assert!(covered.into_iter().eq(0..count));

@@ -20,7 +20,7 @@ const SLEEP: Duration = Duration::from_millis(1);
 
 /// How a rank waits.
 #[derive(Clone, Debug)]
-pub struct Patience {
+pub(crate) struct Patience {
     spins: u32,
     stall: Duration,
     watch: Watch,
@@ -28,7 +28,7 @@ pub struct Patience {
 
 /// State of a wait; made by `Wait::default()`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wait {
+pub(crate) struct Wait {
     turns: u32,
     started: Option<Instant>,
     naps: u32,
@@ -36,8 +36,7 @@ pub struct Wait {
 
 impl Wait {
     /// True at every 64th turn, for checks too expensive for each.
-    #[must_use]
-    pub fn is_time_to_look(&self) -> bool {
+    pub(crate) fn is_time_to_look(&self) -> bool {
         self.turns % 64 == 63
     }
 }
@@ -45,8 +44,7 @@ impl Wait {
 impl Patience {
     /// `shared_cores`: there are more ranks than cores, so spinning keeps others from running.
     /// `stall` is how long the others may make no progress at all.
-    #[must_use]
-    pub fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
+    pub(crate) fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
         Self { spins: if shared_cores { 4 } else { 2000 }, stall, watch }
     }
 
@@ -56,7 +54,7 @@ impl Patience {
     /// # Errors
     /// Where another rank has died, or nothing has happened for too long.
     #[inline]
-    pub fn pause(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
+    pub(crate) fn pause(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
         wait.turns = wait.turns.saturating_add(1);
         if wait.turns <= self.spins {
             std::hint::spin_loop();

@@ -42,8 +42,7 @@ pub enum Method {
 
 impl ConnectionOptions {
     /// Whether they ask for the connection manager.
-    #[must_use]
-    pub fn is_asked_for(&self) -> bool {
+    pub(crate) fn is_asked_for(&self) -> bool {
         self.cm || self.cm_address.is_some()
     }
 

@@ -21,7 +21,8 @@ use crate::cli::{self, Size};
 use crate::failure::say;
 pub use client::run as client;
 pub use server::{serve_all, serve_one};
-pub use wire::{Advert, ping_text, until_nul};
+pub use wire::Advert;
+use wire::{ping_text, until_nul};
 
 /// The port of rdmacm-utils' rping.
 pub const PORT: u16 = 7174;

@@ -70,8 +70,7 @@ const LETTERS: std::ops::RangeInclusive<u8> = 65..=122;
 
 /// The text of a ping, with its closing zero: its number, and letters that begin with another one
 /// each time.
-#[must_use]
-pub fn ping_text(number: u64, size: usize) -> Vec<u8> {
+pub(super) fn ping_text(number: u64, size: usize) -> Vec<u8> {
     let mut text = format!("rdma-ping-{number}: ").into_bytes();
     let first = usize::try_from(number % LETTERS.len() as u64).unwrap_or(0);
     text.extend(LETTERS.cycle().skip(first).take(size.saturating_sub(text.len())));
@@ -83,8 +82,7 @@ pub fn ping_text(number: u64, size: usize) -> Vec<u8> {
 }
 
 /// The text in front of the first zero: all of it, where there is none.
-#[must_use]
-pub fn until_nul(text: &[u8]) -> &[u8] {
+pub(super) fn until_nul(text: &[u8]) -> &[u8] {
     text.split(|&byte| byte == 0).next().unwrap_or(text)
 }
 
