@@ -62,7 +62,7 @@ fn structures_of_every_length_are_filled_as_far_as_they_go() {
     let mut compat = [0xff_u8; 48];
     // SAFETY: 48 bytes, as the symbol's callers have.
     assert_eq!(unsafe { (verbs().ibv_query_port)(opened.0, 1, compat.as_mut_ptr().cast()) }, 0);
-    // SAFETY: as above.
+    // SAFETY: an open context; nothing is written for a port that does not exist.
     assert_eq!(unsafe { (verbs().ibv_query_port)(opened.0, 2, compat.as_mut_ptr().cast()) }, libc::EINVAL);
 
     let mut device = ibv_device_attr_ex::default();
@@ -122,7 +122,7 @@ fn addresses_and_keys() {
     assert_eq!(unsafe { (verbs().ibv_query_pkey)(opened.0, 1, 1, &raw mut pkey) }, -1);
     // SAFETY: an open context. So for the next ones.
     assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0x7fff_u16.to_be()) }, 0);
-    // SAFETY: as above.
+    // SAFETY: an open context.
     assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0x1234_u16.to_be()) }, -1);
     // SAFETY: null is refused.
     assert_eq!(unsafe { (verbs().ibv_query_gid)(ptr::null_mut(), 1, 0, &raw mut gid) }, -1);

@@ -37,7 +37,7 @@ fn load(path: &str) -> Harness {
     if object.is_null() {
         // SAFETY: after a failure there is a message, a C string.
         let message: *const c_char = unsafe { libc::dlerror() };
-        // SAFETY: as above.
+        // SAFETY: the harness returns a C string that lives as long as the process.
         panic!("{}", unsafe { CStr::from_ptr(message) }.to_string_lossy());
     }
     // SAFETY: an open object, a C string.

@@ -68,7 +68,7 @@ fn ids_show_where_they_are() {
     let shown = unsafe { public.route.addr.addr.ibaddr };
     // SAFETY: every bit pattern is a GID.
     let raw = unsafe { path.dgid.raw };
-    // SAFETY: as above.
+    // SAFETY: every bit pattern is a GID.
     assert_eq!(raw, unsafe { shown.dgid.raw });
     assert_eq!((u16::from_be(path.pkey), path.reversible), (0xffff, 1));
     assert!((1..=5).contains(&path.mtu), "{}", path.mtu);

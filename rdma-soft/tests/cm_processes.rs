@@ -318,7 +318,7 @@ fn no_descriptors() {
     // SAFETY: valid for reads. What is open stays open.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
     let short = id.bind(nowhere);
-    // SAFETY: as above.
+    // SAFETY: setrlimit reads a limit that lives during the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
     assert_eq!((short, id.bind(nowhere)), (libc::EMFILE, libc::ENODEV));
     assert_eq!(id.bind(loopback(0)), 0);

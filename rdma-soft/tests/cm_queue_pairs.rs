@@ -122,7 +122,7 @@ impl<'a> Made<'a> {
         let mut wr = ibv_send_wr { wr_id: 8, sg_list: &raw mut sge, num_sge: 1, opcode, ..Default::default() };
         change(&mut wr);
         let mut bad = ptr::null_mut();
-        // SAFETY: as above.
+        // SAFETY: the id's queue pair is alive, and so is the request.
         assert_eq!(unsafe { ibv_post_send(self.id.public().qp, &raw mut wr, &raw mut bad) }, 0);
     }
 

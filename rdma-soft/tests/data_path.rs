@@ -25,18 +25,18 @@ fn count() {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: `System.alloc` has the contract of this function.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: `System.realloc` has the contract of this function.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `System.dealloc` has the contract of this function.
         unsafe { System.dealloc(block, layout) };
     }
 }
@@ -114,14 +114,14 @@ fn connections() {
         // So for both.
         assert_eq!(unsafe { ibv_post_recv(b.qp, &raw mut recv, &raw mut bad_recv) }, 0);
         for request in &mut requests {
-            // SAFETY: as above.
+            // SAFETY: a live queue pair, and a request that lives during the call.
             assert_eq!(unsafe { ibv_post_send(a.qp, request, &raw mut bad) }, 0);
         }
         let (mut sent, mut received) = (0, 0);
         while sent < 3 || received < 1 {
             // SAFETY: a live queue, room for four completions. So for both.
             sent += unsafe { ibv_poll_cq(a.cq, 4, wc.as_mut_ptr()) };
-            // SAFETY: as above.
+            // SAFETY: a live queue, and room for four completions.
             received += unsafe { ibv_poll_cq(b.cq, 4, wc.as_mut_ptr()) };
         }
         assert_eq!((sent, received), (3, 1));

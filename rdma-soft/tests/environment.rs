@@ -24,7 +24,7 @@ fn port() -> (ibv_port_attr, ibv_gid_entry) {
     let (mut port, mut entry) = (ibv_port_attr::default(), ibv_gid_entry::default());
     // SAFETY: an open context, a valid structure.
     assert_eq!(unsafe { verbs().ibv_query_port(context, 1, &raw mut port) }, 0);
-    // SAFETY: as above.
+    // SAFETY: an open context, and an entry that lives during the call.
     let asked = unsafe { verbs().ibv_query_gid_ex(context, 1, 0, &raw mut entry, 0) };
     assert_eq!(asked, 0);
     // SAFETY: an open context without objects.

@@ -104,11 +104,11 @@ fn is_inert(side: &Side) -> bool {
     let mut wc = ibv_wc::default();
     // SAFETY: live objects; the verbs see that this is another process.
     let polled = unsafe { ibv_poll_cq(side.cq, 1, &raw mut wc) };
-    // SAFETY: as above.
+    // SAFETY: the parent's queue pair, of which the child has a copy: refused.
     let destroyed = unsafe { (verbs().ibv_destroy_qp)(side.qp) };
-    // SAFETY: as above.
+    // SAFETY: the parent's context, of which the child has a copy: refused.
     let allocated = unsafe { (verbs().ibv_alloc_pd)(side.context) };
-    // SAFETY: as above.
+    // SAFETY: the parent's context, of which the child has a copy: refused.
     let closed = unsafe { (verbs().ibv_close_device)(side.context) };
     let posted = [side.post_recv(1, &[]), side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[]))];
     polled < 0 && allocated.is_null() && closed != 0 && [destroyed, posted[0], posted[1]] == [libc::ENODEV; 3]

@@ -24,9 +24,9 @@ fn used_objects_are_busy() {
     let side = Side::new(Config::default());
     // SAFETY: live objects, which stay alive because they are busy. So for each.
     assert_eq!(unsafe { (verbs().ibv_dealloc_pd)(side.pd) }, libc::EBUSY);
-    // SAFETY: as above.
+    // SAFETY: a live queue, in use: refused.
     assert_eq!(unsafe { (verbs().ibv_destroy_cq)(side.cq) }, libc::EBUSY);
-    // SAFETY: as above.
+    // SAFETY: a live channel, in use: refused.
     assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(side.channel) }, libc::EBUSY);
     // All of them still work.
     side.connect(side.endpoint());
@@ -41,19 +41,19 @@ fn null_is_refused_everywhere() {
     let v = verbs();
     // SAFETY: null is refused before anything is read. So for each.
     assert_eq!(errno(unsafe { (v.ibv_open_device)(ptr::null_mut()) }), libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: null is refused.
     assert_eq!(unsafe { (v.ibv_close_device)(ptr::null_mut()) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: null is refused.
     assert_eq!(errno(unsafe { (v.ibv_alloc_pd)(ptr::null_mut()) }), libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: null is refused.
     assert_eq!(unsafe { (v.ibv_dealloc_pd)(ptr::null_mut()) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: null is refused.
     assert_eq!(unsafe { (v.ibv_dereg_mr)(ptr::null_mut()) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: null is refused.
     assert_eq!(unsafe { (v.ibv_destroy_cq)(ptr::null_mut()) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: null is refused.
     assert_eq!(unsafe { (v.ibv_destroy_qp)(ptr::null_mut()) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: null is refused.
     assert_eq!(unsafe { (v.ibv_destroy_comp_channel)(ptr::null_mut()) }, libc::EINVAL);
 }
 
@@ -85,11 +85,11 @@ fn completion_queue_limits() {
     assert_eq!(errno(foreign), libc::EINVAL);
     // SAFETY: alive, and not used any more. So for each.
     assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(channel) }, 0);
-    // SAFETY: as above.
+    // SAFETY: a live queue that nothing uses.
     assert_eq!(unsafe { (verbs().ibv_destroy_cq)(cq) }, 0);
-    // SAFETY: as above.
+    // SAFETY: an open context.
     assert_eq!(unsafe { (verbs().ibv_close_device)(other) }, 0);
-    // SAFETY: as above.
+    // SAFETY: an open context.
     assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, 0);
 }
 
@@ -272,15 +272,15 @@ fn closing_a_context_ends_its_objects() {
     // SAFETY: the public parts of objects that were closed with their context stay readable. So for
     // each.
     assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_destroy_cq)(cq) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_dealloc_pd)(pd) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(channel) }, libc::EINVAL);
-    // SAFETY: as above.
+    // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, libc::EINVAL);
     // The queue pair is gone for its peer too.
     assert_eq!(a.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 1, &[])), 0);
@@ -293,18 +293,18 @@ fn what_the_device_lacks_fails_in_each_convention() {
     let v = verbs();
     // SAFETY: these verbs do nothing but fail. So for each.
     assert_eq!(errno(unsafe { (v.ibv_create_srq)(side.pd, ptr::null_mut()) }), libc::EOPNOTSUPP);
-    // SAFETY: as above.
+    // SAFETY: an open context.
     assert_eq!(errno(unsafe { (v.ibv_import_pd)(side.context, 0) }), libc::EOPNOTSUPP);
-    // SAFETY: as above.
+    // SAFETY: a live domain.
     assert_eq!(errno(unsafe { (v.ibv_reg_dmabuf_mr)(side.pd, 0, 8, 0, -1, 0) }), libc::EOPNOTSUPP);
-    // SAFETY: as above.
+    // SAFETY: a live queue pair; null is not read.
     assert_eq!(unsafe { (v.ibv_set_ece)(side.qp, ptr::null_mut()) }, libc::EOPNOTSUPP);
     // SAFETY: no requirement. So for both.
     assert_eq!(unsafe { (v.ibv_fork_init)() }, 0);
-    // SAFETY: as above.
+    // SAFETY: the function asks for nothing.
     assert_eq!(unsafe { (v.ibv_is_fork_initialized)() }, ibv_fork_status::IBV_FORK_UNNEEDED);
     // SAFETY: a live queue pair. So for both.
     assert_eq!(unsafe { (v.ibv_query_qp_data_in_order)(side.qp, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0) }, 1);
-    // SAFETY: as above.
+    // SAFETY: a live queue pair.
     assert_eq!(unsafe { (v.ibv_query_qp_data_in_order)(side.qp, ibv_wr_opcode::IBV_WR_SEND, 0) }, 0);
 }

@@ -290,7 +290,7 @@ fn a_forked_child_can_do_nothing() {
         // SAFETY: live objects; the verbs see that this is another process.
         let polled = unsafe { ibv_poll_cq(side.cq, 1, &raw mut wc) };
         let refused = side.post_recv(1, &[]) != 0 && side.set_state(ibv_qp_state::IBV_QPS_ERR) != 0;
-        // SAFETY: as above.
+        // SAFETY: a live queue pair that no other thread uses.
         let kept = unsafe { (common::verbs().ibv_destroy_qp)(side.qp) } != 0;
         // SAFETY: ends the child without running anything else.
         unsafe { libc::_exit(i32::from(!(polled < 0 && refused && kept))) };

@@ -318,27 +318,27 @@ fn the_extended_interfaces() {
     let begin = |id: u64| {
         // SAFETY: the live object's own field, which this thread alone uses.
         unsafe { (*ex).wr_id = id };
-        // SAFETY: as above.
+        // SAFETY: a public field of a live queue pair, which this thread alone uses.
         unsafe { (*ex).wr_flags = flags };
     };
     // SAFETY: a live queue pair made for these calls, which come in their order, with live handles.
     // So for all of them.
     let address = || unsafe { ibv_wr_set_ud_addr(ex, to.0, b.qpn(), QKEY) };
-    // SAFETY: as above.
+    // SAFETY: a live queue pair that was created for these calls.
     let start = || unsafe { ibv_wr_start(ex) };
-    // SAFETY: as above.
+    // SAFETY: a live queue pair that was created for these calls.
     let send = || unsafe { ibv_wr_send(ex) };
-    // SAFETY: as above.
+    // SAFETY: a live queue pair that was created for these calls.
     let complete = || unsafe { ibv_wr_complete(ex) };
     start();
     begin(10);
     send();
     address();
     let list = a.side.sge(0, 11);
-    // SAFETY: as above.
+    // SAFETY: a live queue pair that was created for these calls.
     unsafe { ibv_wr_set_sge(ex, list.lkey, list.addr, list.length) };
     begin(11);
-    // SAFETY: as above.
+    // SAFETY: a live queue pair that was created for these calls.
     unsafe { ibv_wr_send_imm(ex, 5_u32.to_be()) };
     // SAFETY: as above; the text is read during the call.
     unsafe { ibv_wr_set_inline_data(ex, text.as_ptr().cast_mut().cast(), text.len()) };
@@ -358,7 +358,7 @@ fn the_extended_interfaces() {
     send();
     assert_eq!(complete(), libc::EINVAL);
     start();
-    // SAFETY: as above.
+    // SAFETY: a live queue pair that was created for these calls.
     unsafe { ibv_wr_rdma_write(ex, 1, 1) };
     assert_eq!(complete(), libc::EOPNOTSUPP);
     b.recv(2, 0, 64);

@@ -57,8 +57,8 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 
 const HOST_UNREACHABLE: Errno = Errno(libc::EHOSTUNREACH);
 
-/// `wc.sl` of a RoCE v2 datagram, which has no service level: mlx5 reports the kind of the header in
-/// the two low bits (1 is IPv6, 2 is IPv4), and UCX finds the sender's address by it.
+/// `wc.sl` of a RoCE v2 datagram, which has no service level: mlx5 reports the kind of the header
+/// in the two low bits (1 is IPv6, 2 is IPv4), and UCX finds the sender's address by it.
 const fn roce_sl(grh: &Grh) -> u8 {
     if grh.is_ipv4() { 0xa } else { 0x9 }
 }

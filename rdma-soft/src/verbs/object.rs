@@ -243,7 +243,7 @@ mod tests {
         unsafe { Object::get(pear) }.unwrap().abandon();
         // SAFETY: abandoned, so its memory is still there.
         assert!(unsafe { Object::get(pear) }.is_err());
-        // SAFETY: the same.
+        // SAFETY: an abandoned object's memory is still there.
         assert!(unsafe { Object::free(pear) }.is_err());
         // SAFETY: the memory of an abandoned object is a leaked box; the test takes it back.
         drop(unsafe { Box::from_raw(Object::<Pear>::around(pear)) });

@@ -103,7 +103,7 @@ pub(crate) fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
             Some(SocketAddr::new(IpAddr::V4(u32::from_be(v4.sin_addr.s_addr).into()), u16::from_be(v4.sin_port)))
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
+            // SAFETY: the family says that a sockaddr_in6 is there.
             let v6 = unsafe { pointer.cast::<libc::sockaddr_in6>().read() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             Some(SocketAddr::V6(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id)))
@@ -122,11 +122,11 @@ pub(crate) struct Owned(*mut rdma_event_channel);
 
 // SAFETY: librdmacm's objects may be used by any thread.
 unsafe impl Send for Channel {}
-// SAFETY: as above.
+// SAFETY: a channel may be used by any thread.
 unsafe impl Sync for Channel {}
-// SAFETY: as above.
+// SAFETY: an object of librdmacm may be used by any thread.
 unsafe impl Send for Owned {}
-// SAFETY: as above.
+// SAFETY: an object of librdmacm may be used by any thread.
 unsafe impl Sync for Owned {}
 
 impl Drop for Owned {
@@ -257,7 +257,7 @@ impl Told {
         let event = unsafe { &*event };
         // SAFETY: plain data of which every bit pattern is valid.
         let conn = unsafe { event.param.conn };
-        // SAFETY: as above.
+        // SAFETY: the event's kind says that this is the variant it has.
         let ud = unsafe { event.param.ud };
         let is_join = event.event == Event::RDMA_CM_EVENT_MULTICAST_JOIN;
         let private = if conn.private_data_len == 0 || is_join {
@@ -306,7 +306,7 @@ pub(crate) struct Id(pub(crate) *mut rdma_cm_id, Mutex<Vec<Arc<Owned>>>);
 
 // SAFETY: as for the channel.
 unsafe impl Send for Id {}
-// SAFETY: as above.
+// SAFETY: an id may be used by any thread.
 unsafe impl Sync for Id {}
 
 impl Id {

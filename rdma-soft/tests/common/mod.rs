@@ -472,16 +472,16 @@ impl Drop for Side {
             ended("qp", unsafe { (verbs().ibv_destroy_qp)(self.qp) });
         }
         if !self.mr.is_null() {
-            // SAFETY: as above.
+            // SAFETY: the region is its own, and no request uses it.
             ended("mr", unsafe { (verbs().ibv_dereg_mr)(self.mr) });
         }
-        // SAFETY: as above.
+        // SAFETY: the queue is its own, and its queue pair is gone.
         ended("cq", unsafe { (verbs().ibv_destroy_cq)(self.cq) });
-        // SAFETY: as above.
+        // SAFETY: the channel is its own, and its queue is gone.
         ended("channel", unsafe { (verbs().ibv_destroy_comp_channel)(self.channel) });
-        // SAFETY: as above.
+        // SAFETY: the domain is its own, and its objects are gone.
         ended("pd", unsafe { (verbs().ibv_dealloc_pd)(self.pd) });
-        // SAFETY: as above.
+        // SAFETY: the context is its own, and its objects are gone.
         ended("context", unsafe { (verbs().ibv_close_device)(self.context) });
     }
 }
