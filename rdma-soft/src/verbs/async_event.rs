@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rdma_sys::{ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_event_type};
 
 use super::call::{Argument, Handle, In, MinusOne, Out};
-use super::events::AsyncElement;
+use super::events::AsyncEvent;
 use super::object::counter;
 
 /// `ibv_get_async_event`.
 pub(super) fn get_async_event(context: Handle<ibv_context>, event: Out<ibv_async_event>) -> Result<(), MinusOne> {
-    let (event_type, element) = context.get()?.events().wait(|event| {
+    let AsyncEvent { event_type, object } = context.get()?.events().wait(|event| {
         // From here to its acknowledgement the object cannot be destroyed.
-        event.element.report();
-        (event.event_type, event.element)
+        event.object.async_events.report();
+        event
     })?;
-    let element = match element {
-        AsyncElement::Cq(cq) => ibv_async_event__bindgen_ty_1 { cq: cq.address() },
-        AsyncElement::Qp(qp) => ibv_async_event__bindgen_ty_1 { qp: qp.address() },
+    let element = match event_type {
+        ibv_event_type::IBV_EVENT_CQ_ERR => ibv_async_event__bindgen_ty_1 { cq: object.address() },
+        _ => ibv_async_event__bindgen_ty_1 { qp: object.address() },
     };
     Ok(event.write(ibv_async_event { element, event_type })?)
 }

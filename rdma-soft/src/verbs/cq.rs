@@ -11,7 +11,7 @@ use super::Errno;
 use super::call::{Done, Handle, Made};
 use super::channel;
 use super::context::{Child, ContextState};
-use super::events::CqEntry;
+use super::events::Entry;
 use super::gate::Gate;
 use super::object::{Object, Pointee, Public, counter, set_field};
 use crate::engine::{CqId, limits};
@@ -31,7 +31,7 @@ impl std::fmt::Debug for Current {
 #[derive(Debug)]
 pub(crate) struct CqState {
     id: CqId,
-    entry: Arc<CqEntry>,
+    entry: Arc<Entry>,
     context: Arc<ContextState>,
     channel: AtomicPtr<ibv_comp_channel>,
     /// Entered by one poll of the extended interface at a time.
@@ -43,7 +43,7 @@ impl CqState {
         self.id
     }
 
-    pub(crate) fn entry(&self) -> &Arc<CqEntry> {
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
         &self.entry
     }
 
@@ -110,7 +110,7 @@ pub(super) fn create(
     if channel.is_some_and(|channel| !channel.is_of(context)) {
         return Err(Errno::INVAL);
     }
-    let entry = CqEntry::new(channel.map(|channel| Arc::clone(channel.events())), Arc::clone(context.events()));
+    let entry = Entry::new(channel.map(|channel| Arc::clone(channel.events())), Arc::clone(context.events()));
     let id = Node::get()?.with(|engine| engine.create_cq(depth, entry.token()))?;
     let public = ibv_cq_ex {
         context: ibv_context.raw(),
@@ -130,7 +130,7 @@ pub(super) fn create(
         current: Gate::default(),
     };
     let cq = context.create(public, state);
-    entry.announce(cq.cast());
+    entry.announce(cq);
     if let Some(channel) = channel {
         channel::users(channel).fetch_add(1, Ordering::Relaxed);
     }

@@ -18,44 +18,24 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use rdma_sys::{ibv_cq, ibv_event_type, ibv_qp};
+use rdma_sys::{ibv_cq, ibv_event_type};
 
 use super::event_queue::EventQueue;
 use crate::engine::{Element, Event};
 use crate::os::fork::PerProcess;
 
-/// What a completion channel holds: one entry per event.
-pub(crate) type CompletionEvents = EventQueue<Arc<CqEntry>>;
+/// The queue of a completion channel: one entry per event.
+pub(crate) type CompletionEvents = EventQueue<Arc<Entry>>;
 
-/// What a context's descriptor tells of.
+/// The queue behind a context's descriptor.
 pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
 
 /// An asynchronous event that waits to be read.
 #[derive(Debug)]
 pub(crate) struct AsyncEvent {
     pub(crate) event_type: ibv_event_type,
-    pub(crate) element: AsyncElement,
-}
-
-/// The object that an asynchronous event is about.
-#[derive(Clone, Debug)]
-pub(crate) enum AsyncElement {
-    Cq(Arc<CqEntry>),
-    Qp(Arc<QpEntry>),
-}
-
-impl AsyncElement {
-    fn ledger(&self) -> &Ledger {
-        match self {
-            Self::Cq(cq) => &cq.async_events,
-            Self::Qp(qp) => &qp.async_events,
-        }
-    }
-
-    /// Counts the event as read by C.
-    pub(crate) fn report(&self) {
-        self.ledger().report();
-    }
+    /// The completion queue or queue pair that it is about, as the type says.
+    pub(crate) object: Arc<Entry>,
 }
 
 /// How many events of one kind C has read from an object, and how many of them it has acknowledged.
@@ -110,50 +90,33 @@ impl Ledger {
     }
 }
 
-/// What events need to know of a completion queue.
+/// The part of a completion queue or queue pair that its events need.
 #[derive(Debug)]
-pub(crate) struct CqEntry {
+pub(crate) struct Entry {
     token: u64,
-    address: AtomicPtr<ibv_cq>,
+    address: AtomicPtr<c_void>,
+    /// Of a completion queue that has one.
     channel: Option<Arc<CompletionEvents>>,
     context: Arc<AsyncEvents>,
+    /// Events of the channel.
     pub(crate) completions: Ledger,
     pub(crate) async_events: Ledger,
 }
 
-/// What events need to know of a queue pair.
-#[derive(Debug)]
-pub(crate) struct QpEntry {
-    token: u64,
-    address: AtomicPtr<ibv_qp>,
-    context: Arc<AsyncEvents>,
-    pub(crate) async_events: Ledger,
-}
-
-#[derive(Clone, Debug)]
-enum Entry {
-    Cq(Arc<CqEntry>),
-    Qp(Arc<QpEntry>),
-}
-
-static ENTRIES: PerProcess<Mutex<HashMap<u64, Entry>>> = PerProcess::new();
+static ENTRIES: PerProcess<Mutex<HashMap<u64, Arc<Entry>>>> = PerProcess::new();
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
-fn entries() -> MutexGuard<'static, HashMap<u64, Entry>> {
+fn entries() -> MutexGuard<'static, HashMap<u64, Arc<Entry>>> {
     let Ok(entries) = ENTRIES.get_or_make(|| Ok::<_, Infallible>(Box::leak(Box::default())));
     entries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn new_token() -> u64 {
-    NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)
-}
-
-impl CqEntry {
-    /// An entry for a completion queue that is about to be made; it gets no event before
-    /// [`CqEntry::announce`].
+impl Entry {
+    /// An entry for an object that is about to be made; it gets no event before
+    /// [`Entry::announce`].
     pub(crate) fn new(channel: Option<Arc<CompletionEvents>>, context: Arc<AsyncEvents>) -> Arc<Self> {
         Arc::new(Self {
-            token: new_token(),
+            token: NEXT_TOKEN.fetch_add(1, Ordering::Relaxed),
             address: AtomicPtr::new(ptr::null_mut()),
             channel,
             context,
@@ -166,70 +129,30 @@ impl CqEntry {
         self.token
     }
 
-    pub(crate) fn address(&self) -> *mut ibv_cq {
-        self.address.load(Ordering::Relaxed)
+    /// The object's address, as a pointer to the type that C knows it by.
+    pub(crate) fn address<T>(&self) -> *mut T {
+        self.address.load(Ordering::Relaxed).cast()
     }
 
     /// Opens the entry for events, under the object's address.
-    pub(crate) fn announce(self: &Arc<Self>, address: *mut ibv_cq) {
-        self.address.store(address, Ordering::Relaxed);
-        entries().insert(self.token, Entry::Cq(Arc::clone(self)));
+    pub(crate) fn announce<T>(self: &Arc<Self>, address: *mut T) {
+        self.address.store(address.cast(), Ordering::Relaxed);
+        entries().insert(self.token, Arc::clone(self));
     }
 
-    /// Takes unread events back and lets no new ones in. The engine's queue is gone already.
+    /// Takes unread events back and lets no new ones in. The engine's object is gone already.
     pub(crate) fn close(&self) {
         entries().remove(&self.token);
+        let is_self = |entry: &Arc<Self>| ptr::eq(Arc::as_ptr(entry), self);
         if let Some(channel) = &self.channel {
-            channel.retract(|cq| ptr::eq(Arc::as_ptr(cq), self), || self.completions.close());
+            channel.retract(is_self, || self.completions.close());
         }
-        let ours =
-            |event: &AsyncEvent| matches!(&event.element, AsyncElement::Cq(cq) if ptr::eq(Arc::as_ptr(cq), self));
-        self.context.retract(ours, || self.async_events.close());
+        self.context.retract(|event| is_self(&event.object), || self.async_events.close());
     }
 
-    /// Waits for the acknowledgements that C owes; call [`CqEntry::close`] before.
+    /// Waits for the acknowledgements that C owes; call [`Entry::close`] before.
     pub(crate) fn settle(&self) {
         self.completions.settle();
-        self.async_events.settle();
-    }
-}
-
-impl QpEntry {
-    /// An entry for a queue pair that is about to be made; it gets no event before
-    /// [`QpEntry::announce`].
-    pub(crate) fn new(context: Arc<AsyncEvents>) -> Arc<Self> {
-        Arc::new(Self {
-            token: new_token(),
-            address: AtomicPtr::new(ptr::null_mut()),
-            context,
-            async_events: Ledger::default(),
-        })
-    }
-
-    pub(crate) fn token(&self) -> u64 {
-        self.token
-    }
-
-    pub(crate) fn address(&self) -> *mut ibv_qp {
-        self.address.load(Ordering::Relaxed)
-    }
-
-    /// Opens the entry for events, under the object's address.
-    pub(crate) fn announce(self: &Arc<Self>, address: *mut ibv_qp) {
-        self.address.store(address, Ordering::Relaxed);
-        entries().insert(self.token, Entry::Qp(Arc::clone(self)));
-    }
-
-    /// Takes unread events back and lets no new ones in.
-    pub(crate) fn close(&self) {
-        entries().remove(&self.token);
-        let ours =
-            |event: &AsyncEvent| matches!(&event.element, AsyncElement::Qp(qp) if ptr::eq(Arc::as_ptr(qp), self));
-        self.context.retract(ours, || self.async_events.close());
-    }
-
-    /// Waits for the acknowledgements that C owes; call [`QpEntry::close`] before.
-    pub(crate) fn settle(&self) {
         self.async_events.settle();
     }
 }
@@ -237,25 +160,15 @@ impl QpEntry {
 /// Queues an event of the engine where its owner waits for it. Events of objects that are gone are
 /// dropped.
 pub(crate) fn deliver(event: Event) {
-    match event {
-        Event::Completion { token, .. } => {
-            let entry = entries().get(&token).cloned();
-            let Some(Entry::Cq(cq)) = entry else { return };
-            // A completion queue without a channel may be armed; nobody hears of it.
-            if let Some(channel) = &cq.channel {
-                channel.offer(Arc::clone(&cq), |cq| cq.completions.is_open());
-            }
-        }
-        Event::Async { event_type, element } => {
-            let (Element::Cq(_, token) | Element::Qp(_, token)) = element;
-            let entry = entries().get(&token).cloned();
-            let (element, context) = match entry {
-                Some(Entry::Cq(cq)) => (AsyncElement::Cq(Arc::clone(&cq)), Arc::clone(&cq.context)),
-                Some(Entry::Qp(qp)) => (AsyncElement::Qp(Arc::clone(&qp)), Arc::clone(&qp.context)),
-                None => return,
-            };
-            context.offer(AsyncEvent { event_type, element }, |event| event.element.ledger().is_open());
-        }
+    let (Event::Completion { token, .. } | Event::Async { element: Element::Cq(_, token) | Element::Qp(_, token), .. }) =
+        event;
+    let Some(entry) = entries().get(&token).cloned() else { return };
+    if let Event::Async { event_type, .. } = event {
+        let context = Arc::clone(&entry.context);
+        context.offer(AsyncEvent { event_type, object: entry }, |event| event.object.async_events.is_open());
+    } else if let Some(channel) = &entry.channel {
+        // A completion queue without a channel may be armed too: its event goes nowhere.
+        channel.offer(Arc::clone(&entry), |entry| entry.completions.is_open());
     }
 }
 
@@ -265,6 +178,7 @@ pub(crate) fn deliver(event: Event) {
 ///
 /// `cq` is a live object of this device.
 pub(crate) unsafe fn cq_context(cq: *mut ibv_cq) -> *mut c_void {
-    // SAFETY: the caller's promise; C writes the field only before it shares the object.
+    // SAFETY: a field of a live object (the caller's contract); C writes it only before it shares the
+    // object.
     unsafe { (*cq).cq_context }
 }

@@ -11,7 +11,7 @@ use rdma_sys::{
 use super::builder::{Batch, Builder};
 use super::call::{Argument, Done, Handle, In, InOut, Made, Out};
 use super::context::{Child, ContextState};
-use super::events::QpEntry;
+use super::events::Entry;
 use super::object::{Object, Pointee, Public, get_field, set_field};
 use super::qp_state::{self, Attributes, Refusal};
 use super::{Errno, attr};
@@ -24,7 +24,7 @@ use crate::node::Node;
 pub(crate) struct QpShared {
     id: QpId,
     pd: PdId,
-    entry: Arc<QpEntry>,
+    entry: Arc<Entry>,
     context: Arc<ContextState>,
     cap: ibv_qp_cap,
     sq_sig_all: bool,
@@ -48,7 +48,7 @@ impl QpShared {
         self.id
     }
 
-    pub(crate) fn entry(&self) -> &Arc<QpEntry> {
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
         &self.entry
     }
 
@@ -171,7 +171,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     let is_datagram = asked.qp_type == ibv_qp_type::IBV_QPT_UD;
     let cap = check_cap(&asked.cap)?;
     let sq_sig_all = asked.sq_sig_all != 0;
-    let entry = QpEntry::new(Arc::clone(pd.context.events()));
+    let entry = Entry::new(None, Arc::clone(pd.context.events()));
     let init = QpInit {
         service: if is_datagram { ServiceType::Ud } else { ServiceType::Rc },
         pd: pd.id,
@@ -221,7 +221,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         builder: extended.then(|| Builder::new(Batch::new(&cap, is_datagram))),
     };
     let qp = pd.context.create(public, shared);
-    entry.announce(qp.cast());
+    entry.announce(qp);
     asked.cap = cap;
     Ok(qp)
 }
