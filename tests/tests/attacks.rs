@@ -102,7 +102,7 @@ fn message(a: &mut Side, b: &mut Side) {
 }
 
 #[test]
-#[allow(clippy::mem_forget, reason = "that is what is tested")]
+#[allow(clippy::mem_forget, clippy::forget_non_drop, reason = "that is what is tested")]
 fn a_forgotten_poller_or_completion_hides_no_other() {
     let (mut a, mut b) = pair(Options::default());
     message(&mut a, &mut b);
