@@ -648,7 +648,7 @@ mod cm_time {
         for (args, part) in [
             (&["-c", "0"][..], "'0' for '--connections <N>': give 1 to 100000"),
             (&["-c", "100001"], "'100001' for '--connections <N>'"),
-            (&["-n", "0"], "--in-flight 0"),
+            (&["-n", "0"], "'0' for '--in-flight <N>'"),
             (&["-n", "1,x"], "in-flight"),
             (&["-t", "0"], "'0' for '--timeout <MS>'"),
             (&["--patience", "0"], "give 1 to 86400 seconds"),

@@ -13,7 +13,7 @@ use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cm_time::{self, Server, Settings};
 use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::progress::Progress;
-use rdma_examples::{Failure, address, placement};
+use rdma_examples::{Failure, address, cli, placement};
 use serde_json::json;
 
 /// Measures how fast the RDMA connection manager connects, as rdmacm-utils' cmtime does.
@@ -32,6 +32,7 @@ struct Args {
     /// A round for each of these numbers: how many connections are under way at the same time, at
     /// most (rdmacm-utils' cmtime 44 refuses what follows a round of 1 connection)
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
+    #[arg(value_parser = cli::count)]
     in_flight: Vec<usize>,
     /// Port of the connection manager (default: 7471)
     #[arg(short, long, value_name = "PORT")]
@@ -49,7 +50,6 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    args.check()?;
     if let Some(server) = &args.server {
         let server = address::resolve(server, args.port())?;
         let source = args.bind.as_deref().map(|source| address::resolve_source(source, &server)).transpose()?;
@@ -65,16 +65,6 @@ fn run(args: Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    fn check(&self) -> Result<(), Failure> {
-        if self.in_flight.contains(&0) {
-            return Err(Failure::usage("--in-flight 0 connects nothing; give 1 or more"));
-        }
-        match self.in_flight.len() {
-            0..=16 => Ok(()),
-            rounds => Err(Failure::usage(format!("--in-flight: {rounds} rounds; give at most 16"))),
-        }
-    }
-
     fn open(&self) -> Result<Chosen, Failure> {
         DeviceOptions::named(self.device.clone()).open()
     }
