@@ -466,8 +466,8 @@ mod rping {
         for files in 36..40 {
             let mut server = Server::with_files(files, &["-P"]);
             let silent: Vec<Peer> =
-                (0..16).filter_map(|_| Peer::may_be_refused(&server, Duration::from_secs(1))).collect();
-            assert!(silent.len() < 16, "{files} files are enough");
+                (0..28).filter_map(|_| Peer::may_be_refused(&server, Duration::from_secs(1))).collect();
+            assert!(silent.len() < 28, "{files} files are enough");
             drop(silent);
             let served = (0..100).any(|_| server.client(&["-V", "-C", "2"]).status.success());
             let still = server.child.try_wait().unwrap();
