@@ -61,7 +61,7 @@ takes!(Released);
 ///     return Ok(());
 /// }
 /// match completion.opcode() {
-///     Opcode::Recv => println!("{} bytes, immediate data {:?}", completion.byte_len(), completion.imm()),
+///     Opcode::Recv => println!("{} bytes, {:?}", completion.byte_len(), completion.imm()),
 ///     Opcode::FetchAdd => println!("the counter was at {:?}", completion.old_value()),
 ///     other => println!("{other:?} is done"),
 /// }

@@ -14,7 +14,8 @@ use crate::mr::{Buffer, Kind, Segment};
 /// # Examples
 ///
 /// ```no_run
-/// # fn f(qp: &mut rdma::QueuePair<rdma::Ud>, poller: &mut rdma::Poller) -> Result<(), Box<dyn std::error::Error>> {
+/// # type Result = std::result::Result<(), Box<dyn std::error::Error>>;
+/// # fn f(qp: &mut rdma::QueuePair<rdma::Ud>, poller: &mut rdma::Poller) -> Result {
 /// let mut completion = poller.wait(None)?.expect("no timeout");
 /// if let Some(datagram) = completion.take_datagram() {
 ///     let source = *datagram.source();

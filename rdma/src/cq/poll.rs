@@ -114,12 +114,14 @@ impl Poller {
     /// # Examples
     ///
     /// ```no_run
-    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller) -> Result<(), Box<dyn std::error::Error>> {
+    /// # type Result = std::result::Result<(), Box<dyn std::error::Error>>;
+    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller) -> Result {
     /// use rdma::op::Opcode;
     ///
     /// while let Some(mut completion) = poller.poll()? {
     ///     completion.status()?;
-    ///     let (opcode, token, len) = (completion.opcode(), completion.token(), completion.byte_len());
+    ///     let (opcode, token) = (completion.opcode(), completion.token());
+    ///     let len = completion.byte_len();
     ///     if let (Opcode::Recv, Some(buffer)) = (opcode, completion.take_buffer()) {
     ///         println!("{:?}", buffer.get(..len));
     ///         // The same memory for the next message.
@@ -298,8 +300,8 @@ impl Poller {
         }
         let retired = self.cq.retired();
         let room = if self.cq.sharing.crowd.is_alone() { ENTRIES } else { 1 };
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process (checked), and room for
-        // as many entries as it is told of: F1, the batch was just closed.
+        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process
+        // (checked), and room for as many entries as it is told of: F1, the batch was just closed.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, room, start) };
         if count == 0 {
             self.cq.found_empty(retired);

@@ -77,7 +77,8 @@ impl Poller {
     /// A service that goes on until its peer disconnects:
     ///
     /// ```no_run
-    /// # fn f(poller: &mut rdma::Poller, connection: &rdma::cm::blocking::Connection) -> rdma::Result<()> {
+    /// # use rdma::cm::blocking::Connection;
+    /// # fn f(poller: &mut rdma::Poller, connection: &Connection) -> rdma::Result<()> {
     /// use rdma::Wakeup;
     /// use rdma::cm::EventKind;
     ///

@@ -172,8 +172,9 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, buffer: &mut rdma::Buffer,
-    /// #      remote: rdma::RemoteSlice) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
+    /// # fn f(qp: &mut QueuePair<Rc>, poller: &mut Poller, buffer: &mut Buffer, remote: RemoteSlice)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
     /// let lent = buffer.lend_mut(..64);
     /// qp.scope(poller, Duration::from_secs(1), |scope| {
     ///     scope.post_send(rdma::op::Read::new(lent, remote)).map_err(|refused| refused.error())

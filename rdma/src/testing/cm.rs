@@ -345,7 +345,7 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
     assert!(!verbs.is_null(), "NULL would be followed");
     // SAFETY: parameters from the caller.
     let param = unsafe { *param };
-    // SAFETY: by the caller.
+    // SAFETY: the private data is as long as the parameters say: this function's contract.
     let data = unsafe { std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into()) };
     let given = Given {
         private_data: data.to_vec(),
@@ -358,13 +358,13 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
 }
 
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: librdmacm's caller gives an id of ours (1) and valid parameters.
     let result = unsafe { take(id, param, "connect") };
     then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE)
 }
 
 unsafe extern "C" fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: librdmacm's caller gives an id of ours (1) and valid parameters.
     let result = unsafe { take(id, param, "accept") };
     then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED)
 }
@@ -374,7 +374,7 @@ unsafe extern "C" fn establish(_: *mut rdma_cm_id) -> c_int {
 }
 
 unsafe extern "C" fn reject(_: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: librdmacm's caller gives as much data as it says.
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
     cm(|cm| cm.given = Some(Given { private_data: data.to_vec(), ..Given::default() }));
     simple("reject")

@@ -111,7 +111,7 @@ unsafe impl MemoryOwner for Bomb {
     }
 
     unsafe fn from_parts(address: NonNull<u8>, len: usize, (): ()) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: from_parts wants what into_parts of such a box returned: so does this function.
         Self(unsafe { Box::from_parts(address, len, ()) })
     }
 }

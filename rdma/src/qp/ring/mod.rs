@@ -260,8 +260,8 @@ impl Grabbed {
     pub(crate) unsafe fn take_address(&self) -> Arc<Handle<AhInner>> {
         // SAFETY: R4.
         let slot = unsafe { self.slot.as_ref() };
-        // SAFETY: `read_address` wants a slot that is ours (R1: we are the claimer) and a handle that is taken once: this
-        // function's contract.
+        // SAFETY: `read_address` wants a slot that is ours (R1: we are the claimer) and a handle
+        // that is taken once: this function's contract.
         unsafe { slot.read_address() }
     }
 
@@ -339,7 +339,8 @@ impl Single {
     pub(crate) fn take(self) -> Segment {
         let this = ManuallyDrop::new(self);
         let first = this.slot().first();
-        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment. Field by field, so that it need not go through memory.
+        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment. Field by field, so that
+        // it need not go through memory.
         let &Segment { ref region, pointer, len } = unsafe { &*first };
         // SAFETY: valid for reads; `this` is not dropped, so that it is moved out once.
         let region = unsafe { ptr::read(region) };
@@ -354,7 +355,8 @@ impl Drop for Single {
         if self.slot == NonNull::dangling() {
             return;
         }
-        // SAFETY: R1 and R3: the slot is claimed and has one segment, which is moved out once: `self` ends here.
+        // SAFETY: R1 and R3: the slot is claimed and has one segment, which is moved out once:
+        // `self` ends here.
         let segment = unsafe { self.slot().first().read() };
         // Before the segment is dropped, which may panic.
         self.slot().state.release();
@@ -415,7 +417,8 @@ impl Claimed {
         }
         let segment = self.ring().segment(self.index(), usize::from(self.taken));
         self.taken += 1;
-        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised; `taken` has moved on, so that it is moved out once.
+        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised;
+        // `taken` has moved on, so that it is moved out once.
         Some(unsafe { segment.read() })
     }
 
