@@ -8,10 +8,10 @@ use super::grh::Gid;
 use super::limits::{MAX_ATTACHMENTS, MAX_GROUP_QPS, MAX_GROUPS};
 use super::types::{Errno, Slot};
 
-/// Groups about which something is known, or asked. Who sends to more at a time loses datagrams.
+/// Groups whose members are known or looked up. Datagrams to more groups at a time are lost.
 const MAX_KNOWN: usize = 64;
 
-/// What is known of a group that somebody here sends to.
+/// The members of a group to which a queue pair of this process sends.
 #[derive(Debug)]
 struct Known {
     gid: Gid,
@@ -28,7 +28,7 @@ struct Known {
 pub(super) enum Next {
     /// To this process.
     Member(Slot),
-    /// To nobody else.
+    /// No further member.
     End,
     /// That is being looked for.
     Later,

@@ -431,7 +431,7 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// Whether datagrams wait for a link, or for who is in a group.
+    /// Whether datagrams wait for a link, or for the members of a group.
     pub(crate) fn has_waiting_datagrams(&self) -> bool {
         let waits = |qp: &QueuePair| matches!(&qp.service, Service::Ud(ud) if ud.is_waiting());
         self.tables.groups.is_waited_for() || self.qps.iter().any(waits)

@@ -148,7 +148,7 @@ impl Peers {
 
     pub(super) fn up(&mut self, peer: PeerId, id: LinkId, directory: Option<Area>, timers: &mut Timers) {
         if !peer.slot.is_real() {
-            // A queue pair without a peer has number 0 for one: nobody may have that.
+            // Slot 0 stands for "no peer" in a queue pair: no process has it.
             return;
         }
         let index = id.0 as usize;

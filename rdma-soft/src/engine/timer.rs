@@ -2,7 +2,7 @@
 
 use super::types::{PeerId, QpId, Time};
 
-/// Who owns a timer.
+/// The owner of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// A queue pair.

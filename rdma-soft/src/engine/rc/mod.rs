@@ -186,7 +186,7 @@ impl Rc {
         }
     }
 
-    /// A link is gone; `is_last`: no other one leads to the peer, who is dead.
+    /// A link is gone; `is_last`: no other one leads to the peer, which is dead.
     pub(super) fn handle_link_down(&mut self, qp: &mut Qp, link: LinkId, is_last: bool, tables: &mut Tables) {
         self.resp.handle_link_down(link);
         if is_last {

@@ -33,7 +33,7 @@ enum Wait {
     No,
     /// The responder had no receive.
     Rnr,
-    /// Nobody hears.
+    /// The request was dropped, or the peer cannot be reached.
     Silence,
 }
 
@@ -428,7 +428,7 @@ impl Requester {
         self.start_waiting(qp, Wait::Rnr, rnr_nanos(frame.code), tables);
     }
 
-    /// A request was dropped, or there is nobody to send it to.
+    /// A request was dropped, or its peer cannot be reached.
     pub(super) fn wait_for_hearing(&mut self, qp: &Qp, tables: &mut Tables) {
         if self.wait == Wait::No {
             self.start_waiting(qp, Wait::Silence, ack_nanos(qp.attr.timeout), tables);

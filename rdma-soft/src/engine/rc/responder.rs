@@ -132,7 +132,7 @@ impl Responder {
             return;
         }
         if self.link != Some(link) {
-            // Nobody is left to read the old link's answers.
+            // Answers on the old link would not be read.
             tables.peers.forget_answers(qp.id.0);
             self.listed = false;
             self.answers.clear();
