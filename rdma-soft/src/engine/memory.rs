@@ -141,8 +141,8 @@ impl<'a> Target<'a> {
             let n = block.len().min(len - at);
             // SAFETY: `at + n <= len`, so the source's bytes are valid (1, 4); `block` is a local.
             unsafe { rdma_mem::copy(block.as_mut_ptr(), source.ptr.wrapping_add(at), n) };
-            // SAFETY: of `copy_ordered`: `at + n <= len` bytes of the target are writable (1, 4), and
-            // `block`, a local, overlaps nothing.
+            // SAFETY: of `copy_ordered`: `at + n <= len` bytes of the target are writable (1, 4),
+            // and `block`, a local, overlaps nothing.
             unsafe { rdma_mem::copy_ordered(self.ptr.wrapping_add(at), block.as_ptr(), n) };
             at += n;
         }
@@ -156,8 +156,8 @@ impl<'a> Target<'a> {
             return None;
         }
         Some(match change {
-            // SAFETY: of `fetch_add_u64`: 8 aligned, writable bytes (checked above; 1), which others
-            // access only as 1 allows.
+            // SAFETY: of `fetch_add_u64`: 8 aligned, writable bytes (checked above; 1), which
+            // others access only as 1 allows.
             Atomic::Add(value) => unsafe { word::fetch_add_u64(address, value, Ordering::AcqRel) },
             Atomic::CompareSwap { compare, swap } => {
                 // SAFETY: of `compare_exchange_u64`: 8 aligned, writable bytes (checked above; 1),
