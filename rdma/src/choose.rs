@@ -148,28 +148,15 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The device's name.
-    #[must_use]
-    pub fn device(&self) -> &str {
-        &self.device
-    }
-
-    /// The port.
-    #[must_use]
-    pub fn port(&self) -> u8 {
-        self.port
-    }
-
-    /// Whether it is the software device of this crate.
-    #[must_use]
-    pub fn is_software(&self) -> bool {
-        self.software
-    }
-
-    /// Why this one.
-    #[must_use]
-    pub fn reason(&self) -> &str {
-        &self.reason
+    getters! { |this|
+        /// The device's name.
+        device: &str = &this.device;
+        /// The port.
+        port: u8 = this.port;
+        /// Whether it is the software device of this crate.
+        is_software: bool = this.software;
+        /// Why this one.
+        reason: &str = &this.reason;
     }
 }
 

@@ -209,16 +209,11 @@ impl Device {
         self.list.software
     }
 
-    /// The C object. It is valid as long as this value, or a clone, lives.
-    #[must_use]
-    pub fn as_raw(&self) -> *mut ibv_device {
-        self.raw.as_ptr()
-    }
-
-    /// The functions that this device belongs to.
-    #[must_use]
-    pub fn table(&self) -> &'static Ibverbs {
-        self.list.table
+    getters! { |this|
+        /// The C object. It is valid as long as this value, or a clone, lives.
+        as_raw: *mut ibv_device = this.raw.as_ptr();
+        /// The functions that this device belongs to.
+        table: &'static Ibverbs = this.list.table;
     }
 }
 

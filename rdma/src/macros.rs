@@ -11,16 +11,19 @@ macro_rules! setters {
     )*};
 }
 
-/// Getters of a type that wraps a C structure, computed from the structure.
+/// Getters, computed from the value, or from the C structure that it wraps.
 macro_rules! getters {
-    ($raw:ident => $($(#[$meta:meta])* $name:ident: $type:ty = $value:expr;)*) => {$(
+    (|$this:ident| $($(#[$meta:meta])* $name:ident: $type:ty = $value:expr;)*) => {$(
         $(#[$meta])*
         #[must_use]
         pub fn $name(&self) -> $type {
-            let $raw = &self.0;
+            let $this = self;
             $value
         }
     )*};
+    ($raw:ident => $($(#[$meta:meta])* $name:ident: $type:ty = $value:expr;)*) => {
+        getters! { |this| $($(#[$meta])* $name: $type = { let $raw = &this.0; $value };)* }
+    };
 }
 
 /// `Debug` of a type, from what some of its methods return.

@@ -72,22 +72,13 @@ impl Grh {
         std::net::Ipv4Addr::from(bytes).into()
     }
 
-    /// The sender's GID.
-    #[must_use]
-    pub fn source_gid(&self) -> Gid {
-        if self.is_ipv4() { self.ipv4_at(32) } else { self.gid_at(8) }
-    }
-
-    /// The GID that it was sent to: one of ours, or a multicast group's.
-    #[must_use]
-    pub fn destination_gid(&self) -> Gid {
-        if self.is_ipv4() { self.ipv4_at(36) } else { self.gid_at(24) }
-    }
-
-    /// The traffic class.
-    #[must_use]
-    pub fn traffic_class(&self) -> u8 {
-        if self.is_ipv4() { self.0[IPV4 + 1] } else { self.0[0] << 4 | self.0[1] >> 4 }
+    getters! { |this|
+        /// The sender's GID.
+        source_gid: Gid = if this.is_ipv4() { this.ipv4_at(32) } else { this.gid_at(8) };
+        /// The GID that it was sent to: one of ours, or a multicast group's.
+        destination_gid: Gid = if this.is_ipv4() { this.ipv4_at(36) } else { this.gid_at(24) };
+        /// The traffic class.
+        traffic_class: u8 = if this.is_ipv4() { this.0[IPV4 + 1] } else { this.0[0] << 4 | this.0[1] >> 4 };
     }
 
     /// The flow label: 20 bits, 0 with IPv4.

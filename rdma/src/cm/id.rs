@@ -445,32 +445,19 @@ impl<T: PortSpace> Id<T> {
         self.raw.call(Operation::Listen, |cm, id| unsafe { (cm.rdma_listen)(id, backlog) })
     }
 
-    /// Our own address, once there is one.
-    #[must_use]
-    #[doc(alias = "rdma_get_local_addr")]
-    #[doc(alias = "rdma_get_src_port")]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.raw.addresses().0
-    }
-
-    /// The peer's address, once there is one.
-    #[must_use]
-    #[doc(alias = "rdma_get_peer_addr")]
-    #[doc(alias = "rdma_get_dst_port")]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.raw.addresses().1
-    }
-
-    /// The name of the device that it is bound to, once it is.
-    #[must_use]
-    pub fn device_name(&self) -> Option<String> {
-        self.raw.device_name()
-    }
-
-    /// The device's port that it is bound to, once it is.
-    #[must_use]
-    pub fn port(&self) -> Option<u8> {
-        self.raw.port()
+    getters! { |this|
+        /// Our own address, once there is one.
+        #[doc(alias = "rdma_get_local_addr")]
+        #[doc(alias = "rdma_get_src_port")]
+        local_addr: Option<SocketAddr> = this.raw.addresses().0;
+        /// The peer's address, once there is one.
+        #[doc(alias = "rdma_get_peer_addr")]
+        #[doc(alias = "rdma_get_dst_port")]
+        peer_addr: Option<SocketAddr> = this.raw.addresses().1;
+        /// The name of the device that it is bound to, once it is.
+        device_name: Option<String> = this.raw.device_name();
+        /// The device's port that it is bound to, once it is.
+        port: Option<u8> = this.raw.port();
     }
 
     /// The type of service, in IP's header or translated for InfiniBand. Set it before the route is

@@ -36,46 +36,21 @@ impl<T: PortSpace> ConnectRequest<T> {
         self.id
     }
 
-    /// The name of the new id in events.
-    #[must_use]
-    pub fn key(&self) -> IdKey {
-        self.id.key()
-    }
-
-    /// The name of the listener.
-    #[must_use]
-    pub fn listener(&self) -> IdKey {
-        self.listener
-    }
-
-    /// What the peer had to say.
-    #[must_use]
-    pub fn private_data(&self) -> &PrivateData {
-        &self.private_data
-    }
-
-    /// Our own address.
-    #[must_use]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.local_addr()
-    }
-
-    /// The peer's address.
-    #[must_use]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.peer_addr()
-    }
-
-    /// The device that it came by.
-    #[must_use]
-    pub fn device_name(&self) -> Option<String> {
-        self.id.device_name()
-    }
-
-    /// The device's port that it came by.
-    #[must_use]
-    pub fn port(&self) -> Option<u8> {
-        self.id.port()
+    getters! { |this|
+        /// The name of the new id in events.
+        key: IdKey = this.id.key();
+        /// The name of the listener.
+        listener: IdKey = this.listener;
+        /// What the peer had to say.
+        private_data: &PrivateData = &this.private_data;
+        /// Our own address.
+        local_addr: Option<SocketAddr> = this.id.local_addr();
+        /// The peer's address.
+        peer_addr: Option<SocketAddr> = this.id.peer_addr();
+        /// The device that it came by.
+        device_name: Option<String> = this.id.device_name();
+        /// The device's port that it came by.
+        port: Option<u8> = this.id.port();
     }
 
     /// Moves the new id to another channel.

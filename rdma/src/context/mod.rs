@@ -190,16 +190,11 @@ impl Context {
         &self.inner.device
     }
 
-    /// The device's name.
-    #[must_use]
-    pub fn name(&self) -> String {
-        self.inner.device.name()
-    }
-
-    /// Whether it is the software device of this crate.
-    #[must_use]
-    pub fn is_software(&self) -> bool {
-        self.inner.device.is_software()
+    getters! { |this|
+        /// The device's name.
+        name: String = this.inner.device.name();
+        /// Whether it is the software device of this crate.
+        is_software: bool = this.inner.device.is_software();
     }
 
     /// What the device can do.
@@ -244,16 +239,11 @@ impl Context {
         Ok(DeviceAttrEx::from_raw(attr))
     }
 
-    /// What the device's transport allows.
-    #[must_use]
-    pub fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    /// The number of ports. They are numbered from 1.
-    #[must_use]
-    pub fn port_count(&self) -> u8 {
-        self.inner.device_attr.port_count()
+    getters! { |this|
+        /// What the device's transport allows.
+        capabilities: Capabilities = this.inner.capabilities();
+        /// The number of ports. They are numbered from 1.
+        port_count: u8 = this.inner.device_attr.port_count();
     }
 
     /// The number of completion vectors: interrupts over which completion queues can be spread.
@@ -447,16 +437,11 @@ impl Context {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
-    /// The C object. It is valid while this handle lives.
-    #[must_use]
-    pub fn as_raw(&self) -> *mut ibv_context {
-        self.inner.raw.as_ptr()
-    }
-
-    /// The functions that work on this context and its children.
-    #[must_use]
-    pub fn table(&self) -> &'static Ibverbs {
-        self.inner.table
+    getters! { |this|
+        /// The C object. It is valid while this handle lives.
+        as_raw: *mut ibv_context = this.inner.raw.as_ptr();
+        /// The functions that work on this context and its children.
+        table: &'static Ibverbs = this.inner.table;
     }
 }
 

@@ -70,16 +70,11 @@ impl<M: Placement> Buffer<M> {
         self.segment.len == 0
     }
 
-    /// The address of the first byte, as the device knows it.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.segment.iova()
-    }
-
-    /// The region's local key, for requests made by hand.
-    #[must_use]
-    pub fn lkey(&self) -> u32 {
-        self.segment.lkey()
+    getters! { |this|
+        /// The address of the first byte, as the device knows it.
+        address: u64 = this.segment.iova();
+        /// The region's local key, for requests made by hand.
+        lkey: u32 = this.segment.lkey();
     }
 
     /// Cuts off and returns the first `at` bytes; all of them if there are fewer.

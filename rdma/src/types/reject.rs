@@ -113,16 +113,11 @@ impl WrongDevice {
         Self(new)
     }
 
-    /// The name of the device that is open.
-    #[must_use]
-    pub fn open(&self) -> &'static str {
-        &self.0.open
-    }
-
-    /// The name of the device that the address belongs to.
-    #[must_use]
-    pub fn found(&self) -> &'static str {
-        &self.0.found
+    getters! { |this|
+        /// The name of the device that is open.
+        open: &'static str = &this.0.open;
+        /// The name of the device that the address belongs to.
+        found: &'static str = &this.0.found;
     }
 }
 

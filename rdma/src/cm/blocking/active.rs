@@ -113,22 +113,13 @@ fn within(timeout: Duration) -> Deadline {
 }
 
 impl<T: PortSpace> Resolved<T> {
-    /// Our own address.
-    #[must_use]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.local_addr()
-    }
-
-    /// The peer's address.
-    #[must_use]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.peer_addr()
-    }
-
-    /// The id.
-    #[must_use]
-    pub fn id(&self) -> &Id<T> {
-        &self.id
+    getters! { |this|
+        /// Our own address.
+        local_addr: Option<SocketAddr> = this.id.local_addr();
+        /// The peer's address.
+        peer_addr: Option<SocketAddr> = this.id.peer_addr();
+        /// The id.
+        id: &Id<T> = &this.id;
     }
 
     /// The id, to go on in the form for event loops, and the channel that it is on.

@@ -97,29 +97,16 @@ impl Connection {
         Self { id, channel, private_data, parameters, ended: AtomicBool::new(false) }
     }
 
-    /// What the peer had to say as it connected or accepted, on InfiniBand and RoCE filled up with
-    /// zeros.
-    #[must_use]
-    pub fn private_data(&self) -> &[u8] {
-        &self.private_data
-    }
-
-    /// What the peer asked for, or agreed to.
-    #[must_use]
-    pub fn parameters(&self) -> &ConnectionParameters {
-        &self.parameters
-    }
-
-    /// Our own address.
-    #[must_use]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.local_addr()
-    }
-
-    /// The peer's address.
-    #[must_use]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.peer_addr()
+    getters! { |this|
+        /// What the peer had to say as it connected or accepted, on InfiniBand and RoCE filled up
+        /// with zeros.
+        private_data: &[u8] = &this.private_data;
+        /// What the peer asked for, or agreed to.
+        parameters: &ConnectionParameters = &this.parameters;
+        /// Our own address.
+        local_addr: Option<SocketAddr> = this.id.local_addr();
+        /// The peer's address.
+        peer_addr: Option<SocketAddr> = this.id.peer_addr();
     }
 
     /// Ends the connection: [`Id::disconnect`].

@@ -125,16 +125,11 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// The group, to attach to and to send to.
-    #[must_use]
-    pub fn group(&self) -> &MulticastGroup {
-        &self.group
-    }
-
-    /// The id, to bind queue pairs by.
-    #[must_use]
-    pub fn id(&self) -> &Id<Ud> {
-        &self.id
+    getters! { |this|
+        /// The group, to attach to and to send to.
+        group: &MulticastGroup = &this.group;
+        /// The id, to bind queue pairs by.
+        id: &Id<Ud> = &this.id;
     }
 
     /// Takes an event of the group if there is one: that it was lost, or the device.

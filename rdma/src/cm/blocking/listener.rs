@@ -226,22 +226,13 @@ impl<T: PortSpace> IncomingConnection<T> {
         Ok(Self { request, channel })
     }
 
-    /// What the peer had to say, on InfiniBand and RoCE filled up with zeros.
-    #[must_use]
-    pub fn private_data(&self) -> &[u8] {
-        self.request.private_data()
-    }
-
-    /// The peer's address.
-    #[must_use]
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.request.peer_addr()
-    }
-
-    /// Our own address.
-    #[must_use]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.request.local_addr()
+    getters! { |this|
+        /// What the peer had to say, on InfiniBand and RoCE filled up with zeros.
+        private_data: &[u8] = this.request.private_data();
+        /// The peer's address.
+        peer_addr: Option<SocketAddr> = this.request.peer_addr();
+        /// Our own address.
+        local_addr: Option<SocketAddr> = this.request.local_addr();
     }
 
     /// Says no, and why: [`ConnectRequest::reject`].
