@@ -1,4 +1,4 @@
-//! One end of a link, as the node drives it: two rings, two flags, and what ties it to its peer.
+//! One end of a link, as the node drives it: two rings, two flags, two pulses, and the peer.
 
 use core::sync::atomic::Ordering;
 
@@ -37,7 +37,7 @@ pub(crate) struct Link {
     pub(crate) id: LinkId,
     /// Tells it from earlier links of the same number.
     pub(crate) generation: u32,
-    /// What is left to send.
+    /// Why more is left to send.
     pub(crate) backlog: Backlog,
     /// The other process; none for the loopback.
     pub(crate) peer: Option<Peer>,
@@ -52,7 +52,7 @@ pub(crate) struct Link {
     /// The peer's pulse when it was last looked at, and when the peer was last rung.
     seen: u64,
     rung: Option<u64>,
-    /// The peer wrote what cannot be.
+    /// The peer wrote an impossible value.
     corrupt: bool,
 }
 
@@ -142,7 +142,7 @@ impl Link {
         self.out.is_taken()
     }
 
-    /// Makes what was sent visible, and wakes the peer if it sleeps.
+    /// Makes pushed frames visible, and rings the peer if it sleeps or has stopped looking.
     pub(crate) fn flush(&mut self) {
         let before = self.before_large.take();
         if self.out.publish() && !self.ring_if_asleep() && before.is_some_and(|before| before == self.peer_pulse()) {
@@ -186,7 +186,7 @@ impl Link {
         doorbell::must_ring(self.peer_asleep.word())
     }
 
-    /// Writes what no producer would.
+    /// Writes a prefix that no producer writes.
     #[cfg(test)]
     pub(crate) fn vandalise(&self) {
         let place = self.out.region().prefix(self.out.place());

@@ -34,7 +34,7 @@ const MAX_SLOTS: usize = 64;
 /// The longest that either side waits for the other in one step.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a process brings into a handshake.
+/// One process's part of a handshake.
 #[derive(Debug)]
 pub(crate) struct Local<'a> {
     /// Its slots.
@@ -65,7 +65,7 @@ pub(crate) enum Opened {
     Busy,
 }
 
-/// What an acceptor answers to a process that it need not refuse.
+/// The acceptor's answer to a process that it need not refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// Set up a link.
@@ -99,7 +99,7 @@ pub(crate) enum Refusal {
     Untraceable {
         /// The peer.
         peer: Credentials,
-        /// What the kernel said.
+        /// The kernel's error.
         error: os::Error,
     },
     /// The peer did not show that it may trace us.
@@ -114,7 +114,7 @@ pub(crate) enum Refusal {
     /// The socket failed, or the peer does not keep to the protocol.
     #[error(transparent)]
     Packet(Error),
-    /// The memory of a link could not be made, or the peer's is not what it has to be.
+    /// The memory of a link could not be made, or the peer's is not a sealed memfd of that size.
     #[error(transparent)]
     Memory(#[from] SharedMemoryError),
 }
@@ -165,7 +165,7 @@ pub(crate) fn screen(socket: &Socket) -> Result<(), Refusal> {
     identify(socket).map(drop).map_err(|refusal| tell(socket, refusal))
 }
 
-/// What a handshake yields, but for the socket.
+/// The result of a handshake without the socket.
 struct Agreed {
     ends: Ends,
     hello: Hello,
@@ -281,7 +281,7 @@ fn check_proof(token: &Token, peer: Credentials, body: &mut Body) -> Result<(), 
     if token.is(&body.take()?) { Ok(()) } else { Err(Refusal::Unproved(peer)) }
 }
 
-/// What a peer's Hello says, and what the kernel says about the peer.
+/// A peer's Hello, and the peer's credentials from the kernel.
 struct Hello {
     pid: i32,
     pidfd: OwnedFd,

@@ -60,7 +60,7 @@ pub(crate) struct Memory {
     capacity: usize,
 }
 
-/// What one side uses of a link's memory.
+/// One side's parts of a link's memory.
 #[derive(Debug)]
 pub(crate) struct Ends {
     /// Where this side writes.
@@ -126,7 +126,7 @@ impl Memory {
         }
     }
 
-    /// Both ends of ring 0: what a process sends to itself.
+    /// Both ends of ring 0, for frames from a process to itself.
     pub(crate) fn loopback(self: &Arc<Self>) -> Ends {
         Ends { inbound: self.ring(0), ..self.ends(Side::Opener) }
     }

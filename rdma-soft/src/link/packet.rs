@@ -21,11 +21,11 @@ const MAGIC: u64 = u64::from_be_bytes(*b"RDMAsoft");
 /// Bytes before the body.
 const HEAD: usize = 16;
 
-/// What a packet is for.
+/// The purpose of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
-    /// Who I am, and where my token is; the acceptor's also proves that it read the opener's.
+    /// The sender's slots and its token's address; the acceptor's also has the opener's token.
     Hello = 1,
     /// The opener's proof, and the link.
     Offer = 2,
@@ -65,7 +65,7 @@ pub(crate) enum Error {
     /// The peer closed its end.
     #[error("the peer hung up")]
     HungUp,
-    /// What came is no packet, or not the one that belongs there.
+    /// The bytes are no packet, or not the expected one.
     #[error("{0}")]
     Malformed(&'static str),
 }
@@ -110,7 +110,7 @@ impl Body {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// What is left.
+    /// The bytes that are not taken yet.
     pub(crate) fn rest(&self) -> &[u8] {
         &self.bytes[self.read..]
     }

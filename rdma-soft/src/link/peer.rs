@@ -34,7 +34,7 @@ impl Peer {
         let _full: os::Result<()> = self.socket.send(&packet::DOORBELL);
     }
 
-    /// Sends what describes a region, and the file that holds it.
+    /// Sends a region's description, and the file that holds it.
     pub(crate) fn send_region(&self, description: &Body, file: BorrowedFd<'_>) -> os::Result<()> {
         packet::send(&self.socket, Kind::Grant, description, &[file])
     }

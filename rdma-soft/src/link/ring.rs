@@ -38,7 +38,7 @@ const KIND_FRAME: u64 = 0x5246 << 32;
 const KIND_PADDING: u64 = 0x5250 << 32;
 const KIND_MASK: u64 = !0xffff_ffff;
 
-/// What the other side wrote cannot be: it is broken or hostile.
+/// The other side wrote an impossible value: it is broken or hostile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Corrupt;
 
@@ -124,7 +124,7 @@ pub(crate) struct Producer<R, const H: usize> {
 }
 
 impl<R: Region, const H: usize> Producer<R, H> {
-    /// Begins on a ring that nobody has used.
+    /// Begins on an unused ring.
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
         let allocated = region.allocated();
@@ -296,7 +296,7 @@ pub(crate) struct Consumer<R, const H: usize> {
 }
 
 impl<R: Region, const H: usize> Consumer<R, H> {
-    /// Begins on a ring that nobody has used.
+    /// Begins on an unused ring.
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
         Self { region, head: 0, published: 0, current: 0 }

@@ -10,7 +10,7 @@ use crate::os::{self, process};
 /// Bytes of a token.
 pub(crate) const TOKEN: usize = 32;
 
-/// What a peer has to read from this process's memory.
+/// The random bytes that a peer has to read from this process's memory.
 #[derive(Debug)]
 pub(crate) struct Token(Box<[u8; TOKEN]>);
 

@@ -33,12 +33,12 @@ pub(super) fn start(node: &'static Node) -> os::Result<()> {
     })
 }
 
-/// Does what there is to do, and says how long to wait for more: for ever without a time.
+/// Takes one turn, and returns how long to wait for events; `None` is for ever.
 fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Option<Duration> {
     let (wait, lookups, grants, unmapped) = {
         let mut state = node.lock();
         state.agent = Agent::Awake;
-        // First, as what it causes is sent and told below.
+        // First: `progress` sends the frames and reports the events that timers cause.
         state.run_timers();
         let more = state.progress();
         let lookups = core::mem::take(&mut state.lookups);
@@ -86,7 +86,7 @@ fn handle(node: &'static Node, source: Source) -> bool {
     false
 }
 
-/// Takes packets off a link's socket. What is left makes the event loop report the socket again.
+/// Takes packets off a link's socket. Remaining packets make the event loop report it again.
 /// True if one was a doorbell.
 fn receive(node: &Node, id: LinkId, generation: u32) -> bool {
     let mut is_rung = false;
@@ -130,7 +130,7 @@ fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: packet::Pack
                 state.after_call();
             }
         }
-        // Not worth a link: what could have been done directly goes through the ring.
+        // No reason to end the link: operations on the region go through the ring instead.
         Err(error) => log!(WARN, %error, "a region of a peer cannot be mapped"),
     }
 }
@@ -150,7 +150,7 @@ fn map_grant(packet: &mut packet::Packet) -> Result<Area, Refusal> {
     Ok(unsafe { Area::new(ptr, len, mapping) })
 }
 
-/// Sends a region's file to the peer who asked for it.
+/// Sends a region's file to the peer that asked for it.
 fn send_grant(node: &Node, grant: &Grant) {
     let state = node.lock();
     let Some(peer) = state.link(grant.link).and_then(|link| link.peer.as_ref()) else { return };

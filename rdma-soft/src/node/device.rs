@@ -1,4 +1,4 @@
-//! The node itself: the engine's lock, and what is outside of it.
+//! [`Node`]: the engine behind its lock, and the state that has locks of its own.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -44,7 +44,7 @@ impl Meetings {
     }
 }
 
-/// The groups that this process has said that it is in, and what says it.
+/// The multicast groups that this process has joined, and the sockets whose names announce them.
 #[derive(Debug, Default)]
 pub(super) struct Memberships(Mutex<HashMap<Gid, Socket>>);
 
@@ -58,11 +58,11 @@ impl Memberships {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(super) state: Mutex<State>,
-    /// What peers may map: regions and queue pairs.
+    /// The directory of regions and queue pairs, which peers map.
     directory: Arc<SharedMemory>,
-    /// What the agent sleeps on.
+    /// The agent's event loop.
     pub(super) event_loop: Arc<EventLoop>,
-    /// The slots of this process. Nobody takes the state's lock while holding this one.
+    /// The slots of this process. The state's lock is never taken while this one is held.
     listeners: Mutex<Vec<Listener>>,
     /// Handshakes under way. Locked before the state.
     pub(super) meetings: Meetings,
@@ -107,7 +107,7 @@ impl Node {
         self.lock().set_sink(sink);
     }
 
-    /// Calls the engine, and does what the call has made necessary.
+    /// Calls the engine, then sends the frames and reports the events of the call.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
         let mut state = self.lock();
@@ -138,8 +138,8 @@ impl Node {
 
     /// Says that the application is about to wait for an event instead of polling: the agent takes
     /// over at once.
-    pub(crate) fn settle(&self) {
-        self.lock().settle();
+    pub(crate) fn prepare_to_sleep(&self) {
+        self.lock().prepare_to_sleep();
     }
 
     /// Takes one more slot, for when all queue pair numbers are used up.
@@ -160,7 +160,7 @@ impl Node {
         Ok(())
     }
 
-    /// What this process brings into a handshake.
+    /// This process's part of a handshake.
     pub(super) fn local(&self) -> Local<'_> {
         let (slots, capacity) = {
             let state = self.lock();
@@ -189,6 +189,6 @@ fn claim(event_loop: &EventLoop, index: u32) -> os::Result<Listener> {
 
 /// `RDMA_SOFT_RING` (bytes) is for tests.
 fn ring_capacity() -> usize {
-    let wish = std::env::var("RDMA_SOFT_RING").ok().and_then(|wish| wish.parse().ok());
-    wish.filter(|&wish| memory::capacity_is_valid(wish) && wish >= 4096).unwrap_or(RING_CAPACITY)
+    let asked = std::env::var("RDMA_SOFT_RING").ok().and_then(|bytes| bytes.parse().ok());
+    asked.filter(|&bytes| memory::capacity_is_valid(bytes) && bytes >= 4096).unwrap_or(RING_CAPACITY)
 }

@@ -9,7 +9,7 @@ use crate::log::log;
 use crate::os;
 
 impl Node {
-    /// Puts a queue pair into a group. When this returns, who asks finds this process there.
+    /// Puts a queue pair into a group. When this returns, other processes find this one there.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Node {
     /// The engine's.
     pub(crate) fn detach(&self, qp: QpId, gid: Gid) -> Result<(), Errno> {
         let mut memberships = self.memberships.lock();
-        // What came in before is still for it.
+        // Frames that came in before are still delivered to the queue pair.
         if self.with_drained(|engine| engine.detach(qp, gid))? {
             memberships.remove(&gid);
         }

@@ -1,4 +1,4 @@
-//! What the agent watches, as tokens of its event loop.
+//! The descriptors that the agent watches, as tokens of its event loop.
 
 use crate::engine::LinkId;
 

@@ -1,4 +1,4 @@
-//! What the node's lock protects: the engine, its links, and what is left for the agent to do.
+//! The state behind the node's lock: the engine, its links, and the agent's pending work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ const POLLS_PER_NUDGE: u64 = 128;
 /// for ever.
 const SHARE: usize = COPY_BUDGET / 64;
 
-/// What the agent thread is doing.
+/// The state of the agent thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Agent {
     /// About to look at everything. On a core that the application keeps busy, that may be
@@ -54,9 +54,9 @@ pub(crate) struct State {
     pub(crate) polls: u64,
     /// `polls` when the application last said that it would sleep, or the agent went to sleep.
     polls_at_sleep: u64,
-    /// What the agent does.
+    /// The state of the agent thread.
     pub(crate) agent: Agent,
-    /// What the agent has to find.
+    /// Processes and groups that the agent has to look up.
     pub(crate) lookups: Vec<Lookup>,
     /// Regions that the agent has to send.
     pub(crate) grants: Vec<Grant>,
@@ -64,7 +64,7 @@ pub(crate) struct State {
     sink: Option<fn(Event)>,
     /// When the agent's timer goes off.
     alarm: Time,
-    /// What the agent sleeps on.
+    /// The agent's event loop.
     event_loop: Arc<EventLoop>,
     ring_capacity: usize,
     generation: u32,
@@ -222,7 +222,7 @@ impl State {
         }
         self.agent = Agent::Asleep;
         self.polls_at_sleep = self.polls;
-        // Timers that nobody was in a hurry to start.
+        // Timers that were left for the agent's next turn.
         self.finish(false);
         false
     }
@@ -276,12 +276,12 @@ impl State {
 
     /// The application is about to wait instead of polling: from now on peers ring. If the agent
     /// was not asleep, it finds out at its next tick.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn prepare_to_sleep(&mut self) {
         self.polls_at_sleep = self.polls;
         self.nudge();
         self.progress();
         if self.agent == Agent::Ticking {
-            // What does not fit into a few turns is the agent's.
+            // After a few turns the agent takes over the rest.
             let busy = (0..4).all(|_| {
                 let work = self.fall_asleep();
                 if work {
@@ -519,7 +519,7 @@ mod tests {
     use crate::engine::{EngineConfig, Gather, Header, ModifyQp, Outbound, PdId, QpInit, QpState, ServiceType, Source};
     use crate::link::memory::Side;
 
-    /// A state with so many links, and what is at their other ends.
+    /// A state with `count` links, and the links' other ends.
     fn linked(count: usize) -> (State, Vec<Link>) {
         let event_loop = Arc::new(EventLoop::new().unwrap());
         let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });

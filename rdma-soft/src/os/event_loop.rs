@@ -18,7 +18,7 @@ const BATCH: usize = 32;
 const WAKER: u64 = u64::MAX;
 const ALARM: u64 = u64::MAX - 1;
 
-/// What a thread sleeps on. One thread waits; any thread may do everything else.
+/// An event loop. One thread waits; every other method may be called by any thread.
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     epoll: Epoll,

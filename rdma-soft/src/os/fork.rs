@@ -196,7 +196,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What a forked child returns.
+    /// The exit code of a forked child.
     fn in_child(body: impl FnOnce() -> bool) {
         // SAFETY: the child runs the body, which takes no lock of other threads but the
         // allocator's, and `_exit`.

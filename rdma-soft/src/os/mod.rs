@@ -25,7 +25,7 @@ use crate::engine::{self, Time};
 pub(crate) struct Error {
     /// The name of the call.
     pub(crate) call: &'static str,
-    /// What it returned.
+    /// The error number that it returned.
     pub(crate) errno: Errno,
 }
 

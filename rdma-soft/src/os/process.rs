@@ -1,4 +1,4 @@
-//! What the kernel says about other processes.
+//! Other processes, as the kernel knows them.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};

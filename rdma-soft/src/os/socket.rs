@@ -25,7 +25,7 @@ pub(crate) const MAX_FDS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Socket(Private);
 
-/// What a socket had to give.
+/// The result of a receive.
 #[derive(Debug)]
 pub(crate) enum Received {
     /// A packet.

@@ -198,6 +198,6 @@ pub(super) fn req_notify_cq(cq: Handle<ibv_cq>, solicited_only: c_int) -> Done {
     let node = Node::get()?;
     node.with(|engine| engine.arm_cq(state.id, solicited_only != 0))?;
     // The next thing that this thread does may be to sleep on the channel.
-    node.settle();
+    node.prepare_to_sleep();
     Ok(())
 }

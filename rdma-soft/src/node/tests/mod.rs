@@ -197,6 +197,21 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// KiB of shared memory that this process has mapped and that exist.
+fn shared_memory() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut is_ours = false;
+    let mut total = 0;
+    for line in maps.lines() {
+        if line.split_whitespace().next().is_some_and(|word| word.contains('-')) {
+            is_ours = line.contains("rdma-shared");
+        } else if let Some(size) = line.strip_prefix("Rss:").filter(|_| is_ours) {
+            total += size.trim().trim_end_matches(" kB").parse::<usize>().unwrap();
+        }
+    }
+    total
+}
+
 #[test]
 fn messages_of_all_sizes_come_back() {
     let (side, peer, _) = pair("echo", 4 << 20);
@@ -252,11 +267,11 @@ fn both_may_connect_at_once() {
 
 /// In a process of its own: other tests open and close descriptors.
 #[test]
-#[ignore = "run by a_link_costs_two_descriptors"]
-fn count_descriptors() {
+#[ignore = "run by a_link_costs_little"]
+fn count_what_links_cost() {
     Side::new(4096);
     drop(spawn("sleep"));
-    let before = descriptors();
+    let (before, memory) = (descriptors(), shared_memory());
     let mut peers: Vec<_> = (0..4).map(|_| pair("sleep", 4096)).collect();
     for (side, _, theirs) in &peers {
         side.post(1, Op::Write, 0, 8, theirs[1], u32::try_from(theirs[2]).unwrap());
@@ -266,14 +281,18 @@ fn count_descriptors() {
     // a moment.
     let fixed = before + 4 * 2 + 4;
     until("four links have eight descriptors", || descriptors() <= fixed + 4 * 2);
+    // A page is our side's region and 4 MiB the peer's. The rest are rings and the peer's directory,
+    // which each process pays for one half of.
+    let each = (shared_memory() - memory) / 4 - (4 << 10) - 4;
+    assert!(each <= 528, "{each} KiB");
     for (_, peer, _) in &mut peers {
         peer.tell("0");
     }
 }
 
 #[test]
-fn a_link_costs_two_descriptors() {
-    passes_alone(&["node::tests::count_descriptors"], &[]);
+fn a_link_costs_little() {
+    passes_alone(&["node::tests::count_what_links_cost"], &[]);
 }
 
 #[test]
@@ -320,7 +339,7 @@ fn arm(side: &Side) {
         }
     });
     side.node.with(|engine| engine.arm_cq(side.cq, false)).unwrap();
-    side.node.settle();
+    side.node.prepare_to_sleep();
 }
 
 #[test]
