@@ -84,7 +84,8 @@ fn who_writes_to_an_event_descriptor_makes_nobody_wait_for_ever() {
     let channel = context.create_completion_channel().unwrap();
     let cq = context.cq_builder(16).channel(&channel).build().unwrap();
     let start = Instant::now();
-    // Safe functions lend descriptors, so safe code can write to them, if they are of a kind that can be written.
+    // Safe functions lend descriptors, so safe code can write to them, if they are of a kind that
+    // can be written.
     for fd in [channel.as_fd(), context.as_fd()] {
         let mut file = File::from(fd.try_clone_to_owned().unwrap());
         let _refused = file.write_all(&(u64::MAX - 1).to_ne_bytes());

@@ -21,8 +21,9 @@ struct Cli {
 enum Command {
     /// Generate rdma-sys' bindings from rdma-core's headers, or check them.
     Bindings(bindings::Options),
-    /// Check dependencies (users, minimum Rust versions, C code) and prose.
-    Lint(lint::Options),
+    /// Check dependencies (users, minimum Rust versions, C code) and prose (the length of lines,
+    /// SAFETY comments that argue nothing).
+    Lint,
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),
 }
@@ -30,7 +31,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bindings(options) => bindings::run(&options),
-        Command::Lint(options) => lint::run(&options),
+        Command::Lint => lint::run(),
         Command::Vm(options) => vm::run(&options),
     };
     match result {

@@ -178,7 +178,7 @@ pub(crate) fn deliver(event: Event) {
 ///
 /// `cq` is a live object of this device.
 pub(crate) unsafe fn cq_context(cq: *mut ibv_cq) -> *mut c_void {
-    // SAFETY: a field of a live object (the caller's contract); C writes it only before it shares the
-    // object.
+    // SAFETY: a field of a live object (the caller's contract); C writes it only before it shares
+    // the object.
     unsafe { (*cq).cq_context }
 }

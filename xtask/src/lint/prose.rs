@@ -52,8 +52,13 @@ fn faults_of<'a>(file: &str, text: &'a str) -> impl Iterator<Item = (usize, Stri
         !text.starts_with('|') && (is_document || line.starts_with(if is_rust { "//" } else { "#" }))
     };
     let lines = text.lines().enumerate();
+    // A block of code or output in a document is as wide as it is.
+    let mut in_block = false;
     let long = lines.clone().filter(move |(_, line)| {
-        is_prose(line.trim_start()) && line.chars().count() > COLUMNS && !line.contains("://")
+        let is_prose = is_prose(line.trim_start());
+        let is_fence = is_prose && line.trim_start_matches(['/', '!', ' ']).starts_with("```");
+        in_block = if is_fence { !in_block } else { in_block && (is_document || is_prose) };
+        is_prose && !in_block && line.chars().count() > COLUMNS && !line.contains("://")
     });
     let empty = lines.filter(move |(index, _)| is_rust && argues_nothing(text.lines().skip(*index)));
     let long = long.map(|(index, line)| (index + 1, format!("{} columns", line.chars().count())));
@@ -84,6 +89,8 @@ mod tests {
         let long = "x".repeat(COLUMNS);
         assert_eq!(lines("a.rs", &format!("// {long}\nlet a = {long};\n    /// {long}\n// {}\n", &long[3..])), [1, 3]);
         assert_eq!(lines("a.md", &format!("{long}\n{long}x\n| {long} |\nhttps://{long}\n")), [2]);
+        assert_eq!(lines("a.md", &format!("```\n{long}x\n```\n{long}x\n")), [4]);
+        assert_eq!(lines("a.rs", &format!("/// ```\n/// {long}\nlet a;\n/// {long}\n")), [4]);
         assert_eq!(lines("a.sh", &format!("# {long}\necho {long}\n")), [1]);
     }
 
