@@ -281,8 +281,8 @@ fn count_what_links_cost() {
     // a moment.
     let fixed = before + 4 * 2 + 4;
     until("four links have eight descriptors", || descriptors() <= fixed + 4 * 2);
-    // A page is our side's region and 4 MiB the peer's. The rest are rings and the peer's directory,
-    // which each process pays for one half of.
+    // A page is our side's region and 4 MiB the peer's. The rest are rings and the peer's
+    // directory, which each process pays for one half of.
     let each = (shared_memory() - memory) / 4 - (4 << 10) - 4;
     assert!(each <= 528, "{each} KiB");
     for (_, peer, _) in &mut peers {
