@@ -187,20 +187,20 @@ impl Poller {
         Some(Found { wc, token, info })
     }
 
-    /// A request with an address handle, and otherwise at most one segment: the handle is given up
+    /// A request with a keep-alive, and otherwise at most one segment: the handle is given up
     /// now, for the request has ended.
-    fn take_addressed(&mut self, grabbed: Grabbed, info: Info) {
+    fn take_keeping(&mut self, grabbed: Grabbed, info: Info) {
         // SAFETY: with neither run nor scope nor many segments, what makes it neither single nor
         // empty is the handle; nothing below looks for it.
-        let address = unsafe { grabbed.take_address() };
-        if info.without_address().is_single() {
+        let keep_alive = unsafe { grabbed.take_keep_alive() };
+        if info.without_keep_alive().is_single() {
             self.held.set(grabbed.into_single());
         } else {
             grabbed.release();
         }
         // Dropped last: destroying it may log, and a subscriber may panic. The segment is held by
         // then.
-        drop(address);
+        drop(keep_alive);
     }
 
     #[cold]
@@ -208,8 +208,8 @@ impl Poller {
         // SAFETY: F1: one that was fetched.
         let &ibv_wc { wr_id, status, vendor_err, .. } = unsafe { &*wc };
         let (_, info) = grabbed.read();
-        if info.without_address().is_at_most_single() {
-            self.take_addressed(grabbed, info);
+        if info.without_keep_alive().is_at_most_single() {
+            self.take_keeping(grabbed, info);
             return true;
         }
         let claimed = ring::claimed(grabbed, wr_id, &self.cached);

@@ -150,7 +150,7 @@ pub struct BatchError<'q> {
     next: u32,
     len: u32,
     current: Option<Claimed>,
-    /// The address handle of the requests that the device took is back (A2 of
+    /// The keep-alive of the requests that the device took is back (A2 of
     /// [`posting`](super::posting)).
     restored: bool,
 }
@@ -179,7 +179,7 @@ impl BatchError<'_> {
             if let Some(claimed) = &mut self.current {
                 // The others' handles are dropped with them.
                 if !self.restored {
-                    self.restored = self.queue.half.restore_address(claimed);
+                    self.restored = self.queue.half.restore_keep_alive(claimed);
                 }
                 break;
             }

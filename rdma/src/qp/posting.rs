@@ -31,8 +31,8 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 
 use super::chain::{Chain, WorkRequest};
 use super::local::{Local, Owned, Refusal, SgeList};
-use super::ring::{Claimed, Info, Staged, Vacant};
-use crate::ah::{AddressHandle, AhInner};
+use super::ring::{Claimed, Info, KeepAlive, Staged, Vacant};
+use crate::ah::AddressHandle;
 use crate::context::ContextInner;
 use crate::cq::Attached;
 use crate::error::{Error, ErrorKind, Operation as Verb};
@@ -179,7 +179,7 @@ pub(super) struct Half<W> {
     live_in: u32,
     context: Arc<Handle<ContextInner>>,
     /// The address handle of the latest datagram (A1).
-    address: Option<Arc<Handle<AhInner>>>,
+    address: Option<KeepAlive>,
 }
 
 // SAFETY: providers lock their queues (single-threaded modes are refused when a device is opened);
@@ -246,12 +246,13 @@ impl<W: WorkRequest> Half<W> {
         let count = unsafe { keep.park(&mut slot) };
         let mut info = info.with_count(count).scoped(K::SCOPED);
         if let Some(address) = address {
-            let is_same = self.address.as_ref().is_some_and(|last| Arc::ptr_eq(last, &address.inner));
+            let is_same =
+                self.address.as_ref().is_some_and(|last| ptr::addr_eq(Arc::as_ptr(last), Arc::as_ptr(&address.inner)));
             if !is_same {
                 // A1.
-                if let Some(earlier) = self.address.replace(Arc::clone(&address.inner)) {
-                    slot.set_address(earlier);
-                    info = info.addressed();
+                if let Some(earlier) = self.address.replace(address.inner.clone()) {
+                    slot.set_keep_alive(earlier);
+                    info = info.keeping();
                 }
             }
         }
@@ -322,7 +323,7 @@ impl<W: WorkRequest> Half<W> {
         self.attached.producer.set_run(run + 1);
         match self.attached.producer.take_back(staged) {
             Some(mut claimed) => {
-                self.restore_address(&mut claimed);
+                self.restore_keep_alive(&mut claimed);
                 claimed.forget_segments();
                 Outcome::Returned(error)
             }
@@ -349,8 +350,8 @@ impl<W: WorkRequest> Half<W> {
     }
 
     /// A2: for the first request that was not taken and keeps a handle.
-    pub(super) fn restore_address(&mut self, claimed: &mut Claimed) -> bool {
-        let Some(earlier) = claimed.take_address() else { return false };
+    pub(super) fn restore_keep_alive(&mut self, claimed: &mut Claimed) -> bool {
+        let Some(earlier) = claimed.take_keep_alive() else { return false };
         self.address = Some(earlier);
         true
     }

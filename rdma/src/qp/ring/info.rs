@@ -5,7 +5,7 @@ use crate::types::Opcode;
 const COUNT: u64 = 0xffff;
 const RUN_SHIFT: u32 = 16;
 const RUN: u64 = 0x3fff_ffff;
-const ADDRESSED: u64 = 1 << 46;
+const KEEPING: u64 = 1 << 46;
 const SCOPED: u64 = 1 << 47;
 const OPCODE_SHIFT: u32 = 48;
 const FORCED: u64 = 1 << 56;
@@ -17,7 +17,7 @@ const REST: u32 = 16;
 /// | --- | --- |
 /// | 0..16 | segments parked; none when scoped |
 /// | 16..46 | slots directly before this one that hold unsignaled requests (or failed ones), which this one's completion releases |
-/// | 46 | an address handle is parked (A1 of [`posting`](crate::qp::posting)) |
+/// | 46 | a keep-alive is parked (A1 of [`posting`](crate::qp::posting)) |
 /// | 47 | the memory is lent by a scope |
 /// | 48..56 | opcode |
 /// | 56 | the ring signaled it of its own accord |
@@ -51,14 +51,14 @@ impl Info {
     }
 
     #[inline(always)]
-    pub(crate) const fn addressed(self) -> Self {
-        Self(self.0 | ADDRESSED)
+    pub(crate) const fn keeping(self) -> Self {
+        Self(self.0 | KEEPING)
     }
 
-    /// The same, once the address handle has been taken out.
+    /// The same, once the keep-alive has been taken out.
     #[inline]
-    pub(crate) const fn without_address(self) -> Self {
-        Self(self.0 & !ADDRESSED)
+    pub(crate) const fn without_keep_alive(self) -> Self {
+        Self(self.0 & !KEEPING)
     }
 
     #[inline(always)]
@@ -103,8 +103,8 @@ impl Info {
         self.0 & SCOPED != 0
     }
 
-    pub(crate) const fn is_addressed(self) -> bool {
-        self.0 & ADDRESSED != 0
+    pub(crate) const fn is_keeping(self) -> bool {
+        self.0 & KEEPING != 0
     }
 
     pub(crate) const fn is_datagram(self) -> bool {
@@ -131,18 +131,18 @@ mod tests {
                     assert_eq!(info.is_single(), run == 0 && count == 1 && !scoped);
                     assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
                     assert_eq!(info.is_at_most_single(), info.is_single() || info.is_empty());
-                    assert!(!info.is_addressed() && !info.is_datagram());
-                    // Where it came from changes nothing for the memory; an address handle is
+                    assert!(!info.is_keeping() && !info.is_datagram());
+                    // Where it came from changes nothing for the memory; a keep-alive is
                     // something else to do.
                     let datagram = info.datagram(true);
                     assert_eq!((datagram.is_single(), datagram.is_empty()), (info.is_single(), info.is_empty()));
-                    let addressed = datagram.addressed();
-                    assert!(addressed.is_addressed() && addressed.is_datagram());
-                    assert!(!addressed.is_single() && !addressed.is_empty());
-                    assert_eq!((addressed.run(), usize::from(addressed.count())), (run, count));
-                    assert_eq!((addressed.opcode(), addressed.is_forced()), (opcode, forced));
-                    assert!(!addressed.without_address().is_addressed());
-                    assert_eq!(addressed.without_address().is_single(), info.is_single());
+                    let keeping = datagram.keeping();
+                    assert!(keeping.is_keeping() && keeping.is_datagram());
+                    assert!(!keeping.is_single() && !keeping.is_empty());
+                    assert_eq!((keeping.run(), usize::from(keeping.count())), (run, count));
+                    assert_eq!((keeping.opcode(), keeping.is_forced()), (opcode, forced));
+                    assert!(!keeping.without_keep_alive().is_keeping());
+                    assert_eq!(keeping.without_keep_alive().is_single(), info.is_single());
                 }
             }
         }

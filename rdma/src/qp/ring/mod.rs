@@ -11,7 +11,7 @@
 //!   is free, the claimer while it is claimed, nobody while it is parked.
 //! * **R2.** A ring has one producer at a time: the holder of its [`Producer`], through `&mut`.
 //! * **R3.** While a slot is parked or claimed, its `count` first segments (or its scope) are
-//!   initialised, and its address handle if it is `addressed`. Whoever claims it takes each out
+//!   initialised, and its keep-alive if it is `keeping`. Whoever claims it takes each out
 //!   once, and only then frees the slot.
 //! * **R4.** A ring is never freed: producers, pollers and claims may point to it for as long as
 //!   they like.
@@ -41,8 +41,6 @@ pub(crate) use table::{attach, claimed, detach, grab, is_in_flight};
 
 use rdma_sys::ibv_wc_status;
 
-use crate::ah::AhInner;
-use crate::handle::Handle;
 use crate::mr::Segment;
 use crate::types::Opcode;
 
@@ -66,12 +64,15 @@ union First {
     sink: ManuallyDrop<Arc<dyn Sink>>,
 }
 
+/// What a request in flight needs besides its memory: an address handle today. Only dropped.
+pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
+
 struct Entry {
     token: u64,
     info: Info,
     first: MaybeUninit<First>,
     /// Initialised if the info says so.
-    address: MaybeUninit<Arc<Handle<AhInner>>>,
+    keep_alive: MaybeUninit<KeepAlive>,
 }
 
 /// One line of cache: posting and polling a request of one segment touches nothing else of the
@@ -121,7 +122,7 @@ impl Ring {
                 token: 0,
                 info: Info::new(0, 0, Opcode::Recv),
                 first: MaybeUninit::uninit(),
-                address: MaybeUninit::uninit(),
+                keep_alive: MaybeUninit::uninit(),
             }),
             state: State::new(),
         };
@@ -203,18 +204,18 @@ impl Slot {
 }
 
 impl Slot {
-    /// Moves the address handle out.
+    /// Moves the keep-alive out.
     ///
     /// # Safety
     ///
     /// The slot is the caller's by R1, and holds a handle that is not moved out again (R3).
     #[inline]
-    unsafe fn read_address(&self) -> Arc<Handle<AhInner>> {
+    unsafe fn read_keep_alive(&self) -> KeepAlive {
         let entry = self.entry.get();
         // SAFETY: only an address inside the entry is computed.
-        let address = unsafe { &raw const (*entry).address };
+        let place = unsafe { &raw const (*entry).keep_alive };
         // SAFETY: it is initialised, and not moved out again: this function's contract (R3).
-        unsafe { address.cast::<Arc<Handle<AhInner>>>().read() }
+        unsafe { place.cast::<KeepAlive>().read() }
     }
 }
 
@@ -250,19 +251,19 @@ impl Grabbed {
         unsafe { self.slot.as_ref() }.state.release();
     }
 
-    /// Takes the address handle out of an [addressed](Info::is_addressed) slot.
+    /// Takes the keep-alive out of an [keeping](Info::is_keeping) slot.
     ///
     /// # Safety
     ///
     /// It is one, this is called once, and what follows is [`into_single`](Self::into_single) or
     /// [`release`](Self::release): they do not look for the handle.
     #[inline]
-    pub(crate) unsafe fn take_address(&self) -> Arc<Handle<AhInner>> {
+    pub(crate) unsafe fn take_keep_alive(&self) -> KeepAlive {
         // SAFETY: R4.
         let slot = unsafe { self.slot.as_ref() };
-        // SAFETY: `read_address` wants a slot that is ours (R1: we are the claimer) and a handle
+        // SAFETY: `read_keep_alive` wants a slot that is ours (R1: we are the claimer) and a handle
         // that is taken once: this function's contract.
-        unsafe { slot.read_address() }
+        unsafe { slot.read_keep_alive() }
     }
 
     /// For any request.
@@ -277,7 +278,7 @@ impl Grabbed {
             count: info.count(),
             taken: 0,
             scoped: info.is_scoped(),
-            addressed: info.is_addressed(),
+            keeping: info.is_keeping(),
         }
     }
 }
@@ -376,7 +377,7 @@ pub(crate) struct Claimed {
     taken: u16,
     pub(crate) info: Info,
     pub(crate) scoped: bool,
-    addressed: bool,
+    keeping: bool,
 }
 
 // SAFETY: a claim is exclusive access to one slot of a ring that is Sync, and its contents are
@@ -455,7 +456,7 @@ impl Claimed {
     /// Whether nothing is left to hand out, so that the slot may be freed at once.
     #[inline]
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.taken == self.count && self.run == 0 && !self.scoped && !self.addressed
+        self.taken == self.count && self.run == 0 && !self.scoped && !self.keeping
     }
 
     /// Where the request's completion goes.
@@ -471,15 +472,15 @@ impl Claimed {
         Some(ManuallyDrop::into_inner(unsafe { sink.read() }))
     }
 
-    /// The address handle that the request keeps.
-    pub(crate) fn take_address(&mut self) -> Option<Arc<Handle<AhInner>>> {
-        if !std::mem::take(&mut self.addressed) {
+    /// The keep-alive that the request keeps.
+    pub(crate) fn take_keep_alive(&mut self) -> Option<KeepAlive> {
+        if !std::mem::take(&mut self.keeping) {
             return None;
         }
         let slot = &self.ring().slots[self.index() as usize];
-        // SAFETY: R1 and R3: the slot is claimed and `addressed`, so it holds an initialised
-        // handle; `addressed` was cleared, so that it is moved out once.
-        Some(unsafe { slot.read_address() })
+        // SAFETY: R1 and R3: the slot is claimed and `keeping`, so it holds an initialised
+        // handle; `keeping` was cleared, so that it is moved out once.
+        Some(unsafe { slot.read_keep_alive() })
     }
 
     /// Frees the slot without dropping the segments: the caller of a failed post still has them.
@@ -523,8 +524,8 @@ impl Claimed {
             sink.finished(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, 0);
         }
         // Destroying a handle may log, and a subscriber may panic.
-        let address = self.take_address();
-        let mut panic = catch_unwind(AssertUnwindSafe(|| drop(address))).err();
+        let keep_alive = self.take_keep_alive();
+        let mut panic = catch_unwind(AssertUnwindSafe(|| drop(keep_alive))).err();
         while let Some(earlier) = self.next_unsignaled() {
             panic = catch_unwind(AssertUnwindSafe(|| drop(earlier))).err().or(panic);
         }

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::state::{id_of_word, parked_word};
-use super::{Claimed, First, Info, Lap, Ring, SINK, Sink, Slot, USE_BITS};
-use crate::ah::AhInner;
-use crate::handle::Handle;
+use super::{Claimed, First, Info, KeepAlive, Lap, Ring, SINK, Sink, Slot, USE_BITS};
 use crate::mr::Segment;
 
 /// The one producer of a ring: it fills slots in order, and knows which requests have to be
@@ -201,7 +199,7 @@ impl Producer {
     /// # Safety
     ///
     /// It is free, and [`Vacant::describe`] was called, with as many segments as were written, or
-    /// as scoped, with `set_sink`, if `has_sink`; and as addressed if, and only if, `set_address`
+    /// as scoped, with `set_sink`, if `has_sink`; and as keeping if, and only if, `set_keep_alive`
     /// was called.
     #[inline(always)]
     pub(crate) unsafe fn park_head(&mut self, has_sink: bool) -> Staged {
@@ -224,12 +222,12 @@ impl Producer {
     }
 
     /// Drops what was put into the `count` slots after the head. The head stays: the device has not
-    /// seen these uses. `restore` gets the first of their address handles.
+    /// seen these uses. `restore` gets the first of their keep-alives.
     ///
     /// # Safety
     ///
     /// As for [`park`](Self::park).
-    pub(crate) unsafe fn discard(&mut self, count: u32, restore: &mut Option<Arc<Handle<AhInner>>>) {
+    pub(crate) unsafe fn discard(&mut self, count: u32, restore: &mut Option<KeepAlive>) {
         // SAFETY: `park` wants the slots free, and written: so does this function.
         unsafe { self.park(count) };
         let mut first = true;
@@ -237,9 +235,9 @@ impl Producer {
         for ahead in 0..count {
             let Some(mut claimed) = self.take_back(self.staged(ahead)) else { continue };
             panics.catch(|| {
-                if let Some(address) = claimed.take_address().filter(|_| first) {
+                if let Some(earlier) = claimed.take_keep_alive().filter(|_| first) {
                     first = false;
-                    *restore = Some(address);
+                    *restore = Some(earlier);
                 }
                 drop(claimed);
             });
@@ -341,14 +339,14 @@ impl Vacant<'_> {
         self.wr_id |= SINK;
     }
 
-    /// Puts an address handle beside the request's memory.
+    /// Puts a keep-alive beside the request's memory.
     #[inline]
-    pub(crate) fn set_address(&mut self, address: Arc<Handle<AhInner>>) {
+    pub(crate) fn set_keep_alive(&mut self, keep_alive: KeepAlive) {
         let entry = self.slot.entry.get();
         // SAFETY: only an address inside the entry is computed.
-        let place = unsafe { &raw mut (*entry).address };
+        let place = unsafe { &raw mut (*entry).keep_alive };
         // SAFETY: R1: the slot is free and we are its producer (R2). What lay there was moved out
         // or is leaked.
-        unsafe { place.cast::<Arc<Handle<AhInner>>>().write(address) };
+        unsafe { place.cast::<KeepAlive>().write(keep_alive) };
     }
 }
