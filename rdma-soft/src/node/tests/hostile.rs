@@ -53,7 +53,9 @@ pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Chann
             first.tell(&side.describe());
             side.recv(1, 0, 64);
             side.wait_ok();
-            let state = side.node.lock();
+            let mut state = side.node.lock();
+            // Nobody else does while this thread holds the lock.
+            state.send_deferred();
             let link = state.links().find(|link| link.peer.is_some()).unwrap();
             let socket = link.peer.as_ref().unwrap().socket.as_fd().as_raw_fd();
             // SAFETY: F_SETFL takes an int.
