@@ -1,17 +1,17 @@
-//! Memory that work requests name: the engine's only module with `unsafe` code.
+//! Memory that work requests name: the engine's one module that accesses memory with `unsafe` code.
 //!
 //! # Invariants
 //!
-//! 1. A [`Source`] is readable for its lifetime, a [`Target`] readable and writable: whoever makes
-//!    one from a raw pointer promises it. Others (threads, processes) may read and write the bytes
-//!    meanwhile; so all access goes through `rdma_mem`, whose copies behave as relaxed atomic
-//!    accesses, and no reference is ever made.
+//! 1. A [`Source`] is readable for its lifetime, a [`Target`] readable and writable: the caller who
+//!    creates one from a raw pointer promises this. Others (threads, processes) may read and write
+//!    the bytes at the same time. Therefore all access goes through `rdma_mem`, whose copies behave
+//!    as relaxed atomic accesses, and no reference to the bytes is ever created.
 //! 2. A `Region` is readable, and writable if its access flags say so, from `register` to
-//!    `deregister`: the caller of `register` promises it. Spans of a region borrow it, so none
-//!    outlives it.
-//! 3. An [`Area`] is readable and writable as long as its owner, which it holds, lives.
-//! 4. A part of a span lies in the span: `part` checks it, and the lengths of copies are the
-//!    shorter of the two ends'.
+//!    `deregister`: the caller of `register` promises this. The sources and targets of a region
+//!    borrow it, so none outlives it.
+//! 3. An [`Area`] is readable and writable as long as its owner lives; the area holds the owner.
+//! 4. A part of a source or target lies in the whole: `part` checks this. A copy is as long as the
+//!    shorter of its two ends.
 
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
@@ -21,12 +21,12 @@ use std::sync::Arc;
 use rdma_mem::word;
 use rdma_sys::ibv_access_flags;
 
-/// Rights that make the device write to a region.
+/// Rights that let the device write to a region.
 const WRITES: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 
-/// Bytes that may be read for `'a`, and may change meanwhile.
+/// Bytes that may be read for `'a`, and may change at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     ptr: *const u8,
@@ -34,7 +34,7 @@ pub(crate) struct Source<'a> {
     lives: PhantomData<&'a u8>,
 }
 
-/// Bytes that may be read and written for `'a`, and may change meanwhile.
+/// Bytes that may be read and written for `'a`, and may change at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     ptr: *mut u8,
@@ -43,36 +43,36 @@ pub(crate) struct Target<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// No bytes.
+    /// A source without bytes.
     pub(crate) const EMPTY: Self = Self { ptr: core::ptr::null(), len: 0, lives: PhantomData };
 
-    /// The bytes at `ptr`.
+    /// Creates a source of the `len` bytes at `ptr`.
     ///
     /// # Safety
     ///
-    /// `len` bytes at `ptr` stay readable for `'a`; nobody writes them but by atomic accesses,
-    /// other processes, or accesses that are synchronised with this thread. `len` is at most
+    /// `len` bytes at `ptr` stay readable for `'a`; they are written only by atomic accesses, by
+    /// other processes, or by accesses that are synchronised with this thread. `len` is at most
     /// `isize::MAX`.
     pub(crate) const unsafe fn from_raw(ptr: *const u8, len: usize) -> Self {
         Self { ptr, len, lives: PhantomData }
     }
 
-    /// The bytes of a slice.
+    /// Creates a source of the bytes of a slice.
     pub(crate) const fn of(bytes: &'a [u8]) -> Self {
         Self { ptr: bytes.as_ptr(), len: bytes.len(), lives: PhantomData }
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the source has no bytes.
     pub(crate) const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// `len` of the bytes, from `offset` on; `None` if there are not as many.
+    /// Returns `len` of the bytes from `offset` on; `None` if the range does not lie in the source.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Self> {
         (offset <= self.len && len <= self.len - offset).then(|| Self {
             ptr: self.ptr.wrapping_add(offset),
@@ -81,34 +81,36 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// Copies to the start of `bytes`, as many as fit.
+    /// Copies the first bytes to the start of `bytes`: as many as both have.
     pub(crate) fn copy_to_slice(&self, bytes: &mut [u8]) {
         let len = self.len.min(bytes.len());
-        // SAFETY: of `copy`: the source is readable for `len` bytes (1), `bytes` is an exclusive
-        // reference, so the ranges do not overlap and nobody else accesses it; nobody writes the
-        // source but as 1 allows.
+        // SAFETY: `copy` requires `len` readable bytes at the source: `len` is at most the source's
+        // length, and invariant 1 makes them readable. It requires `len` writable bytes at the
+        // destination that do not overlap the source and that nobody else accesses: `bytes` is an
+        // exclusive reference. Others write the source only as invariant 1 allows.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.ptr, len) }
     }
 }
 
 impl<'a> Target<'a> {
-    /// The bytes at `ptr`.
+    /// Creates a target of the `len` bytes at `ptr`.
     ///
     /// # Safety
     ///
-    /// As [`Source::from_raw`], and the bytes are writable, and nobody else accesses them but by
-    /// atomic accesses, other processes, or accesses that are synchronised with this thread.
+    /// The requirements of [`Source::from_raw`] hold. The bytes are writable, too, and others
+    /// access them only by atomic accesses, from other processes, or by accesses that are
+    /// synchronised with this thread.
     pub(crate) const unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len, lives: PhantomData }
     }
 
-    /// The bytes of a slice.
+    /// Creates a target of the bytes of a slice.
     #[cfg(test)]
     pub(crate) const fn of(bytes: &'a mut [u8]) -> Self {
         Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), lives: PhantomData }
     }
 
-    /// `len` of the bytes, from `offset` on; `None` if there are not as many.
+    /// Returns `len` of the bytes from `offset` on; `None` if the range does not lie in the target.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Self> {
         (offset <= self.len && len <= self.len - offset).then(|| Self {
             ptr: self.ptr.wrapping_add(offset),
@@ -117,7 +119,8 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Copies `source` here, as much as fits; the last bytes become visible last.
+    /// Copies `source` to the start of the target, as much as fits; the last bytes become visible
+    /// last.
     #[inline(always)]
     pub(crate) fn write(&self, source: Source<'_>) {
         let len = self.len.min(source.len);
@@ -125,43 +128,49 @@ impl<'a> Target<'a> {
             self.write_overlapping(source, len);
             return;
         }
-        // SAFETY: of `copy_ordered`: both ranges are valid for `len` bytes (1, 4), they do not
-        // overlap (just checked; the same memory mapped twice is not one range), and others access
-        // them only as 1 allows.
+        // SAFETY: `copy_ordered` requires two ranges that are valid for `len` bytes: invariants 1
+        // and 4, and `len` is the shorter length. It requires that the ranges do not overlap:
+        // checked just above, and the same memory mapped twice is not one range. Others access them
+        // only as invariant 1 allows.
         unsafe { rdma_mem::copy_ordered(self.ptr, source.ptr, len) }
     }
 
-    /// A message onto itself: what the bytes become is nobody's business, but that they are copied
-    /// soundly is.
+    /// Copies between overlapping ranges, through a local buffer. The resulting bytes are
+    /// unspecified; only the soundness of the copy matters.
     #[cold]
     fn write_overlapping(&self, source: Source<'_>, len: usize) {
         let mut block = [0_u8; 256];
         let mut at = 0;
         while at < len {
             let n = block.len().min(len - at);
-            // SAFETY: `at + n <= len`, so the source's bytes are valid (1, 4); `block` is a local.
+            // SAFETY: `copy` requires `n` readable bytes at the source: `at + n <= len` (invariants
+            // 1 and 4). `block` is a local of at least `n` bytes, so it is writable and overlaps
+            // nothing.
             unsafe { rdma_mem::copy(block.as_mut_ptr(), source.ptr.wrapping_add(at), n) };
-            // SAFETY: of `copy_ordered`: `at + n <= len` bytes of the target are writable (1, 4),
-            // and `block`, a local, overlaps nothing.
+            // SAFETY: `copy_ordered` requires `n` writable bytes at the target: `at + n <= len`
+            // (invariants 1 and 4). `block` is a local of at least `n` bytes, so it is readable and
+            // overlaps nothing.
             unsafe { rdma_mem::copy_ordered(self.ptr.wrapping_add(at), block.as_ptr(), n) };
             at += n;
         }
     }
 
-    /// The 8 bytes here as an atomic word: what it was, after `change`. `None` if they are not 8
-    /// aligned ones.
+    /// Applies an atomic operation to the target as one 8-byte word and returns the word's previous
+    /// value. `None` if the target is not 8 aligned bytes.
     pub(super) fn atomic(&self, change: Atomic) -> Option<u64> {
         let address = self.ptr.cast::<u64>();
         if self.len != 8 || !address.is_aligned() {
             return None;
         }
         Some(match change {
-            // SAFETY: of `fetch_add_u64`: 8 aligned, writable bytes (checked above; 1), which
-            // others access only as 1 allows.
+            // SAFETY: `fetch_add_u64` requires 8 aligned, writable bytes: length and alignment were
+            // checked above, and invariant 1 makes them writable. Others access them only as
+            // invariant 1 allows.
             Atomic::Add(value) => unsafe { word::fetch_add_u64(address, value, Ordering::AcqRel) },
             Atomic::CompareSwap { compare, swap } => {
-                // SAFETY: of `compare_exchange_u64`: 8 aligned, writable bytes (checked above; 1),
-                // which others access only as 1 allows.
+                // SAFETY: `compare_exchange_u64` requires 8 aligned, writable bytes: length and
+                // alignment were checked above, and invariant 1 makes them writable. Others access
+                // them only as invariant 1 allows.
                 let found = unsafe { word::compare_exchange_u64(address, compare, swap, Ordering::AcqRel) };
                 found.unwrap_or_else(|found| found)
             }
@@ -169,7 +178,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// What an atomic does to its word.
+/// The operation of an atomic request on its word.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Atomic {
     /// Fetch and add.
@@ -178,14 +187,14 @@ pub(super) enum Atomic {
     CompareSwap { compare: u64, swap: u64 },
 }
 
-/// What a frame's payload is made of: pieces in order.
+/// The pieces that make up a frame's payload, in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gather<'a> {
     parts: &'a [Source<'a>],
     len: usize,
 }
 
-/// Room for the pieces of a [`Gather`].
+/// Storage for the pieces of a [`Gather`]: up to `N`.
 pub(super) struct Scratch<'a, const N: usize> {
     parts: [Source<'a>; N],
     count: usize,
@@ -193,12 +202,12 @@ pub(super) struct Scratch<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> Scratch<'a, N> {
-    /// No pieces yet.
+    /// Creates storage without pieces.
     pub(super) const fn new() -> Self {
         Self { parts: [Source::EMPTY; N], count: 0, len: 0 }
     }
 
-    /// Appends a piece; false if there is no room for it.
+    /// Appends a piece; false if `N` pieces are stored already.
     pub(super) fn push(&mut self, source: Source<'a>) -> bool {
         let Some(part) = self.parts.get_mut(self.count) else { return false };
         *part = source;
@@ -207,38 +216,38 @@ impl<'a, const N: usize> Scratch<'a, N> {
         true
     }
 
-    /// The pieces.
+    /// Returns the stored pieces.
     pub(super) fn gather(&self) -> Gather<'_> {
         Gather { parts: &self.parts[..self.count], len: self.len }
     }
 }
 
 impl<'a> Gather<'a> {
-    /// No payload.
+    /// A gather without payload.
     pub(crate) const EMPTY: Self = Self { parts: &[], len: 0 };
 
-    /// One piece.
+    /// Creates a gather of one piece.
     pub(crate) const fn one(source: &'a Source<'a>) -> Self {
         Self { parts: core::slice::from_ref(source), len: source.len }
     }
 
-    /// These pieces.
+    /// Creates a gather of several pieces.
     pub(crate) fn of(parts: &'a [Source<'a>]) -> Self {
         Self { parts, len: parts.iter().map(Source::len).sum() }
     }
 
-    /// How many bytes in all.
+    /// Returns the number of bytes of all pieces.
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// The pieces.
+    /// Returns the pieces.
     pub(crate) const fn parts(&self) -> &'a [Source<'a>] {
         self.parts
     }
 
-    /// Copies everything to the start of `target`; false, and nothing is copied, if it does not
-    /// fit.
+    /// Copies all pieces to the start of `target`. If they do not fit, copies nothing and returns
+    /// false.
     #[inline(always)]
     #[must_use]
     pub(crate) fn copy_to(&self, target: Target<'_>) -> bool {
@@ -269,11 +278,12 @@ pub(super) struct Region {
     access: u32,
 }
 
-// SAFETY: an address and a length; the memory is accessed as 1 and 2 say, from whatever thread.
+// SAFETY: a region is an address and a length, which any thread may hold. Any thread may access the
+// memory as invariants 1 and 2 say.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// The memory of a registration.
+    /// Creates a region of the memory of a registration.
     ///
     /// # Safety
     ///
@@ -282,46 +292,48 @@ impl Region {
         Self { ptr, len, iova, access }
     }
 
-    /// Its rights.
+    /// Returns the rights of the region, `IBV_ACCESS_*`.
     pub(super) const fn access(&self) -> u32 {
         self.access
     }
 
-    /// Where it begins for requests.
+    /// Returns the address that requests use for the region's first byte.
     pub(super) const fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Its length.
+    /// Returns the length in bytes.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Where it begins in this process.
+    /// Returns the address of the region's first byte in this process.
     pub(super) fn addr(&self) -> usize {
         self.ptr.addr()
     }
 
-    /// Where `len` bytes at `addr` begin in the region, if they lie in it.
+    /// Returns the offset in the region of `len` bytes at the request address `addr`, if they lie
+    /// in the region.
     fn offset(&self, addr: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(addr.checked_sub(self.iova)?).ok()?;
         (offset <= self.len && len <= self.len - offset).then_some(offset)
     }
 
-    /// The bytes at `addr`, if they lie in the region.
+    /// Returns the bytes at the request address `addr`, if they lie in the region.
     pub(super) fn source(&self, addr: u64, len: usize) -> Option<Source<'_>> {
         let offset = self.offset(addr, len)?;
         Some(Source { ptr: self.ptr.wrapping_add(offset), len, lives: PhantomData })
     }
 
-    /// The bytes at `addr` to be written, if they lie in the region and it may be written.
+    /// Returns the bytes at the request address `addr` for writing, if they lie in the region and
+    /// the region may be written.
     pub(super) fn target(&self, addr: u64, len: usize) -> Option<Target<'_>> {
         let offset = self.offset(addr, len)?;
         (self.access & WRITES != 0).then(|| Target { ptr: self.ptr.wrapping_add(offset), len, lives: PhantomData })
     }
 }
 
-/// Memory shared with other processes, with what keeps it mapped.
+/// Memory shared with other processes, and the owner that keeps it mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct Area {
     ptr: *mut u8,
@@ -329,54 +341,56 @@ pub(crate) struct Area {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: an area is an address and its owner; all access to the bytes is by atomics (invariants 1
-// and 3), and the owner is itself Send and Sync.
+// SAFETY: an area is an address and its owner. Any thread may access the bytes, by atomics only
+// (invariants 1 and 3); the owner is itself Send and Sync.
 unsafe impl Send for Area {}
 
 impl Area {
-    /// The memory at `ptr`, kept by `owner`.
+    /// Creates an area of the `len` bytes at `ptr`, which `owner` keeps mapped.
     ///
     /// # Safety
     ///
-    /// `len` bytes at `ptr` stay mapped, readable and writable, as long as `owner` lives; nobody in
-    /// this process accesses them but by atomic accesses. `len` is at most `isize::MAX`.
+    /// `len` bytes at `ptr` stay mapped, readable and writable, as long as `owner` lives; this
+    /// process accesses them only by atomic accesses. `len` is at most `isize::MAX`.
     pub(crate) unsafe fn new(ptr: *mut u8, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self { ptr, len, _owner: owner }
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// `len` bytes from `offset` on.
+    /// Returns `len` bytes from `offset` on for writing, if they lie in the area.
     pub(super) fn target(&self, offset: usize, len: usize) -> Option<Target<'_>> {
         Target { ptr: self.ptr, len: self.len, lives: PhantomData }.part(offset, len)
     }
 
-    /// `len` bytes from `offset` on.
+    /// Returns `len` bytes from `offset` on for reading, if they lie in the area.
     pub(super) fn source(&self, offset: usize, len: usize) -> Option<Source<'_>> {
         Source { ptr: self.ptr, len: self.len, lives: PhantomData }.part(offset, len)
     }
 
-    /// The address of the word at `offset`, if an aligned one lies there.
+    /// Returns the address of the word at `offset`, if an aligned word lies there.
     fn word(&self, offset: usize) -> Option<*mut u64> {
         let word = self.target(offset, 8)?.ptr.cast::<u64>();
         word.is_aligned().then_some(word)
     }
 
-    /// The word at `offset`, by an acquire load; 0 if there is none.
+    /// Loads the word at `offset` with acquire ordering; returns 0 if no aligned word lies there.
     pub(super) fn load(&self, offset: usize) -> u64 {
-        // SAFETY: `word` gives aligned words of the area only (3, 4), which is accessed by atomics
-        // only.
+        // SAFETY: `load_u64` requires an aligned, readable word: `word` returns only aligned words
+        // that lie in the area (invariants 3 and 4). The area is accessed by atomics only.
         self.word(offset).map_or(0, |word| unsafe { word::load_u64(word, Ordering::Acquire) })
     }
 
-    /// Stores the word at `offset`, with release; nothing happens if there is none.
+    /// Stores the word at `offset` with release ordering; does nothing if no aligned word lies
+    /// there.
     pub(super) fn store(&self, offset: usize, value: u64) {
         if let Some(word) = self.word(offset) {
-            // SAFETY: of `store_u64`: `word` gives aligned words of the area (4), which is writable
-            // and accessed by atomics only (3).
+            // SAFETY: `store_u64` requires an aligned, writable word: `word` returns only aligned
+            // words that lie in the area (invariants 3 and 4). The area is accessed by atomics
+            // only.
             unsafe { word::store_u64(word, value, Ordering::Release) }
         }
     }
@@ -421,9 +435,10 @@ mod tests {
     fn a_write_onto_itself_is_sound() {
         let mut bytes = [7_u8; 1000];
         let ptr = bytes.as_mut_ptr();
-        // SAFETY: both lie in the array, which nobody else touches.
+        // SAFETY: `from_raw` requires valid bytes: the 900 bytes from 10 on lie in the array, which
+        // only this test accesses.
         let target = unsafe { Target::from_raw(ptr.wrapping_add(10), 900) };
-        // SAFETY: of `from_raw`: the first 900 bytes of the same array.
+        // SAFETY: `from_raw` requires valid bytes: the first 900 bytes lie in the same array.
         let source = unsafe { Source::from_raw(ptr, 900) };
         target.write(source);
         assert_eq!(bytes, [7; 1000]);
@@ -433,7 +448,8 @@ mod tests {
     fn atomics_want_eight_aligned_bytes() {
         let mut words = [5_u64, 6];
         let ptr = words.as_mut_ptr().cast::<u8>();
-        // SAFETY: the array's 16 bytes, which nobody else touches.
+        // SAFETY: `from_raw` requires valid bytes: these are the array's 16 bytes, which only this
+        // test accesses.
         let all = unsafe { Target::from_raw(ptr, 16) };
         assert_eq!(all.part(4, 8).unwrap().atomic(Atomic::Add(1)), None);
         assert_eq!(all.part(0, 4).unwrap().atomic(Atomic::Add(1)), None);
@@ -447,14 +463,16 @@ mod tests {
     fn a_region_gives_what_lies_in_it_and_only_writable_ones_to_be_written() {
         let mut bytes = [0_u8; 64];
         let ptr = bytes.as_mut_ptr();
-        // SAFETY: the array lives longer than the regions, and nobody else touches it.
+        // SAFETY: `new` requires memory that outlives the region: the array does, and only this
+        // test accesses it.
         let read_only = unsafe { Region::new(ptr, 64, u64::MAX - 64, 4) };
         assert!(read_only.source(u64::MAX - 64, 64).is_some());
         assert!(read_only.source(u64::MAX - 1, 2).is_none());
         assert!(read_only.source(u64::MAX - 65, 2).is_none());
         assert!(read_only.source(0, 1).is_none());
         assert!(read_only.target(u64::MAX - 64, 1).is_none());
-        // SAFETY: of `new`: the same array, which lives longer; the regions are never used at once.
+        // SAFETY: `new` requires memory that outlives the region: the same array does. The two
+        // regions are never used at once.
         let writable = unsafe { Region::new(ptr, 64, 0, 1) };
         assert!(writable.target(63, 1).is_some());
         assert!(writable.target(64, 0).is_some());
@@ -464,7 +482,8 @@ mod tests {
     #[test]
     fn an_area_has_words_where_they_are_aligned() {
         let words = Arc::new([0_u64; 4].map(core::sync::atomic::AtomicU64::new));
-        // SAFETY: the owner is the memory, and is made of atomics.
+        // SAFETY: `new` requires that the owner keeps the memory: the owner is the memory. The
+        // memory is made of atomics.
         let area = unsafe { Area::new(words.as_ptr().cast::<u8>().cast_mut(), 32, Arc::clone(&words) as _) };
         area.store(8, 77);
         area.store(12, 1);

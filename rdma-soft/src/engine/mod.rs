@@ -1,16 +1,18 @@
-//! The engine of the software device, reliable connections and unreliable datagrams: no input or
-//! output, no threads, no clock.
+//! The engine of the software device: reliable connections and unreliable datagrams, without input
+//! or output, threads or a clock.
 //!
-//! The verbs objects call it to post and poll; a driver moves frames between the engines of two
-//! processes. Everything runs under the caller's one lock. After each call that may have caused
-//! work, the driver does, in any order: [`poll_active_link`](Engine::poll_active_link) and
+//! The verbs objects call the engine to post and poll; a driver moves frames between the engines of
+//! two processes. Every call runs under the caller's one lock. After each call that may have caused
+//! work, the driver calls, in any order: [`poll_active_link`](Engine::poll_active_link) and
 //! [`poll_transmit`](Engine::poll_transmit), [`poll_event`](Engine::poll_event),
 //! [`poll_lookup`](Engine::poll_lookup), [`poll_grant`](Engine::poll_grant) and
 //! [`poll_timeout`](Engine::poll_timeout).
 //!
-//! Modules import downwards: the tables and queues know nobody, a queue pair's common part (`qp`)
-//! knows them, the services (`rc`, `ud`) know `qp`, and this module knows the services. All but
-//! `memory` is safe code.
+//! Modules import downwards: the shared tables (`tables`) and the queues import no queue pair; the
+//! common part of a queue pair (`qp`) imports the tables and queues, the services (`rc`, `ud`)
+//! import `qp`, and this module imports the services. Only `memory` accesses registered memory.
+//! Outside of it, `Engine::register` is the one place with `unsafe` code: it passes the promise of
+//! its caller on.
 
 #![deny(unsafe_code)]
 
@@ -68,33 +70,36 @@ pub(crate) use types::{
 /// Configuration of an [`Engine`].
 #[derive(Debug)]
 pub(crate) struct EngineConfig {
-    /// The process's slot. More may be added with [`Engine::add_slot`].
+    /// The slot of this process. [`Engine::add_slot`] adds further ones.
     pub(crate) slot: Slot,
-    /// Seed of the keys. Take it from the kernel's random source.
+    /// Seed of the memory keys, queue pair numbers and incarnations. Take it from the kernel's
+    /// random source.
     pub(crate) seed: u64,
-    /// `DIRECTORY_LEN` zeroed bytes that peers may map; `None`: peers do nothing by themselves.
+    /// `DIRECTORY_LEN` zeroed bytes that peers may map. With `None`, peers cannot execute one-sided
+    /// operations themselves.
     pub(crate) directory: Option<Area>,
 }
 
 /// The transmit side of a link.
 pub(crate) trait Outbound {
-    /// The largest payload of one frame. At least [`limits::SHORTEST_LIMIT`].
+    /// The largest payload of one frame, in bytes: at least [`limits::SHORTEST_LIMIT`].
     fn max_payload(&self) -> usize;
-    /// Takes a frame with its payload, whole; false if there is no room for it now.
+    /// Pushes a frame and its whole payload; false if there is no room for them now.
     fn try_push(&mut self, header: &Header, payload: &Gather<'_>) -> bool;
 }
 
-/// The engine.
+/// The protocol engine of one process.
 #[derive(Debug)]
 pub(crate) struct Engine {
     qps: QpTable,
     tables: Tables,
-    /// A request was posted since acknowledgements were put off.
+    /// `post_send` was called since acknowledgements were last deferred: the next
+    /// `poll_active_link` without an active link releases them.
     release_next: bool,
 }
 
 impl Engine {
-    /// An engine with nothing in it.
+    /// Creates an engine without objects.
     pub(crate) fn new(config: EngineConfig) -> Self {
         Self {
             qps: QpTable::new(config.seed),
@@ -116,7 +121,8 @@ impl Engine {
         }
     }
 
-    /// Adds a slot, when `create_qp` said `ENOMEM` because all queue pair numbers are taken.
+    /// Adds a slot: needed when `create_qp` returned `ENOMEM` because all queue pair numbers are
+    /// taken.
     pub(crate) fn add_slot(&mut self, slot: Slot) {
         if !self.tables.slots.contains(&slot) {
             let loopback = self.tables.peers.link_of(PeerId::local(self.tables.slots[0]));
@@ -129,20 +135,20 @@ impl Engine {
         }
     }
 
-    /// A new protection domain.
+    /// Creates a protection domain.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`: there are too many.
+    /// `ENOMEM`: too many protection domains.
     pub(crate) fn alloc_pd(&mut self) -> Result<PdId, Errno> {
         self.tables.pds.alloc()
     }
 
-    /// Ends a protection domain.
+    /// Destroys a protection domain.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: something is in it.
+    /// `EBUSY`: the domain still holds an object.
     pub(crate) fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Errno> {
         self.tables.pds.dealloc(pd)
     }
@@ -156,8 +162,8 @@ impl Engine {
     /// # Safety
     ///
     /// Until [`deregister`](Self::deregister) returns, the memory stays mapped: readable, and
-    /// writable if `access` has LOCAL_WRITE, REMOTE_WRITE or REMOTE_ATOMIC; nobody in this process
-    /// accesses it but by atomic accesses, or while no work request or peer may do so.
+    /// writable if `access` has LOCAL_WRITE, REMOTE_WRITE or REMOTE_ATOMIC. This process accesses
+    /// the memory only by atomic accesses, or while no work request or peer may access it.
     #[allow(unsafe_code, reason = "it takes the caller's promise, and passes it on")]
     pub(crate) unsafe fn register(&mut self, pd: PdId, what: &Registration) -> Result<MrKeys, Errno> {
         let end = what.iova.checked_add(what.len as u64);
@@ -165,8 +171,9 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         self.tables.pds.enter(pd)?;
-        // SAFETY: of `Region::new`: invariant 2 of `memory` holds by this function's own contract
-        // until `deregister`, which drops the region; the length was checked above.
+        // SAFETY: `Region::new` requires invariant 2 of `memory` until the region is dropped, and a
+        // length of at most `isize::MAX`. The caller of `register` promises the memory until
+        // `deregister`, which drops the region; the length was checked above.
         let region = unsafe { Region::new(what.addr, what.len, what.iova, what.access) };
         let tables = &mut self.tables;
         let keys = tables.mrs.insert(pd, region, what.backing.clone(), &tables.directory);
@@ -176,25 +183,27 @@ impl Engine {
         keys
     }
 
-    /// Ends a registration; the engine does not touch the memory again.
+    /// Deregisters memory; the engine does not touch the memory again.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such key.
+    /// `EINVAL`: no region has this key.
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
         self.tables.deregister(lkey)
     }
 
-    /// A new completion queue of exactly `depth` entries. `token` comes back in its events.
+    /// Creates a completion queue of exactly `depth` entries. `token` comes back in the queue's
+    /// events.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: a depth of 0 or beyond [`limits::MAX_CQE`]. `ENOMEM`.
+    /// `EINVAL`: a depth of 0 or beyond [`limits::MAX_CQE`]. `ENOMEM`: no memory, or too many
+    /// queues.
     pub(crate) fn create_cq(&mut self, depth: u32, token: u64) -> Result<CqId, Errno> {
         self.tables.cqs.create(depth, token)
     }
 
-    /// Ends a completion queue. Its unpolled events are dropped.
+    /// Destroys a completion queue and drops its unpolled events.
     ///
     /// # Errors
     ///
@@ -209,22 +218,23 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: an impossible depth, or more completions than that wait. `ENOMEM`.
+    /// `EINVAL`: an impossible depth, or more unpolled completions than the new depth. `ENOMEM`: no
+    /// memory.
     pub(crate) fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), Errno> {
         self.tables.cqs.resize(cq, depth)
     }
 
-    /// Takes completions: how many.
+    /// Polls completions into `out` and returns their number.
     ///
     /// # Errors
     ///
-    /// `EIO`: the queue overran, and what it held before is taken.
+    /// `EIO`: the queue overran, and the completions from before the overrun were all polled.
     #[inline]
     pub(crate) fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.tables.cqs.poll(cq, out)
     }
 
-    /// Asks for one event at the next completion (or the next solicited or failed one).
+    /// Requests one event for the next completion (or the next solicited or failed one).
     ///
     /// # Errors
     ///
@@ -233,7 +243,7 @@ impl Engine {
         self.tables.cqs.arm(cq, solicited_only)
     }
 
-    /// A new queue pair, in RESET, and its number.
+    /// Creates a queue pair in RESET; returns its identifier and its number.
     ///
     /// # Errors
     ///
@@ -258,12 +268,12 @@ impl Engine {
         Ok(created)
     }
 
-    /// Ends a queue pair; its completions leave the completion queues, its unpolled events are
-    /// dropped.
+    /// Destroys a queue pair; removes its completions from the completion queues and drops its
+    /// unpolled events.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue pair. `EBUSY`: it is in a multicast group.
+    /// `EINVAL`: no such queue pair. `EBUSY`: the queue pair is in a multicast group.
     pub(crate) fn destroy_qp(&mut self, qp: QpId) -> Result<(), Errno> {
         let tables = &mut self.tables;
         let it = self.qps.get_mut(qp)?;
@@ -290,7 +300,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The attributes that only the engine knows.
+    /// Returns the attributes that only the engine knows.
     ///
     /// # Errors
     ///
@@ -314,7 +324,7 @@ impl Engine {
         posted
     }
 
-    /// Posts a datagram.
+    /// Posts a send request to a datagram queue pair.
     ///
     /// # Errors
     ///
@@ -332,16 +342,16 @@ impl Engine {
         posted
     }
 
-    /// How many more send requests the queue has room for.
+    /// Returns how many more send requests the queue has room for.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue pair, or a state in which it takes none.
+    /// `EINVAL`: no such queue pair, or its state takes no send requests.
     pub(crate) fn send_room(&self, qp: QpId) -> Result<u32, Errno> {
         self.qps.get(qp)?.qp.send_room()
     }
 
-    /// Posts a receive.
+    /// Posts a receive request.
     ///
     /// # Errors
     ///
@@ -353,12 +363,13 @@ impl Engine {
         posted
     }
 
-    /// The next event for the process.
+    /// Takes the next event for the process.
     pub(crate) fn poll_event(&mut self) -> Option<Event> {
         self.tables.events.pop()
     }
 
-    /// Whether no link is active and nothing is to be told, looked up, granted or timed.
+    /// Whether the driver has nothing to do: no active link, no event, lookup, grant or timer, and
+    /// no deferred acknowledgement that is to be released.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         let tables = &self.tables;
@@ -369,14 +380,15 @@ impl Engine {
             & (tables.deferred.is_empty() | !self.release_next)
     }
 
-    /// A link to a process is up (call it once for each slot of that process). To ourselves: the
-    /// loopback, which gives every frame back to [`handle_frame`](Self::handle_frame) under the
-    /// same id. `directory`: the peer's, mapped.
+    /// A link to a process is up. Call this once for each slot of that process. A link to this
+    /// process is the loopback, which gives every frame back to
+    /// [`handle_frame`](Self::handle_frame) under the same id. `directory` is the peer's directory,
+    /// mapped.
     pub(crate) fn handle_link_up(&mut self, peer: PeerId, link: LinkId, directory: Option<Area>) {
         let tables = &mut self.tables;
         tables.peers.up(peer, link, directory, &mut tables.timers);
         if peer.host == Host::LOCAL && tables.slots.contains(&peer.slot) {
-            // We are behind it with all our slots, whichever was asked for.
+            // The loopback leads to all slots of this process, whichever of them was looked up.
             for own in &tables.slots {
                 tables.peers.up(PeerId::local(*own), link, None, &mut tables.timers);
             }
@@ -392,7 +404,7 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// The peer at the other end has died, or is no longer to be trusted.
+    /// The link is down: its peer has died, or is no longer trusted.
     pub(crate) fn handle_link_down(&mut self, link: LinkId) {
         let tables = &mut self.tables;
         let peers = tables.peers.down(link);
@@ -403,7 +415,7 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// No process is at that address, or it refuses us.
+    /// No process has that address, or the process refuses a link.
     pub(crate) fn handle_unreachable(&mut self, peer: PeerId) {
         let tables = &mut self.tables;
         tables.peers.unreachable(peer, &mut tables.timers);
@@ -415,12 +427,12 @@ impl Engine {
                 }
             }
         }
-        // Else the peer has connected to us meanwhile, and what is under way there is not sent
-        // again.
+        // If there is a link, the peer connected to us meanwhile: requests that are under way on
+        // that link are not sent again.
         self.resume_datagrams();
     }
 
-    /// Looks again at the datagrams that wait.
+    /// Tries again to send the datagrams that wait.
     fn resume_datagrams(&mut self) {
         for QueuePair { qp, service } in self.qps.iter_mut() {
             match service {
@@ -431,7 +443,7 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// Whether datagrams wait for a link, or for the members of a group.
+    /// Whether datagrams wait for a link or for the member list of a group.
     pub(crate) fn has_waiting_datagrams(&self) -> bool {
         let waits = |qp: &QueuePair| matches!(&qp.service, Service::Ud(ud) if ud.is_waiting());
         self.tables.groups.is_waited_for() || self.qps.iter().any(waits)
@@ -442,13 +454,14 @@ impl Engine {
         self.tables.peers.was_awaited(link)
     }
 
-    /// Something that only the driver can find.
+    /// Takes the next question that only the driver can answer.
     pub(crate) fn poll_lookup(&mut self) -> Option<Lookup> {
         self.tables.peers.pop_lookup()
     }
 
-    /// The processes that are in a multicast group, ours or not. What is sent to the group goes to
-    /// them for `nanos`; then the driver is asked again.
+    /// Gives the processes that are in a multicast group; this process may be one of them.
+    /// Datagrams to the group go to these processes for `nanos` nanoseconds; the next datagram
+    /// after that asks the driver again.
     pub(crate) fn handle_members(&mut self, gid: Gid, members: &[Slot], nanos: u64) {
         let tables = &mut self.tables;
         let others = members.iter().copied().filter(|slot| slot.is_real() && !tables.slots.contains(slot)).collect();
@@ -462,13 +475,14 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// Puts a queue pair for datagrams into a multicast group, where it may be already; true if it
-    /// is this process's first one there: other processes are to be told.
+    /// Attaches a datagram queue pair to a multicast group; attaching it twice has no further
+    /// effect. True if the queue pair is the first one of this process in the group: the driver
+    /// must then tell other processes.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue pair, not one for datagrams, or no group's address. `ENOMEM`: beyond
-    /// the [`limits`].
+    /// `EINVAL`: no such queue pair, not a datagram queue pair, or `gid` is no group address.
+    /// `ENOMEM`: beyond the [`limits`].
     pub(crate) fn attach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
         if !matches!(self.qps.get(qp)?.service, Service::Ud(_)) || !gid.is_multicast() {
             return Err(Errno::INVAL);
@@ -476,21 +490,23 @@ impl Engine {
         self.tables.groups.attach(gid, qp.0)
     }
 
-    /// Takes a queue pair out of a multicast group; true if it was this process's last one there.
+    /// Detaches a queue pair from a multicast group; true if it was the last one of this process
+    /// there.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: it was not in it.
+    /// `EINVAL`: the queue pair was not in the group.
     pub(crate) fn detach(&mut self, qp: QpId, gid: Gid) -> Result<bool, Errno> {
         self.tables.groups.detach(gid, qp.0)
     }
 
-    /// A group that the queue pair is in.
+    /// Returns a group that the queue pair is in.
     pub(crate) fn group_of(&self, qp: QpId) -> Option<Gid> {
         self.tables.groups.group_of(qp.0)
     }
 
-    /// Keeps a protection domain from being ended, as an address handle does.
+    /// Counts one more user of a protection domain, for example an address handle: the domain
+    /// cannot be destroyed before the matching `release_pd`.
     ///
     /// # Errors
     ///
@@ -504,7 +520,7 @@ impl Engine {
         self.tables.pds.leave(pd);
     }
 
-    /// A frame has come in. `header` is a private copy; `payload` may lie in the ring.
+    /// Handles a frame from a link. `header` is a private copy; `payload` may lie in the ring.
     #[inline]
     pub(crate) fn handle_frame(&mut self, link: LinkId, header: &Header, payload: Source<'_>) {
         let Some(frame) = Frame::decode(header, payload.len()) else { return };
@@ -523,9 +539,10 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// A frame names a sender in a process that the link does not lead to: nobody speaks for
-    /// another process. But a process that is known may have got one more slot: a link to that
-    /// shows it, and the request comes again (a datagram does not).
+    /// Handles a frame whose sender names a process that the link does not lead to. Such a frame is
+    /// not delivered: no process may send in the name of another one. But a known process may have
+    /// got one more slot. The engine asks for a link to that slot; a link shows that the slot is
+    /// the peer's, and the requester then sends its request again (a datagram is lost).
     #[cold]
     fn handle_stranger(&mut self, link: LinkId, frame: &Frame) {
         let peers = &mut self.tables.peers;
@@ -538,7 +555,7 @@ impl Engine {
         }
     }
 
-    /// A frame that belongs to no connection.
+    /// Handles a frame that belongs to no connection.
     #[inline(never)]
     fn handle_unconnected(&mut self, link: LinkId, frame: &Frame, payload: Source<'_>) {
         let tables = &mut self.tables;
@@ -547,8 +564,8 @@ impl Engine {
             Kind::Revoked => return tables.peers.mapping_revoked(link, frame.key),
             _ => {}
         }
-        // The peer may change its ring at any time: the header, which decides, is taken out of it
-        // once.
+        // Copy the GRH out of the ring once and decide by the copy: the peer may change its ring at
+        // any time.
         let mut grh = Grh::NONE;
         let Some(data) = payload.part(GRH_LEN, payload.len().saturating_sub(GRH_LEN)) else { return };
         payload.copy_to_slice(&mut grh.0);
@@ -569,9 +586,9 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// A link that has got something to send since it was last returned here (acknowledgements
-    /// included: so ask after the drain of a link, not after each frame). A link whose transmission
-    /// ended `Blocked` or `More` is the driver's to remember.
+    /// Takes a link that has had something to send since its last return from here.
+    /// Acknowledgements count: call this after the drain of a link, not after each frame. The
+    /// driver must remember a link whose transmission ended `Blocked` or `More`.
     pub(crate) fn poll_active_link(&mut self) -> Option<LinkId> {
         let active = self.tables.peers.pop_active();
         if active.is_none() && core::mem::take(&mut self.release_next) && !self.tables.deferred.is_empty() {
@@ -581,23 +598,23 @@ impl Engine {
         active
     }
 
-    /// Puts off the acknowledgements that become due from now on, or no longer does. For a drain by
-    /// somebody who is about to look at completions, and may answer with requests: these then carry
-    /// the acknowledgements.
+    /// Starts (`true`) or stops (`false`) deferring the acknowledgements that become due. For a
+    /// caller who drains a link just before it polls completions and may post requests in response:
+    /// these requests then carry the acknowledgements.
     ///
-    /// An acknowledgement that was put off is sent after the next `post_send`, or by
-    /// [`release_acks`](Self::release_acks): the driver must see to it that this is called soon.
+    /// A deferred acknowledgement is sent after the next `post_send`, or by
+    /// [`release_acks`](Self::release_acks), which the driver must call soon.
     pub(crate) fn defer_acks(&mut self, defer: bool) {
         self.tables.defer_acks = defer;
     }
 
-    /// Whether acknowledgements wait to be sent.
+    /// Whether acknowledgements are deferred.
     #[inline]
     pub(crate) fn has_deferred_acks(&self) -> bool {
         !self.tables.deferred.is_empty()
     }
 
-    /// Sends the acknowledgements that were put off.
+    /// Sends the deferred acknowledgements.
     #[inline]
     pub(crate) fn release_acks(&mut self) {
         if !self.tables.deferred.is_empty() {
@@ -613,7 +630,7 @@ impl Engine {
         }
     }
 
-    /// Sends what there is for a link; copies at most about `limits::COPY_BUDGET` bytes.
+    /// Sends frames over a link; copies at most about `limits::COPY_BUDGET` bytes.
     pub(crate) fn poll_transmit(&mut self, link: LinkId, out: &mut impl Outbound) -> Transmit {
         let mut budget = limits::COPY_BUDGET;
         let ended = self.transmit(link, out, &mut budget);
@@ -636,20 +653,20 @@ impl Engine {
             let ended = qp.transmit(work, link, tables, out, budget);
             let Some(state) = tables.peers.get(link) else { return Transmit::Idle };
             if ended != Transmit::Idle {
-                // To the end of the line: a long message does not keep the others from the link.
+                // Requeue at the end: a long message must not keep other queue pairs from the link.
                 state.work.push_back(work);
                 return ended;
             }
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout). A timer that was just started reads
-    /// as `Time(0)`, that is "now": so a driver without timers needs no clock.
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout). A timer that was just started
+    /// reads as `Time(0)`, that is "now", so that a driver without timers needs no clock.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         self.tables.timers.next()
     }
 
-    /// Starts new timers and fires those that are due.
+    /// Starts new timers and fires the timers that are due.
     pub(crate) fn handle_timeout(&mut self, now: Time) {
         let tables = &mut self.tables;
         tables.timers.advance(now);
@@ -674,35 +691,35 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// A region for which a peer asked.
+    /// Takes the answer to a peer's request to map a region.
     pub(crate) fn poll_grant(&mut self) -> Option<Grant> {
         self.tables.grants.pop_front()
     }
 
-    /// Whether we asked the peer of `link` for its region, and it was not granted yet.
+    /// Whether the engine asked the peer of `link` for its region and has no mapping yet.
     pub(crate) fn wants_mapping(&mut self, link: LinkId, rkey: u32) -> bool {
         self.tables.peers.is_wanted(link, rkey)
     }
 
-    /// The peer of `link` granted us its region: the file is mapped at `area`, the region's bytes
-    /// exactly.
+    /// Stores the mapping of a region that the peer of `link` granted: `area` is exactly the bytes
+    /// of the region.
     pub(crate) fn handle_mapping(&mut self, link: LinkId, rkey: u32, area: Area) {
         self.tables.peers.mapping_granted(link, rkey, area);
     }
 
-    /// Whether [`take_unmapped`](Self::take_unmapped) has something.
+    /// Whether [`take_unmapped`](Self::take_unmapped) would return any mapping.
     pub(crate) fn has_unmapped(&self) -> bool {
         self.tables.peers.has_unmapped()
     }
 
-    /// Mappings of peers' regions that are of no use any more: the driver drops them, which takes
-    /// long, outside of its lock.
+    /// Takes the mappings of peers' regions that are of no use any more. The driver drops them
+    /// outside of its lock, because unmapping takes long.
     #[must_use]
     pub(crate) fn take_unmapped(&mut self) -> Vec<Area> {
         self.tables.peers.take_unmapped()
     }
 
-    /// A completion queue that overran takes its queue pairs with it.
+    /// Moves the queue pairs of every completion queue that overran to ERR.
     #[inline]
     fn fail_overrun(&mut self) {
         if self.tables.cqs.has_overrun() {

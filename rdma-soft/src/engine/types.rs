@@ -9,12 +9,12 @@ use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode};
 use super::grh::{Gid, Grh};
 use super::memory::Source;
 
-/// A point in time: nanoseconds from an origin that the caller chooses, never going back.
+/// A point in time: nanoseconds from an origin that the caller chooses. Time never goes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Time(pub(crate) u64);
 
 impl Time {
-    /// The moment `nanos` nanoseconds later; saturates.
+    /// Returns the point in time `nanos` nanoseconds later; saturates.
     pub(crate) const fn after(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
@@ -42,19 +42,19 @@ impl Errno {
 pub(crate) struct Slot(pub(crate) u16);
 
 impl Slot {
-    /// The slot in a queue pair number.
+    /// Returns the slot in a queue pair number.
     #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
     pub(crate) const fn of_qpn(qpn: u32) -> Self {
         Self(((qpn >> 12) & 0xfff) as u16)
     }
 
-    /// Whether a process may have it.
+    /// Whether a process may have this slot.
     pub(crate) const fn is_real(self) -> bool {
         1 <= self.0 && self.0 <= 4094
     }
 }
 
-/// A host: a small number that the driver chooses, dense, from 0, which is this host.
+/// A host: a small number that the driver assigns, counting from 0, which is this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Host(pub(crate) u16);
 
@@ -66,9 +66,9 @@ impl Host {
 /// The address of a process: slots are unique within a host only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PeerId {
-    /// Its host.
+    /// The host of the process.
     pub(crate) host: Host,
-    /// Its number there.
+    /// The slot of the process on that host.
     pub(crate) slot: Slot,
 }
 
@@ -78,14 +78,15 @@ impl PeerId {
         Self { host: Host::LOCAL, slot }
     }
 
-    /// The process that has a queue pair.
+    /// Returns the process that owns a queue pair.
     pub(crate) const fn of(host: Host, qpn: u32) -> Self {
         Self { host, slot: Slot::of_qpn(qpn) }
     }
 }
 
-/// A link to another process, or the loopback: a small number that the driver chooses (dense, from
-/// 0, reusable after [`handle_link_down`](super::Engine::handle_link_down)).
+/// A link to another process, or the loopback: a small number that the driver assigns, counting
+/// from 0. The number may be used again after
+/// [`handle_link_down`](super::Engine::handle_link_down).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LinkId(pub(crate) u32);
 
@@ -109,43 +110,44 @@ id! {
     QpId
 }
 
-/// The keys of a registered region. `lkey == rkey`, as on most devices; the rkey works only with a
-/// remote right.
+/// The keys of a registered region. `lkey == rkey`, as on most devices; the rkey works only if the
+/// region has a remote right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MrKeys {
-    /// For scatter/gather entries.
+    /// The key for scatter/gather entries.
     pub(crate) lkey: u32,
-    /// For remote access.
+    /// The key for remote access.
     pub(crate) rkey: u32,
 }
 
 /// The arguments of a registration.
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
-    /// First byte.
+    /// The first byte of the memory.
     pub(crate) addr: *mut u8,
-    /// Length in bytes.
+    /// The length in bytes.
     pub(crate) len: usize,
-    /// The address that requests will use for the first byte.
+    /// The address that requests use for the first byte.
     pub(crate) iova: u64,
-    /// `IBV_ACCESS_*`.
+    /// The rights, `IBV_ACCESS_*`.
     pub(crate) access: u32,
-    /// The shared memory that it lies in, if it does (`rdma_mem::shared::find`).
+    /// The shared memory that holds the range, if any (`rdma_mem::shared::find`).
     pub(crate) backing: Option<Arc<Backing>>,
 }
 
-/// The answer to a peer that asked for one of our regions: the file, and the part of it to map.
+/// The answer to a peer that asked to map a region of this engine: the file, and the part of it to
+/// map.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     /// The link on which the peer asked.
     pub(crate) link: LinkId,
     /// The region's key.
     pub(crate) rkey: u32,
-    /// The file.
+    /// The shared file that holds the region.
     pub(crate) backing: Arc<Backing>,
-    /// Where in the file the region begins.
+    /// The offset in the file at which the region begins.
     pub(crate) offset: u64,
-    /// The region's length.
+    /// The region's length in bytes.
     pub(crate) len: usize,
 }
 
@@ -162,62 +164,63 @@ pub(crate) enum QpState {
     Rts,
     /// The send queue drains: no new request starts.
     Sqd,
-    /// The send queue is in error; receives go on (never entered by reliable connections).
+    /// The send queue is in error; receives go on. Reliable connections never enter this state.
     Sqe,
-    /// Everything is flushed.
+    /// The queue pair is in error: every request is flushed.
     Err,
 }
 
 impl QpState {
     const ALL: [Self; 7] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
-    /// From the verbs value, if it names a state.
+    /// Converts the verbs value, if it names a state.
     pub(crate) fn from_raw(raw: ibv_qp_state) -> Option<Self> {
         Self::ALL.get(raw.0 as usize).copied()
     }
 
-    /// The verbs value.
+    /// Returns the verbs value.
     pub(crate) const fn raw(self) -> ibv_qp_state {
         ibv_qp_state(self as u32)
     }
 }
 
-/// The way of a datagram: what an address handle stands for.
+/// The path of a datagram: the content of an address handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
-    /// The host that it leads to; of no meaning for a group.
+    /// The destination host; without meaning for a group.
     pub(crate) host: Host,
-    /// The header in front of the payload, not yet sealed.
+    /// The GRH in front of the payload, without the fields that depend on the payload's length.
     pub(crate) grh: Grh,
-    /// The multicast group that it leads to, if it does.
+    /// The destination multicast group, if the destination is a group.
     pub(crate) group: Option<Gid>,
-    /// Service level, as the receiver will see it.
+    /// The service level in the receiver's completion.
     pub(crate) sl: u8,
-    /// The sender's local identifier.
+    /// The sender's local identifier (LID) in the receiver's completion.
     pub(crate) slid: u16,
 }
 
 /// The destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
-    /// The way.
+    /// The path to the destination.
     pub(crate) path: Path,
-    /// The queue pair; [`MULTICAST_QPN`] for a group.
+    /// The destination queue pair number; [`MULTICAST_QPN`] for a group.
     pub(crate) qpn: u32,
-    /// The receiver's Q_Key; with the upper bit set, that of the sending queue pair is meant.
+    /// The Q_Key to send; if the upper bit is set, the Q_Key of the sending queue pair is sent
+    /// instead.
     pub(crate) qkey: u32,
 }
 
-/// The number that stands for all queue pairs of a group.
+/// The queue pair number that stands for all queue pairs of a group.
 pub(crate) const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
 /// A question of the engine to its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
-    /// A link to a process: answer with `handle_link_up` or `handle_unreachable`. Our own process:
-    /// the loopback.
+    /// Asks for a link to a process: answer with `handle_link_up` or `handle_unreachable`. For this
+    /// process, the link is the loopback.
     Link(PeerId),
-    /// The processes that are in a multicast group: answer with `handle_members`.
+    /// Asks for the processes that are in a multicast group: answer with `handle_members`.
     Members(Gid),
 }
 
@@ -230,54 +233,54 @@ pub(crate) enum ServiceType {
     Ud,
 }
 
-/// The arguments of a queue pair's creation. The depths are enforced as given.
+/// The arguments of a queue pair's creation. The depths are enforced exactly as given.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpInit {
-    /// Its transport service.
+    /// The transport service.
     pub(crate) service: ServiceType,
-    /// Its protection domain.
+    /// The protection domain.
     pub(crate) pd: PdId,
-    /// Where send completions go.
+    /// The completion queue of send requests.
     pub(crate) send_cq: CqId,
-    /// Where receive completions go.
+    /// The completion queue of receive requests.
     pub(crate) recv_cq: CqId,
     /// Depth of the send queue.
     pub(crate) max_send_wr: u32,
     /// Depth of the receive queue.
     pub(crate) max_recv_wr: u32,
-    /// Entries of a send request's gather list.
+    /// Most entries of a send request's gather list.
     pub(crate) max_send_sge: u32,
-    /// Entries of a receive's scatter list.
+    /// Most entries of a receive request's scatter list.
     pub(crate) max_recv_sge: u32,
-    /// Bytes of inline data in one request.
+    /// Most bytes of inline data in one request.
     pub(crate) max_inline_data: u32,
-    /// Every send request is signaled.
+    /// Whether every send request is signaled.
     pub(crate) sq_sig_all: bool,
-    /// Comes back in this queue pair's events.
+    /// A value that comes back in this queue pair's events.
     pub(crate) token: u64,
 }
 
-/// A change to a queue pair: what is `None` stays. Masks and transitions were checked by the
-/// caller.
+/// A change to a queue pair: a field that is `None` stays as it is. The caller has checked masks
+/// and transitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModifyQp {
     /// The new state.
     pub(crate) state: Option<QpState>,
-    /// `qp_access_flags`.
+    /// The rights of remote requests, `qp_access_flags`.
     pub(crate) access: Option<u32>,
-    /// The host that the address vector leads to.
+    /// The host of the destination queue pair, from the address vector.
     pub(crate) dest_host: Option<Host>,
-    /// `dest_qp_num`; its slot says which process.
+    /// `dest_qp_num`; the slot in it identifies the process.
     pub(crate) dest_qpn: Option<u32>,
-    /// `qkey`, of a queue pair for datagrams.
+    /// `qkey`, of a datagram queue pair.
     pub(crate) qkey: Option<u32>,
     /// `rq_psn`.
     pub(crate) rq_psn: Option<u32>,
     /// `sq_psn`.
     pub(crate) sq_psn: Option<u32>,
-    /// `max_rd_atomic`: reads and atomics in flight as requester.
+    /// `max_rd_atomic`: the most reads and atomics in flight as requester.
     pub(crate) max_rd_atomic: Option<u8>,
-    /// `max_dest_rd_atomic`: reads and atomics in flight as responder.
+    /// `max_dest_rd_atomic`: the most reads and atomics in flight as responder.
     pub(crate) max_dest_rd_atomic: Option<u8>,
     /// `min_rnr_timer`, in its 5-bit encoding.
     pub(crate) min_rnr_timer: Option<u8>,
@@ -285,7 +288,7 @@ pub(crate) struct ModifyQp {
     pub(crate) timeout: Option<u8>,
     /// `retry_cnt`.
     pub(crate) retry_cnt: Option<u8>,
-    /// `rnr_retry`; 7 is for ever.
+    /// `rnr_retry`; 7 means without limit.
     pub(crate) rnr_retry: Option<u8>,
     /// `en_sqd_async_notify`.
     pub(crate) sqd_notify: Option<bool>,
@@ -294,13 +297,13 @@ pub(crate) struct ModifyQp {
 /// The attributes of a queue pair that only the engine knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpStatus {
-    /// Its state now.
+    /// The current state.
     pub(crate) state: QpState,
-    /// `sq_draining`: in SQD, with requests still outstanding.
+    /// `sq_draining`: the state is SQD, and requests that have started are not complete yet.
     pub(crate) sq_draining: bool,
-    /// The number of the next request.
+    /// The PSN of the next send request.
     pub(crate) sq_psn: u32,
-    /// The number of the request expected next.
+    /// The PSN of the request that the responder expects next.
     pub(crate) rq_psn: u32,
 }
 
@@ -321,7 +324,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// Whether an answer brings data, and the local list is where it goes.
+    /// Whether the response brings data, which goes to the request's local list.
     pub(crate) const fn fetches(self) -> bool {
         matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
     }
@@ -330,7 +333,7 @@ impl Op {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// Whether it changes memory that it names by a key.
+    /// Whether the operation changes memory that it names by a key.
     pub(super) const fn changes_memory(self) -> bool {
         matches!(self, Self::Write | Self::CompareSwap | Self::FetchAdd)
     }
@@ -347,17 +350,17 @@ impl Op {
 }
 
 bitflags! {
-    /// The flags of a send request: those of `IBV_SEND_*` that the engine knows, and whether it has
-    /// an immediate.
+    /// The flags of a send request: the `IBV_SEND_*` flags that the engine knows, and one for an
+    /// immediate.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct SendFlags: u8 {
-        /// Starts after all reads and atomics before it are complete.
+        /// The request starts only after all earlier reads and atomics are complete.
         const FENCE = 1;
-        /// Reports its completion.
+        /// The request reports its completion.
         const SIGNALED = 2;
-        /// The receive completion is solicited.
+        /// The completion at the receiver is solicited.
         const SOLICITED = 4;
-        /// Carries an immediate.
+        /// The request carries an immediate.
         const IMM = 1 << 7;
     }
 }
@@ -365,34 +368,34 @@ bitflags! {
 /// A send request as the send queue keeps it, without its data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendRequest {
-    /// Comes back in the completion.
+    /// A value that comes back in the completion.
     pub(crate) wr_id: u64,
-    /// Target of one-sided operations.
+    /// The remote address of a one-sided operation.
     pub(crate) remote_addr: u64,
-    /// Compare operand, or the addend.
+    /// The compare operand, or the addend.
     pub(crate) compare_add: u64,
-    /// Swap operand.
+    /// The swap operand.
     pub(crate) swap: u64,
-    /// Key of one-sided operations.
+    /// The remote key of a one-sided operation.
     pub(crate) rkey: u32,
-    /// Immediate data, as the caller holds it (network order).
+    /// The immediate, as the caller holds it (network order).
     pub(crate) imm: u32,
     /// The operation.
     pub(crate) op: Op,
-    /// Its flags.
+    /// The flags.
     pub(crate) flags: SendFlags,
 }
 
 /// The data of a send request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SendData<'a> {
-    /// Registered memory; read (or, by reads and atomics, written) later.
+    /// Registered memory, which is read (or, by reads and atomics, written) later.
     List(&'a [ibv_sge]),
-    /// Copied now (`IBV_SEND_INLINE`).
+    /// Bytes that are copied while the request is posted (`IBV_SEND_INLINE`).
     Inline(&'a [Source<'a>]),
 }
 
-/// The object of an asynchronous event, with the token given at its creation.
+/// The object of an asynchronous event, with the token given at the object's creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     /// A queue pair.
@@ -404,29 +407,29 @@ pub(crate) enum Element {
 /// An event for the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// An armed completion queue got a completion: one event for its channel.
+    /// An armed completion queue got a completion: one event for its completion channel.
     Completion {
         /// The completion queue.
         cq: CqId,
-        /// Its token.
+        /// The queue's token.
         token: u64,
     },
     /// An asynchronous event.
     Async {
         /// `IBV_EVENT_*`.
         event_type: ibv_event_type,
-        /// Its object.
+        /// The object of the event.
         element: Element,
     },
 }
 
-/// How [`poll_transmit`](super::Engine::poll_transmit) ended.
+/// The way in which [`poll_transmit`](super::Engine::poll_transmit) ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transmit {
-    /// Nothing is left for this link.
+    /// Nothing is left to send over this link.
     Idle,
-    /// `try_push` found no room: call again when there is some.
+    /// `try_push` found no room: call again when the link has room.
     Blocked,
-    /// The copying budget of one call is spent: let others run, and call again.
+    /// The copying budget of one call is spent: let others run, then call again.
     More,
 }
