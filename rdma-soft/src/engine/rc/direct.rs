@@ -1,9 +1,9 @@
-//! One-sided operations that the requester does itself: the target's memory is in this process, or
-//! mapped from its.
+//! Direct operations: one-sided operations that the requester executes itself, because the target's
+//! memory is in this process or mapped from the target's process.
 //!
-//! The target's queue pair and region are checked as its own engine would check them; on any doubt
-//! the request goes through the link, and the target's engine says what is wrong. Order is kept
-//! (`Requester::may_overtake`).
+//! The target's queue pair and region are checked as the target's engine would check them. If any
+//! check fails, the request goes through the link, and the target's engine reports the error.
+//! `Requester::may_overtake` keeps the order of operations.
 
 use super::super::memory::{Atomic, Gather, Source, Target};
 use super::super::mr::right_of;
@@ -11,28 +11,29 @@ use super::super::qp::Qp;
 use super::super::tables::Tables;
 use super::super::types::{LinkId, Op, PdId, SendData, SendRequest};
 
-/// An operation, and the part of it that is to be done now.
+/// An operation, and the part of it to execute now.
 #[derive(Clone, Copy)]
 pub(super) struct Operation<'a> {
     pub(super) request: &'a SendRequest,
     pub(super) data: SendData<'a>,
     pub(super) total: u32,
-    /// Where the part begins; inline data is done whole.
+    /// Offset in bytes at which the part begins; inline data is always one part.
     pub(super) at: u32,
     pub(super) len: u32,
 }
 
-/// Where the target is.
+/// The place of the target's memory.
 #[derive(Clone, Copy)]
 enum Place {
-    /// In this process, in the domain.
+    /// In this process, in this protection domain.
     Here(PdId),
-    /// Behind the link, mapped; the request's first byte is this far into the mapping.
+    /// In another process, mapped: the link to it, and the offset in the mapping of the request's
+    /// first byte.
     Mapped(LinkId, usize),
 }
 
-/// Does an operation, which is not empty and may be done now, without the link, if that is
-/// possible.
+/// Executes a part of an operation directly, if that is possible. The operation is not empty, and
+/// the caller has checked that its order allows it to run now.
 #[inline(always)]
 pub(super) fn execute(qp: &Qp, operation: Operation<'_>, tables: &mut Tables) -> Option<()> {
     let place = locate(qp, &operation, tables)?;
@@ -44,7 +45,7 @@ pub(super) fn execute(qp: &Qp, operation: Operation<'_>, tables: &mut Tables) ->
     }
 }
 
-/// Finds the target and checks what its engine would check.
+/// Finds the target, and checks what the target's engine would check.
 #[inline(always)]
 fn locate(qp: &Qp, operation: &Operation<'_>, tables: &mut Tables) -> Option<Place> {
     let SendRequest { op, rkey, remote_addr, .. } = *operation.request;
@@ -106,7 +107,7 @@ fn change(qp: &Qp, operation: Operation<'_>, place: Place, tables: &Tables) -> O
         _ => Atomic::Add(request.compare_add),
     };
     let result = target(operation, place, tables)?.atomic(change)?.to_ne_bytes();
-    // The list was checked just before, under the same lock: it holds the result.
+    // This cannot fail: the list was checked just before, under the same lock.
     let _ = tables.mrs.scatter(qp.pd, list, 0, Source::of(&result));
     Some(())
 }

@@ -31,7 +31,8 @@ impl Rc {
         Self { req: Requester::new(incarnation), resp: Responder::default() }
     }
 
-    /// Tells this life of the queue pair from earlier ones, in answers.
+    /// Number of this life of the queue pair. Answers to an earlier life (before a reset, or of an
+    /// earlier queue pair with the same number) carry another one.
     pub(super) const fn incarnation(&self) -> u8 {
         self.req.incarnation
     }
@@ -45,7 +46,7 @@ impl Rc {
         }
     }
 
-    /// Enters a state, once its attributes are set.
+    /// Enters a state after the attributes are set.
     pub(super) fn enter(&mut self, qp: &mut Qp, state: QpState, tables: &mut Tables) {
         match state {
             QpState::Reset => self.reset(qp, tables),
@@ -68,7 +69,7 @@ impl Rc {
         }
     }
 
-    /// Shows requesters that reach us by themselves what they may do.
+    /// Publishes the rights that the connected requester has for direct operations.
     pub(super) fn publish(qp: &Qp, tables: &mut Tables) {
         // With `max_dest_rd_atomic` 0, direct reads and atomics are refused too.
         let barred = if qp.attr.max_dest_rd_atomic == 0 { REMOTE_READ | REMOTE_ATOMIC } else { 0 };
@@ -84,7 +85,8 @@ impl Rc {
         self.resp.recycle();
     }
 
-    /// To ERR without a failed request: the requester's peer is told what was done.
+    /// Moves the queue pair to ERR without a failed request; tells the requester at the other end
+    /// which requests were executed.
     pub(super) fn fail(&mut self, qp: &mut Qp, tables: &mut Tables) {
         self.resp.abandon(qp, tables);
         qp.fail(None, tables);
@@ -107,7 +109,8 @@ impl Rc {
         Ok(())
     }
 
-    /// Puts requests into their link's list, if there is something to send and nothing to wait for.
+    /// Puts the requests into their link's work list, if there is something to send and nothing to
+    /// wait for.
     #[inline]
     pub(super) fn schedule(&mut self, qp: &Qp, tables: &mut Tables) {
         if self.req.listed || !self.req.may_transmit(qp) {
@@ -119,7 +122,8 @@ impl Rc {
         }
     }
 
-    /// Sends requests; whether the list must be gone through again is in the result.
+    /// Sends requests. Unless the result is `Idle`, the queue pair must be put into the link's list
+    /// again.
     pub(super) fn transmit(
         &mut self,
         qp: &mut Qp,
@@ -145,7 +149,7 @@ impl Rc {
         ended
     }
 
-    /// A frame has come in from the process that `link` leads to.
+    /// Handles a frame from the process that `link` leads to.
     #[inline]
     pub(super) fn handle_frame(
         &mut self,
@@ -155,8 +159,8 @@ impl Rc {
         payload: Source<'_>,
         tables: &mut Tables,
     ) {
-        // Only the queue pair that we are connected to answers, and over the link on which requests
-        // go there.
+        // Only the connected queue pair may answer, and only over the link on which requests go to
+        // it.
         let answers =
             |qp: &Qp, tables: &Tables| frame.from == qp.attr.dest_qpn && tables.peers.link_of(qp.peer()) == Some(link);
         if frame.kind.is_request() {
@@ -186,7 +190,7 @@ impl Rc {
         }
     }
 
-    /// A link is gone; `is_last`: no other one leads to the peer, which is dead.
+    /// A link is gone. With `is_last`, no other link leads to the peer: the peer is dead.
     pub(super) fn handle_link_down(&mut self, qp: &mut Qp, link: LinkId, is_last: bool, tables: &mut Tables) {
         self.resp.handle_link_down(link);
         if is_last {
@@ -194,7 +198,7 @@ impl Rc {
         }
     }
 
-    /// Sends an acknowledgement that was put off, unless a request has carried it meanwhile.
+    /// Sends a deferred acknowledgement, unless a request has carried it meanwhile.
     pub(super) fn release_ack(&mut self, qp: &Qp, tables: &mut Tables) {
         self.resp.release_ack(qp, tables);
     }

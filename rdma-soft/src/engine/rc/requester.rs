@@ -1,12 +1,13 @@
-//! The requester: sends requests in order, completes them in order, retries as told.
+//! The requester: sends requests in order, completes them in order, and retries as the queue pair's
+//! attributes say.
 //!
 //! A request that goes through a link gets a message number. Answers come in the order of the
-//! numbers, so `una` (the oldest number that is not answered) stands for all; an answer to a
-//! request answers all before it.
+//! numbers, so one number, `una` (the oldest that is not answered), describes the progress; an
+//! answer to a request acknowledges all requests before it.
 //!
-//! When the responder was not ready (RNR) or deaf (`Dropped`: where a real device would say
-//! nothing), everything from `una` on is sent again, as another *attempt*, after the wait that the
-//! specification has for it.
+//! When the responder was not ready (RNR), or sent `Dropped` (a real device would send nothing),
+//! everything from `una` on is sent again, as another *attempt*, after the wait that the
+//! specification demands.
 
 use rdma_sys::ibv_wc_status;
 
@@ -23,26 +24,27 @@ use super::super::types::{Op, QpState, SendData, SendFlags, SendRequest, Transmi
 use super::direct::{self, Operation};
 use super::responder::Responder;
 
-/// The longest operation that is done while it is posted.
+/// The longest operation, in bytes, that is executed directly while it is posted.
 #[allow(clippy::cast_possible_truncation, reason = "a megabyte")]
 const DIRECT_LIMIT: u32 = COPY_BUDGET as u32;
 
-/// Why nothing is sent for a while.
+/// Reason for which nothing is sent for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     No,
-    /// The responder had no receive.
+    /// The responder had no receive request posted.
     Rnr,
-    /// The request was dropped, or the peer cannot be reached.
+    /// The responder dropped the request, or the peer cannot be reached.
     Silence,
 }
 
 /// The requester's state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Requester {
-    /// In the list of a link.
+    /// The queue pair's requests are in the work list of a link.
     pub(super) listed: bool,
-    /// Tells this life of the queue pair from earlier ones, in answers.
+    /// Number of this life of the queue pair. Answers to an earlier life (before a reset, or of an
+    /// earlier queue pair with the same number) carry another one.
     pub(super) incarnation: u8,
     attempt: u8,
     /// The number of the next message.
@@ -54,13 +56,14 @@ pub(super) struct Requester {
     /// Reads and atomics that wait for their data.
     fetching: u8,
     wait: Wait,
-    /// The timer that counts.
+    /// Generation of the current timer; timers with another generation are ignored.
     timer: u32,
     retries: u8,
     rnr_retries: u8,
-    /// The request at `sq.next` cannot be sent; it fails when all before it are complete.
+    /// The request at `sq.next` cannot be sent; it fails with this status when all before it are
+    /// complete.
     stalled: Option<ibv_wc_status>,
-    /// The last message that changes memory by a key, unless it was answered.
+    /// The last message that changes memory by a key; it may have been answered since.
     last_change: Option<u32>,
 }
 
@@ -89,7 +92,7 @@ impl Requester {
         self.refill(attr);
     }
 
-    /// Gives back all retries: something was answered.
+    /// Restores both retry counters: the peer made progress.
     const fn refill(&mut self, attr: &Attributes) {
         self.retries = attr.retry_cnt;
         self.rnr_retries = attr.rnr_retry;
@@ -99,15 +102,15 @@ impl Requester {
         (self.incarnation as u16) << 8 | self.attempt as u16
     }
 
-    /// Whether a message with this number is under way, whole, or (`or_begun`) at least in part.
+    /// Whether a message with this number is in flight, whole, or (`or_begun`) at least in part.
     const fn is_open(&self, number: u32, or_begun: bool) -> bool {
         let begun = or_begun && self.offset > 0;
         distance(self.una, number) < distance(self.una, self.next_number) + begun as u32
     }
 
-    /// Whether an operation that needs no link may be done now: a write may overtake what is under
-    /// way unless that changes memory, and a read or an atomic starts only when nothing is under
-    /// way.
+    /// Whether an operation may be executed directly now. A write may overtake requests in flight
+    /// unless one of them changes memory; a read or an atomic starts only when nothing is in
+    /// flight.
     pub(super) fn may_overtake(&self, op: Op, qp: &Qp) -> bool {
         match op {
             Op::Send => false,
@@ -122,7 +125,7 @@ impl Requester {
         qp.may_start() && matches!(self.wait, Wait::No) && self.stalled.is_none()
     }
 
-    /// Whether a part of the request at `sq.next` was sent or done.
+    /// Whether a part of the request at `sq.next` was sent or executed directly.
     pub(super) fn has_begun(&self, qp: &Qp) -> bool {
         self.offset > 0 || (qp.sq.next < qp.sq.tail && qp.sq.at(qp.sq.next).progress > 0)
     }
@@ -165,7 +168,7 @@ impl Requester {
         let position = qp.sq.next;
         let wqe = qp.sq.at(position);
         if wqe.done {
-            // Done without the link before an attempt was repeated.
+            // The request was executed directly before an attempt was repeated.
             return self.skip(qp, tables);
         }
         let op = wqe.request.op;
@@ -185,7 +188,8 @@ impl Requester {
         self.begin_directly(qp, tables, budget)
     }
 
-    /// Does the request at `sq.next` without the link, or a part of it, if that is possible.
+    /// Executes the request at `sq.next`, or a part of it, directly (without the link) if that is
+    /// possible.
     fn begin_directly(&mut self, qp: &mut Qp, tables: &mut Tables, budget: &mut usize) -> Begin {
         let position = qp.sq.next;
         let wqe = qp.sq.at(position);
@@ -219,15 +223,15 @@ impl Requester {
         self.skip(qp, tables)
     }
 
-    /// The request at `sq.next` needs no link.
+    /// Steps over the request at `sq.next`, which needs no link.
     fn skip(&mut self, qp: &mut Qp, tables: &mut Tables) -> Begin {
         qp.sq.next += 1;
         self.complete(qp, tables);
         Begin::Skip
     }
 
-    /// Does at once a request that is about to be posted, if nothing is ahead of it and the target
-    /// is within reach; then it needs no place in the queue. Returns its length.
+    /// Executes a request directly instead of posting it, if the send queue is empty and the target
+    /// is within reach; the request then needs no place in the queue. Returns its length.
     #[inline(always)]
     pub(super) fn execute_directly(
         qp: &Qp,
@@ -252,8 +256,8 @@ impl Requester {
         Some(total)
     }
 
-    /// Does at once what was just posted, if everything before it is sent and the target is within
-    /// reach.
+    /// Executes the request that was just posted directly, if every request before it is sent and
+    /// the target is within reach.
     pub(super) fn transmit_directly(&mut self, qp: &mut Qp, tables: &mut Tables) {
         if self.listed || qp.sq.next + 1 != qp.sq.tail || self.offset != 0 || !self.may_transmit(qp) {
             return;
@@ -261,18 +265,18 @@ impl Requester {
         let wqe = qp.sq.at(qp.sq.next);
         if wqe.request.op != Op::Send && !wqe.has(SendFlags::IMM) {
             let mut budget = COPY_BUDGET;
-            // What is left is found where the queue pair is scheduled.
+            // A request that must go through the link is sent when the queue pair is scheduled.
             let _begin: Begin = self.begin_request(qp, tables, &mut budget);
         }
     }
 
-    /// The request at `sq.next` fails, once all before it are complete.
+    /// Lets the request at `sq.next` fail with `status` once all before it are complete.
     fn stall(&mut self, qp: &mut Qp, status: ibv_wc_status, tables: &mut Tables) {
         self.stalled = Some(status);
         self.complete(qp, tables);
     }
 
-    /// Sends the next piece of the request at `sq.next`: whether there was room.
+    /// Sends the next piece of the request at `sq.next`; false if the link has no room.
     fn push_segment(
         &mut self,
         qp: &mut Qp,
@@ -323,7 +327,7 @@ impl Requester {
         Ok(true)
     }
 
-    /// The request at `sq.next` was sent whole.
+    /// Records that the request at `sq.next` was sent whole.
     fn sent(&mut self, qp: &mut Qp) {
         let number = self.next_number;
         let wqe = qp.sq.at_mut(qp.sq.next);
@@ -339,7 +343,7 @@ impl Requester {
         qp.sq.next += 1;
     }
 
-    /// Completes what can be, in order.
+    /// Completes answered and directly executed requests in order, up to the first other one.
     fn complete(&mut self, qp: &mut Qp, tables: &mut Tables) {
         while qp.sq.head < qp.sq.next {
             let wqe = qp.sq.at(qp.sq.head);
@@ -348,7 +352,7 @@ impl Requester {
                     break;
                 }
                 if wqe.request.op.fetches() {
-                    // A later request was answered and this one was not.
+                    // An answer acknowledged a later request, but the data for this one never came.
                     return qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
                 }
             }
@@ -360,7 +364,7 @@ impl Requester {
         }
     }
 
-    /// An answer has come in on the right link from the right queue pair.
+    /// Handles an answer from the connected queue pair on the right link.
     pub(super) fn handle_answer(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
         if !matches!(qp.state, QpState::Rts | QpState::Sqd) || frame.epoch >> 8 != u16::from(self.incarnation) {
             return;
@@ -378,7 +382,7 @@ impl Requester {
         }
     }
 
-    /// Everything before `una` is answered.
+    /// Records that everything before `una` is answered.
     fn acknowledge(&mut self, qp: &mut Qp, una: u32, tables: &mut Tables) {
         if una != self.una {
             self.una = una;
@@ -387,7 +391,7 @@ impl Requester {
         }
     }
 
-    /// Completes everything before message `number`; false if that was not possible, and the queue
+    /// Completes everything before message `number`. False if that was not possible, and the queue
     /// pair is in ERR.
     #[must_use]
     fn acknowledge_before(&mut self, qp: &mut Qp, number: u32, tables: &mut Tables) -> bool {
@@ -428,7 +432,7 @@ impl Requester {
         self.start_waiting(qp, Wait::Rnr, rnr_nanos(frame.code), tables);
     }
 
-    /// A request was dropped, or its peer cannot be reached.
+    /// Waits before another attempt: a request was dropped, or the peer cannot be reached.
     pub(super) fn wait_for_hearing(&mut self, qp: &Qp, tables: &mut Tables) {
         if self.wait == Wait::No {
             self.start_waiting(qp, Wait::Silence, ack_nanos(qp.attr.timeout), tables);
@@ -441,7 +445,7 @@ impl Requester {
         tables.timers.start(Owner::Qp(qp.id), self.timer, nanos);
     }
 
-    /// The wait is over.
+    /// Ends a wait: sends again, or fails if no retry is left.
     pub(super) fn handle_timer(&mut self, qp: &mut Qp, generation: u32, tables: &mut Tables) {
         if generation != self.timer || qp.state == QpState::Err {
             return;
@@ -457,7 +461,7 @@ impl Requester {
         self.go_back(qp);
     }
 
-    /// Everything from `una` on is to be sent again.
+    /// Prepares everything from `una` on to be sent again.
     fn go_back(&mut self, qp: &mut Qp) {
         let mut first = None;
         for position in qp.sq.head..(qp.sq.next + 1).min(qp.sq.tail) {
@@ -476,7 +480,7 @@ impl Requester {
         self.attempt = self.attempt.wrapping_add(1);
     }
 
-    /// A piece of a read, or an atomic's result.
+    /// Handles a piece of a read's data, or an atomic's result.
     fn handle_data(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
         if !self.acknowledge_before(qp, frame.number, tables) {
             return;
@@ -507,8 +511,8 @@ impl Requester {
         }
     }
 
-    /// The link to the peer is gone. What was posted fails at once: nobody who could answer is
-    /// left.
+    /// The last link to the peer is gone. Posted requests fail at once: no process is left that
+    /// could answer.
     pub(super) fn handle_peer_death(&mut self, qp: &mut Qp, tables: &mut Tables) {
         self.listed = false;
         if matches!(qp.state, QpState::Rts | QpState::Sqd) && !qp.sq.is_empty() {
@@ -517,19 +521,19 @@ impl Requester {
     }
 }
 
-/// How the request at `sq.next` may begin.
+/// The way in which the request at `sq.next` may begin.
 enum Begin {
-    /// Send it.
+    /// Send the request through the link.
     Go,
     /// Not now.
     Hold,
-    /// It was done without the link.
+    /// The request needs no link: it is executed already.
     Skip,
-    /// It is being done without the link.
+    /// The request is executed directly in parts; more parts are left.
     More,
 }
 
-/// The error of a request by itself.
+/// Returns the error that a request has by itself, before anything is sent.
 #[inline]
 fn local_error(qp: &Qp, wqe: &SendWqe, position: u64, tables: &Tables) -> Option<ibv_wc_status> {
     let op = wqe.request.op;
@@ -539,7 +543,7 @@ fn local_error(qp: &Qp, wqe: &SendWqe, position: u64, tables: &Tables) -> Option
     if op.fetches() && qp.attr.max_rd_atomic == 0 {
         return Some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
     }
-    // A short message is gathered whole, which checks its keys.
+    // A short message fits one frame: gathering it checks all its keys before anything is sent.
     if wqe.inline || (wqe.total <= SHORTEST_LIMIT && !op.fetches()) {
         return None;
     }

@@ -1,8 +1,8 @@
-//! The responder: executes requests in order, and owes answers in order.
+//! The responder: executes requests in order and sends their answers in order.
 //!
-//! Answers are kept, not frames: reads and atomics in a ring of `max_dest_rd_atomic`, then at most
-//! one acknowledgement or refusal, which speaks for all messages before it. So a peer that does not
-//! make room for answers costs no memory.
+//! The responder stores answers, not frames: reads and atomics in a ring of `max_dest_rd_atomic`
+//! entries, then at most one acknowledgement or refusal, which covers all messages before it. A
+//! peer that does not make room for answers therefore costs no memory.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ use super::super::qp::Qp;
 use super::super::tables::Tables;
 use super::super::types::{LinkId, QpState, Transmit};
 
-/// A message of which not everything has come.
+/// A message of which only a part has arrived.
 #[derive(Clone, Copy, Debug)]
 struct Inbound {
     kind: Kind,
@@ -45,14 +45,14 @@ impl Answer {
 /// The responder's state.
 #[derive(Debug, Default)]
 pub(super) struct Responder {
-    /// In the list of a link.
+    /// The queue pair's answers are in the work list of a link.
     pub(super) listed: bool,
     /// The number of the next message.
     pub(super) expected: u32,
     inbound: Option<Inbound>,
-    /// Requests of this attempt were refused or dropped: what follows of it is ignored.
+    /// A request of this attempt was refused or dropped: the rest of the attempt is ignored.
     deaf_to: Option<u16>,
-    /// Of the last request that was accepted.
+    /// The epoch of the last request that was accepted.
     epoch: u16,
     link: Option<LinkId>,
     answers: VecDeque<Answer>,
@@ -60,17 +60,17 @@ pub(super) struct Responder {
     ack_due: bool,
     refusal: Option<Frame>,
     established: bool,
-    /// In the list of those whose acknowledgements are put off.
+    /// The queue pair is in `Tables::deferred`.
     deferred: bool,
 }
 
-/// What became of a request.
+/// The outcome of a request's execution.
 enum Outcome {
-    /// Executed as far as it has come.
+    /// The piece that has arrived was executed.
     Done,
-    /// No receive was there.
+    /// No receive request was posted.
     NotReady,
-    /// Refused; the queue pair goes to ERR.
+    /// The request is refused; the queue pair goes to ERR.
     Refused(Refusal, Option<ibv_event_type>),
 }
 
@@ -84,20 +84,22 @@ impl Responder {
         self.answers.reserve_exact(self.max_answers);
     }
 
-    /// As new, with the memory that it has.
+    /// Restores the initial state, but keeps the allocated memory and a place in
+    /// `Tables::deferred`.
     pub(super) fn recycle(&mut self) {
         let mut answers = core::mem::take(&mut self.answers);
         answers.clear();
         *self = Self { answers, deferred: self.deferred, ..Self::default() };
     }
 
-    /// The number and epoch that a request may acknowledge, if it goes where requests come from.
+    /// Returns the number and epoch that a request may acknowledge. The acknowledgement must be the
+    /// only answer due, and requests must come and go over the same link.
     pub(super) fn ack_to_carry(&self, qp: &Qp, tables: &Tables) -> Option<(u32, u16)> {
         let is_alone = self.ack_due && self.answers.is_empty() && self.refusal.is_none();
         (is_alone && self.link == tables.peers.link_of(qp.peer())).then(|| (before(self.expected), self.epoch))
     }
 
-    /// A request has carried the acknowledgement.
+    /// Records that a request has carried the acknowledgement.
     pub(super) const fn ack_sent(&mut self) {
         self.ack_due = false;
     }
@@ -108,7 +110,7 @@ impl Responder {
         }
     }
 
-    /// A request has come in on a link that its sender's process is behind.
+    /// Handles a request that came in over a link to its sender's process.
     pub(super) fn handle_request(
         &mut self,
         qp: &mut Qp,
@@ -118,7 +120,8 @@ impl Responder {
         tables: &mut Tables,
     ) {
         if frame.from != qp.attr.dest_qpn || matches!(qp.state, QpState::Reset | QpState::Init) {
-            // Not connected, or to another queue pair: nothing of ours changes.
+            // Not connected, or connected to another queue pair: drop the request and change
+            // nothing.
             tables.peers.push_control(link, &dropped(frame));
             return;
         }
@@ -132,7 +135,7 @@ impl Responder {
             return;
         }
         if self.link != Some(link) {
-            // Answers on the old link would not be read.
+            // The peer would not accept answers on the old link.
             tables.peers.forget_answers(qp.id.0);
             self.listed = false;
             self.answers.clear();
@@ -159,7 +162,7 @@ impl Responder {
         self.schedule(qp, link, tables);
     }
 
-    /// Whether a request is the next piece of the message that is expected.
+    /// Whether a frame is the next piece of the expected message.
     fn is_next(&self, frame: &Frame) -> bool {
         if frame.number != self.expected {
             return false;
@@ -179,7 +182,7 @@ impl Responder {
         self.inbound = None;
     }
 
-    /// A piece was executed.
+    /// Records that a piece was executed.
     fn advance(&mut self, qp: &Qp, frame: &Frame, len: usize, link: LinkId, tables: &mut Tables) {
         if frame.kind.is_cut() {
             let end = frame.offset() as usize + len;
@@ -191,7 +194,7 @@ impl Responder {
             self.inbound = None;
         }
         self.expected = after(self.expected);
-        // The data of a read or an atomic is its acknowledgement.
+        // The data of a read or an atomic acknowledges it.
         self.ack_due = matches!(frame.kind, Kind::Send | Kind::Write | Kind::WriteDone);
         if !self.ack_due || !tables.defer_acks {
             self.schedule(qp, link, tables);
@@ -247,7 +250,8 @@ impl Responder {
         let Some(target) = tables.mrs.target(frame.key, qp.pd, REMOTE_ATOMIC, frame.addr, 8) else {
             return ACCESS;
         };
-        // Only a region whose address and iova differ in their last bits has no aligned word here.
+        // The word is unaligned only if the region's address and iova differ in their lowest three
+        // bits.
         let Some(result) = target.atomic(change) else { return INVALID };
         self.answers.push_back(Answer::Atomic { number: frame.number, epoch: frame.epoch, result });
         Outcome::Done
@@ -288,7 +292,7 @@ impl Responder {
         Frame::new(Kind::Ack, qp.attr.dest_qpn, qp.qpn, before(self.expected), self.epoch)
     }
 
-    /// The region of the oldest answer is gone, or its rights are.
+    /// Refuses the oldest read: its region is gone, or the region's rights are.
     fn refuse_read(&mut self, qp: &mut Qp, tables: &mut Tables) {
         let Some((number, epoch)) = self.answers.front().map(Answer::to) else { return };
         self.answers.clear();
@@ -301,8 +305,8 @@ impl Responder {
         qp.fail(None, tables);
     }
 
-    /// The queue pair stops answering. The peer hears at once what it would otherwise find out by
-    /// waiting: what was done, and that the rest was not heard.
+    /// Stops answering. Tells the peer at once which requests were executed and that the rest was
+    /// dropped, instead of letting the peer wait for its timeout.
     pub(super) fn abandon(&mut self, qp: &Qp, tables: &mut Tables) {
         let Some(link) = self.link else { return };
         let frame = |kind, (number, epoch)| Frame::new(kind, qp.attr.dest_qpn, qp.qpn, number, epoch);
@@ -327,7 +331,7 @@ impl Responder {
         self.owe_nothing();
     }
 
-    /// The link that requests came in on is gone.
+    /// Forgets everything that belongs to a link that is gone.
     pub(super) fn handle_link_down(&mut self, link: LinkId) {
         if self.link == Some(link) {
             self.link = None;
@@ -371,7 +375,7 @@ fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut T
         if qp.attr.access & REMOTE_WRITE == 0 {
             return ACCESS;
         }
-        // The whole range is checked with each piece: the region may go away between two.
+        // Check the whole range with each piece: the region may be deregistered between two pieces.
         let whole = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize);
         let Some(target) = whole.and_then(|target| target.part(frame.offset() as usize, payload.len())) else {
             return ACCESS;
@@ -385,7 +389,7 @@ fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut T
     Outcome::Done
 }
 
-/// Completes the oldest receive.
+/// Completes the oldest receive request.
 fn complete_receive(qp: &mut Qp, frame: &Frame, status: ibv_wc_status, tables: &mut Tables) {
     let Some(wqe) = qp.rq.pop() else { return };
     let solicited = frame.flags & frame::SOLICITED != 0;
@@ -403,11 +407,11 @@ fn complete_receive(qp: &mut Qp, frame: &Frame, status: ibv_wc_status, tables: &
     });
 }
 
-/// What became of a piece of an answer.
+/// The outcome of sending a piece of an answer.
 enum Piece {
-    /// Sent; the answer is complete.
+    /// The piece was sent; the answer is complete.
     Last,
-    /// Sent; more is left.
+    /// The piece was sent; more pieces are left.
     Part,
     /// The link has no room.
     NoRoom,
@@ -449,7 +453,7 @@ fn send_answer(answer: &mut Answer, qp: &Qp, tables: &Tables, out: &mut impl Out
     if last { Piece::Last } else { Piece::Part }
 }
 
-/// The answer to a request that was not heard.
+/// Creates the answer to a request that is dropped.
 pub(in super::super) fn dropped(request: &Frame) -> Frame {
     Frame::new(Kind::Dropped, request.from, request.to, request.number, request.epoch)
 }
