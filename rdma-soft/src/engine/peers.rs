@@ -1,5 +1,5 @@
-//! Links and the processes behind them: what each link has to carry, and which processes are looked
-//! for.
+//! Links and the processes behind them: the work of each link, and the processes that the driver
+//! looks for.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::memory::Area;
 use super::timer::{Owner, Timers};
 use super::types::{Host, LinkId, Lookup, PeerId, Slot};
 
-/// What a queue pair has for a link.
+/// Work that a queue pair has for a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Requests(u32),
@@ -25,34 +25,34 @@ impl Work {
     }
 }
 
-/// How a datagram gets to a process.
+/// The way in which a datagram reaches a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// Over a link; the process was the n-th that was reached.
+    /// Over this link; the number is the process's ordinal among the processes reached so far.
     Link(LinkId, u32),
-    /// A link is being made.
+    /// Not yet: the driver looks for a link.
     Wait,
     /// Not at all, for now.
     Lost,
 }
 
-/// How long datagrams wait for a link, in nanoseconds.
+/// The longest wait of a datagram for a link, in nanoseconds.
 const PATIENCE: u64 = 100_000_000;
-/// So many processes at most are waited for on account of a group: anybody can say that processes
-/// are in a group that nobody reaches.
+/// The most processes that are awaited as members of groups. Any process can claim that a group has
+/// members that cannot be reached.
 const MAX_AWAITED_MEMBERS: usize = 128;
-/// How long a process that could not be reached is left alone, in nanoseconds: twice as long each
-/// time, up to 16 times.
+/// How long no datagram is sent to a process that could not be reached, in nanoseconds. Each
+/// failure in a row doubles the time, up to 16 times.
 const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
-/// Control frames that wait for room. A peer that makes more of them than this harms only itself.
+/// The most control frames that wait for room. A peer that causes more of them harms only itself.
 const MAX_CONTROL: usize = 1 << 14;
 
-/// A peer's region that was asked for, and is mapped once it was granted.
+/// A peer's region that was requested for mapping, and its mapping once it was granted.
 #[derive(Clone, Debug, Default)]
 struct Mapped {
     key: u32,
-    /// Tells it from the other regions that had the key.
+    /// Distinguishes the region from other regions that had the same key.
     serial: u64,
     area: Option<Area>,
 }
@@ -64,10 +64,10 @@ pub(super) struct Link {
     host: Host,
     slots: Vec<Slot>,
     directory: Option<Area>,
-    /// By the index in the regions' keys.
+    /// Indexed by the index in the regions' keys.
     mapped: Vec<Mapped>,
     pub(super) work: VecDeque<Work>,
-    /// Frames that no queue pair keeps.
+    /// Frames that belong to no queue pair.
     pub(super) control: VecDeque<Header>,
     /// The peer has not made room for a long time: datagrams do not wait for it.
     pub(super) stuck: bool,
@@ -76,19 +76,19 @@ pub(super) struct Link {
     listed: bool,
 }
 
-/// What is known of a process.
+/// The state of a process, as far as this engine knows it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Process {
     link: Option<LinkId>,
-    /// Its number among the processes that were reached.
+    /// The process's ordinal among the processes that were reached.
     number: u32,
-    /// The driver looks for it.
+    /// The driver was asked for a link to the process.
     asked: bool,
-    /// Datagrams wait for it, and its timer counts.
+    /// Datagrams wait for the process, and its timer runs.
     awaited: bool,
-    /// Datagrams to it are lost, until its timer fires.
+    /// Datagrams to the process are lost until its timer fires.
     shunned: bool,
-    /// How often in a row it could not be reached.
+    /// How many times in a row the process could not be reached.
     failures: u8,
 }
 
@@ -96,13 +96,13 @@ struct Process {
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     links: Vec<Link>,
-    /// By host, and then by slot.
+    /// Indexed by host, then by slot.
     processes: Vec<Box<[Process]>>,
     active: VecDeque<LinkId>,
     lookups: VecDeque<Lookup>,
     awaited: usize,
     reached: u32,
-    /// Mappings that are of no use any more, to be dropped outside of the driver's lock.
+    /// Mappings that are of no use any more; the driver drops them outside of its lock.
     unmapped: Vec<Area>,
 }
 
@@ -115,7 +115,7 @@ impl Peers {
         &mut self.processes[host][usize::from(peer.slot.0 & 0xfff)]
     }
 
-    /// The link on which requests to a process go.
+    /// Returns the link on which requests to a process go.
     #[inline]
     pub(super) fn link_of(&self, peer: PeerId) -> Option<LinkId> {
         self.processes.get(usize::from(peer.host.0))?.get(usize::from(peer.slot.0))?.link
@@ -130,7 +130,7 @@ impl Peers {
         self.links.get(id.0 as usize).is_some_and(|link| link.awaited)
     }
 
-    /// How many processes were reached so far.
+    /// Returns how many processes were reached so far.
     pub(super) const fn reached(&self) -> u32 {
         self.reached
     }
@@ -141,14 +141,14 @@ impl Peers {
         self.links.get(link.0 as usize).is_some_and(|link| link.up && link.slots.contains(&slot))
     }
 
-    /// The host that a link leads to.
+    /// Returns the host that a link leads to.
     pub(super) fn host_of(&self, link: LinkId) -> Option<Host> {
         self.links.get(link.0 as usize).filter(|link| link.up).map(|link| link.host)
     }
 
     pub(super) fn up(&mut self, peer: PeerId, id: LinkId, directory: Option<Area>, timers: &mut Timers) {
         if !peer.slot.is_real() {
-            // Slot 0 stands for "no peer" in a queue pair: no process has it.
+            // Slot 0 means "no peer" in a queue pair; no process has it.
             return;
         }
         let index = id.0 as usize;
@@ -177,7 +177,7 @@ impl Peers {
         }
     }
 
-    /// Takes a link down; the processes to which it carried requests.
+    /// Takes a link down; returns the processes to which it carried requests.
     pub(super) fn down(&mut self, id: LinkId) -> Vec<PeerId> {
         let Some(link) = self.get(id) else { return Vec::new() };
         let link = core::mem::take(link);
@@ -186,7 +186,7 @@ impl Peers {
         let peers = link.slots.into_iter().map(|slot| PeerId { host: link.host, slot });
         let peers: Vec<PeerId> = peers.filter(|peer| self.link_of(*peer) == Some(id)).collect();
         for peer in &peers {
-            // Another link to the same process may be there still.
+            // Another link may still lead to the same process.
             let leads_there = |link: &Link| link.up && link.host == peer.host && link.slots.contains(&peer.slot);
             let other = self.links.iter().position(leads_there);
             self.process(*peer).link = other.and_then(|index| u32::try_from(index).ok()).map(LinkId);
@@ -194,7 +194,7 @@ impl Peers {
         peers
     }
 
-    /// How a datagram gets to a process. Where no link is, the driver is asked for one.
+    /// Returns how a datagram reaches a process. Without a link, asks the driver for one.
     pub(super) fn reach(&mut self, peer: PeerId, is_member: bool, timers: &mut Timers) -> Reach {
         let awaited = self.awaited;
         let process = self.process(peer);
@@ -212,8 +212,8 @@ impl Peers {
         Reach::Wait
     }
 
-    /// A process cannot be reached, or not in time: datagrams that wait for it are lost, and it is
-    /// left alone for a while.
+    /// Gives up on a process that cannot be reached, or not in time: datagrams that wait for the
+    /// process are lost, and later ones are lost at once until a timer fires.
     fn lose(&mut self, peer: PeerId, timers: &mut Timers) {
         let process = self.process(peer);
         if core::mem::take(&mut process.awaited) {
@@ -224,13 +224,14 @@ impl Peers {
         }
     }
 
-    /// A process cannot be reached.
+    /// Handles the driver's answer that a process cannot be reached.
     pub(super) fn unreachable(&mut self, peer: PeerId, timers: &mut Timers) {
         self.process(peer).asked = false;
         self.lose(peer, timers);
     }
 
-    /// A process's timer has fired: either it was waited for long enough, or it may be tried again.
+    /// Handles a process's timer: the wait for the process was too long, or the process may be
+    /// tried again.
     pub(super) fn handle_timer(&mut self, peer: PeerId, timers: &mut Timers) {
         if self.process(peer).awaited {
             self.lose(peer, timers);
@@ -239,7 +240,7 @@ impl Peers {
         }
     }
 
-    /// Asks the driver for a link.
+    /// Asks the driver for a link to a process, once.
     pub(super) fn want(&mut self, peer: PeerId) {
         let process = self.process(peer);
         if process.link.is_none() && !process.asked {
@@ -248,7 +249,7 @@ impl Peers {
         }
     }
 
-    /// Asks the driver for something else.
+    /// Asks the driver a question.
     pub(super) fn look_up(&mut self, lookup: Lookup) {
         self.lookups.push_back(lookup);
     }
@@ -265,7 +266,7 @@ impl Peers {
         Some(id)
     }
 
-    /// Has the driver look at a link.
+    /// Makes `pop_active` return a link.
     pub(super) fn activate(&mut self, id: LinkId) {
         if let Some(link) = self.get(id) {
             if !link.listed {
@@ -275,13 +276,13 @@ impl Peers {
         }
     }
 
-    /// Whether the driver has something to do for a link or to look up.
+    /// Whether no link is active and no lookup waits for the driver.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.active.is_empty() & self.lookups.is_empty()
     }
 
-    /// Gives a link work; false if it is down.
+    /// Appends work to a link's list; false if the link is down.
     pub(super) fn push_work(&mut self, id: LinkId, work: Work) -> bool {
         let Some(link) = self.get(id) else { return false };
         link.work.push_back(work);
@@ -289,44 +290,44 @@ impl Peers {
         true
     }
 
-    /// Room for the work of that many queue pairs on every link, so that the data path need not
-    /// allocate.
+    /// Reserves room on every link for the work of that many queue pairs, so that the data path
+    /// does not allocate.
     pub(super) fn reserve(&mut self, queue_pairs: usize) {
         for link in self.links.iter_mut().filter(|link| link.up) {
             link.work.reserve((2 * queue_pairs).saturating_sub(link.work.len()));
         }
     }
 
-    /// Forgets what a queue pair has to answer.
+    /// Removes a queue pair's answers from all lists.
     pub(super) fn forget_answers(&mut self, qp: u32) {
         for link in &mut self.links {
             link.work.retain(|work| *work != Work::Answers(qp));
         }
     }
 
-    /// Forgets a queue pair.
+    /// Removes all work of a queue pair.
     pub(super) fn forget(&mut self, qp: u32) {
         for link in &mut self.links {
             link.work.retain(|work| work.qp() != qp);
         }
     }
 
-    /// The peer's directory, if it has shown us one for this slot.
+    /// Returns the peer's directory, if the peer has published one for this slot.
     #[inline]
     pub(super) fn directory(&self, id: LinkId, slot: Slot) -> Option<PeerDirectory<'_>> {
         let link = self.links.get(id.0 as usize)?;
         let directory = link.directory.as_ref().filter(|area| area.len() >= DIRECTORY_LEN)?;
-        // It has cards for the first slot only.
+        // A directory describes queue pairs of the peer's first slot only.
         (link.slots.first() == Some(&slot)).then_some(PeerDirectory(directory))
     }
 
-    /// The memory of a peer's region, if we have mapped it.
+    /// Returns the mapping of a peer's region, if there is one.
     pub(super) fn mapping(&self, id: LinkId, key: u32) -> Option<&Area> {
         let mapped = self.links.get(id.0 as usize)?.mapped.get(index_of(key)?)?;
         mapped.area.as_ref().filter(|_| mapped.key == key)
     }
 
-    /// Whether what we have mapped under a key is the region with this serial number.
+    /// Whether the mapping under a key is that of the region with this serial number.
     pub(super) fn is_mapped(&self, id: LinkId, key: u32, serial: u64) -> bool {
         let mapped = index_of(key).and_then(|index| self.links.get(id.0 as usize)?.mapped.get(index));
         mapped.is_some_and(|mapped| (mapped.key, mapped.serial) == (key, serial) && mapped.area.is_some())
@@ -353,12 +354,12 @@ impl Peers {
         }
     }
 
-    /// Whether a region was asked for and not granted yet.
+    /// Whether a region was requested and not granted yet.
     pub(super) fn is_wanted(&mut self, id: LinkId, key: u32) -> bool {
         self.mapped(id, key).is_some_and(|mapped| mapped.area.is_none())
     }
 
-    /// The peer granted us a region; what was not asked for is dropped.
+    /// Stores the mapping of a granted region; drops a mapping that was not requested.
     pub(super) fn mapping_granted(&mut self, id: LinkId, key: u32, area: Area) {
         match self.mapped(id, key) {
             Some(mapped) if mapped.area.is_none() => mapped.area = Some(area),
@@ -366,7 +367,7 @@ impl Peers {
         }
     }
 
-    /// The peer has ended a region.
+    /// Drops the mapping of a region that the peer has deregistered.
     pub(super) fn mapping_revoked(&mut self, id: LinkId, key: u32) {
         if let Some(mapped) = self.mapped(id, key).map(core::mem::take) {
             self.unmapped.extend(mapped.area);
@@ -377,17 +378,17 @@ impl Peers {
         !self.unmapped.is_empty()
     }
 
-    /// Mappings that are of no use any more.
+    /// Takes the mappings that are of no use any more.
     pub(super) fn take_unmapped(&mut self) -> Vec<Area> {
         core::mem::take(&mut self.unmapped)
     }
 
-    /// Sends a frame that no queue pair keeps. Of repeated refusals to one requester the first is
-    /// enough.
+    /// Queues a frame that belongs to no queue pair. Repeated refusals to one requester are
+    /// dropped: the first one is enough.
     pub(super) fn push_control(&mut self, id: LinkId, frame: &Frame) {
         let Some(link) = self.get(id) else { return };
         let header = frame.encode();
-        // Refusals come in runs: a look at the last few keeps the list short.
+        // Refusals come in runs: comparing with the last few frames keeps the list short.
         let same = |other: &Header| Frame::decode(other, 0).is_some_and(|other| other.repeats(frame));
         if link.control.len() >= MAX_CONTROL || link.control.iter().rev().take(8).any(same) {
             return;

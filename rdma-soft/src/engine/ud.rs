@@ -1,15 +1,16 @@
-//! Unreliable datagrams: each is sent on its own, is not answered, and is complete for its sender
-//! when it is on its way or lost.
+//! Unreliable datagrams: each datagram is sent on its own and is not answered. Its request
+//! completes when the datagram is on its way or lost.
 //!
-//! Requests complete in their order, and are sent in it as far as links are there. A request whose
-//! process has no link yet is passed over until there is one, for [`Peers::PATIENCE`](super::peers)
-//! at most; those after it do not wait. The first request that goes over a link puts the queue pair
-//! into the link's list, and all that follow it to the same link go with it.
+//! Requests complete in order. They are sent in order as far as links exist. A request to a process
+//! without a link is passed over until there is one, for [`Peers::PATIENCE`](super::peers) at most;
+//! later requests do not wait for it. The first request that goes over a link puts the queue pair
+//! into the link's work list; the requests behind it that go over the same link are sent with it.
 //!
-//! A datagram is lost, and its sender's completion says success, where a network would lose it:
-//! nobody has the number, the process is dead or refuses us, its ring stays full, no receive is
-//! posted, the Q_Key is another. One whose link is full waits for [`PATIENCE`] at most, and those
-//! after it no longer do: so no peer can hold up a sender.
+//! A datagram is lost, and its sender's completion reports success, where a network would lose it:
+//! no queue pair has the number, the process is dead or refuses a link, its ring stays full, no
+//! receive request is posted, or the Q_Key differs. A datagram whose link is full waits for
+//! [`PATIENCE`] at most; later datagrams over this link then no longer wait. So no peer can hold up
+//! a sender.
 
 use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
@@ -30,22 +31,22 @@ use super::types::{
     SendRequest, Transmit,
 };
 
-/// How long a datagram waits for room in a ring, in nanoseconds: many times what a process that
-/// runs needs to make some.
+/// The longest wait of a datagram for room in a ring, in nanoseconds: many times as long as a
+/// running process needs to make room.
 const PATIENCE: u64 = 20_000_000;
 
-/// Where a request goes, and how far it has come. A request to a group goes to the members in the
-/// order of their slots, in rounds: a round passes over those that have no link yet, and the next
-/// one sends to those that have got one meanwhile.
+/// The destination of a request, and the progress of its delivery. A request to a group goes to the
+/// members in the order of their slots, in rounds. A round passes over members that have no link
+/// yet; the next round sends to those that have got a link since.
 #[derive(Clone, Copy, Debug)]
 struct Delivery {
     address: Address,
-    /// The first slot that may still have to get it in this round.
+    /// The first slot to which this round may still have to send.
     from: u16,
-    /// The round passed over a member.
+    /// This round passed over a member.
     incomplete: bool,
-    /// This round is for processes that were reached after the first of these counts, and up to the
-    /// second.
+    /// This round sends to processes whose ordinal (`Process::number`) is greater than `since` and
+    /// at most `until`.
     since: u32,
     until: u32,
 }
@@ -56,7 +57,7 @@ impl Delivery {
     }
 }
 
-/// Nowhere.
+/// Placeholder for a ring entry without a request.
 const NO_ADDRESS: Address =
     Address { path: Path { host: Host::LOCAL, grh: Grh::NONE, group: None, sl: 0, slid: 0 }, qpn: 0, qkey: 0 };
 
@@ -65,29 +66,29 @@ const NO_ADDRESS: Address =
 pub(super) struct Ud {
     incarnation: u8,
     next_psn: u32,
-    /// By the request's place in the ring.
+    /// The deliveries, indexed like the ring of the send queue.
     deliveries: Box<[Delivery]>,
     /// Requests before `sq.next` wait for a link.
     waiting: bool,
-    /// The link in whose list the queue pair is.
+    /// The link whose work list holds the queue pair.
     listed: Option<LinkId>,
-    /// The link is full, and the timer counts.
+    /// The link is full, and the timer runs.
     blocked: bool,
     timer: u32,
 }
 
-/// What is to be done with the request at `sq.next`.
+/// The next step for the request at `sq.next`.
 enum Step {
-    /// It goes to this process, over this link.
+    /// Send the request over this link to this process.
     Send(LinkId, PeerId),
-    /// It waits for a link; those behind it do not.
+    /// The request waits for a link; later requests do not wait for it.
     Wait,
-    /// It waits until the members of its group are known, and so do those behind it, which may be
-    /// for one of them.
+    /// The request waits until the members of its group are known. Later requests wait, too: they
+    /// may go to one of these members.
     Hold,
-    /// It was sent, or is lost.
+    /// The request was sent, or is lost.
     Done,
-    /// It cannot be sent.
+    /// The request cannot be sent and fails with this status.
     Wrong(ibv_wc_status),
 }
 
@@ -112,7 +113,7 @@ impl Ud {
         QpStatus { state: qp.state, sq_draining: qp.is_draining(), sq_psn: self.next_psn, rq_psn: qp.attr.rq_psn }
     }
 
-    /// Enters a state, once its attributes are set.
+    /// Enters a state after the attributes are set.
     pub(super) fn enter(&mut self, qp: &mut Qp, state: QpState, tables: &mut Tables) {
         match state {
             QpState::Reset => self.reset(qp, tables),
@@ -141,7 +142,7 @@ impl Ud {
         (self.waiting, self.listed, self.blocked) = (false, None, false);
     }
 
-    /// To ERR.
+    /// Moves the queue pair to ERR.
     pub(super) fn fail(&mut self, qp: &mut Qp, tables: &mut Tables) {
         qp.fail(None, tables);
         (self.waiting, self.blocked) = (false, false);
@@ -167,8 +168,8 @@ impl Ud {
         Ok(())
     }
 
-    /// Puts the queue pair into the list of the link that the next request goes over, after those
-    /// that go over none.
+    /// Puts the queue pair into the list of the link that the next request goes over. Requests
+    /// before that one which go over no link are completed or passed over.
     pub(super) fn schedule(&mut self, qp: &mut Qp, tables: &mut Tables) {
         while self.listed.is_none() && qp.may_start() {
             match self.next_step(qp, tables) {
@@ -188,7 +189,7 @@ impl Ud {
         }
     }
 
-    /// Something has changed for requests that wait: looks at all of them again.
+    /// Examines all waiting requests again, after a change that may concern them.
     pub(super) fn resume(&mut self, qp: &mut Qp, tables: &mut Tables) {
         if core::mem::take(&mut self.waiting) {
             qp.sq.next = qp.sq.head;
@@ -262,12 +263,12 @@ impl Ud {
         }
     }
 
-    /// The request at `sq.next` was sent to a process, or is lost on its way there.
+    /// Records that the request at `sq.next` was sent to a process, or is lost on its way there.
     fn sent(&mut self, qp: &Qp, peer: PeerId) {
         self.deliveries[qp.sq.index(qp.sq.next)].from = peer.slot.0 + 1;
     }
 
-    /// Deals with a request that goes over no link now; false if the queue stops at it.
+    /// Handles a request that goes over no link now; false if the queue stops at this request.
     fn dispose(&mut self, qp: &mut Qp, step: &Step, tables: &mut Tables) -> bool {
         match step {
             Step::Send(..) | Step::Hold => return false,
@@ -295,8 +296,8 @@ impl Ud {
         true
     }
 
-    /// Calls `with` with the request at `sq.next` as a frame and its payload; `None` if its memory
-    /// is gone.
+    /// Calls `with` with the request at `sq.next` as a frame and its payload; `None` if a region of
+    /// its list is gone.
     fn with_frame<R>(&self, qp: &Qp, tables: &Tables, with: impl FnOnce(&Frame, &Gather<'_>) -> R) -> Option<R> {
         let position = qp.sq.next;
         let wqe = qp.sq.at(position);
@@ -323,7 +324,7 @@ impl Ud {
         }
     }
 
-    /// Sends the requests that go over `link`, up to the first that goes over another one.
+    /// Sends the requests that go over `link`, up to the first one that goes over another link.
     pub(super) fn transmit(
         &mut self,
         qp: &mut Qp,
@@ -339,10 +340,11 @@ impl Ud {
                         return Transmit::More;
                     }
                     let pushed = self.with_frame(qp, tables, |frame, gather| {
-                        // A datagram that is longer than the link takes is lost.
+                        // A datagram that is longer than the link's frames is lost.
                         (gather.len(), gather.len() > out.max_payload() || out.try_push(&frame.encode(), gather))
                     });
-                    // Its memory was there a moment ago, under the same lock.
+                    // The memory is never missing: `next_step` checked it just before, under the
+                    // same lock.
                     let (len, pushed) = pushed.unwrap_or((0, true));
                     *budget = budget.saturating_sub(len.max(64));
                     if !self.waits_no_longer(qp, link, pushed, tables) {
@@ -359,12 +361,13 @@ impl Ud {
             }
         }
         self.listed = None;
-        // The next one may go over another link.
+        // The next request may go over another link.
         self.schedule(qp, tables);
         Transmit::Idle
     }
 
-    /// After an attempt to send over a link: whether the request is done with.
+    /// Records an attempt to send over a link: whether the request is sent or lost, and need not
+    /// wait.
     fn waits_no_longer(&mut self, qp: &Qp, link: LinkId, pushed: bool, tables: &mut Tables) -> bool {
         let Some(state) = tables.peers.get(link) else { return true };
         if !pushed && !state.stuck {
@@ -386,7 +389,7 @@ impl Ud {
         }
     }
 
-    /// The link has been full for too long.
+    /// Stops waiting for a link that has been full for too long.
     pub(super) fn handle_timer(&mut self, generation: u32, tables: &mut Tables) {
         if generation != self.timer || !core::mem::replace(&mut self.blocked, false) {
             return;
@@ -399,7 +402,7 @@ impl Ud {
         }
     }
 
-    /// A link is gone, and with it the list that the queue pair may be in.
+    /// Handles the loss of a link, and with it of the list that the queue pair may be in.
     pub(super) fn handle_link_down(&mut self, qp: &mut Qp, link: LinkId, tables: &mut Tables) {
         if self.listed == Some(link) {
             self.listed = None;
@@ -408,7 +411,7 @@ impl Ud {
         }
     }
 
-    /// A datagram has come in for this queue pair: `grh` and `data` are its payload.
+    /// Handles a datagram for this queue pair; `grh` and `data` are its payload.
     pub(super) fn handle_datagram(
         &mut self,
         qp: &mut Qp,
@@ -438,7 +441,7 @@ impl Ud {
         tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {
             (wc.wr_id, wc.status, wc.opcode) = (wqe.wr_id, status, ibv_wc_opcode::IBV_WC_RECV);
             (wc.qp_num, wc.src_qp, wc.byte_len) = (qpn, frame.from & NUMBER_MASK, frame.total);
-            // Four bits and sixteen have a place there, whatever came.
+            // The fields hold 4 and 16 bits; mask, because the frame may hold anything.
             wc.sl = frame.code & 15;
             #[allow(clippy::cast_possible_truncation, reason = "a local identifier has 16 bits")]
             let slid = frame.addr as u16;
