@@ -1,4 +1,4 @@
-//! Frames between engines: fixed headers of six words, and a payload.
+//! Frames between engines: a fixed header of six words, and a payload.
 //!
 //! ```text
 //! word 0   kind 8 | flags 8 | epoch 16 | number 24 | code 8      (low bits first)
@@ -9,33 +9,33 @@
 //! word 5   the swap operand                or, with ACK: number 32 | epoch 16
 //! ```
 //!
-//! A datagram's payload is its header of 40 bytes and its data; word 2 is the sender's local
-//! identifier, the key is the Q_Key, the code the service level.
+//! A datagram's payload is its GRH of 40 bytes and its data. Word 2 is the sender's local
+//! identifier, the key is the Q_Key, and the code is the service level.
 //!
-//! A header is hostile until it was checked: [`Frame::decode`] checks what can be checked without
-//! knowing the queue pair.
+//! A header is hostile until it is checked: [`Frame::decode`] checks everything that can be checked
+//! without knowing the queue pair.
 
 use super::grh::GRH_LEN;
 use super::limits::{MAX_MESSAGE, MTU};
 use super::types::SendFlags;
 
-/// Words of a header.
+/// The number of words in a header.
 pub(crate) const HEADER_WORDS: usize = 6;
 
-/// A frame's header as it lies in a ring: opaque to the driver, which copies it to private memory
-/// once and hands it over. Whatever its bits, the engine copes.
+/// A frame's header as it lies in a ring. The driver does not interpret a header: it copies the
+/// header once to private memory and passes it to the engine, which handles any bits safely.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Header(pub(crate) [u64; HEADER_WORDS]);
 
-/// The kinds of frames.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
     // Requests.
     Send = 1,
     Write = 2,
-    /// A write with immediate whose data the requester has written itself.
+    /// A write with immediate whose data the requester has already written directly.
     WriteDone = 3,
     Read = 4,
     CompareSwap = 5,
@@ -44,16 +44,17 @@ pub(super) enum Kind {
     Ack = 16,
     Nak = 17,
     RnrNak = 18,
-    /// The request was not heard; a real device would say nothing.
+    /// The responder dropped the request; a real device would send nothing.
     Dropped = 19,
     ReadData = 20,
     AtomicData = 21,
-    // Between engines.
-    /// Asks for the region of the key, to map it.
+    // Frames outside of connections.
+    /// Asks for the region with the key, in order to map it.
     Want = 32,
-    /// A datagram, whole. Not answered, whatever becomes of it.
+    /// A whole datagram. It is never answered.
     Datagram = 33,
-    /// The region of the key, which was granted, has ended: its mapping is of no use any more.
+    /// The region with the key, which was granted, is deregistered: its mapping is of no use any
+    /// more.
     Revoked = 34,
 }
 
@@ -79,39 +80,39 @@ impl Kind {
         })
     }
 
-    /// Whether a message of this kind may be cut into pieces.
+    /// Whether a message of this kind may be sent in pieces.
     pub(super) const fn is_cut(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }
 
-    /// Whether it is for a queue pair from the one that it is connected to.
+    /// Whether the frame belongs to the connection of two queue pairs.
     pub(super) const fn is_of_connection(self) -> bool {
         (self as u8) < 32
     }
 
-    /// Whether it is a requester's frame.
+    /// Whether the frame carries a request.
     pub(super) const fn is_request(self) -> bool {
         (self as u8) < 16
     }
 }
 
-/// The immediate is valid.
+/// Flag: the immediate is valid.
 pub(super) const IMM: u8 = 1;
-/// The receive completion is solicited.
+/// Flag: the receive completion is solicited.
 pub(super) const SOLICITED: u8 = 2;
-/// Word 5 acknowledges requests of the other direction.
+/// Flag: word 5 acknowledges requests of the other direction.
 pub(super) const ACK: u8 = 4;
-/// The first 40 payload bytes of a datagram hold a valid GRH.
+/// Flag: the first 40 payload bytes of a datagram hold a valid GRH.
 pub(super) const GRH: u8 = 8;
 const KNOWN_FLAGS: u8 = IMM | SOLICITED | ACK | GRH;
 
-/// The flags of a request's frames.
+/// Returns the flags of a request's frames.
 pub(super) const fn request_flags(flags: SendFlags) -> u8 {
     let imm = if flags.contains(SendFlags::IMM) { IMM } else { 0 };
     imm | if flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 }
 }
 
-/// Why a request was refused, in a NAK's code.
+/// The reason of a refusal: the code of a NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Refusal {
@@ -131,14 +132,14 @@ impl Refusal {
     }
 }
 
-/// A header, taken apart.
+/// A decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
     pub(super) flags: u8,
-    /// The requester's incarnation (upper byte) and attempt (lower).
+    /// The requester's incarnation (upper byte) and attempt (lower byte).
     pub(super) epoch: u16,
-    /// The message's number: 24 bits.
+    /// The message's number, 24 bits.
     pub(super) number: u32,
     pub(super) code: u8,
     pub(super) to: u32,
@@ -151,29 +152,29 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// A frame with nothing but the fields that each has.
+    /// Creates a frame with the fields that all frames have; the others are 0.
     pub(super) const fn new(kind: Kind, to: u32, from: u32, number: u32, epoch: u16) -> Self {
         Self { kind, flags: 0, epoch, number, code: 0, to, from, addr: 0, key: 0, total: 0, a: 0, b: 0 }
     }
 
-    /// Where this payload begins in the message.
+    /// Returns the offset of this payload in the message.
     #[allow(clippy::cast_possible_truncation, reason = "the lower half")]
     pub(super) const fn offset(&self) -> u32 {
         self.a as u32
     }
 
-    /// The immediate.
+    /// Returns the immediate.
     #[allow(clippy::cast_possible_truncation, reason = "the upper half")]
     pub(super) const fn imm(&self) -> u32 {
         (self.a >> 32) as u32
     }
 
-    /// Sets offset and immediate.
+    /// Sets the offset and the immediate.
     pub(super) const fn set_offset(&mut self, offset: u32, imm: u32) {
         self.a = offset as u64 | (imm as u64) << 32;
     }
 
-    /// The acknowledgement in word 5, as a frame of its own.
+    /// Returns the acknowledgement in word 5 as a frame of its own.
     #[allow(clippy::cast_possible_truncation, reason = "fields of the word")]
     pub(super) const fn carried_ack(&self) -> Option<Self> {
         if self.flags & ACK == 0 || !self.can_carry() {
@@ -182,29 +183,29 @@ impl Frame {
         Some(Self::new(Kind::Ack, self.to, self.from, self.b as u32 & NUMBER_MASK, (self.b >> 32) as u16))
     }
 
-    /// Whether word 5 is free.
+    /// Whether word 5 is free for an acknowledgement.
     pub(super) const fn can_carry(&self) -> bool {
         matches!(self.kind, Kind::Send | Kind::Write | Kind::WriteDone | Kind::Read)
     }
 
-    /// Acknowledges in word 5.
+    /// Puts an acknowledgement into word 5.
     pub(super) const fn carry_ack(&mut self, number: u32, epoch: u16) {
         self.flags |= ACK;
         self.b = number as u64 | (epoch as u64) << 32;
     }
 
-    /// Whether it refuses what `other` refuses.
+    /// Whether both frames drop requests of the same attempt.
     pub(super) fn repeats(&self, other: &Self) -> bool {
         let of = |frame: &Self| (frame.kind, frame.to, frame.from, frame.epoch);
         self.kind == Kind::Dropped && of(self) == of(other)
     }
 
-    /// Whether it is a request's first frame.
+    /// Whether the frame is the first one of a request.
     pub(super) const fn begins_request(&self) -> bool {
         self.kind.is_request() && (!self.kind.is_cut() || self.offset() == 0)
     }
 
-    /// The header.
+    /// Encodes the frame as a header.
     #[inline]
     pub(super) const fn encode(&self) -> Header {
         Header([
@@ -221,7 +222,7 @@ impl Frame {
         ])
     }
 
-    /// Takes a header apart; `None` if no engine of ours sends such a frame.
+    /// Decodes a header; `None` if no engine of this version sends such a frame.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "fields of words")]
     pub(super) fn decode(header: &Header, payload: usize) -> Option<Self> {
@@ -245,7 +246,7 @@ impl Frame {
         }
         match frame.kind {
             Kind::Send | Kind::Write | Kind::ReadData => {
-                // Each payload lies in its message, and says something unless the message is empty.
+                // Each payload lies in its message, and is not empty unless the message is empty.
                 let end = u64::from(frame.offset()) + payload as u64;
                 if end > u64::from(frame.total) || (payload == 0 && frame.total != 0) {
                     return None;
@@ -265,25 +266,25 @@ impl Frame {
     }
 }
 
-/// Message numbers are 24 bits and wrap, as packet numbers do.
+/// Message numbers have 24 bits and wrap around, like PSNs.
 pub(super) const NUMBER_MASK: u32 = 0x00ff_ffff;
 
-/// The number after.
+/// Returns the number after `number`.
 pub(super) const fn after(number: u32) -> u32 {
     number.wrapping_add(1) & NUMBER_MASK
 }
 
-/// The number before.
+/// Returns the number before `number`.
 pub(super) const fn before(number: u32) -> u32 {
     number.wrapping_sub(1) & NUMBER_MASK
 }
 
-/// How far `to` is ahead of `from`.
+/// Returns how far `to` is ahead of `from`.
 pub(super) const fn distance(from: u32, to: u32) -> u32 {
     to.wrapping_sub(from) & NUMBER_MASK
 }
 
-/// Whether `number` comes before `limit` (both within half the range of each other).
+/// Whether `number` comes before `limit`. The two must be less than half the range apart.
 pub(super) const fn precedes(number: u32, limit: u32) -> bool {
     let ahead = distance(number, limit);
     ahead != 0 && ahead < (1 << 23)
