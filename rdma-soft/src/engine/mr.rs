@@ -1,8 +1,8 @@
-//! Protection domains and registered regions, and how scatter/gather lists find their bytes.
+//! Protection domains and registered regions, and the lookup of scatter/gather lists in them.
 //!
-//! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: a
-//! key that was given back does not name the next region at that index. (It may name a later one.
-//! Mappings, which may outlive a registration, go by the serial number.)
+//! A key is the region's index (20 bits) and a random tag (12 bits), new for each registration: the
+//! key of a deregistered region does not name the next region at that index. (It may name a later
+//! one. Mappings, which may outlive a registration, are therefore identified by the serial number.)
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use super::memory::{Gather, Region, Scratch, Source, Target};
 use super::types::{Errno, LinkId, MrKeys, Op, PdId};
 
 const TAG_BITS: u32 = 12;
-/// The largest page of a shared file.
+/// The largest page size of a shared file.
 const PAGE: usize = 1 << 16;
 
-/// A registered region and its names.
+/// A registered region with its key, domain and backing file.
 #[derive(Debug)]
 pub(super) struct Mr {
     key: u32,
     pd: PdId,
     region: Region,
     backing: Option<Arc<Backing>>,
-    /// Links over which peers asked for it.
+    /// Links over which peers asked to map the region.
     granted: Vec<LinkId>,
 }
 
@@ -33,10 +33,10 @@ pub(super) struct Mr {
 #[derive(Debug)]
 pub(super) struct MrTable {
     slots: Vec<Option<Mr>>,
-    /// The last keys of free indices.
+    /// The last keys of the free indices.
     free: Vec<u32>,
     random: u64,
-    /// Regions ever registered.
+    /// The number of regions ever registered.
     serial: u64,
 }
 
@@ -45,14 +45,15 @@ impl MrTable {
         Self { slots: Vec::new(), free: Vec::new(), random: seed | 1, serial: 0 }
     }
 
-    /// The next of a sequence that repeats for a seed (xorshift64*).
+    /// Returns the next tag of a pseudo-random sequence that depends only on the seed
+    /// (xorshift64*).
     fn next_tag(&mut self) -> u32 {
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;
         self.random ^= self.random >> 27;
         #[allow(clippy::cast_possible_truncation, reason = "the upper 12 bits")]
         let tag = (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> (64 - TAG_BITS)) as u32;
-        // Key 0 names nothing.
+        // No tag is 0, so that key 0 names no region.
         tag.max(1)
     }
 
@@ -77,7 +78,8 @@ impl MrTable {
             key = index << TAG_BITS | self.next_tag();
         }
         self.serial += 1;
-        // A peer that maps a file sees all of it: so only whole files.
+        // Publish a region for mapping only if it fills its file: a peer that maps a file sees all
+        // of it.
         let backing = backing.filter(|backing| {
             region.addr() == backing.base() && region.len() <= backing.len() && backing.len() - region.len() < PAGE
         });
@@ -88,7 +90,7 @@ impl MrTable {
         Ok(MrKeys { lkey: key, rkey: key })
     }
 
-    /// Takes a region out: its domain, and the links over which peers asked for it.
+    /// Removes a region; returns its domain and the links over which peers asked to map it.
     pub(super) fn remove(&mut self, key: u32) -> Result<(PdId, Vec<LinkId>), Errno> {
         self.find(key).ok_or(Errno::INVAL)?;
         let mr = self.slots[(key >> TAG_BITS) as usize].take().ok_or(Errno::INVAL)?;
@@ -96,7 +98,8 @@ impl MrTable {
         Ok((mr.pd, mr.granted))
     }
 
-    /// The file of a region that peers may map, and the region's length, for a peer behind `link`.
+    /// Returns the file of a region that peers may map, and the region's length; records `link` as
+    /// one to notify.
     pub(super) fn grant(&mut self, key: u32, link: LinkId) -> Option<(&Arc<Backing>, usize)> {
         let mr = self.slots.get_mut((key >> TAG_BITS) as usize)?.as_mut().filter(|mr| mr.key == key)?;
         let backing = mr.backing.as_ref().filter(|_| mr.region.access() & REMOTE != 0)?;
@@ -111,13 +114,13 @@ impl MrTable {
         self.slots.get((key >> TAG_BITS) as usize)?.as_ref().filter(|mr| mr.key == key)
     }
 
-    /// The region that a queue pair of `pd` may use under `key` with all of `rights`.
+    /// Returns the region that a queue pair of `pd` may use under `key` with all of `rights`.
     #[inline(always)]
     fn usable(&self, key: u32, pd: PdId, rights: u32) -> Option<&Mr> {
         self.find(key).filter(|mr| mr.pd == pd && mr.region.access() & rights == rights)
     }
 
-    /// Whether every entry of a list names memory of ours with these rights.
+    /// Whether every non-empty entry of a list names memory of `pd` with all of `rights`.
     pub(super) fn check(&self, pd: PdId, list: &[ibv_sge], rights: u32) -> bool {
         list.iter().all(|sge| {
             sge.length == 0
@@ -127,8 +130,8 @@ impl MrTable {
         })
     }
 
-    /// Calls `with` with `len` bytes of a list, from `skip` on; `None` if they are not there or not
-    /// ours.
+    /// Calls `with` with `len` bytes of a list, from `skip` on; `None` if the list is shorter, or
+    /// names memory that `pd` may not use.
     #[inline(always)]
     pub(super) fn gather<R>(
         &self,
@@ -140,7 +143,7 @@ impl MrTable {
     ) -> Option<R> {
         let skip = skip as usize;
         if let [sge] = list {
-            // The common case costs no array.
+            // The common case, a list of one entry, needs no array.
             return self.piece(pd, sge, skip, len).map(|bytes| with(&Gather::one(&bytes)));
         }
         let mut scratch = Scratch::<MAX_SGE>::new();
@@ -164,14 +167,16 @@ impl MrTable {
         (left == 0).then(|| with(&scratch.gather()))
     }
 
-    /// `len` bytes of an entry, from `skip` on, if they are there and ours.
+    /// Returns `len` bytes of an entry, from `skip` on, if the entry holds them and `pd` may use
+    /// them.
     #[inline(always)]
     pub(super) fn piece(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Source<'_>> {
         let fits = skip.checked_add(len).is_some_and(|end| end <= sge.length as usize);
         self.local_source(pd, sge, skip, len).filter(|_| fits)
     }
 
-    /// Like [`gather`](Self::gather) of a whole list of at most `limits::MTU` bytes, behind `head`.
+    /// Like [`gather`](Self::gather) of a whole list of at most `limits::MTU` bytes, with `head` in
+    /// front.
     pub(super) fn gather_behind<R>(
         &self,
         head: Source<'_>,
@@ -192,13 +197,13 @@ impl MrTable {
         self.usable(sge.lkey, pd, 0)?.region.source(sge.addr.checked_add(skip as u64)?, len)
     }
 
-    /// Writes to a list, from `skip` on; false, with some of it perhaps written, if the list does
-    /// not hold it or is no longer ours to write.
+    /// Writes `payload` to a list, from `skip` on. False if the list is too short or names memory
+    /// that `pd` may not write; a part may have been written then.
     #[must_use]
     #[inline]
     pub(super) fn scatter(&self, pd: PdId, list: &[ibv_sge], skip: u32, payload: Source<'_>) -> bool {
         match list {
-            // The common case, in which nothing has to be cut.
+            // The common case: the payload goes to the start of a single entry.
             [sge] if skip == 0 && !payload.is_empty() && payload.len() <= sge.length as usize => {
                 self.local_target(pd, sge, 0, payload.len()).map(|target| target.write(payload)).is_some()
             }
@@ -233,20 +238,20 @@ impl MrTable {
         mr.region.target(sge.addr.checked_add(skip as u64)?, len)
     }
 
-    /// The bytes that a request with `key` may write.
+    /// Returns the bytes that a request with `key` may write.
     #[inline(always)]
     pub(super) fn target(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Target<'_>> {
         self.usable(key, pd, rights)?.region.target(addr, len)
     }
 
-    /// The bytes that a request with `key` may read.
+    /// Returns the bytes that a request with `key` may read.
     #[inline(always)]
     pub(super) fn source(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Source<'_>> {
         self.usable(key, pd, rights)?.region.source(addr, len)
     }
 }
 
-/// The right that an operation needs of queue pair and region.
+/// Returns the right that an operation needs from the queue pair and the region.
 pub(super) const fn right_of(op: Op) -> u32 {
     match op {
         Op::Send => 0,
@@ -256,17 +261,17 @@ pub(super) const fn right_of(op: Op) -> u32 {
     }
 }
 
-/// The right that a list needs to be written to.
+/// The right that a local list needs to be written to.
 pub(super) const LOCAL_WRITE: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-/// The right that a write needs.
+/// The right that a remote write needs.
 pub(super) const REMOTE_WRITE: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
-/// The right that a read needs.
+/// The right that a remote read needs.
 pub(super) const REMOTE_READ: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-/// The right that an atomic needs.
+/// The right that a remote atomic needs.
 pub(super) const REMOTE_ATOMIC: u32 = rdma_sys::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 const REMOTE: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 
-/// The protection domains: how many objects are in each.
+/// The protection domains, each with the number of objects in it.
 #[derive(Debug, Default)]
 pub(super) struct PdTable {
     users: Vec<Option<u32>>,
@@ -294,19 +299,19 @@ impl PdTable {
         }
     }
 
-    /// Whether there is such a domain.
+    /// Checks that a domain exists.
     pub(super) fn check(&self, pd: PdId) -> Result<(), Errno> {
         self.users.get(pd.0 as usize).copied().flatten().map(drop).ok_or(Errno::INVAL)
     }
 
-    /// An object was put into a domain.
+    /// Counts one more object in a domain.
     pub(super) fn enter(&mut self, pd: PdId) -> Result<(), Errno> {
         let users = self.users.get_mut(pd.0 as usize).and_then(Option::as_mut).ok_or(Errno::INVAL)?;
         *users += 1;
         Ok(())
     }
 
-    /// An object was taken out.
+    /// Counts one object less in a domain.
     pub(super) fn leave(&mut self, pd: PdId) {
         if let Some(Some(users)) = self.users.get_mut(pd.0 as usize) {
             *users = users.saturating_sub(1);

@@ -53,7 +53,7 @@ impl Attributes {
 /// The progress of a drain (SQD).
 #[derive(Clone, Copy, Debug, Default)]
 struct Drain {
-    /// The first request that must not start.
+    /// The position of the first request that must not start.
     limit: u64,
     reported: bool,
 }
@@ -70,7 +70,7 @@ pub(super) struct Qp {
     pub(super) attr: Attributes,
     pub(super) sq: SendQueue,
     pub(super) rq: RecvQueue,
-    /// The index of the queue pair that it is connected to, if that is one of ours.
+    /// The index of the connected queue pair, if it belongs to this process.
     pub(super) own_peer: Option<u32>,
     drain: Drain,
     token: u64,
@@ -94,7 +94,7 @@ impl Qp {
         })
     }
 
-    /// The process that it is connected to; slot 0, which no process has, without a connection.
+    /// Returns the connected process. Without a connection its slot is 0, which no process has.
     pub(super) const fn peer(&self) -> PeerId {
         PeerId::of(self.attr.dest_host, self.attr.dest_qpn)
     }
@@ -103,18 +103,18 @@ impl Qp {
         tables.events.push(Event::Async { event_type, element: Element::Qp(self.id, self.token) });
     }
 
-    /// Takes over attributes; the state is the service's to change.
+    /// Merges changed attributes; the service changes the state.
     pub(super) fn merge(&mut self, change: &ModifyQp, tables: &Tables) {
         self.attr.merge(change);
         self.find_peer(tables);
     }
 
-    /// Finds the queue pair that it is connected to, if that is one of ours.
+    /// Looks for the connected queue pair in this process.
     pub(super) fn find_peer(&mut self, tables: &Tables) {
         self.own_peer = tables.own_index(self.attr.dest_host, self.attr.dest_qpn);
     }
 
-    /// Whether requests and datagrams are taken in.
+    /// Whether the state lets requests and datagrams in.
     pub(super) const fn hears(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
@@ -123,7 +123,7 @@ impl Qp {
         !matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr)
     }
 
-    /// Back to the state of creation: everything posted is forgotten, and so are its completions.
+    /// Restores the state after creation: removes all posted requests and their completions.
     pub(super) fn reset(&mut self, tables: &mut Tables) {
         tables.timers.cancel(Owner::Qp(self.id));
         tables.peers.forget(self.id.0);
@@ -138,8 +138,8 @@ impl Qp {
         self.rq.clear();
     }
 
-    /// To ERR: the oldest send request completes with `status`, if there is one, and everything
-    /// else is flushed.
+    /// Moves the queue pair to ERR. Completes the oldest send request with `status`, if it is
+    /// given, and flushes all other requests.
     pub(super) fn fail(&mut self, status: Option<ibv_wc_status>, tables: &mut Tables) {
         if self.state == QpState::Err {
             return;
@@ -153,7 +153,7 @@ impl Qp {
         }
     }
 
-    /// Completes all send requests: the oldest with `status`, if there is one, the others as
+    /// Completes all send requests: the oldest with `status`, if it is given, the others as
     /// flushed.
     pub(super) fn flush_sends(&mut self, mut status: Option<ibv_wc_status>, tables: &mut Tables) {
         while self.sq.head < self.sq.tail {
@@ -186,7 +186,7 @@ impl Qp {
         self.sq.head += 1;
     }
 
-    /// Completes a request that was done before it was put into the queue.
+    /// Completes a request that was executed without a place in the queue.
     #[inline(always)]
     pub(super) fn complete_unqueued(&self, request: &SendRequest, total: u32, tables: &mut Tables) {
         if request.flags.contains(SendFlags::SIGNALED) || self.sq.sig_all {
@@ -203,7 +203,7 @@ impl Qp {
         });
     }
 
-    /// Whether the request at `sq.next` may start as far as the state goes.
+    /// Whether the state allows the request at `sq.next`, if there is one, to start.
     #[inline]
     pub(super) const fn may_start(&self) -> bool {
         self.sq.next < self.sq.tail
@@ -214,14 +214,14 @@ impl Qp {
             }
     }
 
-    /// Enters SQD; `begun`: the request at `sq.next` has started.
+    /// Enters SQD. `begun`: the request at `sq.next` has started.
     pub(super) fn begin_draining(&mut self, begun: bool, tables: &mut Tables) {
         self.state = QpState::Sqd;
         self.drain = Drain { limit: self.sq.next + u64::from(begun), reported: false };
         self.report_drained(tables);
     }
 
-    /// In SQD: reports that all started requests are complete, once.
+    /// In SQD: reports once that all started requests are complete.
     #[inline]
     pub(super) fn report_drained(&mut self, tables: &mut Tables) {
         if self.state == QpState::Sqd && self.sq.head >= self.drain.limit && !self.drain.reported {
@@ -236,7 +236,7 @@ impl Qp {
         matches!(self.state, QpState::Sqd) && self.sq.head < self.drain.limit
     }
 
-    /// Puts a send request into the queue; false if the state flushes it at once.
+    /// Puts a send request into the queue; false if the state flushes the request at once.
     #[inline(always)]
     pub(super) fn post_send(
         &mut self,

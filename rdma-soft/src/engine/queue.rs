@@ -1,5 +1,5 @@
-//! The rings of a queue pair: send requests with their lists and inline data, and receives.
-//! Allocated once.
+//! The rings of a queue pair: send requests with their lists and inline data, and receive requests.
+//! Each ring is allocated once.
 
 use rdma_sys::ibv_sge;
 
@@ -10,19 +10,19 @@ use super::types::{Errno, Op, SendData, SendFlags, SendRequest};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendWqe {
     pub(super) request: SendRequest,
-    /// Bytes of the message; `u32::MAX` stands for any length that no message can have.
+    /// The message's length in bytes; `u32::MAX` stands for every length that no message can have.
     pub(super) total: u32,
-    /// The message's number, once it was sent whole through a link.
+    /// The message's number, valid once the message was sent whole through a link.
     pub(super) number: u32,
-    /// Bytes of a read that have arrived, or of a direct operation that are done.
+    /// Bytes of a read that have arrived, or bytes of a direct operation that are executed.
     pub(super) progress: u32,
-    /// Entries of its list.
+    /// The number of entries in the request's list.
     sges: u8,
-    /// Its data lies in the inline slab.
+    /// The data lies in the inline slab.
     pub(super) inline: bool,
-    /// Nothing more is to be done: its answer has come, or it needed no link.
+    /// Nothing is left to do: the answer has come, or the request needed no link.
     pub(super) done: bool,
-    /// A write whose data is in place; only its immediate is to be sent.
+    /// The data of this write is in place already; only the immediate is still to be sent.
     pub(super) written: bool,
 }
 
@@ -59,15 +59,15 @@ pub(super) fn boxed<T: Clone>(len: usize, value: T) -> Result<Box<[T]>, Errno> {
     Ok(vec.into_boxed_slice())
 }
 
-/// The length of a list as a message; `u32::MAX` if it is longer than any.
+/// Returns the length of a list as a message; `u32::MAX` if the list is longer than any message.
 #[inline]
 fn list_len(list: &[ibv_sge]) -> u32 {
     let total: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
-/// Copies a list to where a ring keeps it. (A loop beats a call of `memcpy` for the one entry that
-/// a list mostly has.)
+/// Copies a list into the ring. For the usual list of one entry, a loop is faster than a call of
+/// `memcpy`.
 #[inline]
 fn copy_list(to: &mut [ibv_sge], list: &[ibv_sge]) {
     for (to, from) in to.iter_mut().zip(list) {
@@ -75,7 +75,7 @@ fn copy_list(to: &mut [ibv_sge], list: &[ibv_sge]) {
     }
 }
 
-/// The send queue: positions only grow, and `head <= next <= tail`.
+/// The send queue. Positions only grow, and `head <= next <= tail`.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     wqes: Box<[SendWqe]>,
@@ -84,13 +84,13 @@ pub(super) struct SendQueue {
     limit: u32,
     max_sge: usize,
     max_inline: usize,
-    /// Every request is signaled.
+    /// Whether every request is signaled.
     pub(super) sig_all: bool,
-    /// The oldest request that is not complete.
+    /// The position of the oldest request that is not complete.
     pub(super) head: u64,
-    /// The first that is not sent.
+    /// The position of the first request that is not sent.
     pub(super) next: u64,
-    /// Where the next one is posted.
+    /// The position of the next request to post.
     pub(super) tail: u64,
 }
 
@@ -112,19 +112,19 @@ impl SendQueue {
         })
     }
 
-    /// Places of the ring.
+    /// Returns the number of places in the ring.
     pub(super) const fn capacity(&self) -> usize {
         self.wqes.len()
     }
 
-    /// The place of a request in the ring.
+    /// Returns the index in the ring of a request's position.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "masked to the ring's size")]
     pub(super) const fn index(&self, position: u64) -> usize {
         position as usize & (self.wqes.len() - 1)
     }
 
-    /// How many more requests may be posted.
+    /// Returns how many more requests may be posted.
     #[allow(clippy::cast_possible_truncation, reason = "never more than the limit are in the ring")]
     pub(super) const fn room(&self) -> u32 {
         self.limit - (self.tail - self.head) as u32
@@ -159,7 +159,7 @@ impl SendQueue {
         Source::of(&self.inline[start..start + self.wqes[index].total as usize])
     }
 
-    /// The length of a request's message, if the queue can hold its data.
+    /// Returns the length of a request's message, if the queue can hold the request.
     #[inline(always)]
     pub(super) fn admit(&self, op: Op, data: SendData<'_>) -> Result<u32, Errno> {
         if self.room() == 0 {
@@ -176,7 +176,7 @@ impl SendQueue {
         }
     }
 
-    /// Posts a request whose data [`admit`](Self::admit) has found to be `total` bytes.
+    /// Posts a request with `total` bytes of data, as [`admit`](Self::admit) returned.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "a list has at most MAX_SGE entries")]
     pub(super) fn push(&mut self, request: &SendRequest, data: SendData<'_>, total: u32) {
@@ -206,13 +206,13 @@ impl SendQueue {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all requests.
     pub(super) const fn clear(&mut self) {
         (self.head, self.next, self.tail) = (0, 0, 0);
     }
 }
 
-/// A receive in its ring.
+/// A receive request in its ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RecvWqe {
     pub(super) wr_id: u64,
@@ -244,7 +244,7 @@ impl RecvQueue {
         position as usize & (self.wqes.len() - 1)
     }
 
-    /// The oldest receive and its list.
+    /// Returns the oldest receive request and its list.
     #[inline]
     pub(super) fn front(&self) -> Option<(RecvWqe, &[ibv_sge])> {
         if self.head == self.tail {
@@ -256,14 +256,14 @@ impl RecvQueue {
         Some((wqe, &self.lists[start..start + usize::from(wqe.sges)]))
     }
 
-    /// Takes the oldest receive.
+    /// Removes the oldest receive request.
     pub(super) fn pop(&mut self) -> Option<RecvWqe> {
         let (wqe, _) = self.front()?;
         self.head += 1;
         Some(wqe)
     }
 
-    /// Whether a list may be posted now.
+    /// Checks that a list fits the queue and that the queue has room.
     pub(super) fn admit(&self, list: &[ibv_sge]) -> Result<(), Errno> {
         if list.len() > self.max_sge {
             return Err(Errno::INVAL);
@@ -271,7 +271,7 @@ impl RecvQueue {
         if self.tail - self.head >= u64::from(self.limit) { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// Posts a list that [`admit`](Self::admit) has let in.
+    /// Posts a list that [`admit`](Self::admit) has accepted.
     #[allow(clippy::cast_possible_truncation, reason = "at most MAX_SGE entries")]
     pub(super) fn push(&mut self, wr_id: u64, list: &[ibv_sge]) {
         let index = self.index(self.tail);
@@ -280,7 +280,7 @@ impl RecvQueue {
         self.tail += 1;
     }
 
-    /// Forgets everything.
+    /// Removes all requests.
     pub(super) const fn clear(&mut self) {
         (self.head, self.tail) = (0, 0);
     }
