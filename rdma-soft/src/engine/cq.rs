@@ -8,7 +8,7 @@ use super::events::Events;
 use super::limits::{MAX_CQ, MAX_CQE};
 use super::types::{CqId, Element, Errno, Event};
 
-/// What the application waits for.
+/// The completions for which a queue raises its next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Armed {
     No,
@@ -60,7 +60,7 @@ fn make_ring(depth: u32) -> Result<Box<[ibv_wc]>, Errno> {
 #[derive(Debug, Default)]
 pub(super) struct CqTable {
     slots: Vec<Option<Cq>>,
-    /// Queues that overran: their queue pairs are still to be told.
+    /// Queues that overran, and whose queue pairs are not in ERR yet.
     overrun: Vec<CqId>,
 }
 
@@ -106,19 +106,19 @@ impl CqTable {
         Ok(())
     }
 
-    /// Whether there is such a queue.
+    /// Checks that a queue exists.
     pub(super) fn check(&mut self, id: CqId) -> Result<(), Errno> {
         self.get(id).map(drop)
     }
 
-    /// A queue pair uses the queue.
+    /// Counts one more queue pair that uses a queue.
     pub(super) fn enter(&mut self, id: CqId) {
         if let Ok(cq) = self.get(id) {
             cq.users += 1;
         }
     }
 
-    /// It no longer does.
+    /// Counts one queue pair less that uses a queue.
     pub(super) fn leave(&mut self, id: CqId) {
         if let Ok(cq) = self.get(id) {
             cq.users = cq.users.saturating_sub(1);
@@ -145,7 +145,7 @@ impl CqTable {
 
     pub(super) fn arm(&mut self, id: CqId, solicited_only: bool) -> Result<(), Errno> {
         let cq = self.get(id)?;
-        // A wider request is not narrowed by a later one.
+        // A later, narrower request does not replace a wider one.
         if !solicited_only {
             cq.armed = Armed::Any;
         } else if cq.armed == Armed::No {
@@ -154,8 +154,8 @@ impl CqTable {
         Ok(())
     }
 
-    /// Adds a completion, filled by `fill` where it will lie. A full queue is in error from then
-    /// on, as on a device.
+    /// Adds a completion, which `fill` writes in place. A push to a full queue puts the queue in
+    /// error for good, as on a device.
     #[inline(always)]
     pub(super) fn push(&mut self, id: CqId, solicited: bool, events: &mut Events, fill: impl FnOnce(&mut ibv_wc)) {
         let Some(Some(cq)) = self.slots.get_mut(id.0 as usize) else { return };
@@ -200,12 +200,12 @@ impl CqTable {
         cq.tail = kept;
     }
 
-    /// Whether there is a queue that overran and whose queue pairs are to be told.
+    /// Whether a queue overran, and its queue pairs are not in ERR yet.
     pub(super) fn has_overrun(&self) -> bool {
         !self.overrun.is_empty()
     }
 
-    /// A queue that overran and whose queue pairs are to be told.
+    /// Takes a queue that overran. The caller must move the queue's queue pairs to ERR.
     pub(super) fn take_overrun(&mut self) -> Option<CqId> {
         self.overrun.pop()
     }

@@ -1,5 +1,5 @@
-//! The directory: queue pairs and regions that an engine publishes, so that peers may do one-sided
-//! operations by themselves.
+//! The directory: queue pairs and regions that an engine publishes, so that peers can execute
+//! one-sided operations directly.
 //!
 //! ```text
 //! 0                     a card (one word) for each queue pair under the first slot
@@ -7,32 +7,32 @@
 //! ```
 //!
 //! A peer checks card and entry before each operation. Cards and entries are withdrawn before a
-//! state change or a deregistration returns; a peer that has just checked may still finish what it
-//! was doing, in memory that is shared with it.
+//! state change or a deregistration returns. A peer that has just checked may still finish its
+//! operation, in memory that is shared with it.
 
 use super::limits::QPS_PER_SLOT;
 use super::memory::{Area, Region};
 use super::types::PdId;
 
-/// Bytes of a directory.
+/// The length of a directory in bytes.
 pub(crate) const DIRECTORY_LEN: usize = 256 << 10;
 
 const CARDS: usize = QPS_PER_SLOT as usize;
 const ENTRY: usize = 32;
-/// How many regions can be published; the rest is reached through links.
+/// The most regions that can be published; further regions are reached only through links.
 pub(super) const ENTRIES: usize = (DIRECTORY_LEN - CARDS * 8) / ENTRY;
 
-/// What a requester must know of its responder: one word.
+/// The facts that a requester must know of its responder, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Card(u64);
 
 impl Card {
-    /// Of a queue pair that executes requests of `peer`.
+    /// Creates the card of a queue pair that executes requests of `peer`.
     pub(super) const fn new(peer: u32, pd: PdId, access: u32) -> Self {
         Self(1 << 63 | (peer as u64) << 32 | (access as u64 & 15) << 24 | pd.0 as u64 & 0xffff)
     }
 
-    /// The domain, if requests of `peer` with `right` are executed.
+    /// Returns the queue pair's domain, if requests of `peer` with `right` are executed.
     #[allow(clippy::cast_possible_truncation, reason = "fields of the word")]
     pub(super) const fn admits(self, peer: u32, right: u32) -> Option<PdId> {
         let same = self.0 >> 63 == 1 && (self.0 >> 32) as u32 & 0x00ff_ffff == peer;
@@ -40,39 +40,40 @@ impl Card {
     }
 }
 
-/// What a peer says about a region: hostile until proved, and good for nothing but this peer's own
-/// memory.
+/// The facts that a peer publishes about a region. They are hostile until checked, and are used
+/// only to access memory that this peer shares.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) iova: u64,
     pub(super) len: u64,
-    /// Tells it from all other regions of its process: keys come again.
+    /// Distinguishes the region from all others of its process, because keys are used again.
     pub(super) serial: u64,
 }
 
-/// Key, domain and rights in a word; the low bit says that it may be mapped.
+/// Packs key, domain and rights into a word; the lowest bit says that the entry is valid.
 const fn entry_word(key: u32, pd: PdId, access: u32) -> u64 {
     (key as u64) << 32 | (pd.0 as u64 & 0xffff) << 8 | (access as u64 & 15) << 1 | 1
 }
 
-/// A peer's directory, as we see it.
+/// The directory of a peer, mapped into this process.
 #[derive(Debug)]
 pub(super) struct PeerDirectory<'a>(pub(super) &'a Area);
 
 impl PeerDirectory<'_> {
-    /// The card of a queue pair.
+    /// Loads the card of a queue pair.
     pub(super) fn card(&self, qpn: u32) -> Card {
         Card(self.0.load((qpn % QPS_PER_SLOT) as usize * 8))
     }
 
-    /// The entry of a region that may be mapped, if it is in the domain and has the right.
+    /// Loads the entry of a region that may be mapped, if the region is in the domain and has the
+    /// right.
     pub(super) fn entry(&self, key: u32, pd: PdId, right: u32) -> Option<Entry> {
         let at = CARDS * 8 + index_of(key)? * ENTRY;
         let serial = self.0.load(at + 24);
         let what = self.0.load(at);
         let entry = Entry { iova: self.0.load(at + 8), len: self.0.load(at + 16), serial };
-        // Acquire loads: that the outer two are the same again says that the inner ones belong to
-        // them.
+        // All loads are acquire loads. If the first two words read the same again, the words that
+        // were read between belong to the same region.
         #[allow(clippy::cast_possible_truncation, reason = "a field of the word")]
         let access = what as u32 >> 1 & 15;
         let valid = what == entry_word(key, pd, access) && access & right == right;
@@ -81,13 +82,13 @@ impl PeerDirectory<'_> {
     }
 }
 
-/// Where a key's region stands in a directory.
+/// Returns the index of a region's entry in a directory, if its key has one.
 pub(super) fn index_of(key: u32) -> Option<usize> {
     Some((key >> 12) as usize).filter(|index| *index < ENTRIES)
 }
 
-/// An engine's own directory. The cards are kept in private memory too, for requesters of the same
-/// process.
+/// The directory of this engine. A copy of the cards in private memory serves requesters of the
+/// same process.
 #[derive(Debug)]
 pub(super) struct Directory {
     area: Option<Area>,
@@ -99,7 +100,7 @@ impl Directory {
         Self { area, cards: Vec::new() }
     }
 
-    /// Shows or (`None`) withdraws a queue pair.
+    /// Publishes a queue pair's card, or withdraws it (`None`).
     pub(super) fn set_card(&mut self, index: u32, card: Option<Card>) {
         let (index, card) = (index as usize, card.unwrap_or(Card(0)));
         if self.cards.len() <= index {
@@ -111,7 +112,7 @@ impl Directory {
         }
     }
 
-    /// The card of a queue pair of this process.
+    /// Returns the card of a queue pair of this process.
     pub(super) fn card(&self, index: u32) -> Option<Card> {
         self.cards.get(index as usize).copied()
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::types::{CqId, Element, Event, QpId};
 
-/// Events in the order in which they happened.
+/// A queue of events, in the order in which they happened.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     queue: VecDeque<Event>,
@@ -24,12 +24,12 @@ impl Events {
         self.queue.pop_front()
     }
 
-    /// Forgets the events of a destroyed queue pair.
+    /// Removes the events of a destroyed queue pair.
     pub(super) fn forget_qp(&mut self, qp: QpId) {
         self.queue.retain(|event| !matches!(event, Event::Async { element: Element::Qp(id, _), .. } if *id == qp));
     }
 
-    /// Forgets the events of a destroyed completion queue.
+    /// Removes the events of a destroyed completion queue.
     pub(super) fn forget_cq(&mut self, cq: CqId) {
         self.queue.retain(|event| match event {
             Event::Completion { cq: id, .. } => *id != cq,
