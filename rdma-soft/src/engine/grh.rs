@@ -1,79 +1,81 @@
-//! The 40 bytes that lie in front of a datagram in its receive: the header by which a network would
-//! have routed it.
+//! The 40 bytes in front of a datagram in its receive buffer: the header by which a network would
+//! have routed the datagram.
 //!
-//! A global route header, or, between IPv4 addresses (RoCE v2), 20 zeros and the IPv4 header, as
-//! the kernel's rxe and hardware leave it there. Sender and receiver are on one host, so nothing is
+//! The header is a global route header (GRH) or, between IPv4 addresses (RoCE v2), 20 zero bytes
+//! and the IPv4 header, as the kernel's rxe and hardware leave it there. Sender and receiver are on
+//! one host, so the header routes nothing; but a receiver takes the address of its reply from it.
 //! routed by it; but a receiver answers by it.
 
-/// Bytes of a header.
+/// The length of a header in bytes.
 pub(crate) const GRH_LEN: usize = 40;
 
-/// UDP, in the protocol field of IPv4 and the next header of IPv6.
+/// UDP, in the protocol field of IPv4 and the next header field of IPv6.
 const UDP: u8 = 17;
-/// The base transport header and the datagram's, which follow.
+/// Bytes of the base transport header and the datagram header, which follow the network headers.
 const TRANSPORT: usize = 12 + 8;
 const UDP_HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
 const IMMEDIATE: usize = 4;
 const CHECKSUM: usize = 4;
 
-/// An address of a port or a group.
+/// The address of a port or of a multicast group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Gid(pub(crate) [u8; 16]);
 
 impl Gid {
-    /// `::ffff:a.b.c.d`.
+    /// Creates the IPv4-mapped GID, `::ffff:a.b.c.d`.
     pub(crate) fn from_ipv4(address: [u8; 4]) -> Self {
         Self(std::net::Ipv4Addr::from(address).to_ipv6_mapped().octets())
     }
 
-    /// The IPv4 address in it, if there is one.
+    /// Returns the IPv4 address of an IPv4-mapped GID.
     pub(crate) fn to_ipv4(self) -> Option<[u8; 4]> {
         std::net::Ipv6Addr::from(self.0).to_ipv4_mapped().map(|address| address.octets())
     }
 
-    /// Whether it names a group: `ff..`, or an IPv4 group as RoCE v2 has it (`::ffff:224.0.0.0` to
-    /// `::ffff:239.255.255.255`).
+    /// Whether the GID names a group: `ff..`, or an IPv4 group in the form of RoCE v2
+    /// (`::ffff:224.0.0.0` to `::ffff:239.255.255.255`).
     pub(crate) fn is_multicast(self) -> bool {
         self.0[0] == 0xff || self.to_ipv4().is_some_and(|address| address[0] & 0xf0 == 0xe0)
     }
 }
 
-/// What kind of network the header is of.
+/// The kind of network that a header belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
-    /// RoCE v2: IPv4 between IPv4 addresses, else IPv6.
+    /// RoCE v2: IPv4 between IPv4 addresses, IPv6 otherwise.
     Ip,
     /// InfiniBand.
     InfiniBand,
 }
 
-/// How packets go: what an address handle has to say of it.
+/// The route of packets: the part of an address handle that enters the header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
-    /// Which network.
+    /// The kind of network.
     pub(crate) network: Network,
-    /// Of the sender.
+    /// The GID of the sender.
     pub(crate) source: Gid,
-    /// Of the receiver.
+    /// The GID of the receiver.
     pub(crate) destination: Gid,
-    /// Type of service.
+    /// The traffic class (type of service in IPv4).
     pub(crate) traffic_class: u8,
-    /// 20 bits; IPv4 has none.
+    /// The flow label, 20 bits; IPv4 has none.
     pub(crate) flow_label: u32,
-    /// Time to live.
+    /// The hop limit (time to live in IPv4).
     pub(crate) hop_limit: u8,
 }
 
-/// A header, as it lies in memory.
+/// A header in its memory format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grh(pub(crate) [u8; GRH_LEN]);
 
 impl Grh {
-    /// Where nothing was routed.
+    /// The header of a datagram that has none: zeros.
     pub(crate) const NONE: Self = Self([0; GRH_LEN]);
 
-    /// The header of packets that go by `route`, but for what depends on their length.
+    /// Creates the header of packets on `route`, without the fields that depend on the packet's
+    /// length.
     pub(crate) fn new(route: &Route) -> Self {
         let mut bytes = [0; GRH_LEN];
         let addresses = (route.source.to_ipv4(), route.destination.to_ipv4());
@@ -97,12 +99,12 @@ impl Grh {
         Self(bytes)
     }
 
-    /// Whether it is an IPv4 header behind 20 zeros.
+    /// Whether this is an IPv4 header behind 20 zero bytes.
     pub(crate) const fn is_ipv4(&self) -> bool {
         self.0[0] >> 4 != 6 && self.0[20] >> 4 == 4
     }
 
-    /// The header of a datagram with `len` bytes (at most 4096).
+    /// Fills in the length and the checksum for a datagram with `len` bytes (at most 4096).
     pub(crate) fn sealed(mut self, len: usize, with_imm: bool) -> Self {
         let transport = TRANSPORT + if with_imm { IMMEDIATE } else { 0 } + len.next_multiple_of(4) + CHECKSUM;
         let of = |len: usize| u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes();
@@ -121,7 +123,7 @@ impl Grh {
         self
     }
 
-    /// Where it says that the packet goes.
+    /// Returns the destination address in the header.
     pub(crate) fn destination(&self) -> Gid {
         let bytes = &self.0;
         if self.is_ipv4() {
@@ -145,9 +147,9 @@ mod tests {
         Route { network, source, destination, traffic_class: 0x28, flow_label: 0x1_2345, hop_limit: 64 }
     }
 
-    /// What rxe on Linux 6.1 wrote for 15 bytes with immediate, but for its identification, which
-    /// it need not have, and for the checksum, which it does not calculate for what stays on the
-    /// host.
+    /// The bytes that rxe on Linux 6.1 wrote for 15 bytes with immediate, except for two fields:
+    /// the identification, which is unnecessary, and the checksum, which rxe does not calculate for
+    /// packets that stay on the host.
     #[test]
     fn an_ipv4_header_is_what_rxe_leaves_there() {
         let grh = Grh::new(&route(Network::Ip, Gid::from_ipv4([10, 9, 0, 1]))).sealed(15, true);

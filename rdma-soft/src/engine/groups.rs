@@ -1,50 +1,50 @@
-//! Multicast groups: which queue pairs of this process are in one, and which other processes have
-//! some in it.
+//! Multicast groups: the queue pairs of this process in each, and the other processes that have
+//! queue pairs in it.
 //!
-//! Who else is in a group is the driver's to find out. What it finds is good for a while; then the
-//! next datagram to the group has it look again.
+//! The driver finds the other processes of a group. Its answer is valid for a while; then the next
+//! datagram to the group makes the engine ask again.
 
 use super::grh::Gid;
 use super::limits::{MAX_ATTACHMENTS, MAX_GROUP_QPS, MAX_GROUPS};
 use super::types::{Errno, Slot};
 
-/// Groups whose members are known or looked up. Datagrams to more groups at a time are lost.
+/// The most groups whose members are known or looked up. Datagrams to further groups are lost.
 const MAX_KNOWN: usize = 64;
 
-/// The members of a group to which a queue pair of this process sends.
+/// A group to which queue pairs of this process send, and its members.
 #[derive(Debug)]
 struct Known {
     gid: Gid,
-    /// Tells it from what was known of the group before.
+    /// Distinguishes this record from earlier ones of the same group.
     serial: u32,
-    /// The other processes in it, in order; `None` while that is looked for.
+    /// The other processes in the group, in order; `None` while the driver looks for them.
     members: Option<Vec<Slot>>,
-    /// Queue pairs that wait for the answer.
+    /// Queue pairs that wait for the driver's answer.
     waiting: Vec<u32>,
 }
 
-/// Where a datagram to a group goes next.
+/// The next destination of a datagram to a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// To this process.
+    /// This process.
     Member(Slot),
     /// No further member.
     End,
-    /// That is being looked for.
+    /// Not known yet: the driver looks for the members.
     Later,
 }
 
 /// All groups.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// Queue pairs of this process and their groups.
+    /// Attachments: queue pairs of this process and their groups.
     attached: Vec<(Gid, u32)>,
     known: Vec<Known>,
     serial: u32,
 }
 
 impl Groups {
-    /// Puts a queue pair into a group, once; true if it is the process's first one in it.
+    /// Attaches a queue pair to a group, once; true if it is the first one of the process there.
     pub(super) fn attach(&mut self, gid: Gid, qp: u32) -> Result<bool, Errno> {
         let here = self.attached.iter().filter(|(group, _)| *group == gid).count();
         if self.attached.contains(&(gid, qp)) {
@@ -63,20 +63,21 @@ impl Groups {
         Ok(here == 0)
     }
 
-    /// Takes a queue pair out of a group; true if none of the process is left in it.
+    /// Detaches a queue pair from a group; true if no queue pair of the process is left there.
     pub(super) fn detach(&mut self, gid: Gid, qp: u32) -> Result<bool, Errno> {
         let at = self.attached.iter().position(|entry| *entry == (gid, qp)).ok_or(Errno::INVAL)?;
         self.attached.remove(at);
         Ok(!self.has_members_here(gid))
     }
 
-    /// A group that a queue pair is in.
+    /// Returns a group that a queue pair is in.
     pub(super) fn group_of(&self, qp: u32) -> Option<Gid> {
         self.attached.iter().find(|(_, member)| *member == qp).map(|(gid, _)| *gid)
     }
 
-    /// The first queue pair of this process in a group from a place on, and the place after it: one
-    /// after the other, however many there are, in one pass.
+    /// Returns the first queue pair of this process in a group at or after index `from` of the
+    /// attachments, and the index behind it. A walk over all members is therefore one pass, however
+    /// many there are.
     pub(super) fn member_here(&self, gid: Gid, from: usize) -> Option<(u32, usize)> {
         let at = from + self.attached.get(from..)?.iter().position(|(group, _)| *group == gid)?;
         Some((self.attached[at].1, at + 1))
@@ -86,8 +87,9 @@ impl Groups {
         self.attached.iter().any(|(group, _)| *group == gid)
     }
 
-    /// The first process in a group whose slot is at least `from`; `own` is ours. The second value
-    /// says that the driver must be asked for the group's members.
+    /// Returns the first process in a group whose slot is at least `from`; `own` is the slot of
+    /// this process. The second value says whether the driver must be asked for the group's
+    /// members.
     pub(super) fn next(&mut self, gid: Gid, from: u16, own: Slot, qp: u32) -> (Next, bool) {
         let Some(at) = self.known.iter().position(|known| known.gid == gid) else {
             if self.known.len() >= MAX_KNOWN {
@@ -107,15 +109,15 @@ impl Groups {
             }
             return (Next::Later, false);
         };
-        // Anybody can say that many are in it, so each step is a short one.
+        // Binary search keeps each step short: any process can claim that a group has many members.
         let other = members.get(members.partition_point(|slot| slot.0 < from)).copied();
         let own = Some(own).filter(|own| own.0 >= from && self.has_members_here(gid));
         let next = other.into_iter().chain(own).min();
         (next.map_or(Next::End, Next::Member), false)
     }
 
-    /// The driver has found out who is in a group: which queue pairs wait for it, and a number for
-    /// [`expire`](Self::expire).
+    /// Stores the members of a group that the driver has found. Returns the queue pairs that wait
+    /// for them, and a serial number for [`expire`](Self::expire).
     pub(super) fn found(&mut self, gid: Gid, mut members: Vec<Slot>) -> Option<(Vec<u32>, u32)> {
         members.sort_unstable();
         members.dedup();
@@ -124,7 +126,7 @@ impl Groups {
         Some((core::mem::take(&mut known.waiting), known.serial))
     }
 
-    /// What was found is old.
+    /// Forgets the members that were found with this serial number.
     pub(super) fn expire(&mut self, serial: u32) {
         self.known.retain(|known| known.serial != serial || known.members.is_none());
     }
@@ -134,7 +136,7 @@ impl Groups {
         self.known.iter().any(|known| !known.waiting.is_empty())
     }
 
-    /// A queue pair no longer waits.
+    /// Removes a queue pair from all lists of waiting ones.
     pub(super) fn forget(&mut self, qp: u32) {
         for known in &mut self.known {
             known.waiting.retain(|waiting| *waiting != qp);

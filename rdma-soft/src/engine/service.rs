@@ -67,7 +67,7 @@ impl QueuePair {
         }
     }
 
-    /// Back to the state of creation.
+    /// Restores the state after creation.
     pub(super) fn reset(&mut self, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.reset(&mut self.qp, tables),
@@ -75,7 +75,7 @@ impl QueuePair {
         }
     }
 
-    /// To ERR, on account of something that is no request's fault.
+    /// Moves the queue pair to ERR for a reason that is no request's fault.
     pub(super) fn fail(&mut self, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.fail(&mut self.qp, tables),
@@ -83,7 +83,7 @@ impl QueuePair {
         }
     }
 
-    /// Sends over `link` what is in its list.
+    /// Sends the frames of one entry of a link's work list.
     pub(super) fn transmit(
         &mut self,
         work: Work,
@@ -106,7 +106,7 @@ impl QueuePair {
         }
     }
 
-    /// A link is gone; `is_last`: no other one leads to the process that the queue pair is
+    /// A link is gone. With `is_last`, no other link leads to the process that the queue pair is
     /// connected to.
     pub(super) fn handle_link_down(&mut self, link: LinkId, is_last: bool, tables: &mut Tables) {
         match &mut self.service {

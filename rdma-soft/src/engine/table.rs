@@ -4,20 +4,22 @@ use super::limits::QPS_PER_SLOT;
 use super::service::QueuePair;
 use super::types::{Errno, QpId, QpInit, Slot};
 
-/// Where a queue pair is, or may be.
+/// An entry of the table, with or without a queue pair.
 #[derive(Debug, Default)]
 struct Place {
     qp: Option<Box<QueuePair>>,
-    /// Survives the queue pair, so that the next one under the number is not taken for it.
+    /// Survives the queue pair, so that frames for it are not taken for the next one with the same
+    /// number.
     incarnation: u8,
 }
 
-/// All queue pairs. The index of one is its slot's ordinal * 4096 + the lower part of its number.
+/// All queue pairs. A queue pair's index is its slot's ordinal * 4096 + the lower 12 bits of its
+/// number.
 #[derive(Debug)]
 pub(super) struct QpTable {
     places: Vec<Place>,
-    /// Where to look for a free number: a number that was given back is used again as late as
-    /// possible.
+    /// Index at which the search for a free number starts, so that a number which was given back is
+    /// reused as late as possible.
     cursor: usize,
     count: usize,
     first_incarnation: u8,
@@ -46,7 +48,7 @@ impl QpTable {
         self.count
     }
 
-    /// Finds a free number.
+    /// Creates a queue pair with the next free number.
     pub(super) fn create(&mut self, init: &QpInit, slots: &[Slot]) -> Result<(QpId, u32), Errno> {
         let len = self.places.len();
         let index = (0..len)

@@ -14,7 +14,7 @@ use super::peers::{Peers, Reach};
 use super::timer::Timers;
 use super::types::{Errno, Grant, Host, LinkId, PeerId, Slot};
 
-/// Everything but the queue pairs.
+/// All state of an engine except for the queue pairs.
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) pds: PdTable,
@@ -25,27 +25,27 @@ pub(super) struct Tables {
     pub(super) groups: Groups,
     pub(super) timers: Timers,
     pub(super) directory: Directory,
-    /// Our own, in the order in which the table of queue pairs has them.
+    /// This process's slots, in the order in which the table of queue pairs has them.
     pub(super) slots: Vec<Slot>,
-    /// Acknowledgements that become due are put off.
+    /// Whether acknowledgements that become due are deferred.
     pub(super) defer_acks: bool,
-    /// The queue pairs whose acknowledgements were.
+    /// The queue pairs whose acknowledgements are deferred.
     pub(super) deferred: Vec<u32>,
-    /// Regions that peers asked for.
+    /// Answers to peers that asked to map regions.
     pub(super) grants: VecDeque<Grant>,
 }
 
-/// Requests for regions that wait for the driver. A peer that asks for more than this at a time
-/// does not get them.
+/// The most grants that wait for the driver. If a peer asks for more regions at a time, the further
+/// requests are dropped.
 const MAX_GRANTS: usize = 1 << 10;
 
 impl Tables {
-    /// A peer would like to map one of our regions.
+    /// Handles a peer's request to map a region of this engine.
     pub(super) fn grant(&mut self, link: LinkId, key: u32) {
         match self.mrs.grant(key, link) {
             None => self.revoke(link, key),
             Some((backing, len)) if self.grants.len() < MAX_GRANTS => {
-                // Only whole files are kept as backing.
+                // The offset is 0: only regions that fill their file have a backing.
                 self.grants.push_back(Grant { link, rkey: key, backing: Arc::clone(backing), offset: 0, len });
             }
             Some(_) => {}
@@ -59,7 +59,7 @@ impl Tables {
         self.peers.push_control(link, &frame);
     }
 
-    /// Ends a registration. Peers that may have mapped the region are told.
+    /// Deregisters a region, and tells the peers that may have mapped it.
     pub(super) fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
         let (pd, granted) = self.mrs.remove(lkey)?;
         self.directory.withdraw_region(lkey);
@@ -68,12 +68,12 @@ impl Tables {
         Ok(())
     }
 
-    /// How a datagram gets to a process.
+    /// Returns how a datagram reaches a process.
     pub(super) fn reach(&mut self, peer: PeerId, is_member: bool) -> Reach {
         self.peers.reach(peer, is_member, &mut self.timers)
     }
 
-    /// The index of a queue pair, if it is one of ours.
+    /// Returns the index of a queue pair, if it belongs to this process.
     #[inline]
     pub(super) fn own_index(&self, host: Host, qpn: u32) -> Option<u32> {
         let slot = Slot::of_qpn(qpn);

@@ -1,4 +1,4 @@
-//! One timer for each owner, and the two tables of the specification.
+//! Timers, one for each owner, and the two timeout tables of the specification.
 
 use super::types::{PeerId, QpId, Time};
 
@@ -7,28 +7,28 @@ use super::types::{PeerId, QpId, Time};
 pub(super) enum Owner {
     /// A queue pair.
     Qp(QpId),
-    /// A process that datagrams wait for, or that is left alone.
+    /// A process that datagrams wait for, or to which none are sent for a while.
     Peer(PeerId),
-    /// What is known of the multicast group with a serial number.
+    /// The members of the multicast group with this serial number, which expire.
     Group(u32),
 }
 
-/// Waiting times in units of 10 us, by their 5-bit encoding (vol. 1, 9.7.5.2.8).
+/// RNR waiting times in units of 10 us, by their 5-bit encoding (vol. 1, 9.7.5.2.8).
 const RNR_TENS_OF_MICROS: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072,
     4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
-/// How long a requester waits after an RNR NAK with this code, in nanoseconds.
+/// Returns how long a requester waits after an RNR NAK with this code, in nanoseconds.
 pub(super) fn rnr_nanos(code: u8) -> u64 {
     u64::from(RNR_TENS_OF_MICROS[usize::from(code & 31)]) * 10_000
 }
 
-/// How long a requester waits for an answer, in nanoseconds: 4.096 us * 2^code.
+/// Returns how long a requester waits for an answer, in nanoseconds: 4.096 us * 2^code.
 ///
-/// 0 means "for ever" to a device, which can lose packets without knowing it. We know when a
-/// request was dropped; so nothing is gained by hanging, and 0 waits as long as the customary 14
-/// does.
+/// Code 0 means "without limit" on a device, which can lose packets without noticing. The engine
+/// knows when a request was dropped, so an endless wait has no use: code 0 waits as long as the
+/// customary 14.
 pub(super) const fn ack_nanos(code: u8) -> u64 {
     let code = match code & 31 {
         0 => 14,
@@ -45,7 +45,7 @@ struct Timer {
     due: Option<Time>,
 }
 
-/// The timers. Few queue pairs wait at a time, so this is a list.
+/// All running timers. Few queue pairs wait at a time, so this is a list.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     list: Vec<Timer>,
@@ -54,15 +54,15 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// Starts a timer at the next [`advance`](Self::advance). An owner that cancels or restarts
-    /// moves its generation on.
+    /// Starts an owner's timer at the next [`advance`](Self::advance), in place of any earlier one.
+    /// An owner that cancels or restarts its timer changes its generation.
     pub(super) fn start(&mut self, owner: Owner, generation: u32, delay: u64) {
         self.list.retain(|timer| timer.owner != owner);
         self.list.push(Timer { owner, generation, delay, due: None });
         self.fresh = true;
     }
 
-    /// Forgets an owner's timer.
+    /// Removes an owner's timer.
     pub(super) fn cancel(&mut self, owner: Owner) {
         if !self.list.is_empty() {
             self.list.retain(|timer| timer.owner != owner);
@@ -72,12 +72,12 @@ impl Timers {
         }
     }
 
-    /// The next moment at which something is to be done.
+    /// Returns the next point in time at which a timer fires, or 0 if a timer waits for `advance`.
     pub(super) const fn next(&self) -> Option<Time> {
         if self.fresh { Some(Time(0)) } else { self.earliest }
     }
 
-    /// Sets new timers off.
+    /// Gives new timers their due times.
     pub(super) fn advance(&mut self, now: Time) {
         self.fresh = false;
         for timer in &mut self.list {
@@ -86,7 +86,7 @@ impl Timers {
         self.earliest = self.list.iter().filter_map(|timer| timer.due).min();
     }
 
-    /// Takes a timer that is due: owner and generation.
+    /// Takes a timer that is due; returns its owner and generation.
     pub(super) fn pop_due(&mut self, now: Time) -> Option<(Owner, u32)> {
         let at = self.list.iter().position(|timer| timer.due.is_some_and(|due| due <= now))?;
         let timer = self.list.swap_remove(at);
