@@ -1,6 +1,6 @@
-//! Random datagrams against what the specification promises: a datagram arrives whole, once, in the
-//! order of its sender, at who it was sent to and who is to have it, or not at all; and its sender
-//! sees nothing of that.
+//! Random datagrams against the promises of the specification. A datagram arrives whole, at most
+//! once, in the order of its sender, and only at its destination, if the Q_Key matches; or it is
+//! lost. The sender's completions do not depend on this.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use super::datagrams::{FLUSH, GROUP, LEN_ERR, QKEY, end, linked, to, to_group};
 use super::world::*;
 use crate::engine::*;
 
-/// A program for four queue pairs at two nodes.
+/// An act of a program for four queue pairs at two nodes.
 #[derive(Clone, Debug)]
 enum Act {
     Send { from: usize, to: usize, len: usize, imm: bool, signaled: bool, welcome: bool, inline: bool },
@@ -45,7 +45,8 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What was sent: by whom, to whom (`None`: the group), how much, and whether the Q_Key was right.
+/// A datagram that was sent: its sender, destination (`None`: the group) and length, and whether
+/// the Q_Key was right.
 #[derive(Clone, Debug)]
 struct Sent {
     number: usize,
@@ -56,7 +57,7 @@ struct Sent {
     welcome: bool,
 }
 
-/// Bytes that tell datagrams apart.
+/// Returns content that distinguishes datagrams from each other.
 fn content(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| pattern(number * 7 + 1, at)).collect()
 }
@@ -72,7 +73,7 @@ struct Run {
     source_keys: [u32; 2],
     sink_keys: [u32; 2],
     sent: Vec<Sent>,
-    /// Requests that must complete, by sender.
+    /// Signaled requests, with the index of the sender: each must complete.
     signaled: Vec<(usize, u64)>,
     completed: Vec<(usize, Wc)>,
     received: Vec<(usize, Wc)>,
@@ -154,13 +155,15 @@ impl Run {
         }
     }
 
-    /// Each signaled request completes, once, in order, whatever happens to the datagram.
+    /// Checks that each signaled request completes once, in order, whether or not the datagram
+    /// arrives.
     fn check_senders(&self) -> Result<(), TestCaseError> {
         for (from, node) in ENDS.into_iter().enumerate() {
             let got: Vec<_> = self.completed.iter().filter(|(at, _)| *at == from).map(|(_, wc)| wc.wr_id).collect();
             prop_assert!(got.is_sorted_by(|a, b| a < b), "{:?}", got);
             let asked: Vec<_> = self.signaled.iter().filter(|(at, _)| *at == from).map(|(_, id)| *id).collect();
-            // A receive that was too small takes the queue pair, and what waits in it, to ERR.
+            // A receive request that was too short moves its queue pair to ERR and flushes the
+            // sends that wait there.
             if self.world.state(self.ends[from]) == QpState::Rts && self.world.nodes[node].alive {
                 prop_assert_eq!(got, asked);
             }
@@ -170,8 +173,8 @@ impl Run {
 
     fn check_receivers(&self) -> Result<(), TestCaseError> {
         for (to, node) in ENDS.into_iter().enumerate() {
-            // What may arrive here, by sender: each takes the first that fits, and those before it
-            // are lost.
+            // Datagrams that may still arrive here, by sender. A completion matches the first
+            // datagram that fits it; the datagrams before that one are lost.
             let mut left: [Vec<&Sent>; 4] = [const { Vec::new() }; 4];
             for one in self.sent.iter().filter(|one| one.welcome && one.to.map_or(to != 0, |only| only == to)) {
                 left[one.from].push(one);
@@ -220,8 +223,8 @@ proptest! {
         run(&acts, room)?;
     }
 
-    /// Frames that look like datagrams: no panic, nothing written outside of the receives, at most
-    /// one completion for each.
+    /// Random frames that resemble datagrams cause no panic, no write outside of the receive
+    /// buffers, and at most one completion each.
     #[test]
     fn no_frame_makes_more_of_itself_than_one_completion(
         frames in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! Unreliable datagrams: what arrives is what was sent, once; what does not is lost in silence.
+//! Unreliable datagrams: a datagram arrives once, as it was sent, or is lost without an error.
 
 use rdma_sys::{ibv_sge, ibv_wc_status as status};
 
@@ -27,12 +27,12 @@ pub(super) fn to_group(gid: Gid) -> Address {
     Address { path: path(Some(gid)), qpn: MULTICAST_QPN, qkey: QKEY }
 }
 
-/// A world whose wires take whole datagrams.
+/// Creates a world whose wires take datagrams of every legal length.
 fn world() -> World {
     World::with_wires(64, 8192)
 }
 
-/// A queue pair for datagrams in RTS.
+/// Creates a datagram queue pair in RTS.
 pub(super) fn end(world: &mut World, at: usize) -> End {
     end_with(world, at, |init| init)
 }
@@ -53,7 +53,7 @@ fn send(world: &mut World, from: End, wr_id: u64, list: &[ibv_sge], address: &Ad
     world.send(from, &request).unwrap();
 }
 
-/// A pair at two nodes, linked, with memory at both.
+/// Two datagram queue pairs at two linked nodes, with memory at both.
 pub(super) struct Fixture {
     pub(super) world: World,
     pub(super) a: End,
@@ -111,7 +111,7 @@ fn the_first_to_a_process_wait_for_the_link_however_many_they_are() {
             let post = Post { data: SendData::Inline(&inline), address: Some(&address), ..request(SEND, id, &[]) };
             world.send(a, &post).unwrap();
         }
-        // Pending, until the link is there.
+        // The requests are pending until the link is up.
         assert!(world.poll(0).is_empty());
         assert!(world.nodes[0].engine.has_waiting_datagrams());
         world.settle();
@@ -146,10 +146,10 @@ fn other_destinations_are_not_delayed_by_a_process_that_takes_long_to_reach() {
     assert!(f.world.poll(0).is_empty());
     f.world.run_for(1_000_000);
     assert_eq!(f.world.statuses(0), [(1, 0), (2, 0), (3, 0)], "lost, as on a network");
-    // The next ones are lost at once, for a while.
+    // Later datagrams to this process are lost at once, for a while.
     send(&mut f.world, f.a, 4, &[], &slow);
     assert_eq!(f.world.statuses(0), [(4, 0)]);
-    // A link that comes late is used.
+    // A link that comes up late is used.
     f.world.nodes[0].engine.handle_link_up(PeerId::local(Slot(77)), LinkId(5), None);
     send(&mut f.world, f.a, 5, &[], &slow);
     let mut wire = Wire::with_room(4);
@@ -221,7 +221,7 @@ fn what_is_too_long_for_its_receive_or_has_none_or_another_key() {
     let stranger = Address { qkey: QKEY + 1, ..to(f.b) };
     f.recv(10, 0, 140);
     send(&mut f.world, f.a, 2, &[], &stranger);
-    // The upper bit says: as the sender's own.
+    // With the upper bit set, the sender's own Q_Key is sent.
     let own = Address { qkey: 1 << 31 | 5, ..to(f.b) };
     send(&mut f.world, f.a, 3, &[], &own);
     f.world.settle();
@@ -285,7 +285,7 @@ fn a_full_link_is_waited_for_once() {
     send(&mut world, a, 0, &[], &to(near));
     world.settle();
     world.poll(0);
-    // The other node does nothing from here on.
+    // The other node makes no step from here on.
     for id in 1..8 {
         send(&mut world, a, id, &[], &to(b));
     }
@@ -301,11 +301,11 @@ fn a_full_link_is_waited_for_once() {
     world.now = world.now.after(2_000_000);
     alone(&mut world);
     assert_eq!(world.statuses(0), [(5, 0), (6, 0), (7, 0), (8, 0), (100, 0)]);
-    // And from now on nobody waits,
+    // From now on a datagram for the full link is lost at once,
     send(&mut world, a, 9, &[], &to(b));
     alone(&mut world);
     assert_eq!(world.statuses(0), [(9, 0)]);
-    // until there was room.
+    // until the link has room again.
     for id in 0..5 {
         world.recv(b, 200 + id, &[sge(&memory, key, 0, 64)]).unwrap();
     }
@@ -406,7 +406,8 @@ fn a_group_is_all_that_are_in_it() {
     let mut expected = vec![(ends[2].qpn, 0), (ends[3].qpn, 0)];
     expected.sort_unstable();
     assert_eq!(of(world.poll(1)), expected);
-    // What is in a group stays, and what leaves gets no more.
+    // A queue pair in a group cannot be destroyed, and one that was detached gets no more
+    // datagrams.
     assert_eq!(world.nodes[0].engine.destroy_qp(ends[0].qp), Err(Errno::BUSY));
     assert_eq!(world.nodes[0].engine.group_of(ends[0].qp), Some(GROUP));
     let detach = |world: &mut World, index: usize| world.nodes[ends[index].at].engine.detach(ends[index].qp, GROUP);
@@ -436,7 +437,7 @@ fn who_is_in_a_group_is_asked_again_after_a_while() {
     send(&mut world, a, 4, &[], &group);
     assert!(asked(&mut world));
     assert_eq!(world.statuses(0), [(3, 0)]);
-    // Nobody waits for an answer any more.
+    // A reset ends the wait for the group's members.
     world.set_state(a, QpState::Reset);
     assert!(!world.nodes[0].engine.has_waiting_datagrams());
     world.nodes[0].engine.handle_members(GROUP, &[Slot(0), Slot(4095)], 1_000_000);
@@ -456,7 +457,7 @@ fn a_group_of_pretenders_keeps_no_datagram_from_a_new_process() {
     let pretenders: Vec<Slot> = (1000..2000).map(Slot).collect();
     let engine = &mut world.nodes[0].engine;
     engine.handle_members(GROUP, &pretenders, 1_000_000);
-    // They are being connected to, which takes long.
+    // The driver is still connecting to these processes.
     let mut tried = 0;
     while let Some(Lookup::Link(peer)) = engine.poll_lookup() {
         assert!(pretenders.contains(&peer.slot));
@@ -561,7 +562,7 @@ fn frames_of_one_kind_do_nothing_to_queue_pairs_of_the_other() {
     engine.handle_frame(link, &datagram.encode(), Source::of(&payload));
     assert!(f.world.poll(1).is_empty());
     assert_eq!((f.world.state(f.b), f.world.state(connected)), (QpState::Rts, QpState::Rts));
-    // A link to nobody's slot is none.
+    // Slots 0 and 4095 belong to no process: a link to them is ignored.
     f.world.nodes[1].engine.handle_link_up(PeerId::local(Slot(0)), LinkId(7), None);
     f.world.nodes[1].engine.handle_link_up(PeerId::local(Slot(4095)), LinkId(7), None);
     let send = Frame::new(Kind::Send, to_ud, 0, 0, 0);
@@ -584,7 +585,7 @@ fn a_sender_whose_slot_is_not_known_is_looked_for() {
     assert_eq!(f.world.statuses(1), [(1, 0)]);
 }
 
-/// While the peer takes what comes, a sender that is faster waits for it.
+/// A sender that is faster than its peer waits, as long as the peer takes frames.
 #[test]
 fn what_has_a_receive_is_not_lost_to_a_short_ring() {
     let memory = Memory::new(4096);

@@ -1,4 +1,4 @@
-//! One-sided operations that the requester does itself.
+//! Direct operations: one-sided operations that the requester executes itself.
 
 use rdma_sys::{ibv_event_type as event, ibv_wc_status as status};
 
@@ -27,7 +27,7 @@ fn within_a_process_they_are_complete_when_they_are_posted() {
     assert_eq!(there.word(2048), 5);
 }
 
-/// Two processes, where the second's memory is mapped by the first after a first write.
+/// Creates two processes; a first write has made the first process map the second one's memory.
 fn mapped(access: u32) -> (World, [End; 2], [Memory; 2], [u32; 2]) {
     let memory = [Memory::new(1 << 16), Memory::shared(1 << 16)];
     let mut world = World::new();
@@ -66,8 +66,8 @@ fn mapped_memory_is_reached_while_its_process_does_nothing() {
 #[test]
 fn a_mapping_is_of_no_use_for_what_the_target_does_not_allow() {
     let access_error = status::IBV_WC_REM_ACCESS_ERR.0;
-    // A deregistered region, a region without the right, a queue pair without it, bytes beyond the
-    // end.
+    // Cases: a deregistered region, a region without the right, a queue pair without the right,
+    // bytes beyond the end.
     for case in 0..4 {
         let (mut world, [a, b], [here, there], [key, rkey]) = mapped(if case == 1 { ALL - 4 } else { ALL });
         let opcode = if case == 1 { READ } else { WRITE };
@@ -120,8 +120,8 @@ fn a_new_region_under_an_old_index_is_mapped_anew() {
     assert_eq!(there.read(16, 16), [0; 16]);
 }
 
-/// Keys have few bits, so one comes again sooner or later. Who mapped the region that had it before
-/// must not take that for the region that has it now.
+/// Keys have few bits, so a key is used again sooner or later. A requester that mapped the key's
+/// earlier region must not take that mapping for the new region.
 #[test]
 fn a_key_that_comes_again_does_not_name_the_old_mapping() {
     let (mut world, [a, _], [here, there], [key, old]) = mapped(ALL);
@@ -214,7 +214,7 @@ fn a_mapping_is_given_back_when_its_region_ends() {
     world.nodes[1].engine.deregister(rkey).unwrap();
     world.settle();
     assert_eq!(world.nodes[0].engine.take_unmapped().len(), 1);
-    // A forged one ends nothing.
+    // A forged `Revoked` frame ends no mapping.
     let mut revoked = Frame::new(Kind::Revoked, 0, 4094 << 12, 0, 0);
     for key in [rkey, 0, u32::MAX] {
         revoked.key = key;
@@ -237,7 +237,7 @@ fn only_a_region_that_was_asked_for_is_wanted() {
     world.send(a, &remote(request(WRITE, 2, &[sge(&here, key, 0, 8)]), &there, 64, new)).unwrap();
     let engine = &mut world.nodes[0].engine;
     assert!(engine.wants_mapping(LinkId(1), new) && !engine.wants_mapping(LinkId(0), new));
-    // It ends before the grant is there.
+    // The region is deregistered before the grant arrives.
     world.nodes[1].engine.deregister(new).unwrap();
     world.settle();
     assert!(!world.nodes[0].engine.wants_mapping(LinkId(1), new));

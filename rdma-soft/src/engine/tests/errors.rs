@@ -1,5 +1,4 @@
-//! What requests do when something is wrong with them: who gets which completion, which event,
-//! which state.
+//! Requests that fail: which end gets which completion, event and state.
 
 use rdma_sys::{ibv_event_type as event, ibv_wc, ibv_wc_status as status, ibv_wr_opcode};
 
@@ -14,7 +13,7 @@ const REM_INV: u32 = status::IBV_WC_REM_INV_REQ_ERR.0;
 const REM_ACCESS: u32 = status::IBV_WC_REM_ACCESS_ERR.0;
 const REM_OP: u32 = status::IBV_WC_REM_OP_ERR.0;
 
-/// A world with a pair, memory at both ends and their keys.
+/// A connected pair, with registered memory at both ends.
 struct Fixture {
     world: World,
     ends: [End; 2],
@@ -32,7 +31,7 @@ impl Fixture {
         Self { world, ends: pair, keys, here, there }
     }
 
-    /// The states of both ends.
+    /// Returns the states of both ends.
     fn states(&self) -> [QpState; 2] {
         self.ends.map(|end| self.world.state(end))
     }
@@ -43,7 +42,7 @@ fn both(test: impl Fn(Fixture)) {
     test(Fixture::new([0, 0]));
 }
 
-/// Posts a one-sided request that the responder must refuse, before and after harmless ones.
+/// Posts a one-sided request that the responder must refuse, between two correct requests.
 fn refused(opcode: ibv_wr_opcode, spoil: impl Fn(&mut Fixture, &mut Post<'_>), expected: (u32, u32)) {
     both(|mut f| {
         let [a, b] = f.ends;
@@ -144,7 +143,7 @@ fn a_misaligned_atomic_is_an_invalid_request() {
 #[test]
 fn more_reads_than_the_responder_takes_are_an_invalid_request() {
     let spoil = |f: &mut Fixture, _: &mut Post<'_>| {
-        // A responder that was set up to take none.
+        // Let the responder take no reads or atomics.
         let [a, b] = f.ends;
         for (end, dest) in [(a, b), (b, a)] {
             f.world.set_state(end, QpState::Reset);
@@ -210,7 +209,7 @@ fn a_receive_whose_memory_is_not_ours_to_write_fails_at_both_ends() {
     }
 }
 
-/// A request that fails before it is sent, after one that does not.
+/// Checks a request that fails before it is sent, after a request that succeeds.
 fn local_failure(expected: u32, post: impl Fn(&mut Fixture, End)) {
     both(|mut f| {
         let [a, b] = f.ends;
@@ -240,7 +239,7 @@ fn bad_local_keys_are_protection_errors_when_executed() {
         });
     }
     local_failure(LOC_PROT, |f, a| {
-        // The first entry is fine, and is not sent either.
+        // The first entry is valid, but must not be sent either.
         let list = [sge(&f.here, f.keys[0], 0, 10_000), sge(&f.here, 0, 0, 1)];
         f.world.send(a, &request(SEND, 2, &list)).unwrap();
     });
@@ -336,7 +335,7 @@ fn an_error_state_flushes_everything_in_order_and_whatever_comes_after() {
             f.world.recv(a, id, &[]).unwrap();
         }
         f.world.nodes[a.at].engine.poll_event();
-        // No receive at the other end: the sends wait.
+        // The other end has no receive request, so the sends wait.
         for id in 10..14 {
             f.world.send(a, &Post { flags: 0, ..request(SEND, id, &[]) }).unwrap();
         }
@@ -368,7 +367,7 @@ fn reset_drops_silently_and_takes_its_completions_along() {
         left.extend(f.world.statuses(b.at));
         left.sort_unstable();
         assert_eq!(left, [(2, OK), (12, OK)]);
-        // And both can be used again.
+        // Both queue pairs can be used again.
         f.world.bring_up(a, b.qpn, |_| {});
         f.world.bring_up(b, a.qpn, |_| {});
         f.world.recv(b, 5, &[]).unwrap();

@@ -1,4 +1,4 @@
-//! Frames that no engine of ours sends.
+//! Hostile frames: frames that no engine of this version sends.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::super::frame::{Frame, Kind};
 use super::world::*;
 use crate::engine::*;
 
-/// Some values that mean something, and any others.
+/// Generates the given values, which have a meaning, and arbitrary others.
 fn near(values: Vec<u64>) -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => (proptest::sample::select(values), -9_i64..10).prop_map(|(value, by)| value.wrapping_add_signed(by)),
@@ -52,7 +52,7 @@ proptest! {
         frames in proptest::collection::vec(hostile(), 1..60),
         registered in any::<bool>(),
     ) {
-        // Registered is what lies in the middle; the rest must keep its pattern.
+        // Only the middle third is registered; the rest must keep its pattern.
         let memory = Memory::new(3 * 4096);
         memory.fill(1);
         let before = memory.read(0, memory.len());
@@ -66,13 +66,14 @@ proptest! {
             access: if registered { ALL } else { 1 },
             backing: None,
         };
-        // SAFETY: the memory outlives the world, and is read when the engine is at rest.
+        // SAFETY: `register` requires memory that stays valid: it outlives the world. The test
+        // accesses the memory only while the engine does not run.
         let key = unsafe { node.engine.register(node.pd, &what) }.unwrap().lkey;
         let mut list = [sge(&memory, key, 4096, 2048)];
         for id in 0..4 {
             world.recv(a, id, &list).unwrap();
         }
-        // Something is under way, so that answers have something to hit.
+        // Keep requests in flight, so that hostile answers can match one.
         list[0].length = 1000;
         world.send(a, &request(SEND, 10, &list)).unwrap();
         world.send(a, &remote(request(READ, 11, &list), &memory, 4096, key)).unwrap();
@@ -82,7 +83,7 @@ proptest! {
         for hostile in &frames {
             let [kind, flags, epoch, number, code, addr, key_by, total, offset] = hostile.frame;
             let mut words = [0_u64; HEADER_WORDS];
-            // Half of the time the epoch is one that this engine uses.
+            // For even values, use an epoch that this engine uses.
             let mut probe = Wire::with_room(1 << 10);
             if epoch & 1 == 0 {
                 world.nodes[0].engine.poll_transmit(LinkId(1), &mut probe);
@@ -110,7 +111,7 @@ proptest! {
         let after = memory.read(0, memory.len());
         prop_assert_eq!(&after[..4096], &before[..4096]);
         prop_assert_eq!(&after[8192..], &before[8192..]);
-        // Whatever was said: each request that was posted completes at most once.
+        // Whatever the frames were, each posted request completes at most once.
         let mut ids: Vec<_> = world.poll(0).iter().map(|wc| wc.wr_id).collect();
         let count = ids.len();
         ids.sort_unstable();
@@ -119,7 +120,7 @@ proptest! {
     }
 }
 
-/// An engine in the middle of a conversation with something that answers as it likes.
+/// Lets an arbitrary responder answer an engine's requests.
 fn answered_with(answer: impl Fn(&mut Frame)) -> u32 {
     let memory = Memory::new(4096);
     let mut world = World::new();

@@ -1,9 +1,9 @@
 //! Random programs against a simple oracle.
 //!
-//! Each request uses its own part of both memories, so what the memories must hold in the end does
-//! not depend on when requests overlap; atomics share one counter, which does depend on their
-//! order. The oracle finds the first request that must fail: those before it succeed, it fails in
-//! its way, those after it are flushed.
+//! Each request uses its own part of both memories, so the final contents of the memories do not
+//! depend on how requests overlap. Atomics share one counter, whose values do depend on their
+//! order. The oracle finds the first request that must fail: requests before it succeed, this
+//! request fails with the expected status, and requests after it are flushed.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ enum Fault {
     LocalKey,
     RemoteKey,
     Bounds,
-    /// The receive that a send will take is too small.
+    /// The receive request that a send consumes is too short.
     ShortReceive,
 }
 
@@ -31,7 +31,7 @@ enum Fault {
 struct Post {
     opcode: ibv_wr_opcode,
     len: usize,
-    /// Where the list is cut.
+    /// Offsets at which the request's memory is cut into list entries.
     cuts: Vec<usize>,
     signaled: bool,
     fence: bool,
@@ -82,7 +82,7 @@ impl Post {
     }
 }
 
-/// What happens to the world in the middle.
+/// A change to the world in the middle of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mishap {
     None,
@@ -138,7 +138,7 @@ fn program() -> impl Strategy<Value = Program> {
     )
 }
 
-/// Where the part of request `index` of direction `side` begins, in both memories.
+/// Returns where the part of request `index` of direction `side` begins, in both memories.
 fn part(side: usize, index: usize) -> usize {
     64 + (side * MAX_POSTS + index) * PART
 }
@@ -148,13 +148,13 @@ struct Run {
     ends: [End; 2],
     memory: [Memory; 2],
     keys: [u32; 2],
-    /// Receives posted so far at each end.
+    /// Receive requests posted so far at each end.
     receives: [usize; 2],
 }
 
 impl Run {
     fn post_receives(&mut self, program: &Program, end: usize, count: usize) {
-        // The receives of an end serve the posts of the other side, in order.
+        // The receive requests of an end serve the posts of the other side, in order.
         let wanted: Vec<_> =
             program.posts[1 - end].iter().enumerate().filter(|(_, post)| post.takes_receive()).collect();
         for (index, post) in wanted.iter().skip(self.receives[end]).take(count) {
@@ -194,7 +194,7 @@ impl Run {
                 if post.fault != Fault::Bounds {
                     it.remote_addr = theirs.addr() + 8 * side as u64;
                 }
-                // Its list is one piece of eight bytes.
+                // The list of an atomic is one entry of eight bytes.
                 it.data = SendData::List(&whole);
             } else if post.inline {
                 it.data = SendData::Inline(&inline);
@@ -217,14 +217,14 @@ impl Run {
             Mishap::Deregister(side) => {
                 let at = self.ends[side].at;
                 self.world.nodes[at].engine.deregister(self.keys[side]).unwrap();
-                // From now on nothing may be read or written here.
+                // From now on the engine may not read or write this memory.
                 self.memory[side].fill(99);
             }
         }
     }
 }
 
-/// What a side's completions say, checked as far as every run must obey.
+/// Checks the rules that the completions of a side obey in every run.
 fn check_order(wcs: &[Wc], posted: usize, signaled: impl Fn(u64) -> bool, all: bool) -> Result<(), TestCaseError> {
     let mut last = None;
     let mut failed = false;
@@ -241,7 +241,8 @@ fn check_order(wcs: &[Wc], posted: usize, signaled: impl Fn(u64) -> bool, all: b
         last = Some(wc.wr_id);
     }
     if all {
-        // Nothing is lost: all signaled ones before the first failure, and all after it.
+        // No completion is lost: every signaled request before the first failure has one, and every
+        // request from there on.
         let first = wcs.iter().find(|wc| wc.status != 0).map_or(posted as u64, |wc| wc.wr_id);
         let expected = (0..posted as u64).filter(|id| *id >= first || signaled(*id));
         prop_assert_eq!(wcs.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
@@ -306,7 +307,7 @@ fn run(program: &Program) -> Result<(), TestCaseError> {
             Mishap::Kill(at) => at == side,
             _ => false,
         };
-        // Whatever happens to the other side: nothing that was posted here is lost.
+        // Whatever happens to the other side, no completion of a request posted here is lost.
         check_order(&sends, posts.len(), |id| posts[id as usize].signaled, !gone)?;
         check_order(&receives, 0, |_| true, false)?;
         if !gone && run.world.state(run.ends[side]) == QpState::Err {
@@ -351,8 +352,7 @@ fn check_memory(program: &Program, run: &Run, before: &[Vec<u8>; 2]) -> Result<(
     for side in 0..2 {
         let mut got = run.memory[side].read(0, before[side].len());
         if let Some(post) = posts.get(done) {
-            // What a request that fails, or one that is flushed after it, has done to its own part
-            // is nobody's business.
+            // The part of a request that failed or was flushed has unspecified content.
             let _ = post;
             got[part(0, done)..part(1, 0)].copy_from_slice(&expected[side][part(0, done)..part(1, 0)]);
             if side == 1 {

@@ -1,4 +1,4 @@
-//! Waiting: for receives, for peers that are not there or not ready, for drains and fences.
+//! Waiting: for receive requests, for peers that are absent or not ready, for drains and fences.
 
 use rdma_sys::{ibv_event_type as event, ibv_wc_status as status};
 
@@ -27,7 +27,7 @@ fn a_send_without_a_receive_waits_and_then_arrives() {
         }
         world.run_for(100 * MILLI);
         assert!(world.poll(a.at).is_empty(), "rnr_retry 7 is for ever");
-        // The payload is read when it is sent at last.
+        // The payload is read only when the request is sent.
         here.fill(5);
         for id in 10..13 {
             world.recv(b, id, &[sge(&there, rkey, 0, 10_000)]).unwrap();
@@ -83,8 +83,8 @@ fn nobody_at_the_slot_ends_in_retry_exceeded() {
     }
 }
 
-/// Both sides may connect at the same time. That our own attempt failed means nothing when the
-/// peer's has not.
+/// Both sides may connect at the same time. If this side's attempt fails while the peer's succeeds,
+/// the failure has no effect.
 #[test]
 fn a_failed_attempt_to_connect_is_no_matter_when_there_is_a_link() {
     let mut world = World::with_wires(3, 4096);
@@ -274,7 +274,8 @@ fn reads_in_flight_are_limited_and_fences_wait_for_them() {
         world.send(a, &remote(write, &there, 128, rkey)).unwrap();
         world.settle();
         assert_eq!(world.statuses(0), [(8, OK), (9, OK)]);
-        // A fenced write sends what the read has brought; another one need not wait for it.
+        // A fenced write sends the data that the read has brought; an unfenced one need not wait
+        // for them.
         assert_eq!(there.read(128, 64) == there.read(0, 64), fenced);
     }
 }
@@ -339,7 +340,7 @@ fn a_drain_finishes_what_was_begun_and_says_so() {
     world.set_state(a, QpState::Rts);
     world.settle();
     assert_eq!(world.statuses(0), [(1, OK), (2, OK), (3, OK)]);
-    // Nothing to drain: said at once.
+    // Nothing is left to drain, so the event comes at once.
     world.modify(a, &drain);
     assert_eq!(world.events(0), [event::IBV_EVENT_SQ_DRAINED.0]);
     let _ = b;
@@ -410,10 +411,10 @@ fn acknowledgements_that_were_put_off_travel_with_requests() {
         let expected = if round == 0 { vec![(100, OK), (0, OK)] } else { vec![(100 + round, OK), (round, OK)] };
         assert_eq!(world.statuses(0), expected);
     }
-    // Nothing follows: the last one goes by itself.
+    // No request follows, so the last acknowledgement is sent on its own.
     world.settle();
     assert_eq!(world.statuses(1).last(), Some(&(204, OK)));
-    // What another queue pair owes goes along with the next post.
+    // A post on one queue pair also releases the deferred acknowledgements of another one.
     let [c, d] = world.connect([0, 1]);
     world.recv(d, 1, &[]).unwrap();
     world.send(c, &request(SEND, 1, &[])).unwrap();

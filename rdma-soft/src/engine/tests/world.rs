@@ -8,7 +8,7 @@ use rdma_sys::*;
 
 use super::super::*;
 
-/// Memory for registration. Freed when dropped: keep it longer than the engine.
+/// Memory for registration, freed when dropped: keep it longer than the engine.
 pub(super) struct Memory {
     ptr: *mut u64,
     words: usize,
@@ -22,7 +22,7 @@ impl Memory {
         Self { ptr, words, shared: None }
     }
 
-    /// Memory that peers may map.
+    /// Creates memory that peers may map.
     pub(super) fn shared(len: usize) -> Self {
         let file = SharedMemory::new(len).unwrap();
         Self { ptr: file.as_ptr().cast(), words: file.len() / 8, shared: Some(file) }
@@ -46,14 +46,18 @@ impl Memory {
 
     pub(super) fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len());
-        // SAFETY: in range (just checked), ours alone, and the engine runs in this thread.
+        // SAFETY: `copy` requires valid bytes that do not overlap: the range was just checked, and
+        // this test owns the memory. The engine runs in this thread, so it does not access the
+        // memory now.
         unsafe { rdma_mem::copy(self.ptr().wrapping_add(at), bytes.as_ptr(), bytes.len()) }
     }
 
     pub(super) fn read(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len());
         let mut bytes = vec![0; len];
-        // SAFETY: in range (just checked), ours alone, and the engine runs in this thread.
+        // SAFETY: `copy` requires valid bytes that do not overlap: the range was just checked, and
+        // this test owns the memory. The engine runs in this thread, so it does not access the
+        // memory now.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.ptr().wrapping_add(at), len) }
         bytes
     }
@@ -78,7 +82,8 @@ impl Drop for Memory {
             return;
         }
         let slice = core::ptr::slice_from_raw_parts_mut(self.ptr, self.words);
-        // SAFETY: from `Box::into_raw` in `new`, once.
+        // SAFETY: `from_raw` requires a pointer from `Box::into_raw`: `new` made it, and it is
+        // freed once, here.
         drop(unsafe { Box::from_raw(slice) });
     }
 }
@@ -121,7 +126,7 @@ impl Outbound for Wire {
 const LOOPBACK: LinkId = LinkId(0);
 const LINK: LinkId = LinkId(1);
 
-/// An engine with one of each object.
+/// An engine with one object of each kind.
 pub(super) struct Node {
     pub(super) engine: Engine,
     pub(super) slot: Slot,
@@ -129,28 +134,29 @@ pub(super) struct Node {
     pub(super) cq: CqId,
     pub(super) alive: bool,
     loopback: Wire,
-    /// To the other node.
+    /// The direction of the link to the other node.
     out: Wire,
     pending: Vec<LinkId>,
     directory: Option<Area>,
 }
 
-/// The whole of a mapping as an area.
+/// Returns a whole mapping as an area.
 fn area(file: &SharedMemory) -> Area {
     let mapping = Arc::new(Mapping::map(file.fd().unwrap(), file.len()).unwrap());
-    // SAFETY: the mapping is the owner, and is accessed by atomics only.
+    // SAFETY: `Area::new` requires that the owner keeps the memory mapped: the mapping itself is
+    // the owner. The bytes are accessed by atomics only.
     unsafe { Area::new(mapping.as_ptr(), mapping.len(), Arc::clone(&mapping) as _) }
 }
 
 pub(super) struct World {
     pub(super) nodes: [Node; 2],
     pub(super) now: Time,
-    /// How many frames a node takes at a time.
+    /// The most frames that a node takes in one step.
     pub(super) batch: usize,
-    /// Acknowledgements are put off to the next step, or until a request carries them.
+    /// Whether acknowledgements are deferred to the next step, or until a request carries them.
     pub(super) lazy: bool,
     linked: bool,
-    /// Who is said to be in every group.
+    /// The members that every group has, according to the driver.
     pub(super) members: Vec<Slot>,
 }
 
@@ -201,7 +207,7 @@ impl World {
         }
     }
 
-    /// Lets the nodes see each other's directories; before anything else is made.
+    /// Lets the nodes see each other's directories. Call this before any object is created.
     pub(super) fn with_directories(&mut self) {
         for node in &mut self.nodes {
             let file = SharedMemory::new(DIRECTORY_LEN).unwrap();
@@ -213,7 +219,7 @@ impl World {
         }
     }
 
-    /// One turn of a node's driver; whether something moved.
+    /// Runs a node's driver once; returns whether there was progress.
     pub(super) fn step(&mut self, at: usize) -> bool {
         if !self.nodes[at].alive {
             return false;
@@ -260,7 +266,8 @@ impl World {
         self.nodes[at].engine.defer_acks(false);
         while let Some(grant) = self.nodes[at].engine.poll_grant() {
             let mapping = Arc::new(Mapping::map(grant.backing.fd(), grant.len).unwrap());
-            // SAFETY: the mapping is the owner, and is accessed by atomics only.
+            // SAFETY: `Area::new` requires that the owner keeps the memory mapped: the mapping
+            // itself is the owner. The bytes are accessed by atomics only.
             let area = unsafe { Area::new(mapping.as_ptr(), mapping.len(), Arc::clone(&mapping) as _) };
             assert_eq!(grant.offset, 0);
             if self.nodes[1 - at].alive {
@@ -292,16 +299,16 @@ impl World {
                 node.pending.push(link);
             }
         }
-        // A datagram that is lost moves no frame.
+        // An active link counts as progress, because a datagram that is lost moves no frame.
         active || before != node.out.frames.len() + node.loopback.frames.len()
     }
 
-    /// Frames on their way from a node to the other.
+    /// Returns the number of frames on their way from a node to the other.
     pub(super) fn in_flight(&self, at: usize) -> usize {
         self.nodes[at].out.frames.len()
     }
 
-    /// Runs both without letting time pass.
+    /// Runs both nodes until they rest, without letting time pass.
     pub(super) fn settle(&mut self) {
         for _ in 0..1_000_000 {
             let moved = [self.step(0), self.step(1)];
@@ -312,7 +319,7 @@ impl World {
         panic!("the engines never come to rest");
     }
 
-    /// Runs both for a while.
+    /// Runs both nodes for `nanos` nanoseconds of the test's clock.
     pub(super) fn run_for(&mut self, nanos: u64) {
         let end = self.now.after(nanos);
         loop {
@@ -327,7 +334,8 @@ impl World {
         self.settle();
     }
 
-    /// The process of a node dies: frames that it has written may still be read.
+    /// Kills the process of a node. Unless `lose_frames`, the other node still reads the frames
+    /// that were written.
     pub(super) fn kill(&mut self, at: usize, lose_frames: bool) {
         self.nodes[at].alive = false;
         let other = 1 - at;
@@ -353,12 +361,12 @@ impl World {
             access,
             backing: memory.backing(),
         };
-        // SAFETY: tests keep the memory longer than the world, and touch it between the engine's
-        // calls only.
+        // SAFETY: `register` requires memory that stays valid: tests keep it longer than the world,
+        // and access it only between calls of the engine.
         unsafe { node.engine.register(node.pd, &what) }.unwrap().lkey
     }
 
-    /// A queue pair for each of two ends, connected, in RTS.
+    /// Creates a connected queue pair at each of two ends, in RTS.
     pub(super) fn connect(&mut self, ends: [usize; 2]) -> [End; 2] {
         self.connect_with(ends, |_, _| {}, |_, _| {})
     }
@@ -383,7 +391,7 @@ impl World {
         pair
     }
 
-    /// RESET to RTS.
+    /// Brings a queue pair from RESET to RTS.
     pub(super) fn bring_up(&mut self, end: End, dest_qpn: u32, attrs: impl FnOnce(&mut ModifyQp)) {
         let mut change = ModifyQp {
             access: Some(ALL),
@@ -443,7 +451,7 @@ impl World {
         self.nodes[end.at].engine.post_recv(end.qp, wr_id, list)
     }
 
-    /// All completions of a node's queue.
+    /// Polls all completions of a node's queue.
     pub(super) fn poll(&mut self, at: usize) -> Vec<Wc> {
         let node = &mut self.nodes[at];
         let mut all = Vec::new();
@@ -458,7 +466,7 @@ impl World {
         self.poll(at).iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
-    /// The types of the asynchronous events of a node.
+    /// Polls all events of a node; returns the types of the asynchronous ones.
     pub(super) fn events(&mut self, at: usize) -> Vec<u32> {
         let mut all = Vec::new();
         while let Some(event) = self.nodes[at].engine.poll_event() {
@@ -485,7 +493,7 @@ pub(super) struct End {
     pub(super) qpn: u32,
 }
 
-/// A completion that can be compared.
+/// A completion with the fields that tests compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wc {
     pub(super) wr_id: u64,
@@ -500,7 +508,7 @@ pub(super) struct Wc {
 impl Wc {
     fn new(wc: &ibv_wc) -> Self {
         let has_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-        // SAFETY: both fields of the union are 32-bit integers.
+        // SAFETY: both fields of the union are 32-bit integers, for which all bits are valid.
         let imm = unsafe { wc.__bindgen_anon_1.imm_data };
         Self {
             wr_id: wc.wr_id,
@@ -522,7 +530,7 @@ pub(super) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 pub(super) const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
 pub(super) const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
 
-/// A request, as tests write it.
+/// A request in the form in which tests write it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Post<'a> {
     pub(super) wr_id: u64,
@@ -537,7 +545,7 @@ pub(super) struct Post<'a> {
     pub(super) address: Option<&'a Address>,
 }
 
-/// A signaled request.
+/// Creates a signaled request.
 pub(super) fn request<'a>(opcode: ibv_wr_opcode, wr_id: u64, list: &'a [ibv_sge]) -> Post<'a> {
     Post {
         wr_id,
