@@ -118,7 +118,7 @@ impl CqTable {
         }
     }
 
-    /// Counts one queue pair less that uses a queue.
+    /// Counts one fewer queue pair that uses a queue.
     pub(super) fn leave(&mut self, id: CqId) {
         if let Ok(cq) = self.get(id) {
             cq.users = cq.users.saturating_sub(1);

@@ -50,7 +50,7 @@ pub(super) struct Entry {
     pub(super) serial: u64,
 }
 
-/// Packs key, domain and rights into a word; the lowest bit says that the entry is valid.
+/// Packs key, domain and rights into a word; the lowest bit says that the region may be mapped.
 const fn entry_word(key: u32, pd: PdId, access: u32) -> u64 {
     (key as u64) << 32 | (pd.0 as u64 & 0xffff) << 8 | (access as u64 & 15) << 1 | 1
 }
@@ -72,8 +72,8 @@ impl PeerDirectory<'_> {
         let serial = self.0.load(at + 24);
         let what = self.0.load(at);
         let entry = Entry { iova: self.0.load(at + 8), len: self.0.load(at + 16), serial };
-        // All loads are acquire loads. If the first two words read the same again, the words that
-        // were read between belong to the same region.
+        // All loads are acquire loads. If the first word and the serial number read the same again,
+        // then the iova and the length, which were read in between, belong to the same region.
         #[allow(clippy::cast_possible_truncation, reason = "a field of the word")]
         let access = what as u32 >> 1 & 15;
         let valid = what == entry_word(key, pd, access) && access & right == right;

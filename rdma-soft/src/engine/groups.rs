@@ -1,5 +1,5 @@
-//! Multicast groups: the queue pairs of this process in each, and the other processes that have
-//! queue pairs in it.
+//! Multicast groups: for each group, the queue pairs of this process and the other processes that
+//! are in the group.
 //!
 //! The driver finds the other processes of a group. Its answer is valid for a while; then the next
 //! datagram to the group makes the engine ask again.
@@ -136,7 +136,7 @@ impl Groups {
         self.known.iter().any(|known| !known.waiting.is_empty())
     }
 
-    /// Removes a queue pair from all lists of waiting ones.
+    /// Removes a queue pair from the waiting lists of all groups.
     pub(super) fn forget(&mut self, qp: u32) {
         for known in &mut self.known {
             known.waiting.retain(|waiting| *waiting != qp);

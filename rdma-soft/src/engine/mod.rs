@@ -93,8 +93,8 @@ pub(crate) trait Outbound {
 pub(crate) struct Engine {
     qps: QpTable,
     tables: Tables,
-    /// `post_send` was called since acknowledgements were last deferred: the next
-    /// `poll_active_link` without an active link releases them.
+    /// `post_send` was called since `poll_active_link` last found no active link. The next time it
+    /// finds none, the deferred acknowledgements are released.
     release_next: bool,
 }
 
@@ -148,7 +148,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EBUSY`: the domain still holds an object.
+    /// `EINVAL`: no such domain. `EBUSY`: an object is in the domain.
     pub(crate) fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Errno> {
         self.tables.pds.dealloc(pd)
     }
@@ -157,7 +157,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such domain, or the range wraps around. `ENOMEM`: too many regions.
+    /// `EINVAL`: no such domain, or the range wraps around or is longer than `isize::MAX`.
+    /// `ENOMEM`: too many regions.
     ///
     /// # Safety
     ///
@@ -207,7 +208,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EBUSY`: a queue pair uses it.
+    /// `EINVAL`: no such queue. `EBUSY`: a queue pair uses the queue.
     pub(crate) fn destroy_cq(&mut self, cq: CqId) -> Result<(), Errno> {
         self.tables.cqs.destroy(cq)?;
         self.tables.events.forget_cq(cq);
@@ -218,8 +219,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: an impossible depth, or more unpolled completions than the new depth. `ENOMEM`: no
-    /// memory.
+    /// `EINVAL`: no such queue, a depth of 0 or beyond [`limits::MAX_CQE`], or more unpolled
+    /// completions than the new depth. `ENOMEM`: no memory.
     pub(crate) fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), Errno> {
         self.tables.cqs.resize(cq, depth)
     }
@@ -228,7 +229,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EIO`: the queue overran, and the completions from before the overrun were all polled.
+    /// `EINVAL`: no such queue. `EIO`: the queue overran, and the completions from before the overrun
+    /// were all polled.
     #[inline]
     pub(crate) fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.tables.cqs.poll(cq, out)
@@ -540,9 +542,9 @@ impl Engine {
     }
 
     /// Handles a frame whose sender names a process that the link does not lead to. Such a frame is
-    /// not delivered: no process may send in the name of another one. But a known process may have
-    /// got one more slot. The engine asks for a link to that slot; a link shows that the slot is
-    /// the peer's, and the requester then sends its request again (a datagram is lost).
+    /// not delivered: no process may send in the name of another one. But the peer may have taken
+    /// one more slot. The engine asks for a link to that slot, which proves that the slot is the
+    /// peer's. The requester is told to send its request again; a datagram is lost.
     #[cold]
     fn handle_stranger(&mut self, link: LinkId, frame: &Frame) {
         let peers = &mut self.tables.peers;

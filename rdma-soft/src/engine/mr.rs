@@ -15,7 +15,7 @@ use super::memory::{Gather, Region, Scratch, Source, Target};
 use super::types::{Errno, LinkId, MrKeys, Op, PdId};
 
 const TAG_BITS: u32 = 12;
-/// The largest page size of a shared file.
+/// The largest page size: a shared file may exceed its region by less than one page.
 const PAGE: usize = 1 << 16;
 
 /// A registered region with its key, domain and backing file.
@@ -98,8 +98,8 @@ impl MrTable {
         Ok((mr.pd, mr.granted))
     }
 
-    /// Returns the file of a region that peers may map, and the region's length; records `link` as
-    /// one to notify.
+    /// Returns the file of a region that peers may map, and the region's length. Remembers `link`:
+    /// the peer behind it must be told when the region is deregistered.
     pub(super) fn grant(&mut self, key: u32, link: LinkId) -> Option<(&Arc<Backing>, usize)> {
         let mr = self.slots.get_mut((key >> TAG_BITS) as usize)?.as_mut().filter(|mr| mr.key == key)?;
         let backing = mr.backing.as_ref().filter(|_| mr.region.access() & REMOTE != 0)?;
@@ -311,7 +311,7 @@ impl PdTable {
         Ok(())
     }
 
-    /// Counts one object less in a domain.
+    /// Counts one fewer object in a domain.
     pub(super) fn leave(&mut self, pd: PdId) {
         if let Some(Some(users)) = self.users.get_mut(pd.0 as usize) {
             *users = users.saturating_sub(1);

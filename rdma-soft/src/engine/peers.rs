@@ -42,7 +42,7 @@ const PATIENCE: u64 = 100_000_000;
 /// members that cannot be reached.
 const MAX_AWAITED_MEMBERS: usize = 128;
 /// How long no datagram is sent to a process that could not be reached, in nanoseconds. Each
-/// failure in a row doubles the time, up to 16 times.
+/// further failure in a row doubles the time, at most to 16 times this value.
 const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
 /// The most control frames that wait for room. A peer that causes more of them harms only itself.

@@ -114,7 +114,7 @@ impl Qp {
         self.own_peer = tables.own_index(self.attr.dest_host, self.attr.dest_qpn);
     }
 
-    /// Whether the state lets requests and datagrams in.
+    /// Whether the queue pair accepts requests and datagrams in its state.
     pub(super) const fn hears(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
@@ -123,7 +123,8 @@ impl Qp {
         !matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr)
     }
 
-    /// Restores the state after creation: removes all posted requests and their completions.
+    /// Restores the state that the queue pair had after its creation: removes all posted requests
+    /// and their completions.
     pub(super) fn reset(&mut self, tables: &mut Tables) {
         tables.timers.cancel(Owner::Qp(self.id));
         tables.peers.forget(self.id.0);

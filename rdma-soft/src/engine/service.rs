@@ -67,7 +67,7 @@ impl QueuePair {
         }
     }
 
-    /// Restores the state after creation.
+    /// Restores the state that the queue pair had after its creation.
     pub(super) fn reset(&mut self, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.reset(&mut self.qp, tables),

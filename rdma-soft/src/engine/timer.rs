@@ -9,7 +9,7 @@ pub(super) enum Owner {
     Qp(QpId),
     /// A process that datagrams wait for, or to which none are sent for a while.
     Peer(PeerId),
-    /// The members of the multicast group with this serial number, which expire.
+    /// The member list with this serial number, of a multicast group: the list expires.
     Group(u32),
 }
 

@@ -9,8 +9,8 @@
 //! A datagram is lost, and its sender's completion reports success, where a network would lose it:
 //! no queue pair has the number, the process is dead or refuses a link, its ring stays full, no
 //! receive request is posted, or the Q_Key differs. A datagram whose link is full waits for
-//! [`PATIENCE`] at most; later datagrams over this link then no longer wait. So no peer can hold up
-//! a sender.
+//! [`PATIENCE`] at most; from then on, datagrams do not wait for this link until it has room again.
+//! So no peer can hold up a sender.
 
 use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
@@ -168,8 +168,8 @@ impl Ud {
         Ok(())
     }
 
-    /// Puts the queue pair into the list of the link that the next request goes over. Requests
-    /// before that one which go over no link are completed or passed over.
+    /// Puts the queue pair into the list of the link that the next request goes over. Completes or
+    /// passes over the requests before that one, which go over no link.
     pub(super) fn schedule(&mut self, qp: &mut Qp, tables: &mut Tables) {
         while self.listed.is_none() && qp.may_start() {
             match self.next_step(qp, tables) {

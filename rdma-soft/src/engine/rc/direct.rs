@@ -2,7 +2,8 @@
 //! memory is in this process or mapped from the target's process.
 //!
 //! The target's queue pair and region are checked as the target's engine would check them. If any
-//! check fails, the request goes through the link, and the target's engine reports the error.
+//! check fails, or the region is not mapped yet, the request goes through the link, and the
+//! target's engine executes the request or reports the error.
 //! `Requester::may_overtake` keeps the order of operations.
 
 use super::super::memory::{Atomic, Gather, Source, Target};
