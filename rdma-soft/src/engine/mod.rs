@@ -229,8 +229,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue. `EIO`: the queue overran, and the completions from before the overrun
-    /// were all polled.
+    /// `EINVAL`: no such queue. `EIO`: the queue overran, and the completions from before the
+    /// overrun were all polled.
     #[inline]
     pub(crate) fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.tables.cqs.poll(cq, out)

@@ -241,8 +241,8 @@ fn check_order(wcs: &[Wc], posted: usize, signaled: impl Fn(u64) -> bool, all: b
         last = Some(wc.wr_id);
     }
     if all {
-        // No completion is lost: every signaled request before the first failure has one, and every
-        // request from there on.
+        // No completion is lost: each signaled request before the first failure has one, and so has
+        // each request from the failure on.
         let first = wcs.iter().find(|wc| wc.status != 0).map_or(posted as u64, |wc| wc.wr_id);
         let expected = (0..posted as u64).filter(|id| *id >= first || signaled(*id));
         prop_assert_eq!(wcs.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), expected.collect::<Vec<_>>());

@@ -82,8 +82,8 @@ impl Drop for Memory {
             return;
         }
         let slice = core::ptr::slice_from_raw_parts_mut(self.ptr, self.words);
-        // SAFETY: `from_raw` requires a pointer from `Box::into_raw`: `new` made it, and it is
-        // freed once, here.
+        // SAFETY: `from_raw` requires a pointer from `Box::into_raw` of the same slice: `new` made
+        // it, with `words` elements. The slice is freed once, here.
         drop(unsafe { Box::from_raw(slice) });
     }
 }
