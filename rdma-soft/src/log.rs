@@ -1,9 +1,9 @@
 //! The log of the device: `tracing` events, which the agent thread emits.
 //!
-//! A subscriber may do anything: call verbs, or panic. So no event is emitted under a lock, nor by
-//! the caller of a verb, which may hold locks of its own and must not be unwound: events wait until
-//! the agent thread emits them between two of its turns. An event goes to the subscriber of the
-//! thread that logged it.
+//! A subscriber may call verbs, or panic. So no event is emitted under a lock, and none in a thread
+//! that calls a verb: that thread may hold locks of its own and must not be unwound. Events are
+//! queued, and the agent thread emits them between two of its turns. An event goes to the
+//! subscriber of the thread that logged the event.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,10 +14,10 @@ use tracing::dispatcher::{self, Dispatch};
 
 use crate::os::fork::PerProcess;
 
-/// Events that may wait. A peer that causes more is not worth the memory.
+/// Limit of queued events; further events are dropped, so that a peer cannot exhaust the memory.
 const MAX_WAITING: usize = 1 << 10;
 
-/// The events of this process; a forked child does not emit those of its parent.
+/// The queued events of this process; a forked child does not emit its parent's events.
 static QUEUE: PerProcess<Queue> = PerProcess::new();
 
 /// Wakes the thread that calls [`emit_deferred`].
@@ -26,12 +26,11 @@ static WAKE: OnceLock<fn()> = OnceLock::new();
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Vec<Deferred>>,
-    /// The number of events that are not emitted yet, those of a running [`emit_deferred`]
-    /// included.
+    /// Number of events not emitted yet, including those that a running [`emit_deferred`] holds.
     pending: AtomicUsize,
 }
 
-/// An event that waits to be emitted.
+/// A queued event.
 struct Deferred {
     emit: Box<dyn FnOnce() + Send>,
     to: Dispatch,
@@ -40,7 +39,7 @@ struct Deferred {
 /// Logs an event: a level, then the arguments of `tracing::event!`. Values are moved into it.
 macro_rules! log {
     ($level:ident, $($event:tt)+) => {
-        // Read from one word: this asks no subscriber.
+        // `current` reads one atomic word and calls no subscriber.
         if tracing::Level::$level <= tracing::level_filters::LevelFilter::current() {
             $crate::log::defer(move || tracing::event!(tracing::Level::$level, $($event)+));
         }
@@ -61,11 +60,11 @@ impl Queue {
 
 /// Sets the function that wakes the agent thread.
 pub(crate) fn set_wake(wake: fn()) {
-    // The function is the same for every node of the process and its children.
+    // Every node of the process and of its children sets the same function.
     let _set = WAKE.set(wake);
 }
 
-/// Has the agent emit an event. May be called under any lock; see [`log!`].
+/// Queues an event for the agent to emit. May be called under any lock; see [`log!`].
 pub(crate) fn defer(emit: impl FnOnce() + Send + 'static) {
     let deferred = Deferred { emit: Box::new(emit), to: dispatcher::get_default(Dispatch::clone) };
     {
@@ -82,7 +81,7 @@ pub(crate) fn defer(emit: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Emits the events that wait. The caller holds no lock; a subscriber's panic ends here.
+/// Emits the queued events. The caller must hold no lock; a subscriber's panic is caught here.
 pub(crate) fn emit_deferred() {
     if is_idle() {
         return;
@@ -93,14 +92,14 @@ pub(crate) fn emit_deferred() {
             dispatcher::with_default(&to, emit);
             drop(to);
         }));
-        // The panic hook has reported it. The payload is the subscriber's, and could panic when it
-        // is dropped.
+        // The panic hook has reported the panic. The payload is the subscriber's own type and could
+        // panic in its destructor, so it is leaked.
         emitted.unwrap_or_else(std::mem::forget);
         queue().pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Whether every event is emitted.
+/// Whether every event has been emitted.
 pub(crate) fn is_idle() -> bool {
     queue().pending.load(Ordering::Relaxed) == 0
 }

@@ -1,32 +1,33 @@
-//! The wake-up protocol: a side that sleeps says so, and whoever gives it work rings.
+//! The wake-up protocol: a side sets a flag before it sleeps, and the other side rings if it is
+//! set.
 //!
-//! The sleeper stores `asleep`, then looks once more at everything that could wake it; the waker
-//! publishes its work, then looks at `asleep`. Both are `*_ordered` accesses, so at least one of
-//! the two sees the other: no wake-up is lost. The waker takes the flag away before it rings: one
-//! ring per sleep. A side whose application polls does not set the flag and is never rung.
+//! The sleeper stores `asleep`, then checks all its sources of work once more; the waker publishes
+//! its work, then loads `asleep`. All of these accesses are `*_ordered`, so at least one of the two
+//! sides sees the other's store and no wake-up is lost. The waker clears the flag before it rings,
+//! so there is one ring per sleep. A side whose application polls does not set the flag and is
+//! never rung.
 //!
-//! Both sides may write any value at any time: the worst that a hostile one gets is too many rings,
-//! or too few for itself.
+//! Either side may write any value at any time. A hostile side can only cause too many rings, or
+//! too few for itself.
 
 use super::words::Word;
 
-/// Says that this side goes to sleep. Afterwards it has to look at all its sources of work once
-/// more.
+/// Marks this side as asleep. Afterwards the caller must check all its sources of work once more.
 #[inline]
 pub(crate) fn arm<W: Word>(asleep: &W) {
-    // Not a store: the waker may be taking the flag away, and loom does not know which of a store
-    // and a swap was last.
+    // A swap, because the waker may be clearing the flag at the same time, and loom does not order
+    // a plain store against a concurrent swap.
     asleep.swap_ordered(1);
 }
 
-/// Says that this side is awake, and need not be rung.
+/// Marks this side as awake: the other side need not ring.
 #[inline]
 pub(crate) fn disarm<W: Word>(asleep: &W) {
     asleep.store(0);
 }
 
-/// Whether the other side, for which work has just been published by an ordered store, has to be
-/// rung. At most one call per `arm` says so.
+/// Whether the other side has to be rung. The caller has just published work for the other side by
+/// an ordered store. Returns true at most once per `arm`.
 #[inline]
 #[must_use = "the other side sleeps until it is rung"]
 pub(crate) fn must_ring<W: Word>(asleep: &W) -> bool {

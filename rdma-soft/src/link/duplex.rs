@@ -1,4 +1,4 @@
-//! One end of a link, as the node drives it: two rings, two flags, two pulses, and the peer.
+//! One end of a link: two rings, two sleep flags, two pulse counters, and the peer.
 
 use core::sync::atomic::Ordering;
 
@@ -8,21 +8,22 @@ use super::peer::Peer;
 use super::ring::{Consumer, Corrupt, Producer, Region};
 use crate::engine::{Gather, HEADER_WORDS, Header, LinkId, Outbound, Source, Target};
 
-/// While more than this is written and unpublished, the consumer is let in, so that both sides copy
-/// at once.
+/// Bytes written but unpublished after which `try_push` publishes, so that producer and consumer
+/// copy at the same time.
 const PUBLISH_EVERY: u64 = 64 << 10;
 
-/// Less than this need not be given back before the frames' completions are reported.
+/// Below this many bytes, consumed frames need not be released before their completions are
+/// reported.
 const RELEASE_LATER: u64 = 4096;
 
-/// With a payload of so many bytes the peer is rung at once if it does not look for frames: to copy
-/// the frame takes longer than to look for it many times.
+/// Payload length from which a peer that does not look for frames is rung at once: copying such a
+/// frame takes longer than many looks for it.
 const LARGE: usize = 16 << 10;
 
 /// Why a link still has something to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backlog {
-    /// It has not.
+    /// Nothing is left to send.
     None,
     /// The ring is full.
     Blocked,
@@ -33,9 +34,9 @@ pub(crate) enum Backlog {
 /// One end of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// How the engine calls it.
+    /// The engine's number of the link.
     pub(crate) id: LinkId,
-    /// Tells it from earlier links of the same number.
+    /// Distinguishes this link from earlier links of the same number.
     pub(crate) generation: u32,
     /// Why more is left to send.
     pub(crate) backlog: Backlog,
@@ -47,9 +48,9 @@ pub(crate) struct Link {
     peer_asleep: Flag,
     pulse: Flag,
     peer_pulse: Flag,
-    /// The peer's pulse before the first large frame was written that is not published yet.
+    /// The peer's pulse before the first unpublished large frame was written.
     before_large: Option<u64>,
-    /// The peer's pulse when it was last looked at, and when the peer was last rung.
+    /// The peer's pulse at the last check (`seen`) and at the last ring (`rung`).
     seen: u64,
     rung: Option<u64>,
     /// The peer wrote an impossible value.
@@ -77,27 +78,27 @@ impl Link {
         }
     }
 
-    /// Whether nothing has come in.
+    /// Whether no inbound frame is waiting.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.inbound.is_empty()
     }
 
-    /// Shows the peer that this side looks for frames.
+    /// Advances the pulse, which shows the peer that this side looks for frames.
     #[inline]
     pub(crate) fn beat(&self) {
         let pulse = self.pulse.word();
         pulse.store(pulse.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Whether there is nothing to take in, to give back or to send.
+    /// Whether there is nothing to receive, to release or to send. Advances the pulse.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.beat();
         self.inbound.is_empty() && self.inbound.unreleased() == 0 && self.backlog == Backlog::None
     }
 
-    /// Whether it makes sense to transmit again.
+    /// Whether transmitting again can make progress.
     #[inline]
     pub(crate) fn may_continue(&self) -> bool {
         match self.backlog {
@@ -107,7 +108,7 @@ impl Link {
         }
     }
 
-    /// Hands inbound frames to `handle` until there is none or `budget` bytes were handled. True
+    /// Passes inbound frames to `handle` until there is none or `budget` bytes were handled. True
     /// when frames are left. Call [`release`](Self::release) before this side sleeps.
     pub(crate) fn drain(
         &mut self,
@@ -121,8 +122,9 @@ impl Link {
             }
             let Some((header, span)) = self.inbound.next()? else { break false };
             let ptr = self.inbound.region().payload(span);
-            // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped during
-            // the call; only atomic accesses and the peer process touch them.
+            // SAFETY: from_raw wants `span.len` bytes that stay valid and are accessed atomically:
+            // `payload` gave that many bytes of the ring, which `self` keeps mapped during the
+            // call, and only atomic accesses and the peer process touch them.
             let payload = unsafe { Source::from_raw(ptr, span.len as usize) };
             handle(self.id, &Header(header), payload);
             self.beat();
@@ -137,12 +139,13 @@ impl Link {
         Ok(more)
     }
 
-    /// Whether the peer has taken all that was sent.
+    /// Whether the peer has consumed all published frames.
     pub(crate) fn is_taken(&self) -> bool {
         self.out.is_taken()
     }
 
-    /// Makes pushed frames visible, and rings the peer if it sleeps or has stopped looking.
+    /// Publishes the pushed frames, and rings the peer if it sleeps or has stopped looking for
+    /// frames.
     pub(crate) fn flush(&mut self) {
         let before = self.before_large.take();
         if self.out.publish() && !self.ring_if_asleep() && before.is_some_and(|before| before == self.peer_pulse()) {
@@ -150,21 +153,22 @@ impl Link {
         }
     }
 
-    /// Rings the peer if it has not taken everything in, and has not looked for frames since the
-    /// last call: its application polls no more, and its agent does not know yet.
+    /// Rings the peer if published frames are unconsumed and the peer has not looked for frames
+    /// since the last call: the peer's application no longer polls, and the peer's agent has not
+    /// noticed yet.
     pub(crate) fn nudge(&mut self) {
         if !self.out.is_taken() && self.has_stopped() {
             self.ring();
         }
     }
 
-    /// After a transmission that found no room: whether to try again at once. Otherwise the peer
-    /// will wake us.
+    /// Called after a transmission found the ring full. True if the caller should try again at
+    /// once; otherwise the peer will wake this side.
     pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
         if self.corrupt { Err(Corrupt) } else { self.out.wait_for_room() }
     }
 
-    /// Says to the peer that we go to sleep. True if there is work after all.
+    /// Tells the peer that this side goes to sleep. True if there is work after all.
     pub(crate) fn arm(&self) -> bool {
         doorbell::arm(self.asleep.word());
         !self.inbound.is_empty_ordered()
@@ -175,18 +179,18 @@ impl Link {
             }
     }
 
-    /// Says to the peer that we are awake.
+    /// Tells the peer that this side is awake.
     pub(crate) fn disarm(&self) {
         doorbell::disarm(self.asleep.word());
     }
 
-    /// Whether the peer has to be rung; it is not asleep any more then.
+    /// Whether the peer has to be rung. Clears the peer's sleep flag.
     #[cfg(test)]
     pub(crate) fn must_ring(&self) -> bool {
         doorbell::must_ring(self.peer_asleep.word())
     }
 
-    /// Writes a prefix that no producer writes.
+    /// Corrupts the ring with a prefix that no producer writes.
     #[cfg(test)]
     pub(crate) fn vandalise(&self) {
         let place = self.out.region().prefix(self.out.place());
@@ -196,7 +200,7 @@ impl Link {
         }
     }
 
-    /// Gives the memory of the frames that were handled back to the peer.
+    /// Gives the memory of handled frames back to the peer.
     #[inline]
     pub(crate) fn release(&mut self) {
         if self.inbound.unreleased() == 0 || !self.inbound.release() || self.ring_if_asleep() {
@@ -226,7 +230,7 @@ impl Link {
         self.peer_pulse.word().load(Ordering::Relaxed)
     }
 
-    /// Rings the peer, unless it has not even looked for frames since the last ring.
+    /// Rings the peer, unless the peer has not looked for frames since the last ring.
     #[cold]
     fn ring(&mut self) {
         let pulse = Some(self.peer_pulse());
@@ -240,8 +244,8 @@ impl Link {
 
 impl Outbound for Link {
     fn max_payload(&self) -> usize {
-        // A quarter of the ring, so that the two sides overlap; pieces of 64 KiB are as fast as
-        // larger ones.
+        // A quarter of the ring, so that both sides can copy at the same time. Pieces of 64 KiB are
+        // as fast as larger ones.
         (self.out.max_payload() as usize / 2).min(64 << 10)
     }
 
@@ -256,8 +260,10 @@ impl Outbound for Link {
         match self.out.push(&header.0, len) {
             Ok(Some(span)) => {
                 let ptr = self.out.region().payload(span);
-                // SAFETY: `payload` gave `span.len` bytes of the ring, which `self` keeps mapped;
-                // they are ours until they are published, and only atomic accesses touch them.
+                // SAFETY: from_raw wants `span.len` bytes that stay valid and are accessed
+                // atomically: `payload` gave that many bytes of the ring, which `self` keeps
+                // mapped. The bytes belong to this side until they are published, and only atomic
+                // accesses touch them.
                 let target = unsafe { Target::from_raw(ptr, span.len as usize) };
                 let copied = payload.copy_to(target);
                 debug_assert!(copied, "a gather list longer than its own length");

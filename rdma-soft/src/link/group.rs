@@ -1,9 +1,10 @@
-//! Which processes are in a multicast group: a process in a group has bound an abstract socket
-//! whose name says so, and a sender reads the kernel's list of names. As with [slots](super::slot),
-//! the kernel forgets a name when its process dies.
+//! Membership of multicast groups across processes. A member binds an abstract socket whose name
+//! contains the group's address, and a sender reads the kernel's list of names. As with
+//! [slots](super::slot), the kernel forgets a name when its process dies.
 //!
-//! Nothing is ever sent to these sockets. A process of another user can bind such names, too: they
-//! lead to processes that either refuse a link or are not in the group and drop what they get.
+//! Nothing is ever sent to these sockets. A process of another user can bind such names, too: the
+//! process behind such a name either refuses a link, or is not in the group and drops the
+//! datagrams.
 
 use std::io;
 
@@ -11,28 +12,28 @@ use crate::engine::{Gid, Slot};
 use crate::os::Result;
 use crate::os::socket::{self, Socket};
 
-/// What the names begin with: then the slot, the group's address in hexadecimal, and a number that
-/// makes the name unique.
+/// Prefix of the names. The slot, the group's address in hexadecimal, and a number that makes the
+/// name unique follow.
 const PREFIX: &str = "rdma-soft-group-";
 
-/// Processes of one group that are sent to.
+/// Limit of the members of one group that datagrams are sent to.
 const MAX_MEMBERS: usize = 1 << 10;
 
 fn hex(gid: Gid) -> String {
     gid.0.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Says that the process with a slot is in a group, until the socket is dropped.
+/// Announces that the process with `slot` is in a group, until the socket is dropped.
 ///
-/// `number` is random: anybody can bind a name that can be foreseen, and a forked child that has
-/// not run yet has its parent's.
+/// `number` is random: any process could bind a predictable name first, and a forked child that has
+/// not run yet still holds its parent's names.
 pub(crate) fn join(slot: Slot, gid: Gid, number: u64) -> Result<Socket> {
     let socket = Socket::new()?;
     socket.bind(&format!("{PREFIX}{}-{}-{number:x}", slot.0, hex(gid)))?;
     Ok(socket)
 }
 
-/// The processes that are in each of the groups, in the order of the groups.
+/// The slots of the members of each group, in the order of `gids`.
 pub(crate) fn members(gids: &[Gid]) -> io::Result<Vec<Vec<Slot>>> {
     Ok(find(&socket::names(PREFIX)?, gids))
 }
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     fn gid(last: u8) -> Gid {
-        // Not of a real program, nor of another test's process.
+        // An address that no real program and no concurrent test process uses.
         let id = std::process::id().to_be_bytes();
         Gid([0xff, 0x1e, 0x74, 0x65, 0x73, 0x74, 0, 0, id[0], id[1], id[2], id[3], 0, 0, 0, last])
     }

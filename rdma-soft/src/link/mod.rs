@@ -1,9 +1,9 @@
-//! Links between processes: how frames get from one engine to another.
+//! Links between processes, which carry frames from one engine to another.
 //!
 //! A link is a duplex pair of [`ring`]s in one sealed memory file, with a [`doorbell`] at each end.
-//! It is set up over the abstract socket that names the peer's [`slot`], by a [`handshake`] in
-//! which each side proves to the other that the kernel lets it trace it: a process that may do that
-//! could read and write all our memory anyway. Two processes have one link.
+//! A [`handshake`] over the abstract socket that names the peer's [`slot`] sets the link up. In the
+//! handshake each side proves to the other that the kernel lets it trace the other: such a process
+//! could read and write all of the other's memory anyway. Two processes share one link.
 
 pub(crate) mod doorbell;
 pub(crate) mod duplex;
