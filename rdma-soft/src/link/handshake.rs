@@ -1,4 +1,4 @@
-//! How two processes set up a link.
+//! The handshake with which two processes set up a link.
 //!
 //! ```text
 //! opener                                          acceptor
@@ -9,9 +9,9 @@
 //!                                             <-  Accept + directory
 //! ```
 //!
-//! Two processes have one link. To an opener that has one already the acceptor answers `Known {
-//! slots }`, and `Busy` while another handshake of the two is under way. Either may answer `Refuse
-//! { why }`. A handshake waits, so it has a thread of its own.
+//! Two processes share one link. The acceptor answers `Known { slots }` to an opener that has a
+//! link to it already, and `Busy` while another handshake of the two processes is under way. Either
+//! side may answer `Refuse { why }`. A handshake blocks, so it runs in a thread of its own.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -29,92 +29,93 @@ use crate::os;
 use crate::os::process::Credentials;
 use crate::os::socket::Socket;
 
-/// Slots that a Hello may name.
+/// Limit of the slots in a Hello.
 const MAX_SLOTS: usize = 64;
-/// The longest that either side waits for the other in one step.
+/// Limit of one wait for the other side's next packet.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One process's part of a handshake.
 #[derive(Debug)]
 pub(crate) struct Local<'a> {
-    /// Its slots.
+    /// The slots of the process.
     pub(crate) slots: Vec<Slot>,
-    /// Where it publishes regions and queue pairs.
+    /// The directory in which the process publishes its regions and queue pairs.
     pub(crate) directory: &'a SharedMemory,
-    /// Bytes of a ring, if it makes the rings.
+    /// Capacity in bytes of each ring, used if the process is the opener.
     pub(crate) capacity: usize,
 }
 
 /// A link that is up.
 #[derive(Debug)]
 pub(crate) struct Established {
-    /// Its rings.
+    /// This process's ends of the rings.
     pub(crate) ends: Ends,
     /// The other process, with the slots that it claims.
     pub(crate) peer: Peer,
 }
 
-/// How a handshake went that this process began.
+/// The outcome of a handshake that this process began.
 #[derive(Debug)]
 pub(crate) enum Opened {
-    /// There is a new link.
+    /// A new link is set up.
     New(Established),
-    /// There was a link to the process before; these are the slots that it claims.
+    /// A link to the process existed already; these are the slots that the process claims.
     Known(Vec<Slot>),
     /// The peer has another handshake with this process under way.
     Busy,
 }
 
-/// The acceptor's answer to a process that it need not refuse.
+/// The acceptor's answer to a process that it does not refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// Set up a link.
     Welcome,
-    /// There is a link.
+    /// A link exists already.
     Known,
     /// Another handshake with the process is under way.
     Busy,
 }
 
-/// Why there is no link.
+/// The reason why no link was set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     /// No process has that slot.
     #[error("no process has that number")]
     Nobody,
-    /// The peer speaks another version.
+    /// The peer uses another version of the protocol.
     #[error(
         "the peer is of another version: it speaks version {theirs} of the software device's protocol, we speak {VERSION}; \
          use the same build in both processes"
     )]
     Version {
-        /// The peer's.
+        /// The peer's version.
         theirs: u32,
     },
-    /// The kernel does not let us trace the peer.
+    /// The kernel does not let this process trace the peer.
     #[error(
         "the kernel does not let us trace process {} of user {} ({error}); processes that share the software device must be \
          of one user, in one container, and dumpable", peer.pid, peer.uid
     )]
     Untraceable {
-        /// The peer.
+        /// The peer's credentials.
         peer: Credentials,
-        /// The kernel's error.
+        /// The error of the kernel.
         error: os::Error,
     },
-    /// The peer did not show that it may trace us.
+    /// The peer did not prove that the kernel lets it trace this process.
     #[error("process {} of user {} has not shown that the kernel lets it trace us", .0.pid, .0.uid)]
     Unproved(Credentials),
     /// The peer refused, for this reason.
     #[error("the peer refuses: {0}")]
     ByPeer(String),
-    /// The peer let the time pass.
+    /// The peer did not answer in time.
     #[error("the peer does not answer")]
     Silent,
-    /// The socket failed, or the peer does not keep to the protocol.
+    /// The socket failed, or the peer violated the protocol.
     #[error(transparent)]
     Packet(Error),
-    /// The memory of a link could not be made, or the peer's is not a sealed memfd of that size.
+    /// The memory of the link could not be made, or the peer's memory is not a sealed memfd of the
+    /// announced size.
     #[error(transparent)]
     Memory(#[from] SharedMemoryError),
 }
@@ -147,8 +148,8 @@ pub(crate) fn open(socket: Socket, local: &Local<'_>) -> Result<Opened, Refusal>
     }
 }
 
-/// Accepts a link over a socket that a peer connected; `answer` says how, from the peer's process
-/// id and the slots that it claims. None if the answer is not [`Answer::Welcome`].
+/// Accepts a link over a socket that a peer connected. `answer` chooses the answer from the peer's
+/// process id and the slots that the peer claims. None if the answer is not [`Answer::Welcome`].
 pub(crate) fn accept(
     socket: Socket,
     local: &Local<'_>,
@@ -160,7 +161,8 @@ pub(crate) fn accept(
     }
 }
 
-/// Refuses at once a process that cannot be let in, so that others need not queue behind it.
+/// Refuses at once a process that cannot get a link, so that other processes need not queue behind
+/// it.
 pub(crate) fn screen(socket: &Socket) -> Result<(), Refusal> {
     identify(socket).map(drop).map_err(|refusal| tell(socket, refusal))
 }
@@ -179,12 +181,12 @@ impl Agreed {
     }
 }
 
-/// Tells the peer why it is refused.
+/// Sends the refusal to the peer, and returns it.
 fn tell(socket: &Socket, refusal: Refusal) -> Refusal {
     if !matches!(refusal, Refusal::ByPeer(_) | Refusal::Nobody) {
         let text = refusal.to_string();
         let text = text.get(..text.len().min(400)).unwrap_or("");
-        // The peer may be gone.
+        // The peer may have closed the socket.
         let _told: os::Result<()> = packet::send(socket, Kind::Refuse, &Body::default().bytes(text.as_bytes()), &[]);
     }
     refusal
@@ -248,8 +250,8 @@ fn try_accept(
     Ok(Some(Agreed { ends: memory.ends(Side::Acceptor), hello: theirs, directory }))
 }
 
-/// Which process the peer is, if it is one that may trace us and that we may trace: of two users
-/// one may not, as a rule.
+/// The peer's credentials. Refuses a process of another user, since the kernel as a rule does not
+/// let two users trace each other, and a process of another pid namespace (pid 0).
 fn identify(socket: &Socket) -> Result<Credentials, Refusal> {
     let peer = socket.peer()?;
     let errno = match peer {
@@ -285,25 +287,25 @@ fn check_proof(token: &Token, peer: Credentials, body: &mut Body) -> Result<(), 
 struct Hello {
     pid: i32,
     pidfd: OwnedFd,
-    /// Out of the peer's memory.
+    /// Token read from the peer's memory.
     token: [u8; TOKEN],
     slots: Vec<Slot>,
 }
 
 impl Hello {
-    /// Reads a Hello from the token's address on.
+    /// Reads a Hello, whose body starts at the token's address.
     fn read(socket: &Socket, peer: Credentials, body: &mut Body) -> Result<Self, Refusal> {
         let address = body.take_u64()?;
         let slots = take_slots(body)?;
-        // Before the token is read: if the process dies and another gets its number, that one
-        // cannot prove anything.
+        // Opened before the token is read: if the process dies and another process gets its pid,
+        // that process cannot prove anything.
         let pidfd = socket.peer_pidfd(peer.pid)?;
         let token = trust::read_token(peer.pid, address).map_err(|error| Refusal::Untraceable { peer, error })?;
         Ok(Self { pid: peer.pid, pidfd, token, slots })
     }
 }
 
-/// The next packet that is no refusal and of our version.
+/// Receives the next packet. Fails if the packet is a refusal or has another version.
 fn next(socket: &Socket) -> Result<Packet, Refusal> {
     socket.wait_readable(PATIENCE)?;
     let packet = packet::receive(socket)?;

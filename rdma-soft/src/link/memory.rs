@@ -5,18 +5,18 @@
 //! | words         | frames of ring 0  | frames of ring 1       |
 //! ```
 //!
-//! Every word has two cache lines of its own, so that neither neighbours nor the adjacent-line
-//! prefetcher make the two sides fight for it.
+//! Every word has two cache lines of its own, so that neither neighbouring words nor the
+//! adjacent-line prefetcher cause false sharing between the two sides.
 //!
 //! # Safety
 //!
 //! 1. [`Memory`] maps `CONTROL + 2 * capacity` bytes, page aligned, readable and writable, as long
 //!    as it lives. The [`Ring`]s and [`Flag`]s hold the `Arc` of the memory that they point into.
-//! 2. All access is atomic: control words through `AtomicU64`, header words as relaxed `AtomicU64`,
-//!    payloads through `rdma_mem` by whoever gets a pointer. The peer may write anything at any
-//!    time; that is no race, for it is another process.
-//! 3. Every offset is checked against the capacity, which is this side's own number, before it is
-//!    used.
+//! 2. All access is atomic: control words through `AtomicU64`, header words through relaxed
+//!    `AtomicU64`, payloads through `rdma_mem` by the code that gets a pointer. The peer may write
+//!    anything at any time; such a write is no data race, because the peer is another process.
+//! 3. Every offset is checked against the capacity, which is this side's own number, before the
+//!    offset is used.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -29,12 +29,12 @@ use super::ring::{MIN_CAPACITY, Region, Span};
 
 /// Bytes before the first ring's frames.
 const CONTROL: usize = 4096;
-/// Bytes that each control word has for itself.
+/// Bytes reserved for each control word.
 const WORD_STRIDE: usize = 128;
 /// The largest ring that this side maps for a peer.
 pub(crate) const MAX_CAPACITY: usize = 8 << 20;
-/// Bytes of a ring that are allocated at first: two frames of the largest payload that a link
-/// sends (see [`Outbound::max_payload`](crate::engine::Outbound::max_payload)), so that one always
+/// Bytes of a ring that are allocated at first: two frames of the largest payload that a link sends
+/// (see [`Outbound::max_payload`](crate::engine::Outbound::max_payload)), so that one frame always
 /// fits before or behind the other.
 const FIRST: usize = (128 << 10) + 4096;
 
@@ -47,9 +47,9 @@ const PULSE: usize = ASLEEP + 2;
 /// Which end of a link this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It made the memory.
+    /// The side that created the memory.
     Opener,
-    /// It was given the memory.
+    /// The side that received the memory.
     Acceptor,
 }
 
@@ -60,12 +60,12 @@ pub(crate) struct Memory {
     capacity: usize,
 }
 
-/// One side's parts of a link's memory.
+/// One side's view of a link's memory.
 #[derive(Debug)]
 pub(crate) struct Ends {
-    /// Where this side writes.
+    /// The ring that this side writes.
     pub(crate) out: Ring,
-    /// Where this side reads.
+    /// The ring that this side reads.
     pub(crate) inbound: Ring,
     /// Set while this side sleeps.
     pub(crate) asleep: Flag,
@@ -77,14 +77,14 @@ pub(crate) struct Ends {
     pub(crate) peer_pulse: Flag,
 }
 
-/// Whether a peer's ring capacity is one that this side can work with.
+/// Whether this side accepts a peer's ring capacity.
 pub(crate) fn capacity_is_valid(capacity: usize) -> bool {
     capacity.is_power_of_two() && capacity as u64 >= MIN_CAPACITY && capacity <= MAX_CAPACITY
 }
 
 impl Memory {
-    /// Makes the memory of a link with two rings of `capacity` bytes, and the file to send to the
-    /// peer.
+    /// Creates the memory of a link with two rings of `capacity` bytes. Also returns the file to
+    /// send to the peer.
     pub(crate) fn create(capacity: usize) -> Result<(Arc<Self>, OwnedFd), SharedMemoryError> {
         let (pages, file) = Mapping::create(Self::size(capacity)?)?;
         Ok((Self::of(pages, capacity)?, file))
@@ -110,7 +110,7 @@ impl Memory {
             .ok_or(SharedMemoryError::Untrusted("is a ring of an impossible size"))
     }
 
-    /// This side's view.
+    /// The rings and words of the link, as `side` uses them.
     pub(crate) fn ends(self: &Arc<Self>, side: Side) -> Ends {
         let (mine, theirs) = match side {
             Side::Opener => (0, 1),
@@ -137,7 +137,8 @@ impl Memory {
 
     fn word(&self, index: usize) -> NonNull<AtomicU64> {
         debug_assert!(index * WORD_STRIDE < CONTROL);
-        // SAFETY: `add` stays within the control page (1).
+        // SAFETY: `add` wants an offset within the mapping: the word lies in the control page (1),
+        // because `index * WORD_STRIDE < CONTROL`.
         unsafe { self.base().add(index * WORD_STRIDE) }.cast()
     }
 
@@ -149,8 +150,8 @@ impl Memory {
         Ring {
             head: self.word(RING_WORDS * index + HEAD),
             waits: self.word(RING_WORDS * index + WAITS),
-            // SAFETY: ring 0 begins at CONTROL, ring 1 `capacity` further: both within the mapping
-            // (1).
+            // SAFETY: `add` wants an offset within the mapping: ring 0 begins at CONTROL, ring 1
+            // `capacity` bytes further (1).
             frames: unsafe { self.base().add(CONTROL + index * self.capacity) },
             capacity: self.capacity,
             index,
@@ -166,15 +167,15 @@ pub(crate) struct Flag {
     _memory: Arc<Memory>,
 }
 
-// SAFETY: a pointer to an atomic in memory that the value keeps mapped (1, 2).
+// SAFETY: the pointer is to an atomic in memory that the value keeps mapped in every thread (1, 2).
 unsafe impl Send for Flag {}
 
 impl Flag {
-    /// The word.
+    /// The shared word.
     #[inline]
     pub(crate) fn word(&self) -> &AtomicU64 {
         // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: the word
-        // lies in the mapping that `self` keeps (1), at a multiple of WORD_STRIDE from its
+        // lies in the mapping that `self` keeps (1), at a multiple of WORD_STRIDE from the
         // page-aligned base; an atomic may be shared (2).
         unsafe { self.word.as_ref() }
     }
@@ -191,20 +192,22 @@ pub(crate) struct Ring {
     memory: Arc<Memory>,
 }
 
-// SAFETY: pointers into memory that the value keeps mapped, all access atomic (1, 2).
+// SAFETY: the pointers are into memory that the value keeps mapped in every thread (1), and all
+// access is atomic (2).
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// The first byte of a payload; `span.len` bytes there are readable and writable while the ring
-    /// lives.
+    /// The first byte of a payload. `span.len` bytes from there are readable and writable while the
+    /// ring lives.
     ///
     /// # Panics
     ///
-    /// If the span is not within the ring: the ring's protocol never makes such a one.
+    /// If the span is not within the ring, which the ring's protocol rules out.
     #[inline]
     pub(crate) fn payload(&self, span: Span) -> *mut u8 {
         let at = self.checked(span.at, span.len as usize);
-        // SAFETY: `at` is within the ring's frames (checked), which are in the mapping (1).
+        // SAFETY: `add` wants an offset within the mapping: `checked` keeps `at` within the ring's
+        // frames (3), which are in the mapping (1).
         unsafe { self.frames.add(at) }.as_ptr()
     }
 
@@ -212,11 +215,12 @@ impl Ring {
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at % 8 == 0 && at < self.capacity);
-        // SAFETY: all callers have checked that the word is within the ring's frames, which are in
-        // the mapping (1).
+        // SAFETY: `add` wants an offset within the mapping: every caller has checked that the word
+        // is within the ring's frames (3), which are in the mapping (1).
         let word = unsafe { self.frames.add(at) };
-        // SAFETY: valid for the life of the ring (1), aligned as `at` is, and only accessed
-        // atomically (2).
+        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: the word is
+        // mapped while the ring lives (1), aligned because `at` is a multiple of 8, and only
+        // accessed atomically (2).
         unsafe { word.cast::<AtomicU64>().as_ref() }
     }
 
@@ -238,13 +242,15 @@ impl Region for Ring {
 
     #[inline]
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: an aligned control word in the mapping that `self` keeps (1), atomic (2).
+        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: an aligned
+        // control word in the mapping that `self` keeps (1), accessed atomically (2).
         unsafe { self.head.as_ref() }
     }
 
     #[inline]
     fn waits(&self) -> &AtomicU64 {
-        // SAFETY: as in `head`.
+        // SAFETY: as_ref wants an aligned, valid pointer for the life of the reference: an aligned
+        // control word in the mapping that `self` keeps (1), accessed atomically (2).
         unsafe { self.waits.as_ref() }
     }
 
@@ -281,10 +287,11 @@ impl Region for Ring {
     #[inline]
     fn prefetch(&self, at: u64) {
         let at = self.checked(at, 8);
-        // SAFETY: `at` is within the ring's frames (checked), which are in the mapping (1).
+        // SAFETY: `add` wants an offset within the mapping: `checked` keeps `at` within the ring's
+        // frames (3), which are in the mapping (1).
         let line = unsafe { self.frames.add(at) };
-        // SAFETY: the instruction is part of every x86-64, changes nothing that a program can see,
-        // and never faults.
+        // SAFETY: the intrinsic wants a processor with the instruction: every x86-64 has it. The
+        // prefetch changes nothing that a program can observe, and never faults.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -297,11 +304,12 @@ impl Region for Ring {
     #[inline]
     fn prefetch_for_write(&self, at: u64) {
         let at = self.checked(at, 8);
-        // SAFETY: add stays within the ring's frames (`checked`), which are in the mapping (1).
+        // SAFETY: `add` wants an offset within the mapping: `checked` keeps `at` within the ring's
+        // frames (3), which are in the mapping (1).
         let line = unsafe { self.frames.add(at) };
-        // The intrinsic makes this instruction only for targets that are said to have it.
-        // SAFETY: PREFETCHW changes neither memory nor flags and never faults; a processor without
-        // it does nothing.
+        // Inline assembly, because the intrinsic emits PREFETCHW only for targets with that feature
+        // enabled. SAFETY: PREFETCHW changes neither memory nor flags and never faults; a processor
+        // without PREFETCHW executes it as a no-op.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             core::arch::asm!("prefetchw [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags, readonly));

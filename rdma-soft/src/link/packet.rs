@@ -4,8 +4,8 @@
 //! magic 8 | version 4 | kind 4 | body
 //! ```
 //!
-//! Numbers are in the host's byte order: both ends are on one host. Magic, version and kind stay
-//! where they are in all versions.
+//! Numbers are in the host's byte order: both ends are on one host. Magic, version and kind have
+//! the same offsets in all versions.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -14,30 +14,31 @@ use nix::errno::Errno;
 use crate::os;
 use crate::os::socket::{Received, Socket};
 
-/// What two processes must agree on: bump it with every change of a packet, a frame, the rings or
-/// the directory.
+/// Version of the protocol between two processes. Increment the version with every change of a
+/// packet, a frame, the rings or the directory.
 pub(crate) const VERSION: u32 = 6;
 const MAGIC: u64 = u64::from_be_bytes(*b"RDMAsoft");
-/// Bytes before the body.
+/// Length of the magic, version and kind, which precede the body.
 const HEAD: usize = 16;
 
 /// The purpose of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
-    /// The sender's slots and its token's address; the acceptor's also has the opener's token.
+    /// The sender's slots and the address of its token; the acceptor's Hello also has the opener's
+    /// token.
     Hello = 1,
-    /// The opener's proof, and the link.
+    /// The opener's proof (the acceptor's token), and the link's memory.
     Offer = 2,
     /// The link is up.
     Accept = 3,
-    /// No, and why.
+    /// The sender refuses the link; the body is the reason.
     Refuse = 4,
     /// A region that the peer may map.
     Grant = 5,
     /// Wakes the peer.
     Doorbell = 6,
-    /// There is a link between the two processes; and which slots I have.
+    /// A link between the two processes exists already; the body has the sender's slots.
     Known = 7,
     /// Another handshake between the two processes is under way.
     Busy = 8,
@@ -50,34 +51,34 @@ pub(crate) struct Packet {
     pub(crate) kind: u32,
     /// The sender's version.
     pub(crate) version: u32,
-    /// The contents.
+    /// The contents after the head.
     pub(crate) body: Body,
-    /// The descriptors that came with it.
+    /// The descriptors that came with the packet.
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// Why no packet came.
+/// Why no packet was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// The socket failed.
     #[error(transparent)]
     System(#[from] os::Error),
-    /// The peer closed its end.
+    /// The peer closed its end of the socket.
     #[error("the peer hung up")]
     HungUp,
-    /// The bytes are no packet, or not the expected one.
+    /// The bytes are not a packet, or not the expected packet.
     #[error("{0}")]
     Malformed(&'static str),
 }
 
 impl Error {
-    /// Whether a packet may still come.
+    /// Whether the socket was only empty, so that a packet may still come.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::System(os::Error { errno: Errno::EAGAIN, .. }))
     }
 }
 
-/// A packet's contents: written from the front, read from the front.
+/// A packet's contents, appended at the end and read from the front.
 #[derive(Debug, Default)]
 pub(crate) struct Body {
     bytes: Vec<u8>,
@@ -110,7 +111,7 @@ impl Body {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// The bytes that are not taken yet.
+    /// The bytes that are not read yet.
     pub(crate) fn rest(&self) -> &[u8] {
         &self.bytes[self.read..]
     }
@@ -141,7 +142,7 @@ pub(crate) fn send(socket: &Socket, kind: Kind, body: &Body, fds: &[BorrowedFd<'
     send_as(socket, VERSION, kind, body, fds)
 }
 
-/// Sends a packet as a process of another version would.
+/// Sends a packet with any version in its head.
 pub(crate) fn send_as(
     socket: &Socket,
     version: u32,
@@ -153,7 +154,7 @@ pub(crate) fn send_as(
     socket.send_with(&packet.bytes, fds)
 }
 
-/// Receives a packet, without waiting for one.
+/// Receives a packet; `EAGAIN` if none is waiting.
 pub(crate) fn receive(socket: &Socket) -> Result<Packet, Error> {
     let packet = match socket.receive_with_fds()? {
         Received::Packet(packet) => packet,

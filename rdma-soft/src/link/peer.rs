@@ -9,28 +9,28 @@ use super::packet::{self, Body, Kind};
 use crate::engine::Slot;
 use crate::os::{self, process, socket::Socket};
 
-/// A process that this one has a link to.
+/// A process that has a link to this one.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Its process id in this namespace.
+    /// The peer's process id in this pid namespace.
     pub(crate) pid: i32,
-    /// The slots that the kernel confirms it has.
+    /// The peer's slots, each confirmed by the kernel.
     pub(crate) slots: Vec<Slot>,
-    /// The socket of the handshake. It carries doorbells and regions, and hangs up when the peer
-    /// dies.
+    /// The socket of the handshake. The socket carries doorbells and regions, and hangs up when the
+    /// peer dies.
     pub(crate) socket: Socket,
-    /// Becomes readable when the peer dies, also if a child of its keeps the socket.
+    /// Becomes readable when the peer dies, even if a child of the peer keeps the socket open.
     pub(crate) pidfd: OwnedFd,
-    /// Where it publishes its regions and queue pairs.
+    /// The directory in which the peer publishes its regions and queue pairs.
     pub(crate) directory: Arc<Mapping>,
 }
 
 impl Peer {
-    /// Wakes the peer. Never waits, whatever the peer does with its end: the socket is an AF_UNIX
-    /// socket that this process made, no other process has its descriptor, and a send to a full
-    /// socket fails.
+    /// Wakes the peer. Never blocks, whatever the peer does with its end: this process made the
+    /// AF_UNIX socket, no other process has its descriptor, and a send to a full socket fails.
     pub(crate) fn ring(&self) {
-        // A socket is full while the peer has hundreds of doorbells to look at.
+        // A full socket means that the peer has hundreds of unread doorbells, so one more is not
+        // needed.
         let _full: os::Result<()> = self.socket.send(&packet::DOORBELL);
     }
 

@@ -1,6 +1,6 @@
-//! Numbers of processes: a slot is the number in the name of an abstract socket that a process
-//! could bind. The kernel decides which process has a slot, per network namespace, and frees the
-//! slot when the process dies.
+//! Slots, the numbers of processes. A slot is the number in the name of an abstract socket that a
+//! process has bound. The kernel decides which process has a slot, per network namespace, and frees
+//! the slot when the process dies.
 
 use std::ops::RangeInclusive;
 use std::thread;
@@ -13,15 +13,16 @@ use crate::log::log;
 use crate::os::socket::Socket;
 use crate::os::{Error, Result};
 
-/// All slots. 0 is kept free, as queue pair numbers 0 and 1 are special; so is 4095, for 0xffffff.
+/// All slots. 0 is excluded because queue pair numbers 0 and 1 are special, and 4095 because of
+/// queue pair number 0xffffff.
 pub(crate) const ALL: RangeInclusive<u16> = 1..=4094;
 
 /// A slot that this process has.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// Its number.
+    /// The slot's number.
     pub(crate) slot: Slot,
-    /// Where peers connect.
+    /// The socket to which peers connect.
     pub(crate) socket: Socket,
 }
 
@@ -29,7 +30,7 @@ fn name(slot: Slot) -> String {
     format!("rdma-soft-{}", slot.0)
 }
 
-/// Takes a slot out of `range`, the first free one from `start` on.
+/// Binds the first free slot of `range`, searching from offset `start` on.
 pub(crate) fn claim(range: &RangeInclusive<u16>, start: u16) -> Result<Listener> {
     let (first, count) = (*range.start(), range.end() - range.start() + 1);
     for i in 0..count {
@@ -47,8 +48,8 @@ pub(crate) fn claim(range: &RangeInclusive<u16>, start: u16) -> Result<Listener>
     Err(Error { call: "bind", errno: Errno::EMFILE })
 }
 
-/// Connects to the process that has a slot. While too many others wait there it waits, too:
-/// `EAGAIN` after `patience`.
+/// Connects to the process that has a slot. Waits while too many other connections are pending
+/// there; `EAGAIN` after `patience`.
 pub(crate) fn connect(slot: Slot, patience: Duration) -> Result<Socket> {
     let deadline = Instant::now() + patience;
     let socket = Socket::new()?;
@@ -68,7 +69,7 @@ mod tests {
 
     #[test]
     fn running_out_is_an_error_and_a_dropped_slot_is_free_again() {
-        // Numbers beyond the real ones, so that this meets neither devices nor other tests.
+        // Numbers beyond the real slots, so that the test meets neither devices nor other tests.
         let base = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap() * 4;
         let range = base..=base + 2;
         let mut taken: Vec<_> = (0..3).map(|start| claim(&range, start).unwrap()).collect();

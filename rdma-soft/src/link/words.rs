@@ -1,24 +1,23 @@
-//! The atomic words that rings and doorbells are made of, behind a trait so that loom can stand in
-//! for the hardware.
+//! The atomic words of rings and doorbells, behind a trait so that loom can replace the hardware.
 //!
-//! Two processes share these words. The orderings are named after what the protocols need, not
-//! after C++: `*_ordered` operations take part in a store-then-load handshake (Dekker's): of two
-//! sides that each store one word and then load the other's, at least one sees the other's store.
+//! Two processes share these words. The orderings are named after the needs of the protocols. The
+//! `*_ordered` operations take part in a store-then-load handshake (Dekker's): when each of two
+//! sides stores one word and then loads the other's, at least one side sees the other's store.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A 64-bit word that two sides share.
 pub(crate) trait Word {
-    /// Loads; what the other side wrote before the value it `store`d is visible afterwards.
+    /// Loads with acquire: writes that precede the other side's `store` of the value are visible.
     fn load(&self) -> u64;
-    /// Stores; publishes everything written before.
+    /// Stores with release: publishes everything written before.
     fn store(&self, value: u64);
-    /// `load` that is not ordered before any `store_ordered` or `swap_ordered` that precedes it in
-    /// this thread.
+    /// A `load` that is not reordered before a preceding `store_ordered` or `swap_ordered` of this
+    /// thread.
     fn load_ordered(&self) -> u64;
-    /// `store` that is not ordered after any `load_ordered` that follows it in this thread.
+    /// A `store` that is not reordered after a following `load_ordered` of this thread.
     fn store_ordered(&self, value: u64);
-    /// Swaps, both `load_ordered` and `store_ordered`.
+    /// Swaps; orders as `load_ordered` and as `store_ordered`.
     fn swap_ordered(&self, value: u64) -> u64;
 }
 
@@ -33,8 +32,8 @@ impl Word for AtomicU64 {
         Self::store(self, value, Ordering::Release);
     }
 
-    // Sequentially consistent accesses instead of fences: one `xchg` (x86) or `stlr`/`ldar`
-    // (aarch64), and all of them are in one total order, which is what the handshake needs.
+    // Sequentially consistent accesses instead of fences: each is one `xchg` (x86) or `stlr`/`ldar`
+    // (aarch64), and all of them are in one total order, which the handshake needs.
     #[inline]
     fn load_ordered(&self) -> u64 {
         Self::load(self, Ordering::SeqCst)
@@ -51,8 +50,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Loom takes sequentially consistent accesses for acquire and release, but models the fences, so
-/// the model uses those.
+/// Loom treats sequentially consistent accesses as acquire and release, but models fences, so the
+/// model uses fences.
 #[cfg(all(loom, test))]
 impl Word for loom::sync::atomic::AtomicU64 {
     fn load(&self) -> u64 {
