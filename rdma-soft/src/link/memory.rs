@@ -308,8 +308,9 @@ impl Region for Ring {
         // frames (3), which are in the mapping (1).
         let line = unsafe { self.frames.add(at) };
         // Inline assembly, because the intrinsic emits PREFETCHW only for targets with that feature
-        // enabled. SAFETY: PREFETCHW changes neither memory nor flags and never faults; a processor
-        // without PREFETCHW executes it as a no-op.
+        // enabled.
+        // SAFETY: PREFETCHW changes neither memory nor flags and never faults; a processor without
+        // PREFETCHW executes it as a no-op.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             core::arch::asm!("prefetchw [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags, readonly));

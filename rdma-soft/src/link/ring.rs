@@ -1,44 +1,45 @@
 //! A single-producer single-consumer ring of frames in memory that two processes share.
 //!
 //! A frame is one prefix word and `H` header words, padded to [`ALIGN`], and a payload, padded
-//! likewise; it is contiguous: where it would wrap, a padding frame fills the rest of the ring. The
-//! prefix of a frame is what makes it visible: the consumer waits for the prefix at its place to
-//! become other than zero, and so finds the frame with the line that it has just fetched. For that
-//! the producer makes the place after a frame zero before the frame is visible (a lap ago there was
-//! any data), and writes the prefix of the first of a batch of frames last, at once with its
-//! header: while the consumer polls, every return to that line costs a line's way between the
-//! cores, which is why no payload is in it.
+//! likewise. A frame is contiguous: where it would wrap, a padding frame fills the rest of the
+//! ring. A non-zero prefix makes a frame visible: the consumer polls the prefix at its current
+//! place, and so has the header in the cache line that it has just fetched. Therefore the producer
+//! zeroes the place after a frame before it publishes the frame, since that place may hold any data
+//! of the previous lap. The producer writes the prefix of the first frame of a batch last, together
+//! with that frame's header: while the consumer polls, every further write to that line costs a
+//! transfer of the line between the cores. For the same reason the line holds no payload.
 //!
-//! A producer whose frames are taken in soon goes back to the beginning long before the end: the
-//! lines in use stay few, and pages that no burst of frames has needed are never allocated.
+//! A producer whose frames are consumed soon goes back to the beginning long before the end: few
+//! cache lines are in use, and pages that no burst of frames has needed are never allocated.
 //!
 //! `head` (written by the consumer) counts bytes since the ring was made and never wraps in
-//! practice (2^64 bytes). Nothing that the other side writes is trusted: each counter and each
-//! prefix is read once, checked against this side's own counters, and anything that cannot be is
+//! practice (2^64 bytes). No value that the other side writes is trusted: each counter and each
+//! prefix is read once and checked against this side's own counters. An impossible value is
 //! [`Corrupt`], after which the ring is not used any more.
 
 use super::words::Word;
 
-/// Frames begin at multiples of this: a cache line, so that the two sides never write to one line.
+/// Alignment of frames: a cache line, so that the two sides never write to the same line.
 pub(crate) const ALIGN: u64 = 64;
 
 /// The smallest capacity of a ring, in bytes.
 pub(crate) const MIN_CAPACITY: u64 = 256;
 
-/// A producer goes back to the beginning after this part of the ring, if it can.
+/// A producer goes back to the beginning after one such part of the ring, if it can.
 const SHARE_OF_A_LAP: u64 = 16;
 
-/// How far ahead of the frames lines are fetched, and how much for one frame at most.
+/// Distance in bytes from the written frame to the prefetched lines, and limit of the bytes
+/// prefetched for one frame.
 const AHEAD: u64 = 128;
 const MAX_AHEAD: u64 = 256;
 
-/// High half of a prefix word: a frame, or padding to the end of the ring. The low half is the
-/// payload's length.
+/// High half of a prefix word: the kind, a frame or padding to the end of the ring. The low half is
+/// the payload's length.
 const KIND_FRAME: u64 = 0x5246 << 32;
 const KIND_PADDING: u64 = 0x5250 << 32;
 const KIND_MASK: u64 = !0xffff_ffff;
 
-/// The other side wrote an impossible value: it is broken or hostile.
+/// The error of a ring whose other side wrote an impossible value: that side is broken or hostile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Corrupt;
 
@@ -52,17 +53,17 @@ impl core::error::Error for Corrupt {}
 
 /// The shared memory of one ring.
 pub(crate) trait Region {
-    /// Its atomic words.
+    /// The atomic word type.
     type Word: Word;
     /// The word at byte offset `at`, a multiple of [`ALIGN`].
     fn prefix(&self, at: u64) -> &Self::Word;
-    /// Bytes ever consumed.
+    /// The word that counts consumed bytes.
     fn head(&self) -> &Self::Word;
-    /// Not zero while the producer waits for room.
+    /// The word that is not zero while the producer waits for room.
     fn waits(&self) -> &Self::Word;
     /// Size in bytes: a power of two, at least [`MIN_CAPACITY`]. Never changes.
     fn capacity(&self) -> u64;
-    /// How many bytes from the beginning on are allocated at first.
+    /// Bytes from the beginning on that are allocated at first.
     fn allocated(&self) -> u64 {
         self.capacity()
     }
@@ -70,22 +71,22 @@ pub(crate) trait Region {
     fn allocate(&self, end: u64) -> bool {
         end <= self.capacity()
     }
-    /// Copies words out, from byte offset `at`, a multiple of 8. All of a ring is zero at first.
+    /// Copies words out, from byte offset `at`, a multiple of 8. A new ring is all zero.
     fn read(&self, at: u64, words: &mut [u64]);
     /// Copies words in, at byte offset `at`, a multiple of 8.
     fn write(&self, at: u64, words: &[u64]);
-    /// Begins to fetch the line at `at`.
+    /// Prefetches the line at `at` for reading.
     fn prefetch(&self, at: u64) {
         let _ = at;
     }
-    /// Begins to fetch the line at `at`, to be written.
+    /// Prefetches the line at `at` for writing.
     fn prefetch_for_write(&self, at: u64) {
         let _ = at;
     }
 }
 
-/// Where a payload lies in the ring: it belongs to this side until the ring's `publish` (producer)
-/// or `release` (consumer).
+/// The place of a payload in the ring. The bytes belong to this side until the ring's `publish`
+/// (producer) or `release` (consumer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Byte offset in the ring.
@@ -99,7 +100,7 @@ const fn head_len<const H: usize>() -> u64 {
     (8 * (1 + H as u64)).next_multiple_of(ALIGN)
 }
 
-/// Bytes that a frame takes. Cannot overflow.
+/// Length of a whole frame in bytes. Cannot overflow.
 fn frame_len<const H: usize>(payload: u32) -> u64 {
     head_len::<H>() + u64::from(payload).next_multiple_of(ALIGN)
 }
@@ -108,18 +109,18 @@ fn frame_len<const H: usize>(payload: u32) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Producer<R, const H: usize> {
     region: R,
-    /// Written so far, published up to `published`. The prefix at `tail` is zero, and at
-    /// `published` if that is less.
+    /// `tail` counts bytes written, `published` bytes visible to the consumer. The prefix at `tail`
+    /// is zero, and so is the prefix at `published` if that is less.
     tail: u64,
     published: u64,
-    /// The prefix that belongs at `published`, and the header after it if it is a frame's.
+    /// The prefix to be written at `published`, and the header after it if the prefix is a frame's.
     withheld: u64,
     header: [u64; H],
-    /// The consumer's head when last looked at.
+    /// The consumer's head as of the last look.
     head: u64,
-    /// `waits` is set.
+    /// Whether this side has set `waits`.
     waiting: bool,
-    /// Bytes from the beginning on that may be used.
+    /// Bytes from the beginning on that are allocated.
     allocated: u64,
 }
 
@@ -131,26 +132,26 @@ impl<R: Region, const H: usize> Producer<R, H> {
         Self { region, tail: 0, published: 0, withheld: 0, header: [0; H], head: 0, waiting: false, allocated }
     }
 
-    /// The memory below.
+    /// The ring's memory.
     pub(crate) fn region(&self) -> &R {
         &self.region
     }
 
-    /// The longest payload that a frame may have: a frame takes at most half of the ring, so that
-    /// it fits into an empty one wherever that stands, with the padding (less than a frame) and the
-    /// zero after it.
+    /// The longest payload of a frame. A frame takes at most half of the ring, so that an empty
+    /// ring has room for it at any position, including the padding (less than a frame) and the zero
+    /// prefix after the frame.
     pub(crate) fn max_payload(&self) -> u32 {
         u32::try_from(self.region.capacity() / 2 - head_len::<H>()).unwrap_or(u32::MAX)
     }
 
-    /// Appends a frame if there is room, and says where its payload has to be written before the
-    /// next `publish`.
+    /// Appends a frame if there is room. Returns the place where the caller has to write the
+    /// payload before the next `publish`.
     pub(crate) fn push(&mut self, header: &[u64; H], payload: u32) -> Result<Option<Span>, Corrupt> {
         let capacity = self.region.capacity();
         let len = frame_len::<H>(payload);
         debug_assert!(payload <= self.max_payload());
         let mut offset = self.tail & (capacity - 1);
-        // The place after the frame must be free as well: it becomes zero.
+        // The place after the frame must be free as well: its prefix becomes zero.
         let needed = len + ALIGN;
         let rest = capacity - offset;
         let padding = if len > rest || self.goes_back(offset, needed)? { rest } else { 0 };
@@ -169,15 +170,16 @@ impl<R: Region, const H: usize> Producer<R, H> {
         self.begin(offset, KIND_FRAME | u64::from(payload), Some(header));
         self.tail += len;
         self.region.write(self.tail & (capacity - 1), &[0]);
-        // The consumer has had these lines since the last lap. To get them back takes as long as to
-        // send one: it had better happen before the frames that are written to them are due.
+        // The consumer's core holds these lines since the last lap. To fetch a line back takes as
+        // long as to send one, so the fetch starts before the frames that will use the lines are
+        // written.
         for ahead in (AHEAD..AHEAD + len.min(MAX_AHEAD)).step_by(64) {
             self.region.prefetch_for_write((self.tail + ahead) & (capacity - 1));
         }
         Ok(Some(Span { at: offset + head_len::<H>(), len: payload }))
     }
 
-    /// Whether a frame is to be written to the beginning of the ring, although it would fit here.
+    /// Whether to write a frame to the beginning of the ring although it would fit at `offset`.
     #[inline]
     fn goes_back(&mut self, offset: u64, needed: u64) -> Result<bool, Corrupt> {
         let capacity = self.region.capacity();
@@ -185,8 +187,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         if end <= lap {
             return Ok(false);
         }
-        // Only if enough is left for the frames after it: until the consumer has passed the
-        // padding, no more than the part before `offset` can be used.
+        // Only if enough room is left for the frames after this one: until the consumer has passed
+        // the padding, only the part before `offset` can be used.
         if self.has_room(capacity - offset + 2 * needed + lap / 2)? {
             return Ok(true);
         }
@@ -201,8 +203,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
         Ok(false)
     }
 
-    /// Writes a prefix and a header, unless they are the first to be published: then `publish`
-    /// does.
+    /// Writes a prefix and a header. The first ones of a batch are kept back for `publish`.
     #[inline]
     fn begin(&mut self, offset: u64, prefix: u64, header: Option<&[u64; H]>) {
         if self.tail == self.published {
@@ -218,7 +219,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
         }
     }
 
-    /// Where the consumer looks next.
+    /// The offset at which the consumer looks next.
     #[cfg(test)]
     pub(crate) fn place(&self) -> u64 {
         self.published & (self.region.capacity() - 1)
@@ -229,8 +230,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         self.tail - self.published
     }
 
-    /// Makes all frames visible to the consumer. The caller looks at the consumer's `asleep` flag
-    /// next. False when there was nothing new.
+    /// Makes all written frames visible to the consumer. Afterwards the caller must look at the
+    /// consumer's `asleep` flag. False if there was nothing new.
     pub(crate) fn publish(&mut self) -> bool {
         if self.tail == self.published {
             return false;
@@ -244,8 +245,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         true
     }
 
-    /// Asks the consumer to wake this side once it has consumed something. True when it already
-    /// has, so that trying again is worth it.
+    /// Asks the consumer to wake this side once frames have been consumed. True if some were
+    /// consumed already, so that the caller should try again.
     pub(crate) fn wait_for_room(&mut self) -> Result<bool, Corrupt> {
         let before = self.head;
         self.waiting = true;
@@ -254,13 +255,13 @@ impl<R: Region, const H: usize> Producer<R, H> {
         Ok(self.head != before)
     }
 
-    /// Whether the consumer has consumed anything since this side last looked: what a side that
-    /// goes to sleep while it waits for room checks last.
+    /// Whether the consumer has consumed anything since this side last looked: the last check of a
+    /// side that goes to sleep while it waits for room.
     pub(crate) fn room_was_made(&self) -> bool {
         self.region.head().load_ordered() != self.head
     }
 
-    /// Whether the consumer says that it has taken everything.
+    /// Whether the consumer reports that all published frames are consumed.
     pub(crate) fn is_taken(&self) -> bool {
         self.region.head().load() == self.published
     }
@@ -274,7 +275,8 @@ impl<R: Region, const H: usize> Producer<R, H> {
         Ok(capacity - (self.tail - self.head) >= len)
     }
 
-    /// Takes over the consumer's head: it can only grow, up to what was published, frame by frame.
+    /// Takes over the consumer's head, which can only grow, up to `published`, in multiples of
+    /// [`ALIGN`].
     fn look(&mut self, head: u64) -> Result<(), Corrupt> {
         if head < self.head || head > self.published || head % ALIGN != 0 {
             return Err(Corrupt);
@@ -288,7 +290,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
 #[derive(Debug)]
 pub(crate) struct Consumer<R, const H: usize> {
     region: R,
-    /// Consumed so far, published up to `published`.
+    /// `head` counts bytes consumed, `published` bytes given back to the producer.
     head: u64,
     published: u64,
     /// Length of the frame that `next` returned last.
@@ -302,36 +304,37 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         Self { region, head: 0, published: 0, current: 0 }
     }
 
-    /// The memory below.
+    /// The ring's memory.
     pub(crate) fn region(&self) -> &R {
         &self.region
     }
 
-    /// Where the next frame's prefix will be.
+    /// The offset of the next frame's prefix.
     #[inline]
     fn place(&self) -> u64 {
         (self.head + self.current) & (self.region.capacity() - 1)
     }
 
-    /// Whether there may be something to read: one load of a word that stays in this core's cache
-    /// while there is not.
+    /// Whether no frame is visible: one load of a word that stays in this core's cache while the
+    /// ring is empty.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.region.prefix(self.place()).load() == 0
     }
 
-    /// `is_empty` as the last check of a side that has just said it goes to sleep.
+    /// `is_empty` as the last check of a side that has just set its `asleep` flag.
     pub(crate) fn is_empty_ordered(&self) -> bool {
         self.region.prefix(self.place()).load_ordered() == 0
     }
 
-    /// The next frame: its header, copied, and where its payload lies until `release`.
+    /// Reads the next frame: a copy of the header, and the place of the payload, valid until
+    /// `release`.
     pub(crate) fn next(&mut self) -> Result<Option<([u64; H], Span)>, Corrupt> {
         let capacity = self.region.capacity();
         self.head += core::mem::take(&mut self.current);
         loop {
             let offset = self.head & (capacity - 1);
-            // What the producer can have written since this side last gave anything back, up to the
+            // Bytes that the producer can have written since this side's last release, up to the
             // end of the ring.
             let available = (capacity - (self.head - self.published)).min(capacity - offset);
             let prefix = self.region.prefix(offset).load();
@@ -364,8 +367,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         self.head + self.current - self.published
     }
 
-    /// Gives everything that was read back to the producer. True when the producer waits for room:
-    /// the caller looks at its `asleep` flag next.
+    /// Gives everything that was read back to the producer. True if the producer waits for room:
+    /// then the caller must look at the producer's `asleep` flag.
     pub(crate) fn release(&mut self) -> bool {
         self.head += core::mem::take(&mut self.current);
         if self.head == self.published {
@@ -373,8 +376,8 @@ impl<R: Region, const H: usize> Consumer<R, H> {
         }
         self.published = self.head;
         self.region.head().store_ordered(self.head);
-        // Only the producer takes `waits` back: from here it might be a later wish than the one
-        // that this head fulfils.
+        // Only the producer clears `waits`: by now the word may stand for a later wait than the one
+        // that this head ends.
         self.region.waits().load_ordered() != 0
     }
 }
