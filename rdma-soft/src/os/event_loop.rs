@@ -1,5 +1,5 @@
-//! Event loops: a thread that sleeps until a descriptor is readable, an alarm goes off or another
-//! thread wakes it.
+//! Event loops: a thread sleeps until a descriptor is readable, an alarm goes off or another thread
+//! wakes it.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use super::{Named, Result};
 use crate::engine::Time;
 
-/// Events that one wait reports at most.
+/// Limit of the events that one wait reports.
 const BATCH: usize = 32;
-/// Tokens of the loop's own descriptors.
+/// Tokens of the loop's own descriptors, which callers must not use.
 const WAKER: u64 = u64::MAX;
 const ALARM: u64 = u64::MAX - 1;
 
-/// An event loop. One thread waits; every other method may be called by any thread.
+/// An event loop. One thread waits; any thread may call the other methods.
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     epoll: Epoll,
@@ -27,7 +27,7 @@ pub(crate) struct EventLoop {
 }
 
 impl EventLoop {
-    /// A loop that watches nothing yet.
+    /// Makes a loop that watches no descriptors yet.
     pub(crate) fn new() -> Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).named("epoll_create1")?;
         let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).named("eventfd2")?;
@@ -49,28 +49,29 @@ impl EventLoop {
         self.add(fd, token, EpollFlags::EPOLLONESHOT)
     }
 
-    /// Reports `token` once more for a descriptor of [`watch_once`](Self::watch_once).
+    /// Reports `token` once more for a descriptor watched by [`watch_once`](Self::watch_once).
     pub(crate) fn rearm(&self, fd: &impl AsFd, token: u64) -> Result<()> {
         let mut event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, token);
         self.epoll.modify(fd, &mut event).named("epoll_ctl")
     }
 
-    /// Stops watching a descriptor, before it is closed: in a forked child, which has not run yet,
-    /// it may stay open.
+    /// Stops watching a descriptor. Called before the descriptor is closed, because a forked child
+    /// that has not run yet may hold a copy, which would keep the registration alive.
     pub(crate) fn forget(&self, fd: &impl AsFd) {
-        // A descriptor that is not watched needs no removal.
+        // Removal of an unwatched descriptor fails, which is harmless.
         let _not_watched: nix::Result<()> = self.epoll.delete(fd);
     }
 
     /// Ends the current or the next wait.
     pub(crate) fn wake(&self) {
-        // A full counter wakes as well.
+        // The write fails if the counter is full, and a full counter wakes the waiting thread as
+        // well.
         let _full: nix::Result<usize> = self.waker.write(1);
     }
 
-    /// Ends a wait at a point in time; an earlier alarm is forgotten.
+    /// Ends a wait at time `at`; replaces an earlier alarm.
     pub(crate) fn set_alarm(&self, at: Time) {
-        // Zero would switch the alarm off.
+        // A zero time would disarm the timer.
         let expiration = Expiration::OneShot(TimeSpec::from(Duration::from_nanos(at.0.max(1))));
         let set = self.alarm.set(expiration, TimerSetTimeFlags::TFD_TIMER_ABSTIME);
         debug_assert!(set.is_ok(), "a time that cannot be");

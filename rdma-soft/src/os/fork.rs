@@ -1,10 +1,10 @@
-//! Forks: steps that a fork does not interrupt, and values that a child does not share with its
-//! parent.
+//! Fork safety: steps that a fork does not interrupt, and values that a child does not share with
+//! its parent.
 //!
 //! A forked child has a copy of all memory, but only one thread: a lock that another thread held
-//! stays locked in the child, and what that thread was changing stays half changed. So what a child
-//! uses again is either changed in a [step](uninterrupted), for which `fork` waits, or made anew by
-//! each process ([`PerProcess`]).
+//! stays locked in the child, and data that the other thread was changing stays half changed. So
+//! data that a child uses again is either changed in a [step](uninterrupted), for which `fork`
+//! waits, or made anew by each process ([`PerProcess`]).
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -22,8 +22,9 @@ static GATE: Mutex<()> = Mutex::new(());
 thread_local! {
     /// Whether this thread is in a step.
     static IN_STEP: Cell<bool> = const { Cell::new(false) };
-    /// The lock, between the handlers of a fork in this thread. Without a destructor, which might
-    /// have run already in a thread that ends.
+    /// The gate's lock, held between the handlers before and after a fork in this thread.
+    /// `ManuallyDrop` keeps the variable without a destructor, which an ending thread might have
+    /// run already.
     static HELD: Cell<Option<ManuallyDrop<MutexGuard<'static, ()>>>> = const { Cell::new(None) };
 }
 
@@ -31,11 +32,11 @@ fn gate() -> MutexGuard<'static, ()> {
     GATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a step that no fork of another thread interrupts. Only one thread is in a step; it must not
-/// wait for another thread. A step may contain steps.
+/// Runs a step that no fork in another thread interrupts. Only one thread at a time runs a step,
+/// and a step must not wait for another thread. Steps may be nested.
 pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
     static ONCE: Once = Once::new();
-    /// Leaves the step, also when it panics.
+    /// Ends the step, also on a panic.
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -46,8 +47,8 @@ pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
         return step();
     }
     ONCE.call_once(|| register(Some(before), Some(after), Some(after)));
-    // Before the lock is taken: a signal handler that forks finds either the mark, or the lock
-    // free.
+    // Set before the lock is taken: a signal handler that forks in this thread finds either the
+    // mark set or the lock free.
     IN_STEP.set(true);
     let _leave = Leave;
     let _gate = gate();
@@ -62,15 +63,16 @@ pub(crate) fn run_in_children(function: extern "C" fn()) {
 type Handler = unsafe extern "C" fn();
 
 fn register(before: Option<Handler>, after: Option<Handler>, in_child: Option<Handler>) {
-    // `nix` has no pthread_atfork. SAFETY: pthread_atfork wants functions that may run around any
-    // fork. They live as long as the program; `before` and `after` lock and unlock one lock in the
-    // forking thread, and what runs in a child besides is async-signal-safe (`run_in_children`).
-    // Without memory for the registration, forks interrupt steps.
+    // `nix` has no pthread_atfork. If the registration fails for lack of memory, forks interrupt
+    // steps.
+    // SAFETY: pthread_atfork wants functions that may run around any fork. The functions live as
+    // long as the program; `before` and `after` lock and unlock one lock in the forking thread, and
+    // any other function in a child is async-signal-safe (`run_in_children`).
     unsafe { libc::pthread_atfork(before, after, in_child) };
 }
 
 extern "C" fn before() {
-    // A signal handler that forks in the middle of a step of its own thread would wait for ever.
+    // In a step of its own thread, a forking signal handler would wait for the lock for ever.
     if !IN_STEP.get() {
         HELD.set(Some(ManuallyDrop::new(gate())));
     }
@@ -82,19 +84,19 @@ extern "C" fn after() {
     }
 }
 
-/// A word that the kernel sets to zero in every child, however it is made; null before
+/// A word that the kernel zeroes in every child, whichever call made the child; null before
 /// [`identify`].
 static IDENTITY: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
-/// Gives this process a number that no ancestor of it has.
+/// Gives this process a number that none of its ancestors has.
 pub(crate) fn identify() -> Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     uninterrupted(|| {
         if IDENTITY.load(Ordering::Acquire).is_null() {
             let page = MmapMut::map_anon(size_of::<AtomicU64>()).named("mmap")?;
             let start = ptr::NonNull::from(&*page).cast();
-            // SAFETY: madvise wants a range of whole pages that may be wiped in a child: the
-            // mapping, of which only this module knows.
+            // SAFETY: madvise wants a range of whole pages that may be wiped in a child: the range
+            // is the mapping, which only this module uses.
             unsafe { madvise(start, page.len(), MmapAdvise::MADV_WIPEONFORK) }.named("madvise")?;
             IDENTITY.store(Box::leak(Box::new(page)).as_mut_ptr().cast(), Ordering::Release);
         }
@@ -107,23 +109,23 @@ pub(crate) fn identify() -> Result<()> {
 
 #[inline]
 fn word() -> Option<&'static AtomicU64> {
-    // SAFETY: as_ref wants null or a pointer to a live, aligned atomic: the start of a page that is
-    // never unmapped, in no child either, and that holds only this atomic.
+    // SAFETY: as_ref wants null or a pointer to a live, aligned atomic: the pointer is to the start
+    // of a page that is never unmapped, not in a child either, and that holds only this atomic.
     unsafe { IDENTITY.load(Ordering::Acquire).as_ref() }
 }
 
-/// The number of this process; 0 in one that has none, such as a forked child that has not called
+/// The number of this process; 0 if it has none, as in a forked child that has not called
 /// [`identify`].
 #[inline]
 pub(crate) fn process() -> u64 {
     word().map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
-/// A value that each process makes for itself. In a forked child the parent's is out of reach, with
-/// its locks and its threads.
+/// A value that each process makes for itself. A forked child cannot reach its parent's value,
+/// including the locks and threads in it.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T: 'static> {
-    /// Of the process that made the value.
+    /// Number of the process that made the value.
     process: AtomicU64,
     value: AtomicPtr<T>,
 }
@@ -139,12 +141,13 @@ impl<T: Sync> PerProcess<T> {
         if self.process.load(Ordering::Acquire) != process() {
             return None;
         }
-        // SAFETY: as_ref wants null or a pointer to a value that lives: `get_or_make` stores
-        // references to values that are never freed, and stores the process after them.
+        // SAFETY: as_ref wants null or a pointer to a live value: `get_or_make` stores only
+        // references to values that are never freed, and stores `process` (release) after the
+        // value.
         unsafe { self.value.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// The value of this process; the first call makes it.
+    /// The value of this process, made by the first call.
     pub(crate) fn get_or_make<E>(
         &'static self,
         make: impl FnOnce() -> std::result::Result<&'static T, E>,
@@ -173,13 +176,15 @@ pub(super) mod tests {
 
     impl Sleeper {
         pub(in super::super) fn fork() -> Self {
-            // SAFETY: the child makes system calls only.
+            // SAFETY: fork wants a child that calls only async-signal-safe functions: the child
+            // makes system calls only.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                // SAFETY: takes a number, and has the child die with the thread that forked it.
+                // SAFETY: PR_SET_PDEATHSIG takes a number and reads no memory; the child is killed
+                // when the thread that forked it dies.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
                 loop {
-                    // SAFETY: waits for a signal.
+                    // SAFETY: pause has no requirements; it waits for a signal.
                     unsafe { libc::pause() };
                 }
             }
@@ -189,25 +194,27 @@ pub(super) mod tests {
 
     impl Drop for Sleeper {
         fn drop(&mut self) {
-            // SAFETY: a child of this process that was not waited for.
+            // SAFETY: kill takes numbers; the pid is a child of this process that is not reaped
+            // yet.
             unsafe { libc::kill(self.0, libc::SIGKILL) };
-            // SAFETY: the same child; no status is asked for.
+            // SAFETY: waitpid wants null or a place for the status: null. The pid is the same
+            // child.
             unsafe { libc::waitpid(self.0, ptr::null_mut(), 0) };
         }
     }
 
-    /// The exit code of a forked child.
+    /// Runs `body` in a forked child and asserts that it returns true.
     fn in_child(body: impl FnOnce() -> bool) {
-        // SAFETY: the child runs the body, which takes no lock of other threads but the
-        // allocator's, and `_exit`.
+        // SAFETY: fork wants a child that calls only async-signal-safe functions: the child runs
+        // `body`, which takes no lock of other threads but the allocator's, and `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let code = i32::from(!body());
-            // SAFETY: ends the child without running anything else.
+            // SAFETY: _exit has no requirements; it ends the child without running anything else.
             unsafe { libc::_exit(code) };
         }
         let mut status = 0;
-        // SAFETY: waitpid writes one int to a live one.
+        // SAFETY: waitpid wants a place for the status: `status` is a live int.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
     }
@@ -227,7 +234,7 @@ pub(super) mod tests {
         assert_eq!((process(), VALUE.get()), (ours, Some(&ours)));
     }
 
-    /// A child that is forked while other threads are in steps can make steps of its own.
+    /// A child that is forked while other threads run steps can run steps of its own.
     #[test]
     fn no_fork_interrupts_a_step() {
         let stop = std::sync::atomic::AtomicBool::new(false);

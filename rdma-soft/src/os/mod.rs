@@ -1,7 +1,7 @@
-//! System calls: sockets, event loops, threads, forks, and what the kernel says about other
+//! System calls: sockets, event loops, threads, forks, and the kernel's information about other
 //! processes.
 //!
-//! They are made through `nix`. A function that calls `libc` itself says what `nix` lacks.
+//! Calls go through `nix`. A function that calls `libc` itself names the call that `nix` lacks.
 
 pub(crate) mod event_loop;
 pub(crate) mod fork;
@@ -58,7 +58,7 @@ impl From<SharedMemoryError> for Error {
     }
 }
 
-/// The name is kept for [`failed_call`].
+/// Keeps the error for [`failed_call`], since an [`engine::Errno`] has no name of a call.
 impl From<Error> for engine::Errno {
     fn from(error: Error) -> Self {
         FAILED.set(Some(error));
@@ -67,21 +67,21 @@ impl From<Error> for engine::Errno {
 }
 
 thread_local! {
-    /// The system call of the newest error that lost its name on the way to C.
+    /// The newest system call error whose name was lost in the conversion to an error number.
     static FAILED: Cell<Option<Error>> = const { Cell::new(None) };
 }
 
-/// The name of the system call behind an error number that a function of the device has just
-/// returned to this thread, if it was one.
+/// The name of the system call that failed with `errno`, if the function of the device that has
+/// just returned `errno` to this thread failed because of a system call.
 ///
-/// A verb returns an error number and no more; this says which call a seccomp filter, or a limit of
-/// a container, has refused. The name is given once.
+/// A verb returns only an error number; the name shows which call a seccomp filter or a limit of a
+/// container has refused. Each name is returned once.
 #[must_use]
 pub fn failed_call(errno: i32) -> Option<&'static str> {
     FAILED.take().filter(|error| error.errno as i32 == errno).map(|error| error.call)
 }
 
-/// The monotonic clock.
+/// The current time of the monotonic clock.
 pub(crate) fn now() -> Time {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(std::time::Duration::ZERO, std::time::Duration::from);
     Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
@@ -98,7 +98,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Held by tests whose children live until a pipe is closed: a child of one test would keep the
-/// other test's pipe open.
+/// Lock for tests whose children live until a pipe is closed: a child forked by another test would
+/// keep that pipe open.
 #[cfg(test)]
 pub(crate) static FORKING: std::sync::Mutex<()> = std::sync::Mutex::new(());

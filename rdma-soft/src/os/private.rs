@@ -1,9 +1,10 @@
-//! Descriptors that a forked child closes at once: sockets whose names and connections would
-//! outlive this process in it.
+//! Descriptors that a forked child closes at once. A copy in a child would keep a socket's name and
+//! connections alive after this process has closed them or died.
 //!
-//! A descriptor is made and listed in one [step](fork::uninterrupted), and taken off the list and
-//! closed in one: a child is forked with every open one listed. `exec` closes them by itself. Until
-//! a child has run for the first time it has what its parent had.
+//! A descriptor is made and listed in one [step](fork::uninterrupted), and unlisted and closed in
+//! one step, so in every child all open descriptors are listed. `exec` closes the descriptors by
+//! itself (close-on-exec). Until a child has run for the first time it has its parent's
+//! descriptors.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -13,16 +14,16 @@ use super::{Result, fork};
 
 const CHUNK: usize = 512;
 
-/// A descriptor of this process alone.
+/// A descriptor that forked children close.
 #[derive(Debug)]
 pub(crate) struct Private {
-    /// Present until the drop.
+    /// `Some` until the drop.
     fd: Option<OwnedFd>,
     place: usize,
 }
 
 impl Private {
-    /// Makes a descriptor by a system call that does not wait: all forks wait for it.
+    /// Makes a descriptor by a system call. `call` must not block, since all forks wait for it.
     pub(crate) fn make(call: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| fork::run_in_children(close_all));
@@ -49,8 +50,8 @@ impl Drop for Private {
     }
 }
 
-/// The descriptors, or -1. The handler in a child reads atomics only: chunks are linked once and
-/// never freed.
+/// The descriptors, or -1 in free places. The handler in a child reads atomics only: chunks are
+/// linked once and never freed.
 struct Chunk {
     fds: [AtomicI32; CHUNK],
     next: OnceLock<Box<Self>>,
@@ -63,10 +64,10 @@ impl Chunk {
 }
 
 static FIRST: Chunk = Chunk::new();
-/// Only locked in a step, so that no child is forked with it locked.
+/// Locked only in a step, so that no child is forked while the lock is held.
 static PLACES: Mutex<Places> = Mutex::new(Places { free: Vec::new(), used: 0 });
 
-/// Places that are free, and how many were ever used.
+/// The free places, and the number of places ever used.
 #[derive(Debug)]
 struct Places {
     free: Vec<usize>,
@@ -101,8 +102,9 @@ fn entry(place: usize) -> &'static AtomicI32 {
     &chunk.fds[place % CHUNK]
 }
 
-/// Closes a parent's descriptors. Their owners are objects of the parent, which do nothing in a
-/// child. The places stay taken: the parent's objects still name them.
+/// Closes the parent's descriptors in a child. The owners of the descriptors are objects of the
+/// parent, which do nothing in a child. The places stay taken, because the parent's objects still
+/// refer to them.
 extern "C" fn close_all() {
     let mut chunk = Some(&FIRST);
     while let Some(here) = chunk {
@@ -124,7 +126,7 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    /// Children that are forked while another thread makes and closes sockets, and that live on.
+    /// Forks children that live on while another thread makes and closes sockets.
     #[test]
     fn a_child_has_nothing_whenever_it_is_forked() {
         let _alone = super::super::FORKING.lock();
@@ -144,7 +146,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             (children, names.join().unwrap())
         });
-        // A child that has not run yet still has what it was forked with.
+        // A child that has not run yet still has its parent's descriptors.
         let patience = Instant::now() + Duration::from_secs(20);
         let busy = |number: &usize| Socket::new().unwrap().bind(&name(*number)).is_err();
         let mut left: Vec<usize> = (0..count).filter(busy).collect();

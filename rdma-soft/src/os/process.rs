@@ -1,4 +1,4 @@
-//! Other processes, as the kernel knows them.
+//! Other processes, as the kernel identifies them.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
@@ -13,9 +13,9 @@ use super::{Error, Named, Result};
 /// A process, as the kernel identifies it to the other end of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Credentials {
-    /// Its process id in this namespace; 0 for a process of another one.
+    /// The process id in this pid namespace; 0 for a process outside it.
     pub(crate) pid: i32,
-    /// Its effective user.
+    /// The effective user.
     pub(crate) uid: u32,
 }
 
@@ -37,11 +37,12 @@ pub(crate) fn read_memory<const N: usize>(pid: i32, address: u64) -> Result<[u8;
     }
 }
 
-/// Lets processes with this process's rights trace it where the Yama module restricts tracing to
-/// ancestors.
+/// Lets processes with this process's rights trace this process where the Yama module restricts
+/// tracing to ancestors.
 pub(crate) fn allow_tracing() {
-    // `nix` does not have this option of prctl. SAFETY: PR_SET_PTRACER takes a number and reads no
-    // memory. It fails without Yama, where nothing is restricted.
+    // `nix` lacks this option of prctl. The call fails without Yama, where tracing is not
+    // restricted.
+    // SAFETY: PR_SET_PTRACER takes a number and reads no memory.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
 
@@ -64,6 +65,7 @@ pub(crate) fn has_died(pidfd: &OwnedFd) -> bool {
 /// Whether a process is stopped, by a signal or a debugger.
 pub(crate) fn is_stopped(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The program's name, in parentheses, may hold anything.
+    // The program's name, in parentheses, may contain any characters, so the search starts at the
+    // end.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }

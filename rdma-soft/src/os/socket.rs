@@ -1,8 +1,8 @@
 //! Unix sockets of sequenced packets with abstract names.
 //!
-//! The kernel gives a name to one socket of a network namespace and frees the name with the last
-//! copy of the socket's descriptor, whatever was shut down. Forked children close their copies. No
-//! call waits, but for [`Socket::wait_readable`].
+//! The kernel gives a name to one socket of a network namespace, and frees the name with the last
+//! copy of the socket's descriptor; a shutdown does not free the name. Forked children close their
+//! copies. Only [`Socket::wait_readable`] blocks.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -18,10 +18,10 @@ use super::{Error, Named, Result};
 
 /// Longer packets are cut off and reported as [`Received::TooLong`].
 pub(crate) const MAX_PACKET: usize = 512;
-/// Descriptors that a packet may carry.
+/// Limit of the descriptors in one packet.
 pub(crate) const MAX_FDS: usize = 4;
 
-/// A socket.
+/// A non-blocking `SOCK_SEQPACKET` socket that forked children close.
 #[derive(Debug)]
 pub(crate) struct Socket(Private);
 
@@ -32,7 +32,7 @@ pub(crate) enum Received {
     Packet(Packet),
     /// A packet longer than [`MAX_PACKET`].
     TooLong,
-    /// The peer has closed its end, or sent a packet of no bytes.
+    /// The peer has closed its end, or sent an empty packet.
     End,
 }
 
@@ -41,19 +41,19 @@ pub(crate) enum Received {
 pub(crate) struct Packet {
     /// The bytes.
     pub(crate) bytes: Vec<u8>,
-    /// The descriptors that came with it; none if some did not fit into this process.
+    /// The descriptors that came with the packet; empty if some did not fit into this process.
     pub(crate) fds: Vec<OwnedFd>,
 }
 
 impl Socket {
-    /// A socket without a name.
+    /// Makes a socket without a name.
     pub(crate) fn new() -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let make = || socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).named("socket");
         Private::make(make).map(Self)
     }
 
-    /// Two sockets that are connected.
+    /// Makes two connected sockets.
     #[cfg(test)]
     pub(crate) fn pair() -> [Self; 2] {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -61,23 +61,23 @@ impl Socket {
         [one, other].map(|fd| Self(Private::make(|| Ok(fd)).unwrap()))
     }
 
-    /// Takes a name; `EADDRINUSE` if another socket has it.
+    /// Binds the socket to a name; `EADDRINUSE` if another socket has the name.
     pub(crate) fn bind(&self, name: &str) -> Result<()> {
         socket::bind(self.raw(), &address(name)?).named("bind")
     }
 
-    /// Lets others connect.
+    /// Starts to accept connections.
     pub(crate) fn listen(&self) -> Result<()> {
         socket::listen(&self.0, Backlog::MAXCONN).named("listen")
     }
 
-    /// Connects to the socket that listens under a name: `ECONNREFUSED` if none does, `EAGAIN` if
-    /// too many connections wait there.
+    /// Connects to the socket that listens under a name. `ECONNREFUSED` if no socket listens there,
+    /// `EAGAIN` if too many connections are pending there.
     pub(crate) fn connect(&self, name: &str) -> Result<()> {
         socket::connect(self.raw(), &address(name)?).named("connect")
     }
 
-    /// Takes a connection that waits; `EAGAIN` if none does.
+    /// Accepts a pending connection; `EAGAIN` if there is none.
     pub(crate) fn accept(&self) -> Result<Self> {
         let accept = || {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -89,17 +89,17 @@ impl Socket {
         Private::make(accept).map(Self)
     }
 
-    /// The process at the other end: the one that connected, or the one that listened.
+    /// The process at the other end: the process that connected or listened.
     pub(crate) fn peer(&self) -> Result<Credentials> {
         let peer = socket::getsockopt(&self.0, sockopt::PeerCredentials).named("getsockopt")?;
         Ok(Credentials { pid: peer.pid(), uid: peer.uid() })
     }
 
-    /// A descriptor that becomes readable when the process at the other end dies, whose process id
-    /// the caller knows.
+    /// A descriptor that becomes readable when the process at the other end dies. `pid` is that
+    /// process's id, for kernels that cannot make the descriptor from the socket.
     pub(crate) fn peer_pidfd(&self, pid: i32) -> Result<OwnedFd> {
         match socket::getsockopt(&self.0, sockopt::PeerPidfd) {
-            // Before Linux 6.5.
+            // Linux before 6.5 lacks SO_PEERPIDFD.
             Err(Errno::ENOPROTOOPT) => process::open_pidfd(pid),
             pidfd => pidfd.named("getsockopt"),
         }
@@ -111,7 +111,7 @@ impl Socket {
         String::from_utf8(address.as_abstract()?.to_vec()).ok()
     }
 
-    /// Sends a packet, whole or not at all.
+    /// Sends a whole packet; `EAGAIN` if the other end's queue is full.
     pub(crate) fn send(&self, packet: &[u8]) -> Result<()> {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         socket::send(self.raw(), packet, flags).named("send").map(drop)
@@ -127,8 +127,8 @@ impl Socket {
         sent.named("sendmsg").map(drop)
     }
 
-    /// Waits until there is something to receive; `EAGAIN` after the time. Signals do not end the
-    /// wait, and start it anew.
+    /// Waits until a packet or the peer's hang-up can be received; `EAGAIN` after `time`. A signal
+    /// restarts the wait with the full time.
     pub(crate) fn wait_readable(&self, time: Duration) -> Result<()> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         loop {
@@ -140,35 +140,37 @@ impl Socket {
         }
     }
 
-    /// Takes a packet without the descriptors that may come with it; `EAGAIN` if there is none.
+    /// Receives a packet and drops any descriptors that come with it; `EAGAIN` if there is none.
     pub(crate) fn receive(&self) -> Result<Received> {
         self.receive_into(&mut [])
     }
 
-    /// Takes a packet and at most [`MAX_FDS`] descriptors; `EAGAIN` if there is none.
+    /// Receives a packet and at most [`MAX_FDS`] descriptors; `EAGAIN` if there is no packet.
     pub(crate) fn receive_with_fds(&self) -> Result<Received> {
         self.receive_into(&mut [0; control_len(MAX_FDS) / size_of::<usize>()])
     }
 
-    /// `control` has room for control messages, aligned as they have to be.
+    /// Receives a packet. `control` is the buffer of control messages, aligned as they require.
     fn receive_into(&self, control: &mut [usize]) -> Result<Received> {
         let mut bytes = [0; MAX_PACKET];
         let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: msghdr consists of integers and pointers, which may be zero.
+        // SAFETY: zeroed wants a type for which all zeroes is a value: msghdr consists of integers
+        // and pointers.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = &raw mut slice;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(control);
         let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-        // Not by `nix`, which answers a truncated list of descriptors with an error and leaks those
-        // that the kernel has made. SAFETY: recvmsg writes within the buffers that `message` names,
-        // which live and are as long as it says.
+        // Not through `nix`, which answers a truncated list of descriptors with an error and leaks
+        // the descriptors that the kernel has made.
+        // SAFETY: recvmsg writes within the buffers that `message` names, which live and have the
+        // lengths given there.
         let received = unsafe { libc::recvmsg(self.raw(), &raw mut message, flags) };
         Errno::result(received).named("recvmsg")?;
         let mut fds = take_descriptors(control, message.msg_controllen);
         if message.msg_flags & libc::MSG_CTRUNC != 0 {
-            // The peer sent too many, or this process can have no more.
+            // The peer sent too many descriptors, or this process has reached its limit.
             fds.clear();
         }
         Ok(match usize::try_from(received) {
@@ -193,16 +195,16 @@ fn address(name: &str) -> Result<UnixAddr> {
     UnixAddr::new_abstract(name.as_bytes()).named("bind")
 }
 
-/// Bytes of a control message with so many descriptors.
+/// Bytes of a control message with `fds` descriptors.
 const fn control_len(fds: usize) -> usize {
     size_of::<libc::cmsghdr>() + (fds * size_of::<RawFd>()).next_multiple_of(align_of::<libc::cmsghdr>())
 }
 
-/// The descriptors in the control messages of `recvmsg`, of which `len` bytes were written. Every
-/// one is owned: closed or used.
+/// Takes the descriptors out of the control messages of `recvmsg`, which wrote `len` bytes. Each
+/// descriptor gets an owner, so that none leaks.
 fn take_descriptors(control: &[usize], len: usize) -> Vec<OwnedFd> {
-    // What cmsg(3) calls CMSG_FIRSTHDR, CMSG_DATA and CMSG_NXTHDR, over words: headers are aligned
-    // to words.
+    // The walk of CMSG_FIRSTHDR, CMSG_DATA and CMSG_NXTHDR in cmsg(3), over words: headers are
+    // aligned to words.
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).take(len).collect();
     let mut rest = &bytes[..];
@@ -229,7 +231,7 @@ fn number(bytes: &[u8]) -> i32 {
     bytes.try_into().map_or(-1, i32::from_ne_bytes)
 }
 
-/// Whether a socket has a name; found out by taking the name for a moment.
+/// Whether a socket has a name. Binds the name for a moment to find out.
 pub(crate) fn is_taken(name: &str) -> Result<bool> {
     match Socket::new()?.bind(name) {
         Ok(()) => Ok(false),
@@ -238,14 +240,14 @@ pub(crate) fn is_taken(name: &str) -> Result<bool> {
     }
 }
 
-/// The names in this network namespace that begin with `prefix`, as the kernel lists them: some 2
-/// us for each socket of the host. Sockets that were accepted under a name are listed with it, so a
-/// name in the list may be free.
+/// The abstract names in this network namespace that begin with `prefix`, from the kernel's list:
+/// about 2 us for each socket of the host. Sockets that were accepted under a name are listed with
+/// that name, so a name in the list may be free.
 pub(crate) fn names(prefix: &str) -> std::io::Result<Vec<String>> {
     Ok(names_in(&std::fs::read("/proc/self/net/unix")?, prefix))
 }
 
-/// The names in the kernel's list, each once. Names of others may hold any bytes.
+/// The names in the kernel's list without duplicates. Names of other programs may hold any bytes.
 fn names_in(table: &[u8], prefix: &str) -> Vec<String> {
     let name = |line: &[u8]| {
         let at = line.iter().position(|byte| *byte == b'@')?;

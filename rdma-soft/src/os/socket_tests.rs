@@ -35,7 +35,7 @@ fn a_name_is_one_socket_s_until_it_closes() {
     assert!(is_taken(&name).unwrap());
     assert!(names(&name).unwrap().contains(&name));
     assert_eq!(errno(Socket::new().unwrap().bind(&name)), Errno::EADDRINUSE);
-    // Bound is not listening.
+    // A bound socket does not listen yet.
     assert_eq!(errno(Socket::new().unwrap().connect(&name)), Errno::ECONNREFUSED);
     drop(first);
     assert!(!is_taken(&name).unwrap());
@@ -82,7 +82,7 @@ fn a_full_socket_is_an_error_and_not_a_wait() {
 #[test]
 fn descriptors_travel_and_too_many_are_closed() {
     let [near, far] = connected("descriptors");
-    // SAFETY: memfd_create wants a NUL-terminated name.
+    // SAFETY: memfd_create wants a NUL-terminated name, which the C string literal is.
     let file = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC) };
     // SAFETY: from_raw_fd wants an open descriptor that has no other owner: memfd_create has just
     // made this one.
@@ -101,7 +101,7 @@ fn descriptors_travel_and_too_many_are_closed() {
             file.read_to_string(&mut text).unwrap();
             assert!(text.starts_with("text"));
         }
-        // Those that nobody took are gone with the packet.
+        // Descriptors that were not received are closed with the packet.
         near.send_with(b"again", &vec![file.as_fd(); count]).unwrap();
         assert_eq!(bytes(far.receive().unwrap()), b"again");
     }
@@ -128,7 +128,7 @@ fn a_forked_child_does_not_keep_a_name() {
     socket.bind(&name).unwrap();
     let child = super::super::fork::tests::Sleeper::fork();
     drop(socket);
-    // The child may not have run yet; until then it has the name.
+    // A child that has not run yet still holds the name.
     let patience = Instant::now() + Duration::from_secs(20);
     while is_taken(&name).unwrap() {
         assert!(Instant::now() < patience, "the child keeps the name");

@@ -8,26 +8,26 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use super::{Named, Result};
 use crate::log::log;
 
-/// Bytes of a thread's stack: enough for a subscriber of the log.
+/// Stack size of a thread in bytes: enough for a subscriber of the log.
 const STACK: usize = 256 << 10;
 
-/// Starts a thread that handles no signal: the application's handlers run in the application's
+/// Starts a thread that handles no signals: the application's handlers run in the application's
 /// threads.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
-    // A new thread has the signal mask of the thread that made it.
+    // A new thread inherits the signal mask of its creator.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).named("pthread_sigmask")?;
     let started = std::thread::Builder::new().name(name.into()).stack_size(STACK).spawn(body);
     before.thread_set_mask().named("pthread_sigmask")?;
     started.map(drop).named("clone")
 }
 
-/// Starts a thread that takes one turn after another for as long as the process lives. A panic ends
-/// a turn, not the thread: the next turns serve the objects that the panic did not concern.
+/// Starts a thread that takes turns for as long as the process lives. A panic ends a turn, not the
+/// thread: the next turns serve the objects that the panic did not concern.
 pub(crate) fn spawn_loop(name: &'static str, mut turn: impl FnMut() + Send + 'static) -> Result<()> {
     spawn(name, move || {
         loop {
             if catch_unwind(AssertUnwindSafe(&mut turn)).is_err() {
-                // The panic hook has reported it.
+                // The panic hook has reported the panic itself.
                 log!(ERROR, "the thread {name} of the software RDMA device panicked; this is a defect of rdma-soft");
                 std::thread::sleep(Duration::from_millis(10));
             }
