@@ -1,8 +1,8 @@
 //! The agent: the thread that does the device's work while the application does something else.
 //!
-//! It sleeps in `epoll_wait` on the doorbell, the timer, the sockets where peers connect, and what
-//! tells of a peer's death. While the application polls, the agent only looks in once a
-//! millisecond, to notice when it stops; peers do not ring it then.
+//! The agent sleeps in `epoll_wait` on its waker, its timer, the listening sockets, the links'
+//! sockets and the peers' pidfds. While the application polls, the agent only looks in once a
+//! millisecond, to notice the end of the polling; peers do not ring meanwhile.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::link::packet::{self, Body, Error, Kind};
 use crate::log::{self, log};
 use crate::os;
 
-/// Packets that are taken from one link before others have their turn.
+/// Limit of the packets received from one link before other sources get their turn.
 const PACKETS: usize = 16;
 
 /// Starts the agent.
@@ -33,19 +33,20 @@ pub(super) fn start(node: &'static Node) -> os::Result<()> {
     })
 }
 
-/// Takes one turn, and returns how long to wait for events; `None` is for ever.
+/// Takes one turn, and returns how long to wait for events; `None` means without a limit.
 fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Option<Duration> {
     let (wait, lookups, grants, unmapped) = {
         let mut state = node.lock();
         state.agent = Agent::Awake;
-        // First: `progress` sends the frames and reports the events that timers cause.
+        // Timers run before `progress`, which sends the frames and reports the events that timers
+        // cause.
         state.run_timers();
         let more = state.progress();
         let lookups = core::mem::take(&mut state.lookups);
         let grants = core::mem::take(&mut state.grants);
         let unmapped = state.engine.take_unmapped();
         let polls = state.polls;
-        // A peer that rings has seen that the application polls no more.
+        // A peer that rings has noticed that the application no longer polls.
         let polling = polls != *polls_before && state.is_polled() && !is_rung;
         *polls_before = polls;
         (fall_asleep(&mut state, polling, more), lookups, grants, unmapped)
@@ -76,7 +77,7 @@ fn fall_asleep(state: &mut State, polling: bool, more: bool) -> Option<Duration>
     (more || state.fall_asleep()).then_some(Duration::ZERO)
 }
 
-/// True if a peer has rung.
+/// Handles a readable descriptor. True if a peer has rung.
 fn handle(node: &'static Node, source: Source) -> bool {
     match source {
         Source::Listener(index) => peers::accept(node, index),
@@ -86,8 +87,8 @@ fn handle(node: &'static Node, source: Source) -> bool {
     false
 }
 
-/// Takes packets off a link's socket. Remaining packets make the event loop report it again.
-/// True if one was a doorbell.
+/// Receives packets from a link's socket. If packets remain, the event loop reports the socket
+/// again. True if one packet was a doorbell.
 fn receive(node: &Node, id: LinkId, generation: u32) -> bool {
     let mut is_rung = false;
     for _ in 0..PACKETS {
@@ -117,8 +118,7 @@ fn receive(node: &Node, id: LinkId, generation: u32) -> bool {
     is_rung
 }
 
-/// Maps a region that a peer has sent. Mapping takes long, so only one that was asked for is
-/// mapped.
+/// Maps a region that a peer has sent. Mapping takes long, so only a requested region is mapped.
 fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: packet::Packet) {
     let rkey = packet.body.take_u64().ok().and_then(|key| u32::try_from(key).ok());
     let Some(rkey) = rkey.filter(|rkey| node.lock().engine.wants_mapping(id, *rkey)) else { return };
@@ -130,7 +130,7 @@ fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: packet::Pack
                 state.after_call();
             }
         }
-        // No reason to end the link: operations on the region go through the ring instead.
+        // The link stays: operations on the region go through the ring instead.
         Err(error) => log!(WARN, %error, "a region of a peer cannot be mapped"),
     }
 }
@@ -150,7 +150,7 @@ fn map_grant(packet: &mut packet::Packet) -> Result<Area, Refusal> {
     Ok(unsafe { Area::new(ptr, len, mapping) })
 }
 
-/// Sends a region's file to the peer that asked for it.
+/// Sends a region's file to the peer that requested it.
 fn send_grant(node: &Node, grant: &Grant) {
     let state = node.lock();
     let Some(peer) = state.link(grant.link).and_then(|link| link.peer.as_ref()) else { return };
@@ -161,7 +161,7 @@ fn send_grant(node: &Node, grant: &Grant) {
     }
 }
 
-/// Ends a link, once all that the peer had sent before is taken in.
+/// Ends a link, after all frames that the peer had sent before are handled.
 fn remove(node: &Node, id: LinkId, generation: u32, why: &str) {
     let mut state = node.lock();
     if state.link_of_generation(id, generation).is_none() {

@@ -1,4 +1,4 @@
-//! [`Node`]: the engine behind its lock, and the state that has locks of its own.
+//! [`Node`]: the engine behind its lock, and the parts of the device that have locks of their own.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -19,7 +19,7 @@ use crate::os;
 use crate::os::event_loop::EventLoop;
 use crate::os::socket::Socket;
 
-/// Bytes of each ring, unless the environment says otherwise.
+/// Default capacity of each ring in bytes.
 const RING_CAPACITY: usize = 1 << 20;
 
 /// This process's part in a handshake.
@@ -32,9 +32,9 @@ pub(super) enum Part {
 /// The handshakes under way.
 #[derive(Debug, Default)]
 pub(super) struct Meetings {
-    /// By the other process's id.
+    /// This process's part in each handshake, by the other process's id.
     parts: Mutex<HashMap<i32, Part>>,
-    /// Handshakes that peers began.
+    /// Number of handshakes under way that peers began.
     pub(super) accepting: AtomicUsize,
 }
 
@@ -62,16 +62,16 @@ pub(crate) struct Node {
     directory: Arc<SharedMemory>,
     /// The agent's event loop.
     pub(super) event_loop: Arc<EventLoop>,
-    /// The slots of this process. The state's lock is never taken while this one is held.
+    /// The slots of this process. While this lock is held, the state's lock is never taken.
     listeners: Mutex<Vec<Listener>>,
-    /// Handshakes under way. Locked before the state.
+    /// Handshakes under way. This lock is taken before the state's.
     pub(super) meetings: Meetings,
-    /// The multicast groups of this process. Locked before the state.
+    /// The multicast groups of this process. This lock is taken before the state's.
     pub(super) memberships: Memberships,
 }
 
 impl Node {
-    /// A node without an agent.
+    /// Makes a node without an agent.
     pub(super) fn new() -> os::Result<Self> {
         let event_loop = Arc::new(EventLoop::new()?);
         let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
@@ -102,7 +102,7 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says where the engine's events go; it is called under the node's lock.
+    /// Sets the function that receives the engine's events; it is called under the node's lock.
     pub(crate) fn set_sink(&self, sink: fn(Event)) {
         self.lock().set_sink(sink);
     }
@@ -116,8 +116,8 @@ impl Node {
         result
     }
 
-    /// Like [`with`](Self::with), after everything that has come in so far was handled: what
-    /// changes a queue pair's state must not be overtaken by it.
+    /// Like [`with`](Self::with), but handles all inbound frames first: frames that arrived before
+    /// a change of a queue pair's state must be handled before the change.
     pub(crate) fn with_drained<R>(&self, call: impl FnOnce(&mut Engine) -> R) -> R {
         let mut state = self.lock();
         state.drain_fully();
@@ -130,23 +130,23 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The engine's.
+    /// The errors of [`Engine::poll_cq`].
     #[inline(always)]
     pub(crate) fn poll_cq(&self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.lock().poll_cq(cq, out)
     }
 
-    /// Says that the application is about to wait for an event instead of polling: the agent takes
-    /// over at once.
+    /// Tells the node that the application is about to wait for an event instead of polling, so
+    /// that the agent takes over at once.
     pub(crate) fn prepare_to_sleep(&self) {
         self.lock().prepare_to_sleep();
     }
 
-    /// Takes one more slot, for when all queue pair numbers are used up.
+    /// Binds one more slot, for when all queue pair numbers are used up.
     ///
     /// # Errors
     ///
-    /// `EMFILE` when the host's slots are all taken.
+    /// `EMFILE` when all slots of the host are taken.
     pub(crate) fn add_slot(&self) -> Result<(), Errno> {
         let slot = {
             let mut listeners = self.listeners();
@@ -160,7 +160,7 @@ impl Node {
         Ok(())
     }
 
-    /// This process's part of a handshake.
+    /// This process's data for a handshake.
     pub(super) fn local(&self) -> Local<'_> {
         let (slots, capacity) = {
             let state = self.lock();
@@ -178,8 +178,8 @@ impl Node {
     }
 }
 
-/// Takes a slot and has the agent listen there. Where the search starts depends on the process, so
-/// that a dead one's slot is not soon somebody else's.
+/// Binds a slot, and has the agent listen there. The start of the search depends on the process id,
+/// so that the slot of a dead process is not reused soon.
 fn claim(event_loop: &EventLoop, index: u32) -> os::Result<Listener> {
     let start = u16::try_from(std::process::id() % 4096).unwrap_or(0);
     let listener = slot::claim(&slot::ALL, start)?;
@@ -187,7 +187,7 @@ fn claim(event_loop: &EventLoop, index: u32) -> os::Result<Listener> {
     Ok(listener)
 }
 
-/// `RDMA_SOFT_RING` (bytes) is for tests.
+/// Capacity of the rings: `RDMA_SOFT_RING` (bytes), which is for tests, or the default.
 fn ring_capacity() -> usize {
     let asked = std::env::var("RDMA_SOFT_RING").ok().and_then(|bytes| bytes.parse().ok());
     asked.filter(|&bytes| memory::capacity_is_valid(bytes) && bytes >= 4096).unwrap_or(RING_CAPACITY)

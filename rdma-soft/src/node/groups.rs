@@ -1,4 +1,4 @@
-//! Multicast groups of this process, as other processes see them, and theirs, as we do.
+//! Multicast groups: announces this process's memberships and looks up those of other processes.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,15 @@ use crate::log::log;
 use crate::os;
 
 impl Node {
-    /// Puts a queue pair into a group. When this returns, other processes find this one there.
+    /// Attaches a queue pair to a group. When this returns, other processes can find this process
+    /// in the group.
     ///
     /// # Errors
     ///
-    /// The engine's, or why the membership cannot be made known.
+    /// The engine's errors, or the error of the system call that failed to announce the membership.
     pub(crate) fn attach(&self, qp: QpId, gid: Gid) -> Result<(), Errno> {
-        // Held throughout: two threads that attach and detach would leave the wrong thing said.
+        // Held throughout: otherwise two threads that attach and detach could leave a wrong
+        // announcement.
         let mut memberships = self.memberships.lock();
         if !self.with(|engine| engine.attach(qp, gid))? {
             return Ok(());
@@ -36,14 +38,14 @@ impl Node {
         }
     }
 
-    /// Takes a queue pair out of a group.
+    /// Detaches a queue pair from a group.
     ///
     /// # Errors
     ///
-    /// The engine's.
+    /// The engine's errors.
     pub(crate) fn detach(&self, qp: QpId, gid: Gid) -> Result<(), Errno> {
         let mut memberships = self.memberships.lock();
-        // Frames that came in before are still delivered to the queue pair.
+        // Frames that arrived before the call are still delivered to the queue pair.
         if self.with_drained(|engine| engine.detach(qp, gid))? {
             memberships.remove(&gid);
         }
@@ -51,9 +53,9 @@ impl Node {
     }
 }
 
-/// Finds out who is in groups, and tells the engine. What is found is good for fifty times as long
-/// as it took to find, so that looking takes at most a fiftieth of a processor, but not for longer
-/// than it takes to notice.
+/// Looks up the members of groups for the engine. A result is used for fifty times as long as the
+/// look-up took, so that look-ups take at most a fiftieth of a processor. `LONGEST` limits that
+/// time, so that new members are found without a noticeable delay.
 pub(super) fn look_up(node: &Node, gids: &[Gid]) {
     const SHORTEST: Duration = Duration::from_millis(2);
     const LONGEST: Duration = Duration::from_millis(100);

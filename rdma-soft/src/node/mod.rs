@@ -1,10 +1,10 @@
-//! The process's one software device: the engine, the links to other processes, and the agent
+//! The software device of this process: the engine, the links to other processes, and the agent
 //! thread.
 //!
-//! All of the engine's state is under one lock, and whoever holds it does what there is to do: a
-//! thread that posts or polls moves frames itself; the agent thread does so while nobody else is
-//! awake, and everything that needs the operating system. Nothing spins but the application, and no
-//! hold of the lock copies more than about a megabyte.
+//! One lock guards all of the engine's state, and the thread that holds the lock does the pending
+//! work. A thread that posts or polls moves frames itself. The agent thread moves frames while no
+//! other thread is awake, and does the work that needs the operating system. Only the application
+//! spins, and no hold of the lock copies more than about a megabyte.
 
 mod agent;
 mod device;
@@ -25,9 +25,10 @@ use crate::os::fork::{self, PerProcess};
 
 static NODE: PerProcess<Node> = PerProcess::new();
 
-/// Sends what was put off (see [`state::State::poll_cq`]) before the process is gone: a peer whose
-/// message was received here should not take our exit for a failure. And gives datagrams that
-/// waited for a link a moment to get there: their senders were told that they are sent.
+/// Sends deferred acknowledgements (see [`state::State::poll_cq`]) before the process exits: a peer
+/// whose message was received here should not take the exit for a failure. Before that, waits up to
+/// 500 ms for datagrams that wait for a link, because their senders have seen successful
+/// completions.
 extern "C" fn at_exit() {
     let Some(node) = NODE.get() else { return };
     let waits = || match node.state.try_lock() {
@@ -36,23 +37,24 @@ extern "C" fn at_exit() {
         Err(TryLockError::WouldBlock) => true,
     };
     for _ in 0..500 {
-        // Nothing may unwind into C.
+        // A panic must not unwind into C.
         if !std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).unwrap_or(false) {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // Other threads may be running still, or have ended with the lock held: no waiting for ever.
+    // Other threads may still be running, or may have ended with the lock held, so the attempts are
+    // limited.
     for _ in 0..100 {
         if let Ok(mut state) = node.state.try_lock() {
-            // Nothing may unwind into C.
+            // A panic must not unwind into C.
             let _result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| state.send_deferred()));
             break;
         }
         std::thread::yield_now();
     }
-    // Why a call failed that made the program end. By the agent: what is left of this thread is not
-    // enough for a subscriber.
+    // Lets the agent emit queued events, which may say why a failed call made the program end. This
+    // thread cannot: the rest of an exiting thread is not enough for a subscriber.
     for _ in 0..100 {
         if log::is_idle() {
             break;
@@ -61,7 +63,7 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Has the agent look at everything, if there is one.
+/// Makes the agent take a turn, if there is an agent.
 fn wake_agent() {
     if let Some(node) = NODE.get() {
         node.event_loop.wake();
@@ -69,14 +71,14 @@ fn wake_agent() {
 }
 
 impl Node {
-    /// The node of this process, started by the first call. A forked child has one of its own.
+    /// The node of this process, started by the first call. A forked child has its own node.
     ///
     /// # Errors
     ///
-    /// When it cannot be started, the reason's number (the log says more).
+    /// The error number of the failure if the node cannot be started (the log says more).
     #[inline]
     pub(crate) fn get() -> Result<&'static Self, Errno> {
-        // Without an agent nobody else emits the events of the log that say why.
+        // Without an agent, no other thread emits the queued events that explain the failure.
         NODE.get().map_or_else(|| Self::start().inspect_err(|_| log::emit_deferred()), Ok)
     }
 
@@ -86,12 +88,13 @@ impl Node {
         log::set_wake(wake_agent);
         let started = NODE.get_or_make(|| {
             fork::identify()?;
-            // Never freed: the agent uses it as long as the process lives.
+            // Leaked, because the agent uses the node as long as the process lives.
             let node = Box::leak(Box::new(Self::new()?));
             agent::start(node)?;
             AT_EXIT.call_once(|| {
-                // Without memory for the registration the device works all the same. SAFETY: atexit
-                // takes a function that may run at any time from now on: `at_exit` may.
+                // If the registration fails for lack of memory, the device works without `at_exit`.
+                // SAFETY: atexit wants a function that may run at any time from now on, which
+                // `at_exit` may.
                 let _registered = unsafe { libc::atexit(at_exit) };
             });
             Ok::<_, os::Error>(node)

@@ -1,9 +1,9 @@
-//! Links to other processes: each handshake waits for the peer, so it has a short-lived thread of
-//! its own.
+//! Set-up of links to other processes. Each handshake waits for the peer, so it has a short-lived
+//! thread of its own.
 //!
-//! Two processes have one link. Either may begin a handshake at any time, and both may at once:
-//! then the process with the lower slot goes on as the opener, and the other waits until the link
-//! is there.
+//! Two processes share one link. Either process may begin a handshake at any time. If both begin at
+//! once, the process with the lower slot goes on as the opener, and the other process waits until
+//! the link exists.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,15 +22,15 @@ use crate::log::log;
 use crate::os::socket::Socket;
 use crate::os::{process, thread};
 
-/// Peers that may be in the middle of connecting to us; the others wait in the kernel's queue.
+/// Limit of concurrent handshakes that peers began; further peers wait in the kernel's queue.
 const MAX_HANDSHAKES: usize = 16;
-/// Peers that are let in, or turned away, before the agent looks after other things.
+/// Limit of the peers accepted or refused before the agent handles other events.
 const ADMISSIONS: usize = 64;
-/// How long a process waits before it asks again a peer that has another handshake with it under
-/// way.
+/// Delay before a process asks a peer again that has answered `Busy`.
 const BUSY: Duration = Duration::from_millis(2);
 
-/// A handshake with a process; others with the same process wait until it is dropped.
+/// A handshake with a process. Other handshakes with the same process wait until this one is
+/// dropped.
 struct Meeting {
     node: &'static Node,
     pid: i32,
@@ -48,7 +48,7 @@ impl Meeting {
         Some(Self { node, pid, part: Part::Opener })
     }
 
-    /// The answer to a process that wants a link.
+    /// The answer to a process that requests a link.
     fn accept(node: &'static Node, pid: i32, slots: &[Slot]) -> (Answer, Option<Self>) {
         let mut parts = node.meetings.parts();
         let state = node.lock();
@@ -58,7 +58,7 @@ impl Meeting {
         let is_busy = match parts.get(&pid) {
             None => false,
             Some(Part::Acceptor) => true,
-            // The peer answers the same by the same rule: one of the two handshakes goes on.
+            // The peer applies the same rule, so one of the two handshakes goes on.
             Some(Part::Opener) => state.slots().first() < slots.first(),
         };
         if is_busy {
@@ -78,7 +78,7 @@ impl Drop for Meeting {
     }
 }
 
-/// Connects to the process with a slot, and tells the engine if that fails.
+/// Connects to the process with a slot in a thread, and tells the engine if that fails.
 pub(super) fn dial(node: &'static Node, slot: Slot) {
     let started = thread::spawn("rdma-soft-dial", move || {
         if let Err(refusal) = reach(node, slot) {
@@ -102,8 +102,8 @@ fn give_up(node: &Node, slot: Slot) {
     state.after_call();
 }
 
-/// Gets a link to the process with a slot. A process that is stopped is waited for, as if there
-/// were a link already; one that runs and does not answer counts as unreachable.
+/// Sets up a link to the process with a slot. Waits for a stopped process without limit, as an
+/// existing link would; a running process that does not answer counts as unreachable.
 fn reach(node: &'static Node, slot: Slot) -> Result<(), Refusal> {
     let deadline = Instant::now() + 2 * PATIENCE;
     loop {
@@ -123,9 +123,9 @@ fn reach(node: &'static Node, slot: Slot) -> Result<(), Refusal> {
     }
 }
 
-/// Gets a link to the process that listens at a slot, over a socket that is connected to it. False
-/// if the process has another handshake with us under way, or has not noticed yet that our last
-/// link has ended.
+/// Sets up a link to the process that listens at a slot, over a socket that is connected to that
+/// process. False if the process has another handshake with this one under way, or has not noticed
+/// yet that the last link has ended.
 fn open(node: &'static Node, slot: Slot, socket: Socket, pid: i32) -> Result<bool, Refusal> {
     let Some(_meeting) = Meeting::open(node, pid) else { return Ok(learn(node, pid, vec![slot])) };
     match handshake::open(socket, &node.local())? {
@@ -145,7 +145,7 @@ fn open(node: &'static Node, slot: Slot, socket: Socket, pid: i32) -> Result<boo
     }
 }
 
-/// Takes in the peers that wait at one of our slots.
+/// Accepts the peers that wait at one of this process's slots.
 pub(super) fn accept(node: &'static Node, index: u32) {
     let has_room = || node.meetings.accepting.load(Ordering::Relaxed) < MAX_HANDSHAKES;
     for _ in 0..ADMISSIONS {
@@ -162,8 +162,8 @@ pub(super) fn accept(node: &'static Node, index: u32) {
             Err(error) => {
                 if error.errno != Errno::EAGAIN {
                     log!(WARN, %error, "a peer cannot be let in");
-                    // Out of descriptors, most likely: the peer waits in the queue, and asking
-                    // again at once is no use.
+                    // Most likely this process is out of descriptors. The peer waits in the
+                    // kernel's queue, and an immediate retry would fail again.
                     sleep(Duration::from_millis(10));
                 }
                 break;
@@ -177,7 +177,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
         let started = thread::spawn("rdma-soft-accept", move || {
             match greet(node, socket) {
                 Ok(()) => {}
-                // Somebody looked whether we are there.
+                // The peer only checked that this process listens (see `is_proved`).
                 Err(Refusal::Packet(Error::HungUp)) => {}
                 Err(refusal) => log!(WARN, "a process was not let in: {refusal}"),
             }
@@ -193,7 +193,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
     }
 }
 
-/// One of the handshakes that peers may be in the middle of.
+/// One of the [`MAX_HANDSHAKES`] concurrent handshakes that peers may begin.
 struct Seat(&'static Node);
 
 impl Seat {
@@ -206,7 +206,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.0.meetings.accepting.fetch_sub(1, Ordering::Relaxed);
-        // Peers may wait for the seat.
+        // Peers may be waiting for the seat.
         rearm_all(self.0);
     }
 }
@@ -237,21 +237,22 @@ fn rearm_all(node: &Node) {
     }
 }
 
-/// Whether the kernel says that a process listens at a slot. A process that could claim another's
-/// slot could speak for it.
+/// Whether the kernel confirms that a process listens at a slot. A process that could claim
+/// another's slot could send in its name.
 fn is_proved(pid: i32, slot: Slot) -> bool {
     let owner = || slot::connect(slot, PATIENCE)?.peer();
     slot.is_real() && owner().is_ok_and(|owner| owner.pid == pid)
 }
 
-/// Keeps those slots of a peer that it has.
+/// Keeps only the slots that the kernel confirms the peer owns.
 fn prove(mut up: Established) -> Established {
     let pid = up.peer.pid;
     up.peer.slots.retain(|slot| is_proved(pid, *slot));
     up
 }
 
-/// Uses the link to a process for more of its slots, which are proved. False if there is no link.
+/// Uses the link to a process for more of its slots, which are confirmed. False if there is no
+/// link.
 fn learn(node: &Node, pid: i32, slots: Vec<Slot>) -> bool {
     let mut state = node.lock();
     let Some(id) = state.link_to(pid).map(|link| link.id) else { return false };
@@ -262,7 +263,7 @@ fn learn(node: &Node, pid: i32, slots: Vec<Slot>) -> bool {
     true
 }
 
-/// Takes a new link into use.
+/// Adds a new link to the node and tells the engine.
 fn add(node: &Node, up: Established) -> Result<(), Refusal> {
     let Established { ends, peer } = up;
     let pid = peer.pid;
@@ -289,7 +290,8 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
         state.engine.handle_link_up(PeerId::local(slot), id, Some(area));
     }
     state.progress();
-    // The peer does not know yet whether to ring.
+    // The sleep flag of the new link is not set yet, even if the agent sleeps: the agent's next
+    // turn sets it.
     state.wake_agent();
     Ok(())
 }

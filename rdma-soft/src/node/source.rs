@@ -1,30 +1,30 @@
-//! The descriptors that the agent watches, as tokens of its event loop.
+//! The descriptors that the agent watches, encoded as tokens of its event loop.
 
 use crate::engine::LinkId;
 
 /// A descriptor that became readable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A peer connects to one of our slots.
+    /// A listening socket has a peer to accept.
     Listener(u32),
-    /// A link's socket has a packet, or hung up.
+    /// A link's socket has a packet, or the peer hung up.
     Socket {
         /// The link.
         link: LinkId,
-        /// Which of the links that had this number.
+        /// Distinguishes the link from earlier links of the same number.
         generation: u32,
     },
     /// A link's peer has died.
     Death {
         /// The link.
         link: LinkId,
-        /// Which of the links that had this number.
+        /// Distinguishes the link from earlier links of the same number.
         generation: u32,
     },
 }
 
 impl Source {
-    /// Kind 4 bits, link or index 28 bits, generation 32 bits.
+    /// Encodes the source: kind 4 bits, link or index 28 bits, generation 32 bits.
     pub(super) fn token(self) -> u64 {
         let (kind, index, generation) = match self {
             Self::Listener(index) => (0, index, 0),

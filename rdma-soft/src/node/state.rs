@@ -14,29 +14,29 @@ use crate::link::ring::Corrupt;
 use crate::log::log;
 use crate::os::{self, event_loop::EventLoop};
 
-/// While nobody else looks at the timers, an application that polls does, every so many empty
-/// polls: reading the clock takes as long as all the rest of an empty poll.
+/// Polls between two checks of the timers while the agent is awake or ticking: reading the clock
+/// takes as long as the rest of an empty poll.
 const POLLS_PER_CLOCK: u64 = 32;
-/// So many polls since somebody went to sleep, and the application is one that polls.
+/// Polls since the last sleep (see `polls_at_sleep`) from which the application counts as polling.
 const POLLS_OF_A_POLLER: u64 = 16;
-/// How often the agent looks in while the application polls.
+/// Interval at which the agent looks in while the application polls.
 pub(super) const TICK: Duration = Duration::from_millis(1);
-/// Every so many empty polls, peers are rung that have stopped looking for frames: some 10 us.
+/// Polls between two rings of the peers that have stopped looking for frames: some 10 us.
 const POLLS_PER_NUDGE: u64 = 128;
-/// What is left to take in from the next link, and then to send, in bytes, after a link that had
-/// more than there was to spend: so no peer, however fast, keeps the others or our answers waiting
-/// for ever.
+/// Bytes of budget left for the next link, and then for sending, after a link that used up the
+/// budget. So no peer, however fast, can hold back the other links or this process's answers for
+/// ever.
 const SHARE: usize = COPY_BUDGET / 64;
 
 /// The state of the agent thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Agent {
-    /// About to look at everything. On a core that the application keeps busy, that may be
-    /// milliseconds from now.
+    /// About to look at everything. On a core that the application keeps busy, the agent may start
+    /// milliseconds later.
     Awake,
-    /// The application polls: looks again in a millisecond, is not rung by peers.
+    /// The application polls: the agent looks again in a millisecond, and peers do not ring.
     Ticking,
-    /// Until it is rung, or the alarm goes off.
+    /// The agent sleeps until a peer rings or the alarm goes off.
     Asleep,
 }
 
@@ -45,14 +45,14 @@ pub(crate) enum Agent {
 pub(crate) struct State {
     /// The engine.
     pub(crate) engine: Engine,
-    /// By number.
+    /// The links, indexed by number.
     links: Vec<Option<Link>>,
-    /// Who sends first at the next turn: the link after one that had more to send than a turn has
-    /// to spend, or 0.
+    /// Index of the link that sends first in the next turn: the link after one that used up a
+    /// turn's budget, or 0.
     first: usize,
-    /// How often a completion queue was polled.
+    /// Number of polls of completion queues.
     pub(crate) polls: u64,
-    /// `polls` when the application last said that it would sleep, or the agent went to sleep.
+    /// `polls` when the application last announced a sleep, or the agent last went to sleep.
     polls_at_sleep: u64,
     /// The state of the agent thread.
     pub(crate) agent: Agent,
@@ -62,7 +62,7 @@ pub(crate) struct State {
     pub(crate) grants: Vec<Grant>,
     slots: Vec<Slot>,
     sink: Option<fn(Event)>,
-    /// When the agent's timer goes off.
+    /// Expiry of the agent's timer.
     alarm: Time,
     /// The agent's event loop.
     event_loop: Arc<EventLoop>,
@@ -71,7 +71,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A state without links.
+    /// Makes a state without links.
     pub(super) fn new(engine: Engine, slot: Slot, event_loop: Arc<EventLoop>, ring_capacity: usize) -> Self {
         Self {
             engine,
@@ -91,7 +91,7 @@ impl State {
         }
     }
 
-    /// Says where events go.
+    /// Sets the function that receives the engine's events.
     pub(crate) fn set_sink(&mut self, sink: fn(Event)) {
         self.sink = Some(sink);
     }
@@ -107,17 +107,17 @@ impl State {
         self.engine.add_slot(slot);
     }
 
-    /// A link, if it is still there.
+    /// The link with this number, if there is one.
     pub(crate) fn link(&self, id: LinkId) -> Option<&Link> {
         self.links.get(id.0 as usize)?.as_ref()
     }
 
-    /// The link with this number, if it is still the same.
+    /// The link with this number, if its generation is still the same.
     pub(crate) fn link_of_generation(&self, id: LinkId, generation: u32) -> Option<&Link> {
         self.link(id).filter(|link| link.generation == generation)
     }
 
-    /// Bytes of the rings that this process makes.
+    /// Capacity in bytes of the rings that this process makes.
     pub(crate) fn ring_capacity(&self) -> usize {
         self.ring_capacity
     }
@@ -127,7 +127,7 @@ impl State {
         self.links.iter().flatten()
     }
 
-    /// Takes in a link; the engine is not told.
+    /// Adds a link. The caller tells the engine.
     pub(crate) fn add_link(&mut self, ends: Ends, peer: Option<Peer>) -> LinkId {
         let free = self.links.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -140,7 +140,7 @@ impl State {
         id
     }
 
-    /// Ends a link: everything that waits for it fails.
+    /// Ends a link: everything that waits for the link fails.
     pub(crate) fn remove_link(&mut self, id: LinkId, why: &str) {
         let Some(link) = self.links.get_mut(id.0 as usize).and_then(Option::take) else { return };
         if let Some(peer) = &link.peer {
@@ -152,12 +152,12 @@ impl State {
         self.engine.handle_link_down(id);
     }
 
-    /// The link to a process that lives.
+    /// The link to a living process.
     pub(crate) fn link_to(&self, pid: i32) -> Option<&Link> {
         self.links().find(|link| link.peer.as_ref().is_some_and(|peer| peer.pid == pid && !peer.has_died()))
     }
 
-    /// Polls a completion queue, and if it is empty makes progress and polls again.
+    /// Polls a completion queue; if the queue is empty, makes progress and polls again.
     #[inline(always)]
     pub(crate) fn poll_cq(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.polls = self.polls.wrapping_add(1);
@@ -167,7 +167,7 @@ impl State {
         }
     }
 
-    /// The same for a queue that was found empty.
+    /// Handles a poll of an empty queue: makes progress and polls again.
     #[inline(never)]
     fn turn_and_poll(&mut self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         if self.agent == Agent::Asleep && self.is_polled() {
@@ -179,14 +179,14 @@ impl State {
         if self.is_quiet() {
             return Ok(0);
         }
-        // A thread that polls all the time posts soon, and its next request carries the
-        // acknowledgement. If the thread stops, the agent sends the acknowledgement in its next
-        // turn, for which it need not have the processor now.
+        // A polling thread posts soon, and its next request carries the acknowledgement. If the
+        // thread stops, the agent sends the acknowledgement in its next turn, and needs no
+        // processor time until then.
         self.turn(self.agent != Agent::Asleep);
         self.engine.poll_cq(cq, out)
     }
 
-    /// Rings the peers that have something to take in and have stopped looking for it.
+    /// Rings the peers that have unconsumed frames and have stopped looking for frames.
     #[cold]
     fn nudge(&mut self) {
         self.links.iter_mut().flatten().for_each(Link::nudge);
@@ -203,9 +203,9 @@ impl State {
         self.polls.wrapping_sub(self.polls_at_sleep) >= POLLS_OF_A_POLLER
     }
 
-    /// Takes over from the sleeping agent: peers do not ring any more, and the agent looks in at
-    /// the next tick. The polling thread does so itself: the agent may not get a processor for long
-    /// while that thread uses it.
+    /// Takes over from the sleeping agent: peers no longer ring, and the agent looks in at the next
+    /// tick. The polling thread makes the change itself, because the agent may not get a processor
+    /// for long while that thread uses it.
     #[cold]
     fn stay_awake(&mut self) {
         self.disarm();
@@ -222,26 +222,26 @@ impl State {
         }
         self.agent = Agent::Asleep;
         self.polls_at_sleep = self.polls;
-        // Timers that were left for the agent's next turn.
+        // Runs the timers that were left for the agent's next turn.
         self.finish(false);
         false
     }
 
-    /// Takes in what has come and sends what there is: at most about a megabyte of copying. True if
+    /// Handles inbound frames and sends outbound ones, copying at most about a megabyte. True if
     /// more is left to do.
     pub(crate) fn progress(&mut self) -> bool {
         self.turn(false)
     }
 
-    /// Whether datagrams that were complete for their senders may be lost if this process ends now:
-    /// they wait for a link, or its peer, who may not have taken the link into use yet, has not
-    /// taken them.
+    /// Whether datagrams whose senders have seen their completions may be lost if this process ends
+    /// now. Such a datagram waits for a link, or for a peer that may not use the link yet and has
+    /// not consumed the datagram.
     pub(crate) fn has_words_left(&self) -> bool {
         let untaken = |link: &Link| self.engine.was_awaited(link.id) && !link.is_taken();
         self.engine.has_waiting_datagrams() || self.links().any(untaken)
     }
 
-    /// Sends the acknowledgements that were put off, if there are any.
+    /// Sends the deferred acknowledgements, if there are any.
     pub(crate) fn send_deferred(&mut self) {
         self.engine.release_acks();
         self.after_call();
@@ -259,8 +259,8 @@ impl State {
         more
     }
 
-    /// What follows a call of the application into the engine: the same without looking for what
-    /// has come in.
+    /// Sends frames and reports events after a call of the application into the engine. Unlike
+    /// [`progress`](Self::progress), does not handle inbound frames.
     #[inline]
     pub(crate) fn after_call(&mut self) {
         if !self.engine.is_idle() {
@@ -274,14 +274,14 @@ impl State {
         self.finish(more);
     }
 
-    /// The application is about to wait instead of polling: from now on peers ring. If the agent
-    /// was not asleep, it finds out at its next tick.
+    /// Prepares for an application that is about to wait instead of polling: from now on peers
+    /// ring. An agent that is awake or ticking notices by its next tick.
     pub(crate) fn prepare_to_sleep(&mut self) {
         self.polls_at_sleep = self.polls;
         self.nudge();
         self.progress();
         if self.agent == Agent::Ticking {
-            // After a few turns the agent takes over the rest.
+            // If work remains after a few turns, the agent takes over.
             let busy = (0..4).all(|_| {
                 let work = self.fall_asleep();
                 if work {
@@ -296,10 +296,10 @@ impl State {
         self.nudge();
     }
 
-    /// Takes in everything that has come in so far.
+    /// Handles all frames that have arrived so far.
     pub(crate) fn drain_fully(&mut self) {
         for index in 0..self.links.len() {
-            // Enough for a full ring; what a busy peer adds meanwhile can wait.
+            // Enough for a full ring; frames that a busy peer adds meanwhile can wait.
             let mut budget = 2 * MAX_CAPACITY;
             self.drain_link(index, &mut budget);
         }
@@ -341,8 +341,8 @@ impl State {
         self.remove_link(link.id, "corrupt");
     }
 
-    /// Sends for the links that have something new, and for those that could not send everything
-    /// before. What goes to this process itself is taken in at once.
+    /// Sends on the links that have new frames, and on the links that could not send everything
+    /// before. Frames to this process itself are handled at once.
     fn transmit(&mut self, budget: &mut usize) -> bool {
         let mut more = self.first != 0 && self.transmit_after(budget);
         for index in 0..self.links.len() {
@@ -356,7 +356,7 @@ impl State {
         more
     }
 
-    /// Sends for the links from `first` on: one before them has had its turn.
+    /// Sends on the links from `first` on, since a link before them used up the last turn.
     #[cold]
     fn transmit_after(&mut self, budget: &mut usize) -> bool {
         let mut more = false;
@@ -390,7 +390,7 @@ impl State {
             let again = match (result, is_loopback) {
                 (_, true) => {
                     let engine = &mut self.engine;
-                    // Only this process writes there.
+                    // Only this process writes to the loopback ring.
                     let quiet = link.is_quiet();
                     let left = link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload));
                     debug_assert!(left.is_ok(), "the loopback is corrupt");
@@ -414,8 +414,8 @@ impl State {
         }
     }
 
-    /// The rest of a turn: events, timers, and work for the agent. `more`: somebody has to take
-    /// another turn.
+    /// The rest of a turn: events, timers, and work for the agent. `more` means that another turn
+    /// is needed.
     fn finish(&mut self, mut more: bool) {
         more |= self.timers();
         while let Some(event) = self.engine.poll_event() {
@@ -442,7 +442,7 @@ impl State {
         }
     }
 
-    /// Looks after the timers, if it is time for that. True if more is left to send.
+    /// Runs the timers, if it is time for that. True if more is left to send.
     #[inline]
     fn timers(&mut self) -> bool {
         let Some(at) = self.engine.poll_timeout() else { return false };
@@ -478,7 +478,7 @@ impl State {
         self.event_loop.set_alarm(at);
     }
 
-    /// Gets the agent to take a turn.
+    /// Makes the agent take a turn.
     pub(crate) fn wake_agent(&mut self) {
         if self.agent != Agent::Awake {
             self.agent = Agent::Awake;
@@ -519,7 +519,7 @@ mod tests {
     use crate::engine::{EngineConfig, Gather, Header, ModifyQp, Outbound, PdId, QpInit, QpState, ServiceType, Source};
     use crate::link::memory::Side;
 
-    /// A state with `count` links, and the links' other ends.
+    /// A state with `count` links, and the other ends of the links.
     fn linked(count: usize) -> (State, Vec<Link>) {
         let event_loop = Arc::new(EventLoop::new().unwrap());
         let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });
@@ -558,7 +558,7 @@ mod tests {
     #[test]
     fn who_sends_more_than_can_be_taken_does_not_keep_the_others_out() {
         let (mut state, mut peers) = linked(3);
-        // Frames that mean nothing take their time, too.
+        // Frames without a meaning take time to handle, too.
         let (header, payload) = (Header::default(), vec![0; 60_000]);
         let frame = [Source::of(&payload)];
         for _ in 0..100 {
@@ -605,7 +605,7 @@ mod tests {
         assert!(peers.iter().all(|peer| !peer.is_quiet()));
     }
 
-    /// A queue pair for datagrams that can send.
+    /// A UD queue pair that can send.
     fn datagrams(engine: &mut Engine, pd: PdId, cq: CqId) -> crate::engine::QpId {
         let init = QpInit {
             service: ServiceType::Ud,

@@ -58,7 +58,7 @@ impl From<SharedMemoryError> for Error {
     }
 }
 
-/// Keeps the error for [`failed_call`], since an [`engine::Errno`] has no name of a call.
+/// Keeps the error for [`failed_call`], since an `engine::Errno` has no name of a call.
 impl From<Error> for engine::Errno {
     fn from(error: Error) -> Self {
         FAILED.set(Some(error));
