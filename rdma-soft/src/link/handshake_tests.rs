@@ -23,8 +23,7 @@ fn welcome(_: i32, _: &[Slot]) -> Answer {
     Answer::Welcome
 }
 
-/// The acceptor's answer to an opener that `act`s as it likes; and the text of the refusal that the
-/// opener got.
+/// Runs an acceptor against an opener that executes `act`. Returns the acceptor's result.
 fn accept_from(act: impl FnOnce(&Socket) + Send) -> Result<Option<Established>, Refusal> {
     let [ours, theirs] = Socket::pair();
     let process = Process::new(7, 1 << 16);
@@ -35,7 +34,7 @@ fn accept_from(act: impl FnOnce(&Socket) + Send) -> Result<Option<Established>, 
     })
 }
 
-/// The next packet.
+/// Receives the next packet.
 fn take(socket: &Socket) -> Packet {
     socket.wait_readable(PATIENCE).unwrap();
     packet::receive(socket).unwrap()
@@ -47,7 +46,8 @@ fn refusal_of(socket: &Socket) -> String {
     String::from_utf8_lossy(packet.body.rest()).into_owned()
 }
 
-/// What an honest opener does before its Offer: the token that it owes.
+/// Takes an honest opener's steps before its Offer. Returns the acceptor's token, the proof to
+/// send.
 fn greet(socket: &Socket, token: &Token) -> [u8; TOKEN] {
     packet::send(socket, Kind::Hello, &hello(token, &[Slot(9)]), &[]).unwrap();
     let mut answer = take(socket);
@@ -67,7 +67,7 @@ fn two_processes_that_mean_well_get_a_link() {
     });
     assert_eq!((&opened.peer.slots[..], &accepted.peer.slots[..]), (&[Slot(4)][..], &[Slot(3)][..]));
     assert_eq!(opened.peer.pid, i32::try_from(std::process::id()).unwrap());
-    // What one side says of itself, the other sees.
+    // Each side sees the flags that the other side sets.
     super::super::doorbell::arm(opened.ends.asleep.word());
     assert!(super::super::doorbell::must_ring(accepted.ends.peer_asleep.word()));
     assert!(!super::super::doorbell::must_ring(opened.ends.asleep.word()));
@@ -152,10 +152,10 @@ fn what_is_not_a_device_is_refused() {
 fn descriptors_that_could_hurt_are_refused() {
     let good = Process::new(9, 1 << 16);
     let (_, memory) = Memory::create(1 << 16).unwrap();
-    // SAFETY: memfd_create wants a NUL-terminated name.
+    // SAFETY: memfd_create wants a NUL-terminated name, which the C string literal is.
     let fd = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    // SAFETY: from_raw_fd wants an open descriptor that nobody else owns: memfd_create just
-    // returned it.
+    // SAFETY: from_raw_fd wants an open descriptor that has no other owner: memfd_create has just
+    // made this one.
     let unsealed = unsafe { OwnedFd::from_raw_fd(fd) };
     let directory = good.directory.fd().unwrap();
     let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 6] = [

@@ -1,5 +1,6 @@
-//! All interleavings of small runs: no frame is torn, lost or out of order, and no wake-up is lost.
-//! Loom reports a lost wake-up as a deadlock and a torn frame as a causality violation.
+//! Models of the ring and the doorbell: in all interleavings of small runs, no frame is torn, lost
+//! or out of order, and no wake-up is lost. Loom reports a lost wake-up as a deadlock and a torn
+//! frame as a causality violation.
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,7 @@ use super::{arm, disarm, must_ring};
 use crate::link::ring::{ALIGN, Consumer, Producer, Region};
 use crate::link::words::Word;
 
-/// Room for three small frames and the zero after them.
+/// Room for three small frames and the zero prefix after them.
 const CAPACITY: u64 = 512;
 
 struct Shared {
@@ -18,9 +19,10 @@ struct Shared {
     waits: AtomicU64,
     consumer_asleep: AtomicU64,
     producer_asleep: AtomicU64,
-    /// Where a frame's prefix may be.
+    /// The words that may hold a frame's prefix.
     prefixes: Vec<AtomicU64>,
-    /// The other words. Not atomic: loom sees every access that the protocol does not order.
+    /// The other words. They are not atomic, so that loom detects each access that the protocol
+    /// does not order.
     frames: Vec<UnsafeCell<u64>>,
     to_consumer: Bell,
     to_producer: Bell,
@@ -41,7 +43,7 @@ impl Shared {
     }
 }
 
-/// An eventfd.
+/// A model of an eventfd.
 struct Bell {
     rung: Mutex<bool>,
     wake: Condvar,
@@ -92,7 +94,7 @@ impl Region for Arc<Shared> {
                 continue;
             }
             self.frames[at as usize / 8].with(|cell| {
-                // SAFETY: loom checks that no write is concurrent.
+                // SAFETY: the dereference wants no concurrent write, which loom checks.
                 *word = unsafe { *cell };
             });
         }
@@ -105,14 +107,15 @@ impl Region for Arc<Shared> {
                 continue;
             }
             self.frames[at as usize / 8].with_mut(|cell| {
-                // SAFETY: loom checks that no other access is concurrent.
+                // SAFETY: the dereference wants no concurrent access, which loom checks.
                 unsafe { *cell = *word };
             });
         }
     }
 }
 
-/// Sends frames 1 to `count`, sleeping while the ring is full, `batch` to a publication.
+/// Sends frames 1 to `count`, publishing after each `batch` frames and sleeping while the ring is
+/// full.
 fn produce(shared: &Arc<Shared>, count: u64, batch: u64, payload: u32) {
     let mut out = Producer::<_, 2>::new(Arc::clone(shared));
     let mut sent = 0;
@@ -139,7 +142,7 @@ fn produce(shared: &Arc<Shared>, count: u64, batch: u64, payload: u32) {
     }
 }
 
-/// Receives frames 1 to `count`, sleeping while there is none.
+/// Receives frames 1 to `count`, sleeping while the ring is empty.
 fn consume(shared: &Arc<Shared>, count: u64, payload: u32) {
     let mut inbound = Consumer::<_, 2>::new(Arc::clone(shared));
     let mut received = 0;
@@ -191,15 +194,14 @@ fn loom_batches_wake_once() {
     check(3, 2, 16, 3);
 }
 
-/// Frames of 192 bytes: there is room for two and the zero after them, so the producer has to be
-/// woken.
+/// With frames of 192 bytes the ring has room for two and the zero prefix after them, so the
+/// producer has to be woken.
 #[test]
 fn loom_a_producer_without_room_is_woken() {
     check(4, 1, 128, 3);
 }
 
-/// The application's thread publishes and two others may sleep: the flag is taken by one ringer
-/// only.
+/// Two threads publish work for one sleeper: only one of them takes the flag and rings.
 #[test]
 fn loom_one_ring_per_sleep() {
     loom::model(|| {

@@ -276,7 +276,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
     }
 
     /// Takes over the consumer's head, which can only grow, up to `published`, in multiples of
-    /// [`ALIGN`].
+    /// `ALIGN`.
     fn look(&mut self, head: u64) -> Result<(), Corrupt> {
         if head < self.head || head > self.published || head % ALIGN != 0 {
             return Err(Corrupt);

@@ -8,11 +8,11 @@ use super::*;
 
 const H: usize = 3;
 
-/// A ring's memory without a second process, where a test can write what a hostile one would.
+/// A ring's memory in one process, where a test can write as a hostile process could.
 struct Plain {
     head: AtomicU64,
     waits: AtomicU64,
-    /// Bytes that there is memory for.
+    /// Limit of the bytes that can be allocated.
     memory: u64,
     words: Vec<AtomicU64>,
 }
@@ -77,14 +77,13 @@ fn ring(capacity: usize) -> Ring {
     ring_in(capacity, capacity as u64)
 }
 
-/// A ring of which so many bytes can be allocated.
+/// A ring of which at most `memory` bytes can be allocated.
 fn ring_in(capacity: usize, memory: u64) -> Ring {
     let memory = Plain::new(capacity, memory);
     (Rc::clone(&memory), Producer::new(Rc::clone(&memory)), Consumer::new(memory))
 }
 
-/// What a payload consists of: half of the words look like prefixes, which must not matter a lap
-/// later.
+/// The words of a payload. Half of the words look like prefixes, which must not matter a lap later.
 fn word(value: u64, i: u64) -> u64 {
     if (value + i) % 2 == 0 { KIND_FRAME | i } else { value.wrapping_add(i) }
 }
@@ -123,7 +122,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The ring is a queue: what was pushed and published comes out once, whole and in order.
+    /// The ring is a queue: each pushed and published frame comes out once, whole and in order.
     #[test]
     fn a_ring_is_a_queue(log_capacity in 8_u32..14, steps in prop::collection::vec(step(), 1..400)) {
         let (memory, mut out, mut inbound) = ring(1 << log_capacity);
@@ -172,7 +171,7 @@ proptest! {
         }
     }
 
-    /// Without memory for the rest of the ring, its beginning carries everything.
+    /// Without memory for the rest of the ring, the beginning of the ring carries all frames.
     #[test]
     fn a_ring_that_cannot_grow_goes_on(lens in prop::collection::vec((0_u32..=384, 0_u8..4), 1..200)) {
         let (_, mut out, mut inbound) = ring_in(1 << 14, 1024 + 64);
@@ -192,8 +191,8 @@ proptest! {
         }
     }
 
-    /// Whatever the producer's side writes, the consumer stays within the ring and says so or goes
-    /// on.
+    /// For any writes of the producer's side, the consumer stays within the ring, and either
+    /// reports `Corrupt` or goes on.
     #[test]
     fn a_hostile_producer_gets_nowhere(
         capacity in (8_u32..12).prop_map(|log| 1_usize << log),
@@ -222,8 +221,8 @@ proptest! {
         }
     }
 
-    /// Whatever the consumer's side writes, the producer never writes over what is not consumed by
-    /// its own reckoning.
+    /// For any writes of the consumer's side, the producer never overwrites bytes that are
+    /// unconsumed by the producer's own count.
     #[test]
     fn a_hostile_consumer_gets_nowhere(
         heads in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(|n| n * 64)], 1..40),
@@ -256,7 +255,7 @@ fn frames_that_are_taken_in_soon_stay_at_the_beginning() {
         }
     }
     assert!(place <= 1 << 12, "the ring was used up to {place}");
-    // A burst is another matter.
+    // A burst of frames uses more of the ring.
     while let Some(span) = out.push(&[1; H], 64).unwrap() {
         place = place.max(span.at);
     }
@@ -278,7 +277,7 @@ fn more_frames_than_there_was_room_for_are_corrupt() {
     out.push(&[1; H], 0).unwrap().unwrap();
     out.publish();
     assert!(inbound.next().unwrap().is_some());
-    // Nothing was given back, and yet frames go on around the ring.
+    // The consumer has released nothing, and yet the frames go on around the ring.
     for at in [64, 128, 192] {
         memory.write(at, &[KIND_FRAME]);
         assert!(inbound.next().unwrap().is_some());

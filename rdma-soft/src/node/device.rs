@@ -75,8 +75,9 @@ impl Node {
     pub(super) fn new() -> os::Result<Self> {
         let event_loop = Arc::new(EventLoop::new()?);
         let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
-        // SAFETY: the directory is DIRECTORY_LEN bytes of page-aligned shared memory that lives as
-        // long as the owner; nobody else in this process touches it.
+        // SAFETY: Area::new wants mapped, readable and writable bytes for the life of the owner,
+        // accessed only atomically in this process: the directory is DIRECTORY_LEN bytes of shared
+        // memory that live as long as the owner, and only the engine accesses them.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
         let seed = u64::from_ne_bytes(os::random()?);
         let listener = claim(&event_loop, 0)?;
@@ -130,7 +131,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Engine::poll_cq`].
+    /// The errors of `Engine::poll_cq`.
     #[inline(always)]
     pub(crate) fn poll_cq(&self, cq: CqId, out: &mut [ibv_wc]) -> Result<usize, Errno> {
         self.lock().poll_cq(cq, out)

@@ -193,7 +193,7 @@ pub(super) fn accept(node: &'static Node, index: u32) {
     }
 }
 
-/// One of the [`MAX_HANDSHAKES`] concurrent handshakes that peers may begin.
+/// One of the `MAX_HANDSHAKES` concurrent handshakes that peers may begin.
 struct Seat(&'static Node);
 
 impl Seat {
@@ -284,8 +284,9 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
         }
     }
     for slot in slots {
-        // SAFETY: the mapping is DIRECTORY_LEN bytes, page aligned, readable and writable as long
-        // as its owner lives; only the engine touches it.
+        // SAFETY: Area::new wants mapped, readable and writable bytes for the life of the owner,
+        // accessed only atomically in this process: the mapping is DIRECTORY_LEN bytes that live as
+        // long as the owner, and only the engine accesses them.
         let area = unsafe { Area::new(directory.as_ptr(), DIRECTORY_LEN, Arc::clone(&directory) as _) };
         state.engine.handle_link_up(PeerId::local(slot), id, Some(area));
     }

@@ -260,7 +260,7 @@ impl State {
     }
 
     /// Sends frames and reports events after a call of the application into the engine. Unlike
-    /// [`progress`](Self::progress), does not handle inbound frames.
+    /// `progress`, does not handle inbound frames.
     #[inline]
     pub(crate) fn after_call(&mut self) {
         if !self.engine.is_idle() {

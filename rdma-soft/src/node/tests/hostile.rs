@@ -1,4 +1,4 @@
-//! Peers that do what they can to their end of a link.
+//! Hostile peers, which misuse their end of a link.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::thread;
@@ -6,8 +6,8 @@ use std::thread;
 use super::*;
 use crate::link::handshake::{self, Opened, PATIENCE};
 
-/// A page whose first touch waits for ever, in the kernel too; none where a process may not have
-/// one.
+/// A page whose first access blocks for ever, also in the kernel. None if this process lacks the
+/// permission for such a page.
 fn trap() -> Option<*mut libc::c_void> {
     #[repr(C)]
     struct Api {
@@ -31,23 +31,23 @@ fn trap() -> Option<*mut libc::c_void> {
     // made this one.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: fresh memory at an address of the kernel's choice.
+    // SAFETY: mmap wants no fixed address over live memory: the kernel chooses the address.
     let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, read_write, private, -1, 0) };
     let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
-    // SAFETY: UFFDIO_API reads and writes a live structure of its layout.
+    // SAFETY: UFFDIO_API wants a live structure of its layout, which `api` is.
     let versioned = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
     let mut register = Register { start: page.addr() as u64, len: 4096, mode: 1, ioctls: 0 };
-    // SAFETY: UFFDIO_REGISTER reads and writes a live structure of its layout, which names a page
-    // of this function's.
+    // SAFETY: UFFDIO_REGISTER wants a live structure of its layout, which `register` is; it names a
+    // page of this function's own.
     let registered = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
     let _open_for_ever = fd.into_raw_fd();
     (versioned == 0 && registered == 0).then_some(page)
 }
 
-/// The roles of [`super::peer`] that are hostile.
+/// Plays the hostile roles of [`super::peer`].
 pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Channel, theirs: &[u64]) {
     match role {
-        // Says again and again that it sleeps, and never reads what wakes it: a thread holds its
+        // Announces sleep again and again, and never reads the doorbells: a thread holds the link's
         // socket in the middle of a receive.
         "stuck" => {
             first.tell(&side.describe());
@@ -58,24 +58,25 @@ pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Chann
             state.send_deferred();
             let link = state.links().find(|link| link.peer.is_some()).unwrap();
             let socket = link.peer.as_ref().unwrap().socket.as_fd().as_raw_fd();
-            // SAFETY: F_SETFL takes an int.
+            // SAFETY: F_SETFL takes an int and reads no memory.
             assert_eq!(unsafe { libc::fcntl(socket, libc::F_SETFL, 0) }, 0);
             let trap = trap().map(|page| page.expose_provenance());
             thread::scope(|scope| {
                 scope.spawn(|| {
                     let page = std::ptr::with_exposed_provenance_mut(trap.unwrap_or(0));
-                    // SAFETY: recv writes to a page that nobody else uses, or fails.
+                    // SAFETY: recv wants a writable byte: the page is used only here. A null page
+                    // makes recv fail.
                     unsafe { libc::recv(socket, page, 1, 0) };
                 });
                 first.tell(&u64::from(trap.is_some()).to_string());
-                // Until it is killed.
+                // Runs until the process is killed.
                 loop {
                     link.arm();
                     thread::yield_now();
                 }
             });
         }
-        // Opens one link after another, many at once.
+        // Opens many links from several threads at once.
         "greedy" => {
             let slot = slot_of(theirs[0]);
             let open = || {
@@ -95,7 +96,7 @@ pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Chann
     }
 }
 
-/// Whatever a peer does to its end, waking it does not wait, and neither does a call.
+/// Neither a ring nor a call waits for the peer, whatever the peer does to its end.
 #[test]
 fn a_peer_that_does_not_listen_stops_nobody() {
     let (side, mut peer, _) = pair("stuck", 4096);
@@ -126,7 +127,7 @@ fn a_process_gets_one_link_however_often_it_asks() {
     let side = Side::new(4096);
     let mut peer = spawn("greedy");
     peer.tell(&side.describe());
-    // The peer's node has one, or the first that asked.
+    // The peer's node has the link, or the first of the handshakes has it.
     assert!(peer.hear_numbers()[0] <= 1);
     assert_eq!(links_to(&side, peer.pid()), 1);
     peer.tell("0");

@@ -1,5 +1,6 @@
-//! Two processes: the test binary runs itself again as the peer, with one of the roles below, and
-//! the two talk over the child's standard streams to exchange what verbs programs exchange.
+//! Tests with two processes. The test binary runs itself again as the peer, in one of the roles
+//! below. The two processes exchange over the child's standard streams the data that verbs programs
+//! exchange.
 
 mod hostile;
 mod side;
@@ -21,15 +22,15 @@ use crate::link::packet::Body;
 use crate::link::slot;
 
 fn become_a_stranger() {
-    // SAFETY: no conditions.
+    // SAFETY: geteuid has no requirements.
     let result = if unsafe { libc::geteuid() } == 0 {
-        // SAFETY: gives up all rights of this process.
+        // SAFETY: setuid takes a number; this process gives up all its rights.
         unsafe { libc::setuid(65_534) }
     } else {
         0
     };
     assert_eq!(result, 0);
-    // SAFETY: sets a flag of this process.
+    // SAFETY: PR_SET_DUMPABLE takes numbers and reads no memory.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
 }
 
@@ -37,7 +38,7 @@ fn slot_of(qpn: u64) -> Slot {
     Slot::of_qpn(u32::try_from(qpn).unwrap())
 }
 
-/// The roles.
+/// Runs this process as the peer, in the role that the test names.
 #[test]
 fn peer() {
     let Some(role) = role() else { return };
@@ -52,7 +53,7 @@ fn peer() {
     }
     side.connect(u32::try_from(theirs[0]).unwrap());
     match role.as_str() {
-        // Sends back what comes, until a message of one byte.
+        // Sends each message back, up to and including a message of one byte.
         "echo" => {
             side.recv(1, 0, 1 << 20);
             first.tell(&side.describe());
@@ -70,7 +71,7 @@ fn peer() {
                 }
             }
         }
-        // Destroys the link that we share.
+        // Corrupts the shared link.
         "vandal" => {
             first.tell(&side.describe());
             side.recv(1, 0, 64);
@@ -78,16 +79,16 @@ fn peer() {
             first.try_hear();
             let state = side.node.lock();
             state.links().for_each(Link::vandalise);
-            // Nothing of ours may put the words right again.
+            // The held lock keeps this process's agent from writing correct words again.
             first.try_hear();
             drop(state);
         }
-        // Does nothing at all, until told to end.
+        // Does nothing until told to end.
         "sleep" | "many" | "impostor" => {
             first.tell(&side.describe());
             first.try_hear();
         }
-        // Gets one more number when the link is up already, and sends from there.
+        // Takes one more slot when the link is up already, and sends from that slot.
         "grower" => {
             first.tell(&side.describe());
             let theirs = first.hear_numbers();
@@ -99,7 +100,7 @@ fn peer() {
             first.tell(&other.wait().status.0.to_string());
             first.try_hear();
         }
-        // Grants what nobody has asked for.
+        // Sends grants that were not requested.
         "generous" => {
             first.tell(&side.describe());
             side.recv(1, 0, 64);
@@ -118,13 +119,13 @@ fn peer() {
             side.wait_ok();
             first.try_hear();
         }
-        // Has no descriptor left for what it asks for.
+        // Has no free descriptor for the file of a requested region.
         "poor" => {
             first.tell(&side.describe());
             side.send(1, 0, 8);
             side.wait_ok();
             let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
-            // SAFETY: reads one limit from a live one.
+            // SAFETY: setrlimit reads one limit: `limit` is live.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
             for _ in 0..5 {
                 let rkey = u32::try_from(theirs[2]).unwrap();
@@ -134,7 +135,7 @@ fn peer() {
             }
             first.try_hear();
         }
-        // Comes to the door and says nothing.
+        // Connects many times and sends nothing.
         "crowd" => {
             let sockets: Vec<_> =
                 (0..40).map(|_| slot::connect(slot_of(theirs[0]), Duration::from_secs(5)).unwrap()).collect();
@@ -160,20 +161,20 @@ fn peer() {
                 }
             }
         }
-        // Connects while we do.
+        // Connects at the same time as the other process.
         "race" => {
             first.tell(&side.describe());
             side.exchange(200);
             first.hear();
         }
-        // May not trace us, nor we it.
+        // Neither may trace the other process, nor may be traced by it.
         "stranger" => {
             first.tell(&side.describe());
             side.send(1, 0, 8);
             first.tell(&side.wait().status.0.to_string());
             first.try_hear();
         }
-        // Is killed while it sends.
+        // Sends until it is killed.
         "flood" => {
             first.tell(&side.describe());
             for i in 0.. {
@@ -187,17 +188,17 @@ fn peer() {
     }
 }
 
-/// The links of this process to another.
+/// The number of this process's links to another process.
 fn links_to(side: &Side, pid: i32) -> usize {
     side.node.lock().links().filter(|link| link.peer.as_ref().is_some_and(|peer| peer.pid == pid)).count()
 }
 
-/// The descriptors of this process.
+/// The number of open descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// KiB of shared memory that this process has mapped and that exist.
+/// KiB of shared memory that this process has mapped and that are resident.
 fn shared_memory() -> usize {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut is_ours = false;
@@ -253,7 +254,7 @@ fn rings_of_four_kilobytes_carry_messages_of_a_megabyte() {
     peer.finish();
 }
 
-/// Both ends may open a link at the same time; one of the two comes to be.
+/// Both processes may open a link at the same time; one link results.
 #[test]
 fn both_may_connect_at_once() {
     for _ in 0..20 {
@@ -265,7 +266,7 @@ fn both_may_connect_at_once() {
     }
 }
 
-/// In a process of its own: other tests open and close descriptors.
+/// Runs in a process of its own, because other tests open and close descriptors.
 #[test]
 #[ignore = "run by a_link_costs_little"]
 fn count_what_links_cost() {
@@ -277,12 +278,13 @@ fn count_what_links_cost() {
         side.post(1, Op::Write, 0, 8, theirs[1], u32::try_from(theirs[2]).unwrap());
         side.wait_ok();
     }
-    // Each peer has two pipes to us, and each of our four sides a region. Handshakes have more for
-    // a moment.
+    // Each peer has two pipes to this process, and each of the four sides here has a region.
+    // Handshakes use more descriptors for a moment.
     let fixed = before + 4 * 2 + 4;
     until("four links have eight descriptors", || descriptors() <= fixed + 4 * 2);
-    // A page is our side's region and 4 MiB the peer's. The rest are rings and the peer's
-    // directory, which each process pays for one half of.
+    // Each link also maps a page, the region of this side, and the 4 MiB region of the peer. The
+    // rest are rings and the peer's directory; each of the two processes counts half of that
+    // memory.
     let each = (shared_memory() - memory) / 4 - (4 << 10) - 4;
     assert!(each <= 528, "{each} KiB");
     for (_, peer, _) in &mut peers {
@@ -317,7 +319,7 @@ fn a_sleeping_process_is_written_to_and_read_from() {
 
 static EVENTS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// Waits for a completion event without polling: only the agent can bring it.
+/// Waits for a completion event without polling, so that only the agent can report one.
 fn wait_for_event(side: &Side) {
     let start = Instant::now();
     loop {
@@ -346,7 +348,7 @@ fn arm(side: &Side) {
 fn the_agent_brings_completions_to_who_does_not_poll() {
     let (side, mut peer, _) = pair("echo", 4 << 20);
     for round in 0..50 {
-        // Polling now and then, so that the agent is in each of its moods.
+        // Polls in some rounds, so that the agent is in each of its states.
         for _ in 0..(round % 3) * 40 {
             assert!(side.poll().is_none());
         }
@@ -359,7 +361,7 @@ fn the_agent_brings_completions_to_who_does_not_poll() {
             side.wait_ok();
         }
     }
-    // And failures that only a timer can know of: nobody is there any more, or never was.
+    // Failures that only a timer can detect: the peer is gone, or never existed.
     peer.kill();
     let side = Side::new(4096);
     side.connect((4094 << 12) | 5);
@@ -389,7 +391,7 @@ fn an_idle_process_does_nothing() {
     peer.finish();
 }
 
-/// Mapping takes long; a peer that grants without end would keep the agent busy with it.
+/// Mapping takes long, so a peer that sends grants without end would keep the agent busy.
 #[test]
 #[ignore = "run by the next test, in a process of its own"]
 fn a_grant_that_nobody_asked_for_is_not_mapped() {
@@ -416,7 +418,7 @@ fn a_grant_that_nobody_asked_for_is_not_mapped() {
     side.send(2, 0, 8);
     side.wait_ok();
     side.wait_ok();
-    // What was sent before is taken in with this.
+    // Before the agent sleeps it handles all packets sent before.
     until("the agent sleeps", || side.node.lock().agent == state::Agent::Asleep);
     assert_eq!(WARNINGS.load(Ordering::Relaxed), 0, "a file that cannot be mapped was looked at");
     peer.tell("0");
@@ -481,7 +483,7 @@ fn a_number_that_a_peer_gets_later_is_served_on_the_link_that_is_there() {
     peer.finish();
 }
 
-/// A peer that says that it has our number, too, gets nothing that is not for it.
+/// A peer that claims this process's slot, too, gets no frames for that slot.
 #[test]
 fn an_impostor_has_no_number_but_its_own() {
     let (side, mut peer, theirs) = pair("impostor", 4 << 20);
@@ -503,7 +505,7 @@ fn an_impostor_has_no_number_but_its_own() {
     peer.finish();
 }
 
-/// Processes of another user that stand in the door do not keep anybody out.
+/// Processes of another user that connect and send nothing keep no other process out.
 #[test]
 fn strangers_who_say_nothing_keep_nobody_out() {
     let side = Side::new(4096);
@@ -514,7 +516,7 @@ fn strangers_who_say_nothing_keep_nobody_out() {
     let mut peer = spawn("sleep");
     peer.tell(&side.describe());
     peer.hear();
-    // It is the one that knocks.
+    // This peer opens the link.
     let pid = peer.pid();
     while !side.node.lock().links().any(|link| link.peer.as_ref().is_some_and(|p| p.pid == pid)) {
         assert!(start.elapsed() < LONG);
@@ -527,13 +529,13 @@ fn strangers_who_say_nothing_keep_nobody_out() {
     crowd.finish();
 }
 
-/// The peer overwrites the words of the ring: the link ends, and nothing else does.
+/// The peer overwrites the words of the ring: only the link to that peer ends.
 #[test]
 fn a_vandal_loses_its_link() {
     let (side, mut peer, _) = pair("vandal", 4096);
     side.send(1, 0, 8);
     side.wait_ok();
-    // There is no receive for this one, so it is outstanding when the peer writes nonsense.
+    // No receive is posted for this send, so it is outstanding when the peer corrupts the ring.
     side.send(2, 0, 8);
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(20) {
@@ -559,7 +561,7 @@ fn a_stopped_process_is_waited_for() {
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(400) {
         if let Some(wc) = side.poll() {
-            // Shared memory may be read while its owner is stopped; what needs the owner waits.
+            // Shared memory can be read while its owner is stopped; a send waits for the owner.
             assert_eq!((wc.wr_id, wc.status), (2, ibv_wc_status::IBV_WC_SUCCESS));
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -569,7 +571,8 @@ fn a_stopped_process_is_waited_for() {
     while side.wait().wr_id != 3 {}
 }
 
-/// Even if there is no link to it yet. Longer than a handshake may take.
+/// A peer is waited for even if there is no link to it yet. The test outlasts the time limit of a
+/// handshake.
 #[test]
 fn a_process_that_was_stopped_before_the_first_message_is_waited_for() {
     let (side, mut peer, theirs) = pair("sleep", 4096);
@@ -598,7 +601,7 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
         for i in 0..32 {
             side.recv(i, 0, 1 << 16);
         }
-        // Some die before the first frame, some in the middle of one.
+        // Some peers die before the first frame, some in the middle of one.
         let start = Instant::now();
         let mut received = 0;
         while start.elapsed() < Duration::from_micros(round * 700) {
@@ -609,7 +612,7 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
             }
         }
         peer.kill();
-        // Sooner or later the other end is known to be gone: before, during or after the post.
+        // The peer's death is noticed at some time: before, during or after the post.
         side.send(77, 0, 8);
         let wc = loop {
             let wc = side.wait();
@@ -630,7 +633,7 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
     }
 }
 
-/// A process that the kernel does not let trace us, or the other way round, gets no link.
+/// Two processes get no link if the kernel does not let one of them trace the other.
 #[test]
 fn a_process_of_other_rights_is_refused() {
     let side = Side::new(4096);
@@ -640,7 +643,7 @@ fn a_process_of_other_rights_is_refused() {
     side.connect(u32::try_from(theirs[0]).unwrap());
     side.send(1, 0, 8);
     assert_eq!(side.wait().status, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
-    // It fares no better.
+    // The peer's send fails in the same way.
     assert_eq!(peer.hear_numbers(), [u64::from(ibv_wc_status::IBV_WC_RETRY_EXC_ERR.0)]);
     peer.finish();
 }
@@ -648,15 +651,16 @@ fn a_process_of_other_rights_is_refused() {
 #[test]
 fn a_forked_child_does_not_get_the_parent_s_node() {
     let side = Side::new(4096);
-    // SAFETY: the child calls what only reads a few words, and _exit.
+    // SAFETY: fork wants a child that calls only async-signal-safe functions: the child reads a few
+    // words and calls _exit.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let code = i32::from(NODE.get().is_some());
-        // SAFETY: ends the child without running anything else.
+        // SAFETY: _exit has no requirements; it ends the child without running anything else.
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
-    // SAFETY: waitpid writes one int to a live one.
+    // SAFETY: waitpid wants a place for the status: `status` is a live int.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
     assert!(Node::get().is_ok_and(|node| std::ptr::eq(node, side.node)));

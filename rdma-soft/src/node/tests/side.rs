@@ -1,4 +1,4 @@
-//! A process's side of a test, and the second process at the other.
+//! One process's side of a test, and the start of the second process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::engine::{
 
 pub(super) const LONG: Duration = Duration::from_secs(30);
 
-/// One of each object, in this process's node.
+/// One object of each kind, in this process's node.
 pub(super) struct Side {
     pub(super) node: &'static Node,
     pub(super) cq: CqId,
@@ -23,7 +23,7 @@ pub(super) struct Side {
     pub(super) qpn: u32,
     pub(super) memory: &'static SharedMemory,
     pub(super) key: u32,
-    /// Of its completion queue's events.
+    /// Token of the completion queue's events.
     pub(super) token: u64,
 }
 
@@ -32,12 +32,12 @@ impl Side {
         Self::after(len, 0)
     }
 
-    /// One that is made after so many other queue pairs.
+    /// Makes a side after `others` other queue pairs.
     pub(super) fn after(len: usize, others: usize) -> Self {
         static TOKENS: AtomicU64 = AtomicU64::new(1);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let node = Node::get().unwrap();
-        // Tests end with their process: nothing is taken down.
+        // Leaked, because tests end with their process.
         let memory = Box::leak(Box::new(SharedMemory::new(len).unwrap()));
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
             | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
@@ -52,7 +52,8 @@ impl Side {
         let (pd, cq, key) = node.with(|engine| {
             let pd = engine.alloc_pd().unwrap();
             let cq = engine.create_cq(256, token).unwrap();
-            // SAFETY: the memory is never freed, and only touched through rdma_mem.
+            // SAFETY: `register` wants memory that outlives the region and is accessed only
+            // atomically: the memory is never freed, and only accessed through rdma_mem.
             let key = unsafe { engine.register(pd, &what) }.unwrap().lkey;
             (pd, cq, key)
         });
@@ -106,7 +107,7 @@ impl Side {
         ibv_sge { addr: (self.memory.as_ptr().addr() + at) as u64, length: u32::try_from(len).unwrap(), lkey: self.key }
     }
 
-    /// A receive posted in INIT, for a peer that may send as soon as it can.
+    /// Posts a receive in INIT, for a peer that may send as soon as it is connected.
     pub(super) fn recv_before_connect(&self) {
         let change = ModifyQp { state: Some(QpState::Init), access: Some(15), ..ModifyQp::default() };
         self.node.with_drained(|engine| engine.modify_qp(self.qp, &change)).unwrap();
@@ -133,7 +134,7 @@ impl Side {
         (self.node.poll_cq(self.cq, &mut out).unwrap() == 1).then(|| out[0])
     }
 
-    /// Polls until a completion comes.
+    /// Polls until there is a completion.
     pub(super) fn wait(&self) -> ibv_wc {
         let start = Instant::now();
         loop {
@@ -151,7 +152,7 @@ impl Side {
         wc.wr_id
     }
 
-    /// Sends numbered messages and takes as many, both at once.
+    /// Sends numbered messages and receives as many at the same time.
     pub(super) fn exchange(&self, count: u64) {
         let (mut sent, mut received, mut posted) = (0, 0_u64, 0_u64);
         let index = |number: u64| usize::try_from(number).unwrap();
@@ -180,14 +181,16 @@ impl Side {
 
     pub(super) fn set(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.memory.len());
-        // SAFETY: within the memory (just checked), which lives for ever.
+        // SAFETY: `copy` wants `len` readable and writable bytes: the range is within the memory
+        // (just checked), which is never freed.
         unsafe { rdma_mem::copy(self.memory.as_ptr().wrapping_add(at), bytes.as_ptr(), bytes.len()) };
     }
 
     pub(super) fn get(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.memory.len());
         let mut bytes = vec![0; len];
-        // SAFETY: within the memory (just checked), which lives for ever.
+        // SAFETY: `copy` wants `len` readable and writable bytes: the range is within the memory
+        // (just checked), which is never freed.
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.memory.as_ptr().wrapping_add(at), len) };
         bytes
     }
@@ -202,7 +205,8 @@ pub(super) fn spawn(role: &str) -> Peer {
     Peer::start("node::tests::peer", role)
 }
 
-/// A pair of connected queue pairs: ours, and what the peer said of its side.
+/// Makes a pair of connected queue pairs. Returns this side, the peer, and the peer's description
+/// of its side.
 pub(super) fn pair(role: &str, len: usize) -> (Side, Peer, Vec<u64>) {
     let side = Side::new(len);
     let mut peer = spawn(role);
