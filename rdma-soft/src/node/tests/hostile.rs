@@ -54,7 +54,7 @@ pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Chann
             side.recv(1, 0, 64);
             side.wait_ok();
             let mut state = side.node.lock();
-            // Nobody else does while this thread holds the lock.
+            // No other thread can send the acknowledgement while this thread holds the lock.
             state.send_deferred();
             let link = state.links().find(|link| link.peer.is_some()).unwrap();
             let socket = link.peer.as_ref().unwrap().socket.as_fd().as_raw_fd();
