@@ -36,7 +36,8 @@ struct Deferred {
     to: Dispatch,
 }
 
-/// Logs an event: a level, then the arguments of `tracing::event!`. Values are moved into it.
+/// Logs an event: a level, then the arguments of `tracing::event!`. Values are moved into the
+/// event.
 macro_rules! log {
     ($level:ident, $($event:tt)+) => {
         // `current` reads one atomic word and calls no subscriber.

@@ -1,11 +1,11 @@
-//! The wake-up protocol: a side sets a flag before it sleeps, and the other side rings if it is
-//! set.
+//! The wake-up protocol: a side sets a flag before it sleeps, and the other side, when it has work
+//! for the sleeper, rings if the flag is set.
 //!
 //! The sleeper stores `asleep`, then checks all its sources of work once more; the waker publishes
 //! its work, then loads `asleep`. All of these accesses are `*_ordered`, so at least one of the two
 //! sides sees the other's store and no wake-up is lost. The waker clears the flag before it rings,
-//! so there is one ring per sleep. A side whose application polls does not set the flag and is
-//! never rung.
+//! so there is one ring per sleep. A side whose application polls does not set the flag, so this
+//! protocol never rings it.
 //!
 //! Either side may write any value at any time. A hostile side can only cause too many rings, or
 //! too few for itself.

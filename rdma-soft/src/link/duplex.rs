@@ -20,7 +20,7 @@ const RELEASE_LATER: u64 = 4096;
 /// frame takes longer than many looks for it.
 const LARGE: usize = 16 << 10;
 
-/// Why a link still has something to send.
+/// The reason why a link still has frames to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backlog {
     /// Nothing is left to send.

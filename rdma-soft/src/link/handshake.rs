@@ -9,8 +9,8 @@
 //!                                             <-  Accept + directory
 //! ```
 //!
-//! Two processes share one link. The acceptor answers `Known { slots }` to an opener that has a
-//! link to it already, and `Busy` while another handshake of the two processes is under way. Either
+//! Two processes share one link. The acceptor answers `Known { slots }` to an opener that it has a
+//! link with already, and `Busy` while another handshake of the two processes is under way. Either
 //! side may answer `Refuse { why }`. A handshake blocks, so it runs in a thread of its own.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -28,9 +28,9 @@ pub(crate) enum Kind {
     /// The sender's slots and the address of its token; the acceptor's Hello also has the opener's
     /// token.
     Hello = 1,
-    /// The opener's proof (the acceptor's token), and the link's memory.
+    /// The opener's proof (the acceptor's token), the link's memory and the opener's directory.
     Offer = 2,
-    /// The link is up.
+    /// The acceptor's directory: the link is up.
     Accept = 3,
     /// The sender refuses the link; the body is the reason.
     Refuse = 4,

@@ -15,9 +15,9 @@ pub(crate) const TOKEN: usize = 32;
 pub(crate) struct Token(Box<[u8; TOKEN]>);
 
 impl Token {
-    /// Makes a fresh token, and lets peers read it. Where Yama restricts tracing, this widens what
-    /// debuggers may do: so the permission is requested only when a link is about to be made, and
-    /// not if `RDMA_SOFT_PTRACER=off`.
+    /// Makes a fresh token. Unless `RDMA_SOFT_PTRACER=off`, also lets peers trace this process
+    /// where Yama restricts tracing. This permission widens what debuggers may do, so it is given
+    /// only when a link is about to be made.
     pub(crate) fn new() -> os::Result<Self> {
         if std::env::var_os("RDMA_SOFT_PTRACER").is_none_or(|value| value != "off") {
             process::allow_tracing();

@@ -21,7 +21,7 @@ const POLLS_PER_CLOCK: u64 = 32;
 const POLLS_OF_A_POLLER: u64 = 16;
 /// Interval at which the agent looks in while the application polls.
 pub(super) const TICK: Duration = Duration::from_millis(1);
-/// Polls between two rings of the peers that have stopped looking for frames: some 10 us.
+/// Polls between two nudges, which ring peers that have stopped looking for frames: some 10 us.
 const POLLS_PER_NUDGE: u64 = 128;
 /// Bytes of budget left for the next link, and then for sending, after a link that used up the
 /// budget. So no peer, however fast, can hold back the other links or this process's answers for
@@ -274,8 +274,9 @@ impl State {
         self.finish(more);
     }
 
-    /// Prepares for an application that is about to wait instead of polling: from now on peers
-    /// ring. An agent that is awake or ticking notices by its next tick.
+    /// Prepares for an application that is about to wait instead of polling. Marks a ticking agent
+    /// as asleep, so that peers ring from now on; the agent's thread notices at its next tick. An
+    /// agent that is awake falls asleep in its own turn.
     pub(crate) fn prepare_to_sleep(&mut self) {
         self.polls_at_sleep = self.polls;
         self.nudge();

@@ -55,7 +55,7 @@ pub(crate) fn uninterrupted<R>(step: impl FnOnce() -> R) -> R {
     step()
 }
 
-/// Runs a function in every child that is forked from now on. It must be async-signal-safe.
+/// Runs `function` in every child that is forked from now on. `function` must be async-signal-safe.
 pub(crate) fn run_in_children(function: extern "C" fn()) {
     register(None, None, Some(function));
 }

@@ -167,7 +167,7 @@ fn peer() {
             side.exchange(200);
             first.hear();
         }
-        // Neither may trace the other process, nor may be traced by it.
+        // May neither trace the other process nor be traced by it.
         "stranger" => {
             first.tell(&side.describe());
             side.send(1, 0, 8);
@@ -283,8 +283,7 @@ fn count_what_links_cost() {
     let fixed = before + 4 * 2 + 4;
     until("four links have eight descriptors", || descriptors() <= fixed + 4 * 2);
     // Each link also maps a page, the region of this side, and the 4 MiB region of the peer. The
-    // rest are rings and the peer's directory; each of the two processes counts half of that
-    // memory.
+    // rest are rings and the peer's directory, whose cost the two processes share.
     let each = (shared_memory() - memory) / 4 - (4 << 10) - 4;
     assert!(each <= 528, "{each} KiB");
     for (_, peer, _) in &mut peers {
@@ -418,7 +417,7 @@ fn a_grant_that_nobody_asked_for_is_not_mapped() {
     side.send(2, 0, 8);
     side.wait_ok();
     side.wait_ok();
-    // Before the agent sleeps it handles all packets sent before.
+    // By then the agent has handled all packets that the peer sent before.
     until("the agent sleeps", || side.node.lock().agent == state::Agent::Asleep);
     assert_eq!(WARNINGS.load(Ordering::Relaxed), 0, "a file that cannot be mapped was looked at");
     peer.tell("0");
