@@ -137,8 +137,8 @@ impl Memory {
 
     fn word(&self, index: usize) -> NonNull<AtomicU64> {
         debug_assert!(index * WORD_STRIDE < CONTROL);
-        // SAFETY: `add` wants an offset within the mapping: the word lies in the control page (1),
-        // because `index * WORD_STRIDE < CONTROL`.
+        // SAFETY: `add` wants an offset within the mapping: an index is at most PULSE + 1, so the
+        // word lies in the control page (1).
         unsafe { self.base().add(index * WORD_STRIDE) }.cast()
     }
 
@@ -167,7 +167,8 @@ pub(crate) struct Flag {
     _memory: Arc<Memory>,
 }
 
-// SAFETY: the pointer is to an atomic in memory that the value keeps mapped in every thread (1, 2).
+// SAFETY: another thread may use the pointer: the value keeps the memory mapped (1), and all access
+// is atomic (2).
 unsafe impl Send for Flag {}
 
 impl Flag {
@@ -192,7 +193,7 @@ pub(crate) struct Ring {
     memory: Arc<Memory>,
 }
 
-// SAFETY: the pointers are into memory that the value keeps mapped in every thread (1), and all
+// SAFETY: another thread may use the pointers: the value keeps the memory mapped (1), and all
 // access is atomic (2).
 unsafe impl Send for Ring {}
 
