@@ -1,4 +1,4 @@
-//! `ibv_ah`: address handles, and how one is made of a completion.
+//! `ibv_ah`: address handles, and address handles made from a work completion.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,7 +44,7 @@ impl Child for ibv_ah {
         &object.context
     }
 
-    /// Requests that were posted with the handle have their own copy of its path.
+    /// Posted requests hold their own copy of the path, so the handle may end before they complete.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
         node.with(|engine| engine.release_pd(object.pd));
         COUNT.fetch_sub(1, Ordering::Relaxed);
@@ -52,13 +52,14 @@ impl Child for ibv_ah {
     }
 }
 
-/// Address handles of this process.
+/// Number of address handles in this process; at most `MAX_AH`.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 const HOST_UNREACHABLE: Errno = Errno(libc::EHOSTUNREACH);
 
-/// `wc.sl` of a RoCE v2 datagram, which has no service level: mlx5 reports the kind of the header
-/// in the two low bits (1 is IPv6, 2 is IPv4), and UCX finds the sender's address by it.
+/// `wc.sl` of a RoCE v2 datagram. RoCE v2 has no service level: mlx5 reports the type of the
+/// network header in the two low bits (1 is IPv6, 2 is IPv4), and UCX reads these bits to find the
+/// sender's address.
 const fn roce_sl(grh: &Grh) -> u8 {
     if grh.is_ipv4() { 0xa } else { 0x9 }
 }
@@ -69,7 +70,7 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     attr::check_port(u32::from(asked.port_num))?;
     let (sl, slid) = if infiniband { (asked.sl & 15, attr::LID) } else { (0, 0) };
     if asked.is_global == 0 {
-        // Without a global address there is the local one, and only InfiniBand has that.
+        // Without a GRH the address is a LID, and only InfiniBand has LIDs.
         return match (infiniband, asked.dlid == attr::LID) {
             (true, true) => Ok(Path { host: Host::LOCAL, grh: Grh::NONE, group: None, sl, slid }),
             (true, false) => Err(HOST_UNREACHABLE),
@@ -78,12 +79,14 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     }
     let ibv_global_route { dgid, flow_label, sgid_index, hop_limit, traffic_class } = asked.grh;
     let source = context.gids().get(usize::from(sgid_index)).ok_or(Errno::INVAL)?.address();
-    // SAFETY: every bit pattern is a GID.
+    // SAFETY: reading a union field requires a valid value: `raw` is 16 bytes, all of them
+    // initialised, and any bytes are a GID.
     let destination = Gid(unsafe { dgid.raw });
     let is_here =
         || gid::table(context.link_layer(), context.guid()).iter().any(|entry| entry.address() == destination);
     let group = destination.is_multicast().then_some(destination);
-    // The host may have got addresses since the device was opened.
+    // The host may have gained addresses since the device was opened, so look at the current ones
+    // too.
     if group.is_none() && !context.gids().iter().any(|entry| entry.address() == destination) && !is_here() {
         return Err(HOST_UNREACHABLE);
     }
@@ -112,7 +115,7 @@ pub(super) fn create_ah(pd: Handle<ibv_pd>, attr: In<ibv_ah_attr>) -> Made<ibv_a
     create(&pd, attr.get()?)
 }
 
-/// How to answer the sender of a datagram.
+/// Attributes of an address handle that leads back to the sender of a datagram.
 fn answer(context: &ContextState, port: u8, wc: &ibv_wc, grh: Option<[u8; GRH_LEN]>) -> Result<ibv_ah_attr, Errno> {
     let mut attr = ibv_ah_attr {
         dlid: wc.slid,
@@ -125,7 +128,8 @@ fn answer(context: &ContextState, port: u8, wc: &ibv_wc, grh: Option<[u8; GRH_LE
     attr.is_global = 1;
     let grh = Grh(bytes);
     let own = grh.destination();
-    // A group cannot be a sender; so nothing says which address to answer from.
+    // The datagram was sent to a multicast group: a group cannot be a source address, and the
+    // header does not say which unicast GID to answer from.
     if own.is_multicast() {
         return Err(Errno::INVAL);
     }
@@ -152,7 +156,7 @@ fn answer(context: &ContextState, port: u8, wc: &ibv_wc, grh: Option<[u8; GRH_LE
     Ok(attr)
 }
 
-/// As [`answer`], with the header where a completion says that there is one.
+/// Calls [`answer`] with the GRH if `wc` has the flag `IBV_WC_GRH`, and without one otherwise.
 fn answer_to(context: &ContextState, port: u8, wc: &In<ibv_wc>, grh: &Bytes<ibv_grh>) -> Result<ibv_ah_attr, Errno> {
     let wc = wc.get()?;
     let is_global = wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0;

@@ -1,4 +1,4 @@
-//! Asynchronous events: changes of an object that no completion reports.
+//! Asynchronous events: changes of a CQ or QP that no completion reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,8 @@ use super::object::counter;
 /// `ibv_get_async_event`.
 pub(super) fn get_async_event(context: Handle<ibv_context>, event: Out<ibv_async_event>) -> Result<(), MinusOne> {
     let AsyncEvent { event_type, object } = context.get()?.events().wait(|event| {
-        // From here to its acknowledgement the object cannot be destroyed.
+        // Counts the event under the queue's lock: until C acknowledges it, destroying the object
+        // waits.
         event.object.async_events.report();
         event
     })?;
@@ -29,12 +30,15 @@ pub(super) fn ack_async_event(event: In<ibv_async_event>) {
     let Ok(event) = event.get() else { return };
     match event.event_type {
         E::IBV_EVENT_CQ_ERR => {
-            // SAFETY: the event's type says that this is the field it has.
+            // SAFETY: reading a union field requires the field to be initialised: all fields are
+            // pointers of one size, and the event type says which of them the event has (promise
+            // 2).
             let address = unsafe { event.element.cq };
-            // SAFETY: `from_c` wants an object that is alive during the call: it has an event that
-            // is not acknowledged (`events`, invariant 1).
+            // SAFETY: `from_c` requires an object that is alive during the call: this one has an
+            // unacknowledged event (`events`, invariant 1).
             if let Ok(cq) = unsafe { Handle::from_c(address) }.get() {
-                // A copy: once the count is right another thread may free the object.
+                // Cloned because another thread may free the object as soon as all its events are
+                // acknowledged.
                 let entry = Arc::clone(cq.entry());
                 entry.async_events.acknowledge(1, |completed| {
                     counter!(cq, async_events_completed: AtomicU32).store(completed, Ordering::Relaxed);
@@ -49,12 +53,15 @@ pub(super) fn ack_async_event(event: In<ibv_async_event>) {
         | E::IBV_EVENT_PATH_MIG
         | E::IBV_EVENT_PATH_MIG_ERR
         | E::IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: the event's type says that this is the field it has.
+            // SAFETY: reading a union field requires the field to be initialised: all fields are
+            // pointers of one size, and the event type says which of them the event has (promise
+            // 2).
             let address = unsafe { event.element.qp };
-            // SAFETY: `from_c` wants an object that is alive during the call: it has an event that
-            // is not acknowledged (`events`, invariant 1).
+            // SAFETY: `from_c` requires an object that is alive during the call: this one has an
+            // unacknowledged event (`events`, invariant 1).
             if let Ok(qp) = unsafe { Handle::from_c(address) }.get() {
-                // A copy: once the count is right another thread may free the object.
+                // Cloned because another thread may free the object as soon as all its events are
+                // acknowledged.
                 let entry = Arc::clone(qp.entry());
                 entry.async_events.acknowledge(1, |completed| {
                     counter!(qp, qp_base.events_completed: AtomicU32).store(completed, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The attributes of the device and its port.
+//! Attributes of the device and of its port, GID table and P_Key table.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
@@ -16,15 +16,15 @@ use super::device::LinkLayer;
 use super::qp_state::Limits;
 use crate::engine::limits;
 
-/// The device has one port.
+/// Number of the device's only port.
 pub(crate) const PORT: u8 = 1;
-/// The one partition key: full membership of the default partition.
+/// The only partition key: full membership of the default partition.
 pub(crate) const PKEY: u16 = 0xffff;
-/// The port's local identifier where the link is InfiniBand; Ethernet has none.
+/// Local identifier (LID) of the port if the link layer is InfiniBand; Ethernet has none.
 pub(crate) const LID: u16 = 1;
 pub(crate) const MTU: ibv_mtu = ibv_mtu::IBV_MTU_4096;
 
-/// A count as the `int` that attributes are made of.
+/// Converts a count to the `int` of the attribute structures; caps it at `INT_MAX`.
 fn int(count: u32) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
@@ -43,11 +43,11 @@ fn device_attr(context: &ContextState) -> ibv_device_attr {
         sys_image_guid: guid,
         max_mr_size: u64::MAX >> 1,
         page_size_cap: 0xffff_f000,
-        // Not a vendor's number: no registry has it.
+        // Not a registered vendor id.
         vendor_id: 0x00ff_ffff,
         vendor_part_id: 0,
         hw_ver: 1,
-        // Slots come as they are needed.
+        // A process claims further slots of `QPS_PER_SLOT` queue pairs on demand.
         max_qp: int(limits::QPS_PER_SLOT.saturating_mul(16)),
         max_qp_wr: int(limits::MAX_QP_WR),
         device_cap_flags: ibv_device_cap_flags::IBV_DEVICE_SYS_IMAGE_GUID.0
@@ -107,7 +107,7 @@ fn port_attr(context: &ContextState) -> ibv_port_attr {
         sm_lid: lid,
         max_vl_num: 1,
         subnet_timeout: 18,
-        // 4x at 25 Gbit/s a lane: 100 Gbit/s, the order of a memory copy.
+        // 4x at 25 Gbit/s per lane: 100 Gbit/s, the order of magnitude of a memory copy.
         active_width: 2,
         active_speed: 32,
         phys_state: 5,
@@ -116,7 +116,7 @@ fn port_attr(context: &ContextState) -> ibv_port_attr {
     }
 }
 
-/// The limits that `modify_qp` checks values against.
+/// Limits against which `modify_qp` checks the values of attributes.
 pub(crate) fn qp_limits(context: &ContextState) -> Limits {
     Limits {
         ports: PORT,
@@ -145,7 +145,7 @@ pub(super) fn query_device_ex(
     if input.optional().is_some_and(|input| input.comp_mask != 0) || attr_size < size_of::<ibv_device_attr>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: of `write_as`: the size that C gives with the structure.
+    // SAFETY: `write_as` requires the size of the caller's structure: C passes this size with it.
     unsafe { attr.write_as(&device_attr_ex(context), attr_size) }
 }
 
@@ -157,14 +157,15 @@ pub(super) fn check_port(port: u32) -> Done {
 pub(super) fn query_port(context: Handle<ibv_context>, port: u8, attr: Out<ibv_port_attr>, len: usize) -> Done {
     let context = context.get()?;
     check_port(u32::from(port))?;
-    // SAFETY: of `write_as`: the size that C gives with the structure.
+    // SAFETY: `write_as` requires the size of the caller's structure: C passes this size with it.
     unsafe { attr.write_as(&port_attr(context), len) }
 }
 
-/// `ibv_query_port`, the symbol: its callers' structure ends where `flags` came later.
+/// `ibv_query_port` as an exported symbol. Callers pass the older structure, which ends where later
+/// versions have `flags`.
 pub(super) fn query_port_compat(context: Handle<ibv_context>, port: u8, attr: Out<_compat_ibv_port_attr>) -> Done {
-    // SAFETY: of `at`: the older structure is the beginning of the newer, of which no more is
-    // written.
+    // SAFETY: `at` requires that promise 2 covers the structure: the older one is the beginning of
+    // the newer one, and `query_port` writes no more than the length passed here.
     query_port(context, port, unsafe { attr.at(0) }, offset_of!(ibv_port_attr, flags))
 }
 
@@ -214,11 +215,11 @@ pub(super) fn query_gid_ex(
         return Err(Errno::OPNOTSUPP);
     }
     let found = gid_entry(context, usize::try_from(index).map_err(|_| Errno::INVAL)?)?;
-    // SAFETY: of `write_as`: the size that C gives with the structure.
+    // SAFETY: `write_as` requires the size of the caller's structure: C passes this size with it.
     unsafe { entry.write_as(&found, entry_size) }
 }
 
-/// `_ibv_query_gid_table`: how many entries, or a negative error number.
+/// `_ibv_query_gid_table`: returns the number of entries written, or a negative error number.
 pub(super) fn query_gid_table(
     context: Handle<ibv_context>,
     entries: Out<ibv_gid_entry>,
@@ -235,9 +236,11 @@ pub(super) fn query_gid_table(
             return Err(Errno::INVAL);
         }
         for index in 0..count {
-            // SAFETY: of `at`: there is room for `max_entries` entries of the size that C gives.
+            // SAFETY: `at` requires that promise 2 covers the entry: C's array has `max_entries`
+            // entries of `entry_size` bytes, and `index < count <= max_entries`.
             let entry = unsafe { entries.at(index * entry_size) };
-            // SAFETY: of `write_as`: the size that C gives.
+            // SAFETY: `write_as` requires the size of the caller's structure: C passes
+            // `entry_size`.
             unsafe { entry.write_as(&gid_entry(context, index)?, entry_size) }?;
         }
         Ok(count)
@@ -255,7 +258,8 @@ pub(super) fn query_pkey(context: Handle<ibv_context>, port: u8, index: c_int, p
     if index == 0 { Ok(pkey.write(PKEY.to_be())?) } else { Err(Errno::INVAL.into()) }
 }
 
-/// `ibv_get_pkey_index`: the key in network order; its upper bit is membership, and not compared.
+/// `ibv_get_pkey_index`. `pkey` is in network byte order; its top bit is the membership bit, which
+/// is not compared.
 pub(super) fn get_pkey_index(context: Handle<ibv_context>, port: u8, pkey: u16) -> Result<(), MinusOne> {
     const NUMBER: u16 = 0x7fff;
     context.get()?;

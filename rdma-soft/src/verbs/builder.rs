@@ -1,4 +1,4 @@
-//! The requests that `ibv_wr_*` calls collect between `wr_start` and `wr_complete`.
+//! The send requests that `ibv_wr_*` calls collect between `wr_start` and `wr_complete`.
 
 use rdma_sys::{ibv_qp_cap, ibv_sge};
 
@@ -7,20 +7,20 @@ use super::gate::Gate;
 use crate::engine::{Address, Op, QpId, SendData, SendRequest, Source};
 use crate::node::Node;
 
-/// The batch of a queue pair, which one thread at a time builds.
+/// The batch of a queue pair; one thread at a time builds it.
 pub(super) type Builder = Gate<Batch>;
 
-/// Requests that are posted at once, or not at all.
+/// A batch of send requests and their data, which [`Batch::post`] posts.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// At most `max_wr`, so that collecting does not allocate.
+    /// Allocated for `max_wr` requests and never longer, so that `push` does not allocate.
     requests: Vec<Pending>,
-    /// Where each request goes, of a queue pair for datagrams; of others there are none.
+    /// Destination of each request on a UD queue pair, by index; empty for other types.
     addresses: Vec<Option<Address>>,
     is_datagram: bool,
     entries: Vec<ibv_sge>,
     inline: Vec<u8>,
-    /// The first mistake.
+    /// The first error; `post` returns it.
     error: Option<Errno>,
     max_wr: usize,
     max_sge: usize,
@@ -33,7 +33,7 @@ struct Pending {
     data: Data,
 }
 
-/// Where in the batch a request's data is.
+/// Position of a request's data in the batch.
 #[derive(Clone, Copy, Debug)]
 enum Data {
     List { start: usize, count: usize },
@@ -82,7 +82,7 @@ impl Batch {
         }
     }
 
-    /// Says where the newest request goes.
+    /// Sets the destination of the newest request.
     pub(super) fn set_address(&mut self, address: Address) {
         match self.addresses.last_mut() {
             Some(last) => *last = Some(address),
@@ -90,7 +90,7 @@ impl Batch {
         }
     }
 
-    /// Gives the newest request its list.
+    /// Sets the gather list of the newest request.
     pub(super) fn set_list(&mut self, list: &[ibv_sge]) {
         if list.len() > self.max_sge {
             return self.fail(Errno::INVAL);
@@ -101,7 +101,8 @@ impl Batch {
         self.entries.extend_from_slice(list);
     }
 
-    /// Gives the newest request one more piece of inline data. `first`: it has none so far.
+    /// Appends a piece of inline data to the newest request. With `first` the piece replaces the
+    /// request's data.
     pub(super) fn add_inline(&mut self, piece: &[u8], first: bool) {
         let at = self.inline.len();
         let Some(request) = self.requests.last_mut() else { return self.fail(Errno::INVAL) };
@@ -117,7 +118,9 @@ impl Batch {
         self.inline.extend_from_slice(piece);
     }
 
-    /// Posts everything.
+    /// Posts all requests under one lock of the node. Posts none if an earlier call failed, a UD
+    /// request has no destination or the send queue lacks room (`ENOMEM`). A read or atomic with
+    /// inline data fails with `EINVAL` in its turn, after the requests before it are posted.
     pub(super) fn post(&self, qp: QpId) -> Result<(), Errno> {
         if let Some(errno) = self.error {
             return Err(errno);

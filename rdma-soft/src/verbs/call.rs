@@ -1,13 +1,13 @@
-//! Entry points: a verb is a safe function of this crate, and [`call0`] to [`call6`] make the C
-//! function of it.
+//! Entry points: a verb is a safe function of this crate, and [`call0`] to [`call6`] turn it into a
+//! C function.
 //!
-//! Each argument of C becomes a value whose type carries C's promises about it: a [`Handle`], an
-//! [`Own`], an [`In`] or an [`Out`]. The function's result becomes C's: see [`Answer`].
-//! Invariants:
+//! Each C argument becomes a value whose type carries C's promises about the argument: a
+//! [`Handle`], an [`Own`], an [`In`], an [`Out`] and so on. [`Answer`] turns the function's result
+//! into the C result. Invariants:
 //!
-//! 1. An argument exists for one call of an entry point and no longer: its function does not keep
-//!    it. So C's promises ([`super`]) hold of it as long as it exists.
-//! 2. A panic does not unwind into C: `extern "C"` aborts.
+//! 1. An argument value exists only during one call of an entry point: no function stores it. So
+//!    C's promises ([`super`]) about the argument hold as long as the value exists.
+//! 2. A panic does not unwind into C: an `extern "C"` function aborts the process instead.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Deref;
@@ -25,22 +25,24 @@ pub(crate) trait Argument {
 
     /// # Safety
     ///
-    /// `raw` is an argument of a call from C that lasts as long as the value exists, and C's
+    /// `raw` is an argument of a call from C, the value does not outlive that call, and C's
     /// promises about an argument of this type hold.
     unsafe fn from_c(raw: Self::Raw) -> Self;
 }
 
-/// A pointer to an object: null, or alive during the call (promise 1).
+/// A pointer to an object: null, or to an object that is alive during the call (promise 1).
 pub(crate) struct Handle<T: Pointee>(*mut T);
 
 impl<T: Pointee> Handle<T> {
-    /// No object.
+    /// The null pointer.
     pub(crate) const NULL: Self = Self(ptr::null_mut());
 
-    /// The object, if it is one of this process and not destroyed.
+    /// The object. `EINVAL` if null, destroyed or of another kind; `ENODEV` if a parent process
+    /// made it.
     #[inline]
     pub(crate) fn get(&self) -> Result<&Object<T::Object>, Errno> {
-        // SAFETY: `Object::get` wants null or a live object: promise 1, by invariant 1.
+        // SAFETY: `Object::get` requires null or an object that stays alive during the borrow:
+        // promise 1, and the borrow of `self` ends within the call (invariant 1).
         unsafe { Object::get(T::object(self.0)) }
     }
 
@@ -49,7 +51,8 @@ impl<T: Pointee> Handle<T> {
     }
 }
 
-/// A pointer to an object that C gives back: promise 1, and nobody else uses the object any more.
+/// A pointer to an object that C destroys: promise 1 holds, and nobody else uses the object during
+/// or after the call.
 pub(crate) struct Own<T: Pointee>(Handle<T>);
 
 impl<T: Pointee> Own<T> {
@@ -58,10 +61,11 @@ impl<T: Pointee> Own<T> {
         self.take().map(drop)
     }
 
-    /// Frees the object and returns the device's part of it.
+    /// Frees the object and returns its private part.
     pub(crate) fn take(self) -> Result<<T::Object as super::object::Public>::Private, Errno> {
-        // SAFETY: `Object::take` wants null or a live object that nobody uses: promise 1 for such
-        // an argument; references from `get` borrow `self`, which ends here.
+        // SAFETY: `Object::take` requires null or a live object that nobody uses afterwards: this
+        // type's promise covers C, and references from `get` borrow `self`, which this call
+        // consumes.
         unsafe { Object::take(T::object(self.raw())) }
     }
 }
@@ -84,26 +88,28 @@ impl<T> In<T> {
 
     /// `None` for null.
     pub(crate) fn optional(&self) -> Option<&T> {
-        // SAFETY: `as_ref` wants null or a pointer that is valid for reads and that nobody writes
-        // to during the borrow: promise 2, by invariant 1.
+        // SAFETY: `as_ref` requires null, or a structure that is valid for reads and that nobody
+        // writes to during the borrow: promise 2, and the borrow of `self` ends within the call
+        // (invariant 1).
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<T> In<T> {
-    /// The beginning of the structure, of which C may have an older and shorter version.
+    /// The first fields of the structure, for callers whose version is older and shorter.
     ///
     /// # Safety
     ///
     /// Every version of `T` begins with the fields of `H`.
     pub(crate) unsafe fn get_as<H>(&self) -> Result<&H, Errno> {
-        // SAFETY: `as_ref` wants null or a pointer that is valid for reads of an `H` and that
-        // nobody writes to during the borrow: promise 2, and the caller's contract.
+        // SAFETY: `as_ref` requires null, or an `H` that is valid for reads and that nobody writes
+        // to during the borrow: promise 2 for the caller's version of `T`, which begins with an `H`
+        // (the caller's contract); the borrow of `self` ends within the call (invariant 1).
         unsafe { self.0.cast::<H>().as_ref() }.ok_or(Errno::INVAL)
     }
 }
 
-/// As [`In`], for parameters that C has as pointers to constants.
+/// Like [`In`], for parameters that `verbs.h` declares as pointers to `const`.
 pub(crate) struct InConst<T>(pub(crate) In<T>);
 
 impl<T> Deref for InConst<T> {
@@ -114,7 +120,7 @@ impl<T> Deref for InConst<T> {
     }
 }
 
-/// A pointer to a structure that the verb reads and changes: null or valid (promise 2).
+/// A pointer to a structure that the verb reads and changes: null, or valid for both (promise 2).
 pub(crate) struct InOut<T>(*mut T);
 
 impl<T> InOut<T> {
@@ -124,8 +130,9 @@ impl<T> InOut<T> {
 
     /// `None` for null.
     pub(crate) fn optional(&mut self) -> Option<&mut T> {
-        // SAFETY: `as_mut` wants null or a pointer that is valid for reads and writes and that
-        // nobody else uses during the borrow: promise 2, by invariant 1.
+        // SAFETY: `as_mut` requires null, or a structure that is valid for reads and writes and
+        // that nobody else uses during the borrow: promise 2, and the borrow of `self` ends within
+        // the call (invariant 1).
         unsafe { self.0.as_mut() }
     }
 
@@ -142,12 +149,13 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: `write` wants a pointer that is valid for writes: not null, and promise 2.
+        // SAFETY: `write` requires a pointer that is valid for writes: checked for null above, and
+        // promise 2.
         unsafe { self.0.write(value) };
         Ok(())
     }
 
-    /// Writes the value that `make` returns; does not call it if the pointer is null.
+    /// Writes the value that `make` returns. With a null pointer fails before it calls `make`.
     pub(crate) fn fill<E: From<Errno>>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
         if self.0.is_null() {
             return Err(Errno::INVAL.into());
@@ -155,39 +163,41 @@ impl<T> Out<T> {
         Ok(self.write(make()?)?)
     }
 
-    /// Writes as much of `value` as the caller's structure has room for, and zeroes the
-    /// rest of it: its headers may be older or newer than ours.
+    /// Writes as much of `value` as fits into the caller's structure and zeroes the rest of that
+    /// structure: the caller's headers may be older or newer than ours.
     ///
     /// # Safety
     ///
-    /// `len` is the structure's size, as C gives it.
+    /// `len` is the size in bytes that C passed for its structure.
     pub(crate) unsafe fn write_as(&self, value: &T, len: usize) -> Result<(), Errno> {
         if self.0.is_null() {
             return Err(Errno::INVAL);
         }
         let ours = len.min(size_of::<T>());
         let rest = self.0.wrapping_byte_add(ours).cast::<u8>();
-        // SAFETY: `ours` bytes are in bounds of `value` by the line above, and valid for writes at
-        // the caller's (not null; promise 2, and the contract); `value` is not C's, so they do not
-        // overlap.
+        // SAFETY: `copy_nonoverlapping` requires `ours` readable bytes, as many writable ones, and
+        // no overlap: `ours` is at most the size of `value`; it is also at most `len`, the size of
+        // C's structure (contract), which is valid for writes (promise 2; not null); `value` is not
+        // in C's structure.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), self.0.cast(), ours) };
-        // SAFETY: the rest of the caller's `len` bytes.
+        // SAFETY: `write_bytes` requires writable bytes: these are the remaining `len - ours` of
+        // the `len` bytes of C's structure (contract and promise 2).
         unsafe { ptr::write_bytes(rest, 0, len - ours) };
         Ok(())
     }
 
-    /// The structure at an offset in bytes, or the same one under another name.
+    /// The out parameter of type `U` that lies `offset` bytes into the structure.
     ///
     /// # Safety
     ///
-    /// C's promise for the pointer covers that structure.
+    /// C's promise for the pointer covers a `U` at that offset.
     pub(crate) unsafe fn at<U>(&self, offset: usize) -> Out<U> {
         Out(self.0.wrapping_byte_add(offset).cast())
     }
 }
 
-/// A pointer to plain bytes under another name, aligned or not: null or valid for reads (promise
-/// 2).
+/// A pointer to bytes that C declares as a structure, aligned or not: null, or valid for reads
+/// (promise 2).
 pub(crate) struct Bytes<T>(*const T);
 
 impl<T> Bytes<T> {
@@ -197,24 +207,25 @@ impl<T> Bytes<T> {
         if self.0.is_null() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: `read_unaligned` wants as many readable bytes: not null, the structure is as
-        // long (asserted above) and valid for reads (promise 2).
+        // SAFETY: `read_unaligned` requires `LEN` readable bytes: the pointer is not null, a `T`
+        // has at least `LEN` bytes (asserted above), and all of them are readable (promise 2).
         Ok(unsafe { self.0.cast::<[u8; LEN]>().read_unaligned() })
     }
 }
 
-/// As [`Bytes`], for parameters that C has as pointers to constants.
+/// Like [`Bytes`], for parameters that `verbs.h` declares as pointers to `const`.
 pub(crate) struct BytesConst<T>(pub(crate) Bytes<T>);
 
-/// A pointer to a list or to bytes: valid for reads as far as another argument says (promise 2).
+/// A pointer to a list or to bytes: valid for reads of the length that another argument gives
+/// (promise 2).
 pub(crate) struct List<T>(*const T);
 
 impl<T> List<T> {
-    /// The entries; none for null.
+    /// The entries; an empty slice for null.
     ///
     /// # Safety
     ///
-    /// `len` is the number that the call's other argument says.
+    /// `len` is the number of entries that the call's other argument gives.
     pub(crate) unsafe fn get(&self, len: usize) -> &[T] {
         if len == 0
             || self.0.is_null()
@@ -222,20 +233,21 @@ impl<T> List<T> {
         {
             return &[];
         }
-        // SAFETY: `from_raw_parts` wants `len` entries that are readable and not written to during
-        // the borrow, of at most `isize::MAX` bytes: checked above, promise 2 and the caller's
-        // contract.
+        // SAFETY: `from_raw_parts` requires a non-null pointer to `len` entries of at most
+        // `isize::MAX` bytes (checked above) that are readable and that nobody writes to during the
+        // borrow (promise 2 and the caller's contract; the borrow of `self` ends within the call,
+        // invariant 1).
         unsafe { slice::from_raw_parts(self.0, len) }
     }
 }
 
-/// As [`List`], of bytes that C has as a pointer to anything.
+/// A [`List`] of bytes that C passes as `void *`.
 pub(crate) struct Data(pub(crate) List<u8>);
 
-/// As [`Data`], for parameters that C has as pointers to constants.
+/// A [`List`] of bytes that C passes as `const void *`.
 pub(crate) struct DataConst(pub(crate) List<u8>);
 
-/// A C string: null, or valid for reads up to its end (promise 2).
+/// A C string: null, or valid for reads up to its terminating NUL (promise 2).
 pub(crate) struct Text(*const c_char);
 
 impl Text {
@@ -244,26 +256,26 @@ impl Text {
     }
 }
 
-/// A list that [`list_of_one`] made and that C gives back (promise 1), or null.
+/// Null, or a list that [`list_of_one`] made and that C frees (promise 1).
 pub(crate) struct OwnList<T>(*mut *mut T);
 
 impl<T> OwnList<T> {
     pub(crate) fn free(self) {
         if !self.0.is_null() {
-            // SAFETY: `from_raw` wants the pointer of a box of this type, once: `list_of_one` made
-            // it, and promise 1.
+            // SAFETY: `Box::from_raw` requires the pointer of a box of this type, once:
+            // `list_of_one` leaked this box, and C frees it only once (promise 1).
             drop(unsafe { Box::from_raw(self.0.cast::<[*mut T; 2]>()) });
         }
     }
 }
 
-/// A list for C, with a null pointer behind its only entry.
+/// Makes a null-terminated list of one entry for C.
 pub(crate) fn list_of_one<T>(entry: *mut T) -> *mut *mut T {
     Box::into_raw(Box::new([entry, ptr::null_mut()])).cast()
 }
 
-/// The address of memory that C registers: mapped, in the length and with the rights of the call,
-/// until the region ends (promise 3).
+/// The address of memory that C registers. The memory stays mapped, with the length and access
+/// rights of the call, until the region is deregistered (promise 3).
 #[derive(Clone, Copy)]
 pub(crate) struct Memory(pub(crate) *mut c_void);
 
@@ -299,7 +311,7 @@ arguments! {
     [T] *const T: *const T = |raw| raw;
 }
 
-/// Arguments and results that are the same in C.
+/// Argument and result types that C and Rust share.
 macro_rules! plain {
     ($($type:ty),* $(,)?) => {
         $(impl Argument for $type {
@@ -331,7 +343,7 @@ plain! {
 
 /// The result of an entry point.
 pub(crate) trait Answer {
-    /// The result as C has it.
+    /// The result as C receives it.
     type Raw;
 
     fn into_c(self) -> Self::Raw;
@@ -340,7 +352,7 @@ pub(crate) trait Answer {
 /// The result of most verbs.
 pub(crate) type Done = Result<(), Errno>;
 
-/// The convention of most verbs: 0, or a positive error number.
+/// Returns 0 or a positive error number, the convention of most verbs.
 impl Answer for Done {
     type Raw = c_int;
 
@@ -349,7 +361,8 @@ impl Answer for Done {
     }
 }
 
-/// An error of the verbs that read an event or a table, and of librdmacm: -1, with `errno` set.
+/// Error of the verbs that read an event or a table, and of librdmacm: C receives -1, with `errno`
+/// set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MinusOne(pub(crate) Errno);
 
@@ -373,10 +386,10 @@ impl Answer for Result<(), MinusOne> {
     }
 }
 
-/// The result of verbs that make an object.
+/// The result of verbs that create an object.
 pub(crate) type Made<T> = Result<*mut T, Errno>;
 
-/// The convention of the verbs that make an object: a pointer, or null with `errno` set.
+/// Returns a pointer, or null with `errno` set: the convention of the verbs that create an object.
 impl<T> Answer for Made<T> {
     type Raw = *mut T;
 
@@ -410,7 +423,7 @@ macro_rules! pointers {
 
 pointers! { [T] *mut T, [T] *const T }
 
-/// A value of a type without bytes.
+/// Makes a value of the zero-sized type `F`.
 ///
 /// # Safety
 ///
@@ -418,15 +431,16 @@ pointers! { [T] *mut T, [T] *const T }
 #[inline]
 unsafe fn unit<F: Copy>() -> F {
     const { assert!(size_of::<F>() == 0, "an entry point is a function, and captures nothing") };
-    // SAFETY: `read` wants an aligned pointer to a valid value: any such pointer is one to no bytes
-    // (asserted above), the type has a value (the caller's contract), and `Copy` allows one more.
+    // SAFETY: `read` requires an aligned pointer to a valid value: `dangling` is aligned and a
+    // value of no bytes (asserted above) may lie at any address; the type is inhabited (the
+    // caller's contract), and `Copy` allows one more value of it.
     unsafe { NonNull::dangling().read() }
 }
 
 macro_rules! entry_points {
     ($($name:ident($($argument:ident: $kind:ident),*);)*) => {
         $(
-            /// The C function of a safe one with so many arguments.
+            /// Turns a safe function with this many arguments into a C function.
             pub(crate) const fn $name<F, R, $($kind),*>(
                 _function: F,
             ) -> unsafe extern "C" fn($($kind::Raw),*) -> R::Raw
@@ -441,9 +455,11 @@ macro_rules! entry_points {
                     R: Answer,
                     $($kind: Argument),*
                 {
-                    // SAFETY: `unit` wants an inhabited type: `_function` was a value of it.
+                    // SAFETY: `unit` requires an inhabited type: `_function` was a value of `F`.
                     let function = unsafe { unit::<F>() };
-                    // SAFETY: of `from_c`: an argument of this call, of which C keeps its promises.
+                    // SAFETY: `from_c` requires an argument from C about which C's promises hold
+                    // during the value's life: C passed it to this call, and `function` does not
+                    // store it (invariant 1).
                     $(let $argument = unsafe { $kind::from_c($argument) };)*
                     function($($argument),*).into_c()
                 }
@@ -489,12 +505,14 @@ mod tests {
         }
         let halve: unsafe extern "C" fn(u32, *mut u32) -> c_int = call2(halve);
         let mut half = 0;
-        // SAFETY: the out parameter is valid for writes.
+        // SAFETY: the entry point requires an out parameter that is null or valid for writes:
+        // `half` is a local.
         assert_eq!(unsafe { halve(6, &raw mut half) }, 0);
         assert_eq!(half, 3);
-        // SAFETY: an out parameter may be null.
+        // SAFETY: the entry point accepts a null out parameter.
         assert_eq!(unsafe { halve(6, ptr::null_mut()) }, libc::EINVAL);
-        // SAFETY: the out parameter is valid for writes.
+        // SAFETY: the entry point requires an out parameter that is null or valid for writes:
+        // `half` is a local.
         assert_eq!(unsafe { halve(5, &raw mut half) }, libc::EBUSY);
     }
 }

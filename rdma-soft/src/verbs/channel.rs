@@ -1,4 +1,4 @@
-//! `ibv_comp_channel`: waiting for the events of completion queues.
+//! `ibv_comp_channel`: completion channels, which deliver the events of completion queues.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::events::{CompletionEvents, cq_context};
 use super::object::{Object, Public, counter};
 use crate::node::Node;
 
-/// The device's part of a completion channel.
+/// Private part of a completion channel.
 #[derive(Debug)]
 pub(crate) struct ChannelState {
     events: Arc<CompletionEvents>,
@@ -46,11 +46,11 @@ impl Child for ibv_comp_channel {
         if users(object).load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Errno::BUSY) }
     }
 
-    /// Its descriptor may be in a poll set of the application's: it stays open.
+    /// Does nothing: the application may still poll the channel's descriptor, so it stays open.
     fn force_end(_object: &Object<Self>, _node: &Node) {}
 }
 
-/// The public count of the completion queues of a channel.
+/// The channel's public `refcnt`: the number of completion queues that use it.
 pub(super) fn users(channel: &Object<ibv_comp_channel>) -> &AtomicI32 {
     counter!(channel, refcnt: AtomicI32)
 }
@@ -72,12 +72,13 @@ pub(super) fn get_cq_event(
     let state = channel.get()?;
     Node::get()?;
     let address = state.events.wait(|entry| {
-        // From here to its acknowledgement the queue cannot be destroyed.
+        // Counts the event under the channel's lock: until C acknowledges it, destroying the CQ
+        // waits.
         entry.completions.report();
         entry.address()
     })?;
     cq.write(address)?;
-    // SAFETY: `cq_context` wants a live queue: its event is reported and not acknowledged
+    // SAFETY: `cq_context` requires a live CQ: this one has a reported, unacknowledged event
     // (`events`, invariant 1).
     Ok(context.write(unsafe { cq_context(address) })?)
 }

@@ -16,20 +16,21 @@ use super::object::{Object, Pointee, Public};
 use crate::log::log;
 use crate::node::Node;
 
-/// The functions in a context and its objects, which call this module and those above it.
+/// Constructors of the op tables in a context, its CQs and its QPs. `ops` passes them in at
+/// [`open`], because their functions call modules that import this one.
 #[derive(Debug)]
 pub(crate) struct Tables {
-    /// The context's classic table.
+    /// The op table `ibv_context_ops` in the `ibv_context`.
     pub(super) classic: fn() -> ibv_context_ops,
-    /// The table around the context.
+    /// The `verbs_context` around the `ibv_context`, with its op table.
     pub(super) extended: fn() -> verbs_context,
-    /// A completion queue with nothing filled in but its functions.
+    /// A completion queue in which only the function pointers are set.
     pub(super) cq: fn() -> ibv_cq_ex,
-    /// A queue pair with nothing filled in but its functions.
+    /// A queue pair in which only the function pointers are set.
     pub(super) qp: fn() -> ibv_qp_ex,
 }
 
-/// The device's part of a context, which the objects of the context share.
+/// Private part of a context; the objects of the context share it.
 #[derive(Debug)]
 pub(crate) struct ContextState {
     device: &'static DeviceState,
@@ -48,7 +49,7 @@ impl ContextState {
         self.device.link_layer
     }
 
-    /// The GID table, as it was when the device was opened: indices do not move under a program.
+    /// The GID table, read once when the device was opened, so that indices never change.
     pub(crate) fn gids(&self) -> &[GidEntry] {
         &self.gids
     }
@@ -57,7 +58,7 @@ impl ContextState {
         &self.events
     }
 
-    /// Makes an object of this context and returns the pointer that C shall have.
+    /// Makes an object of this context and returns the pointer for C.
     pub(super) fn create<T: Child>(&self, public: T, private: T::Private) -> *mut T {
         let pointer = Object::create(public, private);
         let orphan = Orphan { pointer: pointer.cast(), order: T::ORDER, abandon: abandon::<T> };
@@ -70,30 +71,32 @@ impl ContextState {
     }
 }
 
-/// A kind of objects that live in a context.
+/// A kind of object that lives in a context.
 pub(super) trait Child: Public {
-    /// Objects of a lower order use those of a higher one, and end before them.
+    /// Objects of a lower order use those of a higher order and end first when the context is
+    /// closed.
     const ORDER: u8;
 
     fn context(object: &Object<Self>) -> &ContextState;
 
-    /// Ends the object in the engine. Fails while something uses it.
+    /// Ends the object in the engine. Fails while another object uses this one.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno>;
 
-    /// As [`Child::end`], of an object whose context is closed: ends as much of it as can be.
+    /// Ends as much of the object as possible, because its context is closed.
     fn force_end(object: &Object<Self>, node: &Node) {
-        // It is in use only by an object that could not be ended either.
+        // Fails only if another object, which could not be ended either, still uses this one.
         let _ended = Self::end(object, node);
     }
 
-    /// Takes back the object's unread events.
+    /// Removes the object's unread events from their queues.
     fn close(_object: &Object<Self>) {}
 
-    /// Waits for the events that C has read and not acknowledged, and lets go of other objects.
+    /// Waits until C has acknowledged every event it read, then releases the objects that this one
+    /// uses.
     fn settle(_object: &Object<Self>) {}
 }
 
-/// The verb that destroys an object.
+/// Destroys an object: `ibv_destroy_qp`, `ibv_dereg_mr`, `ibv_dealloc_pd` and the like.
 pub(super) fn destroy<T>(pointer: Own<T>) -> Result<(), Errno>
 where
     T: Pointee,
@@ -107,7 +110,7 @@ where
     pointer.free()
 }
 
-/// An object that is left when its context is closed.
+/// An object of a context, for [`close_device`] to end if C has not destroyed it.
 #[derive(Clone, Copy, Debug)]
 struct Orphan {
     pointer: *mut (),
@@ -115,9 +118,9 @@ struct Orphan {
     abandon: unsafe fn(*mut (), &Node),
 }
 
-// SAFETY: the pointer is to an object, whose private part is `Sync` and whose public part is only
-// touched through raw pointers (`object`, invariant 4); dereferencing it needs `unsafe` and its own
-// reason.
+// SAFETY: `Send` requires that another thread may use the value. `pointer` is to an object whose
+// private part is `Sync` and whose public part is accessed only through raw pointers (`object`,
+// invariant 4); each dereference needs `unsafe` and its own argument.
 unsafe impl Send for Orphan {}
 
 /// Ends an object whose context is closed.
@@ -126,7 +129,7 @@ unsafe impl Send for Orphan {}
 ///
 /// `pointer` is a live object of type `T`.
 unsafe fn abandon<T: Child>(pointer: *mut (), node: &Node) {
-    // SAFETY: `Object::get` wants a live object of this type: the caller's contract.
+    // SAFETY: `Object::get` requires a live object of this type: the caller's contract.
     if let Ok(object) = unsafe { Object::<T>::get(pointer.cast()) } {
         T::force_end(object, node);
         T::close(object);
@@ -139,7 +142,7 @@ impl Public for verbs_context {
     type Private = Arc<ContextState>;
 }
 
-/// A context lies in a `verbs_context`.
+/// An `ibv_context` is a field of a `verbs_context`.
 impl Pointee for ibv_context {
     type Object = verbs_context;
 
@@ -163,12 +166,12 @@ pub(super) fn open(
     public.context = ibv_context {
         device: ibv_device,
         ops: (tables.classic)(),
-        // There is no kernel device behind it.
+        // No kernel device, so no command file.
         cmd_fd: -1,
         async_fd: events.raw_fd(),
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        // "There is a verbs_context around this."
+        // `verbs.h` reads this value as "a `verbs_context` surrounds this `ibv_context`".
         abi_compat: ptr::without_provenance_mut(usize::MAX),
     };
     let gids = gid::table(device.link_layer, device.guid);
@@ -177,9 +180,9 @@ pub(super) fn open(
     Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
 }
 
-/// `ibv_close_device`. As with libibverbs, objects that are left end with their context; the memory
-/// of their public parts, and of the context's, stays, because C may still hold pointers to it.
-/// Using them fails.
+/// `ibv_close_device`. As in libibverbs, objects that C has not destroyed end with their context.
+/// Their memory and the context's is leaked then, because C may still hold pointers to it; verbs on
+/// such objects fail with `EINVAL`.
 pub(super) fn close_device(context: Own<ibv_context>) -> Done {
     let object = context.get()?;
     let node = Node::get()?;
@@ -191,8 +194,9 @@ pub(super) fn close_device(context: Own<ibv_context>) -> Done {
     log!(WARN, objects, "soft0: a context is closed before its objects");
     orphans.sort_by_key(|orphan| orphan.order);
     for Orphan { pointer, abandon, .. } in orphans {
-        // SAFETY: `abandon` wants a live object of its type: `create` paired the two, and
-        // destroying an object takes it off the list before it is freed.
+        // SAFETY: `abandon` requires a live object of its type: `ContextState::create` stored
+        // pointer and function together, and `destroy` removes an object from the list before it
+        // frees the object.
         unsafe { abandon(pointer, node) };
     }
     object.abandon();

@@ -17,7 +17,7 @@ use super::object::{Object, Pointee, Public, counter, set_field};
 use crate::engine::{CqId, limits};
 use crate::node::Node;
 
-/// The completion that the extended interface looks at.
+/// The completion whose fields the `ibv_wc_read_*` functions return.
 #[derive(Default)]
 pub(super) struct Current(pub(super) ibv_wc);
 
@@ -27,14 +27,14 @@ impl std::fmt::Debug for Current {
     }
 }
 
-/// The device's part of a completion queue.
+/// Private part of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqState {
     id: CqId,
     entry: Arc<Entry>,
     context: Arc<ContextState>,
     channel: AtomicPtr<ibv_comp_channel>,
-    /// Entered by one poll of the extended interface at a time.
+    /// Held by one poll of the extended interface at a time, from `start_poll` to `end_poll`.
     pub(super) current: Gate<Current>,
 }
 
@@ -52,13 +52,13 @@ impl CqState {
     }
 }
 
-/// Every queue is an extended one: the plain structure is the beginning of the extended.
+/// Every completion queue is an `ibv_cq_ex`, of which the plain `ibv_cq` is the beginning.
 impl Public for ibv_cq_ex {
     const MARK: u64 = 0x0063_715f_6371_5f63;
     type Private = CqState;
 }
 
-/// Every queue of ours is an extended one.
+/// An `ibv_cq` of this device is the beginning of an `ibv_cq_ex`.
 impl Pointee for ibv_cq {
     type Object = ibv_cq_ex;
 
@@ -83,18 +83,20 @@ impl Child for ibv_cq_ex {
         object.entry.close();
     }
 
-    /// As libibverbs does, destroying waits for the acknowledgements that C owes.
+    /// As in libibverbs, destroying waits until C has acknowledged every event that it read.
     fn settle(object: &Object<Self>) {
         object.entry.settle();
         let channel = object.channel.load(Ordering::Relaxed);
-        // SAFETY: `Object::get` wants null or a live channel: one with users cannot be destroyed.
+        // SAFETY: `Object::get` requires null or a live channel: this CQ is counted in the
+        // channel's `refcnt` until the line below, and a channel with users cannot be destroyed.
         if let Ok(channel) = unsafe { Object::get(channel) } {
             channel::users(channel).fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Makes a queue.
+/// Creates a completion queue; `EINVAL` for a depth of 0 or more than `MAX_CQE`, or a vector other
+/// than 0.
 pub(super) fn create(
     ibv_context: &Handle<ibv_context>,
     depth: u32,
@@ -164,7 +166,7 @@ pub(super) fn resize_cq(cq: Handle<ibv_cq>, cqe: c_int) -> Done {
 /// `ibv_ack_cq_events`.
 pub(super) fn ack_cq_events(cq: Handle<ibv_cq>, events: c_uint) {
     if let Ok(state) = cq.get() {
-        // A copy: once the count is right another thread may free the queue.
+        // Cloned because another thread may free the CQ as soon as all its events are acknowledged.
         let entry = Arc::clone(&state.entry);
         entry.completions.acknowledge(events, |completed| {
             counter!(state, comp_events_completed: AtomicU32).store(completed, Ordering::Relaxed);
@@ -174,15 +176,15 @@ pub(super) fn ack_cq_events(cq: Handle<ibv_cq>, events: c_uint) {
 
 /// The context's `poll_cq`.
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: `Object::get` wants null or a live queue: promise 1.
+    // SAFETY: `Object::get` requires null or a live CQ: promise 1.
     let polled = unsafe { Object::get(ibv_cq::object(cq)) }.and_then(|state| {
         let Ok(entries) = usize::try_from(entries) else { return Err(Errno::INVAL) };
         if entries == 0 {
             return Ok(0);
         }
-        // SAFETY: `from_raw_parts_mut` wants `entries` values that nobody else uses: promise 2.
-        // They may be uninitialised: they are only written to, and no bit pattern is invalid for
-        // their fields.
+        // SAFETY: `from_raw_parts_mut` requires `entries` values that nobody else uses: promise 2.
+        // C may pass uninitialised ones: `Node::poll_cq` only writes to them, and no bit pattern is
+        // invalid for their fields.
         let out = unsafe { slice::from_raw_parts_mut(wc, entries) };
         Node::get()?.poll_cq(state.id, out)
     });
@@ -197,7 +199,7 @@ pub(super) fn req_notify_cq(cq: Handle<ibv_cq>, solicited_only: c_int) -> Done {
     let state = cq.get()?;
     let node = Node::get()?;
     node.with(|engine| engine.arm_cq(state.id, solicited_only != 0))?;
-    // The next thing that this thread does may be to sleep on the channel.
+    // The calling thread may sleep on the channel next, instead of polling.
     node.prepare_to_sleep();
     Ok(())
 }

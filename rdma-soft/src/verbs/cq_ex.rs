@@ -1,8 +1,8 @@
-//! `ibv_cq_ex`: completions one at a time, field by field.
+//! `ibv_cq_ex`: the extended polling interface, one completion at a time, field by field.
 //!
-//! A poll runs from a successful `start_poll` to `end_poll`; other threads wait outside meanwhile.
-//! The slots have no size check in `verbs.h`, so every one is filled: a field that no
-//! completion of this device has reads as zero.
+//! A poll runs from a successful `start_poll` to `end_poll`; other threads that call `start_poll`
+//! wait until then. `verbs.h` calls the function slots unchecked, so every slot is set: a field
+//! that no completion of this device has reads as zero.
 
 use std::ffi::{c_uint, c_void};
 use std::mem::offset_of;
@@ -18,14 +18,15 @@ use super::object::{Object, set_field};
 use super::{Errno, cq};
 use crate::node::Node;
 
-/// The fields that `wc_flags` may ask for: all that a completion of this device has.
+/// Fields that `wc_flags` may request: all that completions of this device have.
 const KNOWN_FIELDS: u64 = rdma_sys::IBV_WC_STANDARD_FLAGS as u64;
 const MASK_FLAGS: u32 = 1;
 const SINGLE_THREADED: u32 = 1;
 
 /// The context's `create_cq_ex`.
 pub(super) fn create_cq_ex(context: Handle<ibv_context>, attr: In<ibv_cq_init_attr_ex>) -> Made<ibv_cq_ex> {
-    // SAFETY: of `get_as`: all versions of the structure begin with these fields (checked below).
+    // SAFETY: `get_as` requires that every version of `ibv_cq_init_attr_ex` begins with the fields
+    // of `OldestAttr`: these are the fields of its first version (the layout is asserted below).
     let asked = unsafe { attr.get_as::<OldestAttr>() }?;
     let flags = if asked.comp_mask & MASK_FLAGS != 0 { asked.flags } else { 0 };
     let unknown =
@@ -33,14 +34,14 @@ pub(super) fn create_cq_ex(context: Handle<ibv_context>, attr: In<ibv_cq_init_at
     if unknown {
         return Err(Errno::OPNOTSUPP);
     }
-    // SAFETY: `from_c` wants null or a channel that is alive during the call: promise 2 for the
-    // structure.
+    // SAFETY: `from_c` requires null or a channel that is alive during the call: promise 2 covers
+    // the pointers in the structure.
     let channel = unsafe { Handle::from_c(asked.channel) };
     cq::create(&context, asked.cqe, asked.cq_context, &channel, asked.comp_vector)
 }
 
-/// `ibv_cq_init_attr_ex` as it began; a domain came later, under a mask bit that this device does
-/// not know.
+/// The first version of `ibv_cq_init_attr_ex`. A later version adds a parent domain, under a mask
+/// bit that this device refuses.
 #[repr(C)]
 struct OldestAttr {
     cqe: u32,
@@ -54,7 +55,7 @@ struct OldestAttr {
 
 const _: () = assert!(offset_of!(OldestAttr, flags) == offset_of!(ibv_cq_init_attr_ex, flags));
 
-/// An extended queue with its slots filled and everything else zero.
+/// A completion queue with its function slots set and everything else zero.
 pub(super) fn slots() -> ibv_cq_ex {
     ibv_cq_ex {
         start_poll: Some(call2(start_poll)),
@@ -81,7 +82,7 @@ pub(super) fn slots() -> ibv_cq_ex {
 
 type Queue = Handle<ibv_cq_ex>;
 
-/// Makes the next completion the current one; `ENOENT` if there is none.
+/// Polls the next completion and makes it the current one; `ENOENT` if the CQ is empty.
 fn advance(queue: &Object<ibv_cq_ex>) -> Result<(), Errno> {
     let mut wc = ibv_wc::default();
     if Node::get()?.poll_cq(queue.id(), slice::from_mut(&mut wc))? == 0 {
@@ -99,7 +100,7 @@ fn start_poll(cq: Queue, attr: In<ibv_poll_cq_attr>) -> Result<(), Errno> {
         return Err(Errno::INVAL);
     }
     queue.current.enter();
-    // Where nothing was started, nothing will be ended.
+    // C calls `end_poll` only after a successful `start_poll`, so a failure must leave the gate.
     advance(queue).inspect_err(|_| queue.current.leave())
 }
 
@@ -113,17 +114,18 @@ fn end_poll(cq: Queue) {
     }
 }
 
-/// Reads something out of the current completion.
+/// Reads a field of the current completion; zero if `cq` is not a live CQ.
 fn read<R: Default>(cq: &Queue, field: impl FnOnce(&ibv_wc) -> R) -> R {
     cq.get().map_or_else(|_| R::default(), |queue| queue.current.with(|current| field(&current.0)))
 }
 
 fn imm_data(wc: &ibv_wc) -> u32 {
-    // SAFETY: both variants of the union are a `u32`, and a completion is initialised wholly.
+    // SAFETY: reading a union field requires it to be initialised: both fields are a `u32`, and
+    // every completion is fully initialised.
     unsafe { wc.__bindgen_anon_1.imm_data }
 }
 
 fn read_tm_info(_cq: Queue, info: Out<ibv_wc_tm_info>) {
-    // The function has no way to say that there is no place for it.
+    // The function has no result with which to report a null `info`.
     let _written = info.write(ibv_wc_tm_info::default());
 }

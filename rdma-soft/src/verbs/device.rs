@@ -1,4 +1,4 @@
-//! The device itself, before it is opened: `ibv_device`, its list, its names.
+//! `ibv_device`: the device before it is opened, the device list, names and environment variables.
 
 use std::env;
 use std::ffi::{c_char, c_int};
@@ -16,7 +16,7 @@ use super::object::{Object, Public};
 /// The device's name.
 const NAME: &str = "soft0";
 
-/// The link layer that consumers see. It changes the addresses and nothing else.
+/// The link layer that consumers see. The link layer changes only addresses: GIDs and LIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkLayer {
     Ethernet,
@@ -24,7 +24,7 @@ pub(crate) enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// `RDMA_SOFT_LINK_LAYER`: `infiniband`, or `ethernet` as it is without.
+    /// Reads `RDMA_SOFT_LINK_LAYER`: `infiniband` or `ethernet`, which is the default.
     fn from_env() -> Self {
         match env::var("RDMA_SOFT_LINK_LAYER") {
             Ok(value) if value.eq_ignore_ascii_case("infiniband") => Self::InfiniBand,
@@ -33,15 +33,15 @@ impl LinkLayer {
     }
 }
 
-/// An `ibv_device`, and zeroes behind it: libmlx5 and libefa ask "is it mine?" by reading a pointer
-/// that their own devices have there.
+/// An `ibv_device` with zeroes behind it. libmlx5 and libefa check whether a device is theirs by
+/// reading a pointer behind the `ibv_device`, so those bytes must be readable and null.
 #[repr(C)]
 pub(crate) struct PaddedDevice {
     device: ibv_device,
     zeroes: [u64; 16],
 }
 
-/// The attributes of the device that need no context.
+/// Private part of the device: the attributes that can be read without a context.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
     pub(crate) guid: u64,
@@ -50,12 +50,12 @@ pub(crate) struct DeviceState {
 
 impl Public for PaddedDevice {
     const MARK: u64 = 0x0064_6576_6963_6531;
-    // It holds nothing of the process's.
+    // The device holds no descriptor, thread or ring of the process.
     const INHERITED: bool = true;
     type Private = DeviceState;
 }
 
-/// The one device, made on first use and never freed.
+/// The only device, made on first use and never freed.
 fn device() -> *mut PaddedDevice {
     static DEVICE: OnceLock<AtomicPtr<PaddedDevice>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
@@ -74,19 +74,19 @@ fn device() -> *mut PaddedDevice {
     device.load(Ordering::Relaxed)
 }
 
-/// Writes a C string; `field` is zeroed and longer than `text`.
+/// Writes a C string into `field`, which is zeroed and longer than `text`.
 fn put(field: &mut [c_char], text: &str) {
     for (to, &from) in field.iter_mut().zip(text.as_bytes()) {
         *to = from as c_char;
     }
 }
 
-/// A number for this host that does not change while it runs, locally administered, as an EUI-64
-/// is.
+/// The device's GUID: a locally administered EUI-64, made from the host's machine id or boot id, so
+/// that it stays the same while the host runs.
 fn guid() -> u64 {
     let host = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     let name = host.iter().find_map(|path| fs::read(path).ok().filter(|name| !name.is_empty())).unwrap_or_default();
-    // FNV-1a.
+    // 64-bit FNV-1a hash.
     let hash = name
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -95,11 +95,11 @@ fn guid() -> u64 {
 
 /// Checks the environment variables of the device. An empty variable counts as unset.
 ///
-/// With an invalid one `ibv_get_device_list` fails with `EINVAL`.
+/// If a variable is invalid, `ibv_get_device_list` fails with `EINVAL`.
 ///
 /// # Errors
 ///
-/// The first variable with a value that means nothing.
+/// The first variable whose value is invalid.
 pub fn check_environment() -> Result<(), &'static Variable> {
     fn on_or_off(value: &str) -> bool {
         ["on", "off"].iter().any(|allowed| value.eq_ignore_ascii_case(allowed))
@@ -126,30 +126,33 @@ pub fn check_environment() -> Result<(), &'static Variable> {
     Ok(())
 }
 
-/// Whether the program wants the device: not with `RDMA_SOFT=off`.
+/// Whether the environment enables the device: `RDMA_SOFT` is not `off`.
 fn is_wanted() -> bool {
     !env::var("RDMA_SOFT").is_ok_and(|value| value.eq_ignore_ascii_case("off"))
 }
 
 /// Whether a device is the software device.
 ///
-/// Reads nothing behind the pointer, so any pointer will do.
+/// Compares addresses only, so any pointer is allowed.
 #[must_use]
 pub fn is_soft(ibv_device: *const ibv_device) -> bool {
     ptr::addr_eq(ibv_device, device())
 }
 
-/// The device behind a pointer from C, which may be any pointer.
+/// The device behind a pointer from C. Any pointer is allowed; all but the device's own give
+/// `EINVAL`.
 pub(crate) fn get(ibv_device: *mut ibv_device) -> Result<&'static DeviceState, Errno> {
     if !is_soft(ibv_device) {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the device's own pointer; the device is never freed.
+    // SAFETY: `Object::get` requires a live object: `device()` made it by `Object::create` and
+    // never frees it.
     let object = unsafe { Object::get(device()) }?;
     Ok(object)
 }
 
-/// The device, if the program wants one.
+/// The device, or `None` if `RDMA_SOFT=off` disables it. `EINVAL` if an environment variable is
+/// invalid.
 pub(super) fn wanted() -> Result<Option<*mut ibv_device>, Errno> {
     check_environment().map_err(|_| Errno::INVAL)?;
     Ok(is_wanted().then(|| device().cast()))
@@ -158,7 +161,7 @@ pub(super) fn wanted() -> Result<Option<*mut ibv_device>, Errno> {
 /// `ibv_get_device_list`.
 pub(super) fn get_device_list(num_devices: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
     let wanted = wanted()?;
-    // C need not ask for the number.
+    // C may pass null for `num_devices`.
     let _written = num_devices.write(c_int::from(wanted.is_some()));
     Ok(list_of_one(wanted.unwrap_or(ptr::null_mut())))
 }
@@ -179,7 +182,7 @@ pub(super) fn get_device_guid(ibv_device: *mut ibv_device) -> u64 {
     get(ibv_device).map_or(0, |device| device.guid.to_be())
 }
 
-/// `ibv_get_device_index`: the kernel has no index for it.
+/// `ibv_get_device_index`: -1, because the kernel has no index for the device.
 pub(super) fn get_device_index(_: *mut ibv_device) -> c_int {
     -1
 }

@@ -1,15 +1,15 @@
-//! Error numbers, and how C gets them.
+//! Conversion of error numbers: into C's `errno`, and from `io::Error`.
 
 use std::io;
 
 use crate::engine::Errno;
 
-/// Stores the number where C looks for it.
+/// Sets the calling thread's `errno`.
 pub(super) fn set(errno: Errno) {
     // SAFETY: `__errno_location` has no requirement.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: it returned the calling thread's own `errno`, which is valid for writes as long as
-    // the thread lives.
+    // SAFETY: a write requires a valid pointer: `__errno_location` returned the calling thread's
+    // own `errno`, which is valid for writes as long as the thread lives.
     unsafe { *location = errno.0 };
 }
 

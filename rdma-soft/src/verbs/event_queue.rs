@@ -1,14 +1,14 @@
-//! A queue of events behind a descriptor that behaves as the kernel's event files do: it is
-//! readable for `poll`, `select` and `epoll` exactly while events wait, edge-triggered `epoll`
-//! fires once per event, and `O_NONBLOCK` set by `fcntl` is obeyed.
+//! A queue of events with a file descriptor that behaves like the kernel's event files: the
+//! descriptor is readable for `poll`, `select` and `epoll` exactly while events are queued,
+//! edge-triggered `epoll` fires once per event, and `O_NONBLOCK` set by `fcntl` is obeyed.
 //!
-//! The descriptor is an `eventfd` in semaphore mode that counts the queue's entries, so all of the
-//! above is the kernel's own behaviour. Invariants:
+//! The descriptor is an `eventfd` in semaphore mode that counts the queue's entries, so the kernel
+//! itself provides this behaviour. Invariants:
 //!
-//! 1. An entry is queued before the counter is raised, and taken only by who has lowered the
-//!    counter: the queue never holds fewer entries than the counter says, but for what
-//!    [`EventQueue::retract`] could not take back, and for what the application itself wrote to the
-//!    descriptor or read from it, which it should not.
+//! 1. A thread queues an entry before it raises the counter, and takes an entry only after it has
+//!    lowered the counter. So the counter never exceeds the number of entries, with two exceptions:
+//!    counts that [`EventQueue::retract`] failed to lower, and counts that the application added by
+//!    writing to the descriptor itself, which it must not do.
 //! 2. The descriptor is owned by the queue and open as long as the queue exists.
 
 use std::collections::VecDeque;
@@ -21,11 +21,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::os::{self, Named};
 
-/// How often the descriptor may say that there is an event where there is none. Retracted events
-/// that it still counts are few.
+/// Number of reads in [`EventQueue::wait`] that may find no entry before the wait gives up.
+/// Retracted events that are still counted cause a few such reads; more mean that the application
+/// wrote to the descriptor.
 const FUTILE: u32 = 1 << 16;
 
-/// Events, and the descriptor that tells of them.
+/// A queue of events, and the descriptor that counts them.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
@@ -42,7 +43,8 @@ impl<T> EventQueue<T> {
         self.fd.as_raw_fd()
     }
 
-    /// Adds an event, if `admit` (which runs under the queue's lock) says so, and wakes one waiter.
+    /// Adds an event and wakes one waiter, if `admit` returns true. `admit` runs under the queue's
+    /// lock.
     pub(crate) fn offer(&self, event: T, admit: impl FnOnce(&T) -> bool) {
         let mut entries = self.lock();
         if !admit(&event) {
@@ -51,28 +53,32 @@ impl<T> EventQueue<T> {
         entries.push_back(event);
         drop(entries);
         let one = 1_u64;
-        // SAFETY: `one` is valid for reads of its 8 bytes; invariant 2. It waits, or fails, only if
-        // somebody else wrote to the descriptor: 2^64 - 2 events then seem to wait already.
+        // SAFETY: `write` requires an open descriptor (invariant 2) and as many readable bytes:
+        // `one` has 8. The call blocks or fails only if the counter is at its limit of 2^64 - 2,
+        // which needs the application's own writes.
         let _written = unsafe { libc::write(self.fd.as_raw_fd(), ptr::from_ref(&one).cast(), size_of::<u64>()) };
     }
 
-    /// Takes the oldest event, waiting for one if the descriptor blocks; `take` runs under the
-    /// queue's lock, so that a [`EventQueue::retract`] comes wholly before it or wholly after it.
+    /// Takes the oldest event. Waits for one unless the descriptor is non-blocking (`EAGAIN`).
+    /// `take` runs under the queue's lock, so an [`EventQueue::retract`] happens wholly before or
+    /// wholly after it.
     pub(crate) fn wait<R>(&self, take: impl FnOnce(T) -> R) -> io::Result<R> {
         for _ in 0..FUTILE {
             let mut count = 0_u64;
-            // SAFETY: `count` is valid for writes of its 8 bytes; invariant 2.
+            // SAFETY: `read` requires an open descriptor (invariant 2) and as many writable bytes:
+            // `count` has 8.
             let read = unsafe { libc::read(self.fd.as_raw_fd(), ptr::from_mut(&mut count).cast(), size_of::<u64>()) };
             if read < 0 {
                 return Err(io::Error::last_os_error());
             }
             let mut entries = self.lock();
-            // Empty: the event was retracted after this thread had lowered the counter for it.
+            // The queue is empty if the event was retracted after this thread had lowered the
+            // counter.
             if let Some(event) = entries.pop_front() {
                 return Ok(take(event));
             }
         }
-        // Somebody wrote to the descriptor: it may take 2^64 reads until it is right again.
+        // The application wrote to the descriptor: up to 2^64 reads could find no entry.
         Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
@@ -81,7 +87,7 @@ impl<T> EventQueue<T> {
         self.extract(matches, seal).1
     }
 
-    /// As [`EventQueue::retract`], and returns what was removed, in order.
+    /// Removes the events that match, as [`EventQueue::retract`] does, and returns them in order.
     pub(crate) fn extract<R>(&self, matches: impl Fn(&T) -> bool, seal: impl FnOnce() -> R) -> (Vec<T>, R) {
         let mut entries = self.lock();
         let mut removed = Vec::new();
@@ -98,13 +104,14 @@ impl<T> EventQueue<T> {
         (removed, sealed)
     }
 
-    /// Lowers the counter by one without ever waiting, whatever the descriptor's mode. If a waiter
-    /// was faster, or the kernel cannot (before 5.8), the counter stays one too high: a wait then
-    /// finds no entry and goes on.
+    /// Lowers the counter by one without blocking, whatever the descriptor's mode. If a waiter
+    /// lowered it first, or the kernel lacks `RWF_NOWAIT` for an eventfd (before Linux 5.8), the
+    /// counter stays one too high: the next wait that finds no entry reads again.
     fn lower(&self) {
         let mut count = 0_u64;
         let buffer = libc::iovec { iov_base: ptr::from_mut(&mut count).cast(), iov_len: size_of::<u64>() };
-        // SAFETY: one iovec, which is valid for writes of its 8 bytes; invariant 2.
+        // SAFETY: `preadv2` requires an open descriptor (invariant 2) and valid iovecs: `buffer` is
+        // the only one, and its 8 bytes are those of `count`.
         unsafe { libc::preadv2(self.fd.as_raw_fd(), &raw const buffer, 1, -1, libc::RWF_NOWAIT) };
     }
 
@@ -129,15 +136,15 @@ mod tests {
 
     fn readable(fd: RawFd) -> bool {
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid pollfd.
+        // SAFETY: `poll` requires as many valid pollfds as its count says: `poll` is one.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
         ready == 1 && poll.revents & libc::POLLIN != 0
     }
 
     fn set_nonblocking(fd: RawFd) {
-        // SAFETY: F_GETFL takes no argument.
+        // SAFETY: `fcntl` requires the argument that the command takes: `F_GETFL` takes none.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        // SAFETY: F_SETFL takes an int.
+        // SAFETY: `fcntl` requires the argument that the command takes: `F_SETFL` takes an int.
         assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }, 0);
     }
 
@@ -161,7 +168,7 @@ mod tests {
     #[test]
     fn the_descriptor_is_closed_on_exec() {
         let queue = EventQueue::<()>::new().unwrap();
-        // SAFETY: F_GETFD takes no argument.
+        // SAFETY: `fcntl` requires the argument that the command takes: `F_GETFD` takes none.
         let flags = unsafe { libc::fcntl(queue.raw_fd(), libc::F_GETFD) };
         assert_ne!(flags & libc::FD_CLOEXEC, 0);
     }
@@ -181,20 +188,22 @@ mod tests {
     #[test]
     fn edge_triggered_epoll_fires_once_per_event() {
         let queue = EventQueue::new().unwrap();
-        // SAFETY: no requirement.
+        // SAFETY: `epoll_create1` has no requirement.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         assert!(epoll >= 0);
-        // SAFETY: `epoll` is open and nobody else's.
+        // SAFETY: `from_raw_fd` requires an open descriptor that nobody else owns: `epoll` was just
+        // made.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let flags = libc::EPOLLIN | libc::EPOLLET;
         let mut interest = libc::epoll_event { events: flags as u32, u64: 0 };
-        // SAFETY: both descriptors are open, the event is valid.
+        // SAFETY: `epoll_ctl` requires a valid event: `interest` is a local.
         let added =
             unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, queue.raw_fd(), &raw mut interest) };
         assert_eq!(added, 0);
         let fired = || {
             let mut event = libc::epoll_event { events: 0, u64: 0 };
-            // SAFETY: room for one event.
+            // SAFETY: `epoll_wait` requires room for as many events as its limit says: `event` is
+            // one.
             unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, 0) }
         };
         for _ in 0..3 {

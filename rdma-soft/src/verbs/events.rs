@@ -1,15 +1,15 @@
-//! From the engine's events to what C waits for, and the count of events that C still has to
-//! acknowledge.
+//! Delivery of the engine's events to the queues on which C waits, and the counts of events that C
+//! has read and acknowledged.
 //!
-//! The engine names an object by the token it was created with; [`deliver`] finds the object's
-//! entry here and queues the event where the object's owner waits: a completion channel, or the
-//! context's asynchronous events. Invariants:
+//! The engine names an object by the token with which the object was created. [`deliver`] finds the
+//! object's entry by the token and queues the event on the object's completion channel, or on the
+//! asynchronous event queue of its context. Invariants:
 //!
-//! 1. An address in an entry is that of a live object as long as the entry's ledger is open or has
-//!    events that were reported and not acknowledged: destroying the object closes the ledger,
-//!    takes unread events back and waits for the others.
-//! 2. [`deliver`] takes only this module's map and an event queue's lock, so it may be called under
-//!    the node's lock.
+//! 1. The address in an entry is that of a live object while one of the entry's ledgers is open or
+//!    has reported events that are not acknowledged: destroying the object closes the ledgers,
+//!    removes unread events from the queues and waits for the acknowledgement of the others.
+//! 2. [`deliver`] takes only the locks of this module's map and of an event queue, so it may be
+//!    called under the node's lock.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,15 +30,16 @@ pub(crate) type CompletionEvents = EventQueue<Arc<Entry>>;
 /// The queue behind a context's descriptor.
 pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
 
-/// An asynchronous event that waits to be read.
+/// A queued asynchronous event.
 #[derive(Debug)]
 pub(crate) struct AsyncEvent {
     pub(crate) event_type: ibv_event_type,
-    /// The completion queue or queue pair that it is about, as the type says.
+    /// The CQ or QP of the event, as `event_type` says.
     pub(crate) object: Arc<Entry>,
 }
 
-/// How many events of one kind C has read from an object, and how many of them it has acknowledged.
+/// Counts of the events of one kind that C has read from an object, and of those it has
+/// acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     closed: AtomicBool,
@@ -48,7 +49,7 @@ pub(crate) struct Ledger {
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Modulo 2^32, as the public counters are.
+    /// Both counts are modulo 2^32, like the public counters.
     reported: u32,
     completed: u32,
 }
@@ -60,7 +61,8 @@ impl Ledger {
         counts.reported = counts.reported.wrapping_add(1);
     }
 
-    /// Counts acknowledgements; `publish` shows C the new count under the ledger's lock.
+    /// Counts acknowledgements. `publish` writes the new count to C's counter, under the ledger's
+    /// lock.
     pub(crate) fn acknowledge(&self, events: u32, publish: impl FnOnce(u32)) {
         let mut counts = self.lock();
         counts.completed = counts.completed.wrapping_add(events);
@@ -68,7 +70,7 @@ impl Ledger {
         self.acknowledged.notify_all();
     }
 
-    /// Waits until every event that was read is acknowledged.
+    /// Waits until every event that C has read is acknowledged.
     pub(crate) fn settle(&self) {
         let counts = self.lock();
         let settled = self.acknowledged.wait_while(counts, |counts| counts.completed != counts.reported);
@@ -79,8 +81,8 @@ impl Ledger {
         !self.closed.load(Ordering::Relaxed)
     }
 
-    /// From now on nothing is queued. Called under the event queue's lock, as [`Ledger::is_open`]
-    /// is.
+    /// Stops further events from being queued. Call under the event queue's lock, as
+    /// [`Ledger::is_open`].
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
@@ -90,15 +92,15 @@ impl Ledger {
     }
 }
 
-/// The part of a completion queue or queue pair that its events need.
+/// The part of a CQ or QP that the delivery of its events needs.
 #[derive(Debug)]
 pub(crate) struct Entry {
     token: u64,
     address: AtomicPtr<c_void>,
-    /// Of a completion queue that has one.
+    /// The completion channel of a CQ; `None` for a QP, or a CQ without a channel.
     channel: Option<Arc<CompletionEvents>>,
     context: Arc<AsyncEvents>,
-    /// Events of the channel.
+    /// Events on the completion channel.
     pub(crate) completions: Ledger,
     pub(crate) async_events: Ledger,
 }
@@ -112,7 +114,7 @@ fn entries() -> MutexGuard<'static, HashMap<u64, Arc<Entry>>> {
 }
 
 impl Entry {
-    /// An entry for an object that is about to be made; it gets no event before
+    /// Makes the entry of an object that does not exist yet. No event is delivered before
     /// [`Entry::announce`].
     pub(crate) fn new(channel: Option<Arc<CompletionEvents>>, context: Arc<AsyncEvents>) -> Arc<Self> {
         Arc::new(Self {
@@ -129,18 +131,19 @@ impl Entry {
         self.token
     }
 
-    /// The object's address, as a pointer to the type that C knows it by.
+    /// The object's address, cast to the type under which C knows the object.
     pub(crate) fn address<T>(&self) -> *mut T {
         self.address.load(Ordering::Relaxed).cast()
     }
 
-    /// Opens the entry for events, under the object's address.
+    /// Stores the object's address and lets [`deliver`] find the entry.
     pub(crate) fn announce<T>(self: &Arc<Self>, address: *mut T) {
         self.address.store(address.cast(), Ordering::Relaxed);
         entries().insert(self.token, Arc::clone(self));
     }
 
-    /// Takes unread events back and lets no new ones in. The engine's object is gone already.
+    /// Removes unread events from the queues and admits no new ones. The engine's object must have
+    /// ended before.
     pub(crate) fn close(&self) {
         entries().remove(&self.token);
         let is_self = |entry: &Arc<Self>| ptr::eq(Arc::as_ptr(entry), self);
@@ -150,15 +153,15 @@ impl Entry {
         self.context.retract(|event| is_self(&event.object), || self.async_events.close());
     }
 
-    /// Waits for the acknowledgements that C owes; call [`Entry::close`] before.
+    /// Waits until C has acknowledged every event that it read; call [`Entry::close`] before.
     pub(crate) fn settle(&self) {
         self.completions.settle();
         self.async_events.settle();
     }
 }
 
-/// Queues an event of the engine where its owner waits for it. Events of objects that are gone are
-/// dropped.
+/// Queues an event of the engine on the channel or context of its object. Drops events of destroyed
+/// objects.
 pub(crate) fn deliver(event: Event) {
     let (Event::Completion { token, .. } | Event::Async { element: Element::Cq(_, token) | Element::Qp(_, token), .. }) =
         event;
@@ -167,18 +170,19 @@ pub(crate) fn deliver(event: Event) {
         let context = Arc::clone(&entry.context);
         context.offer(AsyncEvent { event_type, object: entry }, |event| event.object.async_events.is_open());
     } else if let Some(channel) = &entry.channel {
-        // A completion queue without a channel may be armed too: its event goes nowhere.
+        // C may arm a CQ without a channel too; the event of such a CQ is dropped.
         channel.offer(Arc::clone(&entry), |entry| entry.completions.is_open());
     }
 }
 
-/// Reads the user's pointer out of a live completion queue.
+/// Reads `cq_context`, the user's pointer, from a completion queue.
 ///
 /// # Safety
 ///
 /// `cq` is a live object of this device.
 pub(crate) unsafe fn cq_context(cq: *mut ibv_cq) -> *mut c_void {
-    // SAFETY: a field of a live object (the caller's contract); C writes it only before it shares
-    // the object.
+    // SAFETY: a read requires a valid pointer and no concurrent write: the object is alive (the
+    // caller's contract), and no other thread writes to a public field during the call (`verbs`,
+    // promise 4).
     unsafe { (*cq).cq_context }
 }

@@ -1,9 +1,9 @@
-//! A lock that one call takes and another gives back: `start_poll` and `end_poll`, `wr_start` and
-//! `wr_complete`.
+//! A lock that one call acquires and a later call releases: `start_poll` and `end_poll`, `wr_start`
+//! and `wr_complete`.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What is between the calls, and whether someone is between them.
+/// A value with a lock that outlives the call that acquires it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate<T> {
     inner: Mutex<Inner<T>>,
@@ -21,14 +21,14 @@ impl<T> Gate<T> {
         Self { inner: Mutex::new(Inner { entered: false, value }), left: Condvar::new() }
     }
 
-    /// Waits until nobody is inside, and is inside from then on.
+    /// Acquires the lock; waits while another caller holds it.
     pub(crate) fn enter(&self) {
         let mut inner =
             self.left.wait_while(self.lock(), |inner| inner.entered).unwrap_or_else(PoisonError::into_inner);
         inner.entered = true;
     }
 
-    /// Lets the next one in. Who was not inside changes nothing.
+    /// Releases the lock and wakes one waiter. Has no effect if nobody holds the lock.
     pub(crate) fn leave(&self) {
         let mut inner = self.lock();
         inner.entered = false;
@@ -36,7 +36,7 @@ impl<T> Gate<T> {
         self.left.notify_one();
     }
 
-    /// Looks at the value; meant for who is inside.
+    /// Calls `work` with the value. Meant for the holder of the lock, but sound for any caller.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         work(&mut self.lock().value)
     }

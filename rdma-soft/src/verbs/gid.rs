@@ -1,5 +1,5 @@
-//! The port's addresses: a GID table made of the host's IPv4 addresses, or of one link-local GID on
-//! an InfiniBand link.
+//! The port's GID table: the host's IPv4 addresses on an Ethernet link, one link-local GID on an
+//! InfiniBand link.
 
 use std::net::Ipv4Addr;
 
@@ -16,7 +16,7 @@ impl std::fmt::Debug for GidEntry {
     }
 }
 
-/// The table's length is reported in an `int` and indexed by a `u8` in address vectors.
+/// Largest GID table: address vectors index it with a `u8`.
 const MAX_ENTRIES: usize = 256;
 
 /// One entry of the GID table.
@@ -24,20 +24,20 @@ const MAX_ENTRIES: usize = 256;
 pub(crate) struct GidEntry {
     pub(crate) gid: ibv_gid,
     pub(crate) gid_type: ibv_gid_type,
-    /// The interface that has the address; 0 if none.
+    /// Index of the network interface that has the address; 0 if none.
     pub(crate) interface: u32,
 }
 
 impl GidEntry {
-    /// The address, as the engine has it.
+    /// The address as the engine's [`Gid`].
     pub(crate) fn address(&self) -> Gid {
         // SAFETY: every bit pattern is a GID.
         Gid(unsafe { self.gid.raw })
     }
 }
 
-/// Makes the table. Addresses that other hosts can reach come first and loopback last, so that "the
-/// first" is a good choice.
+/// Makes the table. Addresses that other hosts can reach come first and loopback comes last,
+/// because many programs use index 0.
 pub(crate) fn table(link_layer: LinkLayer, guid: u64) -> Vec<GidEntry> {
     match link_layer {
         LinkLayer::InfiniBand => {
@@ -62,12 +62,12 @@ pub(crate) fn table(link_layer: LinkLayer, guid: u64) -> Vec<GidEntry> {
     }
 }
 
-/// `::ffff:a.b.c.d`.
+/// The GID of an IPv4 address: `::ffff:a.b.c.d`.
 fn mapped(address: Ipv4Addr) -> ibv_gid {
     ibv_gid { raw: address.to_ipv6_mapped().octets() }
 }
 
-/// `fe80::` and the GUID.
+/// The link-local GID: `fe80::` and the GUID.
 fn link_local(guid: u64) -> ibv_gid {
     let mut raw = [0; 16];
     raw[..2].copy_from_slice(&[0xfe, 0x80]);

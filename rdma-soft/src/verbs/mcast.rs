@@ -1,4 +1,4 @@
-//! Multicast: queue pairs in groups.
+//! Multicast: attaching queue pairs to groups and detaching them.
 
 use rdma_sys::{ibv_gid, ibv_qp};
 
@@ -6,8 +6,8 @@ use super::call::{BytesConst, Done, Handle};
 use crate::engine::Gid;
 use crate::node::Node;
 
-/// `ibv_attach_mcast`. The local identifier is InfiniBand's way to route to the group; nothing is
-/// routed here.
+/// `ibv_attach_mcast`. Ignores the LID of the group: switches route by it, and this device has no
+/// switch.
 pub(super) fn attach_mcast(qp: Handle<ibv_qp>, gid: BytesConst<ibv_gid>, _lid: u16) -> Done {
     Node::get()?.attach(qp.get()?.id(), Gid(gid.0.get()?))
 }

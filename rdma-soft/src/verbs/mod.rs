@@ -1,16 +1,17 @@
-//! The verbs of the device: the objects, the functions, and their conventions.
+//! The verbs of the device: its objects, its functions and their calling conventions.
 //!
-//! The functions of this module are reached through the table that [`ibverbs`] returns, or through
-//! the op tables inside the objects. They are safe functions; [`call`] makes the C functions of
-//! `verbs.h` of them. Every caller of a verb, in C or Rust, makes the promises that the manual
-//! pages ask for:
+//! Callers reach the functions of this module through the table that [`ibverbs`] returns, or
+//! through the op tables inside the objects. The functions are safe; [`call`] turns each of them
+//! into the C function that `verbs.h` declares. Every caller of a verb, in C or Rust, makes the
+//! promises that the manual pages demand:
 //!
-//! 1. An object handed in is null or was made by this device, for that kind of argument, and is not
-//!    destroyed meanwhile.
-//! 2. A pointer to a structure is null or valid for the reads and writes that the verb makes, lists
-//!    as long as they say, and nobody else writes to it meanwhile. The same holds of the objects
-//!    and pointers in the structure.
-//! 3. Registered memory stays mapped, with the rights it was registered with, until it is
+//! 1. A pointer to an object is null, or points to an object of the argument's type that this
+//!    device made and that nobody destroys during the call.
+//! 2. A pointer to a structure is null, or valid for the reads and writes that the verb makes; a
+//!    list has as many entries as its length argument says; nobody else writes to the structure or
+//!    list during the call. Promises 1 and 2 hold for the objects and pointers in the structure
+//!    too.
+//! 3. Registered memory stays mapped, with the access rights of its registration, until it is
 //!    deregistered.
 //! 4. No other thread uses a public field of an object during a call that reads or writes it.
 //!

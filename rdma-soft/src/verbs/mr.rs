@@ -12,7 +12,7 @@ use super::{Errno, pages};
 use crate::engine::Registration;
 use crate::node::Node;
 
-/// The device's part of a memory region.
+/// Private part of a memory region.
 #[derive(Debug)]
 pub(crate) struct MrState {
     lkey: u32,
@@ -38,20 +38,21 @@ impl Child for ibv_mr {
 
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
-/// Rights that make no sense without a local right to write.
+/// Remote rights that require `IBV_ACCESS_LOCAL_WRITE` too.
 const REMOTE_CHANGE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 /// The rights that the engine checks.
 const RIGHTS: u32 = LOCAL_WRITE | REMOTE_CHANGE | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-/// Accepted, without a meaning here: huge pages are pages, and no window can be bound anyway.
+/// Flags that are accepted without effect on the rights: huge pages are registered like others,
+/// memory windows cannot be bound, and `register` handles `IBV_ACCESS_ZERO_BASED` itself.
 const HINTS: u32 = ibv_access_flags::IBV_ACCESS_HUGETLB.0 | ibv_access_flags::IBV_ACCESS_MW_BIND.0 | ZERO_BASED;
 /// Flags that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`), relaxed ordering among them.
 const OPTIONAL: u32 = 0x3ff0_0000;
-/// The rights of the specification that this device lacks.
+/// Flags that this device does not support: `EOPNOTSUPP`.
 const LACKING: u32 = ibv_access_flags::IBV_ACCESS_ON_DEMAND.0
     | ibv_access_flags::IBV_ACCESS_FLUSH_GLOBAL.0
     | ibv_access_flags::IBV_ACCESS_FLUSH_PERSISTENT.0;
 
-/// The rights for the engine, if the flags are in order.
+/// The rights for the engine; `EOPNOTSUPP` or `EINVAL` if the flags are not allowed.
 fn check_access(access: u32) -> Result<u32, Errno> {
     if access & LACKING != 0 {
         return Err(Errno::OPNOTSUPP);
@@ -72,13 +73,13 @@ fn register(ibv_pd: &Handle<ibv_pd>, Memory(addr): Memory, len: usize, iova: u64
         return Err(Errno::INVAL);
     }
     pages::populate(addr.addr(), len, rights & LOCAL_WRITE != 0)?;
-    // Peers write directly to a file that they may map: only memory that lies alone in its file
-    // may be mapped.
+    // Peers may map the file behind this memory and write to it directly, so only memory that has a
+    // file of its own is offered for mapping.
     let backing = rdma_mem::shared::find(addr.addr(), len);
     let what = Registration { addr: addr.cast(), len, iova, access: rights, backing };
-    // SAFETY: `Engine::register` wants memory that stays mapped with these rights until it is
-    // deregistered: promise 3, which `Memory` carries. Accesses of the device and of C are ordered
-    // by requests and their completions.
+    // SAFETY: `Engine::register` requires memory that stays mapped with these rights until it is
+    // deregistered: promise 3, which `Memory` carries. Work requests and their completions order
+    // the accesses of the device and of C.
     let keys = node.with(|engine| unsafe { engine.register(pd.id, &what) })?;
     let public = ibv_mr {
         context: get_field!(pd, context),

@@ -1,20 +1,21 @@
-//! Objects that C holds pointers to: a public part, laid out as `verbs.h` says, with the
-//! device's own part in front of it.
+//! Objects to which C holds pointers: a public part, laid out as in `verbs.h`, with a private part
+//! of the device in front of it.
 //!
-//! A pointer that C hands in is checked as far as that is cheap: null, misaligned, of another kind,
-//! closed with its context, or freed and not yet reused pointers are refused with `EINVAL`. This is
-//! a diagnosis, not a guarantee: a pointer that was never an object's is undefined behaviour here
-//! as it is in libibverbs. Invariants:
+//! [`Object::get`] checks a pointer from C as far as this is cheap and refuses with `EINVAL` a
+//! pointer that is null, misaligned or to another kind of object, and one to an object that ended
+//! with its context, or that is freed and whose memory is not reused yet. These checks help to find
+//! bugs and guarantee nothing: a pointer that never was an object's is undefined behaviour here as
+//! in libibverbs. Invariants:
 //!
-//! 1. Every object is a leaked `Box<Object<T>>`; C sees the address of its public part, with the
+//! 1. Every object is a leaked `Box<Object<T>>`. C gets a pointer to its public part that has the
 //!    provenance of the whole box.
 //! 2. An object belongs to the process that made it, unless its kind is [`Public::INHERITED`]. A
-//!    forked child has a copy, whose descriptors, threads and rings are the parent's: no function
-//!    there gets at the copy.
+//!    forked child has a copy of the object, but the copy's descriptors, threads and rings are the
+//!    parent's: [`Object::get`] refuses the copy in the child.
 //! 3. The mark is `T::MARK` from [`Object::create`] to [`Object::free`] or [`Object::abandon`], and
-//!    never afterwards.
-//! 4. The public part is only ever touched through raw pointers, since C code may read and write it
-//!    at any time.
+//!    [`DEAD`] afterwards.
+//! 4. The device accesses the public part only through raw pointers, because C may read and write
+//!    it at any time.
 
 use std::cell::UnsafeCell;
 use std::mem::offset_of;
@@ -24,21 +25,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Errno;
 use crate::os::fork;
 
-/// The mark of an object that is no more.
+/// The mark of a freed or abandoned object.
 const DEAD: u64 = 0x6465_6164_dead_dead;
 
-/// The public part of a kind of objects.
+/// The public part of a kind of object: the structure that `verbs.h` declares.
 pub(crate) trait Public: Sized {
     /// Marks live objects of this kind.
     const MARK: u64;
-    /// Whether forked children use the objects of their parents.
+    /// Whether a forked child may use the objects of its parent.
     const INHERITED: bool = false;
-    /// The device's part of each of them.
+    /// The device's own part of such an object.
     type Private: Sync;
 }
 
-/// A type that C has pointers of to objects: the public part itself, or the beginning of it, or a
-/// part in its middle.
+/// A type by which C points to an object: the public part itself, its beginning, or a field inside
+/// it.
 pub(crate) trait Pointee: Sized {
     type Object: Public;
 
@@ -59,11 +60,11 @@ impl<T: Public> Pointee for T {
 macro_rules! get_field {
     ($object:expr, $($field:ident).+) => {{
         let public = $crate::verbs::object::Object::public($object);
-        // SAFETY: `public` points to the public part of an object that lives as long as the borrow;
-        // no reference is made.
+        // SAFETY: a place expression through `public` requires a pointer in bounds: the object
+        // lives as long as the borrow (invariant 1); `&raw` makes no reference.
         let field = unsafe { &raw const (*public).$($field).+ };
-        // SAFETY: in bounds and aligned, and no other thread writes to the field during the call
-        // (promise 4).
+        // SAFETY: `read` requires a valid, aligned pointer and no concurrent write: a field of a
+        // live object, and no other thread writes to it during the call (promise 4).
         unsafe { field.read() }
     }};
 }
@@ -73,33 +74,33 @@ pub(crate) use get_field;
 macro_rules! set_field {
     ($object:expr, $($field:ident).+, $value:expr) => {{
         let (public, value) = ($crate::verbs::object::Object::public($object), $value);
-        // SAFETY: `public` points to the public part of an object that lives as long as the borrow;
-        // no reference is made.
+        // SAFETY: a place expression through `public` requires a pointer in bounds: the object
+        // lives as long as the borrow (invariant 1); `&raw` makes no reference.
         let field = unsafe { &raw mut (*public).$($field).+ };
-        // SAFETY: in bounds and aligned, and no other thread uses the field during the call
-        // (promise 4).
+        // SAFETY: `write` requires a valid, aligned pointer and no concurrent access: a field of a
+        // live object, and no other thread uses it during the call (promise 4).
         unsafe { field.write(value) };
     }};
 }
 pub(crate) use set_field;
 
-/// A public counter of a live [`Object`], which the device changes while C may read it.
+/// A public counter of a live [`Object`] as an atomic: the device changes it while C may read it.
 macro_rules! counter {
     ($object:expr, $($field:ident).+: $atomic:ty) => {{
         let object = $object;
         let public = $crate::verbs::object::Object::public(object);
-        // SAFETY: `public` points to the public part of an object that lives as long as the borrow;
-        // no reference is made.
+        // SAFETY: a place expression through `public` requires a pointer in bounds: the object
+        // lives as long as the borrow (invariant 1); `&raw` makes no reference.
         let field = unsafe { &raw mut (*public).$($field).+ };
-        // SAFETY: `from_ptr` wants a field that is aligned, valid as long as the object is, and
-        // used by atomic accesses only: the device uses it by this macro alone, and C only reads
-        // it.
+        // SAFETY: `from_ptr` requires an aligned pointer that is valid as long as the borrow, and
+        // no non-atomic access that conflicts: it is a field of the live object, the device
+        // accesses the field only through this macro, and C only reads it.
         unsafe { <$atomic>::from_ptr(field) }
     }};
 }
 pub(crate) use counter;
 
-/// An object, seen from the inside.
+/// An object: the private part, the checks of [`Object::get`] and the public part.
 #[repr(C)]
 pub(crate) struct Object<T: Public> {
     private: T::Private,
@@ -109,30 +110,33 @@ pub(crate) struct Object<T: Public> {
 }
 
 impl<T: Public> Object<T> {
-    /// Makes an object and returns the pointer that C shall have.
+    /// Makes an object and returns the pointer for C.
     pub(crate) fn create(public: T, private: T::Private) -> *mut T {
         let (mark, process) = (AtomicU64::new(T::MARK), fork::process());
         let object = Box::new(Self { private, mark, process, public: UnsafeCell::new(public) });
         let object = Box::into_raw(object);
-        // SAFETY: the box is alive, so its field is in bounds; no reference is made.
+        // SAFETY: a place expression through `object` requires a pointer in bounds: the box is
+        // alive; `&raw` makes no reference.
         unsafe { UnsafeCell::raw_get(&raw const (*object).public) }
     }
 
-    /// Finds the object behind a pointer from C.
+    /// Finds the object behind a pointer from C. `EINVAL` for a pointer that the checks of this
+    /// module refuse, `ENODEV` for an object of the parent process.
     ///
     /// # Safety
     ///
-    /// `public` is null, or came from [`Object::create`] for the same `T` and is not freed while
-    /// `'a` lasts.
+    /// `public` is null, or came from [`Object::create`] for the same `T`, and its object is not
+    /// freed during `'a`.
     pub(crate) unsafe fn get<'a>(public: *mut T) -> Result<&'a Self, Errno> {
         if public.is_null() || !public.is_aligned() {
             return Err(Errno::INVAL);
         }
         let object = Self::around(public);
-        // SAFETY: by the caller's contract and invariant 1 the object is a live box, all of it
-        // within the pointer's provenance; its private part is `Sync`, its mark atomic and its
-        // public part in an `UnsafeCell`, so a shared reference is right while other threads, or C,
-        // use the object.
+        // SAFETY: a shared reference requires a live, aligned value within the pointer's provenance
+        // that nobody changes except through interior mutability: by the caller's contract and
+        // invariant 1 the object is a live box, all of it within the provenance; its private part
+        // is `Sync`, its mark is atomic and its public part is in an `UnsafeCell`, so other threads
+        // and C may use the object meanwhile.
         let object = unsafe { &*object };
         if object.mark.load(Ordering::Relaxed) != T::MARK {
             return Err(Errno::INVAL);
@@ -141,35 +145,35 @@ impl<T: Public> Object<T> {
         if is_ours { Ok(object) } else { Err(Errno(libc::ENODEV)) }
     }
 
-    /// Ends an object and its memory. Of two calls the second is refused, if the memory is not in
-    /// use again.
+    /// Ends an object and frees its memory. A second call is refused as long as the memory is not
+    /// reused.
     ///
     /// # Safety
     ///
-    /// As for [`Object::get`], and nobody uses the object, or a reference to it, from now on.
+    /// As for [`Object::get`], and nobody uses the object or a reference to it from now on.
     pub(crate) unsafe fn free(public: *mut T) -> Result<(), Errno> {
         // SAFETY: `take` has the same contract.
         unsafe { Self::take(public) }.map(drop)
     }
 
-    /// As [`free`](Self::free), and returns the device's part of the object.
+    /// Like [`free`](Self::free), and returns the private part of the object.
     ///
     /// # Safety
     ///
     /// As for [`Object::free`].
     pub(crate) unsafe fn take(public: *mut T) -> Result<T::Private, Errno> {
-        // SAFETY: `get` wants null or a live object: the caller's contract.
+        // SAFETY: `get` requires null or a live object: the caller's contract.
         unsafe { Self::get(public) }?.unmark()?;
-        // SAFETY: `from_raw` wants the pointer of a box, once: invariant 1, and of two calls only
-        // one gets past `unmark`.
+        // SAFETY: `Box::from_raw` requires the pointer of a box, once: invariant 1, and `unmark`
+        // succeeds only once per object.
         let object = unsafe { Box::from_raw(Self::around(public)) };
         Ok(object.private)
     }
 
-    /// Ends an object but leaves its memory: for the children of a context that is closed under
-    /// them, whose pointers C may still hold. They are refused from now on.
+    /// Ends an object but leaks its memory: for the objects of a closed context, to which C may
+    /// still hold pointers. [`Object::get`] refuses these pointers from now on.
     pub(crate) fn abandon(&self) {
-        // Of two that end an object, one does.
+        // Fails if another thread has ended the object already, which is as good.
         let _unmarked = self.unmark();
     }
 
@@ -235,9 +239,10 @@ mod tests {
         // SAFETY: null is allowed.
         assert!(unsafe { Object::<Apple>::get(ptr::null_mut()) }.is_err());
         let pear = Object::create(Pear(0), Arc::default());
-        // SAFETY: not an apple, but of the same layout, and alive.
+        // SAFETY: `get` reads the mark before anything else: a pear is alive and has the layout of
+        // an apple.
         assert!(unsafe { Object::<Apple>::get(pear.cast()) }.is_err());
-        // SAFETY: misaligned pointers are not read.
+        // SAFETY: `get` does not read through a misaligned pointer.
         assert!(unsafe { Object::<Apple>::get(pear.cast::<Apple>().wrapping_byte_add(1)) }.is_err());
         // SAFETY: a live pear.
         unsafe { Object::get(pear) }.unwrap().abandon();

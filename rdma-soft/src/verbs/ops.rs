@@ -1,8 +1,8 @@
 //! The op tables of a context, which the inline functions of `verbs.h` call, and the functions that
-//! make a context with them.
+//! open a context with these tables.
 //!
-//! The classic table is called unchecked, so nothing that has a caller is null. The extended table
-//! is checked for size and null, and answers `EOPNOTSUPP` by itself where a slot is null; only
+//! `verbs.h` calls the classic table unchecked, so no slot with a caller is null. `verbs.h` checks
+//! the extended table for size and null, and returns `EOPNOTSUPP` itself for a null slot; only
 //! `close_xrcd` is called unchecked.
 
 use std::sync::Arc;
@@ -23,12 +23,12 @@ pub(super) fn open_device(ibv_device: *mut ibv_device) -> Made<ibv_context> {
     context::open(ibv_device, &TABLES).map(|(context, _)| context)
 }
 
-/// Opens the device, if the program wants one.
+/// Opens the device; `ENODEV` if `RDMA_SOFT=off` disables it.
 pub(crate) fn open_wanted() -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
     context::open(device::wanted()?.ok_or(Errno(libc::ENODEV))?, &TABLES)
 }
 
-/// The table that every consumer calls.
+/// The classic table, in the `ibv_context`.
 fn classic() -> ibv_context_ops {
     ibv_context_ops {
         poll_cq: Some(cq::poll_cq),
@@ -42,7 +42,7 @@ fn classic() -> ibv_context_ops {
     }
 }
 
-/// The table in front of the context.
+/// The extended table, in the `verbs_context` in front of the `ibv_context`.
 fn extended() -> verbs_context {
     verbs_context {
         query_port: Some(call4(attr::query_port)),

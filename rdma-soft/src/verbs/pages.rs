@@ -1,8 +1,9 @@
-//! Whether memory that is to be registered is mapped.
+//! Checks that memory to be registered is mapped with the access it needs.
 //!
-//! A kernel driver pins the pages of a region, and fails with `EFAULT` where there are none, or
-//! where they lack the right. Here nothing is pinned, but the answer is the same: consumers rely on
-//! it (device memory, for instance, must fail so that they take another way).
+//! A kernel driver pins the pages of a region and fails with `EFAULT` if a page is missing or lacks
+//! the access right. This device pins nothing but fails in the same cases, because consumers rely
+//! on the error: for instance, registration of device memory must fail so that they fall back to
+//! another method.
 
 use std::ffi::c_void;
 use std::io::IoSliceMut;
@@ -19,7 +20,8 @@ use crate::os::Named;
 
 const FAULT: Errno = Errno(libc::EFAULT);
 
-/// Makes the kernel bring in every page of a range, writable if so asked.
+/// Makes the kernel fault in every page of a range, writable if `write`. `EFAULT` if a page is
+/// missing or lacks the access right.
 pub(crate) fn populate(address: usize, len: usize, write: bool) -> Result<(), Errno> {
     let page = page_size();
     let start = address & !(page - 1);
@@ -27,7 +29,7 @@ pub(crate) fn populate(address: usize, len: usize, write: bool) -> Result<(), Er
     if can_populate() {
         advise(start, end - start, write)
     } else {
-        // A copy of one byte of each page shows at least that it can be read.
+        // Reading one byte of each page shows at least that the page is readable.
         (start..end).step_by(page).try_for_each(read_byte)
     }
 }
@@ -41,20 +43,20 @@ fn advise(start: usize, len: usize, write: bool) -> Result<(), Errno> {
     let advice = if write { MmapAdvise::MADV_POPULATE_WRITE } else { MmapAdvise::MADV_POPULATE_READ };
     let address = NonNull::new(ptr::with_exposed_provenance_mut::<c_void>(start)).ok_or(FAULT)?;
     loop {
-        // SAFETY: `madvise` wants advice that breaks no memory in use: populating changes no
-        // contents and no mapping, whatever lies there.
+        // SAFETY: `madvise` requires advice that breaks no memory in use: populating changes no
+        // contents and no mapping, whatever is mapped in the range.
         match unsafe { madvise(address, len, advice) } {
             Ok(()) => return Ok(()),
             Err(SystemErrno::EAGAIN | SystemErrno::EINTR) => {}
-            // The limit of a control group, or out of memory while pages are brought in; unmapped
-            // ranges say the same.
+            // Other errors too become `EFAULT`: `ENOMEM` means unmapped memory, but also memory
+            // that ran out.
             Err(_) => return Err(FAULT),
         }
     }
 }
 
-/// Whether the kernel takes these two kinds of advice (Linux 5.14; a seccomp filter may forbid
-/// them): tried once, on memory that is certainly there.
+/// Whether the kernel supports the two kinds of advice (since Linux 5.14; a seccomp filter may
+/// forbid them). Tried once, on a mapped page: the stack.
 fn can_populate() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {
@@ -64,7 +66,8 @@ fn can_populate() -> bool {
     })
 }
 
-/// Reads a byte of our own by the kernel, so that nothing is raised if it cannot be read.
+/// Reads a byte of this process through the kernel, so that an unreadable byte gives `EFAULT`
+/// instead of a signal.
 fn read_byte(address: usize) -> Result<(), Errno> {
     let mut byte = [0];
     let there = RemoteIoVec { base: address, len: 1 };

@@ -11,7 +11,7 @@ use super::object::{Object, Public};
 use crate::engine::PdId;
 use crate::node::Node;
 
-/// The device's part of a protection domain.
+/// Private part of a protection domain.
 #[derive(Debug)]
 pub(crate) struct PdState {
     pub(crate) id: PdId,

@@ -1,5 +1,5 @@
-//! The data path: `post_send` and `post_recv`. One lock for a whole list of requests, and no
-//! allocation.
+//! The data path: `post_send` and `post_recv`. Each takes the node's lock once for a whole list of
+//! work requests and does not allocate.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -17,11 +17,11 @@ use crate::node::Node;
 
 const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// The fields that requests of both directions have.
+/// The fields that send and receive requests share.
 pub(super) trait WorkRequest {
     fn next(&self) -> *mut Self;
 
-    /// The gather or scatter list, and its length.
+    /// Pointer and length of the gather or scatter list.
     fn list(&self) -> (*const ibv_sge, c_int);
 }
 
@@ -43,9 +43,10 @@ macro_rules! work_requests {
 
 work_requests! { ibv_send_wr, ibv_recv_wr }
 
-/// A list of requests, or null. Promise 2 for a list: each link is a request that can be read and
-/// that nobody writes to during the call, its pointers are as it says, and the fields that its
-/// opcode and its queue pair's transport ask for are initialised.
+/// A linked list of work requests, or null. Promise 2 for such a list: each link is a request that
+/// is readable and that nobody writes to during the call, its pointers are valid for the lengths
+/// beside them, and the fields that its opcode and the transport of the queue pair require are
+/// initialised.
 pub(super) struct Requests<W>(*mut W);
 
 impl<W> Argument for Requests<W> {
@@ -57,7 +58,7 @@ impl<W> Argument for Requests<W> {
     }
 }
 
-/// A request of such a list.
+/// A work request of a [`Requests`] list.
 struct Request<'a, W>(&'a W);
 
 impl<W> Clone for Request<'_, W> {
@@ -76,9 +77,10 @@ impl<'a, W: WorkRequest> Request<'a, W> {
         match usize::try_from(count) {
             Ok(0) => Ok(&[]),
             Ok(count) if count <= MAX_SGE && !list.is_null() => {
-                // SAFETY: from_raw_parts wants `count` readable, initialised and unchanging entries
-                // at an aligned pointer that is not null: promise 2 of the request, and the check
-                // above; 16 entries are less than `isize::MAX` bytes.
+                // SAFETY: `from_raw_parts` requires `count` readable, initialised entries that
+                // nobody changes, at an aligned pointer that is not null, of at most `isize::MAX`
+                // bytes: promise 2 of the request; the guard above checks null and limits `count`
+                // to `MAX_SGE`.
                 Ok(unsafe { slice::from_raw_parts(list, count) })
             }
             _ => Err(Errno::INVAL),
@@ -86,7 +88,8 @@ impl<'a, W: WorkRequest> Request<'a, W> {
     }
 }
 
-/// The operands of an atomic, as `ibv_send_wr` has them: an addition leaves `swap` uninitialised.
+/// The operands of an atomic in an `ibv_send_wr`. C leaves `swap` uninitialised for a
+/// fetch-and-add.
 #[repr(C)]
 struct AtomicOperands {
     remote_addr: u64,
@@ -95,7 +98,7 @@ struct AtomicOperands {
     rkey: u32,
 }
 
-/// The flags of a request that the engine knows.
+/// The send flags that the engine knows; `IMM` is not one of C's flags.
 #[inline]
 pub(super) const fn flags(raw: u32) -> SendFlags {
     #[allow(clippy::cast_possible_truncation, reason = "the flags that the engine knows are in the low bits")]
@@ -103,7 +106,7 @@ pub(super) const fn flags(raw: u32) -> SendFlags {
     SendFlags::from_bits_truncate(raw & !SendFlags::IMM.bits())
 }
 
-/// The request without its data. Fields that C left uninitialised are not read.
+/// Decodes a send request, without its data. Reads only fields that are initialised for the opcode.
 #[inline(always)]
 fn decode(Request(wr): Request<'_, ibv_send_wr>) -> Result<SendRequest, Errno> {
     type Code = ibv_wr_opcode;
@@ -115,7 +118,7 @@ fn decode(Request(wr): Request<'_, ibv_send_wr>) -> Result<SendRequest, Errno> {
         Code::IBV_WR_RDMA_READ => (Op::Read, false),
         Code::IBV_WR_ATOMIC_CMP_AND_SWP => (Op::CompareSwap, false),
         Code::IBV_WR_ATOMIC_FETCH_AND_ADD => (Op::FetchAdd, false),
-        // Invalidations, windows, segmentation: not here.
+        // Invalidations, memory windows and segmentation offload are not supported.
         _ => return Err(Errno::OPNOTSUPP),
     };
     let mut request = SendRequest {
@@ -130,27 +133,30 @@ fn decode(Request(wr): Request<'_, ibv_send_wr>) -> Result<SendRequest, Errno> {
     };
     if with_imm {
         request.flags |= SendFlags::IMM;
-        // SAFETY: a union of two `u32`, initialised for opcodes with an immediate (promise 2).
+        // SAFETY: reading a union field requires it to be initialised: both fields are a `u32`,
+        // initialised for opcodes with an immediate (promise 2).
         request.imm = unsafe { wr.__bindgen_anon_1.imm_data };
     }
     match op {
         Op::Send => {}
         Op::Write | Op::Read => {
-            // SAFETY: the union's member for these opcodes, plain integers, initialised (promise
-            // 2).
+            // SAFETY: reading a union field requires it to be initialised: `rdma` is the field for
+            // these opcodes, plain integers, initialised (promise 2).
             let rdma = unsafe { wr.wr.rdma };
             (request.remote_addr, request.rkey) = (rdma.remote_addr, rdma.rkey);
         }
         Op::CompareSwap | Op::FetchAdd => {
             let operands = (&raw const wr.wr).cast::<AtomicOperands>();
-            // SAFETY: the union, which is borrowed and aligned for 8 bytes, begins with its member
-            // for atomics, of the same layout (asserted below); its fields are initialised for
-            // these opcodes, but for `swap`, which may be uninitialised here too.
+            // SAFETY: a reference requires an aligned, valid value during the borrow: the union is
+            // borrowed and aligned to 8 bytes, and has the field for atomics at its start, with the
+            // layout of `AtomicOperands` (asserted below); C initialises its fields for these
+            // opcodes (promise 2), except `swap`, which is a `MaybeUninit`.
             let operands = unsafe { &*operands };
             (request.remote_addr, request.rkey) = (operands.remote_addr, operands.rkey);
             request.compare_add = operands.compare_add;
             if op == Op::CompareSwap {
-                // SAFETY: initialised for this opcode (promise 2).
+                // SAFETY: `assume_init` requires an initialised value: C sets `swap` for a
+                // compare-and-swap (promise 2).
                 request.swap = unsafe { operands.swap.assume_init() };
             }
         }
@@ -167,16 +173,16 @@ const _: () = {
     assert!(offset_of!(AtomicOperands, rkey) == offset_of!(Theirs, rkey));
 };
 
-/// The destination of a datagram.
+/// The destination of a UD send request.
 fn address(shared: &QpShared, Request(wr): Request<'_, ibv_send_wr>) -> Result<Address, Errno> {
     if !matches!(wr.opcode, ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM) {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the union's member for sends on a queue pair for datagrams, plain data, initialised
-    // (promise 2).
+    // SAFETY: reading a union field requires it to be initialised: `ud` is the field for sends on a
+    // UD queue pair, plain data, initialised (promise 2).
     let to = unsafe { wr.wr.ud };
-    // SAFETY: `from_c` wants null or an address handle that is alive during the call: promise 2 of
-    // the request.
+    // SAFETY: `from_c` requires null or an address handle that is alive during the call: promise 2
+    // covers the pointers of the request.
     let handle = unsafe { Handle::from_c(to.ah) };
     let handle = handle.get()?;
     if handle.pd() != shared.pd() {
@@ -185,7 +191,7 @@ fn address(shared: &QpShared, Request(wr): Request<'_, ibv_send_wr>) -> Result<A
     Ok(Address { path: *handle.path(), qpn: to.remote_qpn, qkey: to.remote_qkey })
 }
 
-/// Calls `post` with a request and its data.
+/// Decodes a request and calls `post` with it and its data.
 #[inline(always)]
 fn with_data(
     wr: Request<'_, ibv_send_wr>,
@@ -198,20 +204,20 @@ fn with_data(
         SendData::List(list)
     } else {
         space = inline_pieces(list);
-        // `entries` has refused lists that are longer than the space.
+        // In bounds: `entries` refuses lists longer than `MAX_SGE`.
         SendData::Inline(&space[..list.len()])
     };
     post(&request, data)
 }
 
-/// The pieces of inline data, which the list of a request with that flag names.
+/// The pieces of inline data, to which the gather list of an inline request points.
 fn inline_pieces(list: &[ibv_sge]) -> [Source<'_>; MAX_SGE] {
     let mut space = [Source::EMPTY; MAX_SGE];
     for (piece, entry) in space.iter_mut().zip(list) {
         let address = ptr::with_exposed_provenance(usize::try_from(entry.addr).unwrap_or(0));
-        // SAFETY: of `Source::from_raw`: the entry of a request with inline data names memory that
-        // can be read and that nobody writes to during the call (promise 2); a `u32` fits an
-        // `isize`.
+        // SAFETY: `Source::from_raw` requires memory that is readable and that nobody writes to, of
+        // at most `isize::MAX` bytes: promise 2 for the gather list of an inline request, during
+        // the call; a `u32` fits an `isize`.
         *piece = unsafe { Source::from_raw(address, entry.length as usize) };
     }
     space
@@ -223,7 +229,8 @@ fn send_datagram(engine: &mut Engine, shared: &QpShared, wr: Request<'_, ibv_sen
     with_data(wr, |request, data| engine.post_datagram(shared.id(), request, data, &address))
 }
 
-/// Calls `post` for each request of a list, up to the first that fails, which `bad` then names.
+/// Calls `post` for each request of a list. At the first failure stops and writes that request to
+/// `bad`.
 #[inline(always)]
 fn post_list<W: WorkRequest>(
     qp: &Handle<ibv_qp>,
@@ -234,8 +241,8 @@ fn post_list<W: WorkRequest>(
     let mut next = list;
     let posted = qp.get().and_then(|shared| {
         Node::get()?.with(|engine| {
-            // SAFETY: of `as_ref`: null, or a request that can be read and is not written to during
-            // the call (promise 2).
+            // SAFETY: `as_ref` requires null, or a request that is readable and that nobody writes
+            // to during the borrow: promise 2 for each link of the list.
             while let Some(wr) = unsafe { next.as_ref() } {
                 post(engine, shared, Request(wr))?;
                 next = wr.next();

@@ -19,7 +19,7 @@ use crate::engine::{ModifyQp, PdId, QpId, QpInit, QpState, ServiceType, limits};
 use crate::log::log;
 use crate::node::Node;
 
-/// The device's part of a queue pair.
+/// Private part of a queue pair.
 #[derive(Debug)]
 pub(crate) struct QpShared {
     id: QpId,
@@ -29,9 +29,10 @@ pub(crate) struct QpShared {
     cap: ibv_qp_cap,
     sq_sig_all: bool,
     qp_type: ibv_qp_type,
-    /// The attributes that `query_qp` returns, apart from those that the engine keeps.
+    /// Attributes set by `modify_qp` and returned by `query_qp`, except those that the engine
+    /// keeps. The lock also serialises `modify_qp`.
     shown: Mutex<Shown>,
-    /// For the extended interface, of queue pairs that were created for it.
+    /// Collects `ibv_wr_*` requests; only for queue pairs created with `send_ops_flags`.
     builder: Option<Builder>,
 }
 
@@ -52,7 +53,7 @@ impl QpShared {
         &self.entry
     }
 
-    /// Whether each request says where it goes.
+    /// Whether the queue pair is UD, so that each send request has its own destination.
     #[inline]
     pub(crate) fn is_datagram(&self) -> bool {
         self.qp_type == ibv_qp_type::IBV_QPT_UD
@@ -71,13 +72,13 @@ impl QpShared {
     }
 }
 
-/// Every queue pair is an extended one: the plain structure is the beginning of the extended.
+/// Every queue pair is an `ibv_qp_ex`, of which the plain `ibv_qp` is the beginning.
 impl Public for ibv_qp_ex {
     const MARK: u64 = 0x0071_705f_7170_5f71;
     type Private = QpShared;
 }
 
-/// Every queue pair of ours is an extended one.
+/// An `ibv_qp` of this device is the beginning of an `ibv_qp_ex`.
 impl Pointee for ibv_qp {
     type Object = ibv_qp_ex;
 
@@ -94,7 +95,7 @@ impl Child for ibv_qp_ex {
         &object.context
     }
 
-    /// Refused while the queue pair is in a multicast group, as the kernel does.
+    /// Refused while the queue pair is attached to a multicast group, as in the kernel.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
         node.with_drained(|engine| engine.destroy_qp(object.id))
     }
@@ -105,7 +106,7 @@ impl Child for ibv_qp_ex {
                 break;
             }
         }
-        // One that the engine does not know is gone already.
+        // Fails only if the engine does not know the queue pair, which then has ended already.
         let _ended = Self::end(object, node);
     }
 
@@ -113,17 +114,18 @@ impl Child for ibv_qp_ex {
         object.entry.close();
     }
 
-    /// As libibverbs does, destroying waits for the acknowledgements that C owes.
+    /// As in libibverbs, destroying waits until C has acknowledged every event that it read.
     fn settle(object: &Object<Self>) {
         object.entry.settle();
     }
 }
 
-/// Inline space is a multiple of this, and never 0: `rdma_xclient` asks for none and sends 16 bytes
-/// inline, since hardware rounds up.
+/// `max_inline_data` is rounded up to a multiple of this number of bytes, and is never 0:
+/// `rdma_xclient` asks for 0 and sends 16 bytes inline, relying on hardware that rounds up.
 const INLINE_UNIT: u32 = 32;
 
-/// Checks the depths, and rounds up those that are too small to be of use.
+/// Checks the requested capacities against the limits (`EINVAL`), and raises the SGE counts to at
+/// least 1 and the inline size to a multiple of [`INLINE_UNIT`].
 fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     let max_sge = u32::try_from(limits::MAX_SGE).unwrap_or(u32::MAX);
     let fits = asked.max_send_wr <= limits::MAX_QP_WR
@@ -142,14 +144,14 @@ fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     })
 }
 
-/// Creates a queue pair. `asked.cap` becomes the capacities that it got. `extended`: with a builder
-/// for the `ibv_wr_*` calls.
+/// Creates a queue pair and writes the granted capacities to `asked.cap`. With `extended` the queue
+/// pair has a builder for the `ibv_wr_*` calls.
 pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, extended: bool) -> Made<ibv_qp_ex> {
     let pd = ibv_pd.get()?;
     let node = Node::get()?;
     match asked.qp_type {
         ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UD => {}
-        // Types that others have and this device has not.
+        // Types of the specification that this device does not support.
         ibv_qp_type::IBV_QPT_UC
         | ibv_qp_type::IBV_QPT_RAW_PACKET
         | ibv_qp_type::IBV_QPT_XRC_SEND
@@ -160,9 +162,9 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     if !asked.srq.is_null() {
         return Err(Errno::OPNOTSUPP);
     }
-    // SAFETY: `from_c` wants null or a queue that is alive during the call: promise 2 for `asked`.
+    // SAFETY: `from_c` requires null or a CQ that is alive during the call: promise 2 for `asked`.
     let send_cq = unsafe { Handle::from_c(asked.send_cq) };
-    // SAFETY: `from_c` wants null or a queue that is alive during the call: promise 2 for `asked`.
+    // SAFETY: `from_c` requires null or a CQ that is alive during the call: promise 2 for `asked`.
     let recv_cq = unsafe { Handle::from_c(asked.recv_cq) };
     let (send_cq, recv_cq) = (send_cq.get()?, recv_cq.get()?);
     if !send_cq.is_of(&pd.context) || !recv_cq.is_of(&pd.context) {
@@ -186,7 +188,8 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         token: entry.token(),
     };
     let (id, number) = match node.with(|engine| engine.create_qp(&init)) {
-        // All numbers of the process's slots are taken: one more slot, one more try.
+        // The queue pair numbers of all slots of this process are taken: claim one more slot and
+        // retry.
         Err(Errno::NOMEM) => {
             node.add_slot()?;
             node.with(|engine| engine.create_qp(&init))?
@@ -231,7 +234,7 @@ pub(super) fn create_qp(pd: Handle<ibv_pd>, mut init: InOut<ibv_qp_init_attr>) -
     create(&pd, init.get()?, false).map(<*mut ibv_qp_ex>::cast)
 }
 
-/// A change of attributes, as the engine takes it.
+/// Translates the attributes that the mask names into the engine's form.
 fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
     type A = Attributes;
     const PSN: u32 = 0x00ff_ffff;
@@ -253,7 +256,7 @@ fn change(attr: &ibv_qp_attr, mask: Attributes) -> ModifyQp {
     }
 }
 
-/// Why a change was not made.
+/// Why `modify_qp` made no change.
 enum Failure {
     Refused(ibv_qp_state, Refusal),
     Engine(Errno),
@@ -265,7 +268,7 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     let node = Node::get()?;
     let mask = Attributes::from_bits_retain(mask as u32);
     let limits = attr::qp_limits(&shared.context);
-    // Two changes at a time would show a mixture.
+    // Held until the end: two concurrent changes would leave a mixture of both in `shown`.
     let mut shown = shared.shown();
     let changed = node.with_drained(|engine| {
         let actual = engine.query_qp(shared.id).map_err(Failure::Engine)?.state.raw();
@@ -291,7 +294,7 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     Ok(())
 }
 
-/// `ibv_query_qp`. The mask is a hint that no device needs: everything is filled.
+/// `ibv_query_qp`. Ignores the mask, which is a hint, and fills in every attribute.
 pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int, init: Out<ibv_qp_init_attr>) -> Done {
     let shared = qp.get()?;
     let found = Node::get()?.with_drained(|engine| engine.query_qp(shared.id))?;
@@ -318,9 +321,9 @@ pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int,
     })
 }
 
-/// `ibv_query_qp_data_in_order`: a write's last aligned 8 bytes are stored last, and visible only
-/// after all the others, so a
-/// program that polls on the end of a message sees all of it.
+/// `ibv_query_qp_data_in_order`: true for RDMA writes. The last aligned 8 bytes of a write are
+/// stored last and become visible only after all others, so a program that polls on the end of a
+/// message then sees all of it.
 pub(super) fn query_qp_data_in_order(qp: Handle<ibv_qp>, op: ibv_wr_opcode, flags: u32) -> c_int {
     type Caps = ibv_query_qp_data_in_order_caps;
     const RETURN_CAPS: u32 = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;

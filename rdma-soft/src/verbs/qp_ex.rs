@@ -1,9 +1,9 @@
-//! `ibv_qp_ex`: the `ibv_wr_*` calls, which collect requests between `wr_start` and `wr_complete`
-//! and post them at once.
+//! `ibv_qp_ex`: the `ibv_wr_*` calls. They collect send requests after `wr_start`; `wr_complete`
+//! posts them together.
 //!
-//! The slots have no size check in `verbs.h`, so every one is filled; one that the device lacks
-//! makes `wr_complete` fail, as any mistake in between does. Nothing is posted before
-//! `wr_complete`, and then everything or nothing.
+//! `verbs.h` calls the function slots unchecked, so every slot is set. A slot for an operation that
+//! the device lacks makes `wr_complete` fail, as does any error since `wr_start`; no request is
+//! posted then.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -40,9 +40,9 @@ pub(super) fn create_qp_ex(_context: Handle<ibv_context>, attr: InOut<ibv_qp_ini
     }
     macro_rules! field {
         ($name:ident) => {{
-            // SAFETY: promise 2: every version of the structure has the fields up to `pd`, and one
-            // whose mask has the bit of a later field has it too. The bit is looked at before such
-            // a field is read.
+            // SAFETY: a read requires a valid field: every version of the structure has the fields
+            // up to `pd`, and a structure whose mask has the bit of a later field has that field
+            // (promise 2). Later fields are read only after a check of their bit.
             unsafe { (*attr).$name }
         }};
     }
@@ -60,12 +60,12 @@ pub(super) fn create_qp_ex(_context: Handle<ibv_context>, attr: InOut<ibv_qp_ini
         return Err(Errno::INVAL);
     }
     let pd = field!(pd);
-    // SAFETY: `from_c` wants null or a domain that is alive during the call: promise 2 for the
-    // structure.
+    // SAFETY: `from_c` requires null or a domain that is alive during the call: promise 2 covers
+    // the pointers in the structure.
     let pd = unsafe { Handle::from_c(pd) };
-    // SAFETY: a reference wants as many valid bytes that nobody else uses: the structure begins
-    // with the fields of the plain one, in its order (the layout is checked below), and has at
-    // least these (promise 2).
+    // SAFETY: an exclusive reference requires a valid value that nobody else uses: the structure
+    // begins with the fields of `ibv_qp_init_attr`, in the same order (the layout is asserted
+    // below), and has at least that size (promise 2).
     let asked = unsafe { &mut *attr.cast::<ibv_qp_init_attr>() };
     qp::create(&pd, asked, extended).map(<*mut ibv_qp_ex>::cast)
 }
@@ -78,13 +78,13 @@ const _: () = {
 
 type Pair = Handle<ibv_qp_ex>;
 
-/// `ibv_qp_to_qp_ex`: null for a queue pair that was not created for the extended interface.
+/// `ibv_qp_to_qp_ex`: null if the queue pair was not created with `send_ops_flags`.
 pub(super) fn qp_to_qp_ex(qp: Handle<ibv_qp>) -> *mut ibv_qp_ex {
     let extended = qp.get().is_ok_and(|shared| shared.builder().is_some());
     if extended { qp.raw().cast() } else { ptr::null_mut() }
 }
 
-/// An extended queue pair with its slots filled and everything else zero.
+/// A queue pair with its function slots set and everything else zero.
 pub(super) fn slots() -> ibv_qp_ex {
     type Bind = *const ibv_mw_bind_info;
     const PLAIN: SendFlags = SendFlags::empty();
@@ -112,7 +112,7 @@ pub(super) fn slots() -> ibv_qp_ex {
         wr_set_sge_list: Some(call3(wr_set_sge_list)),
         wr_set_inline_data: Some(call3(wr_set_inline_data)),
         wr_set_inline_data_list: Some(call3(wr_set_inline_data_list)),
-        // What the device lacks.
+        // Operations that the device does not support.
         wr_bind_mw: Some(call4(|qp: Pair, _: *mut ibv_mw, _: u32, _: Bind| refuse(&qp))),
         wr_local_inv: Some(call2(|qp: Pair, _: u32| refuse(&qp))),
         wr_send_inv: Some(call2(|qp: Pair, _: u32| refuse(&qp))),
@@ -124,7 +124,7 @@ pub(super) fn slots() -> ibv_qp_ex {
     }
 }
 
-/// The builder of a queue pair that has one.
+/// The builder of a live queue pair; `None` without the extended interface.
 fn builder(qp: &Pair) -> Option<&Builder> {
     qp.get().ok()?.builder()
 }
@@ -135,7 +135,7 @@ fn with_batch(qp: &Pair, work: impl FnOnce(&mut Batch)) {
     }
 }
 
-/// Makes `wr_complete` fail: the device does not do this.
+/// Makes `wr_complete` fail with `EOPNOTSUPP`.
 fn refuse(qp: &Pair) {
     with_batch(qp, |batch| batch.fail(Errno::OPNOTSUPP));
 }
@@ -161,7 +161,7 @@ fn wr_abort(qp: Pair) {
     }
 }
 
-/// Begins a request: the id and the flags are those that C has put into the public part.
+/// Adds a request with the `wr_id` and `wr_flags` that C has set in the public part.
 fn push(qp: &Pair, op: Op, flag: SendFlags, rkey: u32, remote_addr: u64, fill: impl FnOnce(&mut SendRequest)) {
     let Ok(shared) = qp.get() else { return };
     let (wr_id, flags) = (get_field!(shared, wr_id), post::flags(get_field!(shared, wr_flags)) | flag);
@@ -183,25 +183,25 @@ fn wr_set_sge_list(qp: Pair, count: usize, list: List<ibv_sge>) {
         if count > MAX_SGE {
             return batch.fail(Errno::INVAL);
         }
-        // SAFETY: of `List::get`: the list's length.
+        // SAFETY: `List::get` requires the length from C's argument: `count`.
         batch.set_list(unsafe { list.get(count) });
     });
 }
 
 fn wr_set_inline_data(qp: Pair, data: Data, len: usize) {
-    // SAFETY: of `List::get`: the data's length.
+    // SAFETY: `List::get` requires the length from C's argument: `len`.
     with_batch(&qp, |batch| batch.add_inline(unsafe { data.0.get(len) }, true));
 }
 
 fn wr_set_inline_data_list(qp: Pair, count: usize, list: List<ibv_data_buf>) {
     with_batch(&qp, |batch| {
         batch.add_inline(&[], true);
-        // SAFETY: of `List::get`: the list's length.
+        // SAFETY: `List::get` requires the length from C's argument: `count`.
         for &ibv_data_buf { addr, length } in unsafe { list.get(count) } {
-            // SAFETY: `from_c` wants a pointer that is valid as far as the entry says: promise 2
-            // for the list.
+            // SAFETY: `from_c` requires a pointer that is valid for the length beside it: promise 2
+            // for the entries of the list.
             let piece = unsafe { List::from_c(addr.cast_const().cast::<u8>()) };
-            // SAFETY: of `List::get`: the piece's length.
+            // SAFETY: `List::get` requires the length from C: the entry's `length`.
             batch.add_inline(unsafe { piece.get(length) }, false);
         }
     });

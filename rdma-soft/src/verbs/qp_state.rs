@@ -1,5 +1,6 @@
-//! Checks of `ibv_modify_qp`: the transition and its attributes by the table of `rdma-sys`, which
-//! is Linux's, then the values of the attributes, which depend on the device.
+//! Checks of `ibv_modify_qp`: first the transition and its attributes against the table in
+//! `rdma-sys`, which matches Linux's, then the values of the attributes against the device's
+//! limits.
 
 use rdma_sys::{QpTransition, ibv_access_flags, ibv_mig_state, ibv_qp_attr, ibv_qp_state, ibv_qp_type};
 
@@ -10,17 +11,17 @@ use super::Errno;
 /// Why a `modify_qp` was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The value of the state attribute, or of the assumed state, is no state.
+    /// The value of `qp_state` or `cur_qp_state` is not a state.
     NoSuchState,
-    /// The caller was wrong about the state the queue pair is in.
+    /// `cur_qp_state` is not the actual state of the queue pair.
     WrongCurrentState,
-    /// No such transition.
+    /// The table has no such transition for the queue pair's type.
     NoTransition,
-    /// The transition demands attributes that the mask lacks.
+    /// The transition requires attributes that the mask lacks.
     Missing(Attributes),
-    /// The transition does not admit these attributes.
+    /// The mask has attributes that the transition does not allow.
     NotAllowed(Attributes),
-    /// The value of this attribute is outside of the device's range.
+    /// The value of this attribute is outside the device's range.
     BadValue(Attributes),
     /// The device lacks the feature behind this attribute.
     Unsupported(Attributes),
@@ -35,7 +36,7 @@ impl From<Refusal> for Errno {
     }
 }
 
-/// Checks a request against the table and returns the state that it leads to.
+/// Checks the mask and the states against the table and returns the next state.
 pub(crate) fn check_transition(
     qp_type: ibv_qp_type,
     actual: ibv_qp_state,
@@ -68,17 +69,17 @@ pub(crate) fn check_transition(
     Ok(next)
 }
 
-/// The limits of attributes' values.
+/// The device's limits for the values of attributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) ports: u8,
     pub(crate) pkeys: u16,
     pub(crate) gids: usize,
-    /// The largest `ibv_mtu` that the port does.
+    /// The largest `ibv_mtu` that the port supports.
     pub(crate) max_mtu: u32,
     pub(crate) max_rd_atomic: u8,
     pub(crate) max_dest_rd_atomic: u8,
-    /// RoCE: every address needs a GID.
+    /// Whether every address needs a GID, as on RoCE.
     pub(crate) global_only: bool,
 }
 
@@ -120,7 +121,7 @@ pub(crate) fn check_values(attr: &ibv_qp_attr, mask: Attributes, limits: &Limits
     if mask.contains(A::MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > limits.max_dest_rd_atomic {
         return Err(Refusal::BadValue(A::MAX_DEST_RD_ATOMIC));
     }
-    // The port has no automatic path migration, so a path is migrated and has no alternate.
+    // The port has no automatic path migration: a path is always `MIGRATED` and has no alternate.
     if mask.contains(A::ALT_PATH) {
         return Err(Refusal::Unsupported(A::ALT_PATH));
     }
@@ -130,7 +131,7 @@ pub(crate) fn check_values(attr: &ibv_qp_attr, mask: Attributes, limits: &Limits
     Ok(())
 }
 
-/// Takes the attributes that the mask names from `from` into `into`, as `query_qp` will show them.
+/// Copies the attributes that the mask names from `from` to `into`, for `query_qp` to return.
 pub(crate) fn merge(into: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: Attributes) {
     type A = Attributes;
     const PSN: u32 = 0x00ff_ffff;

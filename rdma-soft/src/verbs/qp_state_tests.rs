@@ -1,5 +1,5 @@
-//! The order of the checks, and each check of a value. The table of transitions is tested where it
-//! stands, in `rdma-sys`.
+//! Tests of the order of the checks and of each check of a value. The table of transitions is
+//! tested in `rdma-sys`, where it is defined.
 
 use super::*;
 use rdma_sys::ibv_mtu;

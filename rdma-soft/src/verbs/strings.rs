@@ -1,10 +1,10 @@
-//! The verbs that turn numbers into words, and rates into other numbers: no device is involved.
+//! The verbs that convert codes to text and rates to multiples or Mbit/s; they use no device.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use rdma_sys::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_rate, ibv_wc_status, ibv_wr_opcode};
 
-/// The word for `code`, or `other` where the table has none.
+/// The text for `code`, or `other` if the table has none.
 fn word(table: &[&'static CStr], code: u32, other: &'static CStr) -> *const c_char {
     let index = usize::try_from(code).unwrap_or(usize::MAX);
     table.get(index).copied().unwrap_or(other).as_ptr()
@@ -113,7 +113,7 @@ pub(super) fn wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
     word(&WORDS, opcode.0, c"unknown")
 }
 
-/// (rate, multiple of 2.5 Gbit/s, or -1 where it is none, Mbit/s).
+/// Each rate with its multiple of 2.5 Gbit/s, as libibverbs rounds it, and its speed in Mbit/s.
 const RATES: [(ibv_rate, c_int, c_int); 23] = [
     (ibv_rate::IBV_RATE_2_5_GBPS, 1, 2_500),
     (ibv_rate::IBV_RATE_5_GBPS, 2, 5_000),

@@ -1,4 +1,4 @@
-//! The device as a libibverbs: its functions in the table that `rdma-sys` defines.
+//! The software device's functions in the table of libibverbs functions that `rdma-sys` defines.
 
 use rdma_sys::{Ibverbs, ibv_fork_status};
 
@@ -7,8 +7,8 @@ use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops,
 
 /// The software device's libibverbs.
 ///
-/// It is complete: functions that the device lacks fail with `EOPNOTSUPP`, in each function's own
-/// convention.
+/// The table is complete: functions that the device does not support fail with `EOPNOTSUPP`, each
+/// in its own error convention.
 ///
 /// ```
 /// let verbs = rdma_soft::ibverbs();
@@ -64,7 +64,7 @@ pub fn ibverbs() -> &'static Ibverbs {
         ibv_destroy_ah: call1(context::destroy),
         ibv_attach_mcast: call3(mcast::attach_mcast),
         ibv_detach_mcast: call3(mcast::detach_mcast),
-        // No page is pinned, so there is nothing that a fork could tear apart.
+        // No page is pinned, so a fork cannot separate a region from its pages by copy-on-write.
         ibv_fork_init: call0(|| 0_i32),
         ibv_is_fork_initialized: call0(|| ibv_fork_status::IBV_FORK_UNNEEDED),
         ibv_wc_status_str: call1(strings::wc_status_str),
