@@ -1,4 +1,4 @@
-//! Addresses: from and to C's `sockaddr`, and which of them are this host's.
+//! Addresses: conversion from and to C's `sockaddr`, source addresses, and local addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::{io, ptr};
@@ -9,26 +9,30 @@ use nix::sys::socket::SockaddrStorage;
 use crate::engine::Errno;
 use crate::verbs::call::Argument;
 
-/// Reads an address of C's.
+/// Reads a C socket address. `EINVAL` for null, or a family other than IPv4 and IPv6.
 ///
 /// # Safety
 ///
-/// `address` is null, or valid for reads of the structure that its family says.
+/// `address` is null, or valid for reads of its family and of the structure that belongs to this
+/// family.
 pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno> {
     if address.is_null() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: every structure for an address begins with its family. C's pointers may be unaligned.
+    // SAFETY: `read_unaligned` requires readable bytes: every address structure begins with its
+    // family (the caller's contract). The pointer may be unaligned.
     let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says that a sockaddr_in is there.
+            // SAFETY: `read_unaligned` requires readable bytes: the family is that of a
+            // `sockaddr_in` (the caller's contract).
             let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says that a sockaddr_in6 is there.
+            // SAFETY: `read_unaligned` requires readable bytes: the family is that of a
+            // `sockaddr_in6` (the caller's contract).
             let v6 = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             Ok(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
@@ -37,7 +41,7 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno>
     }
 }
 
-/// A pointer to an address: null, or valid for reads of the structure of its family (promise
+/// A pointer to a socket address: null, or valid for reads of the structure of its family (promise
 /// 2).
 pub(super) struct Addr(*const sockaddr);
 
@@ -51,7 +55,7 @@ impl Argument for Addr {
 
 impl Addr {
     pub(super) fn get(&self) -> Result<SocketAddr, Errno> {
-        // SAFETY: `read` wants null or an address as its family says: promise 2.
+        // SAFETY: `read` requires null, or an address that is valid for its family: promise 2.
         unsafe { read(self.0) }
     }
 
@@ -61,21 +65,22 @@ impl Addr {
     }
 }
 
-/// An address as C has it, in room for any, zeroes behind it.
+/// The C form of an address, with zeroes behind the structure of its family.
 pub(super) fn storage(address: SocketAddr) -> sockaddr_storage {
     let storage = SockaddrStorage::from(address);
-    // SAFETY: the type is a union with a `sockaddr_storage` and was zeroed before the address was
-    // put in.
+    // SAFETY: `read` requires initialised bytes: `SockaddrStorage` is a union with a
+    // `sockaddr_storage`, and `From` zeroes the union before it writes the address.
     unsafe { ptr::from_ref(&storage).cast::<sockaddr_storage>().read() }
 }
 
-/// The port in room for any address; 0 if there is none.
+/// The port of an address in C form; 0 if the storage holds no IP address.
 pub(super) fn port_of(storage: &sockaddr_storage) -> u16 {
-    // SAFETY: there is room for the structure of every family.
+    // SAFETY: `read` requires an address that is valid for its family: a `sockaddr_storage` has
+    // room for the structure of every family.
     unsafe { read(ptr::from_ref(storage).cast()) }.map_or(0, |address| address.port())
 }
 
-/// The wildcard of an address's family, with port 0.
+/// The wildcard address of the same family, with port 0.
 pub(super) fn any_of(like: &SocketAddr) -> SocketAddr {
     match like {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
@@ -83,7 +88,7 @@ pub(super) fn any_of(like: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// The loopback address of an address's family, with its port.
+/// The loopback address of the same family, with the same port.
 pub(super) fn loopback_of(like: &SocketAddr) -> SocketAddr {
     match like {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::LOCALHOST, like.port())),
@@ -97,30 +102,30 @@ pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address
 }
 
-/// The address of ours from which packets leave for a destination, with port 0: as the routing
-/// table says, or loopback where no route leads there, for the device needs none.
+/// The local address from which packets to a destination leave, with port 0: the routing table's
+/// choice, or loopback if there is no route, because the device does not need one.
 pub(super) fn source_for(destination: &SocketAddr) -> SocketAddr {
     let by_route = || -> io::Result<SocketAddr> {
         let socket = UdpSocket::bind(any_of(destination))?;
-        // To any port: nothing is sent.
+        // Connecting a UDP socket sends nothing, so the port is arbitrary.
         socket.connect(with_port(*destination, 9))?;
         socket.local_addr()
     };
     with_port(by_route().unwrap_or_else(|_| loopback_of(destination)), 0)
 }
 
-/// Whether the address, its port aside, is one of this host's. The kernel is asked, by a socket
-/// that is bound there and closed.
+/// Whether an address is one of this host's; its port is ignored. Binds a UDP socket to the address
+/// to find out.
 ///
 /// # Errors
 ///
-/// Why it cannot be asked: there are no more descriptors, or there is no memory.
+/// `EMFILE`, `ENFILE`, `ENOBUFS` or `ENOMEM` if no socket can be made.
 pub(super) fn is_local(address: &SocketAddr) -> Result<bool, Errno> {
     let ip = address.ip();
     if ip.is_unspecified() || ip.is_multicast() {
         return Ok(false);
     }
-    // Loopback may be down, or IPv6 missing; the device works without them.
+    // The device works even if loopback is down or IPv6 is missing, so do not ask the kernel.
     if ip.is_loopback() {
         return Ok(true);
     }
@@ -133,7 +138,7 @@ pub(super) fn is_local(address: &SocketAddr) -> Result<bool, Errno> {
     }
 }
 
-/// The GID of an address or of a multicast group, as RoCE v2 makes it: IPv4 is mapped into IPv6.
+/// The RoCE v2 GID of an address or of a multicast group: IPv4 addresses are mapped into IPv6.
 pub(super) fn gid_of(address: &SocketAddr) -> [u8; 16] {
     match address.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -150,23 +155,23 @@ mod tests {
         for text in ["127.0.0.1:7471", "[::1]:80", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
             let storage = storage(address);
-            // SAFETY: just made.
+            // SAFETY: `read` requires an address that is valid for its family: `storage` made it.
             assert_eq!(unsafe { read((&raw const storage).cast()) }, Ok(address));
             assert_eq!(port_of(&storage), address.port());
         }
         let scoped = SocketAddr::V6(SocketAddrV6::new("fe80::1".parse().unwrap(), 9, 0, 3));
         let storage = storage(scoped);
-        // SAFETY: just made.
+        // SAFETY: `read` requires an address that is valid for its family: `storage` made it.
         assert_eq!(unsafe { read((&raw const storage).cast()) }, Ok(scoped));
     }
 
     #[test]
     fn other_families_are_refused() {
-        // SAFETY: null is refused, and of an unknown family only the family is read.
+        // SAFETY: `read` accepts null.
         assert_eq!(unsafe { read(ptr::null()) }, Err(Errno::INVAL));
         let mut storage = storage(SocketAddr::from(([1, 2, 3, 4], 5)));
         storage.ss_family = 77;
-        // SAFETY: of an unknown family only the family is read.
+        // SAFETY: `read` requires a readable family, and no more for an unknown one.
         assert_eq!(unsafe { read((&raw const storage).cast()) }, Err(Errno::INVAL));
     }
 
@@ -174,7 +179,7 @@ mod tests {
     fn whose_addresses() {
         let local = |text: &str| is_local(&text.parse().unwrap()).unwrap();
         assert!(local("127.0.0.1:5") && local("127.8.9.10:0") && local("[::1]:7"));
-        // Addresses for documentation are nobody's.
+        // No host has the addresses reserved for documentation.
         assert!(!local("192.0.2.1:5") && !local("[2001:db8::1]:5"));
         assert!(!local("0.0.0.0:5") && !local("224.0.0.1:5"));
     }

@@ -1,4 +1,4 @@
-//! `rdma_getaddrinfo`: names and numbers to addresses, by the C library's resolver.
+//! `rdma_getaddrinfo`: resolves names and numbers to addresses with the C library's `getaddrinfo`.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_int};
@@ -13,7 +13,7 @@ use crate::engine::Errno;
 use crate::verbs::call::{self, In, MinusOne, Text};
 use crate::verbs::object::{Object, Public, set_field};
 
-/// A number that fits, or 0 as "not said".
+/// Converts a hint; a negative one becomes 0, which means "not given".
 fn unsigned(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
@@ -22,8 +22,8 @@ fn signed(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(0)
 }
 
-/// Why there is no address: an error of ours, or of the C library's resolver, whose numbers are
-/// returned as they are.
+/// Error of an address resolution: an errno, or a code of `getaddrinfo`, which C receives
+/// unchanged.
 pub(super) enum Failure {
     Errno(Errno),
     Resolver(c_int),
@@ -47,13 +47,15 @@ impl From<Errno> for Failure {
     }
 }
 
-/// The memory behind the pointers of a `rdma_addrinfo`: source and destination.
+/// Private part of an `rdma_addrinfo`: the memory behind its pointers, source first, destination
+/// second.
 pub(crate) struct Parts {
     addresses: [UnsafeCell<sockaddr_storage>; 2],
     names: [Option<CString>; 2],
 }
 
-// SAFETY: nothing here touches the addresses once C has them.
+// SAFETY: `Sync` requires that shared references allow no data race: no code of the device accesses
+// the addresses after C has them, and the names never change.
 unsafe impl Sync for Parts {}
 
 impl Public for rdma_addrinfo {
@@ -61,15 +63,16 @@ impl Public for rdma_addrinfo {
     type Private = Parts;
 }
 
-/// A list with one element that C does not have yet.
+/// An `rdma_addrinfo` list of one element that C does not hold yet; freed when dropped.
 #[derive(Debug)]
 pub(super) struct List(*mut rdma_addrinfo);
 
-// SAFETY: the list is C's to use in any thread, and C does not have it yet.
+// SAFETY: `Send` requires that another thread may own the list: nothing of it belongs to a thread,
+// and nobody else holds the pointer.
 unsafe impl Send for List {}
 
 impl List {
-    /// Hands the list out.
+    /// Passes the list to C, which frees it.
     pub(super) fn into_raw(self) -> *mut rdma_addrinfo {
         std::mem::ManuallyDrop::new(self).0
     }
@@ -77,16 +80,18 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: `Object::free` wants an object that nobody uses: the list was not handed out.
+        // SAFETY: `Object::free` requires a live object that nobody uses: `into_raw` was not
+        // called, so C does not hold the list.
         let _freed = unsafe { Object::free(self.0) };
     }
 }
 
-/// One end: its address, the length that C shall see, and its name.
+/// One end of an `rdma_addrinfo`: its address, the length of the C structure, and its canonical
+/// name.
 type End = Option<(SocketAddr, socklen_t, Option<CString>)>;
 
 impl List {
-    /// Completes a list with its ends.
+    /// Makes a list from its other fields and its two ends.
     fn new(public: rdma_addrinfo, src: End, dst: End) -> Self {
         let none = SocketAddr::from(([0, 0, 0, 0], 0));
         let addresses = [&src, &dst].map(|end| end.as_ref().map_or(none, |(address, ..)| *address));
@@ -94,7 +99,7 @@ impl List {
         let lens = [&src, &dst].map(|end| end.as_ref().map_or(0, |(_, len, _)| *len));
         let names = [src, dst].map(|end| end.and_then(|(.., name)| name));
         let raw = Object::create(public, Parts { addresses, names });
-        // SAFETY: `Object::get` wants a live object: just made.
+        // SAFETY: `Object::get` requires a live object: made on the line above.
         if let Ok(list) = unsafe { Object::get(raw) } {
             let parts: &Parts = list;
             let address = |end: usize| if lens[end] == 0 { ptr::null_mut() } else { parts.addresses[end].get().cast() };
@@ -110,12 +115,13 @@ impl List {
     }
 }
 
-/// The resolver's list, freed when dropped.
+/// A list from `getaddrinfo`, freed when dropped.
 struct Answer(*mut addrinfo);
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        // SAFETY: freeaddrinfo wants a list of getaddrinfo, once.
+        // SAFETY: `freeaddrinfo` requires a list from `getaddrinfo`, once: `resolve` stores only
+        // such lists here, and `drop` runs once.
         unsafe { libc::freeaddrinfo(self.0) };
     }
 }
@@ -129,13 +135,15 @@ pub(super) fn resolve(node: &Text, service: &Text, hints: &In<rdma_addrinfo>) ->
     }
     let hints = given.copied().unwrap_or_default();
     if unsigned(hints.ai_flags) & RAI_SA != 0 {
-        // There is no subnet administrator to ask.
+        // The device has no subnet administrator to query.
         return Err(Errno::OPNOTSUPP.into());
     }
-    // SAFETY: `given_end` wants null or an address as its family says: promise 2 for the hints.
+    // SAFETY: `given_end` requires null, or an address that is valid for its family: promise 2 for
+    // the hints.
     let src = unsafe { given_end(hints.ai_src_addr, hints.ai_src_len) };
     if node.is_null() && service.is_null() {
-        // SAFETY: `given_end` wants null or an address as its family says: promise 2 for the hints.
+        // SAFETY: `given_end` requires null, or an address that is valid for its family: promise 2
+        // for the hints.
         let dst = unsafe { given_end(hints.ai_dst_addr, hints.ai_dst_len) };
         let (ai_flags, ai_family) = (hints.ai_flags, hints.ai_family);
         let (ai_qp_type, ai_port_space) = (hints.ai_qp_type, hints.ai_port_space);
@@ -145,17 +153,19 @@ pub(super) fn resolve(node: &Text, service: &Text, hints: &In<rdma_addrinfo>) ->
     let asked = given.map(question);
     let mut answer: *mut addrinfo = ptr::null_mut();
     let asked = asked.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: getaddrinfo wants C strings or null, as `Text` has them, hints that live or null, and
-    // an out parameter.
+    // SAFETY: `getaddrinfo` requires C strings or null (`Text`, promise 2), hints that are valid or
+    // null (`asked` borrows a local) and an out parameter (a local).
     let code = unsafe { libc::getaddrinfo(node, service, asked, &raw mut answer) };
     if code != 0 {
         return Err(Failure::Resolver(code));
     }
     let answer = Answer(answer);
-    // SAFETY: a list of getaddrinfo has a first element, which lives as long as the list.
+    // SAFETY: a reference requires a live value: on success `getaddrinfo` returns at least one
+    // element, which lives as long as `answer`.
     let first = unsafe { &*answer.0 };
     let public = public(&hints, first);
-    // SAFETY: `found_end` wants the resolver's element.
+    // SAFETY: `found_end` requires an element of a `getaddrinfo` list that is alive: the first one
+    // of `answer`.
     let end = unsafe { found_end(first) }?;
     if first.ai_flags & libc::AI_PASSIVE != 0 {
         return Ok(List::new(rdma_addrinfo { ai_flags: signed(RAI_PASSIVE), ..public }, end, None));
@@ -163,39 +173,40 @@ pub(super) fn resolve(node: &Text, service: &Text, hints: &In<rdma_addrinfo>) ->
     Ok(List::new(public, src?, end))
 }
 
-/// The end that hints name.
+/// The end that the caller gave in its hints; `None` for length 0.
 ///
 /// # Safety
 ///
-/// `address` is null or valid for reads of the structure that its family says.
+/// `address` is null, or valid for reads of the structure of its family.
 unsafe fn given_end(address: *const sockaddr, len: socklen_t) -> Result<End, Errno> {
     if len == 0 {
         return Ok(None);
     }
-    // SAFETY: `read` asks for the same.
+    // SAFETY: `read` has the same contract.
     unsafe { address::read(address) }.map(|address| Some((address, len, None)))
 }
 
-/// The end that the resolver found.
+/// The end that `getaddrinfo` found.
 ///
 /// # Safety
 ///
-/// `answer` is an element of the resolver's.
+/// `answer` is an element of a live list from `getaddrinfo`.
 unsafe fn found_end(answer: &addrinfo) -> Result<End, Errno> {
-    // SAFETY: `read` wants an address as its family says: the resolver's.
+    // SAFETY: `read` requires an address that is valid for its family: `getaddrinfo` made it.
     let address = unsafe { address::read(answer.ai_addr) }?;
     let name = (!answer.ai_canonname.is_null()).then(|| {
-        // SAFETY: `from_ptr` wants a C string that lives: the resolver's.
+        // SAFETY: `CStr::from_ptr` requires a C string: `getaddrinfo` made it, and it is not null.
         unsafe { CStr::from_ptr(answer.ai_canonname) }.to_owned()
     });
     Ok(Some((address, answer.ai_addrlen, name)))
 }
 
-/// The C library's question for ours.
+/// Translates the hints into hints for `getaddrinfo`.
 fn question(hints: &rdma_addrinfo) -> addrinfo {
     type Qp = ibv_qp_type;
     type Ps = rdma_port_space;
-    // SAFETY: `addrinfo` consists of integers and pointers, which may be zero.
+    // SAFETY: `zeroed` requires that all-zero bytes are a valid value: `addrinfo` consists of
+    // integers and raw pointers.
     let mut question: addrinfo = unsafe { std::mem::zeroed() };
     let flags = unsigned(hints.ai_flags);
     question.ai_flags = if flags & RAI_PASSIVE != 0 { libc::AI_PASSIVE } else { 0 }
@@ -214,7 +225,7 @@ fn question(hints: &rdma_addrinfo) -> addrinfo {
     question
 }
 
-/// The public part for an answer of the C library, without its addresses.
+/// Translates a `getaddrinfo` element into an `rdma_addrinfo`, without the addresses and names.
 fn public(hints: &rdma_addrinfo, answer: &addrinfo) -> rdma_addrinfo {
     let qp_type = match answer.ai_socktype {
         libc::SOCK_STREAM => ibv_qp_type::IBV_QPT_RC.0,

@@ -30,7 +30,7 @@ pub(super) fn create_event_channel() -> Result<*mut rdma_event_channel, Errno> {
     Ok(channel::publish(Channel::new()?))
 }
 
-/// `rdma_destroy_event_channel`: ids that are left on it end, as the kernel's do.
+/// `rdma_destroy_event_channel`. Ids that still use the channel end, as in the kernel.
 pub(super) fn destroy_event_channel(channel: Own<rdma_event_channel>) {
     if channel.get().is_ok_and(|object| service::end_channel(object).is_ok()) {
         let _freed = channel.free();
@@ -51,7 +51,7 @@ pub(super) fn create_id(
     id.fill(|| Ok(id::create(&channel, context, ps, qp_type)?))
 }
 
-/// `rdma_destroy_id`: waits until every event of it that was taken is acknowledged.
+/// `rdma_destroy_id`: waits until every event of the id that C has taken is acknowledged.
 pub(super) fn destroy_id(id: Own<rdma_cm_id>) -> Done {
     Ok(id::destroy(id)?)
 }
@@ -81,13 +81,13 @@ pub(super) fn bind(id: Id<'_>, address: SocketAddr) -> Result<(), Errno> {
     id.show_addresses()
 }
 
-/// `rdma_resolve_addr`. There is nothing to wait for, and so no time limit.
+/// `rdma_resolve_addr`. Ignores the timeout, because address resolution never waits.
 pub(super) fn resolve_addr(id: Handle<rdma_cm_id>, src_addr: Addr, dst_addr: Addr, _timeout_ms: c_int) -> Done {
     Ok(resolve(id.get()?, src_addr.optional()?, dst_addr.get()?)?)
 }
 
 pub(super) fn resolve(id: Id<'_>, source: Option<SocketAddr>, destination: SocketAddr) -> Result<(), Errno> {
-    // Before the call: another thread may take the event at once.
+    // Written before the call, because another thread may take the event at once.
     set_field!(id, route.addr.__bindgen_anon_2.dst_storage, address::storage(destination));
     Service::get()?.resolve_address(id.key(), source, destination)?;
     events::complete(id)
@@ -110,11 +110,11 @@ pub(super) fn listen(id: Handle<rdma_cm_id>, backlog: c_int) -> Done {
     Ok(id.show_addresses()?)
 }
 
-/// Parameters as C gives them; `None` for null.
+/// Reads C's connection parameters; `None` for null.
 fn parameters(param: &In<rdma_conn_param>) -> Option<Conn> {
     let param = param.optional()?;
-    // SAFETY: `from_c` wants null or a pointer that is valid as far as the length says: promise 2
-    // for the parameters.
+    // SAFETY: `from_c` requires null, or a pointer that is valid for the length beside it: promise
+    // 2 for the parameters.
     let private = unsafe { DataConst::from_c(param.private_data) };
     let terms = Terms {
         qp_num: param.qp_num,
@@ -123,19 +123,19 @@ fn parameters(param: &In<rdma_conn_param>) -> Option<Conn> {
         rnr_retry_count: param.rnr_retry_count,
         flow_control: param.flow_control != 0,
         srq: param.srq != 0,
-        // SAFETY: of `List::get`: the length that C gives.
+        // SAFETY: `List::get` requires the length that C passed beside the pointer.
         private: unsafe { private.0.get(param.private_data_len.into()) }.to_vec(),
         ..Terms::default()
     };
     Some(Conn { retry_count: param.retry_count, terms })
 }
 
-/// The parameters of a call, completed by those of the id: its queue pair, and the data that goes
-/// before the private data. The depths are checked; 255 stands for as many as there can be.
+/// Completes the parameters of a call with the id's queue pair number and with the connect data,
+/// which precedes the private data. Checks the depths; 255 ([`AS_ASKED`]) requests the maximum.
 fn complete_parameters(id: Id<'_>, given: Option<Conn>) -> Result<Conn, Errno> {
     let is_rc = get_field!(id, ps) == rdma_port_space::RDMA_PS_TCP;
     if given.is_none() && is_rc && id.qp().is_none() {
-        // The number of a queue pair is needed.
+        // Without a queue pair of the id, C must pass the queue pair number in the parameters.
         return Err(Errno::INVAL);
     }
     let mut conn = given.unwrap_or_else(|| {
@@ -156,7 +156,7 @@ fn complete_parameters(id: Id<'_>, given: Option<Conn>) -> Result<Conn, Errno> {
     Ok(Conn { terms: Terms { private, ..conn.terms }, ..conn })
 }
 
-/// Sets the depths of a call; `most` replaces [`AS_ASKED`].
+/// Sets the responder resources and initiator depth; `most` replaces [`AS_ASKED`].
 fn agree(inner: &mut Inner, terms: &mut Terms, most: (u8, u8)) {
     let agree = |asked: u8, most: u8| if asked == AS_ASKED { most } else { asked };
     terms.responder_resources = agree(terms.responder_resources, most.0);
@@ -193,10 +193,10 @@ fn try_accept(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
     let Conn { mut terms, .. } = complete_parameters(id, given)?;
     {
         let mut inner = id.lock();
-        // As many as the peer asks for, up to the device's limit.
+        // `AS_ASKED` grants what the peer asks for, up to the device's limit.
         let most = (inner.responder_resources, inner.initiator_depth);
         agree(&mut inner, &mut terms, (most.0.min(limits::MAX_RD_ATOMIC), most.1.min(limits::MAX_RD_ATOMIC)));
-        // The peer's own vendor, as a sign that its options were read.
+        // Returning the peer's own vendor id tells the peer that its options were read.
         terms.ece = Ece { vendor: inner.remote_ece.vendor, options: inner.local_ece.options };
     }
     if !id.is_datagram() {
@@ -204,7 +204,8 @@ fn try_accept(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
         id.make_ready_to_send(terms.initiator_depth)?;
     }
     if let Err(errno) = id.with_state(|state, key| state.accept_request(key, terms, rdma_sys::RDMA_UDP_QKEY)) {
-        // Too much private data, or the peer is gone already: it is told, if it can be.
+        // Too much private data, or the connection has ended. Reject the request, if the peer still
+        // exists.
         let _gone = id.with_state(|state, key| state.reject(key, reason::CONSUMER_DEFINED, Vec::new()));
         let _best_effort = id.fail_qp();
         return Err(errno);
@@ -212,7 +213,7 @@ fn try_accept(id: Id<'_>, given: Option<Conn>) -> Result<(), Errno> {
     if !id.is_datagram() {
         return events::complete(id);
     }
-    // No event will come.
+    // Accepting a datagram request causes no event, so release the one that brought the request.
     if id.lock().sync {
         id.acknowledge_own();
     }
@@ -226,7 +227,7 @@ pub(super) fn establish(id: Handle<rdma_cm_id>) -> Done {
 }
 
 fn reject_for(reason: u16, id: &Handle<rdma_cm_id>, data: &DataConst, len: u8) -> Done {
-    // SAFETY: of `List::get`: the length that C gives.
+    // SAFETY: `List::get` requires the length that C passed beside the pointer.
     let private = unsafe { data.0.get(len.into()) }.to_vec();
     Ok(id.get()?.with_state(|state, key| state.reject(key, reason, private))?)
 }
@@ -266,12 +267,12 @@ pub(super) fn disconnect(id: Handle<rdma_cm_id>) -> Done {
     Ok(events::complete(id)?)
 }
 
-/// `rdma_get_src_port`, in network order.
+/// `rdma_get_src_port`: the local port in network byte order.
 pub(super) fn get_src_port(id: Handle<rdma_cm_id>) -> __be16 {
     id.get().map_or(0, |id| address::port_of(&get_field!(id, route.addr.__bindgen_anon_1.src_storage)).to_be())
 }
 
-/// `rdma_get_dst_port`, in network order.
+/// `rdma_get_dst_port`: the peer's port in network byte order.
 pub(super) fn get_dst_port(id: Handle<rdma_cm_id>) -> __be16 {
     id.get().map_or(0, |id| address::port_of(&get_field!(id, route.addr.__bindgen_anon_2.dst_storage)).to_be())
 }
@@ -336,12 +337,12 @@ pub(super) fn write_cm_event(id: Handle<rdma_cm_id>, event: rdma_cm_event_type, 
 /// `rdma_get_devices`.
 pub(super) fn get_devices(num_devices: Out<c_int>) -> Result<*mut *mut ibv_context, Errno> {
     let opened = Service::get().and_then(|_| device::open());
-    // C need not ask for the number.
+    // C may pass null for `num_devices`.
     let _written = num_devices.write(c_int::from(opened.is_ok()));
     opened.map(list_of_one)
 }
 
-/// `rdma_free_devices`: the list; the context stays open.
+/// `rdma_free_devices`: frees the list; the context stays open.
 pub(super) fn free_devices(list: OwnList<ibv_context>) {
     list.free();
 }

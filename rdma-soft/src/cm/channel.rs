@@ -1,4 +1,4 @@
-//! Event channels, and the events on their way to the application.
+//! Event channels and the events queued on them.
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -15,7 +15,7 @@ use crate::verbs::event_queue::EventQueue;
 use crate::verbs::events::Ledger;
 use crate::verbs::object::{Object, Public};
 
-/// The manager's part of an event channel.
+/// The connection manager's part of an event channel.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(super) queue: EventQueue<Pending>,
@@ -30,7 +30,7 @@ impl Channel {
         self.queue.raw_fd()
     }
 
-    /// Queues an event, unless its id is gone.
+    /// Queues an event; drops it if its id is destroyed.
     pub(super) fn push(&self, pending: Pending) {
         self.queue.offer(pending, |pending| pending.target.ledger.is_open());
     }
@@ -41,17 +41,17 @@ impl Public for rdma_event_channel {
     type Private = Arc<Channel>;
 }
 
-/// Makes the object that C holds.
+/// Makes the channel object for C.
 pub(super) fn publish(channel: Arc<Channel>) -> *mut rdma_event_channel {
     Object::create(rdma_event_channel { fd: channel.raw_fd() }, channel)
 }
 
-/// An id, as events know it: the pointer that C has, and the count of events that C has taken and
-/// not acknowledged.
+/// The part of an id that its events hold: the key of its entry, C's pointer, and the counts of
+/// events that C has taken and acknowledged.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) key: u64,
-    /// Null until C has the id.
+    /// C's pointer to the id; null until the object is made.
     object: AtomicPtr<rdma_cm_id>,
     pub(super) ledger: Ledger,
 }
@@ -70,10 +70,10 @@ impl Target {
     }
 }
 
-/// A membership in a multicast group, as events know it.
+/// A membership in a multicast group; shared by the id's entry and the join event.
 #[derive(Debug)]
 pub(super) struct Membership {
-    /// The application's pointer, which comes back in the event.
+    /// The application's pointer, which the join event returns.
     context: AtomicPtr<c_void>,
     pub(super) send_only: bool,
     pub(super) mgid: [u8; 16],
@@ -90,14 +90,14 @@ impl Membership {
     }
 }
 
-/// An event that waits to be taken.
+/// An event in a channel's queue.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// The event's id; of a request, the listener.
+    /// The id of the event; the listener for a connection request.
     pub(super) target: Arc<Target>,
     pub(super) code: rdma_cm_event_type,
     pub(super) status: i32,
-    /// The new id that a request brings.
+    /// The new id of a connection request.
     pub(super) new: Option<Arc<Target>>,
     pub(super) body: Body,
 }
@@ -112,7 +112,7 @@ pub(super) enum Body {
     Arg(u64),
 }
 
-/// An event that is counted as taken: until it is acknowledged its id is not destroyed.
+/// An event that is counted as taken: destroying its id waits until the event is acknowledged.
 #[derive(Debug)]
 pub(super) struct Reported(pub(super) Pending);
 
@@ -127,7 +127,7 @@ impl Pending {
     }
 }
 
-/// Parameters of a connection: in an event, or as the application gives them.
+/// Parameters of a connection, from a peer or from the application.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Conn {
     pub(super) retry_count: u8,
@@ -135,7 +135,7 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    /// As C has them, without the private data.
+    /// The parameters in C form, without the private data.
     pub(super) fn public(&self) -> rdma_conn_param {
         let terms = &self.terms;
         rdma_conn_param {
@@ -152,7 +152,7 @@ impl Conn {
     }
 }
 
-/// A datagram service's address, in an event.
+/// Parameters of a datagram event: how to reach a UD queue pair or a multicast group.
 #[derive(Clone, Default)]
 pub(super) struct Datagram {
     pub(super) ah_attr: ibv_ah_attr,
@@ -167,8 +167,8 @@ impl std::fmt::Debug for Datagram {
     }
 }
 
-/// The manager's part of an event that C has taken: the ledgers of its acknowledgement, and its
-/// private data.
+/// The connection manager's part of an event that C has taken: its private data, and the id and
+/// membership whose ledgers count its acknowledgement.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(super) target: Arc<Target>,
@@ -187,7 +187,7 @@ pub(super) fn acknowledge(event: Own<rdma_cm_event>) -> Result<(), Errno> {
     if let Some(membership) = taken.membership {
         membership.ledger.acknowledge(1, |_| ());
     }
-    // The last: a thread that waits for it may free the id now.
+    // Last step: a thread that waits in `rdma_destroy_id` may free the id now.
     taken.target.ledger.acknowledge(1, |_| ());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The calls that change an id, from binding to destroying it, and the steps of its machine.
+//! The calls that change an id, from bind to destroy, and the steps of its [`Machine`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::engine::Errno;
 use crate::log::log;
 use crate::os::now;
 
-/// Requests that may wait at a listener, as the kernel has it.
+/// Largest backlog of a listener, the kernel's default.
 const MAX_BACKLOG: u32 = 1024;
 
-/// A request that did not get to a listener.
+/// Why a request did not reach a listener.
 #[derive(Debug)]
 enum Undelivered {
-    /// No process listens.
+    /// No process listens at the address.
     Refused,
-    /// A process of another user listens.
+    /// A process of another user listens at the address.
     OtherUser,
-    /// The request is lost.
+    /// The request is lost; the machine repeats it.
     Lost,
 }
 
@@ -37,10 +37,10 @@ impl<E: Into<Errno>> From<E> for Undelivered {
     }
 }
 
-/// Calls that take a name and look for others that stand in its way: without the lock, for that may
-/// last.
+/// Calls that take a name and look for conflicting ones. They do so without the lock, because
+/// listing the host's sockets may take long.
 impl Service {
-    /// Takes a local address for an id.
+    /// Binds an id to a local address.
     pub(super) fn bind(&self, key: u64, address: SocketAddr) -> Result<(), Errno> {
         let request = self.with(|state| {
             let entry = state.entry(key)?;
@@ -53,7 +53,8 @@ impl Service {
         self.with(|state| state.entry(key)?.become_bound(bound))
     }
 
-    /// Finds the device and our address for a destination, which may be a multicast group.
+    /// Resolves a destination, which may be a multicast group: finds the source address and binds
+    /// the id to it if the id is not bound.
     pub(super) fn resolve_address(
         &self,
         key: u64,
@@ -77,7 +78,7 @@ impl Service {
         self.with(|state| state.entry(key)?.resolve_address(destination, leaves_from))
     }
 
-    /// Starts to listen; an id that is not bound is bound to any port of the IPv4 wildcard.
+    /// Starts to listen. An id that is not bound is first bound to any port of the IPv4 wildcard.
     pub(super) fn listen(&self, key: u64, backlog: i32) -> Result<(), Errno> {
         if self.with(|state| state.entry(key).map(|entry| entry.is_idle()))? {
             self.bind(key, SocketAddr::from(([0, 0, 0, 0], 0)))?;
@@ -112,7 +113,7 @@ impl State {
         listens
     }
 
-    /// Asks for a connection, or for a datagram service.
+    /// Sends a request for a connection, or for a datagram service.
     pub(super) fn connect(&mut self, key: u64, asked: Conn) -> Result<(), Errno> {
         let timers = self.timers;
         let entry = self.entry(key)?;
@@ -164,7 +165,8 @@ impl State {
         self.call(key, |machine, out| machine.reject(Rej { reason, private }, now(), out))
     }
 
-    /// Takes a request off its listener's count, and its new id to the channel where it was taken.
+    /// Removes a request from its listener's backlog, and moves its new id to the channel on which
+    /// C took the event.
     pub(super) fn request_taken(&mut self, listener: u64, id: u64, channel: &Arc<Channel>) {
         if let Ok(listener) = self.entry(listener) {
             listener.count_request(-1);
@@ -174,9 +176,10 @@ impl State {
         }
     }
 
-    /// Ends an id: the peer learns of it, its events are taken back, and no more come.
+    /// Ends an id: tells the peer, removes the id's queued events and admits no new ones.
     pub(super) fn destroy(&mut self, key: u64) {
-        // As in `call`: the last message answers the peer's messages.
+        // Handles pending messages first, as `call` does, because they decide the last message to
+        // the peer.
         self.receive(key);
         self.step(key, |machine, out| machine.destroy(out));
         let Some(mut entry) = self.entries.remove(&key) else { return };
@@ -194,8 +197,8 @@ impl State {
         }
     }
 
-    /// Lets an id's machine make a step that the application asks for. Messages of
-    /// the peer that have come before are handled first.
+    /// Runs a step of an id's machine for the application, after the messages that the peer has
+    /// sent so far. `EINVAL` if the id has no machine.
     pub(super) fn call(
         &mut self,
         key: u64,
@@ -205,9 +208,9 @@ impl State {
         self.try_step(key, work)
     }
 
-    /// Lets an id's machine make a step that cannot fail, and executes its outputs.
+    /// Runs a step of an id's machine that cannot fail, and executes its outputs.
     pub(super) fn step(&mut self, key: u64, work: impl FnOnce(&mut Machine, &mut Vec<Output>)) {
-        // An id that is gone, or has no machine, makes no step.
+        // Fails only if the id is destroyed or has no machine: nothing to do then.
         let _none = self.try_step(key, |machine, out| {
             work(machine, out);
             Ok(())
@@ -255,8 +258,8 @@ impl State {
 
     fn send(&mut self, key: u64, message: &Message) {
         if let Some(socket) = self.entries.get(&key).and_then(Entry::connected) {
-            // A message to a peer that is gone, or that does not read, is lost; requests are
-            // repeated.
+            // A message is lost if the peer has ended or does not read; the machine repeats
+            // requests.
             let _lost = socket.send(&message.encode());
         }
     }
@@ -269,12 +272,12 @@ impl State {
         let Role::Connected { link, .. } = &mut entry.role else { return Err(Undelivered::Lost) };
         let mut socket = match std::mem::replace(link, Link::None) {
             Link::Bound(socket) => socket,
-            // The first connection has ended, and its name is free. If another id has taken the
-            // name the request is lost, and repeated: listeners check the name.
+            // The first connection has ended, so the id's name is free. If another id has taken the
+            // name meanwhile, the request counts as lost and is repeated: listeners check the name.
             _ => port::rebind(request)?.socket,
         };
-        // Anybody can take the name of an address under a listener at all of them: a process of
-        // another user does not end the search.
+        // Another user can take the name of one address although a listener has the wildcard, so a
+        // process of another user does not end the search.
         let mut outcome = Undelivered::Refused;
         for name in port::listeners(space, &peer) {
             match socket.connect(&name).map_err(|error| error.errno) {
@@ -289,11 +292,11 @@ impl State {
                     let (pid, uid) = (listener.pid, listener.uid);
                     log!(WARN, pid, uid, %peer, "soft0: a process of another user listens there");
                     outcome = Undelivered::OtherUser;
-                    // Our name is free once the socket is closed.
+                    // The socket's name must be free before `rebind` takes it again.
                     drop(socket);
                     socket = port::rebind(request)?.socket;
                 }
-                // No listener, or a socket of another type.
+                // No listener has this name, or a socket of another type has it.
                 Err(SystemErrno::ECONNREFUSED | SystemErrno::EPROTOTYPE) => {}
                 Err(SystemErrno::EAGAIN) => outcome = Undelivered::Lost,
                 Err(_) => return Err(Undelivered::Lost),

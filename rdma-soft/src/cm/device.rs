@@ -1,8 +1,8 @@
-//! The device as the connection manager uses it: one context, opened when first needed and shared
-//! by all ids, and a protection domain for ids that bring none.
+//! The connection manager's use of the device: one context, opened on first use and shared by all
+//! ids, and one protection domain for ids to which the application gives none.
 //!
-//! As in librdmacm the context stays open for good, because applications keep objects of it; the
-//! domain is given back with the last id that uses it.
+//! As in librdmacm the context stays open for the life of the process, because applications keep
+//! objects of it; the domain is deallocated with the last id that uses it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::verbs::context::ContextState;
 use crate::verbs::device::LinkLayer;
 use crate::verbs::ops;
 
-/// The context and the domain that ids share.
+/// The context and the protection domain that ids share.
 #[derive(Debug)]
 struct Shared {
     open: Option<(*mut ibv_context, Arc<ContextState>)>,
@@ -26,8 +26,8 @@ struct Shared {
     users: usize,
 }
 
-// SAFETY: pointers to verbs objects, which may be used by any thread; dereferencing them needs
-// `unsafe` and its own reason.
+// SAFETY: `Send` requires that another thread may use the value: its pointers are to verbs objects,
+// which any thread may use; each dereference needs `unsafe` and its own argument.
 unsafe impl Send for Shared {}
 
 static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new();
@@ -47,7 +47,7 @@ impl Shared {
     }
 }
 
-/// The shared context.
+/// Opens the shared context on first use and returns it.
 pub(super) fn open() -> Result<*mut ibv_context, Errno> {
     shared().open().map(|(context, _)| *context)
 }
@@ -56,14 +56,15 @@ fn state() -> Result<Arc<ContextState>, Errno> {
     shared().open().map(|(_, state)| Arc::clone(state))
 }
 
-/// A use of the device by an id.
+/// A use of the shared context and domain by an id; counted.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) context: *mut ibv_context,
     pub(super) pd: *mut ibv_pd,
 }
 
-// SAFETY: the two pointers of `Shared`, for which the same holds.
+// SAFETY: `Send` requires that another thread may use the value: its pointers are to verbs objects,
+// which any thread may use; each dereference needs `unsafe` and its own argument.
 unsafe impl Send for Device {}
 
 impl Device {
@@ -71,7 +72,7 @@ impl Device {
         let mut shared = shared();
         let context = shared.open()?.0;
         if shared.pd.is_null() {
-            // SAFETY: ibv_alloc_pd wants an open context: the shared one is never closed.
+            // SAFETY: `ibv_alloc_pd` requires an open context: the shared one is never closed.
             shared.pd = unsafe { (crate::ibverbs().ibv_alloc_pd)(context) };
             if shared.pd.is_null() {
                 return Err(std::io::Error::last_os_error().into());
@@ -88,17 +89,17 @@ impl Drop for Device {
         shared.users -= 1;
         if shared.users == 0 {
             let pd = std::mem::replace(&mut shared.pd, ptr::null_mut());
-            // SAFETY: ibv_dealloc_pd wants a live domain: it is deallocated here only, once. With
-            // objects of the application's in it the call fails, and the domain stays as
-            // librdmacm's would.
+            // SAFETY: `ibv_dealloc_pd` requires a live domain: `get` allocated this one, and the
+            // `replace` above makes this call its only deallocation. If the application has objects
+            // in the domain the call fails, and the domain stays, as in librdmacm.
             let _in_use = unsafe { (crate::ibverbs().ibv_dealloc_pd)(pd) };
         }
     }
 }
 
-/// The GID of an address, and its index in the port's table. Of an address of this host that the
-/// port has no GID for: that of the same interface, else loopback's, which is the last. Of a
-/// multicast group: its own, with the index of none.
+/// The GID of an address and its index in the port's GID table. For a local address without an
+/// entry, returns the entry of the same interface or else the last one, which is loopback's. For a
+/// multicast group, returns the group's GID with index 0.
 pub(super) fn gid(address: &SocketAddr) -> Result<(u8, ibv_gid), Errno> {
     let wanted = address::gid_of(address);
     if address.ip().is_multicast() {
@@ -117,7 +118,7 @@ pub(super) fn gid(address: &SocketAddr) -> Result<(u8, ibv_gid), Errno> {
     Ok((u8::try_from(index).unwrap_or(0), entry.gid))
 }
 
-/// Whether the port's link is InfiniBand, where addresses are LIDs as well.
+/// Whether the port's link layer is InfiniBand, where address vectors have LIDs too.
 pub(super) fn is_infiniband() -> Result<bool, Errno> {
     Ok(state()?.link_layer() == LinkLayer::InfiniBand)
 }

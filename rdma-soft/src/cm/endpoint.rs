@@ -1,5 +1,5 @@
-//! Endpoints: ids that are bound or connected in one call, requests taken by waiting for them, and
-//! the addresses that endpoints are made of.
+//! Endpoints (`rdma_create_ep`): synchronous ids set up in one call, `rdma_get_request`, and the
+//! address information from which endpoints are made.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -41,7 +41,8 @@ fn create(
 ) -> Result<*mut rdma_cm_id, Errno> {
     let (ps, qp_type) = (rdma_port_space(unsigned(res.ai_port_space)?), ibv_qp_type(unsigned(res.ai_qp_type)?));
     let raw = id::create(&Handle::NULL, ptr::null_mut(), ps, qp_type)?;
-    // SAFETY: `from_c` wants a live id that nobody else uses: just made, and nobody knows of it.
+    // SAFETY: `from_c` requires a live id that nobody else uses: made above, and C does not hold it
+    // yet.
     let made = unsafe { Own::from_c(raw) };
     let is_active = unsigned(res.ai_flags).is_ok_and(|flags| flags & RAI_PASSIVE == 0);
     let ready =
@@ -53,10 +54,10 @@ fn create(
     Ok(raw)
 }
 
-/// The local address.
+/// The local address of an endpoint.
 fn source(res: &rdma_addrinfo) -> Addr {
-    // SAFETY: `from_c` wants null or an address as its family says: promise 2 for the address
-    // information.
+    // SAFETY: `from_c` requires null, or an address that is valid for its family: promise 2 for the
+    // address information.
     unsafe { Addr::from_c(res.ai_src_addr) }
 }
 
@@ -81,18 +82,18 @@ fn active(
     pd: &Handle<ibv_pd>,
     init: Option<&mut ibv_qp_init_attr>,
 ) -> Result<(), Errno> {
-    // SAFETY: `from_c` wants null or an address as its family says: promise 2 for the address
-    // information.
+    // SAFETY: `from_c` requires null, or an address that is valid for its family: promise 2 for the
+    // address information.
     let destination = unsafe { Addr::from_c(res.ai_dst_addr) }.get()?;
-    // SAFETY: `from_c` wants null or a pointer that is valid as far as a length says: promise 2 for
-    // the address information.
+    // SAFETY: `from_c` requires null, or a pointer that is valid for the length beside it: promise
+    // 2 for the address information.
     let route = unsafe { Data::from_c(res.ai_route) };
-    // SAFETY: of `List::get`: the length that C gives.
+    // SAFETY: `List::get` requires the length that C passed beside the pointer.
     let route = unsafe { route.0.get(res.ai_route_len) };
-    // SAFETY: `from_c` wants null or a pointer that is valid as far as a length says: promise 2 for
-    // the address information.
+    // SAFETY: `from_c` requires null, or a pointer that is valid for the length beside it: promise
+    // 2 for the address information.
     let data = unsafe { Data::from_c(res.ai_connect) };
-    // SAFETY: of `List::get`: the length that C gives.
+    // SAFETY: `List::get` requires the length that C passed beside the pointer.
     let data = unsafe { data.0.get(res.ai_connect_len) };
     calls::resolve(id, source(res).optional()?, destination)?;
     if route.is_empty() {
@@ -129,7 +130,8 @@ fn request(listen: Id<'_>) -> Result<*mut rdma_cm_id, Errno> {
         return Err(Errno::INVAL);
     }
     let (event, outcome) = events::take_own(listen)?;
-    // SAFETY: `Object::get` wants a live event: just taken.
+    // SAFETY: `Object::get` requires a live event: `take_own` returned it, and it is not
+    // acknowledged.
     let taken: &Object<rdma_cm_event> = unsafe { Object::get(event) }?;
     let raw = get_field!(taken, id);
     let is_request = outcome == Ok(Code::RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -137,11 +139,12 @@ fn request(listen: Id<'_>) -> Result<*mut rdma_cm_id, Errno> {
         Err(errno) => Err(errno),
         Ok(_) if !is_request => Err(Errno::INVAL),
         Ok(_) => {
-            // SAFETY: `Object::get` wants a live id: the request's, which nobody else knows of.
+            // SAFETY: `Object::get` requires a live id: the one of the request, which C does not
+            // hold yet.
             let id: Id<'_> = unsafe { Object::get(raw) }?;
             let (init, pd) = (listen.lock().qp_init, get_field!(listen, pd));
-            // SAFETY: `from_c` wants null or a live domain: C keeps the domain that it gave an id
-            // as long as the id.
+            // SAFETY: `from_c` requires null or a live domain: C keeps a domain that it gave to an
+            // id at least as long as the id.
             let pd = unsafe { Handle::from_c(pd) };
             let made = init.map_or(Ok(()), |QpInit(mut init)| id.create_qp(&pd, &mut init));
             made.inspect(|()| set_field!(id, event, event))
@@ -150,8 +153,8 @@ fn request(listen: Id<'_>) -> Result<*mut rdma_cm_id, Errno> {
     good.map(|()| raw).inspect_err(|_| {
         set_field!(listen, event, event);
         if is_request {
-            // SAFETY: `from_c` wants a live id that nobody uses: a request whose queue pair cannot
-            // be made is nobody's.
+            // SAFETY: `from_c` requires a live id that nobody uses: the request failed, so C never
+            // gets its id.
             destroy_ep(unsafe { Own::from_c(raw) });
         }
     })
@@ -170,11 +173,11 @@ pub(super) fn getaddrinfo(
 
 /// `rdma_freeaddrinfo`.
 pub(super) fn freeaddrinfo(res: Own<rdma_addrinfo>) {
-    // Lists have one element.
+    // Frees the whole list: it has one element. The function has no result for an error.
     let _freed = res.free();
 }
 
-/// `rdma_resolve_addrinfo`: the answer comes at once, but by an event.
+/// `rdma_resolve_addrinfo`: resolves during the call, and reports the completion by an event.
 pub(super) fn resolve_addrinfo(
     id: Handle<rdma_cm_id>,
     node: Text,

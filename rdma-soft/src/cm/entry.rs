@@ -1,4 +1,4 @@
-//! The manager's entry of an id: its addresses, its role and its options.
+//! The connection manager's entry of an id: its addresses, role, options and memberships.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use super::port::{BindRequest, Bound, Space};
 use crate::engine::{Errno, Time};
 use crate::os::{self, socket::Socket};
 
-/// Groups that an id may be a member of.
+/// Largest number of multicast memberships of an id.
 const MAX_MEMBERSHIPS: usize = 1024;
 
-/// How far an id has come.
+/// State of an id, with the socket or machine of that state.
 #[derive(Debug)]
 pub(super) enum Role {
     Idle,
     Bound(Bound),
     AddressResolved(Bound),
     RouteResolved(Bound),
-    /// Watched, except while it waits for a free descriptor.
+    /// The socket is watched, except during a rest, while the process has no free descriptor.
     Listening {
         bound: Bound,
         backlog: u32,
         waiting: u32,
         rests: Option<Time>,
     },
-    /// Asking, asked, connected, or past it.
+    /// An active or passive connection, from its request to its end.
     Connected {
         machine: Machine,
         link: Link,
@@ -40,9 +40,9 @@ pub(super) enum Role {
 #[derive(Debug)]
 pub(super) enum Link {
     None,
-    /// The id's name is taken, for the next request.
+    /// Bound to the id's name, for the next request.
     Bound(Socket),
-    /// Connected, and watched.
+    /// Connected and watched.
     Up(Socket),
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Options {
     pub(super) only_family: Option<bool>,
 }
 
-/// An id.
+/// An id of the connection manager.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) target: Arc<Target>,
@@ -67,13 +67,13 @@ pub(super) struct Entry {
     pub(super) role: Role,
     pub(super) options: Options,
     pub(super) memberships: Vec<(SocketAddr, Arc<Membership>)>,
-    /// The packet sequence number that the id's queue pair expects first.
+    /// The first PSN that the id's queue pair expects.
     pub(super) psn: u32,
 }
 
 impl Entry {
     pub(super) fn new(target: Arc<Target>, channel: Arc<Channel>, space: Space, qp_type: ibv_qp_type) -> Self {
-        // A number that is not random is a weakness, no error.
+        // Without random numbers the PSN is 0, which is guessable but valid.
         let psn = os::random().map_or(0, u32::from_ne_bytes) & 0x00ff_ffff;
         let (local, peer, role, options) = (None, None, Role::Idle, Options::default());
         Self { target, channel, space, qp_type, local, peer, role, options, memberships: Vec::new(), psn }
@@ -83,12 +83,12 @@ impl Entry {
         self.qp_type == ibv_qp_type::IBV_QPT_UD
     }
 
-    /// The options that a request's id has of its listener.
+    /// The options that the id of a request inherits from this listener.
     pub(super) fn inherited(&self) -> Options {
         Options { reuse: false, only_family: None, ..self.options }
     }
 
-    /// Whether it has an address of the device, and not a wildcard.
+    /// Whether the id has a local address that is not a wildcard.
     pub(super) fn is_on_device(&self) -> bool {
         self.local.is_some_and(|local| !local.ip().is_unspecified())
     }
@@ -122,8 +122,8 @@ impl Entry {
         }
     }
 
-    /// Whether a request's addresses are true: to an address of the listener, from the address that
-    /// the kernel saw.
+    /// Whether a request may come to this listener: its destination is an address of the listener,
+    /// and its source agrees with the sender's socket name, which the kernel reports.
     pub(super) fn admits(
         &self,
         is_datagram: bool,
@@ -143,7 +143,7 @@ impl Entry {
         matches!(self.role, Role::Listening { backlog, waiting, .. } if waiting < backlog)
     }
 
-    /// Counts a request that has come to a listener, or one that was taken.
+    /// Changes the listener's count of waiting requests: +1 when one arrives, -1 when C takes one.
     pub(super) fn count_request(&mut self, by: i32) {
         if let Role::Listening { waiting, .. } = &mut self.role {
             *waiting = waiting.saturating_add_signed(by);
@@ -155,15 +155,15 @@ impl Entry {
         BindRequest { space: self.space, address, reuse: self.options.reuse, only_family }
     }
 
-    /// Has no local address yet.
+    /// Whether the id has no local address yet.
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.role, Role::Idle)
     }
 
-    /// Gets a local address.
+    /// Makes the id bound. `EINVAL` if it has a local address already.
     pub(super) fn become_bound(&mut self, bound: Bound) -> Result<(), Errno> {
         if !self.is_idle() {
-            // Another thread has bound it.
+            // Another thread bound the id between the two locks of `Service::bind`.
             return Err(Errno::INVAL);
         }
         self.local = Some(bound.address);
@@ -171,12 +171,13 @@ impl Entry {
         Ok(())
     }
 
-    /// Queues an event.
+    /// Queues an event of the id on its channel.
     pub(super) fn push(&self, code: Code, status: i32, body: Body) {
         self.channel.push(Pending { target: Arc::clone(&self.target), code, status, new: None, body });
     }
 
-    /// Finds the way to a destination: packets leave from `source`, or there is no way.
+    /// Stores the destination and queues the event. `source` is the address from which packets
+    /// leave; without one the event is `ADDR_ERROR`.
     pub(super) fn resolve_address(&mut self, destination: SocketAddr, source: Option<SocketAddr>) -> Result<(), Errno> {
         let local = self.local.ok_or(Errno::INVAL)?;
         if local.is_ipv4() != destination.is_ipv4() || !matches!(self.role, Role::Bound(_)) {
@@ -197,7 +198,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Finds the route to the peer: there is one.
+    /// Marks the route as resolved and queues the event; on one host there is always a route.
     pub(super) fn resolve_route(&mut self) -> Result<(), Errno> {
         match std::mem::replace(&mut self.role, Role::Idle) {
             Role::AddressResolved(bound) => {
@@ -212,7 +213,7 @@ impl Entry {
         }
     }
 
-    /// Remembers a membership, and queues its event.
+    /// Adds a membership and queues its event.
     pub(super) fn join(
         &mut self,
         group: SocketAddr,
@@ -232,8 +233,8 @@ impl Entry {
         Ok(())
     }
 
-    /// Forgets a membership, the last that was joined of its address, and its event if that is not
-    /// taken yet.
+    /// Removes the latest membership with this address, and its event if C has not taken the event
+    /// yet.
     pub(super) fn leave(&mut self, group: &SocketAddr) -> Result<Arc<Membership>, Errno> {
         let place = self.memberships.iter().rposition(|(joined, _)| joined == group);
         let (_, membership) = self.memberships.remove(place.ok_or(Errno(libc::EADDRNOTAVAIL))?);
@@ -245,21 +246,22 @@ impl Entry {
         Ok(membership)
     }
 
-    /// Takes the id's events that are not taken yet off its channel; `seal` runs before others can
-    /// be queued.
+    /// Removes the id's queued events from its channel and returns them. `seal` runs before further
+    /// events can be queued.
     pub(super) fn take_events(&self, seal: impl FnOnce()) -> Vec<Pending> {
         let is_ours = |pending: &Pending| Arc::ptr_eq(&pending.target, &self.target);
         self.channel.queue.extract(is_ours, seal).0
     }
 
-    /// Moves to another channel, with the events that are not taken yet.
+    /// Moves the id and its queued events to another channel.
     pub(super) fn migrate(&mut self, channel: Arc<Channel>) {
         let events = self.take_events(|| ());
         self.channel = channel;
         events.into_iter().for_each(|event| self.channel.push(event));
     }
 
-    /// The parameters that the queue pair needs to go to INIT, or beyond it.
+    /// The agreed parameters for a transition of the queue pair to INIT (`for_init`), RTR or RTS.
+    /// `None` without a machine, and for datagram ids.
     pub(super) fn agreed(&self, for_init: bool) -> Result<Option<Agreed>, Errno> {
         if !self.is_on_device() {
             return Err(Errno::INVAL);

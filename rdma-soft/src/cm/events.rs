@@ -1,6 +1,5 @@
-//! Taking events: what librdmacm does on the way from the kernel to the application, which is to
-//! show what is new in the id, to move queue pairs that it has made, and to make the ids of
-//! requests.
+//! Taking events. Like librdmacm, taking an event updates the public fields of the id, moves the
+//! queue pair that librdmacm made for the id, and makes the id of a connection request.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -19,11 +18,12 @@ use crate::log::log;
 use crate::verbs::call::{Argument, Handle, Own};
 use crate::verbs::object::{Object, get_field, set_field};
 
-/// `rdma_get_cm_event`: waits unless the descriptor does not block.
+/// `rdma_get_cm_event`: takes the next event; waits unless the channel's descriptor is
+/// non-blocking.
 pub(super) fn take(channel: &Handle<rdma_event_channel>) -> Result<*mut rdma_cm_event, Errno> {
     let events = channel.get()?;
     loop {
-        // From here to its acknowledgement the id cannot be destroyed.
+        // Counts the event: until C acknowledges it, destroying the id waits.
         let reported = events.queue.wait(Pending::report)?;
         let target = Arc::clone(&reported.0.target);
         match process(events, channel, reported) {
@@ -33,7 +33,7 @@ pub(super) fn take(channel: &Handle<rdma_event_channel>) -> Result<*mut rdma_cm_
     }
 }
 
-/// The parameters of an event, without the private data.
+/// The parameters of an event in C form, without the private data.
 enum Parameters {
     None,
     Conn(rdma_conn_param),
@@ -43,7 +43,7 @@ enum Parameters {
 
 impl Parameters {
     fn public(self, data: *const c_void, len: u8) -> rdma_cm_event__bindgen_ty_1 {
-        // Zeroes where the kind has nothing.
+        // The bytes that the event's kind does not use are zero.
         let mut public = rdma_cm_event__bindgen_ty_1::default();
         match self {
             Self::None => {}
@@ -55,7 +55,7 @@ impl Parameters {
     }
 }
 
-/// Makes the event that C gets; none if it is none of C's business.
+/// Makes the event object for C. `None` if C shall not see the event.
 fn process(
     events: &Arc<Channel>,
     channel: &Handle<rdma_event_channel>,
@@ -63,8 +63,8 @@ fn process(
 ) -> Option<*mut rdma_cm_event> {
     let Pending { target, mut code, mut status, new, body } = reported.0;
     let raw = target.object();
-    // SAFETY: `Object::get` wants null or a live id: destroying one waits for the acknowledgement
-    // of its reported events.
+    // SAFETY: `Object::get` requires null or a live id: destroying the id waits for the
+    // acknowledgement of its reported events, and this one is reported.
     let id: Id<'_> = unsafe { Object::get(raw) }.ok()?;
     let (mut event_id, mut listen_id, mut membership, mut private) = (raw, ptr::null_mut(), None, Vec::new());
     if let Some(new) = new {
@@ -129,7 +129,7 @@ fn process(
     };
     let taken = Taken { target, membership, private };
     let len = u8::try_from(taken.private.len()).unwrap_or(u8::MAX);
-    // Where private data would be, the event of a group has the application's pointer.
+    // The `private_data` of a multicast event is the application's pointer.
     let data = match &taken.membership {
         Some(membership) => membership.context().cast_const(),
         None if len == 0 => ptr::null(),
@@ -139,7 +139,7 @@ fn process(
     Some(Object::create(rdma_cm_event { id: event_id, listen_id, event: code, status, param }, taken))
 }
 
-/// Makes the id of a request. An id that cannot be made is destroyed, which the peer learns.
+/// Makes the id of a connection request. On failure destroys the id, which rejects the request.
 fn create_requested(
     events: &Arc<Channel>,
     channel: &Handle<rdma_event_channel>,
@@ -150,7 +150,8 @@ fn create_requested(
     let sync = listener.lock().sync;
     Service::get().ok()?.with(|state| state.request_taken(listener.key(), new.key, events));
     let raw = id::create_requested(listener, channel.raw(), new);
-    // SAFETY: `from_c` wants a live id that nobody else uses: just made, and nobody knows of it.
+    // SAFETY: `from_c` requires a live id that nobody else uses: made above, and C does not hold it
+    // yet.
     let made = unsafe { Own::from_c(raw) };
     if let Err(errno) = made.get().and_then(|id| fill_in(id, sync, conn)) {
         log!(WARN, ?errno, "soft0: the id of a request cannot be made");
@@ -174,14 +175,15 @@ fn fill_in(id: Id<'_>, sync: bool, conn: Option<&Conn>) -> Result<(), Errno> {
     id.show_path()
 }
 
-/// Takes the next event of a synchronous id, and returns its outcome.
+/// Takes the next event of a synchronous id and returns the event and its outcome.
 pub(super) fn take_own(id: Id<'_>) -> Result<(*mut rdma_cm_event, Result<Code, Errno>), Errno> {
     id.acknowledge_own();
     let channel = get_field!(id, channel);
-    // SAFETY: `from_c` wants a live channel: the id's own, which lives as long as the id.
+    // SAFETY: `from_c` requires a live channel: a synchronous id has its own, which lives as long
+    // as the id.
     let channel = unsafe { Handle::from_c(channel) };
     let raw = take(&channel)?;
-    // SAFETY: `Object::get` wants a live event: just taken.
+    // SAFETY: `Object::get` requires a live event: `take` returned it, and it is not acknowledged.
     let event: &Object<rdma_cm_event> = unsafe { Object::get(raw) }?;
     let outcome = match (get_field!(event, event), get_field!(event, status)) {
         (code, 0) => Ok(code),
@@ -191,8 +193,8 @@ pub(super) fn take_own(id: Id<'_>) -> Result<(*mut rdma_cm_event, Result<Code, E
     Ok((raw, outcome))
 }
 
-/// Waits, for a synchronous id, until the event of its last call has come, which becomes
-/// `id->event`.
+/// For a synchronous id, waits for the event of the call in progress and stores it in `id->event`.
+/// Returns at once for other ids.
 pub(super) fn complete(id: Id<'_>) -> Result<(), Errno> {
     if !id.lock().sync {
         return Ok(());

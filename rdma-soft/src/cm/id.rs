@@ -1,7 +1,7 @@
-//! `rdma_cm_id`: the object that C holds, and its public fields.
+//! `rdma_cm_id`: the object that C holds and its public fields.
 //!
-//! The fields are written where librdmacm writes them: by the calls on the id, and while one of its
-//! events is taken. Until the event is acknowledged the id exists, for destroying it waits.
+//! The public fields change where librdmacm changes them: in calls on the id, and while C takes one
+//! of its events. The id exists until that event is acknowledged, because destroying the id waits.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -25,41 +25,43 @@ use crate::verbs::object::{Object, Public, get_field, set_field};
 /// A live id.
 pub(super) type Id<'a> = &'a Object<rdma_cm_id>;
 
-/// The manager's part of an id, next to its entry.
+/// Private part of an id; the connection manager's other data of the id is its [`Entry`].
 #[derive(Debug)]
 pub(crate) struct IdState {
     target: Arc<Target>,
     inner: Mutex<Inner>,
 }
 
-/// State of the application's calls.
+/// State of an id that calls of the application use.
 #[derive(Debug, Default)]
 pub(super) struct Inner {
-    /// The id has a channel of its own, and its calls wait for their events.
+    /// Whether the id is synchronous: the id has its own channel, and its calls wait for their
+    /// events.
     pub(super) sync: bool,
     device: Option<Device>,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,
     pub(super) initiator_depth: u8,
     pub(super) responder_resources: u8,
-    /// The connection failed at this end: the peer's messages about it are dropped.
+    /// The connection failed at this end: later events about its end are dropped.
     pub(super) connect_error: bool,
-    /// Data from `rdma_addrinfo`, sent before the private data.
+    /// Data from `ai_connect` of the `rdma_addrinfo`, sent before the private data.
     pub(super) connect_data: Vec<u8>,
-    /// How queue pairs are made for the requests of an endpoint.
+    /// Attributes of the queue pairs that a passive endpoint makes for its requests.
     pub(super) qp_init: Option<QpInit>,
-    /// `rdma_resolve_addrinfo` has begun, and its list was not fetched.
+    /// `rdma_resolve_addrinfo` was called, and C has not fetched its list yet.
     pub(super) resolving: bool,
     pub(super) resolved: Option<List>,
-    /// Whether `route.path_rec` is ours.
+    /// Whether `route.path_rec` is set, to a box of this id.
     has_path: bool,
 }
 
-/// Attributes of queue pairs to be made.
+/// Attributes of queue pairs to make.
 #[derive(Clone, Copy)]
 pub(super) struct QpInit(pub(super) ibv_qp_init_attr);
 
-// SAFETY: pointers to verbs objects, which may be used by any thread.
+// SAFETY: `Send` requires that another thread may use the value: its pointers are to verbs objects,
+// which any thread may use.
 unsafe impl Send for QpInit {}
 
 impl std::fmt::Debug for QpInit {
@@ -83,12 +85,12 @@ impl Object<rdma_cm_id> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the manager's state.
+    /// Calls `work` with the connection manager's state and the id's key, under the lock.
     pub(super) fn with_state<R>(&self, work: impl FnOnce(&mut State, u64) -> Result<R, Errno>) -> Result<R, Errno> {
         Service::get()?.with(|state| work(state, self.key()))
     }
 
-    /// Does something with the id's entry.
+    /// Calls `work` with the id's entry, under the connection manager's lock.
     pub(super) fn with_entry<R>(&self, work: impl FnOnce(&mut Entry) -> Result<R, Errno>) -> Result<R, Errno> {
         self.with_state(|state, key| work(state.entry(key)?))
     }
@@ -97,18 +99,20 @@ impl Object<rdma_cm_id> {
         get_field!(self, qp_type) == ibv_qp_type::IBV_QPT_UD
     }
 
-    /// Acknowledges the event of a synchronous id.
+    /// Acknowledges the event in `id->event`, if any, and clears the field.
     pub(super) fn acknowledge_own(&self) {
         let event = get_field!(self, event);
         if !event.is_null() {
             set_field!(self, event, ptr::null_mut());
-            // SAFETY: `from_c` wants a live event that nobody uses any more: the event of a
-            // synchronous id is its own until its next call, and is forgotten above.
+            // SAFETY: `from_c` requires a live event that nobody uses any more: the event of a
+            // synchronous id is valid only until the id's next call, and the field is cleared
+            // above.
             let _stale = channel::acknowledge(unsafe { Own::from_c(event) });
         }
     }
 
-    /// Shows C the id's addresses, and its device once it has one.
+    /// Writes the id's addresses to its public fields, and its device once the local address is
+    /// known.
     pub(super) fn show_addresses(&self) -> Result<(), Errno> {
         let (local, peer, on_device) = self.with_entry(|entry| Ok((entry.local, entry.peer, entry.is_on_device())))?;
         if let Some(local) = local {
@@ -136,14 +140,14 @@ impl Object<rdma_cm_id> {
         Ok(())
     }
 
-    /// Shows C the path to the peer.
+    /// Writes the path to the peer to `route.path_rec`.
     pub(super) fn show_path(&self) -> Result<(), Errno> {
         let path = self.with_entry(|entry| path::record(entry))?;
         let mut inner = self.lock();
         if inner.has_path {
             let known: *mut ibv_sa_path_rec = get_field!(self, route.path_rec);
-            // SAFETY: `write` wants a pointer that is valid for writes: made below from a box,
-            // which the id's destroy frees.
+            // SAFETY: `write` requires a pointer that is valid for writes: `has_path` says that the
+            // branch below stored a box here, which only `destroy` frees.
             unsafe { known.write(path) };
         } else {
             inner.has_path = true;
@@ -154,7 +158,7 @@ impl Object<rdma_cm_id> {
     }
 }
 
-/// The channel that C gave, or one of the id's own: as C has it, and as the manager does.
+/// The channel that C passed, or a new one of the id's own: its C object and its private part.
 fn channel_or_own(channel: &Handle<rdma_event_channel>) -> Result<(*mut rdma_event_channel, Arc<Channel>), Errno> {
     if channel.raw().is_null() {
         let own = Channel::new()?;
@@ -163,7 +167,7 @@ fn channel_or_own(channel: &Handle<rdma_event_channel>) -> Result<(*mut rdma_eve
     Ok((channel.raw(), Arc::clone(channel.get()?)))
 }
 
-/// Makes the object that C holds.
+/// Makes the id object for C.
 fn publish(
     target: Arc<Target>,
     channel: *mut rdma_event_channel,
@@ -179,7 +183,7 @@ fn publish(
     id
 }
 
-/// `rdma_create_id`, with the type of queue pair.
+/// `rdma_create_id` with a given queue pair type.
 pub(super) fn create(
     channel: &Handle<rdma_event_channel>,
     context: *mut c_void,
@@ -206,7 +210,7 @@ pub(super) fn create(
     Ok(publish(target, channel, context, ps, qp_type, sync))
 }
 
-/// Makes the object of an id that a request brought, like its listener.
+/// Makes the object of a request's id, with the port space, type and context of its listener.
 pub(super) fn create_requested(
     listener: Id<'_>,
     channel: *mut rdma_event_channel,
@@ -225,20 +229,20 @@ pub(super) fn destroy(pointer: Own<rdma_cm_id>) -> Result<(), Errno> {
     let inner = std::mem::take(&mut *id.lock());
     if inner.has_path {
         let path = get_field!(id, route.path_rec);
-        // SAFETY: `from_raw` wants a pointer of a box, once: made by `show_path`, and the id is
-        // gone below.
+        // SAFETY: `Box::from_raw` requires the pointer of a box, once: `show_path` made it, and
+        // `has_path` was taken above.
         drop(unsafe { Box::from_raw(path) });
     }
     if inner.sync {
         let channel = get_field!(id, channel);
-        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this
-        // id alone, whose events have ended.
+        // SAFETY: `Object::free` requires a live object that nobody uses: the channel was made for
+        // this id alone, and the id's events have ended.
         let _freed = unsafe { Object::free(channel) };
     }
     pointer.free()
 }
 
-/// `rdma_migrate_id`: to another channel, or to one of its own.
+/// `rdma_migrate_id`: moves the id to another channel, or to one of its own if null.
 pub(super) fn migrate(id: Id<'_>, channel: &Handle<rdma_event_channel>) -> Result<(), Errno> {
     let (was_sync, sync) = (id.lock().sync, channel.raw().is_null());
     if was_sync && sync {
@@ -251,7 +255,8 @@ pub(super) fn migrate(id: Id<'_>, channel: &Handle<rdma_event_channel>) -> Resul
     });
     if let Err(errno) = moved {
         if sync {
-            // SAFETY: `Object::free` wants an object that nobody uses: made above.
+            // SAFETY: `Object::free` requires a live object that nobody uses: `channel_or_own` made
+            // the channel, and no entry has it.
             let _freed = unsafe { Object::free(channel) };
         }
         return Err(errno);
@@ -259,14 +264,14 @@ pub(super) fn migrate(id: Id<'_>, channel: &Handle<rdma_event_channel>) -> Resul
     let old = get_field!(id, channel);
     if was_sync {
         id.acknowledge_own();
-        // SAFETY: `Object::free` wants an object that nobody uses: a channel that was made for this
-        // id alone.
+        // SAFETY: `Object::free` requires a live object that nobody uses: the channel was made for
+        // this id alone, which has moved to another one.
         let _freed = unsafe { Object::free(old) };
     }
     id.lock().sync = sync;
     set_field!(id, channel, channel);
-    // Events that were taken from the old channel are acknowledged before one is taken from the
-    // new.
+    // Waits for the acknowledgement of events taken from the old channel, before C takes one from
+    // the new channel.
     id.target.ledger.settle();
     Ok(())
 }

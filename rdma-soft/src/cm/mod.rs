@@ -1,4 +1,4 @@
-//! The librdmacm of the device: connections between processes of one host, without a kernel module
+//! The device's librdmacm: connections between the processes of one host, without a kernel module
 //! or a daemon.
 //!
 //! ```text
@@ -14,16 +14,16 @@
 //!   port, message                          names of abstract Unix sockets; packets
 //! ```
 //!
-//! The arguments of the functions carry the promises of every caller of a verb, which
-//! [`crate::verbs`] numbers.
+//! Callers of these functions make the promises that callers of a verb make; [`crate::verbs`]
+//! numbers them.
 //!
 //! # Trust
 //!
-//! Only processes of the same user are heard, on both ends, as the kernel says who they are. Such a
-//! peer is not trusted: every packet is decoded from a private copy and may say anything; a machine
-//! takes each in each state. What a peer can hold here is bounded: silent connections, requests
-//! that wait at a listener, meaningless messages. It can make a queue pair's *attributes* wrong, as
-//! it can on a network; the queue pair then checks them.
+//! Both ends accept only peers of the same user; the kernel reports the peer's user id. Even such a
+//! peer is not trusted: every packet is decoded from a private copy and may hold any bytes, and a
+//! machine handles every message in every state. The resources that a peer can occupy are bounded:
+//! silent connections, requests in a listener's backlog, meaningless messages. A peer can send
+//! wrong queue pair *attributes*, as on a network; `modify_qp` checks their values.
 
 mod address;
 mod addrinfo;

@@ -31,7 +31,8 @@ pub(crate) struct GidEntry {
 impl GidEntry {
     /// The address as the engine's [`Gid`].
     pub(crate) fn address(&self) -> Gid {
-        // SAFETY: every bit pattern is a GID.
+        // SAFETY: reading a union field requires a valid value: `raw` is 16 initialised bytes, and
+        // any bytes are a GID.
         Gid(unsafe { self.gid.raw })
     }
 }
@@ -91,7 +92,8 @@ mod tests {
     use super::*;
 
     fn raw(entry: &GidEntry) -> [u8; 16] {
-        // SAFETY: every bit pattern is a GID.
+        // SAFETY: reading a union field requires a valid value: `raw` is 16 initialised bytes, and
+        // any bytes are a GID.
         unsafe { entry.gid.raw }
     }
 
