@@ -1,27 +1,28 @@
-//! One end of a connection as a state machine without input and output: calls, messages, the end of
-//! the transport and the time go in; messages to send and notices to the application come out. The
-//! states, timers and answers are those of the communication manager of the InfiniBand
-//! specification (volume 1, chapter 12), with the choices of Linux.
+//! One end of a connection as an IO-free state machine. Inputs are calls, messages, the end of the
+//! transport and the time; outputs are messages to send and notices for the application. The
+//! states, timers and replies are those of the communication manager in the InfiniBand
+//! specification (volume 1, chapter 12), with Linux's choices.
 //!
-//! The transport loses nothing and keeps the order, but it ends when the peer does, and a listener
-//! whose queue is full drops a request: so requests and answers are repeated, as on a network.
+//! The transport loses no message and keeps their order, but ends when the peer ends, and a
+//! listener whose queue is full drops requests. So the machine repeats requests and replies, as on
+//! a network.
 //!
-//! Invariants, which the property tests check against random calls, messages and clocks:
+//! Invariants, which the property tests check with random calls, messages and clocks:
 //!
-//! 1. After any message of a peer the machine is in one of its states, and its notices are at most
-//!    one answer to a request, one `Established`, one `Disconnected` and one `TimewaitExit`.
+//! 1. After any message from a peer the machine is in one of its states. Over its life a machine
+//!    emits at most one notice that answers the request, one `Established`, one `Disconnected` and
+//!    one `TimewaitExit`.
 //! 2. A state that waits for the peer has a deadline.
-//! 3. A machine that is closed stays so, and does nothing.
+//! 3. A closed machine stays closed and produces no output.
 
 use super::message::{Message, Rej, Rep, Req, SidrRep, Terms};
 use crate::engine::{Errno, Time};
 use crate::log::log;
 
-/// Messages without a meaning in the machine's state that a peer may send before it counts as
-/// broken.
+/// Number of messages without effect after which a machine treats its peer as broken.
 const MAX_MEANINGLESS: u8 = 64;
 
-/// Reasons of a rejection that the machine itself gives.
+/// Reason codes of rejections that the machine itself sends.
 pub(super) mod reason {
     pub(crate) const TIMEOUT: u16 = 4;
     pub(crate) const INVALID_SERVICE_ID: u16 = 8;
@@ -29,36 +30,36 @@ pub(super) mod reason {
     pub(crate) const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
 }
 
-/// Answers to a request for a datagram service.
+/// Status codes of replies to a request for a datagram service (SIDR).
 pub(super) mod sidr {
     pub(crate) const SUCCESS: u8 = 0;
     pub(crate) const UNSUPPORTED: u8 = 1;
     pub(crate) const REJECT: u8 = 2;
 }
 
-/// How long the machine waits; nanoseconds.
+/// Timeouts of a machine in nanoseconds, and its number of retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Timers {
-    /// For an answer, before it asks again.
+    /// Time to wait for a reply before the message is repeated.
     pub(super) response: u64,
-    /// For an answer of a peer that asked for more time.
+    /// Time to wait for a reply of a peer that asked for more time by an MRA.
     pub(super) service: u64,
-    /// How often it asks again.
+    /// Number of times that a message is repeated.
     pub(super) retries: u32,
-    /// After a connection's end.
+    /// Time in `TimeWait` after the end of a connection.
     pub(super) timewait: u64,
-    /// For a listener, which may be between two calls of `rdma_listen`.
+    /// Time to retry a refused request: the listener may be between two calls of `rdma_listen`.
     pub(super) listener: u64,
 }
 
 impl Timers {
     const SECOND: u64 = 1_000_000_000;
 
-    /// As Linux has them on RoCE: 4.3 s for the peer's manager and a second each way, 15 retries, a
+    /// Linux's timeouts on RoCE: 4.3 s for the peer's manager and a second each way, 15 retries, a
     /// minute for a slow service.
     pub(super) const LINUX: Self = Self::new(6 * Self::SECOND, 67 * Self::SECOND, 2 * Self::SECOND);
 
-    /// Times in proportion to that for an answer.
+    /// Timeouts in proportion to `response`, the time to wait for a reply, in nanoseconds.
     pub(super) const fn for_response(response: u64) -> Self {
         Self::new(response, response * 11, response / 3)
     }
@@ -80,48 +81,49 @@ pub(super) enum State {
     TimeWait,
     SidrSent,
     SidrReceived,
-    /// Nothing will happen any more.
+    /// Final state.
     Closed,
 }
 
-/// A step for the driver.
+/// An action for the driver of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Output {
-    /// Send this request, over a new transport if there is none.
+    /// Send this request; open a transport first if there is none.
     Request(Message),
-    /// Send this, if there is a transport.
+    /// Send this message if there is a transport.
     Send(Message),
-    /// End the transport, once all is sent.
+    /// End the transport, after all messages are sent.
     Hangup,
-    /// Tell the application.
+    /// Queue an event for the application.
     Notify(Notice),
 }
 
 /// An event for the application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
-    /// The peer accepts; the application has to establish.
+    /// The peer accepts; the application must establish the connection.
     Response(Rep),
     Established,
     Rejected(Rej),
-    /// A negative error number.
+    /// The peer does not answer; a negative error number.
     Unreachable(i32),
-    /// 0, or a negative error number.
+    /// The connection has ended; 0 or a negative error number.
     Disconnected(i32),
     TimewaitExit,
-    /// A datagram service's queue pair.
+    /// The queue pair of a datagram service.
     Datagram(SidrRep),
-    /// A datagram service's refusal: its status, and its private data.
+    /// The refusal of a datagram service: status and private data.
     NoDatagram(u8, Vec<u8>),
     /// A process of another user listens at the destination.
     OtherUser,
 }
 
-/// The parameters that both ends have agreed upon, as this end's queue pair needs them.
+/// The parameters that both ends have agreed upon, from the view of this end's queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub(super) remote_qpn: u32,
-    /// The packet sequence numbers that the queue pair expects first, and begins with.
+    /// The first PSN that the queue pair expects (`rq_psn`), and the first that it sends
+    /// (`sq_psn`).
     pub(super) rq_psn: u32,
     pub(super) sq_psn: u32,
     pub(super) responder_resources: u8,
@@ -133,7 +135,7 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// The parameters that a request decides for both ends.
+    /// The parameters that the request sets for both ends.
     fn of(req: &Req) -> Self {
         Self {
             responder_resources: req.terms.responder_resources,
@@ -147,23 +149,25 @@ impl Agreed {
     }
 }
 
-/// One end of a connection, from the request on.
+/// One end of a connection, from the request to the final state.
 #[derive(Debug)]
 pub(super) struct Machine {
     timers: Timers,
     state: State,
     deadline: Option<Time>,
     retries: u32,
-    /// The peer has the message and needs time.
+    /// The peer has received the message and asked for more time (MRA).
     slow: bool,
-    /// The message that is repeated until it is answered.
+    /// The message to repeat until the peer replies.
     repeated: Option<Message>,
-    /// When the request was refused first, and whether the next deadline only repeats it.
+    /// Time of the request's first refusal; `asks_again` says that the next deadline repeats the
+    /// request without using a retry.
     refused: Option<Time>,
     asks_again: bool,
-    /// The end that was asked.
+    /// Whether this is the passive end, which received the request.
     passive: bool,
-    /// The application has answered the request; before it has, it gets no notice.
+    /// Whether the application has answered the request (true on the active end); no notice is
+    /// emitted before.
     answered: bool,
     disconnected: bool,
     meaningless: u8,
@@ -191,7 +195,7 @@ impl Machine {
         }
     }
 
-    /// The end that asks for a connection, or for a datagram service.
+    /// Makes the active end, which requests a connection or a datagram service.
     pub(super) fn ask(timers: Timers, request: Message, now: Time, out: &mut Outputs) -> Self {
         let (state, agreed) = match &request {
             Message::Req(req) => (State::ReqSent, Agreed { rq_psn: req.psn, ..Agreed::of(req) }),
@@ -203,20 +207,19 @@ impl Machine {
         machine
     }
 
-    /// The end that is asked.
+    /// Makes the passive end, which received `request`.
     pub(super) fn asked(timers: Timers, request: &Message) -> Self {
         let Message::Req(req) = request else {
             return Self::new(timers, State::SidrReceived, true, Agreed::default());
         };
         let (remote_qpn, sq_psn) = (req.terms.qp_num, req.psn);
-        // What the peer has for our requests is how many we may have under way, and the other way
-        // round.
+        // The peer's responder resources limit our initiator depth, and the reverse.
         let (responder_resources, initiator_depth) = (req.terms.initiator_depth, req.terms.responder_resources);
         let agreed = Agreed { remote_qpn, sq_psn, responder_resources, initiator_depth, ..Agreed::of(req) };
         Self::new(timers, State::ReqReceived, true, agreed)
     }
 
-    /// Waits for the answer to a message, which is repeated until it comes.
+    /// Starts the wait for a reply; `message` is repeated until the reply comes.
     fn await_answer(&mut self, message: Message, now: Time) {
         self.repeated = Some(message);
         self.retries = self.timers.retries;
@@ -229,12 +232,12 @@ impl Machine {
         self.state
     }
 
-    /// When [`Machine::on_time`] is to be called next.
+    /// The time at which [`Machine::on_time`] must be called next.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.deadline
     }
 
-    /// The parameters of a queue pair that goes to INIT.
+    /// The parameters for the queue pair's transition to INIT.
     pub(super) fn for_init(&self) -> Result<Agreed, Errno> {
         match self.state {
             State::ReqSent => Ok(self.agreed),
@@ -242,7 +245,7 @@ impl Machine {
         }
     }
 
-    /// The parameters of a queue pair that goes to RTR or RTS.
+    /// The parameters for the queue pair's transition to RTR or RTS.
     pub(super) fn for_ready(&self) -> Result<Agreed, Errno> {
         match self.state {
             State::ReqReceived | State::RepReceived | State::RepSent | State::Established => Ok(self.agreed),
@@ -250,7 +253,7 @@ impl Machine {
         }
     }
 
-    /// Accepts; `psn` is for a connection, `qkey` for a datagram service.
+    /// Accepts the request. `psn` applies to a connection, `qkey` to a datagram service.
     pub(super) fn accept(
         &mut self,
         terms: Terms,
@@ -280,7 +283,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Confirms the peer's acceptance.
+    /// Confirms the peer's acceptance: sends the RTU.
     pub(super) fn establish(&mut self, out: &mut Outputs) -> Result<(), Errno> {
         if self.state != State::RepReceived {
             return Err(Errno::INVAL);
@@ -290,7 +293,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Rejects, or gives up.
+    /// Rejects the peer's request or acceptance, or gives up the own request.
     pub(super) fn reject(&mut self, rej: Rej, now: Time, out: &mut Outputs) -> Result<(), Errno> {
         match self.state {
             State::ReqReceived | State::RepReceived | State::ReqSent => {
@@ -312,8 +315,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Asks for the connection's end, or agrees to it. Changes nothing where there is no
-    /// connection.
+    /// Requests the end of the connection, or agrees to the peer's request. Without a connection
+    /// has no effect.
     pub(super) fn disconnect(&mut self, now: Time, out: &mut Outputs) {
         match self.state {
             State::Established => {
@@ -329,8 +332,8 @@ impl Machine {
         }
     }
 
-    /// The queue pair has received something: the connection is there, whether or not the peer's
-    /// confirmation has come.
+    /// Handles `IBV_EVENT_COMM_EST`: the queue pair has received a message, so the connection is
+    /// established even if the peer's RTU has not come yet.
     pub(super) fn communication_established(&mut self, out: &mut Outputs) -> Result<(), Errno> {
         match self.state {
             State::RepSent => {
@@ -342,7 +345,7 @@ impl Machine {
         }
     }
 
-    /// The application destroys the id, in any state; the peer gets the message that it needs.
+    /// Ends the machine in any state because the application destroys the id; tells the peer.
     pub(super) fn destroy(&mut self, out: &mut Outputs) {
         let rej = |reason| Some(Message::Rej(Rej { reason, ..Rej::default() }));
         let last = match self.state {
@@ -357,8 +360,8 @@ impl Machine {
         self.end(out);
     }
 
-    /// No process listens at the destination. A listener may be between two calls of `rdma_listen`,
-    /// so the request is made again for a moment before it fails.
+    /// Handles a request that found no listener. The listener may be between two calls of
+    /// `rdma_listen`, so the request is repeated for [`Timers::listener`] before it fails.
     pub(super) fn on_refused(&mut self, now: Time, out: &mut Outputs) {
         let notice = match self.state {
             State::ReqSent => Notice::Rejected(Rej { reason: reason::INVALID_SERVICE_ID, ..Rej::default() }),
@@ -382,7 +385,7 @@ impl Machine {
         }
     }
 
-    /// A message of the peer.
+    /// Handles a message from the peer.
     pub(super) fn on_message(&mut self, message: Message, now: Time, out: &mut Outputs) {
         use Message as M;
         use State as S;
@@ -400,7 +403,7 @@ impl Machine {
             (S::ReqSent | S::RepSent, M::Mra) => {
                 self.slow = true;
                 self.deadline = Some(now.after(self.timers.service));
-                // Time is not given without end.
+                // Counted, so that a peer cannot extend the deadline for ever.
                 self.count_meaningless(now, out);
             }
             (S::ReqSent | S::SidrSent, M::Busy) => out.push(Output::Hangup),
@@ -412,7 +415,7 @@ impl Machine {
                 self.wait(now, out);
                 self.notify(Notice::Rejected(rej), out);
             }
-            // Asked again: it is not lost, and will be answered.
+            // A repeated message: tell the peer that the first one arrived and will be answered.
             (S::ReqReceived, M::Req(_)) | (S::RepReceived, M::Rep(_)) => {
                 out.push(Output::Send(M::Mra));
                 self.count_meaningless(now, out);
@@ -439,7 +442,7 @@ impl Machine {
                 };
                 out.push(Output::Notify(notice));
             }
-            // Said before the sender knew better.
+            // Messages that the peer sent before it received our latest one; ignored, but counted.
             (S::RepReceived | S::Established | S::DreqSent | S::DreqReceived, M::Mra)
             | (S::RepSent | S::Established | S::DreqSent | S::DreqReceived, M::Req(_))
             | (S::Established | S::DreqSent | S::DreqReceived, M::Rtu)
@@ -454,15 +457,15 @@ impl Machine {
         }
     }
 
-    /// The packet was no message.
+    /// Handles a packet that is not a valid message.
     pub(super) fn on_garbage(&mut self, now: Time, out: &mut Outputs) {
         if !matches!(self.state, State::TimeWait | State::Closed) {
             self.break_off(now, out);
         }
     }
 
-    /// The peer is gone, with all that it had to say said: what its manager would have said for it
-    /// is taken as said.
+    /// Handles the end of the transport, after all the peer's messages: acts on the message that
+    /// the connection manager of an ended peer would send.
     pub(super) fn on_hangup(&mut self, now: Time, out: &mut Outputs) {
         let rej = |reason| Notice::Rejected(Rej { reason, ..Rej::default() });
         match self.state {
@@ -494,7 +497,7 @@ impl Machine {
         }
     }
 
-    /// Time has passed.
+    /// Handles the passing of the deadline; does nothing before.
     pub(super) fn on_time(&mut self, now: Time, out: &mut Outputs) {
         if self.deadline.is_none_or(|deadline| deadline > now) {
             return;
@@ -538,7 +541,7 @@ impl Machine {
         self.notify(Notice::Established, out);
     }
 
-    /// A peer that breaks the protocol is treated as gone.
+    /// Ends the transport of a peer that breaks the protocol, and treats the peer as ended.
     fn break_off(&mut self, now: Time, out: &mut Outputs) {
         out.push(Output::Hangup);
         self.on_hangup(now, out);
@@ -552,7 +555,7 @@ impl Machine {
     }
 
     fn notify(&self, notice: Notice, out: &mut Outputs) {
-        // An application that has not answered gets no notice: its answer fails.
+        // An application that has not answered yet learns of the end when its answer fails.
         if self.answered {
             out.push(Output::Notify(notice));
         }
@@ -565,7 +568,7 @@ impl Machine {
         }
     }
 
-    /// Nothing is awaited.
+    /// Clears the deadline and the message to repeat.
     fn stop_waiting(&mut self) {
         self.deadline = None;
         self.repeated = None;

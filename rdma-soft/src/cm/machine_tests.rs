@@ -55,7 +55,7 @@ fn passive() -> Machine {
     Machine::asked(TIMERS, &Message::Req(req()))
 }
 
-/// A pair in the states that a confirmed connection has.
+/// Two machines in the states of an established connection.
 fn connected() -> (Machine, Machine) {
     let (mut active, mut passive, mut out) = (active(), passive(), Vec::new());
     passive.accept(rep().terms, rep().psn, 2, Time(0), &mut out).unwrap();
@@ -65,7 +65,7 @@ fn connected() -> (Machine, Machine) {
     (active, passive)
 }
 
-/// What a machine does at a time.
+/// The outputs of a machine at a given time.
 fn at(machine: &mut Machine, time: u64) -> Vec<Output> {
     let mut out = Vec::new();
     machine.on_time(Time(time), &mut out);
@@ -79,7 +79,7 @@ fn both_ends_agree() {
     assert_eq!((one.remote_qpn, other.remote_qpn), (22, 11));
     assert_eq!((one.rq_psn, one.sq_psn), (111, 222));
     assert_eq!((other.rq_psn, other.sq_psn), (222, 111));
-    // The answer's numbers hold.
+    // The depths of the reply apply.
     assert_eq!((one.responder_resources, one.initiator_depth), (4, 2));
     assert_eq!((other.responder_resources, other.initiator_depth), (2, 4));
     assert_eq!((one.rnr_retry_count, other.rnr_retry_count), (1, 6));
@@ -103,7 +103,7 @@ fn a_slow_listener_gets_more_time() {
     machine.on_message(Message::Mra, Time(100), &mut out);
     assert_eq!(machine.deadline(), Some(Time(1100)));
     assert_eq!(at(&mut machine, 1099), []);
-    // Asked again it says so again, but the number of times is what it was.
+    // A repeated request gets another MRA, but a bounded number of times.
     for round in 1..=3 {
         assert_eq!(at(&mut machine, 100 + round * 1000), [Output::Request(Message::Req(req()))]);
     }
@@ -164,7 +164,7 @@ fn nobody_listens() {
         let mut out = Vec::new();
         machine.on_refused(Time(0), &mut out);
         assert_eq!(out, []);
-        // It is asked again, often, and costs no retry.
+        // The request is repeated often, without using a retry.
         let mut requests = 0;
         for now in 1..TIMERS.listener {
             let asked = at(&mut machine, now);
@@ -184,7 +184,7 @@ fn a_listener_that_comes_back_is_asked() {
     let (mut machine, mut out) = (active(), Vec::new());
     machine.on_refused(Time(0), &mut out);
     assert!(matches!(at(&mut machine, 10)[..], [Output::Request(_)]));
-    // Then the peer has its time.
+    // The peer then gets the full service time.
     assert_eq!(at(&mut machine, 109), []);
     machine.on_message(Message::Rep(rep()), Time(109), &mut out);
     assert_eq!(notices(&out), [Notice::Response(rep())]);
@@ -246,7 +246,7 @@ fn the_death_of_the_peer_in_each_state() {
         notices(&out)
     };
     assert_eq!(died(active()), [Notice::Rejected(rej(reason::CONSUMER_DEFINED))]);
-    // Before it is accepted the application hears nothing, and its answer fails.
+    // Before the application accepts it gets no notice, and its answer fails.
     assert_eq!(died(passive()), []);
     let mut machine = passive();
     machine.on_hangup(Time(0), &mut Vec::new());
@@ -329,7 +329,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn apply(machine: &mut Machine, step: Step, now: Time, out: &mut Vec<Output>) {
-    // Refusals are as good as successes here.
+    // Calls may fail here.
     let _result = match step {
         Step::Accept => machine.accept(rep().terms, rep().psn, 2, now, out),
         Step::Establish => machine.establish(out),
@@ -410,8 +410,8 @@ proptest! {
         prop_assert!(count(|told| matches!(told, Notice::TimewaitExit)) <= 1);
     }
 
-    /// Two machines over a transport that keeps the order and may end: left alone, both come to
-    /// rest, and neither believes in a connection that the other has given up.
+    /// Two machines over a transport that keeps the order and may end: without further calls both
+    /// reach a stable state, and neither stays connected after the other has ended.
     #[test]
     fn two_ends_come_to_rest(
         calls in proptest::collection::vec((any::<bool>(), 0_u8..6), 0..12),
@@ -458,8 +458,8 @@ proptest! {
                 | State::SidrReceived
         );
         prop_assert!(rests(ends[0].state()) && rests(ends[1].state()), "{:?}", ends);
-        // Who was told by its queue pair that the connection is there may be ahead of who has to
-        // confirm it.
+        // The passive end may be established by its queue pair's event before the active end
+        // confirms.
         let partners = [State::Established, State::RepReceived];
         for (end, other) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
             prop_assert!(end.state() != State::Established || partners.contains(&other.state()), "{:?}", ends);

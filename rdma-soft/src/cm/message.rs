@@ -1,5 +1,5 @@
-//! The protocol of two connection managers: one packet a message, of a fixed layout with a version,
-//! little-endian.
+//! The protocol between two connection managers: one message per packet, versioned, of a fixed
+//! little-endian layout.
 //!
 //! ```text
 //! magic "rscm", version u16, kind u16, then by kind:
@@ -15,10 +15,10 @@
 //! 10 SidrRep status u8, queue pair u32, qkey u32, private
 //! ```
 //!
-//! An address is a family (4 or 6), the port, the scope and 16 bytes; private data is a length and
-//! so many bytes. Terms are queue pair u32, psn u32, responder resources, initiator depth, rnr
-//! retries, flow control, srq (a byte each), three bytes more, ECE vendor u32, ECE options u32,
-//! private. A packet that is not exactly this is no message.
+//! An address is a family (u16, 4 or 6), a port u16, a scope u32 and 16 bytes; private data is a
+//! length u16 and that many bytes. Terms are queue pair u32, psn u32, responder resources,
+//! initiator depth, rnr retries, flow control, srq (a byte each), three more bytes (which the table
+//! names), ECE vendor u32, ECE options u32, private. A packet of any other form is not a message.
 
 use std::mem::discriminant;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -27,8 +27,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 pub(super) const VERSION: u16 = 1;
 const MAGIC: [u8; 4] = *b"rscm";
 
-/// Bytes of private data that each message has room for, as InfiniBand's have: a request's and a
-/// datagram request's first 36 belong to the IP addresses.
+/// Bytes of private data in each kind of message, as in InfiniBand; the first 36 bytes of both
+/// kinds of request hold the IP addresses there.
 pub(super) mod room {
     pub(crate) const REQ: usize = 92 - 36;
     pub(crate) const REP: usize = 196;
@@ -37,14 +37,14 @@ pub(super) mod room {
     pub(crate) const SIDR_REP: usize = 136;
 }
 
-/// Enhanced connection establishment: options of a vendor's devices.
+/// Enhanced connection establishment (ECE): vendor-specific options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ece {
     pub(super) vendor: u32,
     pub(super) options: u32,
 }
 
-/// The parameters of either end.
+/// The connection parameters that either end sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) qp_num: u32,
@@ -58,18 +58,18 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// The terms, cut down to the bits of a message.
+    /// The terms with their values cut to the bits that a message can carry.
     pub(super) fn fitted(self) -> Self {
         Self { qp_num: self.qp_num & 0x00ff_ffff, rnr_retry_count: self.rnr_retry_count.min(7), ..self }
     }
 }
 
-/// A request for a connection.
+/// A connection request (REQ).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Req {
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
-    /// The first packet sequence number that the sender expects.
+    /// The first PSN that the sender expects.
     pub(super) psn: u32,
     pub(super) terms: Terms,
     pub(super) retry_count: u8,
@@ -77,21 +77,21 @@ pub(super) struct Req {
     pub(super) traffic_class: u8,
 }
 
-/// The answer that accepts.
+/// The reply that accepts a connection request (REP).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rep {
     pub(super) psn: u32,
     pub(super) terms: Terms,
 }
 
-/// The answer that does not.
+/// The reply that rejects a connection (REJ).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rej {
     pub(super) reason: u16,
     pub(super) private: Vec<u8>,
 }
 
-/// A request for the queue pair of a datagram service.
+/// A request for the queue pair of a datagram service (SIDR_REQ).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SidrReq {
     pub(super) source: SocketAddr,
@@ -99,10 +99,10 @@ pub(super) struct SidrReq {
     pub(super) private: Vec<u8>,
 }
 
-/// Its answer.
+/// The reply to a [`SidrReq`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SidrRep {
-    /// 0 if the queue pair is there.
+    /// 0 if the service accepts and `qp_num` is valid; otherwise the reason.
     pub(super) status: u8,
     pub(super) qp_num: u32,
     pub(super) qkey: u32,
@@ -112,14 +112,14 @@ pub(super) struct SidrRep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Req(Req),
-    /// "I have your request (or reply), and need more time."
+    /// The request or reply has arrived; answering takes more time.
     Mra,
     Rep(Rep),
     Rtu,
     Rej(Rej),
     Dreq,
     Drep,
-    /// The listener's queue is full: the request counts as lost, and the connection to it ends.
+    /// The listener's backlog is full: the request counts as lost, and the transport ends.
     Busy,
     SidrReq(SidrReq),
     SidrRep(SidrRep),
@@ -134,7 +134,7 @@ impl Message {
         out.0
     }
 
-    /// The message in a packet, if it is one, whole and with nothing behind it.
+    /// Decodes a packet; `None` unless the packet is exactly one valid message.
     pub(super) fn decode(packet: &[u8]) -> Option<Self> {
         let mut from = Reader(packet);
         let mut head = Default::default();
@@ -150,7 +150,7 @@ impl Message {
         (1..=10).find(is_ours).unwrap_or(0)
     }
 
-    /// A message of a kind, to be filled in.
+    /// An empty message of a kind, for [`fields`](Self::fields) to fill in.
     fn blank(kind: u16) -> Option<Self> {
         let (source, destination) = ((Ipv4Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::UNSPECIFIED, 0).into());
         Some(match kind {
@@ -171,7 +171,7 @@ impl Message {
         })
     }
 
-    /// Passes over the fields behind the head.
+    /// Writes or reads the fields behind the header; `None` for an invalid value.
     fn fields(&mut self, pass: &mut impl Pass) -> Option<()> {
         match self {
             Self::Mra | Self::Rtu | Self::Dreq | Self::Drep | Self::Busy => Some(()),
@@ -205,12 +205,12 @@ impl Message {
     }
 }
 
-/// One pass over the fields of a message, in order: writes them down, or fills them in. None where
-/// what is there is no message.
+/// One pass over the fields of a message, in order: a [`Writer`] writes them, a [`Reader`] fills
+/// them in. `None` if the bytes are not a valid message.
 trait Pass {
     fn bytes(&mut self, bytes: &mut [u8]) -> Option<()>;
 
-    /// So many bytes of a vector, which become its contents.
+    /// Writes the vector, or replaces its contents by the next `len` bytes.
     fn contents(&mut self, bytes: &mut Vec<u8>, len: usize) -> Option<()>;
 
     fn u8(&mut self, value: &mut u8) -> Option<()> {
@@ -231,7 +231,7 @@ trait Pass {
         Some(())
     }
 
-    /// A number of 24 bits: of a queue pair, or of a packet.
+    /// A 24-bit number: a queue pair number or a PSN.
     fn u24(&mut self, value: &mut u32) -> Option<()> {
         self.u32(value)?;
         (*value < 1 << 24).then_some(())
@@ -250,7 +250,7 @@ trait Pass {
         self.u16(kind)
     }
 
-    /// Terms, with the sender's packet sequence number and three bytes of a request.
+    /// Terms, with the sender's PSN and the three more bytes of a request.
     fn terms(&mut self, terms: &mut Terms, psn: &mut u32, more: &mut [u8; 3], room: usize) -> Option<()> {
         self.u24(&mut terms.qp_num)?;
         self.u24(psn)?;
@@ -266,7 +266,7 @@ trait Pass {
         (terms.rnr_retry_count < 8).then_some(())
     }
 
-    /// Two addresses of one family.
+    /// Two addresses, which must be of one family.
     fn addresses(&mut self, source: &mut SocketAddr, destination: &mut SocketAddr) -> Option<()> {
         self.address(source)?;
         self.address(destination)?;

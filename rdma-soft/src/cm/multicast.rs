@@ -1,4 +1,4 @@
-//! Memberships of ids in multicast groups.
+//! Multicast: ids join and leave groups.
 
 use std::ffi::c_void;
 
@@ -27,7 +27,8 @@ pub(super) fn join_ex(id: Handle<rdma_cm_id>, attr: In<rdma_cm_join_mc_attr_ex>,
         return Err(Errno::INVAL.into());
     }
     let send_only = attr.join_flags == rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0;
-    // SAFETY: `from_c` wants null or an address as its family says: promise 2 for the attributes.
+    // SAFETY: `from_c` requires null, or an address that is valid for its family: promise 2 for the
+    // attributes.
     join_as(&id, &unsafe { Addr::from_c(attr.addr) }, send_only, context)
 }
 
@@ -38,7 +39,7 @@ fn join_as(id: &Handle<rdma_cm_id>, addr: &Addr, send_only: bool, context: *mut 
     Ok(events::complete(id)?)
 }
 
-/// `rdma_leave_multicast`: waits until the group's event, if it was taken, is acknowledged.
+/// `rdma_leave_multicast`: waits until C has acknowledged the join event, if C took it.
 pub(super) fn leave(id: Handle<rdma_cm_id>, addr: Addr) -> Done {
     let (id, group) = (id.get()?, addr.get()?);
     let membership = id.with_entry(|entry| entry.leave(&group))?;

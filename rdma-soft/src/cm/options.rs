@@ -1,4 +1,4 @@
-//! Options of ids.
+//! Options of an id: `rdma_set_option`.
 
 use std::ffi::c_int;
 
@@ -16,7 +16,7 @@ use crate::verbs::call::{Data, Handle};
 /// `rdma_set_option`.
 pub(super) fn set_option(id: Handle<rdma_cm_id>, level: c_int, name: c_int, value: Data, len: usize) -> Done {
     let unsigned = |value| u32::try_from(value).unwrap_or(u32::MAX);
-    // SAFETY: of `List::get`: the length that C gives.
+    // SAFETY: `List::get` requires the length that C passed beside the pointer: `len`.
     Ok(set(id.get()?, unsigned(level), unsigned(name), unsafe { value.0.get(len) })?)
 }
 
@@ -45,7 +45,7 @@ pub(super) fn set(id: Id<'_>, level: u32, name: u32, value: &[u8]) -> Result<(),
             entry.options.ack_timeout = Some(timeout);
             Ok(())
         }
-        // On one host there is one path: the given one only says that the route is resolved.
+        // One host has only one path, so setting a path only marks the route as resolved.
         (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => {
             let whole = !value.is_empty() && value.len() % size_of::<ibv_path_data>() == 0;
             if whole { entry.resolve_route() } else { Err(Errno::INVAL) }

@@ -1,4 +1,4 @@
-//! The way to an id's peer: address vectors, path records, and the attributes of queue pairs.
+//! Address vectors, path records and queue pair attributes for the peer of an id.
 
 use std::net::SocketAddr;
 
@@ -12,35 +12,35 @@ use super::entry::Entry;
 use crate::engine::Errno;
 use crate::verbs::attr::{LID, MTU, PKEY, PORT};
 
-/// The time for an acknowledgement that queue pairs get, as an exponent: 4.096 us * 2^19, some two
-/// seconds. Linux has it on RoCE.
+/// Default ACK timeout of queue pairs, as an exponent: 4.096 us * 2^19, some two seconds, as in
+/// Linux on RoCE.
 pub(super) const ACK_TIMEOUT: u8 = 19;
-/// The same of a packet's life, in path records.
+/// Packet life time in path records, as the same kind of exponent: half the ACK timeout.
 const PACKET_LIFE_TIME: u8 = ACK_TIMEOUT - 1;
-/// The hops that a packet may take.
+/// Hop limit of packets.
 const HOPS: u8 = 64;
-/// As `ibv_rate`: 100 Gbit/s.
+/// 100 Gbit/s as an `ibv_rate`.
 const RATE: u8 = 16;
-/// The first multicast LID, on InfiniBand.
+/// The first multicast LID of InfiniBand.
 const MULTICAST_LID: u16 = 0xc000;
 
 fn ends(entry: &Entry) -> Result<(SocketAddr, SocketAddr), Errno> {
     Ok((entry.local.ok_or(Errno::INVAL)?, entry.peer.ok_or(Errno::INVAL)?))
 }
 
-/// The way to an id's peer.
+/// The address vector of an id's peer.
 pub(super) fn address_vector(entry: &Entry) -> Result<ibv_ah_attr, Errno> {
     let (local, peer) = ends(entry)?;
     let (_, dgid) = device::gid(&peer)?;
     vector(&local, dgid, entry.options.traffic_class, LID)
 }
 
-/// The way to a multicast group.
+/// The address vector of a multicast group.
 pub(super) fn group_vector(entry: &Entry, mgid: ibv_gid) -> Result<ibv_ah_attr, Errno> {
     vector(&entry.local.ok_or(Errno::INVAL)?, mgid, entry.options.traffic_class, MULTICAST_LID)
 }
 
-/// The LID of multicast groups: RoCE has none.
+/// The LID of multicast groups; 0 on RoCE, which has none.
 pub(super) fn multicast_lid() -> u16 {
     if device::is_infiniband() == Ok(true) { MULTICAST_LID } else { 0 }
 }
@@ -51,14 +51,14 @@ fn vector(local: &SocketAddr, dgid: ibv_gid, traffic_class: u8, dlid: u16) -> Re
     Ok(ibv_ah_attr {
         grh: ibv_global_route { dgid, flow_label: 0, sgid_index, hop_limit: HOPS, traffic_class },
         dlid: if infiniband { dlid } else { 0 },
-        // RoCE has no other addresses.
+        // RoCE has only global addresses.
         is_global: u8::from(!infiniband || dlid >= MULTICAST_LID),
         port_num: PORT,
         ..ibv_ah_attr::default()
     })
 }
 
-/// The path to an id's peer.
+/// The path record of an id's peer.
 pub(super) fn record(entry: &Entry) -> Result<ibv_sa_path_rec, Errno> {
     const EXACTLY: u8 = 2;
     let (local, peer) = ends(entry)?;
@@ -83,7 +83,7 @@ pub(super) fn record(entry: &Entry) -> Result<ibv_sa_path_rec, Errno> {
     })
 }
 
-/// The attributes that take an id's queue pair to a state, and their mask.
+/// The attributes and mask for the transition of an id's queue pair to `state`.
 pub(super) fn qp_attributes(entry: &Entry, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_mask), Errno> {
     type M = ibv_qp_attr_mask;
     type S = ibv_qp_state;
@@ -96,7 +96,7 @@ pub(super) fn qp_attributes(entry: &Entry, state: ibv_qp_state) -> Result<(ibv_q
         }
         (S::IBV_QPS_RTR, None) if entry.is_datagram() => ibv_qp_attr_mask(0),
         (S::IBV_QPS_RTS, None) if entry.is_datagram() => M::IBV_QP_SQ_PSN,
-        // Before the request the peer's rights are unknown.
+        // Before the request is sent or received, the access rights of the peer are unknown.
         (S::IBV_QPS_INIT, None) => M::IBV_QP_PKEY_INDEX | M::IBV_QP_PORT | M::IBV_QP_ACCESS_FLAGS,
         (S::IBV_QPS_INIT, Some(agreed)) => {
             let mut access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;

@@ -1,10 +1,10 @@
-//! Ports: which address and port an id has, decided by the kernel through the names of sockets.
+//! Allocation of addresses and ports to ids, through the names of abstract Unix sockets.
 //!
-//! A name is port space, port and address. An id that is bound has the name's socket; it then
-//! listens with it or connects with it, so that the other end learns who it is from the kernel.
-//! Addresses that overlap (a wildcard and any other) are different names: whoever takes a name
-//! looks whether an overlapping one is taken, and gives its own back if so. An id that lets others
-//! use its address too has a name of its own kind, with a random end, until it listens.
+//! A name consists of port space, port and address. A bound id owns the socket with its name; the
+//! id later listens or connects with this socket, so that the kernel reports the name to the other
+//! end. Addresses that overlap (a wildcard and any other) are different names: `bind` takes a name,
+//! then looks for overlapping names and releases its own if one is taken. An id with
+//! `RDMA_OPTION_ID_REUSEADDR` has a shared name, with a random suffix, until it listens.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread;
@@ -16,14 +16,15 @@ use crate::engine::Errno;
 use crate::os;
 use crate::os::socket::{self, Socket};
 
-/// Before every name. The digit is the protocol's version: other versions are other worlds.
+/// Prefix of every name. The digit is the protocol's version: processes of different versions do
+/// not see each other.
 const PREFIX: &str = "rdma-soft-cm1/";
 
-/// How often a name is tried that is taken: another process may have it for the moment of
+/// Number of retries for a name that is taken: another process may hold the name only while it runs
 /// [`socket::is_taken`].
 const ATTEMPTS: u32 = 3;
 
-/// The spaces that have ports of their own.
+/// The port spaces; each has its own ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Space {
     Tcp,
@@ -55,22 +56,22 @@ impl Space {
     }
 }
 
-/// The address that an id asks to be bound to.
+/// The address to which an id asks to be bound, and the options that matter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BindRequest {
     pub(super) space: Space,
     pub(super) address: SocketAddr,
-    /// Others may have the address, too, if they say the same.
+    /// Other ids that also set `reuse` may have the same address.
     pub(super) reuse: bool,
-    /// An IPv6 wildcard stands for IPv6 addresses only.
+    /// An IPv6 wildcard covers IPv6 addresses only.
     pub(super) only_family: bool,
 }
 
-/// An address that an id has.
+/// The address of a bound id and the socket with its name.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) socket: Socket,
-    /// With the port that was found.
+    /// The bound address, with the allocated port.
     pub(super) address: SocketAddr,
     request: BindRequest,
     name: String,
@@ -81,7 +82,7 @@ impl BindRequest {
         format!("{PREFIX}{}/{port}/", self.space.name())
     }
 
-    /// Why the very address cannot be had.
+    /// Error for an address that is taken itself, and not only overlapped.
     fn in_use(&self) -> Errno {
         Errno(if self.address.ip().is_unspecified() { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE })
     }
@@ -91,7 +92,7 @@ impl BindRequest {
     }
 }
 
-/// An address without its port, as names have it.
+/// The address part of a name, without the port.
 fn host(address: SocketAddr, only_family: bool) -> String {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unspecified() && !only_family => "*".to_owned(),
@@ -100,7 +101,7 @@ fn host(address: SocketAddr, only_family: bool) -> String {
     }
 }
 
-/// The parts of a name: its space, its port, and its address unless that is a wildcard.
+/// Parses a name into port space, port and address; no address for a wildcard.
 pub(super) fn parse(name: &str) -> Option<(Space, u16, Option<IpAddr>)> {
     let mut parts = name.strip_prefix(PREFIX)?.split('/');
     let (space, port, host) = (parts.next()?, parts.next()?, parts.next()?);
@@ -118,7 +119,7 @@ pub(super) fn parse(name: &str) -> Option<(Space, u16, Option<IpAddr>)> {
     Some((space, port, (!ip.is_unspecified()).then_some(ip)))
 }
 
-/// The names under which a process may listen for an address, the most particular first.
+/// The names under which a process may listen for an address, the most specific first.
 pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
     let start = format!("{PREFIX}{}/{}/", space.name(), address.port());
     let any = match address {
@@ -128,10 +129,10 @@ pub(super) fn listeners(space: Space, address: &SocketAddr) -> [String; 3] {
     [host(*address, true), any.to_string(), "*".to_owned()].map(|host| format!("{start}{host}"))
 }
 
-/// Takes an address, or any free port of it if its port is 0. Not for under a lock: it may take as
-/// long as the kernel needs to list all sockets of the host, some 2 us each. `EADDRINUSE` if
-/// somebody has it, `EADDRNOTAVAIL` if somebody has one that overlaps, or if it is a wildcard: so
-/// Linux tells them apart.
+/// Takes an address, with any free ephemeral port if its port is 0. Do not call under a lock: the
+/// kernel may have to list all sockets of the host, some 2 us each. As in Linux, `EADDRINUSE` if
+/// the address is taken; `EADDRNOTAVAIL` if an overlapping address is taken, or if a taken address
+/// is a wildcard.
 pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
     if request.address.port() != 0 {
         return take(request, request.address.port(), true);
@@ -140,8 +141,8 @@ pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
     let start = random()?;
     for step in 0..count {
         let port = first + u16::try_from((start + u64::from(step)) % u64::from(count)).unwrap_or(0);
-        // As a rule no process asks for a port of this range by its number: only a wildcard needs
-        // to look around.
+        // Processes rarely ask for a port of the ephemeral range by number, so only shared names
+        // and wildcards look for conflicts.
         match take(request, port, request.reuse || request.address.ip().is_unspecified()) {
             Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
             other => return other,
@@ -150,8 +151,8 @@ pub(super) fn bind(request: BindRequest) -> Result<Bound, Errno> {
     Err(Errno(libc::EADDRNOTAVAIL))
 }
 
-/// Takes an address again that was had a moment ago. Looks for no others, so that it may be done
-/// under a lock: what was let in before may stay.
+/// Takes an address again that its id held until a moment ago. Does not look for conflicts, because
+/// `bind` did, so this function may be called under a lock.
 pub(super) fn rebind(request: BindRequest) -> Result<Bound, Errno> {
     take(request, request.address.port(), false)
 }
@@ -174,7 +175,7 @@ fn take(request: BindRequest, port: u16, look_around: bool) -> Result<Bound, Err
     Ok(Bound { socket, address: with_port(request.address, port), request, name })
 }
 
-/// The exclusive name of an address, which a listener has.
+/// The exclusive name of an address, and its socket; a listener has this name.
 #[derive(Debug)]
 pub(super) struct Exclusive {
     socket: Socket,
@@ -182,7 +183,8 @@ pub(super) struct Exclusive {
 }
 
 impl Bound {
-    /// A function that takes the exclusive name of the address, if this is not it.
+    /// Returns a function that takes the exclusive name of the address; `None` if the id has this
+    /// name already.
     pub(super) fn claim(&self) -> Option<impl FnOnce() -> Result<Exclusive, Errno> + use<>> {
         let (request, port, present) = (self.request, self.address.port(), self.name.clone());
         let name = request.name(port);
@@ -194,10 +196,10 @@ impl Bound {
         })
     }
 
-    /// Listens, under the exclusive name if that was taken.
+    /// Starts to listen, under the exclusive name if one was taken.
     pub(super) fn listen(&mut self, exclusive: Option<Exclusive>) -> Result<(), Errno> {
         if let Some(Exclusive { socket, name }) = exclusive {
-            // With it the old name is free again.
+            // Dropping the old socket frees the shared name.
             (self.socket, self.name) = (socket, name);
         }
         self.socket.listen()?;
@@ -205,12 +207,12 @@ impl Bound {
     }
 }
 
-/// Looks for names that stand in the way of one that was just taken; `ours` do not.
+/// Looks for taken names that conflict with a name that was just taken. Ignores those in `ours`.
 fn conflict(request: &BindRequest, port: u16, ours: &[&str], shared: bool) -> Result<(), Errno> {
     let own = request.name(port);
-    // Without the list nothing is known, and fewer conflicts are found.
+    // If the kernel's list is unreadable, only conflicts with the names below are found.
     let mut others = socket::names(&request.start(port)).unwrap_or_default();
-    // These names are known without the kernel's list.
+    // Names that can be computed without the kernel's list.
     others.push(own.clone());
     others.extend(listeners(request.space, &with_port(request.address, port)));
     others.sort_unstable();
@@ -220,7 +222,7 @@ fn conflict(request: &BindRequest, port: u16, ours: &[&str], shared: bool) -> Re
         if ours.contains(&&*other) || (shared && other_is_shared) || !overlap(&own, host) {
             continue;
         }
-        // Twice: the first time another process may be trying the name.
+        // Asks twice, because another process may hold the name only while it runs `is_taken`.
         if socket::is_taken(&other)? && socket::is_taken(&other)? {
             return Err(if host == own { request.in_use() } else { Errno(libc::EADDRNOTAVAIL) });
         }
@@ -228,7 +230,7 @@ fn conflict(request: &BindRequest, port: u16, ours: &[&str], shared: bool) -> Re
     Ok(())
 }
 
-/// Whether two names of one port stand for a common address.
+/// Whether two names of one port have an address in common.
 fn overlap(one: &str, other: &str) -> bool {
     let host = |name: &str| name.rsplit_once('/').map_or(String::new(), |(_, host)| host.to_owned());
     let (one, other) = (host(one), host(other));
@@ -242,7 +244,7 @@ fn overlap(one: &str, other: &str) -> bool {
     covers(&one, &other) || covers(&other, &one)
 }
 
-/// The first ephemeral port and how many there are.
+/// The first ephemeral port and the number of ephemeral ports.
 fn range() -> (u16, u16) {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut numbers = text.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
@@ -253,7 +255,7 @@ fn range() -> (u16, u16) {
 }
 
 fn random() -> Result<u64, Errno> {
-    // Half of it, so that sums do not overflow.
+    // Half the range, so that a sum with a port count does not overflow.
     Ok(u64::from_ne_bytes(os::random()?) >> 1)
 }
 

@@ -1,5 +1,5 @@
-//! Queue pairs that belong to an id: made by `rdma_create_qp`, and moved from state to state by the
-//! connection manager.
+//! Queue pairs of an id: `rdma_create_qp` makes them, and the connection manager changes their
+//! state.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -15,7 +15,7 @@ use crate::engine::Errno;
 use crate::verbs::call::Handle;
 use crate::verbs::object::{Object, get_field, set_field};
 
-/// Stands for the depth that the request asks for.
+/// As a depth: the depth that the peer's request or reply asks for.
 pub(super) const AS_ASKED: u8 = u8::MAX;
 
 fn last_error() -> Errno {
@@ -33,10 +33,10 @@ impl Qp<'_> {
     ///
     /// # Safety
     ///
-    /// `raw` is null, or a queue pair that nobody else destroys while the value is used.
+    /// `raw` is null, or a live queue pair that nobody else destroys while the value exists.
     unsafe fn find(raw: *mut ibv_qp) -> Result<Self, Errno> {
-        // SAFETY: `Object::get` wants null or a live object: the caller's promise; each queue pair
-        // is an extended one.
+        // SAFETY: `Object::get` requires null or a live object: the caller's contract; every
+        // `ibv_qp` of this device is an `ibv_qp_ex`.
         Ok(Self { raw, object: unsafe { Object::get(raw.cast()) }? })
     }
 
@@ -50,8 +50,8 @@ impl Qp<'_> {
 
     fn modify(&self, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), Errno> {
         let mask = c_int::try_from(mask.0).unwrap_or(0);
-        // SAFETY: ibv_modify_qp wants a live queue pair, which `find` was promised, and attributes
-        // that live.
+        // SAFETY: `ibv_modify_qp` requires a live queue pair (the contract of `find`) and valid
+        // attributes (a local).
         match unsafe { (crate::ibverbs().ibv_modify_qp)(self.raw, &raw mut attr, mask) } {
             0 => Ok(()),
             errno => Err(Errno(errno)),
@@ -59,17 +59,17 @@ impl Qp<'_> {
     }
 
     fn destroy(self) {
-        // SAFETY: ibv_destroy_qp wants a live queue pair, which `find` was promised; it is not used
-        // any more.
+        // SAFETY: `ibv_destroy_qp` requires a live queue pair (the contract of `find`) that nobody
+        // uses afterwards: `self` is consumed.
         let _kept = unsafe { (crate::ibverbs().ibv_destroy_qp)(self.raw) };
     }
 
-    /// Attaches it to a multicast group, or detaches it.
+    /// Attaches the queue pair to a multicast group, or detaches it.
     pub(super) fn set_attached(&self, attached: bool, mgid: [u8; 16], lid: u16) -> Result<(), Errno> {
         let verbs = crate::ibverbs();
         let change = if attached { verbs.ibv_attach_mcast } else { verbs.ibv_detach_mcast };
-        // SAFETY: both calls want a live queue pair, which `find` was promised, and a group that
-        // lives.
+        // SAFETY: both verbs require a live queue pair (the contract of `find`) and a valid GID (a
+        // temporary that outlives the call).
         match unsafe { change(self.raw, &ibv_gid { raw: mgid }, lid) } {
             0 => Ok(()),
             errno => Err(Errno(errno)),
@@ -81,12 +81,14 @@ impl Object<rdma_cm_id> {
     /// The id's queue pair, if it has one.
     pub(super) fn qp(&self) -> Option<Qp<'_>> {
         let qp = get_field!(self, qp);
-        // SAFETY: `find` wants null or a live queue pair: C destroys an id's queue pair by
-        // `rdma_destroy_qp`, which clears the field, and not during another call on the id.
+        // SAFETY: `find` requires null, or a live queue pair that nobody destroys meanwhile: C
+        // destroys an id's queue pair by `rdma_destroy_qp`, which clears the field, and not during
+        // another call on the id.
         unsafe { Qp::find(qp) }.ok()
     }
 
-    /// `rdma_init_qp_attr`: the attributes that take the id's queue pair to a state.
+    /// `rdma_init_qp_attr`: the attributes and mask for the transition of the id's queue pair to
+    /// `state`.
     pub(super) fn qp_attributes(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_mask), Errno> {
         self.with_state(|service, key| {
             service.receive(key);
@@ -94,8 +96,7 @@ impl Object<rdma_cm_id> {
         })
     }
 
-    /// Moves the id's queue pair, if it has one, to a state; `change` has the last word on the
-    /// attributes.
+    /// Moves the id's queue pair, if any, to `state`. `change` may adjust the attributes first.
     fn advance_qp(&self, state: ibv_qp_state, change: impl FnOnce(&mut ibv_qp_attr)) -> Result<(), Errno> {
         let Some(qp) = self.qp() else { return Ok(()) };
         let (mut attr, mask) = self.qp_attributes(state)?;
@@ -103,9 +104,9 @@ impl Object<rdma_cm_id> {
         qp.modify(attr, mask)
     }
 
-    /// Makes the id's queue pair, if it has one, ready to receive.
+    /// Moves the id's queue pair, if any, through INIT to RTR.
     pub(super) fn make_ready_to_receive(&self, responder_resources: u8) -> Result<(), Errno> {
-        // The rights of the peer are known only now.
+        // INIT again, because only the request tells which access rights the peer needs.
         self.advance_qp(ibv_qp_state::IBV_QPS_INIT, |_| ())?;
         self.advance_qp(ibv_qp_state::IBV_QPS_RTR, |attr| {
             if responder_resources != AS_ASKED {
@@ -114,7 +115,7 @@ impl Object<rdma_cm_id> {
         })
     }
 
-    /// Makes the id's queue pair, if it has one, ready to send.
+    /// Moves the id's queue pair, if any, to RTS.
     pub(super) fn make_ready_to_send(&self, initiator_depth: u8) -> Result<(), Errno> {
         self.advance_qp(ibv_qp_state::IBV_QPS_RTS, |attr| {
             if initiator_depth != AS_ASKED {
@@ -123,14 +124,14 @@ impl Object<rdma_cm_id> {
         })
     }
 
-    /// Ends the traffic of the id's queue pair, if it has one.
+    /// Moves the id's queue pair, if any, to the error state, which flushes its requests.
     pub(super) fn fail_qp(&self) -> Result<(), Errno> {
         let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
         self.qp().map_or(Ok(()), |qp| qp.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE))
     }
 
-    /// Makes the id's queue pair ready for a peer that has accepted, and confirms; where there is
-    /// none only confirms.
+    /// Moves the id's queue pair, if any, to RTS for a peer that has accepted, and confirms the
+    /// connection.
     pub(super) fn confirm(&self) -> Result<(), Errno> {
         let confirmed = (self.make_ready_to_receive(AS_ASKED))
             .and_then(|()| self.make_ready_to_send(AS_ASKED))
@@ -140,8 +141,8 @@ impl Object<rdma_cm_id> {
         })
     }
 
-    /// As [`confirm`](Self::confirm), with the peer's vendor options: soft0 has none, so a peer
-    /// that has some has not answered our request.
+    /// Calls [`confirm`](Self::confirm) after a check of the peer's ECE vendor: a peer may only
+    /// return the vendor that this end sent, so any other vendor is an error.
     pub(super) fn confirm_with(&self, theirs: Ece) -> Result<(), Errno> {
         let ours = self.lock().local_ece;
         if theirs.vendor != 0 && theirs.vendor != ours.vendor {
@@ -152,7 +153,7 @@ impl Object<rdma_cm_id> {
         self.confirm()
     }
 
-    /// Takes a new queue pair to the state in which it can be used, or can wait for a connection.
+    /// Moves a new queue pair to RTS for datagrams, or to INIT to wait for a connection.
     fn begin_qp(&self, qp: &Qp<'_>) -> Result<(), Errno> {
         type S = ibv_qp_state;
         let states = [S::IBV_QPS_INIT, S::IBV_QPS_RTR, S::IBV_QPS_RTS];
@@ -163,29 +164,29 @@ impl Object<rdma_cm_id> {
         Ok(())
     }
 
-    /// A completion queue of the id's own, with a channel.
+    /// Creates a completion queue of the id's own, with a channel.
     fn create_cq(&self, depth: u32) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {
         let (verbs, context) = (crate::ibverbs(), get_field!(self, verbs));
-        // SAFETY: ibv_create_comp_channel wants an open context: the shared one, which is never
+        // SAFETY: `ibv_create_comp_channel` requires an open context: the shared one is never
         // closed.
         let channel = unsafe { (verbs.ibv_create_comp_channel)(context) };
         if channel.is_null() {
             return Err(last_error());
         }
         let (depth, user) = (c_int::try_from(depth).unwrap_or(c_int::MAX), self.public().cast::<c_void>());
-        // SAFETY: ibv_create_cq wants an open context and a channel of it: made above.
+        // SAFETY: `ibv_create_cq` requires an open context and a live channel of it: made above.
         let cq = unsafe { (verbs.ibv_create_cq)(context, depth, user, channel, 0) };
         if cq.is_null() {
             let error = last_error();
-            // SAFETY: `destroy_cq` wants the channel and the queue of an id, or null: made above,
-            // and nobody knows of it.
+            // SAFETY: `destroy_cq` requires null or live objects that nobody uses: the channel was
+            // made above and is not shared; the CQ is null.
             unsafe { destroy_cq(channel, cq) };
             return Err(error);
         }
         Ok((channel, cq))
     }
 
-    /// Makes the completion queues that the application has not brought.
+    /// Creates the completion queues that the application did not provide.
     fn create_cqs(&self, send: Option<u32>, recv: Option<u32>) -> Result<(), Errno> {
         if let Some(depth) = recv {
             let (channel, cq) = self.create_cq(depth)?;
@@ -200,7 +201,8 @@ impl Object<rdma_cm_id> {
         Ok(())
     }
 
-    /// Destroys the completion queues that were made for the id, whose queue pair is gone.
+    /// Destroys the completion queues that were created for the id. The id's queue pair must be
+    /// destroyed before.
     fn destroy_cqs(&self) {
         let send = (get_field!(self, send_cq_channel), get_field!(self, send_cq));
         let recv = (get_field!(self, recv_cq_channel), get_field!(self, recv_cq));
@@ -209,8 +211,9 @@ impl Object<rdma_cm_id> {
         set_field!(self, send_cq_channel, ptr::null_mut());
         set_field!(self, recv_cq_channel, ptr::null_mut());
         for (channel, cq) in [recv, if send == recv { (ptr::null_mut(), ptr::null_mut()) } else { send }] {
-            // SAFETY: `destroy_cq` wants the channel and the queue of an id, or null: `create_cqs`
-            // put them into the fields.
+            // SAFETY: `destroy_cq` requires null or live objects that nobody uses: `create_cqs`
+            // stored them in the fields, which were cleared above, and their queue pair is
+            // destroyed.
             unsafe { destroy_cq(channel, cq) };
         }
     }
@@ -226,8 +229,8 @@ impl Object<rdma_cm_id> {
             attr.comp_mask |= PD;
             attr.pd = get_field!(self, pd);
         }
-        // SAFETY: `Object::get` wants null or a live domain: C's, or the shared one, which the id
-        // keeps.
+        // SAFETY: `Object::get` requires null or a live domain: C's (promise 2), or the shared one,
+        // which the id keeps alive.
         let pd: &Object<ibv_pd> = unsafe { Object::get(attr.pd) }?;
         if get_field!(pd, context) != context {
             return Err(Errno::INVAL);
@@ -250,11 +253,12 @@ impl Object<rdma_cm_id> {
         if attr.recv_cq.is_null() {
             attr.recv_cq = get_field!(self, recv_cq);
         }
-        // SAFETY: ibv_create_qp_ex wants an open context, the shared one, and attributes whose
-        // objects live, as C promises of them.
+        // SAFETY: `ibv_create_qp_ex` requires an open context (the shared one) and attributes whose
+        // objects are alive (promise 2, and CQs made above).
         let qp = unsafe { crate::ibverbs().ibv_create_qp_ex(context, attr) };
         let error = last_error();
-        // SAFETY: `find` wants null or a live queue pair: just made, and nobody knows of it.
+        // SAFETY: `find` requires null, or a live queue pair that nobody destroys meanwhile: made
+        // above, and C does not hold it yet.
         let made = unsafe { Qp::find(qp) }.map_err(|_| error).and_then(|made| match self.begin_qp(&made) {
             Ok(()) => Ok(()),
             Err(errno) => {
@@ -268,7 +272,7 @@ impl Object<rdma_cm_id> {
         Ok(())
     }
 
-    /// `rdma_create_qp`; the domain may be null.
+    /// `rdma_create_qp`; with a null domain uses the id's.
     pub(super) fn create_qp(&self, pd: &Handle<ibv_pd>, init: &mut ibv_qp_init_attr) -> Result<(), Errno> {
         let mut attr = ibv_qp_init_attr_ex {
             qp_context: init.qp_context,
@@ -297,18 +301,18 @@ impl Object<rdma_cm_id> {
     }
 }
 
-/// Destroys a completion queue that was made for an id, and its channel.
+/// Destroys a completion queue of an id and its channel.
 ///
 /// # Safety
 ///
-/// Each is null or a live object that nobody uses.
+/// Each pointer is null or to a live object that nobody uses.
 unsafe fn destroy_cq(channel: *mut ibv_comp_channel, cq: *mut ibv_cq) {
     if !cq.is_null() {
-        // SAFETY: ibv_destroy_cq wants a live queue: the caller's promise.
+        // SAFETY: `ibv_destroy_cq` requires a live CQ: the caller's contract.
         let _kept = unsafe { (crate::ibverbs().ibv_destroy_cq)(cq) };
     }
     if !channel.is_null() {
-        // SAFETY: ibv_destroy_comp_channel wants a live channel: the caller's promise.
+        // SAFETY: `ibv_destroy_comp_channel` requires a live channel: the caller's contract.
         let _kept = unsafe { (crate::ibverbs().ibv_destroy_comp_channel)(channel) };
     }
 }

@@ -1,4 +1,4 @@
-//! Events for the application, made of the machines' notices and of messages.
+//! Events for the application, made from messages and from the notices of machines.
 
 use std::sync::Arc;
 
@@ -11,24 +11,23 @@ use super::message::{Message, SidrRep, Terms, room};
 use super::path;
 use crate::engine::Errno;
 
-/// The queue pair number that datagrams to a multicast group carry.
+/// The queue pair number of datagrams to a multicast group.
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
-/// Private data as InfiniBand's messages carry it: the whole room, zeroes behind what the peer has
-/// given.
+/// Pads private data with zeroes to the size that the InfiniBand message has.
 fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
     private.resize(room, 0);
     private
 }
 
-/// A peer's terms as this end has them: how many of the peer's requests we may have to hold is how
-/// many it may have under way.
+/// A peer's terms from the view of this end: the peer's initiator depth becomes our responder
+/// resources, and the reverse.
 fn mirrored(terms: Terms, room: usize) -> Terms {
     let (responder_resources, initiator_depth) = (terms.initiator_depth, terms.responder_resources);
     Terms { responder_resources, initiator_depth, private: padded(terms.private, room), ..terms }
 }
 
-/// The event of a request that has come to a listener, for a new id.
+/// The event of a request that arrived at a listener, for a new id.
 pub(super) fn request(listener: Arc<Target>, id: Arc<Target>, message: Message) -> Pending {
     let body = match message {
         Message::Req(req) => Body::Conn(Conn { retry_count: req.retry_count, terms: mirrored(req.terms, room::REQ) }),
@@ -53,7 +52,8 @@ pub(super) fn notice(entry: &Entry, notice: Notice) -> Pending {
         Notice::Rejected(rej) => {
             (Code::RDMA_CM_EVENT_REJECTED, rej.reason.into(), conn(padded(rej.private, room::REJ)))
         }
-        // InfiniBand has no reason for it: a negative error number, as with iWARP.
+        // InfiniBand has no reason code for a listener of another user, so the status is a negative
+        // error number, as with iWARP.
         Notice::OtherUser if entry.is_datagram() => {
             (Code::RDMA_CM_EVENT_UNREACHABLE, -libc::EACCES, Body::Datagram(datagram(Vec::new())))
         }
@@ -75,7 +75,7 @@ pub(super) fn notice(entry: &Entry, notice: Notice) -> Pending {
     Pending { target: Arc::clone(&entry.target), code, status, new: None, body }
 }
 
-/// The event of a group that was joined.
+/// The event for joining a multicast group.
 pub(super) fn joined(entry: &Entry, membership: &Arc<Membership>) -> Result<Pending, Errno> {
     let ah_attr = path::group_vector(entry, ibv_gid { raw: membership.mgid })?;
     let datagram = Datagram { ah_attr, qp_num: MULTICAST_QPN, qkey: RDMA_UDP_QKEY, private: Vec::new() };

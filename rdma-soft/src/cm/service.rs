@@ -1,16 +1,17 @@
-//! The process's connection manager: every id's entry, every socket, the timers, and the thread
-//! that looks after them.
+//! The connection manager of a process: the entries of all ids, all sockets, the timers, and the
+//! thread that serves them.
 //!
-//! All state is under one lock, which is never held while anything waits. Calls of the application
-//! change it directly; the thread handles messages of other processes and the clock.
-//! Invariants:
+//! All state is under one lock, and no thread blocks while it holds the lock. Calls of the
+//! application change the state directly; the thread handles messages from other processes and the
+//! timers. Invariants:
 //!
-//! 1. An id or a silent connection has one socket that is watched, under its key, and is not
-//!    watched any more when it is closed. No key is used twice; what comes for a key that is gone
-//!    is dropped.
-//! 2. `deadlines` has the deadlines of entries and of silent connections, and may have some that
-//!    are over.
-//! 3. Lock order: this lock, then the lock of an event queue. No callback runs under either.
+//! 1. An id or a silent connection has at most one watched socket, watched under its key, and the
+//!    watch ends before the socket is closed. No key is used twice; readiness for a key that no
+//!    longer exists is dropped.
+//! 2. `deadlines` holds the deadlines of all entries and silent connections, and possibly some
+//!    outdated ones.
+//! 3. Lock order: this lock, then the lock of an event queue. No callback of the application runs
+//!    under either.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,13 +30,13 @@ use crate::os::fork::PerProcess;
 use crate::os::socket::{Received, Socket};
 use crate::os::{self, now};
 
-/// Packets taken from one socket, and connections from one listener, before others have their turn.
+/// Most packets received from one socket, or connections accepted from one listener, in one turn.
 const TURN: usize = 32;
-/// Connections that have not said anything yet; the oldest makes room for the newest.
+/// Most connections without a request; a new one replaces the oldest.
 const MAX_SILENT: usize = 256;
-/// How long a connection may say nothing.
+/// Time in which a connection must send its request; nanoseconds.
 const SILENCE: u64 = 10_000_000_000;
-/// How long a listener rests when the process has no descriptor left.
+/// Time for which a listener rests when the process has no free descriptor; nanoseconds.
 const REST: u64 = 100_000_000;
 
 static SERVICE: PerProcess<Service> = PerProcess::new();
@@ -47,7 +48,7 @@ pub(super) struct Service {
     event_loop: Arc<EventLoop>,
 }
 
-/// A connection that was accepted for a listener and has not said anything yet.
+/// A connection that a listener accepted and that has not sent a request yet.
 #[derive(Debug)]
 struct Silent {
     listener: u64,
@@ -55,31 +56,31 @@ struct Silent {
     deadline: Time,
 }
 
-/// Everything under the lock.
+/// The state under the lock.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) entries: HashMap<u64, Entry>,
     pub(super) timers: Timers,
-    /// Oldest first.
+    /// Connections without a request by key, so the oldest is first.
     silent: BTreeMap<u64, Silent>,
     deadlines: BTreeSet<(Time, u64)>,
     next: u64,
     event_loop: Arc<EventLoop>,
-    /// When the thread's alarm goes off.
+    /// Time at which the thread's alarm is set to fire.
     alarm: Time,
 }
 
 impl Service {
-    /// The manager, started by the first call. A forked child has one of its own.
+    /// The connection manager, started by the first call. A forked child starts its own.
     ///
     /// # Errors
     ///
-    /// The device or the manager's thread cannot be started.
+    /// The device or the connection manager's thread cannot be started.
     pub(super) fn get() -> Result<&'static Self, Errno> {
         if let Some(service) = SERVICE.get() {
             return Ok(service);
         }
-        // First: no lock is taken in a step.
+        // Open the device now, so that no step of a machine has to open it.
         super::device::open()?;
         SERVICE.get_or_make(|| {
             let service: &Self = Box::leak(Box::new(Self::new()?));
@@ -102,7 +103,7 @@ impl Service {
         Ok(Self { state: Mutex::new(state), event_loop })
     }
 
-    /// Does something with the state.
+    /// Calls `work` with the state under the lock, then sets the alarm.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = work(&mut state);
@@ -126,7 +127,7 @@ impl Service {
 }
 
 impl State {
-    /// A key that nothing else has.
+    /// Returns a new key.
     pub(super) fn new_key(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -136,13 +137,13 @@ impl State {
         self.entries.get_mut(&key).ok_or(Errno::INVAL)
     }
 
-    /// Watches a socket. Fails only for want of kernel memory.
+    /// Watches a socket. Fails only if the kernel has no memory.
     pub(super) fn watch(&self, key: u64, socket: &Socket) -> os::Result<()> {
         self.event_loop.watch(socket, key)
     }
 
-    /// Stops watching a socket, which is closed next. Closing is not enough: a forked child may
-    /// have it for a moment.
+    /// Stops watching a socket; call before closing it. Closing alone does not end the watch while
+    /// a forked child has a copy of the descriptor.
     pub(super) fn unwatch(&self, socket: &Socket) {
         self.event_loop.forget(socket);
     }
@@ -162,8 +163,8 @@ impl State {
         Some((listener, socket))
     }
 
-    /// Keeps the set of deadlines as the entries have them. `before` is the entry's deadline so
-    /// far.
+    /// Updates the set of deadlines after a change of an entry. `before` is the entry's deadline
+    /// before the change.
     pub(super) fn reschedule(&mut self, key: u64, before: Option<Time>) {
         let after = self.entries.get(&key).and_then(Entry::deadline);
         if before != after {
@@ -174,7 +175,7 @@ impl State {
         }
     }
 
-    /// Has the thread look when the next deadline is due.
+    /// Sets the thread's alarm to the next deadline if that is earlier.
     fn set_alarm(&mut self) {
         if let Some((next, _)) = self.deadlines.first().copied().filter(|(next, _)| *next < self.alarm) {
             self.alarm = next;
@@ -184,8 +185,7 @@ impl State {
 
     fn run_timers(&mut self, now: Time) {
         while let Some((time, key)) = self.deadlines.first().copied().filter(|(time, _)| *time <= now) {
-            // Out of the set first: an entry that keeps its deadline must not
-            // stop the others.
+            // Removed first, so that an entry that keeps its deadline does not block the others.
             self.deadlines.remove(&(time, key));
             drop(self.end_silent(key));
             self.rest(key, None);
@@ -204,7 +204,7 @@ impl State {
         }
     }
 
-    /// Has a listener rest until there may be descriptors again, or ends its rest.
+    /// Stops watching a listener until the given time, or ends the rest with `None`.
     fn rest(&mut self, key: u64, until: Option<Time>) {
         let Some(Entry { role: Role::Listening { bound, rests, .. }, .. }) = self.entries.get_mut(&key) else { return };
         let watched = match until {
@@ -219,7 +219,7 @@ impl State {
         self.deadlines.extend(rests.map(|until| (until, key)));
     }
 
-    /// Takes the connections that wait at a listener.
+    /// Accepts the connections that wait at a listener.
     fn accept(&mut self, key: u64) {
         for _ in 0..TURN {
             let Some(listening) = self.entries.get(&key).and_then(Entry::listening) else { return };
@@ -250,13 +250,13 @@ impl State {
             if self.watch(new, &socket).is_ok() {
                 self.silent.insert(new, Silent { listener: key, socket, deadline });
                 self.deadlines.insert((deadline, new));
-                // As a rule the request is there already.
+                // The request has usually arrived already.
                 self.hear(new);
             }
         }
     }
 
-    /// Takes the first packet of a connection.
+    /// Receives the first packet of a connection.
     fn hear(&mut self, key: u64) {
         let Some(silent) = self.silent.get(&key) else { return };
         let received = match silent.socket.receive() {
@@ -274,7 +274,7 @@ impl State {
         }
     }
 
-    /// A request has come to a listener over a connection of its own.
+    /// Handles a request to a listener: makes a new id and queues the event.
     fn requested(&mut self, listener: u64, socket: Socket, message: Message) {
         let Ok(asked) = self.entry(listener) else { return };
         let (source, destination) = match &message {
@@ -289,7 +289,7 @@ impl State {
             return;
         }
         if !asked.has_room() {
-            // As good as lost: the peer asks again.
+            // The request counts as lost: the peer repeats it.
             let _gone = socket.send(&Message::Busy.encode());
             return;
         }
@@ -315,15 +315,15 @@ impl State {
         channel.push(report::request(target, id, message));
     }
 
-    /// Handles the messages that a connection's peer has sent.
+    /// Handles the messages that the peer of a connection has sent.
     pub(super) fn receive(&mut self, key: u64) {
         for _ in 0..TURN {
             let Some(socket) = self.entries.get(&key).and_then(Entry::connected) else { return };
             let received = match socket.receive() {
                 Ok(received) => received,
                 Err(error) if error.errno == SystemErrno::EAGAIN => return,
-                // Said once where the peer has closed without having read everything; what it had
-                // sent is still there.
+                // The kernel reports this once if the peer closed without having read every
+                // message; the messages that the peer sent can still be received.
                 Err(error) if error.errno == SystemErrno::ECONNRESET => continue,
                 Err(_) => Received::End,
             };
@@ -344,15 +344,15 @@ impl State {
     }
 }
 
-/// Linux's, unless the environment has a shorter time for an answer (milliseconds); the others then
-/// shrink with it.
+/// The timeouts: Linux's, or in proportion to `RDMA_SOFT_CM_TIMEOUT`, the time to wait for a reply
+/// in milliseconds.
 fn timers() -> Timers {
     let millis = std::env::var("RDMA_SOFT_CM_TIMEOUT").ok().and_then(|millis| millis.parse::<u64>().ok());
     let millis = millis.filter(|millis| (1..=60_000).contains(millis));
     millis.map_or(Timers::LINUX, |millis| Timers::for_response(millis * 1_000_000))
 }
 
-/// Queues nothing on a channel that is closing: its ids are ended.
+/// Destroys the ids that use a channel, so that no event is queued on the channel afterwards.
 pub(super) fn end_channel(channel: &Arc<Channel>) -> Result<(), Errno> {
     Service::get()?.with(|state| {
         let of_channel = |entry: &Entry| Arc::ptr_eq(&entry.channel, channel);

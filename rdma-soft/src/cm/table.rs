@@ -1,4 +1,4 @@
-//! The device as a librdmacm: its functions in the table that `rdma-sys` defines.
+//! The software device's functions in the table of librdmacm functions that `rdma-sys` defines.
 
 use std::ffi::{CStr, c_char};
 
@@ -9,10 +9,10 @@ use crate::verbs::call::{call0, call1, call2, call3, call4, call5};
 
 /// The software device's librdmacm.
 ///
-/// Connections between the processes of one user on one host (and within a process), to every
-/// address of the host; port spaces TCP, UDP and IB with IP addresses. It is complete but for
-/// shared receive queues, which the device does not have, and `AF_IB` addresses: they fail with
-/// `EOPNOTSUPP` and `EINVAL`.
+/// Connects the processes of one user on one host (and ends within a process) at every address of
+/// the host, in the port spaces TCP, UDP and IB with IP addresses. The table is complete except for
+/// shared receive queues, which fail with `EOPNOTSUPP`, and `AF_IB` addresses, which fail with
+/// `EINVAL`.
 ///
 /// ```
 /// let cm = rdma_soft::rdmacm();
@@ -66,7 +66,7 @@ pub fn rdmacm() -> &'static RdmaCm {
         rdma_resolve_addrinfo: call4(endpoint::resolve_addrinfo),
         rdma_query_addrinfo: call2(endpoint::query_addrinfo),
         rdma_write_cm_event: call4(calls::write_cm_event),
-        // Shared receive queues, which the device does not have.
+        // Shared receive queues are not supported.
         ..RdmaCm::UNSUPPORTED
     };
     &TABLE
