@@ -377,7 +377,7 @@ impl Machine {
         out.push(Output::Notify(notice));
     }
 
-    /// A process of another user listens at the destination.
+    /// Handles a request that found a listener of another user.
     pub(super) fn on_other_user(&mut self, out: &mut Outputs) {
         if matches!(self.state, State::ReqSent | State::SidrSent) {
             self.end(out);
