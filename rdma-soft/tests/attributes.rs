@@ -1,5 +1,5 @@
-//! What an opened device says of itself, in structures of every length that consumers were compiled
-//! with.
+//! Attributes of an opened device, in structures of every length with which consumers were
+//! compiled.
 
 mod common;
 
@@ -9,15 +9,15 @@ use std::ptr;
 use common::{open, verbs};
 use rdma_sys::*;
 
-/// An opened device, closed at the end.
+/// An opened device, closed when dropped.
 struct Opened(*mut ibv_context);
 
 impl Opened {
     fn ops(&self) -> &verbs_context {
         // SAFETY: an open context.
         let whole = unsafe { verbs_get_ctx(self.0) };
-        // SAFETY: what a context of this device lies in, and as long; nobody writes to its op
-        // table.
+        // SAFETY: every context of this device lies in a `verbs_context`, which lives as long;
+        // nobody writes to its op table.
         unsafe { &*whole }
     }
 
@@ -60,7 +60,7 @@ fn structures_of_every_length_are_filled_as_far_as_they_go() {
     assert_eq!(opened.query_port(1, long.as_mut_ptr().cast(), 72), 0);
     assert_eq!(long[56..], [0; 16]);
     let mut compat = [0xff_u8; 48];
-    // SAFETY: 48 bytes, as the symbol's callers have.
+    // SAFETY: 48 bytes, the size of the older structure that the symbol's callers pass.
     assert_eq!(unsafe { (verbs().ibv_query_port)(opened.0, 1, compat.as_mut_ptr().cast()) }, 0);
     // SAFETY: an open context; nothing is written for a port that does not exist.
     assert_eq!(unsafe { (verbs().ibv_query_port)(opened.0, 2, compat.as_mut_ptr().cast()) }, libc::EINVAL);
@@ -87,7 +87,7 @@ fn addresses_and_keys() {
     let filled =
         unsafe { (verbs()._ibv_query_gid_table)(opened.0, table.as_mut_ptr(), count, 0, size_of::<ibv_gid_entry>()) };
     assert_eq!(filled, isize::try_from(count).unwrap());
-    // SAFETY: room for as many as it says.
+    // SAFETY: room for as many entries as the argument says.
     let short = unsafe {
         (verbs()._ibv_query_gid_table)(opened.0, table.as_mut_ptr(), count - 1, 0, size_of::<ibv_gid_entry>())
     };
@@ -120,7 +120,7 @@ fn addresses_and_keys() {
     assert_eq!(pkey, 0xffff);
     // SAFETY: room for a key.
     assert_eq!(unsafe { (verbs().ibv_query_pkey)(opened.0, 1, 1, &raw mut pkey) }, -1);
-    // SAFETY: an open context. So for the next ones.
+    // SAFETY: an open context.
     assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0x7fff_u16.to_be()) }, 0);
     // SAFETY: an open context.
     assert_eq!(unsafe { (verbs().ibv_get_pkey_index)(opened.0, 1, 0x1234_u16.to_be()) }, -1);

@@ -1,5 +1,5 @@
-//! Completion channels and asynchronous events under every way of waiting, their acknowledgement,
-//! and destruction.
+//! Completion channels and asynchronous events: all ways of waiting, acknowledgement, and
+//! destruction.
 
 mod common;
 
@@ -19,7 +19,7 @@ const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 const NOW: Duration = Duration::ZERO;
 
-/// Objects that several threads may use, as verbs allows.
+/// A side that several threads use at once, as verbs allows.
 #[derive(Clone, Copy)]
 struct Shared<'a>(&'a Side);
 // SAFETY: the device's objects may be used from any thread; the tests order what they must.
@@ -42,7 +42,7 @@ fn an_armed_queue_fires_once() {
     let (a, b) = pair(Config::default());
     send(&a, &b, 0);
     assert!(!readable(b.channel_fd(), NOW), "it was not armed");
-    // Arming a queue that has a completion does not fire.
+    // Arming a CQ that holds a completion does not fire.
     b.arm(false);
     assert!(!readable(b.channel_fd(), NOW));
     send(&a, &b, 0);
@@ -64,13 +64,13 @@ fn solicited_events() {
     send(&a, &b, SOLICITED);
     assert!(readable(b.channel_fd(), PATIENCE));
     b.take_event().unwrap();
-    // A failed completion is as good as a solicited one.
+    // A completion with an error fires a CQ armed for solicited completions.
     b.arm(true);
     assert_eq!(b.post_recv(3, &[]), 0);
     assert_eq!(b.set_state(ibv_qp_state::IBV_QPS_ERR), 0);
     assert!(readable(b.channel_fd(), PATIENCE));
     b.take_event().unwrap();
-    // The stronger wish stays: arming for solicited ones after arming for all takes nothing back.
+    // Arming for solicited completions after arming for all leaves the CQ armed for all.
     a.arm(false);
     a.arm(true);
     assert_eq!(a.post(&Request::new(Op::IBV_WR_SEND, 9, &[])), 0);
@@ -114,7 +114,7 @@ fn edge_triggered_epoll() {
         send(&a, &b, 0);
         assert_eq!(wait(10_000), 1);
         assert_eq!(wait(0), 0, "an edge comes once");
-        // Not read: the next event is another edge all the same.
+        // The event stays unread: the next event is another edge all the same.
     }
     for _ in 0..3 {
         b.take_event().unwrap();
@@ -146,7 +146,7 @@ fn destroying_a_queue_waits_for_acknowledgements() {
     let (mut cq, mut user) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: a live channel, valid out parameters.
     assert_eq!(unsafe { (verbs().ibv_get_cq_event)(b.channel, &raw mut cq, &raw mut user) }, 0);
-    // A second event, which is never read: it goes with the queue.
+    // A second event is never read: destroying the CQ removes it.
     b.arm(false);
     send(&a, &b, 0);
     assert!(readable(b.channel_fd(), PATIENCE));
@@ -173,8 +173,7 @@ fn destroying_a_queue_waits_for_acknowledgements() {
     assert!(!readable(b.channel_fd(), NOW), "the unread event is gone");
     // SAFETY: a live channel.
     assert_eq!(unsafe { (*b.channel).refcnt }, 0);
-    // For the side's end.
-    // SAFETY: an open context and its channel.
+    // The side's `drop` destroys a CQ and a QP. SAFETY: an open context and its channel.
     b.cq = unsafe { (verbs().ibv_create_cq)(b.context, 1, ptr::null_mut(), b.channel, 0) };
     b.qp = b.make_qp();
 }
@@ -250,14 +249,14 @@ fn an_overrun_queue_is_in_error() {
     unsafe { (verbs().ibv_ack_async_event)(&raw mut event) };
     // SAFETY: a live queue.
     assert_eq!(unsafe { (*b.cq).async_events_completed }, 1);
-    // What was there before may still be read; then comes the error.
+    // Completions from before the overrun may still be polled; then polling fails.
     let poll = || {
         let mut wc = ibv_wc::default();
         // SAFETY: a live queue, room for one completion.
         unsafe { ibv_poll_cq(b.cq, 1, &raw mut wc) }
     };
     assert!((0..3).any(|_| poll() < 0));
-    // Whatever else it says of its queue pairs is acknowledged too.
+    // Acknowledge the events of the queue pairs too.
     set_nonblocking(b.async_fd());
     while let Ok(mut event) = b.async_event() {
         // SAFETY: an event that was just read.

@@ -1,4 +1,4 @@
-//! Connections within one process: what the calls do, and what events tell of it.
+//! Connections within one process: the effects of the calls, and the events that they cause.
 
 mod cm_support;
 
@@ -12,7 +12,7 @@ use rdma_sys::*;
 
 const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
 const UDP: rdma_port_space = rdma_port_space::RDMA_PS_UDP;
-/// Long enough for what must not come.
+/// Time to wait for an event that must not come.
 const A_WHILE: Duration = Duration::from_millis(30);
 
 #[test]
@@ -25,7 +25,7 @@ fn a_connection_from_its_request_to_its_end() {
     assert_eq!(request.listen_id, listener.0);
     assert_eq!(&request.private[..6], b"hello\0");
     assert_eq!(request.private.len(), 56);
-    // What the one can take is what the other may ask for.
+    // The active end's initiator depth is the passive end's responder resources, and the reverse.
     assert_eq!((request.conn.responder_resources, request.conn.initiator_depth), (2, 4));
     assert_eq!((request.conn.retry_count, request.conn.rnr_retry_count, request.conn.qp_num), (5, 6, 17));
     let passive = request.request();
@@ -39,13 +39,13 @@ fn a_connection_from_its_request_to_its_end() {
     assert_eq!(active.establish(), 0);
     assert_eq!(active.establish(), libc::EINVAL);
     assert_eq!(passive_channel.expect(Event::RDMA_CM_EVENT_ESTABLISHED).id, passive.0);
-    // The one that asks hears of the end when the other has agreed.
+    // The end that disconnects gets its event after the peer has agreed.
     assert_eq!(active.disconnect(), 0);
     assert_eq!(passive_channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED).id, passive.0);
     active_channel.expect_silence(A_WHILE);
     assert_eq!(passive.disconnect(), 0);
     active_channel.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
-    // Further ones change nothing.
+    // Further disconnects have no effect.
     assert_eq!((active.disconnect(), passive.disconnect()), (0, 0));
     active_channel.expect(Event::RDMA_CM_EVENT_TIMEWAIT_EXIT);
     passive_channel.expect(Event::RDMA_CM_EVENT_TIMEWAIT_EXIT);
@@ -86,7 +86,7 @@ fn rejections() {
     assert_eq!(passive.reject(b"not today"), 0);
     let told = active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     assert_eq!((&told.private[..10], told.private.len()), (&b"not today\0"[..], 148));
-    // Done is done.
+    // After the rejection no call changes the connection.
     assert_eq!(passive.reject(b""), libc::EINVAL);
     assert_eq!(passive.accept(b"", 1), libc::EINVAL);
     assert_eq!(active.connect(b"", 1), libc::EINVAL);
@@ -98,7 +98,7 @@ fn rejections() {
     assert_eq!(unsafe { (cm().rdma_reject_ece)(passive.0, ptr::null(), 0) }, 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 35);
 
-    // The side that asked may think better of it, too.
+    // The active end may reject too.
     let (active, _active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     let passive = passive_channel.next().request();
@@ -112,13 +112,13 @@ fn nobody_listens() {
     let channel = Channel::new();
     let bound = channel.tcp();
     assert_eq!(bound.bind(loopback(0)), 0);
-    // Bound is not listening.
+    // A request to an id that is bound but does not listen is rejected.
     let (active, active_channel) = resolved(TCP, loopback(bound.port()));
     assert_eq!(active.connect(b"", 1), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 8);
 }
 
-/// As perftest's server does, which listens anew for each test.
+/// perftest's server makes a new listener for each test, so a request may come between two of them.
 #[test]
 fn a_request_waits_for_a_listener_that_is_away_for_a_moment() {
     if on_system() {
@@ -145,7 +145,7 @@ fn private_data_has_its_limits() {
     let (_listener, passive_channel, to) = listener(TCP, 8);
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(&[1; 57], 1), libc::EINVAL);
-    // Nothing has happened yet.
+    // The failed call left the id unchanged.
     assert_eq!(active.connect(&[1; 56], 1), 0);
     let passive = passive_channel.next().request();
     assert_eq!(passive.reject(&[2; 149]), libc::EINVAL);
@@ -157,7 +157,7 @@ fn private_data_has_its_limits() {
     assert_eq!(active.connect(&[], 1), 0);
     let passive = passive_channel.next().request();
     assert_eq!(passive.accept(&[2; 197], 1), libc::EINVAL);
-    // The kernel rejects for who cannot accept.
+    // A failed accept rejects the request, as in the kernel.
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     drop(passive);
 }
@@ -166,7 +166,7 @@ fn private_data_has_its_limits() {
 fn parameters_have_their_limits() {
     let (_listener, passive_channel, to) = listener(TCP, 8);
     let (active, _active_channel) = resolved(TCP, to);
-    // Without a queue pair of the id's its number is needed.
+    // Without a queue pair of the id, the caller must pass a queue pair number.
     assert_eq!(active.connect_with(ptr::null_mut()), libc::EINVAL);
     for (responder, initiator) in [(200, 1), (1, 200)] {
         let mut asked = param(b"", 1).0;
@@ -186,7 +186,7 @@ fn parameters_have_their_limits() {
 
 #[test]
 fn who_destroys_an_id_tells_the_other() {
-    // While the request waits in the listener's queue: for the listener's end.
+    // The listener is destroyed while the request waits in its queue.
     let (asked, channel, to) = listener(TCP, 8);
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
@@ -195,14 +195,15 @@ fn who_destroys_an_id_tells_the_other() {
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     channel.expect_silence(A_WHILE);
 
-    // Before the answer.
+    // The passive end is destroyed before it answers.
     let (_listener, channel, to) = listener(TCP, 8);
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     drop(channel.next().request());
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
 
-    // By the one that asked: the other hears nothing until it answers.
+    // The active end is destroyed before the answer: the passive end gets no event, and its answer
+    // fails.
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     let passive = channel.next().request();
@@ -210,7 +211,7 @@ fn who_destroys_an_id_tells_the_other() {
     channel.expect_silence(A_WHILE);
     assert_eq!(passive.accept(b"", 1), libc::EINVAL);
 
-    // After the answer, before its confirmation: by either.
+    // Either end is destroyed after the answer and before its confirmation.
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     let passive = channel.next().request();
@@ -227,14 +228,14 @@ fn who_destroys_an_id_tells_the_other() {
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     assert_eq!(active.establish(), libc::EINVAL);
 
-    // When connected: by either.
+    // Either end of an established connection is destroyed.
     let pair = connected();
     drop(pair.active);
     pair.passive.1.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
     let pair = connected();
     drop(pair.passive.0);
     pair.active.1.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
-    // While its end is asked for.
+    // An end is destroyed after it asked to disconnect.
     let pair = connected();
     assert_eq!(pair.active.0.disconnect(), 0);
     pair.passive.1.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
@@ -291,7 +292,7 @@ fn a_channel_is_readable_while_events_wait_and_does_not_block_if_asked() {
     assert!(channel.is_readable(PATIENCE));
     channel.expect(Event::RDMA_CM_EVENT_ADDR_RESOLVED);
     assert!(!channel.is_readable(Duration::ZERO));
-    // Events of an id that is destroyed are gone with it.
+    // Destroying an id removes its queued events.
     assert_eq!(id.resolve_route(), 0);
     assert!(channel.is_readable(PATIENCE));
     drop(id);
@@ -333,14 +334,14 @@ fn ids_move_between_channels_with_their_events() {
     assert_eq!(active.resolve_route(), 0);
     second.expect(Event::RDMA_CM_EVENT_ROUTE_RESOLVED);
     assert_eq!(active.connect(b"", 1), 0);
-    // A request's id, to a channel of its own.
+    // The id of a request moves to another channel.
     let passive = channel.next().request();
     assert_eq!(passive.migrate(Some(&first)), 0);
     assert_eq!(passive.accept(b"", 1), 0);
     second.expect(Event::RDMA_CM_EVENT_CONNECT_RESPONSE);
     assert_eq!(active.establish(), 0);
     first.expect(Event::RDMA_CM_EVENT_ESTABLISHED);
-    // It waits until what was taken from the old channel is acknowledged.
+    // Migration waits until the events taken from the old channel are acknowledged.
     assert_eq!(active.disconnect(), 0);
     let event = first.take();
     let moved = AtomicBool::new(false);
@@ -354,10 +355,10 @@ fn ids_move_between_channels_with_their_events() {
         ack(event);
     });
     if on_system() {
-        // Linux 6.1 loses the requests of a listener that moves.
+        // Linux 6.1 loses the queued requests of a listener that migrates.
         return;
     }
-    // A listener takes its requests along, and the ids they bring.
+    // A listener's queued requests migrate with it, and so do their ids.
     let (active, _active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 1), 0);
     assert!(channel.is_readable(PATIENCE));
@@ -371,7 +372,7 @@ fn ids_move_between_channels_with_their_events() {
 #[test]
 fn calls_out_of_order() {
     if on_system() {
-        // Linux 6.1 hangs in one of them.
+        // Linux 6.1 hangs in one of these calls.
         return;
     }
     let channel = Channel::new();
@@ -419,17 +420,17 @@ fn ports_are_had_once() {
     let port = one.port();
     assert_eq!(one.local(), Some(loopback(port)));
     assert_eq!(two.bind(loopback(port)), libc::EADDRINUSE);
-    // A wildcard stands in the way of what it covers, and the other way round.
+    // A wildcard conflicts with every address that it covers, in both directions.
     let wild = std::net::SocketAddr::from(([0, 0, 0, 0], port));
     assert_eq!(two.bind(wild), libc::EADDRNOTAVAIL);
-    // Datagram services have ports of their own.
+    // The UDP port space has its own ports.
     assert_eq!(channel.udp().bind(loopback(port)), 0);
     drop(one);
     assert_eq!(two.bind(wild), 0);
     let three = channel.tcp();
     assert_eq!(three.bind(wild), libc::EADDRNOTAVAIL);
     assert_eq!(three.bind(loopback(port)), libc::EADDRNOTAVAIL);
-    // Not this host's.
+    // An address of another host.
     assert_eq!(three.bind("192.0.2.1:0".parse().unwrap()), libc::ENODEV);
 }
 
@@ -444,7 +445,7 @@ fn a_port_is_shared_by_those_who_say_so() {
     let port = ids[0].port();
     assert_eq!(ids[1].bind(loopback(port)), 0);
     assert_eq!(ids[2].bind(loopback(port)), libc::EADDRINUSE);
-    // One listens, if the others are gone.
+    // Of ids that share an address one can listen, after the others are destroyed.
     assert_eq!(ids[0].listen(1), libc::EADDRINUSE);
     let [first, second, third] = ids;
     drop(second);
@@ -586,8 +587,8 @@ fn many_at_once() {
     drop(listener);
 }
 
-/// Ends of all kinds at all times: whatever the order, each call returns, and nothing is left
-/// behind.
+/// Ends connections in every way at random times: each call returns whatever the order, and no
+/// connection remains.
 #[test]
 fn races_of_ends() {
     let (_listener, channel, to) = listener(TCP, 1000);
@@ -606,7 +607,7 @@ fn races_of_ends() {
                 }
                 let id = told.request();
                 round += 1;
-                // Refusals are right where the peer is gone.
+                // The calls may fail because the peer may have ended.
                 match round % 4 {
                     0 => drop(id),
                     1 => drop(id.reject(b"")),
@@ -636,7 +637,7 @@ fn races_of_ends() {
                             _ => {
                                 let told = channel.next();
                                 if told.code == Event::RDMA_CM_EVENT_CONNECT_RESPONSE {
-                                    // The other end may be gone already.
+                                    // The calls may fail because the peer may have ended.
                                     let _result = id.establish();
                                     let _result = id.disconnect();
                                 }

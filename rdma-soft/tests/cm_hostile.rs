@@ -1,5 +1,5 @@
-//! Peers that do not keep to the protocol: processes of the same user that speak to the sockets of
-//! the connection manager, and one of another user.
+//! Peers that violate the protocol: processes of the same user that write to the connection
+//! manager's sockets, and a process of another user.
 
 mod cm_support;
 
@@ -65,13 +65,13 @@ impl Raw {
         Self::try_bound(name).unwrap_or_else(|| panic!("{}", io::Error::last_os_error()))
     }
 
-    /// One that is bound to some port, and which.
+    /// A socket bound to some free port, and the port.
     fn bound_anywhere() -> (Self, u16) {
         Self::bound_in(TCP)
     }
 
     fn bound_in(space: rdma_port_space) -> (Self, u16) {
-        // A port that is free: an id had it.
+        // Binding an id finds a free port.
         let channel = Channel::new();
         loop {
             let id = channel.id(space);
@@ -92,7 +92,7 @@ impl Raw {
         unsafe { libc::connect(self.fd(), (&raw const address).cast(), len) == 0 }
     }
 
-    /// Connected to a listener, from a port of its own.
+    /// A socket that is connected to a listener from a free port, and the port.
     fn connected(to: u16) -> (Self, u16) {
         let (socket, port) = Self::bound_anywhere();
         assert!(socket.try_connect(to));
@@ -112,14 +112,14 @@ impl Raw {
         Self(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Whether it could be sent: the other end may have hung up.
+    /// Sends a packet; false if the peer has closed the connection.
     fn send(&self, bytes: &[u8]) -> bool {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_EOR;
         // SAFETY: so many bytes of a live slice.
         unsafe { libc::send(self.fd(), bytes.as_ptr().cast(), bytes.len(), flags) >= 0 }
     }
 
-    /// The next packet; empty at the end.
+    /// The next packet; empty at the end of the connection.
     fn receive(&self) -> Vec<u8> {
         let mut bytes = [0; 1024];
         loop {
@@ -129,7 +129,7 @@ impl Raw {
                 Ok(len) => return bytes[..len].to_vec(),
                 Err(_) => {
                     let error = io::Error::last_os_error();
-                    // Not everything that we said was read.
+                    // The peer closed without having read all our packets.
                     assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET), "{error}");
                 }
             }
@@ -142,7 +142,7 @@ impl Raw {
 
     /// Sends a packet with a descriptor.
     fn send_with_descriptor(&self, bytes: &[u8]) -> bool {
-        // A header and a descriptor, as `CMSG_DATA` and the like lay them out.
+        // A control message header and a descriptor, in the layout of `CMSG_DATA` and `CMSG_SPACE`.
         #[repr(C)]
         struct Control {
             header: libc::cmsghdr,
@@ -170,7 +170,7 @@ impl Raw {
     }
 }
 
-/// Whether a test can be somebody else. Without that it counts as skipped.
+/// Whether a test can change its user id; a test that cannot is skipped.
 fn is_root() -> bool {
     // SAFETY: no conditions.
     let is_root = unsafe { libc::geteuid() } == 0;
@@ -180,7 +180,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// A message without contents.
+/// A message that consists of a header only.
 fn message(kind: u16) -> Vec<u8> {
     let mut bytes = b"rscm".to_vec();
     bytes.extend(1_u16.to_le_bytes());
@@ -188,8 +188,8 @@ fn message(kind: u16) -> Vec<u8> {
     bytes
 }
 
-/// A request that the connection manager itself has made for a raw listener, which now can be
-/// spoken to.
+/// An id that connects to a raw listener: the id, its channel, the accepted raw socket and the
+/// request.
 fn caught() -> (Id, Channel, Raw, Vec<u8>) {
     let (trap, port) = Raw::bound_anywhere();
     trap.listen();
@@ -201,16 +201,16 @@ fn caught() -> (Id, Channel, Raw, Vec<u8>) {
     (id, channel, peer, request)
 }
 
-/// That request, as if from one port to another.
+/// A valid request from one port to another.
 fn request(from: u16, to: u16) -> Vec<u8> {
     let (_id, _channel, _peer, mut request) = caught();
-    // Each address is a family and a port, and 20 bytes more.
+    // Each address has a family, a port and 20 more bytes.
     request[HEADER + 2..HEADER + 4].copy_from_slice(&from.to_le_bytes());
     request[HEADER + 26..HEADER + 28].copy_from_slice(&to.to_le_bytes());
     request
 }
 
-/// An honest client is served, after those that came before it.
+/// Checks that the listener still serves an honest client.
 fn serves(channel: &Channel, port: u16) {
     let (id, own) = resolved(TCP, loopback(port));
     assert_eq!(id.connect(b"honest", 5), 0);
@@ -237,7 +237,7 @@ fn what_is_no_request_ends_the_connection() {
         assert!(client.send(&packet));
         client.expect_end();
     }
-    // And no word at all is a short visit.
+    // A connection that ends without a packet.
     drop(Raw::connected(to.port()));
     channel.expect_silence(A_WHILE);
     serves(&channel, to.port());
@@ -251,10 +251,10 @@ fn a_request_is_from_whom_the_kernel_says() {
     let told = channel.next();
     assert_eq!(&told.private[..6], b"caught");
     drop(told.request());
-    // A rejection, and the end.
+    // The client gets a rejection, then the end of the connection.
     assert_eq!(client.receive()[..HEADER], message(5));
     client.expect_end();
-    // Another source, another destination, no name.
+    // Requests with a wrong source, with a wrong destination and from a socket without a name.
     let (client, port) = Raw::connected(to.port());
     assert!(client.send(&request(port ^ 1, to.port())));
     client.expect_end();
@@ -284,7 +284,7 @@ fn every_byte_of_a_request_may_be_anything() {
             bad[HEADER + 2..HEADER + 4].copy_from_slice(&port.to_le_bytes());
             bad[at] = byte;
             assert!(client.send(&bad));
-            // Where it is a request all the same it is answered.
+            // A mutated packet may still be a valid request.
             if channel.is_readable(Duration::ZERO) {
                 drop(channel.next().request());
             }
@@ -298,7 +298,7 @@ fn silent_connections_make_room() {
     let (listener, channel, to) = listener(TCP, 8);
     let clients: Vec<_> = (0..300).map(|_| Raw::connected(to.port()).0).collect();
     serves(&channel, to.port());
-    // The oldest had to go.
+    // The oldest silent connection was dropped.
     clients[0].expect_end();
     drop(listener);
     for client in &clients {
@@ -316,7 +316,7 @@ fn a_full_listener_sends_away() {
             client
         })
         .collect();
-    // The last sixteen are told so.
+    // The last sixteen exceed the backlog and get a Busy message.
     for client in &clients[4..] {
         assert_eq!(client.receive(), message(8));
         client.expect_end();
@@ -336,14 +336,14 @@ fn a_client_that_does_not_keep_to_the_protocol_is_as_good_as_gone() {
         assert!(client.send(&request(port, to.port())));
         (client, channel.next().request())
     };
-    // Before the answer: an end of what has not begun, garbage, too much of it.
+    // Before the answer: a disconnect request, garbage, and a packet that is too long.
     for packet in [message(6), b"garbage".to_vec(), vec![0; 5000]] {
         let (client, id) = ask();
         assert!(client.send(&packet));
         client.expect_end();
         assert_eq!(id.accept(b"", 1), libc::EINVAL);
     }
-    // The same request, over and over: it is told to wait, but not for ever.
+    // A repeated request gets a bounded number of MRA messages.
     let (client, id) = ask();
     let again = request(1, to.port());
     let mut told = 0;
@@ -356,7 +356,7 @@ fn a_client_that_does_not_keep_to_the_protocol_is_as_good_as_gone() {
     }
     assert!((10..200).contains(&told), "{told}");
     drop(id);
-    // When it is connected.
+    // After the answer.
     let (client, id) = ask();
     assert_eq!(id.accept(b"", 1), 0);
     assert_eq!(client.receive()[..HEADER], message(3));
@@ -377,17 +377,17 @@ fn a_listener_that_does_not_keep_to_the_protocol_is_as_good_as_gone() {
         channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
         peer.expect_end();
     }
-    // One that hangs up.
+    // A listener that closes the connection.
     let (_id, channel, peer, _) = caught();
     drop(peer);
     channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
-    // One that says nothing is waited for; the id can go.
+    // A silent listener: no event comes, and the id can be destroyed.
     let (id, channel, peer, _) = caught();
     channel.expect_silence(A_WHILE);
     drop(id);
     assert_eq!(peer.receive()[..HEADER], message(5));
     peer.expect_end();
-    // A rejection with more than there is room for is none.
+    // A rejection with too much private data is garbage.
     let (_id, channel, peer, _) = caught();
     let mut rejection = message(5);
     rejection.extend(9_u16.to_le_bytes());
@@ -395,7 +395,7 @@ fn a_listener_that_does_not_keep_to_the_protocol_is_as_good_as_gone() {
     rejection.extend([7; 149]);
     assert!(peer.send(&rejection));
     channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
-    // With as much it is, whatever the reason.
+    // A rejection with the most private data is valid, with any reason.
     let (_id, channel, peer, _) = caught();
     rejection[HEADER..HEADER + 2].copy_from_slice(&0xffff_u16.to_le_bytes());
     rejection[HEADER + 2..HEADER + 4].copy_from_slice(&148_u16.to_le_bytes());
@@ -429,12 +429,12 @@ fn a_process_of_another_user_is_not_heard() {
     thread::spawn(move || {
         let (client, port) = Raw::bound_anywhere();
         let request = request(port, to.port());
-        // Of this thread alone: the C library would change all.
+        // A raw system call changes only this thread; the C library would change all threads.
         // SAFETY: changes the credentials of this thread, which ends soon.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         assert_eq!(changed, 0);
         assert!(client.try_connect(to.port()));
-        // It may have hung up already.
+        // The send may fail, because the listener may have closed the connection already.
         client.send(&request);
         client.expect_end();
     })
@@ -444,7 +444,7 @@ fn a_process_of_another_user_is_not_heard() {
     serves(&channel, to.port());
 }
 
-/// The error says so, and not that nobody listens.
+/// The error distinguishes a listener of another user from no listener.
 #[test]
 fn a_process_of_another_user_is_not_asked() {
     if !is_root() {
@@ -454,7 +454,7 @@ fn a_process_of_another_user_is_not_asked() {
     for (space, rejection) in rejections {
         let (trap, port) = thread::spawn(move || {
             let (trap, port) = Raw::bound_in(space);
-            // Of this thread alone: the C library would change all.
+            // A raw system call changes only this thread; the C library would change all threads.
             // SAFETY: changes the credentials of this thread, which ends soon.
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
             assert_eq!(changed, 0);
@@ -472,13 +472,13 @@ fn a_process_of_another_user_is_not_asked() {
 
 #[test]
 fn a_peer_cannot_put_its_answer_off_for_ever() {
-    // Asked, it wants more time, again and again.
+    // The passive end sends MRA again and again.
     let (id, own, peer, _) = caught();
     assert!((0..64).all(|_| peer.send(&message(2))));
     peer.expect_end();
     own.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     drop(id);
-    // Asking, it does the same with our answer.
+    // The active end answers our reply with MRA again and again.
     let (_listener, channel, to) = listener(TCP, 8);
     let (client, port) = Raw::connected(to.port());
     assert!(client.send(&request(port, to.port())));
@@ -517,8 +517,8 @@ fn taken_name() {
     let (_listener, _channel, to) = listener(TCP, 1);
     let (first, _own) = resolved(TCP, to);
     assert_eq!(first.connect(b"", 5), 0);
-    // There is no room for the second, which is sent away again and again; in between its name is
-    // anybody's.
+    // The backlog has no room for the second request, which is refused repeatedly; between two
+    // attempts another socket can take its name.
     let (second, own) = resolved(TCP, to);
     let name = socket_name(second.port());
     assert_eq!(second.connect(b"", 5), 0);
@@ -529,8 +529,8 @@ fn taken_name() {
             None => assert!(Instant::now() < end, "{}", io::Error::last_os_error()),
         }
     };
-    // From another port it would be nobody's request: the listener would hang up, which is a
-    // rejection.
+    // If the request were repeated from another port, the listener would close the connection,
+    // which counts as a rejection.
     own.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
 }
 

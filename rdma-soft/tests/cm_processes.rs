@@ -1,5 +1,5 @@
-//! Connections between two processes: the death of one in every state, a process that stands still,
-//! forks; and what depends on times, with times made short by the environment.
+//! Connections between two processes: the death of one in every state, a stopped process, forks;
+//! and timeouts, which the environment shortens.
 
 mod cm_support;
 
@@ -12,7 +12,7 @@ use rdma_test_support::{Peer, first, role};
 
 const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
 
-/// A second process, which has an id and a listener.
+/// A second process with an id and a listener.
 struct Puppet(Peer);
 
 impl Puppet {
@@ -33,7 +33,7 @@ impl Puppet {
     }
 }
 
-/// The other process runs this test, and nothing else.
+/// The other process runs only this test.
 #[test]
 fn other_process() {
     if role().is_none() {
@@ -79,7 +79,7 @@ fn other_process() {
     drop((listener, id));
 }
 
-/// The other process listens, and we ask.
+/// The other process listens, and this one connects.
 fn asked() -> (Puppet, Id, Channel) {
     let mut other = Puppet::start();
     let port = other.ask("listen 4").parse().unwrap();
@@ -88,7 +88,7 @@ fn asked() -> (Puppet, Id, Channel) {
     (other, id, channel)
 }
 
-/// We listen, and the other process asks.
+/// This process listens, and the other one connects.
 fn asking() -> (Puppet, Id, Channel, Told) {
     let (listener, channel, to) = listener(TCP, 4);
     let mut other = Puppet::start();
@@ -163,7 +163,7 @@ fn the_client_dies_before_it_is_answered() {
     let (mut other, _listener, channel, told) = asking();
     let id = told.request();
     other.0.kill();
-    // Nothing is heard of it, but the answer fails.
+    // No event reports the death, but the answer fails.
     channel.expect_silence(Duration::from_millis(30));
     until("the answer fails", || id.accept(b"", 1) == libc::EINVAL);
 }
@@ -235,7 +235,7 @@ fn in_a_forked_child_everything_is_inert() {
     // SAFETY: a valid out parameter.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
-    // The parent's connection is what it was.
+    // The parent's connection is unaffected.
     assert_eq!(active.disconnect(), 0);
     other.expect(Event::RDMA_CM_EVENT_DISCONNECTED);
 }
@@ -283,14 +283,14 @@ fn full_queue() {
     for (id, _) in &clients {
         assert_eq!(id.connect(b"", 5), 0);
     }
-    // The third is asked again until there is room.
+    // The third request is repeated until the backlog has room.
     for _ in 0..3 {
         assert_eq!(channel.next().request().reject(b""), 0);
     }
     for (_, channel) in &clients {
         channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     }
-    // Where there never is, it gives up.
+    // Without room the request fails after its retries.
     let clients: Vec<_> = (0..3).map(|_| resolved(TCP, to)).collect();
     for (id, channel) in &clients {
         assert_eq!(id.connect(b"", 5), 0);
@@ -307,7 +307,7 @@ fn a_shortage_of_descriptors_is_not_an_address_of_others() {
 #[test]
 #[ignore = "run by the test above"]
 fn no_descriptors() {
-    // An address for documentation, which is nobody's.
+    // An address reserved for documentation, which no host has.
     let nowhere = "192.0.2.77:0".parse().unwrap();
     let channel = Channel::new();
     let id = channel.tcp();
@@ -324,8 +324,8 @@ fn no_descriptors() {
     assert_eq!(id.bind(loopback(0)), 0);
 }
 
-/// The kernel does so, too. What librdmacm leaves of the id is not to be used there; here it may be
-/// destroyed.
+/// The ids of a destroyed channel end, as in the kernel. librdmacm forbids any use of such an id;
+/// here C may still destroy it.
 #[test]
 fn the_end_of_a_channel_is_the_end_of_its_ids() {
     let (_listener, channel, to) = listener(TCP, 2);

@@ -1,5 +1,5 @@
-//! Queue pairs that the connection manager connects: the application's own, and those that it
-//! makes; datagram services, multicast groups, endpoints.
+//! Queue pairs with the connection manager: those of the application and those of `rdma_create_qp`;
+//! datagram services, multicast groups, endpoints.
 
 mod cm_support;
 mod common;
@@ -23,7 +23,7 @@ fn qpn(side: &Side) -> u32 {
     side.endpoint().qpn
 }
 
-/// Moves a queue pair as the id says.
+/// Moves a queue pair to a state with the attributes of an id.
 fn advance(side: &Side, id: &Id, state: State) {
     let (mut attr, mask) = id.attributes(state).unwrap();
     assert_eq!(side.modify(&mut attr, mask.0), 0);
@@ -41,7 +41,7 @@ fn a_queue_pair_of_the_application_s_own() {
         to.set_port(listener.port());
         let (active, active_channel) = resolved(TCP, to);
         let (one, other) = (Side::new(Config::default()), Side::new(Config::default()));
-        // Before the request nothing is known but the port.
+        // Before the request the access rights are unknown.
         let (attr, mask) = active.attributes(State::IBV_QPS_INIT).unwrap();
         let init = Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
         assert_eq!((attr.port_num, attr.qp_access_flags, mask), (1, 0, init));
@@ -80,7 +80,7 @@ fn a_queue_pair_of_the_application_s_own() {
     }
 }
 
-/// Makes a queue pair of the id's own, with a region of its domain.
+/// A queue pair made by `rdma_create_qp`, with a memory region of the id's domain.
 struct Made<'a> {
     id: &'a Id,
     memory: Box<[u8]>,
@@ -166,7 +166,7 @@ fn a_queue_pair_of_the_id_s_own() {
     let (active, active_channel) = resolved(TCP, to);
     let one = Made::new(&active);
     assert_eq!(one.state(), State::IBV_QPS_INIT);
-    // A second one cannot be.
+    // An id has at most one queue pair.
     let mut init = ibv_qp_init_attr::default();
     // SAFETY: alive; valid attributes.
     let again = unsafe { (cm().rdma_create_qp)(active.0, ptr::null_mut(), &raw mut init) };
@@ -182,7 +182,7 @@ fn a_queue_pair_of_the_id_s_own() {
     other.post_recv(100);
     assert_eq!(passive.accept_with(ptr::null_mut()), 0);
     assert_eq!(other.state(), State::IBV_QPS_RTS);
-    // The answer is confirmed while its event is taken, which is of the connection.
+    // Taking the event confirms the answer, so the event is `ESTABLISHED`.
     active_channel.expect(Event::RDMA_CM_EVENT_ESTABLISHED);
     assert_eq!(one.state(), State::IBV_QPS_RTS);
     assert_eq!(active.establish(), libc::EINVAL);
@@ -190,7 +190,7 @@ fn a_queue_pair_of_the_id_s_own() {
     one.post_send(100, |_| ());
     assert_eq!(one.sent().status, ibv_wc_status::IBV_WC_SUCCESS);
     assert_eq!((other.received().byte_len, other.memory.len()), (100, 4096));
-    // The end flushes.
+    // Disconnecting flushes the receives.
     other.post_recv(100);
     assert_eq!(active.disconnect(), 0);
     assert_eq!(one.state(), State::IBV_QPS_ERR);
@@ -218,15 +218,14 @@ fn a_queue_pair_that_cannot_be_made_ready_is_an_error_of_the_connection() {
     let one = Made::new(&active);
     assert_eq!(active.connect(b"", 0), 0);
     let passive = channel.next().request();
-    // The queue pair is not where the connection manager has left it, and not where it can be made
-    // ready.
+    // In the error state the queue pair cannot be moved to RTR.
     let mut attr = ibv_qp_attr { qp_state: State::IBV_QPS_ERR, ..Default::default() };
     let mask = c_int::try_from(Mask::IBV_QP_STATE.0).unwrap();
     // SAFETY: a live queue pair, a valid structure.
     assert_eq!(unsafe { (verbs().ibv_modify_qp)(active.public().qp, &raw mut attr, mask) }, 0);
     assert_eq!(passive.accept(b"", 5), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_CONNECT_ERROR, -1);
-    // What the other end makes of it is no news: the event comes, and is passed over.
+    // The passive end's reaction is queued, but C does not get this event.
     drop(passive);
     assert!(active_channel.is_readable(PATIENCE));
     active_channel.set_nonblocking();
@@ -307,7 +306,7 @@ fn datagram_services_that_are_not() {
     assert_eq!(active.connect(b"", 5), 0);
     assert_eq!(channel.next().request().reject(b"no"), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_UNREACHABLE, 2);
-    // A connection is no datagram service.
+    // A connection request to a datagram service finds no listener.
     let (active, active_channel) = resolved(TCP, to);
     assert_eq!(active.connect(b"", 5), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 8);
@@ -371,23 +370,23 @@ fn multicast_groups() {
     assert_eq!(leave(member, group(2)), libc::EADDRNOTAVAIL);
     assert_eq!(leave(member, group(1)), 0);
     assert_eq!(leave(member, group(1)), libc::EADDRNOTAVAIL);
-    // An event that was not taken goes with the membership.
+    // Leaving removes a join event that was not taken.
     assert_eq!(join(member, group(3), 0), 0);
     assert!(channel.is_readable(PATIENCE));
     assert_eq!(leave(member, group(3)), 0);
     assert!(!channel.is_readable(Duration::ZERO));
-    // Of two of one address the last is left.
+    // Of two memberships with one address, leaving ends the latest.
     assert_eq!(join(member, group(4), 0x41), 0);
     assert_eq!(join(member, group(4), 0x42), 0);
     assert_eq!(leave(member, group(4)), 0);
     assert_eq!(channel.expect(Event::RDMA_CM_EVENT_MULTICAST_JOIN).ud.private_data.addr(), 0x41);
-    // Only for datagrams.
+    // Only datagram ids can join.
     let tcp = channel.tcp();
     assert_eq!(tcp.bind(loopback(0)), 0);
     assert_eq!(join(&tcp, group(1), 0), libc::EINVAL);
 }
 
-/// As mckey does: the group's address is resolved, which finds the device.
+/// mckey resolves the address of the group to find the device.
 #[test]
 fn the_address_of_a_group_is_resolved() {
     for group in [group(9), "[ff0e::4709]:0".parse().unwrap()] {
@@ -404,7 +403,7 @@ fn the_address_of_a_group_is_resolved() {
         let told = channel.expect(Event::RDMA_CM_EVENT_MULTICAST_JOIN);
         assert_eq!(told.ud.private_data.addr(), 0x5);
         assert_eq!(leave(&id, group), 0);
-        // From an address that the program names.
+        // With a source address that the program chooses.
         let other = channel.udp();
         let from = if group.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
         assert_eq!(other.resolve_addr_from(from.parse().unwrap(), group), 0);
@@ -502,7 +501,7 @@ fn names_are_resolved_for_an_id() {
     channel.expect(Event::RDMA_CM_EVENT_ADDRINFO_RESOLVED);
     assert_eq!(query(), 0);
     free(list);
-    // One that is never fetched goes with the id.
+    // Destroying the id frees a list that was never fetched.
     assert_eq!(resolve(), 0);
     channel.expect(Event::RDMA_CM_EVENT_ADDRINFO_RESOLVED);
 }
@@ -526,7 +525,7 @@ fn destroy(id: Id) {
     unsafe { (cm().rdma_destroy_ep)(id.leak()) };
 }
 
-/// What `rdma_server` and `rdma_client` do.
+/// The calls of `rdma_server` and `rdma_client`.
 #[test]
 fn endpoints_wait_by_themselves() {
     let list = info(Some("127.0.0.1"), "0", RAI_PASSIVE, TCP).unwrap();
@@ -581,7 +580,7 @@ fn endpoints_that_cannot_be() {
     let other = channel.tcp();
     // SAFETY: alive; an out parameter.
     assert_eq!(outcome(unsafe { (cm().rdma_get_request)(other.0, &raw mut taken) }), libc::EINVAL);
-    // One that has a channel of its own has it already.
+    // A synchronous id cannot migrate to another channel of its own.
     assert_eq!(id.migrate(None), libc::EINVAL);
     assert_eq!(id.migrate(Some(&channel)), 0);
     assert_eq!(id.resolve_addr(loopback(5)), 0);
@@ -593,7 +592,7 @@ fn endpoints_that_cannot_be() {
 
 #[test]
 fn where_connections_lead() {
-    // IPv6 and IPv4 reach an IPv6 wildcard, unless it is for IPv6 only.
+    // IPv6 and IPv4 reach an IPv6 wildcard, unless the listener has `AFONLY` set.
     let channel = Channel::new();
     let listener = channel.tcp();
     assert_eq!(listener.bind("[::]:0".parse().unwrap()), 0);
@@ -616,13 +615,13 @@ fn where_connections_lead() {
     let (active, active_channel) = resolved(TCP, SocketAddr::from(([127, 0, 0, 1], only.port())));
     assert_eq!(active.connect(b"", 1), 0);
     active_channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 8);
-    // Nowhere: the event says so, and the id can be used for another try.
+    // An unreachable address gives an error event, and the id can be resolved again.
     let lost = channel.tcp();
     assert_eq!(lost.resolve_addr("192.0.2.1:7".parse().unwrap()), 0);
     channel.expect_status(Event::RDMA_CM_EVENT_ADDR_ERROR, -libc::ENODEV);
     assert_eq!(lost.resolve_addr("127.0.0.1:7".parse().unwrap()), 0);
     channel.expect(Event::RDMA_CM_EVENT_ADDR_RESOLVED);
-    // From where it says.
+    // The connection comes from the chosen source address.
     let from = channel.tcp();
     assert_eq!(from.resolve_addr_from("127.9.9.9:0".parse().unwrap(), loopback(port)), 0);
     channel.expect(Event::RDMA_CM_EVENT_ADDR_RESOLVED);
@@ -630,7 +629,7 @@ fn where_connections_lead() {
     let bad = channel.tcp();
     assert_eq!(bad.resolve_addr_from("192.0.2.1:0".parse().unwrap(), loopback(port)), libc::ENODEV);
     assert_eq!(bad.resolve_addr_from("[::1]:0".parse().unwrap(), loopback(port)), libc::EINVAL);
-    // The wildcard is this host.
+    // As a destination the wildcard means this host.
     let here = channel.tcp();
     assert_eq!(here.resolve_addr(SocketAddr::from(([0, 0, 0, 0], port))), 0);
     channel.expect(Event::RDMA_CM_EVENT_ADDR_RESOLVED);
@@ -653,11 +652,11 @@ fn a_context_pointer_comes_back() {
     assert_eq!(id.listen(1), 0);
     let (active, _active_channel) = resolved(TCP, loopback(id.port()));
     assert_eq!(active.connect(b"", 1), 0);
-    // A request's id begins with its listener's.
+    // The id of a request inherits its listener's context.
     assert_eq!(channel.next().request().public().context, mine);
 }
 
-/// The same where addresses are LIDs.
+/// The same tests on an InfiniBand link, where address vectors have LIDs.
 #[test]
 fn on_an_infiniband_link() {
     let tests = ["a_queue_pair_of_the_application_s_own", "a_datagram_service", "multicast_groups"];

@@ -1,4 +1,4 @@
-//! The data path allocates nothing, on any thread, once its queues exist.
+//! The data path does not allocate, on any thread, after its queues are created.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::datagram::Datagrams;
 use common::{Config, Request, pair};
 use rdma_sys::*;
 
-/// Counts while it is told to.
+/// A global allocator that counts allocations while `COUNTING` is set.
 struct Counting;
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
@@ -21,7 +21,8 @@ fn count() {
     }
 }
 
-// SAFETY: everything is handed to the system's allocator as it came.
+// SAFETY: `GlobalAlloc` requires a correct allocator: every call is passed unchanged to the
+// system's.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -50,7 +51,7 @@ fn posting_and_polling_allocate_nothing() {
     datagrams();
 }
 
-/// Runs something until everything is warm, then counts what it allocates.
+/// Runs `round` until all caches are warm, then counts the allocations of further rounds.
 fn count_during(what: &str, mut round: impl FnMut()) {
     for _ in 0..1000 {
         round();
@@ -111,7 +112,6 @@ fn connections() {
     count_during("a send, a receive, a write, a read and their completions", || {
         let (mut bad, mut bad_recv) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: a live queue pair; the request and its list are valid, the memory is registered.
-        // So for both.
         assert_eq!(unsafe { ibv_post_recv(b.qp, &raw mut recv, &raw mut bad_recv) }, 0);
         for request in &mut requests {
             // SAFETY: a live queue pair, and a request that lives during the call.
@@ -119,7 +119,7 @@ fn connections() {
         }
         let (mut sent, mut received) = (0, 0);
         while sent < 3 || received < 1 {
-            // SAFETY: a live queue, room for four completions. So for both.
+            // SAFETY: a live queue, and room for four completions.
             sent += unsafe { ibv_poll_cq(a.cq, 4, wc.as_mut_ptr()) };
             // SAFETY: a live queue, and room for four completions.
             received += unsafe { ibv_poll_cq(b.cq, 4, wc.as_mut_ptr()) };

@@ -1,4 +1,4 @@
-//! What the environment decides, each in a process of its own: this test program again.
+//! Environment variables of the device. Each test runs this test program again, in its own process.
 
 mod common;
 
@@ -67,7 +67,7 @@ fn on_infiniband() {
 #[ignore = "run by the test below"]
 fn datagrams_on_infiniband() {
     let (a, b) = (Datagrams::new(), Datagrams::new());
-    // By the local identifier alone: no header, but its place.
+    // Addressed by the LID alone: the 40 bytes are reserved but hold no GRH.
     let local = ibv_ah_attr { dlid: 1, port_num: 1, sl: 3, ..Default::default() };
     let to = a.try_handle(local).unwrap();
     a.side.put(0, b"local");
@@ -81,14 +81,14 @@ fn datagrams_on_infiniband() {
     b.sent(4, 0, 5, &back, wc.src_qp);
     a.side.success(3);
     assert_eq!(a.try_handle(ibv_ah_attr { dlid: 2, ..local }).unwrap_err(), libc::EHOSTUNREACH);
-    // With a global address: a global route header.
+    // With a global address the datagram has a GRH.
     b.recv(5, 0, 64);
     a.sent(6, 0, 5, &a.handle(), b.qpn());
     let wc = b.side.success(5);
     assert_eq!((wc.byte_len, wc.wc_flags, wc.slid), (45, ibv_wc_flags::IBV_WC_GRH.0, 1));
     let grh = b.side.peek(0, GRH);
-    // Version 6 and the traffic class; the length from the transport headers to the checksum; the
-    // next header; hops.
+    // IP version 6 and the traffic class; the length from the transport headers to the checksum;
+    // the next header; the hop limit.
     assert_eq!(grh[..8], [0x62, 0x80, 0, 0, 0, 32, 0x1b, 64]);
     let back = answer_to(&b, &wc, 0).unwrap();
     a.recv(7, 0, 64);

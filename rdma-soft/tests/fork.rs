@@ -1,5 +1,5 @@
-//! Forks: a child opens the device anew, whatever its parent did with it; what it inherits does
-//! nothing.
+//! Forks: a child opens the device anew, whatever its parent did; the objects that it inherits fail
+//! every call.
 
 mod common;
 
@@ -11,14 +11,14 @@ use common::{Config, Endpoint, Request, Side, verbs};
 use rdma_sys::*;
 use rdma_test_support::passes_alone;
 
-/// A forked child, and the way to talk to it.
+/// A forked child and a stream to it.
 struct Child {
     pid: libc::pid_t,
     stream: UnixStream,
 }
 
 impl Child {
-    /// Forks a child that runs `body` and nothing else.
+    /// Forks a child that runs only `body`.
     fn fork(body: impl FnOnce(&mut UnixStream)) -> Self {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         // SAFETY: no thread of this program but the device's own is doing anything; the child ends
@@ -27,7 +27,7 @@ impl Child {
         if pid == 0 {
             drop(ours);
             let failed = catch_unwind(AssertUnwindSafe(|| body(&mut theirs))).is_err();
-            // SAFETY: ends the child without running anything else.
+            // SAFETY: `_exit` has no requirement; the child ends without running destructors.
             unsafe { libc::_exit(failed.into()) };
         }
         Self { pid, stream: ours }
@@ -56,7 +56,8 @@ fn hear(stream: &mut UnixStream) -> Endpoint {
     Endpoint { qpn: u32::try_from(qpn).unwrap(), addr, rkey: u32::try_from(rkey).unwrap() }
 }
 
-/// Connects to an end that does the same, and exchanges a message each way and a read.
+/// Connects to a peer that also calls this function; exchanges a message in each direction and a
+/// read.
 fn exchange(stream: &mut UnixStream) {
     let side = Side::new(Config::default());
     side.put(0, &[7; 64]);
@@ -82,13 +83,13 @@ fn exchange(stream: &mut UnixStream) {
     meet(stream);
 }
 
-/// Waits until both ends have come here.
+/// Waits until the peer also calls this function.
 fn meet(stream: &mut UnixStream) {
     stream.write_all(b"x").unwrap();
     stream.read_exact(&mut [0]).unwrap();
 }
 
-/// Passes what one end says on to the other.
+/// Exchanges one line between two streams.
 fn relay(one: &mut UnixStream, other: &mut UnixStream) {
     let (ours, theirs) = (hear(one), hear(other));
     tell(one, theirs);
@@ -99,7 +100,7 @@ fn relay(one: &mut UnixStream, other: &mut UnixStream) {
     }
 }
 
-/// What of the parent's a child must not be able to use.
+/// Whether the parent's objects refuse all calls in a child.
 fn is_inert(side: &Side) -> bool {
     let mut wc = ibv_wc::default();
     // SAFETY: live objects; the verbs see that this is another process.
@@ -119,7 +120,7 @@ fn a_child_opens_the_device_anew() {
     passes_alone(&["families"], &[]);
 }
 
-/// As a pre-fork server: the parent uses the device, forks, and its children talk to it, to each
+/// A pre-fork server: the parent uses the device and forks; its children connect to it, to each
 /// other and to their own children.
 #[test]
 #[ignore = "run by a_child_opens_the_device_anew"]
@@ -134,7 +135,7 @@ fn families() {
     use_it(10);
     let child = |stream: &mut UnixStream| {
         assert!(is_inert(&before));
-        // With the parent, then with the sibling.
+        // With the parent first, then with the sibling.
         exchange(stream);
         assert!(is_inert(&before));
         exchange(stream);
@@ -168,8 +169,8 @@ fn in_the_middle() {
     let server = Side::new(Config::default());
     server.connect(server.endpoint());
     for _ in 0..24 {
-        // Each makes the parent's agent accept a link, which is torn down again as the next child
-        // is forked.
+        // Each child makes the parent's agent accept a link, which is torn down while the next
+        // child is forked.
         let mut child = Child::fork(exchange);
         exchange(&mut child.stream);
         child.succeeded();

@@ -1,4 +1,4 @@
-//! Subscribers of the log that call the device, and that panic.
+//! Log subscribers that call the device and panic.
 
 mod cm_support;
 mod common;
@@ -16,7 +16,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// What was heard, by those that came out of the calls that they made.
+/// The messages logged so far; added only after the subscriber's own calls have returned.
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Text(String);
@@ -27,7 +27,7 @@ impl Visit for Text {
     }
 }
 
-/// Uses the device at each event, and panics then.
+/// A subscriber that uses the device at each event and then panics.
 struct Hostile;
 
 impl Subscriber for Hostile {
@@ -63,7 +63,7 @@ fn wait_for(what: &str) {
     until(what, || HEARD.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|text| text.contains(what)));
 }
 
-/// Connects to a listener's socket and says nothing.
+/// Connects to a listener's socket without sending a request.
 fn knock(port: u16) {
     // SAFETY: no conditions.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
@@ -86,17 +86,17 @@ fn knock(port: u16) {
 #[test]
 fn a_subscriber_may_use_the_device_and_panic() {
     tracing::subscriber::set_global_default(Hostile).unwrap();
-    // Said of a call of the application's.
+    // Logged in a call of the application.
     let side = Side::new(Config::default());
     assert_eq!(side.set_state(ibv_qp_state::IBV_QPS_RTS), libc::EINVAL);
     wait_for("modify_qp is refused");
-    // Said of the node.
+    // Logged by the node.
     wait_for("software RDMA device starts");
-    // Said by the connection manager's thread.
+    // Logged by the connection manager's thread.
     let (id, _channel, _) = listener(rdma_port_space::RDMA_PS_TCP, 8);
     knock(id.port());
     wait_for("a connection ends before a request");
-    // All goes on.
+    // The device still works.
     let (a, b) = common::pair(Config::default());
     assert_eq!(b.post_recv(1, &[b.sge(0, 8)]), 0);
     assert_eq!(a.post(&common::Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[a.sge(0, 8)])), 0);

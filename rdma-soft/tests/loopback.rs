@@ -1,5 +1,5 @@
-//! Two queue pairs of one process: every operation, what is signaled, and every error that the
-//! specification gives.
+//! Two queue pairs of one process: every operation, signaling, and every error of the
+//! specification.
 
 mod common;
 
@@ -108,7 +108,7 @@ fn atomics() {
     assert_eq!(a.post(&swap.operands(15, 200)), 0);
     a.success(2);
     assert_eq!((a.word(8), b.word(64)), (100, 100));
-    // Not aligned: the responder calls it an invalid request.
+    // A misaligned atomic is an invalid request at the responder.
     let crooked = Request::new(Op::IBV_WR_ATOMIC_FETCH_AND_ADD, 3, &[a.sge(0, 8)]).remote(to.addr + 4, to.rkey);
     assert_eq!(a.post(&crooked), 0);
     a.expect(3, Status::IBV_WC_REM_INV_REQ_ERR);
@@ -120,7 +120,7 @@ fn inline_data_may_change_at_once() {
     let to = b.endpoint();
     assert_eq!(b.post_recv(9, &[b.sge(0, 64)]), 0);
     let local = [1_u8, 2, 3, 4, 5];
-    // Not registered, and no key.
+    // Inline data needs neither registration nor an lkey.
     let piece = |from: usize, length| ibv_sge { addr: local[from..].as_ptr().addr() as u64, length, lkey: 0 };
     let list = [piece(3, 2), piece(0, 3)];
     assert_eq!(a.post(&Request::new(Op::IBV_WR_SEND, 1, &list).flags(SIGNALED | INLINE)), 0);
@@ -175,7 +175,7 @@ fn a_chain_stops_at_the_first_bad_request() {
     a.success(1);
     a.success(2);
     assert!(a.poll().is_none());
-    // Receives: the queue's depth is what was asked for.
+    // The receive queue has exactly the requested depth.
     for id in 0..3 {
         assert_eq!(b.post_recv(id, &[]), 0);
     }
@@ -201,7 +201,7 @@ fn a_full_send_queue_says_so() {
     a.success(9);
 }
 
-/// After a fatal error of `a`'s request: both are in error, the rest is flushed.
+/// Checks that the given requests are flushed and nothing else completes.
 fn flushes(side: &Side, ids: &[u64]) {
     for &id in ids {
         side.expect(id, Status::IBV_WC_WR_FLUSH_ERR);
@@ -247,7 +247,7 @@ fn remote_access_errors_end_both_sides_and_tell_the_responder() {
 fn rights_are_those_of_the_region_and_of_the_queue_pair() {
     let (a, b) = pair(Config::default());
     let to = b.endpoint();
-    // The queue pair takes the right to write away again.
+    // The queue pair revokes the right to write.
     let mut attr = ibv_qp_attr { qp_access_flags: 4, ..Default::default() };
     assert_eq!(b.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0), 0);
     assert_eq!(a.post(&Request::new(Op::IBV_WR_RDMA_READ, 1, &[a.sge(0, 8)]).remote(to.addr, to.rkey)), 0);
@@ -324,18 +324,18 @@ fn error_flushes_and_reset_forgets() {
         .collect();
     ids.sort_unstable();
     assert_eq!(ids, [0, 1, 2, 10]);
-    // In error, requests are taken, and flushed at once.
+    // In the error state requests are accepted and flushed at once.
     assert_eq!(a.post(&Request::new(Op::IBV_WR_SEND, 11, &[])), 0);
     assert_eq!(a.post_recv(12, &[]), 0);
     a.expect(11, Status::IBV_WC_WR_FLUSH_ERR);
     a.expect(12, Status::IBV_WC_WR_FLUSH_ERR);
-    // In reset, none are taken, and what waits in the completion queue goes.
+    // In RESET requests are refused, and the queue pair's completions are removed from the CQ.
     assert_eq!(a.post(&Request::new(Op::IBV_WR_SEND, 13, &[])), 0);
     assert_eq!(a.set_state(ibv_qp_state::IBV_QPS_RESET), 0);
     assert!(a.poll().is_none());
     assert_ne!(a.post(&Request::new(Op::IBV_WR_SEND, 14, &[])), 0);
     assert_ne!(a.post_recv(15, &[]), 0);
-    // Both connect anew.
+    // Both queue pairs connect again.
     assert_eq!(b.set_state(ibv_qp_state::IBV_QPS_RESET), 0);
     a.connect(b.endpoint());
     b.connect(a.endpoint());

@@ -1,5 +1,5 @@
-//! Creation and destruction: limits, who keeps whom busy, error conventions, the state machine on a
-//! real object.
+//! Creation and destruction: limits, objects that keep others busy, error conventions, and the
+//! state machine on a real object.
 
 mod common;
 
@@ -13,7 +13,7 @@ use rdma_sys::*;
 type M = ibv_qp_attr_mask;
 type S = ibv_qp_state;
 
-/// What a failed verb that returns a pointer left in `errno`.
+/// The `errno` of a failed verb that returns a pointer.
 fn errno<T>(result: *mut T) -> c_int {
     assert!(result.is_null());
     io::Error::last_os_error().raw_os_error().unwrap()
@@ -22,13 +22,13 @@ fn errno<T>(result: *mut T) -> c_int {
 #[test]
 fn used_objects_are_busy() {
     let side = Side::new(Config::default());
-    // SAFETY: live objects, which stay alive because they are busy. So for each.
+    // SAFETY: a live object, which stays alive because it is in use: refused.
     assert_eq!(unsafe { (verbs().ibv_dealloc_pd)(side.pd) }, libc::EBUSY);
     // SAFETY: a live queue, in use: refused.
     assert_eq!(unsafe { (verbs().ibv_destroy_cq)(side.cq) }, libc::EBUSY);
     // SAFETY: a live channel, in use: refused.
     assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(side.channel) }, libc::EBUSY);
-    // All of them still work.
+    // All objects still work.
     side.connect(side.endpoint());
     assert_eq!(side.post_recv(1, &[]), 0);
     assert_eq!(side.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 2, &[])), 0);
@@ -39,7 +39,7 @@ fn used_objects_are_busy() {
 #[test]
 fn null_is_refused_everywhere() {
     let v = verbs();
-    // SAFETY: null is refused before anything is read. So for each.
+    // SAFETY: null is refused.
     assert_eq!(errno(unsafe { (v.ibv_open_device)(ptr::null_mut()) }), libc::EINVAL);
     // SAFETY: null is refused.
     assert_eq!(unsafe { (v.ibv_close_device)(ptr::null_mut()) }, libc::EINVAL);
@@ -76,14 +76,14 @@ fn completion_queue_limits() {
     assert!(unsafe { (*cq).cqe } >= 40);
     // SAFETY: a live queue.
     assert_eq!(unsafe { (verbs().ibv_resize_cq)(cq, 0) }, libc::EINVAL);
-    // Another context's channel is not ours.
+    // A CQ cannot use the channel of another context.
     let other = open();
     // SAFETY: an open context.
     let channel = unsafe { (verbs().ibv_create_comp_channel)(other) };
     // SAFETY: an open context, a live channel.
     let foreign = unsafe { (verbs().ibv_create_cq)(context, 1, ptr::null_mut(), channel, 0) };
     assert_eq!(errno(foreign), libc::EINVAL);
-    // SAFETY: alive, and not used any more. So for each.
+    // SAFETY: a live object that nothing uses any more.
     assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(channel) }, 0);
     // SAFETY: a live queue that nothing uses.
     assert_eq!(unsafe { (verbs().ibv_destroy_cq)(cq) }, 0);
@@ -156,7 +156,7 @@ fn memory_that_cannot_be_registered() {
     assert_eq!(register(addr, 8, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE), libc::EINVAL);
     assert_eq!(register(addr, 8, ibv_access_flags::IBV_ACCESS_ON_DEMAND), libc::EOPNOTSUPP);
     assert_eq!(register(ptr::without_provenance_mut(4096), 8, ibv_access_flags(0)), libc::EFAULT);
-    // Memory that can only be read.
+    // Read-only memory.
     let text = "read only".as_ptr().cast_mut();
     assert_eq!(register(text.cast(), 9, ibv_access_flags(1)), libc::EFAULT);
     // SAFETY: a live domain; the text is never unmapped.
@@ -252,7 +252,7 @@ fn the_send_queue_drains() {
     // SAFETY: an event that was just read.
     unsafe { (verbs().ibv_ack_async_event)(&raw mut event) };
     assert_eq!(a.query().0.sq_draining, 0);
-    // What is posted now waits for RTS.
+    // Requests posted in SQD wait for RTS.
     assert_eq!(a.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 3, &[])), 0);
     assert_eq!(b.post_recv(4, &[]), 0);
     assert!(a.poll().is_none());
@@ -263,14 +263,13 @@ fn the_send_queue_drains() {
 #[test]
 fn closing_a_context_ends_its_objects() {
     let (a, b) = pair(Config { timeout: 8, retry_cnt: 1, ..Config::default() });
-    // Its own end would find its objects gone.
+    // Not dropped: closing the context below ends its objects.
     let b = std::mem::ManuallyDrop::new(b);
     let context = b.context;
     let (qp, cq, mr, pd, channel) = (b.qp, b.cq, b.mr, b.pd, b.channel);
     // SAFETY: an open context; what is left of its objects is refused from now on.
     assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, 0);
-    // SAFETY: the public parts of objects that were closed with their context stay readable. So for
-    // each.
+    // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, libc::EINVAL);
     // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, libc::EINVAL);
@@ -282,7 +281,7 @@ fn closing_a_context_ends_its_objects() {
     assert_eq!(unsafe { (verbs().ibv_destroy_comp_channel)(channel) }, libc::EINVAL);
     // SAFETY: the memory of an object whose context was closed is still there: refused.
     assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, libc::EINVAL);
-    // The queue pair is gone for its peer too.
+    // The peer's requests to the ended queue pair fail.
     assert_eq!(a.post(&Request::new(ibv_wr_opcode::IBV_WR_SEND, 1, &[])), 0);
     a.expect(1, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
 }
@@ -291,7 +290,7 @@ fn closing_a_context_ends_its_objects() {
 fn what_the_device_lacks_fails_in_each_convention() {
     let side = Side::new(Config::default());
     let v = verbs();
-    // SAFETY: these verbs do nothing but fail. So for each.
+    // SAFETY: an unsupported verb, which fails without reading its arguments.
     assert_eq!(errno(unsafe { (v.ibv_create_srq)(side.pd, ptr::null_mut()) }), libc::EOPNOTSUPP);
     // SAFETY: an open context.
     assert_eq!(errno(unsafe { (v.ibv_import_pd)(side.context, 0) }), libc::EOPNOTSUPP);
@@ -299,11 +298,11 @@ fn what_the_device_lacks_fails_in_each_convention() {
     assert_eq!(errno(unsafe { (v.ibv_reg_dmabuf_mr)(side.pd, 0, 8, 0, -1, 0) }), libc::EOPNOTSUPP);
     // SAFETY: a live queue pair; null is not read.
     assert_eq!(unsafe { (v.ibv_set_ece)(side.qp, ptr::null_mut()) }, libc::EOPNOTSUPP);
-    // SAFETY: no requirement. So for both.
+    // SAFETY: the function has no requirement.
     assert_eq!(unsafe { (v.ibv_fork_init)() }, 0);
-    // SAFETY: the function asks for nothing.
+    // SAFETY: the function has no requirement.
     assert_eq!(unsafe { (v.ibv_is_fork_initialized)() }, ibv_fork_status::IBV_FORK_UNNEEDED);
-    // SAFETY: a live queue pair. So for both.
+    // SAFETY: a live queue pair.
     assert_eq!(unsafe { (v.ibv_query_qp_data_in_order)(side.qp, ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0) }, 1);
     // SAFETY: a live queue pair.
     assert_eq!(unsafe { (v.ibv_query_qp_data_in_order)(side.qp, ibv_wr_opcode::IBV_WR_SEND, 0) }, 0);

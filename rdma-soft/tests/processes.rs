@@ -1,5 +1,5 @@
-//! Two processes: messages, one-sided operations while the target does not look, and what happens
-//! when it dies.
+//! Two processes: messages, one-sided operations while the target does not poll, and the death of a
+//! peer.
 
 mod common;
 
@@ -12,7 +12,7 @@ use rdma_sys::*;
 type Op = ibv_wr_opcode;
 type Status = ibv_wc_status;
 
-/// The other process runs this test, and nothing else.
+/// The other process runs only this test.
 #[test]
 fn other_process() {
     puppet::play();
@@ -48,7 +48,7 @@ fn messages_go_both_ways() {
         side.success(id);
         assert_eq!(other.ask("wait"), format!("{id} 0 {len}"));
         assert_eq!(other.ask(&format!("peek 0 {len}")), hex(&data));
-        // And back.
+        // In the other direction.
         side.put(0, &vec![0; len]);
         assert_eq!(side.post_recv(id, &[side.sge(0, len)]), 0);
         assert_eq!(other.ask(&format!("send {id} 0 {len}")), "0");
@@ -64,7 +64,7 @@ fn one_sided_operations_need_no_poll_at_the_target() {
     for options in ["", "shared"] {
         let (side, mut other) = connected(Config::default(), options);
         let to = other.endpoint;
-        // The other process waits for its next line: nobody there polls.
+        // The other process waits for its next command and does not poll.
         for round in 0..20_u8 {
             let data: Vec<u8> = pattern(5000, usize::from(round));
             side.put(0, &data);
@@ -108,8 +108,7 @@ fn rights_are_checked_by_the_target() {
     }
 }
 
-/// Writes until the other process's shared memory is mapped here, which takes some time and no
-/// request.
+/// Writes until the other process's shared memory is mapped here, which happens in the background.
 fn warmed_up(side: &Side, to: Endpoint) {
     for id in 0..20 {
         let write = Request::new(Op::IBV_WR_RDMA_WRITE, id, &[side.sge(0, 8)]).remote(to.addr, to.rkey);
@@ -160,12 +159,12 @@ fn a_region_that_is_no_more_is_not_reached() {
 
 #[test]
 fn a_killed_peer_ends_what_is_outstanding() {
-    // With a timeout of 0 a device would wait for ever; a dead process never answers, so this one
-    // need not.
+    // A timeout of 0 means to wait for ever, but the device knows that a dead process never
+    // answers.
     for timeout in [0, 12] {
         let (side, mut other) = connected(Config { timeout, ..Config::default() }, "");
-        // No receive is posted there: the sends stay outstanding. The first message sets the link
-        // up.
+        // The first message sets up the link. After it no receive is posted, so the sends stay
+        // outstanding.
         assert_eq!(other.ask("recv 0 0 8"), "0");
         assert_eq!(side.post(&Request::new(Op::IBV_WR_SEND, 0, &[])), 0);
         side.success(0);
@@ -216,7 +215,7 @@ fn a_peer_killed_at_any_moment_leaves_no_request_behind() {
         };
         let mut completed = 0;
         let (start, mut dead) = (Instant::now(), false);
-        // Until the queue pair has gone to the error state and everything has come back.
+        // Until the queue pair is in the error state and every request has completed.
         while !dead || completed < posted || side.state() != ibv_qp_state::IBV_QPS_ERR {
             assert!(start.elapsed() < common::PATIENCE, "{completed} of {posted}");
             if !dead && start.elapsed() > Duration::from_micros(u64::from(round) * 150) {
@@ -224,7 +223,7 @@ fn a_peer_killed_at_any_moment_leaves_no_request_behind() {
                 dead = true;
             }
             if posted - completed < 16 && (!dead || completed == posted) {
-                // No more sends than there are receives.
+                // At most as many sends as the peer has receives.
                 let next = if posted < 120 { &requests[posted % 4] } else { &requests[1] };
                 assert_eq!(side.post(next), 0);
                 posted += 1;
@@ -292,7 +291,7 @@ fn a_forked_child_can_do_nothing() {
         let refused = side.post_recv(1, &[]) != 0 && side.set_state(ibv_qp_state::IBV_QPS_ERR) != 0;
         // SAFETY: a live queue pair that no other thread uses.
         let kept = unsafe { (common::verbs().ibv_destroy_qp)(side.qp) } != 0;
-        // SAFETY: ends the child without running anything else.
+        // SAFETY: `_exit` has no requirement; the child ends without running destructors.
         unsafe { libc::_exit(i32::from(!(polled < 0 && refused && kept))) };
     }
     let mut status = 0;

@@ -1,5 +1,5 @@
-//! Many threads at once: on objects of their own, on the same ones, and with objects that come and
-//! go.
+//! Many threads at once: on separate objects, on shared ones, and while objects are created and
+//! destroyed.
 
 mod common;
 
@@ -23,7 +23,7 @@ impl Shared<'_> {
     }
 }
 
-/// Sends back and forth for a while, with checks.
+/// Exchanges messages in both directions for a while and checks them.
 fn traffic(rounds: u64) {
     let (a, b) = pair(Config { memory: 1 << 14, ..Config::default() });
     let to = b.endpoint();
@@ -61,7 +61,7 @@ fn objects_that_come_and_go() {
             });
         }
         scope.spawn(|| {
-            // Ended in the middle of what they do.
+            // The sides are dropped while requests are outstanding.
             while Instant::now() < stop {
                 let (a, b) = pair(Config::default());
                 assert_eq!(a.post_recv(1, &[a.sge(0, 8)]), 0);
@@ -81,8 +81,8 @@ fn objects_that_come_and_go() {
 fn threads_on_the_same_queue_pair() {
     const EACH: u64 = 2000;
     const THREADS: u64 = 4;
-    // A request's place is free when it is done, even if its completion is not polled yet: so room
-    // for all of them.
+    // The slot of a request is free when it is done, before its completion is polled, so the CQ
+    // needs room for the completions of all requests.
     let cq_depth = i32::try_from(EACH * THREADS).unwrap();
     let (a, b) = pair(Config { depth: 32, cq_depth, ..Config::default() });
     let to = b.endpoint();

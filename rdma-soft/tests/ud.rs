@@ -1,5 +1,5 @@
-//! Unreliable datagrams: one process and two, address handles, groups, and what is lost without a
-//! word.
+//! Unreliable datagrams: within one process and between two, address handles, groups, and silent
+//! losses.
 
 mod common;
 
@@ -13,7 +13,7 @@ use rdma_sys::*;
 
 type Status = ibv_wc_status;
 
-/// The other process runs this test, and nothing else.
+/// The other process runs only this test.
 #[test]
 fn other_process() {
     datagram::play();
@@ -38,7 +38,7 @@ fn a_datagram_arrives_behind_its_header() {
         assert_eq!((wc.src_qp, wc.qp_num), (a.qpn(), b.qpn()));
         assert_eq!(wc.wc_flags, ibv_wc_flags::IBV_WC_GRH.0);
         assert_eq!((wc.pkey_index, wc.slid, wc.dlid_path_bits), (0, 0, 0));
-        // The kind of the header, as mlx5 says it: IPv4.
+        // The type of the network header in mlx5's coding: IPv4.
         assert_eq!(wc.sl, 0xa);
         assert_eq!(b.side.peek(8192 + GRH, len), data);
         let grh = b.side.peek(8192, GRH);
@@ -68,7 +68,7 @@ fn immediate_data_lists_and_inline_data() {
     assert_eq!(wc.wc_flags, ibv_wc_flags::IBV_WC_GRH.0 | ibv_wc_flags::IBV_WC_WITH_IMM.0);
     // SAFETY: both variants are a `u32`.
     assert_eq!(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }), 0xdead_beef);
-    // 10 and 30 bytes of the header; then 2 of the data in each of the next two, and the rest.
+    // The scatter entries hold 10 and 30 bytes of the GRH, then 2, 2 and 9 bytes of the data.
     let data = [b.side.peek(130, 2), b.side.peek(200, 2), b.side.peek(300, 9)].concat();
     assert_eq!(data, b"one two three");
 
@@ -76,7 +76,7 @@ fn immediate_data_lists_and_inline_data() {
     let text = *b"said at once";
     let mut list = [ibv_sge { addr: text.as_ptr().expose_provenance() as u64, length: 12, lkey: 0 }];
     let mut wr = a.request(4, &mut list, &to, b.qpn());
-    // Unsignaled: the next one's completion says that it is done.
+    // Unsignaled: the completion of the next request implies that this one is done.
     wr.send_flags = ibv_send_flags::IBV_SEND_INLINE.0;
     // SAFETY: all of it is alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
@@ -106,7 +106,7 @@ fn a_queue_pair_sends_to_itself_and_to_many() {
     }
 }
 
-/// More than a ring holds, posted in one go: within a process nothing is lost that has a receive.
+/// A burst larger than a ring: within a process no datagram with a posted receive is lost.
 #[test]
 fn bursts_to_this_process_are_complete() {
     let config = Config { memory: 1 << 20, depth: 1024, cq_depth: 4096, ..Config::default() };
@@ -134,12 +134,12 @@ fn bursts_to_this_process_are_complete() {
 fn what_nobody_takes_is_lost_without_a_word() {
     let (a, b) = (Datagrams::new(), Datagrams::new());
     let to = a.handle();
-    // No receive; nobody with that number, in this process and elsewhere; no such slot; a number
-    // for groups only.
+    // Lost silently: no receive posted, an unused number in this process, in another slot and in no
+    // slot, number 1, and the multicast number.
     for qpn in [b.qpn(), b.qpn() ^ 1, 4094 << 12 | 1, 0, 1, MULTICAST_QPN] {
         a.sent(1, 0, 8, &to, qpn);
     }
-    // Another Q_Key.
+    // A wrong Q_Key: the datagram is dropped.
     b.recv(2, 0, 64);
     let mut list = [a.side.sge(0, 8)];
     let mut wr = a.request(3, &mut list, &to, b.qpn());
@@ -147,10 +147,10 @@ fn what_nobody_takes_is_lost_without_a_word() {
     // SAFETY: all of it is alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
     a.side.success(3);
-    // Longer than the MTU: C10-93.1.1.
+    // Longer than the MTU: dropped (C10-93.1.1).
     a.sent(4, 0, 4097, &to, b.qpn());
     assert!(b.is_quiet());
-    // With the upper bit, the sender's own Q_Key is meant.
+    // A Q_Key with the top bit set selects the sender's own Q_Key.
     wr.wr.ud.remote_qkey = 1 << 31;
     // SAFETY: all of it is alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
@@ -187,7 +187,7 @@ fn a_bad_key_stops_the_send_queue_only() {
     a.send(3, 0, 8, &to, b.qpn());
     a.side.expect(3, Status::IBV_WC_WR_FLUSH_ERR);
     assert_eq!(a.side.state(), ibv_qp_state::IBV_QPS_SQE);
-    // It still receives, and sends again when told to.
+    // In SQE the queue pair still receives; it sends again after a transition to RTS.
     b.sent(4, 0, 8, &b.handle(), a.qpn());
     a.side.success(1);
     let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..Default::default() };
@@ -196,7 +196,7 @@ fn a_bad_key_stops_the_send_queue_only() {
     b.recv(5, 0, 64);
     a.sent(6, 0, 8, &to, b.qpn());
     b.side.success(5);
-    // A receive with a bad key fails, and with it the queue pair.
+    // A receive with an invalid lkey fails and moves the queue pair to the error state.
     let mut bad = b.side.sge(0, 64);
     bad.lkey ^= 1;
     assert_eq!(b.side.post_recv(7, &[bad]), 0);
@@ -218,7 +218,7 @@ fn what_a_datagram_queue_pair_does_not_do() {
         // SAFETY: all of it is alive.
         assert_eq!(unsafe { a.post(&mut wr) }, libc::EINVAL);
     }
-    // A handle of another domain, or none.
+    // An address handle of another domain, and a null one.
     wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
     let foreign = other.handle();
     for ah in [foreign.0, std::ptr::null_mut()] {
@@ -263,8 +263,7 @@ fn address_handles_lead_to_this_host_or_nowhere() {
     let elsewhere = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 77];
     assert_eq!(refused(&|attr| attr.grh.dgid.raw = elsewhere), libc::EHOSTUNREACH);
     let handle = end.handle();
-    // The domain lives as long as its handles.
-    // SAFETY: a live domain.
+    // A domain with address handles cannot be deallocated. SAFETY: a live domain.
     assert_eq!(unsafe { (verbs().ibv_dealloc_pd)(end.side.pd) }, libc::EBUSY);
     drop(handle);
 }
@@ -290,7 +289,7 @@ fn who_gets_a_datagram_can_answer() {
     a.recv(3, 0, 64);
     b.sent(4, 0, 8, &back, wc.src_qp);
     assert_eq!(a.side.success(3).src_qp, b.qpn());
-    // What is no header leads nowhere.
+    // Bytes that are no network header are refused.
     b.side.put(0, &[0; GRH]);
     assert_eq!(answer_to(&b, &wc, 0).unwrap_err(), libc::EPROTONOSUPPORT);
     let mut elsewhere = b.side.peek(GRH, 0);
@@ -321,8 +320,8 @@ fn the_extended_interfaces() {
         // SAFETY: a public field of a live queue pair, which this thread alone uses.
         unsafe { (*ex).wr_flags = flags };
     };
-    // SAFETY: a live queue pair made for these calls, which come in their order, with live handles.
-    // So for all of them.
+    // SAFETY: a live queue pair that was created for these calls, which come in order, with live
+    // handles.
     let address = || unsafe { ibv_wr_set_ud_addr(ex, to.0, b.qpn(), QKEY) };
     // SAFETY: a live queue pair that was created for these calls.
     let start = || unsafe { ibv_wr_start(ex) };
@@ -340,7 +339,7 @@ fn the_extended_interfaces() {
     begin(11);
     // SAFETY: a live queue pair that was created for these calls.
     unsafe { ibv_wr_send_imm(ex, 5_u32.to_be()) };
-    // SAFETY: as above; the text is read during the call.
+    // SAFETY: a live queue pair that was created for these calls; the text is read during the call.
     unsafe { ibv_wr_set_inline_data(ex, text.as_ptr().cast_mut().cast(), text.len()) };
     address();
     let posted = complete();
@@ -351,7 +350,7 @@ fn the_extended_interfaces() {
     b.side.success(1);
     assert_eq!(b.side.peek(GRH, 11), b"by the list");
     assert_eq!(b.side.peek(1000 + GRH, 6), text);
-    // Without an address nothing is posted, not even what has one.
+    // A request without an address fails the whole batch.
     start();
     send();
     address();
@@ -371,7 +370,7 @@ fn two_processes() {
     let end = Datagrams::new();
     let to = end.handle();
     let qpn = other.endpoint.qpn;
-    // On a busy machine a link may take longer than datagrams wait for it.
+    // On a busy machine, setting up a link may take longer than datagrams wait.
     other.ask("recv 1 0 4096");
     until(|| end.sent(1, 0, 100, &to, qpn), || other.ask("try") == "1");
     for round in 0..50_u32 {
@@ -392,7 +391,7 @@ fn two_processes() {
 #[test]
 fn a_first_burst_to_a_new_process_arrives_whole() {
     const BURST: u64 = 200;
-    // Unless the link takes longer than datagrams wait for it, as it may on a busy machine.
+    // Repeated, because on a busy machine setting up a link may take longer than datagrams wait.
     let arrives_whole = || {
         let mut other = Puppet::start("other_process", "deep");
         let end = Datagrams::deep();
@@ -413,7 +412,7 @@ fn a_first_burst_to_a_new_process_arrives_whole() {
     assert!((0..10).any(|_| arrives_whole()));
 }
 
-/// It ends while its datagram waits for a link.
+/// A process sends a datagram and ends while the datagram waits for a link.
 #[test]
 fn the_last_datagram_of_a_process_arrives() {
     let arrives = || {
@@ -436,7 +435,7 @@ fn a_process_that_stands_still_or_dies_holds_up_nobody() {
     end.sent(1, 0, 8, &to, qpn);
     assert!(other.ask("wait").starts_with("1 0 "));
     other.stop();
-    // Many times what the ring holds.
+    // Many times the capacity of the ring.
     let start = Instant::now();
     for _ in 0..2000 {
         end.sent(2, 0, 4096, &to, qpn);
@@ -446,7 +445,7 @@ fn a_process_that_stands_still_or_dies_holds_up_nobody() {
     near.side.success(3);
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     other.resume();
-    // What fills the ring is taken out and lost; then it hears again.
+    // The resumed process drains the ring, loses those datagrams and then receives new ones.
     other.ask("recv 5 0 4096");
     until(|| end.sent(6, 0, 8, &to, qpn), || other.ask("try") == "5");
     other.kill();
@@ -480,9 +479,9 @@ fn groups_within_a_process() {
         assert_eq!((wc.src_qp, wc.byte_len), (sender.qpn(), 48));
         b.side.success(3);
         assert!(sender.is_quiet() && a.is_quiet() && b.is_quiet(), "each gets it once, and who is not in it does not");
-        // What was sent to a group does not say which address to answer from.
+        // A datagram to a group does not say which address to answer from.
         assert_eq!(answer_to(&a, &wc, 0).unwrap_err(), libc::EINVAL);
-        // Who is in it gets its own.
+        // A sender in the group receives its own datagram.
         assert_eq!(sender.attach(group), 0);
         a.recv(6, 0, 64);
         sender.send(7, 0, 8, &to, MULTICAST_QPN);
@@ -491,8 +490,8 @@ fn groups_within_a_process() {
         assert_eq!(ids, [1, 7]);
         a.side.success(6);
         b.side.success(4);
-        // A queue pair in a group is not destroyed.
-        // SAFETY: a live queue pair, which stays one.
+        // A queue pair that is attached to a group cannot be destroyed. SAFETY: a live queue pair,
+        // which stays alive because the call is refused.
         assert_eq!(unsafe { (verbs().ibv_destroy_qp)(a.side.qp) }, libc::EBUSY);
         assert_eq!((a.detach(group), b.detach(group), sender.detach(group)), (0, 0, 0));
         assert_eq!(a.detach(group), libc::EINVAL);
@@ -526,7 +525,7 @@ fn groups_of_several_processes() {
     ids.sort_unstable();
     assert_eq!(ids, [1, 2]);
     for other in &mut others[..2] {
-        // On a busy machine a link may take longer than datagrams wait for it.
+        // On a busy machine, setting up a link may take longer than datagrams wait.
         until(|| end.sent(2, 0, 13, &to, MULTICAST_QPN), || other.ask("try") == "1");
         assert_eq!(other.ask("peek 40 13"), format!("{:?}", b"to all of you"));
     }
@@ -534,15 +533,15 @@ fn groups_of_several_processes() {
         while other.ask("try") != "none" {}
     }
     assert_eq!(others[2].ask("try"), "none");
-    // A process that comes later is found, if not by the next datagram; one that leaves gets no
-    // more.
+    // A process that attaches later gets datagrams soon, if not the next one; one that detaches
+    // gets none.
     assert_eq!(others[2].ask(&format!("attach {name}")), "0");
     assert_eq!(others[0].ask(&format!("detach {name}")), "0");
     assert_eq!(end.detach(group), 0);
     let last = std::cell::RefCell::new(&mut others[2]);
     until(|| end.sent(3, 0, 13, &to, MULTICAST_QPN), || last.borrow_mut().ask("try") == "1");
     assert_eq!(others[0].ask("try"), "none");
-    // One that dies is forgotten.
+    // A process that dies is removed from the group.
     others[1].kill();
     others[2].ask("recv 3 0 64");
     until(|| end.sent(4, 0, 13, &to, MULTICAST_QPN), || others[2].ask("try") != "none");
@@ -557,7 +556,8 @@ fn who_may_be_in_a_group() {
     let connection = Side::new(Config::default());
     // SAFETY: a live queue pair, a valid address.
     assert_eq!(unsafe { (verbs().ibv_attach_mcast)(connection.qp, &raw const group, 0) }, libc::EINVAL);
-    // A group's address without its number, and the number without the address.
+    // A group's address with a unicast queue pair number, and the multicast number with a unicast
+    // address.
     let other = Datagrams::new();
     assert_eq!(other.attach(group), 0);
     other.recv(1, 0, 64);
@@ -581,12 +581,12 @@ fn a_forked_child_keeps_nobody_out_of_a_group() {
         }
     }
     assert!(pid > 0);
-    // The child has a copy of what said that we are in the group.
+    // The child holds a copy of the descriptor that marks this process as a member of the group.
     let left = end.detach(gid);
     let back = end.attach(gid);
     // SAFETY: our child, which nobody has waited for.
     unsafe { libc::kill(pid, libc::SIGKILL) };
-    // SAFETY: as above; no status is asked for.
+    // SAFETY: our child, which nobody has waited for; `waitpid` accepts a null status.
     unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
     assert_eq!((left, back), (0, 0));
     assert_eq!(end.detach(gid), 0);

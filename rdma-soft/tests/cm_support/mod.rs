@@ -1,7 +1,7 @@
 //! Connection managers driven as a C program would, through the function table.
 //!
-//! An [`Id`] is destroyed when it is dropped, and a [`Channel`] once no id that was on it is left;
-//! this is what the `SAFETY` comments call "alive".
+//! An [`Id`] is destroyed when it is dropped, and a [`Channel`] when the last id that used it is
+//! dropped; the `SAFETY` comments call an object "alive" until then.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::*;
 
-/// How long a test waits for what must come.
+/// Time to wait for an event that must come.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) type Event = rdma_cm_event_type;
 
-/// Whether the system's librdmacm is under test, on the device that has the address in
-/// `RDMA_TEST_ADDRESS`: an oracle for these tests.
+/// Whether the tests run on the system's librdmacm, as an oracle, with the device that has the
+/// address in `RDMA_TEST_ADDRESS`.
 pub(crate) fn on_system() -> bool {
     std::env::var_os("RDMA_SOFT_TEST_SYSTEM").is_some()
 }
 
-/// Runs a test of this file that is ignored, in a process of its own whose connection manager asks
-/// again soon.
+/// Runs an ignored test of this file in its own process, whose connection manager has short
+/// timeouts.
 pub(crate) fn with_short_times(test: &str) {
     rdma_test_support::passes_alone(&[test], &[("RDMA_SOFT_CM_TIMEOUT", "100")]);
 }
@@ -59,7 +59,7 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(home(), port)
 }
 
-/// An address as C has it.
+/// A socket address in C form.
 #[repr(C)]
 pub(crate) union Raw {
     any: libc::sockaddr,
@@ -93,12 +93,13 @@ pub(crate) fn raw(address: SocketAddr) -> Raw {
     raw
 }
 
-/// Reads an address of C's.
+/// Reads a C socket address.
 pub(crate) fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let pointer = ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says so, and the storage is large enough and aligned.
+            // SAFETY: the family is that of a `sockaddr_in`, and the storage is large enough and
+            // aligned.
             let v4 = unsafe { pointer.cast::<libc::sockaddr_in>().read() };
             Some(SocketAddr::new(IpAddr::V4(u32::from_be(v4.sin_addr.s_addr).into()), u16::from_be(v4.sin_port)))
         }
@@ -116,7 +117,7 @@ pub(crate) fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
 #[derive(Debug)]
 pub(crate) struct Channel(pub(crate) *mut rdma_event_channel, Arc<Owned>);
 
-/// What ends a channel with its last user.
+/// Destroys a channel with its last user.
 #[derive(Debug)]
 pub(crate) struct Owned(*mut rdma_event_channel);
 
@@ -156,7 +157,7 @@ impl Channel {
         assert_eq!(unsafe { libc::fcntl(self.fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) }, 0);
     }
 
-    /// Whether an event waits, after so long at most.
+    /// Whether an event comes within `patience`.
     pub(crate) fn is_readable(&self, patience: Duration) -> bool {
         let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
         let timeout = c_int::try_from(patience.as_millis()).unwrap();
@@ -212,7 +213,7 @@ impl Channel {
         told
     }
 
-    /// No event comes for so long.
+    /// Fails if an event comes within `time`.
     pub(crate) fn expect_silence(&self, time: Duration) {
         if self.is_readable(time) {
             panic!("{:?}", self.next());
@@ -271,7 +272,7 @@ impl Told {
         Self { id, listen_id, code: event.event, status: event.status, private, conn, ud, keep: None }
     }
 
-    /// The id that a request brings.
+    /// The new id of a connection request.
     pub(crate) fn request(&self) -> Id {
         assert_eq!(name(self.code), "RDMA_CM_EVENT_CONNECT_REQUEST");
         Id(self.id, Mutex::new(self.keep.iter().cloned().collect()))
@@ -283,7 +284,7 @@ pub(crate) struct Param<'a>(pub(crate) rdma_conn_param, std::marker::PhantomData
 
 pub(crate) fn param(private: &[u8], mut qp_num: u32) -> Param<'_> {
     if on_system() && qp_num < 16 {
-        // The kernel takes a number that it has seen not long ago for a connection that is stale.
+        // The kernel treats a recently seen queue pair number as a stale connection.
         static NEXT: AtomicU32 = AtomicU32::new(1000);
         qp_num = NEXT.fetch_add(1, Ordering::Relaxed);
     }
@@ -300,11 +301,11 @@ pub(crate) fn param(private: &[u8], mut qp_num: u32) -> Param<'_> {
     Param(param, std::marker::PhantomData)
 }
 
-/// An id, and the channels that it was on.
+/// An id and the channels that it has used.
 #[derive(Debug)]
 pub(crate) struct Id(pub(crate) *mut rdma_cm_id, Mutex<Vec<Arc<Owned>>>);
 
-// SAFETY: as for the channel.
+// SAFETY: librdmacm's objects may be used by any thread.
 unsafe impl Send for Id {}
 // SAFETY: an id may be used by any thread.
 unsafe impl Sync for Id {}
@@ -426,7 +427,7 @@ impl Id {
         u16::from_be(unsafe { (cm().rdma_get_src_port)(self.0) })
     }
 
-    /// The attributes for a state, with their mask; or the error number.
+    /// The attributes and mask for a transition to `state`, or the error number.
     pub(crate) fn attributes(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, ibv_qp_attr_mask), i32> {
         let mut attr = ibv_qp_attr { qp_state: state, ..Default::default() };
         let mut mask = 0;
@@ -437,7 +438,7 @@ impl Id {
         }
     }
 
-    /// Gives the id up without destroying it.
+    /// Returns the raw id without destroying it.
     pub(crate) fn leak(self) -> *mut rdma_cm_id {
         self.1.lock().unwrap().clear();
         std::mem::ManuallyDrop::new(self).0
@@ -477,7 +478,7 @@ pub(crate) fn resolve(id: &Id, channel: &Channel, to: SocketAddr) {
     channel.expect(Event::RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
-/// Both ends of a connection without queue pairs, each with its channel.
+/// Both ends of a connection without queue pairs, each with its own channel.
 pub(crate) struct Pair {
     pub(crate) active: (Id, Channel),
     pub(crate) passive: (Id, Channel),
@@ -496,7 +497,7 @@ pub(crate) fn connected() -> Pair {
     Pair { active, passive: (passive, channel), listener }
 }
 
-/// Waits until something is so.
+/// Waits until `holds` returns true.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !holds() {

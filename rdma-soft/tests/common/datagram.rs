@@ -1,4 +1,4 @@
-//! A queue pair for datagrams on the objects of a [`Side`], and the second process that has one.
+//! UD queue pairs: one on the objects of a [`Side`], and one in a second process.
 
 use std::ffi::c_int;
 use std::io;
@@ -9,15 +9,15 @@ use rdma_test_support::{first, role};
 
 use super::{Config, PATIENCE, Side, verbs};
 
-/// The Q_Key of all of them, unless a test wants another.
+/// The Q_Key of all queue pairs, unless a test sets another.
 pub(crate) const QKEY: u32 = 0x1111_1111;
-/// What lies in front of every datagram.
+/// Length in bytes of the GRH in front of every datagram.
 pub(crate) const GRH: usize = 40;
-/// Stands for all queue pairs of a group.
+/// The queue pair number of datagrams to a group.
 pub(crate) const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
-/// An IPv4 group, as RoCE v2 has it, that no other test run uses: `low` tells those of one test
-/// process apart.
+/// The RoCE v2 GID of an IPv4 group that no other test run uses; `low` distinguishes the groups of
+/// one test process.
 pub(crate) fn group_of(process: u32, low: u8) -> ibv_gid {
     let id = process.to_be_bytes();
     let mut raw = [0; 16];
@@ -25,31 +25,30 @@ pub(crate) fn group_of(process: u32, low: u8) -> ibv_gid {
     ibv_gid { raw }
 }
 
-/// A queue pair for datagrams. Destroyed with its side.
+/// A UD queue pair, destroyed with its side.
 pub(crate) struct Datagrams {
     pub(crate) side: Side,
 }
 
 impl Datagrams {
-    /// One in RTS.
+    /// Makes a queue pair in RTS.
     pub(crate) fn new() -> Self {
         let this = Self::with(Config::default(), false);
         this.bring_up(QKEY);
         this
     }
 
-    /// One in RTS with queues for some hundred requests.
+    /// Makes a queue pair in RTS with queues for some hundred requests.
     pub(crate) fn deep() -> Self {
         let this = Self::with(Config { depth: 256, cq_depth: 512, ..Config::default() }, false);
         this.bring_up(QKEY);
         this
     }
 
-    /// One in RESET; `extended`: for the `ibv_wr_*` calls.
+    /// Makes a queue pair in RESET; with `extended`, for the `ibv_wr_*` calls.
     pub(crate) fn with(config: Config, extended: bool) -> Self {
         let mut side = Side::new(config);
-        // The side's own is for connections.
-        // SAFETY: a live queue pair that nobody uses.
+        // The side's own queue pair is RC. SAFETY: a live queue pair that nobody uses.
         assert_eq!(unsafe { (verbs().ibv_destroy_qp)(side.qp) }, 0);
         let made = side.init_attr();
         side.qp = if extended {
@@ -76,7 +75,7 @@ impl Datagrams {
         Self { side }
     }
 
-    /// RESET to RTS.
+    /// Moves the queue pair from RESET to RTS.
     pub(crate) fn bring_up(&self, qkey: u32) {
         type M = ibv_qp_attr_mask;
         let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_INIT, port_num: 1, qkey, ..Default::default() };
@@ -91,7 +90,7 @@ impl Datagrams {
         self.side.endpoint().qpn
     }
 
-    /// The port's address with this index.
+    /// The port's GID with this index.
     pub(crate) fn gid(&self, index: c_int) -> ibv_gid {
         let mut gid = ibv_gid::default();
         // SAFETY: an open context, a valid out parameter.
@@ -99,7 +98,7 @@ impl Datagrams {
         gid
     }
 
-    /// What leads to an address.
+    /// The attributes of an address handle for a GID.
     pub(crate) fn route_to(&self, gid: ibv_gid) -> ibv_ah_attr {
         let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, sl: 3, ..Default::default() };
         attr.grh.dgid = gid;
@@ -107,7 +106,7 @@ impl Datagrams {
         attr
     }
 
-    /// An address handle; the error number of a refusal.
+    /// Creates an address handle; fails with the error number.
     pub(crate) fn try_handle(&self, mut attr: ibv_ah_attr) -> Result<Handle, c_int> {
         // SAFETY: a live domain, a valid structure.
         let ah = unsafe { (verbs().ibv_create_ah)(self.side.pd, &raw mut attr) };
@@ -124,7 +123,7 @@ impl Datagrams {
         self.try_handle(self.route_to(gid)).unwrap()
     }
 
-    /// A signaled send, as C has it.
+    /// A signaled send request in C form.
     pub(crate) fn request(&self, wr_id: u64, list: &mut [ibv_sge], to: &Handle, qpn: u32) -> ibv_send_wr {
         let mut wr = ibv_send_wr {
             wr_id,
@@ -142,7 +141,7 @@ impl Datagrams {
     ///
     /// # Safety
     ///
-    /// Its list and its address handle are valid.
+    /// The list and the address handle of the request are valid.
     pub(crate) unsafe fn post(&self, wr: &mut ibv_send_wr) -> c_int {
         let mut bad = ptr::null_mut();
         // SAFETY: a live queue pair; the caller's promise.
@@ -157,13 +156,13 @@ impl Datagrams {
         assert_eq!(unsafe { self.post(&mut wr) }, 0);
     }
 
-    /// Sends, and waits for the completion, which is a success.
+    /// Sends and waits for the successful completion.
     pub(crate) fn sent(&self, wr_id: u64, offset: usize, len: usize, to: &Handle, qpn: u32) {
         self.send(wr_id, offset, len, to, qpn);
         assert_eq!(self.side.success(wr_id).opcode, ibv_wc_opcode::IBV_WC_SEND);
     }
 
-    /// Posts a receive for `len` bytes and their header.
+    /// Posts a receive for `len` bytes and the GRH.
     pub(crate) fn recv(&self, wr_id: u64, offset: usize, len: usize) {
         assert_eq!(self.side.post_recv(wr_id, &[self.side.sge(offset, GRH + len)]), 0);
     }
@@ -178,7 +177,7 @@ impl Datagrams {
         unsafe { (verbs().ibv_detach_mcast)(self.side.qp, &raw const gid, 0) }
     }
 
-    /// Whether nothing completes for a while.
+    /// Whether no completion comes for 50 ms.
     pub(crate) fn is_quiet(&self) -> bool {
         let start = std::time::Instant::now();
         while start.elapsed() < std::time::Duration::from_millis(50) {
@@ -203,8 +202,8 @@ impl Drop for Handle {
     }
 }
 
-/// In the second process: has a queue pair for datagrams and does what the first asks for. In the
-/// first: does nothing.
+/// Makes a UD queue pair and runs the commands of the first process if this is the second one;
+/// otherwise returns.
 pub(crate) fn play() {
     let Some(options) = role() else { return };
     let mut first = first();
@@ -215,7 +214,7 @@ pub(crate) fn play() {
         let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
         let numbers: Vec<u32> = rest.split_whitespace().map(|word| word.parse().unwrap()).collect();
         first.tell(&answer(&end, &handle, command, &numbers));
-        // Sends one datagram and is gone.
+        // Sends one datagram and ends the process.
         if let ("leave", &[offset, len, qpn]) = (command, numbers.as_slice()) {
             end.send(1 << 40, offset as usize, len as usize, &handle, qpn);
             std::process::exit(0);
@@ -260,7 +259,7 @@ fn answer(end: &Datagrams, handle: &Handle, command: &str, numbers: &[u32]) -> S
     }
 }
 
-/// A handle for the sender of what was received at `offset`.
+/// An address handle for the sender of the datagram received at `offset`.
 pub(crate) fn answer_to(end: &Datagrams, wc: &ibv_wc, offset: usize) -> Result<Handle, c_int> {
     let mut wc = *wc;
     let mut grh = ibv_grh::default();
@@ -272,7 +271,7 @@ pub(crate) fn answer_to(end: &Datagrams, wc: &ibv_wc, offset: usize) -> Result<H
     if ah.is_null() { Err(io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(Handle(ah)) }
 }
 
-/// Sends again and again until `arrived` says that it is enough: datagrams may be lost.
+/// Repeats `send` until `arrived` returns true, because datagrams may be lost.
 pub(crate) fn until(mut send: impl FnMut(), mut arrived: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     loop {

@@ -1,9 +1,9 @@
 //! One end of a connection on the software device, driven as a C program would: through the
 //! function table, the op tables inside the objects, and the header's inline functions.
 //!
-//! The objects of a [`Side`] live as long as it does and are destroyed, in order, when it is
-//! dropped; this is what the `SAFETY` comments below call "alive". Registered memory is only
-//! touched through `rdma_mem`.
+//! The objects of a [`Side`] are destroyed, in order, when the side is dropped; the `SAFETY`
+//! comments below call them "alive" until then. Registered memory is accessed only through
+//! `rdma_mem`.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rdma_mem::SharedMemory;
 use rdma_sys::*;
 
-/// How long a test waits for what must come.
+/// Time to wait for an event that must come.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The table under test.
@@ -40,10 +40,10 @@ pub(crate) fn open() -> *mut ibv_context {
     context
 }
 
-/// All rights.
+/// All access rights.
 pub(crate) const ALL_ACCESS: u32 = 0xf;
 
-/// What a side is made with.
+/// Configuration of a [`Side`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
     pub(crate) memory: usize,
@@ -76,7 +76,7 @@ impl Default for Config {
     }
 }
 
-/// What a side has to know of the other to connect.
+/// The data of a side that its peer needs to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) qpn: u32,
@@ -84,7 +84,7 @@ pub(crate) struct Endpoint {
     pub(crate) rkey: u32,
 }
 
-/// A queue pair with all that belongs to it.
+/// A queue pair with its context, domain, CQ, channel and memory region.
 #[derive(Debug)]
 pub(crate) struct Side {
     pub(crate) context: *mut ibv_context,
@@ -104,7 +104,7 @@ enum Memory {
     Shared(SharedMemory),
 }
 
-/// A send request in short.
+/// A send request, in a short form.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) opcode: ibv_wr_opcode,
@@ -143,7 +143,7 @@ impl Request {
         self
     }
 
-    /// The request as C has it; it points into `self`.
+    /// The request in C form, with pointers into `self`.
     pub(crate) fn raw(&mut self) -> ibv_send_wr {
         let mut wr = ibv_send_wr {
             wr_id: self.wr_id,
@@ -198,7 +198,7 @@ impl Side {
         side
     }
 
-    /// Another queue pair on the same objects.
+    /// Creates another queue pair on the same objects.
     pub(crate) fn make_qp(&self) -> *mut ibv_qp {
         let mut init = self.init_attr();
         // SAFETY: live objects, a valid structure.
@@ -304,7 +304,7 @@ impl Side {
         (attr, mask)
     }
 
-    /// From RESET to RTS.
+    /// Moves the queue pair from RESET to RTS.
     pub(crate) fn connect(&self, remote: Endpoint) {
         assert_eq!(self.to_init(), 0);
         let (mut attr, mask) = self.rtr_change(remote);
@@ -351,7 +351,7 @@ impl Side {
         u64::from_ne_bytes(self.peek(offset, 8).try_into().unwrap())
     }
 
-    /// Ends the registration; the memory stays.
+    /// Deregisters the memory, which stays allocated.
     pub(crate) fn deregister(&mut self) -> c_int {
         // SAFETY: a live region, not used any more by this process.
         unsafe { (verbs().ibv_dereg_mr)(std::mem::replace(&mut self.mr, ptr::null_mut())) }
@@ -370,7 +370,7 @@ impl Side {
         self.post_chain(std::slice::from_ref(request)).map_or_else(|(errno, _)| errno, |()| 0)
     }
 
-    /// Posts a chain; the error has the position of the first request that was not taken.
+    /// Posts a chain of requests. The error holds the position of the first refused request.
     pub(crate) fn post_chain(&self, requests: &[Request]) -> Result<(), (c_int, Option<usize>)> {
         let mut requests = requests.to_vec();
         let mut chain: Vec<ibv_send_wr> = requests.iter_mut().map(Request::raw).collect();
@@ -464,11 +464,11 @@ impl Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // What a failed test left behind is not worth a second panic.
+        // A failed test must not panic a second time because of leftover objects.
         let ended = |what, result: c_int| assert!(result == 0 || std::thread::panicking(), "{what}: {result}");
         if !self.qp.is_null() {
-            // SAFETY: alive, and not used any more; so for each of these, users before what they
-            // use.
+            // SAFETY: alive, and not used any more. Objects are destroyed before the objects that
+            // they use.
             ended("qp", unsafe { (verbs().ibv_destroy_qp)(self.qp) });
         }
         if !self.mr.is_null() {

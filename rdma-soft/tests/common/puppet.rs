@@ -1,4 +1,4 @@
-//! A second process, which holds one [`Side`].
+//! A second process that holds one [`Side`].
 
 use std::ops::{Deref, DerefMut};
 
@@ -7,7 +7,7 @@ use rdma_test_support::{Peer, first, role};
 
 use super::{Config, Endpoint, Request, Side};
 
-/// The second process, as the first one sees it.
+/// Handle of the second process, for the first one.
 pub(crate) struct Puppet {
     process: Peer,
     pub(crate) endpoint: Endpoint,
@@ -27,7 +27,7 @@ impl Puppet {
         assert_eq!(self.ask(&format!("connect {qpn} {addr} {rkey}")), "done");
     }
 
-    /// Ends the process, which must agree.
+    /// Ends the process and checks that it succeeded.
     pub(crate) fn finish(self) {
         self.process.finish();
     }
@@ -53,7 +53,7 @@ fn parse_endpoint(text: &str) -> Endpoint {
     Endpoint { qpn: u32::try_from(next()).unwrap(), addr: next(), rkey: u32::try_from(next()).unwrap() }
 }
 
-/// In the second process: does what the first asks for. In the first: does nothing.
+/// Runs the commands of the first process if this is the second one; otherwise returns.
 pub(crate) fn play() {
     let Some(options) = role() else { return };
     let mut first = first();
