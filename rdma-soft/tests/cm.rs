@@ -445,7 +445,7 @@ fn a_port_is_shared_by_those_who_say_so() {
     let port = ids[0].port();
     assert_eq!(ids[1].bind(loopback(port)), 0);
     assert_eq!(ids[2].bind(loopback(port)), libc::EADDRINUSE);
-    // Of ids that share an address one can listen, after the others are destroyed.
+    // One of several ids that share an address can listen after the others are destroyed.
     assert_eq!(ids[0].listen(1), libc::EADDRINUSE);
     let [first, second, third] = ids;
     drop(second);

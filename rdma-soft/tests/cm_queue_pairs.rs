@@ -375,7 +375,7 @@ fn multicast_groups() {
     assert!(channel.is_readable(PATIENCE));
     assert_eq!(leave(member, group(3)), 0);
     assert!(!channel.is_readable(Duration::ZERO));
-    // Of two memberships with one address, leaving ends the latest.
+    // Leaving ends the latest of two memberships with one address.
     assert_eq!(join(member, group(4), 0x41), 0);
     assert_eq!(join(member, group(4), 0x42), 0);
     assert_eq!(leave(member, group(4)), 0);

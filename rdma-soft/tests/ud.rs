@@ -134,8 +134,8 @@ fn bursts_to_this_process_are_complete() {
 fn what_nobody_takes_is_lost_without_a_word() {
     let (a, b) = (Datagrams::new(), Datagrams::new());
     let to = a.handle();
-    // Lost silently: no receive posted, an unused number in this process, in another slot and in no
-    // slot, number 1, and the multicast number.
+    // Lost silently: no receive is posted; no queue pair has the number, in this process or
+    // elsewhere; the number belongs to no slot; the number is for groups only.
     for qpn in [b.qpn(), b.qpn() ^ 1, 4094 << 12 | 1, 0, 1, MULTICAST_QPN] {
         a.sent(1, 0, 8, &to, qpn);
     }

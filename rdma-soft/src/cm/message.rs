@@ -331,7 +331,7 @@ impl Pass for Reader<'_> {
     }
 
     fn contents(&mut self, bytes: &mut Vec<u8>, len: usize) -> Option<()> {
-        // Of at most the room of a message.
+        // Private data that fits into the smallest message.
         bytes.resize(len, 0);
         self.bytes(bytes)
     }

@@ -30,9 +30,8 @@ pub(super) fn ack_async_event(event: In<ibv_async_event>) {
     let Ok(event) = event.get() else { return };
     match event.event_type {
         E::IBV_EVENT_CQ_ERR => {
-            // SAFETY: reading a union field requires the field to be initialised: all fields are
-            // pointers of one size, and the event type says which of them the event has (promise
-            // 2).
+            // SAFETY: reading a union field requires it to be initialised: `get_async_event` writes
+            // this field for this event type, and C passes the event back unchanged (promise 2).
             let address = unsafe { event.element.cq };
             // SAFETY: `from_c` requires an object that is alive during the call: this one has an
             // unacknowledged event (`events`, invariant 1).
@@ -53,9 +52,8 @@ pub(super) fn ack_async_event(event: In<ibv_async_event>) {
         | E::IBV_EVENT_PATH_MIG
         | E::IBV_EVENT_PATH_MIG_ERR
         | E::IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: reading a union field requires the field to be initialised: all fields are
-            // pointers of one size, and the event type says which of them the event has (promise
-            // 2).
+            // SAFETY: reading a union field requires it to be initialised: `get_async_event` writes
+            // this field for this event type, and C passes the event back unchanged (promise 2).
             let address = unsafe { event.element.qp };
             // SAFETY: `from_c` requires an object that is alive during the call: this one has an
             // unacknowledged event (`events`, invariant 1).

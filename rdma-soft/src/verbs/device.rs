@@ -209,7 +209,7 @@ mod tests {
         let public = unsafe { &*first };
         assert_eq!(public.node_type, ibv_node_type::IBV_NODE_CA);
         assert!(public._ops._dummy1.is_none() && public._ops._dummy2.is_none());
-        // SAFETY: as above; the name is zero-terminated.
+        // SAFETY: a C string: the name is zero-terminated, and the device is never freed.
         assert_eq!(unsafe { CStr::from_ptr(public.dev_name.as_ptr()) }, c"soft0");
         assert_ne!(get_device_guid(first), 0);
         // SAFETY: a list that was just made.

@@ -8,7 +8,8 @@
 //! 1. A thread queues an entry before it raises the counter, and takes an entry only after it has
 //!    lowered the counter. So the counter never exceeds the number of entries, with two exceptions:
 //!    counts that [`EventQueue::retract`] failed to lower, and counts that the application added by
-//!    writing to the descriptor itself, which it must not do.
+//!    writing to the descriptor. An application must neither write to the descriptor nor read it: a
+//!    read leaves an entry without a count.
 //! 2. The descriptor is owned by the queue and open as long as the queue exists.
 
 use std::collections::VecDeque;

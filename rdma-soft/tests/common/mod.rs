@@ -472,16 +472,16 @@ impl Drop for Side {
             ended("qp", unsafe { (verbs().ibv_destroy_qp)(self.qp) });
         }
         if !self.mr.is_null() {
-            // SAFETY: the region is its own, and no request uses it.
+            // SAFETY: the side owns the region, and no request uses it.
             ended("mr", unsafe { (verbs().ibv_dereg_mr)(self.mr) });
         }
-        // SAFETY: the queue is its own, and its queue pair is gone.
+        // SAFETY: the side owns the CQ, whose queue pair is destroyed above.
         ended("cq", unsafe { (verbs().ibv_destroy_cq)(self.cq) });
-        // SAFETY: the channel is its own, and its queue is gone.
+        // SAFETY: the side owns the channel, whose CQ is destroyed above.
         ended("channel", unsafe { (verbs().ibv_destroy_comp_channel)(self.channel) });
-        // SAFETY: the domain is its own, and its objects are gone.
+        // SAFETY: the side owns the domain, whose objects are destroyed above.
         ended("pd", unsafe { (verbs().ibv_dealloc_pd)(self.pd) });
-        // SAFETY: the context is its own, and its objects are gone.
+        // SAFETY: the side owns the context, whose objects are destroyed above.
         ended("context", unsafe { (verbs().ibv_close_device)(self.context) });
     }
 }
