@@ -497,7 +497,7 @@ fn a_name_that_leads_nowhere_does_not_hide_a_listener_at_every_address() {
     assert_eq!(listener.bind("0.0.0.0:0".parse().unwrap()), 0);
     assert_eq!(listener.listen(8), 0);
     let port = listener.port();
-    // Another process takes the name of one of the listener's addresses and accepts nobody.
+    // Another socket takes the name of one of the listener's addresses and accepts nobody.
     let trap = Raw::bound(&socket_name(port));
     // SAFETY: an open descriptor.
     assert_eq!(unsafe { libc::listen(trap.fd(), 0) }, 0);

@@ -1,4 +1,4 @@
-//! The calls that change an id, from bind to destroy, and the steps of its [`Machine`].
+//! The calls that change an id, from bind to destroy, and the steps of its `Machine`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -25,7 +25,7 @@ use crate::verbs::object::{Object, Public, get_field, set_field};
 /// A live id.
 pub(super) type Id<'a> = &'a Object<rdma_cm_id>;
 
-/// Private part of an id; the connection manager's other data of the id is its [`Entry`].
+/// Private part of an id; the connection manager's other data of the id is its `Entry`.
 #[derive(Debug)]
 pub(crate) struct IdState {
     target: Arc<Target>,

@@ -361,7 +361,7 @@ impl Machine {
     }
 
     /// Handles a request that found no listener. The listener may be between two calls of
-    /// `rdma_listen`, so the request is repeated for [`Timers::listener`] before it fails.
+    /// `rdma_listen`, so the request is repeated for `Timers::listener` before it fails.
     pub(super) fn on_refused(&mut self, now: Time, out: &mut Outputs) {
         let notice = match self.state {
             State::ReqSent => Notice::Rejected(Rej { reason: reason::INVALID_SERVICE_ID, ..Rej::default() }),

@@ -99,7 +99,7 @@ pub(super) struct SidrReq {
     pub(super) private: Vec<u8>,
 }
 
-/// The reply to a [`SidrReq`].
+/// The reply to a `SidrReq`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SidrRep {
     /// 0 if the service accepts and `qp_num` is valid; otherwise the reason.
@@ -205,7 +205,7 @@ impl Message {
     }
 }
 
-/// One pass over the fields of a message, in order: a [`Writer`] writes them, a [`Reader`] fills
+/// One pass over the fields of a message, in order: a `Writer` writes them, a `Reader` fills
 /// them in. `None` if the bytes are not a valid message.
 trait Pass {
     fn bytes(&mut self, bytes: &mut [u8]) -> Option<()>;
@@ -331,7 +331,7 @@ impl Pass for Reader<'_> {
     }
 
     fn contents(&mut self, bytes: &mut Vec<u8>, len: usize) -> Option<()> {
-        // Private data that fits into the smallest message.
+        // A bounded allocation: `private` refuses lengths beyond the room of the message.
         bytes.resize(len, 0);
         self.bytes(bytes)
     }

@@ -14,7 +14,7 @@ use crate::engine::limits::MAX_AH;
 use crate::engine::{GRH_LEN, Gid, Grh, Host, Network, Path, PdId, Route};
 use crate::node::Node;
 
-/// The device's part of an address handle.
+/// Private part of an address handle.
 #[derive(Debug)]
 pub(crate) struct AhState {
     path: Path,

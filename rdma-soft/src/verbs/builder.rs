@@ -10,7 +10,7 @@ use crate::node::Node;
 /// The batch of a queue pair; one thread at a time builds it.
 pub(super) type Builder = Gate<Batch>;
 
-/// A batch of send requests and their data, which [`Batch::post`] posts.
+/// A batch of send requests and their data, which `Batch::post` posts.
 #[derive(Debug)]
 pub(super) struct Batch {
     /// Allocated for `max_wr` requests and never longer, so that `push` does not allocate.

@@ -17,7 +17,7 @@ use crate::log::log;
 use crate::node::Node;
 
 /// Constructors of the op tables in a context, its CQs and its QPs. `ops` passes them in at
-/// [`open`], because their functions call modules that import this one.
+/// `open`, because their functions call modules that import this one.
 #[derive(Debug)]
 pub(crate) struct Tables {
     /// The op table `ibv_context_ops` in the `ibv_context`.
@@ -110,7 +110,7 @@ where
     pointer.free()
 }
 
-/// An object of a context, for [`close_device`] to end if C has not destroyed it.
+/// An object of a context, for `close_device` to end if C has not destroyed it.
 #[derive(Clone, Copy, Debug)]
 struct Orphan {
     pointer: *mut (),

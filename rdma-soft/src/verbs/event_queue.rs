@@ -22,7 +22,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::os::{self, Named};
 
-/// Number of reads in [`EventQueue::wait`] that may find no entry before the wait gives up.
+/// Number of reads in `EventQueue::wait` that may find no entry before the wait gives up.
 /// Retracted events that are still counted cause a few such reads; more mean that the application
 /// wrote to the descriptor.
 const FUTILE: u32 = 1 << 16;

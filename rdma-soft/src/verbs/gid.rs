@@ -29,7 +29,7 @@ pub(crate) struct GidEntry {
 }
 
 impl GidEntry {
-    /// The address as the engine's [`Gid`].
+    /// The address as the engine's `Gid`.
     pub(crate) fn address(&self) -> Gid {
         // SAFETY: reading a union field requires a valid value: `raw` is 16 initialised bytes, and
         // any bytes are a GID.

@@ -13,7 +13,7 @@
 //!    forked child has a copy of the object, but the copy's descriptors, threads and rings are the
 //!    parent's: [`Object::get`] refuses the copy in the child.
 //! 3. The mark is `T::MARK` from [`Object::create`] to [`Object::free`] or [`Object::abandon`], and
-//!    [`DEAD`] afterwards, until the memory is reused.
+//!    `DEAD` afterwards, until the memory is reused.
 //! 4. The device accesses the public part only through raw pointers, because C may read and write
 //!    it at any time.
 

@@ -58,7 +58,7 @@ impl<W> Argument for Requests<W> {
     }
 }
 
-/// A work request of a [`Requests`] list.
+/// A work request of a `Requests` list.
 struct Request<'a, W>(&'a W);
 
 impl<W> Clone for Request<'_, W> {

@@ -125,7 +125,7 @@ impl Child for ibv_qp_ex {
 const INLINE_UNIT: u32 = 32;
 
 /// Checks the requested capacities against the limits (`EINVAL`), and raises the SGE counts to at
-/// least 1 and the inline size to a multiple of [`INLINE_UNIT`].
+/// least 1 and the inline size to a multiple of `INLINE_UNIT`.
 fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     let max_sge = u32::try_from(limits::MAX_SGE).unwrap_or(u32::MAX);
     let fits = asked.max_send_wr <= limits::MAX_QP_WR
