@@ -173,7 +173,8 @@ fn destroying_a_queue_waits_for_acknowledgements() {
     assert!(!readable(b.channel_fd(), NOW), "the unread event is gone");
     // SAFETY: a live channel.
     assert_eq!(unsafe { (*b.channel).refcnt }, 0);
-    // The side's `drop` destroys a CQ and a QP. SAFETY: an open context and its channel.
+    // The side's `drop` destroys a CQ and a QP.
+    // SAFETY: an open context and its channel.
     b.cq = unsafe { (verbs().ibv_create_cq)(b.context, 1, ptr::null_mut(), b.channel, 0) };
     b.qp = b.make_qp();
 }

@@ -263,7 +263,8 @@ fn address_handles_lead_to_this_host_or_nowhere() {
     let elsewhere = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 77];
     assert_eq!(refused(&|attr| attr.grh.dgid.raw = elsewhere), libc::EHOSTUNREACH);
     let handle = end.handle();
-    // A domain with address handles cannot be deallocated. SAFETY: a live domain.
+    // A domain with address handles cannot be deallocated.
+    // SAFETY: a live domain.
     assert_eq!(unsafe { (verbs().ibv_dealloc_pd)(end.side.pd) }, libc::EBUSY);
     drop(handle);
 }
@@ -490,8 +491,8 @@ fn groups_within_a_process() {
         assert_eq!(ids, [1, 7]);
         a.side.success(6);
         b.side.success(4);
-        // A queue pair that is attached to a group cannot be destroyed. SAFETY: a live queue pair,
-        // which stays alive because the call is refused.
+        // A queue pair that is attached to a group cannot be destroyed.
+        // SAFETY: a live queue pair, which stays alive because the call is refused.
         assert_eq!(unsafe { (verbs().ibv_destroy_qp)(a.side.qp) }, libc::EBUSY);
         assert_eq!((a.detach(group), b.detach(group), sender.detach(group)), (0, 0, 0));
         assert_eq!(a.detach(group), libc::EINVAL);

@@ -48,7 +48,8 @@ impl Datagrams {
     /// Makes a queue pair in RESET; with `extended`, for the `ibv_wr_*` calls.
     pub(crate) fn with(config: Config, extended: bool) -> Self {
         let mut side = Side::new(config);
-        // The side's own queue pair is RC. SAFETY: a live queue pair that nobody uses.
+        // The side's own queue pair is RC.
+        // SAFETY: a live queue pair that nobody uses.
         assert_eq!(unsafe { (verbs().ibv_destroy_qp)(side.qp) }, 0);
         let made = side.init_attr();
         side.qp = if extended {
