@@ -104,7 +104,7 @@ fn addresses_and_keys() {
         let mut gid = ibv_gid::default();
         // SAFETY: room for a GID.
         assert_eq!(unsafe { (verbs().ibv_query_gid)(opened.0, 1, c_int::try_from(index).unwrap(), &raw mut gid) }, 0);
-        // SAFETY: every bit pattern is a GID.
+        // SAFETY: every bit pattern is a valid GID.
         let raw = |gid: ibv_gid| unsafe { gid.raw };
         assert_eq!(raw(gid), raw(entry.gid));
         assert_eq!(raw(gid), raw(expected.gid));

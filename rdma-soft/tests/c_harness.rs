@@ -29,7 +29,7 @@ struct Table {
 
 type Harness = unsafe extern "C" fn(*const Table, *mut ibv_context) -> c_int;
 
-/// Loads a shared object for good and finds the harness in it.
+/// Loads a shared object, never unloads it, and looks up the harness in it.
 fn load(path: &str) -> Harness {
     let path = CString::new(path).unwrap();
     // SAFETY: a C string; the object was just compiled and has no constructors.

@@ -96,7 +96,7 @@ fn nonblocking_until_eagain() {
 #[test]
 fn edge_triggered_epoll() {
     let (a, b) = pair(Config::default());
-    // SAFETY: no requirement.
+    // SAFETY: the function has no requirement.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     // SAFETY: just opened, nobody else's.
     let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };

@@ -66,9 +66,9 @@ fn ids_show_where_they_are() {
     let path = unsafe { *public.route.path_rec };
     // SAFETY: every bit pattern is valid.
     let shown = unsafe { public.route.addr.addr.ibaddr };
-    // SAFETY: every bit pattern is a GID.
+    // SAFETY: every bit pattern is a valid GID.
     let raw = unsafe { path.dgid.raw };
-    // SAFETY: every bit pattern is a GID.
+    // SAFETY: every bit pattern is a valid GID.
     assert_eq!(raw, unsafe { shown.dgid.raw });
     assert_eq!((u16::from_be(path.pkey), path.reversible), (0xffff, 1));
     assert!((1..=5).contains(&path.mtu), "{}", path.mtu);
@@ -670,7 +670,7 @@ fn the_application_s_own_events() {
     let event = channel.take();
     // SAFETY: taken and not acknowledged.
     let rdma_cm_event { event: code, status, param, .. } = unsafe { event.read() };
-    // SAFETY: such an event has a number.
+    // SAFETY: the event is of a kind whose parameter is a number.
     let arg = unsafe { param.arg };
     assert_eq!((code, status, arg), (Event::RDMA_CM_EVENT_USER, 5, 0x1122_3344_5566_7788));
     ack(event);

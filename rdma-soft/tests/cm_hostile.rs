@@ -26,10 +26,10 @@ struct Raw(OwnedFd);
 
 impl Raw {
     fn new() -> Self {
-        // SAFETY: no conditions.
+        // SAFETY: the function has no requirement.
         let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
         assert!(fd >= 0);
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just made, and nobody else owns it.
         let socket = Self(unsafe { OwnedFd::from_raw_fd(fd) });
         let time = libc::timeval { tv_sec: 20, tv_usec: 0 };
         let len = libc::socklen_t::try_from(size_of::<libc::timeval>()).unwrap();
@@ -44,7 +44,7 @@ impl Raw {
     }
 
     fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
-        // SAFETY: plain data, valid when zero.
+        // SAFETY: all-zero bytes are a valid value of this plain structure.
         let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
         address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap();
         for (to, from) in address.sun_path.iter_mut().skip(1).zip(name.bytes()) {
@@ -108,14 +108,14 @@ impl Raw {
         // SAFETY: no address is asked for.
         let fd = unsafe { libc::accept(self.fd(), std::ptr::null_mut(), std::ptr::null_mut()) };
         assert!(fd >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just made, and nobody else owns it.
         Self(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Sends a packet; false if the peer has closed the connection.
     fn send(&self, bytes: &[u8]) -> bool {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_EOR;
-        // SAFETY: so many bytes of a live slice.
+        // SAFETY: a live slice and its length.
         unsafe { libc::send(self.fd(), bytes.as_ptr().cast(), bytes.len(), flags) >= 0 }
     }
 
@@ -159,7 +159,7 @@ impl Raw {
             padding: 0,
         };
         let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: plain data, valid when zero.
+        // SAFETY: all-zero bytes are a valid value of this plain structure.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut iov;
         message.msg_iovlen = 1;
@@ -172,7 +172,7 @@ impl Raw {
 
 /// Whether a test can change its user id; a test that cannot is skipped.
 fn is_root() -> bool {
-    // SAFETY: no conditions.
+    // SAFETY: the function has no requirement.
     let is_root = unsafe { libc::geteuid() } == 0;
     if !is_root {
         rdma_test_support::skip("only root can become another user");

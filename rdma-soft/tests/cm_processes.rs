@@ -329,7 +329,7 @@ fn no_descriptors() {
 #[test]
 fn the_end_of_a_channel_is_the_end_of_its_ids() {
     let (_listener, channel, to) = listener(TCP, 2);
-    // SAFETY: nothing to promise.
+    // SAFETY: the function has no requirement.
     let own = unsafe { (cm().rdma_create_event_channel)() };
     let mut id = ptr::null_mut();
     // SAFETY: alive; an out parameter.

@@ -353,7 +353,7 @@ fn multicast_groups() {
     let told = channel.expect(Event::RDMA_CM_EVENT_MULTICAST_JOIN);
     assert_eq!((told.ud.qp_num, told.ud.qkey), (0x00ff_ffff, RDMA_UDP_QKEY));
     assert_eq!(told.ud.private_data.addr(), 0x77);
-    // SAFETY: every bit pattern is a GID.
+    // SAFETY: every bit pattern is a valid GID.
     let mgid = unsafe { told.ud.ah_attr.grh.dgid.raw };
     assert_eq!(mgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 7, 47, 1]);
     let mut vector = told.ud.ah_attr;
@@ -430,7 +430,7 @@ fn multicast_with_flags() {
     assert_eq!(join(3, 2, &raw mut to), libc::EINVAL);
     assert_eq!(join(3, 1, &raw mut to), 0);
     let told = channel.expect(Event::RDMA_CM_EVENT_MULTICAST_JOIN);
-    // SAFETY: every bit pattern is a GID.
+    // SAFETY: every bit pattern is a valid GID.
     let mgid = unsafe { told.ud.ah_attr.grh.dgid.raw };
     assert_eq!(std::net::Ipv6Addr::from(mgid), "ff0e::47".parse::<std::net::Ipv6Addr>().unwrap());
 }
@@ -476,7 +476,7 @@ fn names_become_addresses() {
     free(list);
     assert_eq!(info(Some("not a number"), "7471", RAI_NUMERICHOST, TCP), Err(libc::EAI_NONAME));
     let mut list = ptr::null_mut();
-    // SAFETY: nothing is asked.
+    // SAFETY: null strings and hints are allowed, and the out parameter is valid.
     let code = unsafe { (cm().rdma_getaddrinfo)(ptr::null(), ptr::null(), ptr::null(), &raw mut list) };
     assert_eq!(outcome(code), libc::EINVAL);
     // SAFETY: null is no list.

@@ -186,7 +186,7 @@ fn a_child_connects_by_the_connection_manager() {
 #[ignore = "run by a_child_connects_by_the_connection_manager"]
 fn families_of_managers() {
     let cm = rdma_soft::rdmacm();
-    // SAFETY: there is nothing to promise.
+    // SAFETY: the function has no requirement.
     let channel = unsafe { (cm.rdma_create_event_channel)() };
     assert!(!channel.is_null());
     let create = |channel, id: &mut *mut rdma_cm_id| {
@@ -200,7 +200,7 @@ fn families_of_managers() {
         assert_eq!(create(channel, &mut other), -1);
         // SAFETY: alive, in the parent; here it fails.
         assert_eq!(unsafe { (cm.rdma_destroy_id)(id) }, -1);
-        // SAFETY: there is nothing to promise.
+        // SAFETY: the function has no requirement.
         let own = unsafe { (cm.rdma_create_event_channel)() };
         assert_eq!(create(own, &mut other), 0);
         // SAFETY: alive, and made in this process.

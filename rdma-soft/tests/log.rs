@@ -65,12 +65,12 @@ fn wait_for(what: &str) {
 
 /// Connects to a listener's socket without sending a request.
 fn knock(port: u16) {
-    // SAFETY: no conditions.
+    // SAFETY: the function has no requirement.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0);
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor was just made, and nobody else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: plain data, valid when zero.
+    // SAFETY: all-zero bytes are a valid value of this plain structure.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap();
     let name = format!("rdma-soft-cm1/tcp/{port}/127.0.0.1");

@@ -20,7 +20,7 @@ fn other_process() {
 }
 
 fn raw(gid: ibv_gid) -> [u8; 16] {
-    // SAFETY: every bit pattern is a GID.
+    // SAFETY: every bit pattern is a valid GID.
     unsafe { gid.raw }
 }
 
@@ -60,7 +60,7 @@ fn immediate_data_lists_and_inline_data() {
     let mut wr = a.request(2, &mut list, &to, b.qpn());
     wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
     wr.__bindgen_anon_1.imm_data = 0xdead_beef_u32.to_be();
-    // SAFETY: all of it is alive.
+    // SAFETY: the queue pair, the request and its objects are alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
     a.side.success(2);
     let wc = b.side.success(1);
@@ -78,7 +78,7 @@ fn immediate_data_lists_and_inline_data() {
     let mut wr = a.request(4, &mut list, &to, b.qpn());
     // Unsignaled: the completion of the next request implies that this one is done.
     wr.send_flags = ibv_send_flags::IBV_SEND_INLINE.0;
-    // SAFETY: all of it is alive.
+    // SAFETY: the queue pair, the request and its objects are alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
     b.recv(5, 1000, 100);
     a.sent(6, 0, 3, &to, b.qpn());
@@ -122,7 +122,7 @@ fn bursts_to_this_process_are_complete() {
     for index in 1..wrs.len() {
         wrs[index - 1].next = &raw mut wrs[index];
     }
-    // SAFETY: all of it is alive.
+    // SAFETY: the queue pair, the request and its objects are alive.
     assert_eq!(unsafe { a.post(&mut wrs[0]) }, 0);
     for id in 0..1024 {
         assert_eq!(a.side.success(id).wr_id, id);
@@ -144,7 +144,7 @@ fn what_nobody_takes_is_lost_without_a_word() {
     let mut list = [a.side.sge(0, 8)];
     let mut wr = a.request(3, &mut list, &to, b.qpn());
     wr.wr.ud.remote_qkey = QKEY + 1;
-    // SAFETY: all of it is alive.
+    // SAFETY: the queue pair, the request and its objects are alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
     a.side.success(3);
     // Longer than the MTU: dropped (C10-93.1.1).
@@ -152,7 +152,7 @@ fn what_nobody_takes_is_lost_without_a_word() {
     assert!(b.is_quiet());
     // A Q_Key with the top bit set selects the sender's own Q_Key.
     wr.wr.ud.remote_qkey = 1 << 31;
-    // SAFETY: all of it is alive.
+    // SAFETY: the queue pair, the request and its objects are alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
     a.side.success(3);
     b.side.success(2);
@@ -181,7 +181,7 @@ fn a_bad_key_stops_the_send_queue_only() {
     let mut bad = [a.side.sge(0, 8)];
     bad[0].lkey ^= 1;
     let mut wr = a.request(2, &mut bad, &to, b.qpn());
-    // SAFETY: all of it is alive.
+    // SAFETY: the queue pair, the request and its objects are alive.
     assert_eq!(unsafe { a.post(&mut wr) }, 0);
     a.side.expect(2, Status::IBV_WC_LOC_PROT_ERR);
     a.send(3, 0, 8, &to, b.qpn());
@@ -215,7 +215,7 @@ fn what_a_datagram_queue_pair_does_not_do() {
     let mut wr = a.request(1, &mut list, &to, other.qpn());
     for opcode in [ibv_wr_opcode::IBV_WR_RDMA_WRITE, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD] {
         wr.opcode = opcode;
-        // SAFETY: all of it is alive.
+        // SAFETY: the queue pair, the request and its objects are alive.
         assert_eq!(unsafe { a.post(&mut wr) }, libc::EINVAL);
     }
     // An address handle of another domain, and a null one.
@@ -577,7 +577,7 @@ fn a_forked_child_keeps_nobody_out_of_a_group() {
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         loop {
-            // SAFETY: no requirement.
+            // SAFETY: the function has no requirement.
             unsafe { libc::pause() };
         }
     }

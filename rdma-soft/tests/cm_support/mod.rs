@@ -69,7 +69,7 @@ pub(crate) union Raw {
 }
 
 pub(crate) fn raw(address: SocketAddr) -> Raw {
-    // SAFETY: plain data, valid when zero.
+    // SAFETY: all-zero bytes are a valid value of this plain structure.
     let mut raw: Raw = unsafe { std::mem::zeroed() };
     match address {
         SocketAddr::V4(v4) => {
@@ -139,7 +139,7 @@ impl Drop for Owned {
 
 impl Channel {
     pub(crate) fn new() -> Self {
-        // SAFETY: nothing to promise.
+        // SAFETY: the function has no requirement.
         let channel = unsafe { (cm().rdma_create_event_channel)() };
         assert!(!channel.is_null(), "{}", io::Error::last_os_error());
         Self(channel, Arc::new(Owned(channel)))
@@ -222,7 +222,7 @@ impl Channel {
 }
 
 pub(crate) fn name(code: Event) -> String {
-    // SAFETY: nothing to promise.
+    // SAFETY: the function has no requirement.
     let text = unsafe { (cm().rdma_event_str)(code) };
     // SAFETY: a C string that stays.
     unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
@@ -383,7 +383,7 @@ impl Id {
 
     pub(crate) fn reject(&self, private: &[u8]) -> i32 {
         let len = u8::try_from(private.len()).unwrap();
-        // SAFETY: alive; so many bytes.
+        // SAFETY: alive; the bytes and their length.
         outcome(unsafe { (cm().rdma_reject)(self.0, private.as_ptr().cast(), len) })
     }
 

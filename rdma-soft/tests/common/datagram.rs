@@ -153,7 +153,7 @@ impl Datagrams {
     pub(crate) fn send(&self, wr_id: u64, offset: usize, len: usize, to: &Handle, qpn: u32) {
         let mut list = [self.side.sge(offset, len)];
         let mut wr = self.request(wr_id, &mut list, to, qpn);
-        // SAFETY: all of it is alive.
+        // SAFETY: the queue pair, the request and its objects are alive.
         assert_eq!(unsafe { self.post(&mut wr) }, 0);
     }
 

@@ -505,8 +505,8 @@ pub(crate) fn readable(fd: c_int, timeout: Duration) -> bool {
 
 /// Sets `O_NONBLOCK`.
 pub(crate) fn set_nonblocking(fd: c_int) {
-    // SAFETY: takes no argument.
+    // SAFETY: `F_GETFL` takes no argument.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // SAFETY: takes an int.
+    // SAFETY: `F_SETFL` takes an int.
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }, 0);
 }
