@@ -106,7 +106,7 @@ impl Object<rdma_cm_id> {
 
     /// Moves the id's queue pair, if any, through INIT to RTR.
     pub(super) fn make_ready_to_receive(&self, responder_resources: u8) -> Result<(), Errno> {
-        // INIT again, because only the request tells which access rights the peer needs.
+        // INIT again, because the peer's access rights are known only after the request.
         self.advance_qp(ibv_qp_state::IBV_QPS_INIT, |_| ())?;
         self.advance_qp(ibv_qp_state::IBV_QPS_RTR, |attr| {
             if responder_resources != AS_ASKED {

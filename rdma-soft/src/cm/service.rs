@@ -10,8 +10,7 @@
 //!    longer exists is dropped.
 //! 2. `deadlines` holds the deadlines of all entries and silent connections, and possibly some
 //!    outdated ones.
-//! 3. Lock order: this lock, then the lock of an event queue. No callback of the application runs
-//!    under either.
+//! 3. Lock order: this lock, then the lock of an event queue. No callback runs under either lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,7 +79,8 @@ impl Service {
         if let Some(service) = SERVICE.get() {
             return Ok(service);
         }
-        // Open the device now, so that no step of a machine has to open it.
+        // Opened before `get_or_make`, whose uninterrupted step (`os::fork`) must not wait for a
+        // lock.
         super::device::open()?;
         SERVICE.get_or_make(|| {
             let service: &Self = Box::leak(Box::new(Self::new()?));

@@ -48,8 +48,8 @@ fn advise(start: usize, len: usize, write: bool) -> Result<(), Errno> {
         match unsafe { madvise(address, len, advice) } {
             Ok(()) => return Ok(()),
             Err(SystemErrno::EAGAIN | SystemErrno::EINTR) => {}
-            // Other errors too become `EFAULT`: `ENOMEM` means unmapped memory, but also memory
-            // that ran out.
+            // All other errors become `EFAULT`: `ENOMEM` means an unmapped range, but also that the
+            // host's memory or the limit of a control group is exhausted.
             Err(_) => return Err(FAULT),
         }
     }
