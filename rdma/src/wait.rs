@@ -1,4 +1,4 @@
-//! Waiting for a descriptor, with a deadline, and lending it.
+//! Waits on file descriptors with a deadline, and lends descriptors to callers.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -7,22 +7,23 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Operation, Result};
 
-/// When to give up; never, if there is none.
+/// The time at which a wait gives up; without one, the wait never gives up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// After this time; a time too long to be counted is for ever.
+    /// The deadline that lies `timeout` ahead. Without a timeout, or if the sum overflows, the
+    /// deadline never passes.
     pub(crate) fn after(timeout: Option<Duration>) -> Self {
         Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
-    /// Whether it has come.
+    /// Whether the deadline has passed.
     pub(crate) fn is_over(self) -> bool {
         self.0.is_some_and(|at| Instant::now() >= at)
     }
 
-    /// This one, or after so long if that is sooner.
+    /// The earlier of this deadline and the one that lies `timeout` ahead.
     pub(crate) fn sooner(self, timeout: Duration) -> Self {
         let Self(Some(other)) = Self::after(Some(timeout)) else { return self };
         Self(Some(self.0.map_or(other, |at| at.min(other))))
@@ -33,44 +34,50 @@ impl Deadline {
     }
 }
 
-/// The descriptor by which a C object announces events, with the epoll that is lent in its place.
+/// The descriptor on which a C object announces events, and the epoll that callers get in its
+/// place.
 ///
-/// The object's own descriptor is never lent: made blocking, or filled, it would stop whoever waits
-/// for or announces an event, under locks that the whole process needs.
+/// The object's own descriptor is never lent. A caller could make it blocking or fill it, and then
+/// the thread that waits for or announces an event would block while it holds locks that the whole
+/// process needs.
 pub(crate) struct EventDescriptor {
     own: RawFd,
     lent: OwnedFd,
 }
 
 impl EventDescriptor {
-    /// Makes the object's descriptor non-blocking: waiting is done by poll(2), with a deadline.
+    /// Makes the object's descriptor non-blocking, since waits use ppoll(2) with a deadline, and
+    /// creates the epoll that watches it.
     ///
     /// # Safety
     ///
     /// `own` stays open until the value has been used for the last time.
     pub(crate) unsafe fn new(own: RawFd) -> Result<Self> {
-        // SAFETY: epoll_create1 has no conditions.
+        // SAFETY: epoll_create1 has no memory-safety requirements.
         let lent = done(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: OwnedFd::from_raw_fd wants a descriptor that is nobody else's: just made.
+        // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: it was just
+        // created.
         let lent = unsafe { OwnedFd::from_raw_fd(lent) };
-        // SAFETY: fcntl with F_GETFL takes any number; a bad descriptor is an error.
+        // SAFETY: fcntl with F_GETFL accepts any number; a bad descriptor is an error.
         let flags = done(unsafe { libc::fcntl(own, libc::F_GETFL) })?;
-        // SAFETY: fcntl with F_SETFL takes any number and flags.
+        // SAFETY: fcntl with F_SETFL accepts any number and flags.
         done(unsafe { libc::fcntl(own, libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
         #[allow(clippy::cast_sign_loss, reason = "a flag")]
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: epoll_ctl wants two descriptors and an event that lives during the call.
+        // SAFETY: epoll_ctl requires an event that lives during the call: a local variable. A bad
+        // descriptor is an error.
         done(unsafe { libc::epoll_ctl(lent.as_raw_fd(), libc::EPOLL_CTL_ADD, own, &raw mut event) })?;
         Ok(Self { own, lent })
     }
 
-    /// The object's own descriptor, to wait on inside of this crate.
+    /// The object's own descriptor; only this crate waits on it.
     pub(crate) fn own(&self) -> BorrowedFd<'_> {
-        // SAFETY: BorrowedFd::borrow_raw wants it open while `self` is borrowed: promised to `new`.
+        // SAFETY: BorrowedFd::borrow_raw requires a descriptor that stays open while `self` is
+        // borrowed: the caller of `new` promises this.
         unsafe { BorrowedFd::borrow_raw(self.own) }
     }
 
-    /// What `take` finds, waiting for it until the deadline.
+    /// Waits until the deadline for `take` to return an event.
     pub(crate) fn next<T>(
         &self,
         operation: Operation,
@@ -82,8 +89,8 @@ impl EventDescriptor {
                 return Ok(Some(event));
             }
             let ready = readable(self.own(), deadline).map_err(|error| Error::from_io(operation, &error))?;
-            // Readable does not mean that there is an event for us: others may take it, or the
-            // descriptor be broken.
+            // Readable does not mean that `take` finds an event: another thread may take it first,
+            // or the descriptor may be in an error state.
             if !ready || deadline.is_over() {
                 return take();
             }
@@ -97,42 +104,41 @@ impl AsFd for EventDescriptor {
     }
 }
 
-/// The result of a system call that returns -1 and sets `errno` where it fails.
+/// Converts the result of a system call that returns -1 and sets `errno` on failure.
 fn done(result: i32) -> Result<i32> {
     if result < 0 { Err(Error::last(Operation::WatchDescriptor)) } else { Ok(result) }
 }
 
-/// A new semaphore to wait on: as often as it was [posted](post), it can be [taken](take).
+/// Creates a semaphore to wait on. Each count that is [posted](post) can be [taken](take) once.
 pub(crate) fn semaphore() -> Result<OwnedFd> {
     // SAFETY: eventfd has no conditions.
     let fd = done(unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-    // SAFETY: OwnedFd::from_raw_fd wants a descriptor that is nobody else's: just made.
+    // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: it was just created.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes a [`semaphore`] readable `count` times.
+/// Adds `count` to a [`semaphore`].
 pub(crate) fn post(semaphore: BorrowedFd<'_>, count: u64) {
-    // SAFETY: eventfd_write has no conditions; an error (a full counter) leaves the semaphore
-    // readable.
+    // SAFETY: eventfd_write has no memory-safety requirements. Its only error, a full counter,
+    // leaves the semaphore readable.
     let _full = unsafe { libc::eventfd_write(semaphore.as_raw_fd(), count) };
 }
 
-/// Takes a [`semaphore`] once, if it can be.
+/// Takes 1 from a [`semaphore`] unless its count is 0.
 pub(crate) fn take(semaphore: BorrowedFd<'_>) {
     let mut value = 0;
-    // SAFETY: eventfd_read wants room for the value.
+    // SAFETY: eventfd_read requires room for the value: a local variable.
     let _empty = unsafe { libc::eventfd_read(semaphore.as_raw_fd(), &raw mut value) };
 }
 
-/// Waits until `fd` is readable; false at the deadline. Interruptions by signals do not end the
-/// wait.
+/// Waits until `fd` is readable; returns false at the deadline. A signal does not end the wait.
 pub(crate) fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> io::Result<bool> {
     any_readable([Some(fd)], deadline)
 }
 
-/// Waits until one of the descriptors is readable; false at the deadline.
+/// Waits until one of the descriptors is readable; returns false at the deadline.
 pub(crate) fn any_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N], deadline: Deadline) -> io::Result<bool> {
-    // The kernel skips negative descriptors.
+    // ppoll skips negative descriptors.
     let fds = fds.map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd()));
     loop {
         let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
@@ -141,8 +147,8 @@ pub(crate) fn any_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N], dea
             tv_nsec: left.subsec_nanos().into(),
         });
         let timeout = left.as_ref().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: ppoll wants as many pollfds as it is told of, a timespec or NULL, and a signal
-        // mask or NULL; all live during the call.
+        // SAFETY: ppoll requires `N` pollfds, a timespec or NULL, and a signal mask or NULL: the
+        // array has `N` elements, and the pointers are NULL or to locals that live during the call.
         let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), N as libc::nfds_t, timeout, ptr::null()) };
         match ready {
             0 => return Ok(false),

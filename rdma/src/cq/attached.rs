@@ -1,5 +1,5 @@
-//! What a queue pair takes of a completion queue: room for its completions, and a ring for each of
-//! its queues.
+//! The share of a completion queue that a queue pair holds: reserved entries, and a ring for each
+//! of its work queues.
 
 use std::sync::Arc;
 
@@ -22,28 +22,28 @@ impl CqInner {
 
     fn retire(&self, depth: u32) {
         if self.is_raw {
-            // Its caller polls and accounts for what is left behind.
+            // The caller polls a raw queue and accounts for the completions left in it.
             self.capacity.release(depth);
         } else {
             self.capacity.retire(depth, &self.sharing.crowd);
         }
     }
 
-    /// The queue pairs destroyed so far; none if all their reservations are free again. Asked
-    /// before a poll.
+    /// The queue pairs destroyed so far, to pass to `found_empty`; none if no destroyed queue pair
+    /// still holds a reservation. Read this before the poll.
     pub(super) fn retired(&self) -> Option<Retired> {
         self.sharing.crowd.has_retired().then(|| self.capacity.retired())
     }
 
-    /// A poll has found the queue empty.
+    /// Records that a poll found the queue empty.
     pub(super) fn found_empty(&self, retired: Option<Retired>) {
         if let Some(retired) = retired {
             self.capacity.found_empty(retired, &self.sharing.crowd);
         }
     }
 
-    /// Takes everything out of the queue for the pollers, so that what destroyed queue pairs had
-    /// reserved is free.
+    /// Moves all completions from the queue to the pollers' backlog or their scopes, so that the
+    /// reservations of destroyed queue pairs become free.
     fn drain(&self) -> Result<()> {
         let retired = self.retired();
         let (mut cached, mut left) = (Cached::nothing(), self.capacity.get() as usize);
@@ -58,17 +58,18 @@ impl CqInner {
     }
 }
 
-/// A queue's ring and its reservation in its completion queue.
+/// A work queue's ring and its reservation in its completion queue.
 ///
-/// When it is dropped with something still parked, because nobody could tell that the device has
-/// let go of it, both are not used again.
+/// If requests are still parked when this is dropped, the device may still use their memory. The
+/// ring and the reservation are then leaked.
 pub(crate) struct Attached {
     pub(crate) producer: Producer,
     cq: Arc<Handle<CqInner>>,
 }
 
 impl Attached {
-    /// Reserves `depth` completions, and a ring with as many slots of `segments_each` segments.
+    /// Reserves `depth` completion queue entries, and creates a ring of `depth` slots with
+    /// `segments_each` segments each.
     pub(crate) fn new(cq: &Arc<Handle<CqInner>>, depth: u32, segments_each: u32) -> Result<Self> {
         let depth = depth.max(1);
         cq.reserve(depth)?;
@@ -80,7 +81,8 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         if self.cq.context.is_forked() {
-            // The device works for the parent; another thread of it may have had the locks.
+            // In a forked child the device still works for the parent, and another thread of the
+            // parent may have held the locks at the time of the fork.
             return;
         }
         let parked = self.producer.parked();

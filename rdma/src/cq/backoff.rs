@@ -1,11 +1,11 @@
-//! What waiting threads do before they sleep.
+//! How waiting threads spin and yield before they sleep.
 
 use std::time::Duration;
 
-/// What a waiting [`Poller`](super::Poller) does before it sleeps.
+/// How a waiting [`Poller`](super::Poller) spins and yields before it sleeps.
 ///
-/// The default spins for some microseconds and yields for 200, which suits threads that have a core
-/// each or nearly so.
+/// The default spins for some microseconds and then yields for 200. This suits programs with about
+/// one core per thread.
 ///
 /// # Examples
 ///
@@ -21,15 +21,15 @@ use std::time::Duration;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
-    /// How often to poll without a pause: 200 by default.
+    /// How many times to poll without a pause: 200 by default.
     pub spins: u32,
-    /// How long to poll and offer the core to other threads after that: 200 microseconds by
-    /// default.
+    /// How long to poll after that while yielding the core to other threads between polls: 200
+    /// microseconds by default.
     pub yields: Duration,
 }
 
 impl Backoff {
-    /// Sleeps as soon as there is nothing.
+    /// Sleeps as soon as a poll finds no completion, without spinning or yielding.
     pub const SLEEP: Self = Self { spins: 0, yields: Duration::ZERO };
 }
 

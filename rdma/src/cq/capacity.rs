@@ -1,9 +1,9 @@
-//! How much of a completion queue is spoken for: queue pairs reserve their depths, so that it
-//! cannot overrun.
+//! Reservations of a completion queue's entries: each queue pair reserves its depths, so that the
+//! completion queue cannot overrun.
 //!
-//! A provider may leave completions of a destroyed queue pair behind. So its reservation lasts
-//! until a poll after the destroy has found the queue empty, or has taken out as much as can have
-//! been in it.
+//! A provider may leave completions of a destroyed queue pair in the queue. The reservation
+//! therefore lasts until a poll after the destroy has found the queue empty, or polls have removed
+//! as many completions as the queue can hold.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,11 +14,12 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 pub(super) struct Capacity(Mutex<Reserved>);
 
 struct Reserved {
-    /// Entries that the queue has.
+    /// Entries in the queue.
     capacity: u32,
-    /// Entries reserved, those of destroyed queue pairs included that are not known to be empty.
+    /// Reserved entries, including those of destroyed queue pairs until the queue was found empty.
     reserved: u32,
-    /// What destroyed queue pairs had reserved since the start, and how much of it is free again.
+    /// Entries that destroyed queue pairs had reserved since the start, and how many of these are
+    /// free again.
     retired: u64,
     freed: u64,
 }
@@ -37,7 +38,8 @@ impl Capacity {
         self.lock().capacity
     }
 
-    /// Changes the number of entries, by what `resize` makes of it, to no less than is reserved.
+    /// Changes the number of entries to the number that `resize` returns; fails if `depth` is less
+    /// than the reserved number.
     pub(super) fn resize(&self, depth: u32, resize: impl FnOnce() -> Result<u32>) -> Result<u32> {
         let mut state = self.lock();
         if depth < state.reserved {
@@ -58,25 +60,27 @@ impl Capacity {
         Ok(())
     }
 
-    /// Gives a reservation back at once: nothing can be left behind that counts.
+    /// Frees a reservation at once. Used for raw queues, whose caller accounts for the completions
+    /// left in them.
     pub(super) fn release(&self, depth: u32) {
         let mut state = self.lock();
         state.reserved = state.reserved.saturating_sub(depth);
     }
 
-    /// Gives a reservation back once the queue has been found empty.
+    /// Frees a reservation once the queue has been found empty.
     pub(super) fn retire(&self, depth: u32, crowd: &Crowd) {
         let mut state = self.lock();
         state.retired += u64::from(depth);
         crowd.set_retired(true);
     }
 
-    /// What has been destroyed so far.
+    /// The point reached in the sequence of destroyed queue pairs.
     pub(super) fn retired(&self) -> Retired {
         Retired(self.lock().retired)
     }
 
-    /// The queue was found empty after all that had been destroyed.
+    /// Frees the reservations of all queue pairs destroyed before `retired` was read: the queue was
+    /// found empty after that.
     pub(super) fn found_empty(&self, Retired(retired): Retired, crowd: &Crowd) {
         let mut state = self.lock();
         let more = retired.saturating_sub(state.freed);

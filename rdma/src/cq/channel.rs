@@ -1,13 +1,13 @@
-//! Completion channels: sleeping until there are completions.
+//! Completion channels: a thread sleeps on one until a completion arrives.
 //!
 //! # Safety
 //!
-//! 1. A [`ChannelInner`] owns a channel that its context's table created. Its completion queues
-//!    hold an `Arc` of its [`Handle`], so it is destroyed after them.
-//! 2. The pointer that an event brings is used only to acknowledge the event, at once: until then
-//!    the library keeps the queue.
-//! 3. The channel's descriptor is non-blocking and is not lent: made blocking, or filled, it would
-//!    stop whoever reports a completion.
+//! 1. A [`ChannelInner`] owns a channel that its context's function table created. Its completion
+//!    queues hold an `Arc` of its [`Handle`], so the channel is destroyed after them.
+//! 2. The queue pointer that an event carries is used only to acknowledge the event, at once: the
+//!    library keeps the queue alive until its events are acknowledged.
+//! 3. The channel's descriptor is non-blocking and is not lent. A borrower could make it blocking
+//!    or fill it, and then the thread that reports a completion would block.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -25,14 +25,14 @@ use crate::wait::{Deadline, EventDescriptor};
 
 /// A source of events for any number of completion queues.
 ///
-/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait: it fits poll, epoll
-/// and async runtimes, and is good for nothing else (it is an epoll that watches the provider's
-/// descriptor). An event is acknowledged before it is returned and names its queue by [`CqId`]; it
-/// may name a queue that was destroyed meanwhile.
+/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events are pending, so it can be
+/// given to poll, epoll and async runtimes. It serves no other purpose: it is an epoll that watches
+/// the provider's descriptor. Events are acknowledged before they are returned, and name their
+/// queue by [`CqId`]; the queue may have been destroyed meanwhile.
 ///
 /// # Examples
 ///
-/// One thread that sleeps for several queues:
+/// A thread that sleeps for several queues:
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,7 +56,7 @@ pub struct CompletionChannel {
     pub(crate) inner: Arc<Handle<ChannelInner>>,
 }
 
-/// The channel itself (1).
+/// The owned C channel (1).
 pub(crate) struct ChannelInner {
     pub(crate) raw: *mut ibv_comp_channel,
     pub(crate) context: Arc<Handle<ContextInner>>,
@@ -70,27 +70,28 @@ unsafe impl Send for ChannelInner {}
 unsafe impl Sync for ChannelInner {}
 
 impl ChannelInner {
-    /// The channel's own descriptor, to wait on; not to be lent (3).
+    /// The channel's own descriptor, for waits inside this crate; it must not be lent (3).
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.events.own()
     }
 
-    /// The next event, acknowledged, if there is one.
+    /// Takes and acknowledges the next event, if there is one.
     pub(crate) fn try_next_event(&self) -> Result<Option<CqId>> {
         self.context.check(Operation::GetCqEvent)?;
         let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: ibv_get_cq_event wants a channel (1) and room for two pointers; the descriptor is
-        // non-blocking.
+        // SAFETY: ibv_get_cq_event requires a live channel (1) and room for two pointers: locals.
+        // The descriptor is non-blocking (3), so the call returns at once.
         let result = unsafe { (self.context.table.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut name) };
         if result != 0 {
             return Error::last(Operation::GetCqEvent).or_nothing();
         }
-        // SAFETY: the queue of the event just taken, which its destroy waits for until here (2).
+        // SAFETY: ibv_ack_cq_events requires the live queue of an event that is not yet
+        // acknowledged: the event was just taken, and the queue's destroy waits for this call (2).
         unsafe { (self.context.table.ibv_ack_cq_events)(cq, 1) };
         Ok(Some(CqId(name.addr() as u64)))
     }
 
-    /// The next event, acknowledged; none at the deadline.
+    /// Waits for the next event and acknowledges it; none at the deadline.
     pub(crate) fn next_event(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
         self.events.next(Operation::GetCqEvent, Deadline::after(timeout), || self.try_next_event())
     }
@@ -105,8 +106,8 @@ impl Object for ChannelInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_comp_channel wants a live channel of this table without queues: this
-        // function's contract.
+        // SAFETY: ibv_destroy_comp_channel requires a live channel of this table without queues:
+        // the contract of this function.
         Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_comp_channel)(self.raw) })
     }
 }
@@ -116,54 +117,58 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// What the provider reports, for example no more file descriptors.
+    /// Any error that the provider reports, for example too many open file descriptors.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
         self.inner.check(Operation::CreateChannel)?;
-        // SAFETY: ibv_create_comp_channel wants an open context, which `self` keeps open.
+        // SAFETY: ibv_create_comp_channel requires an open context: `self` keeps it open.
         let raw = unsafe { (self.inner.table.ibv_create_comp_channel)(self.as_raw()) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateChannel));
         }
-        // SAFETY: just created in this context, and nobody else knows it.
+        // SAFETY: `from_raw` requires a channel of this context that no other code destroys: it was
+        // just created here.
         unsafe { CompletionChannel::from_raw(self, raw) }
     }
 }
 
 impl CompletionChannel {
-    /// Takes over a channel that was created elsewhere, and makes it non-blocking.
+    /// Takes ownership of a channel that was created elsewhere, and makes it non-blocking.
     ///
     /// # Errors
     ///
-    /// No epoll can be made that watches its descriptor; the channel is then destroyed.
+    /// Any error of creating the epoll that watches the channel's descriptor. The channel is then
+    /// destroyed.
     ///
     /// # Safety
     ///
-    /// `raw` was created in this context, and is not destroyed by anybody else. Events of
-    /// completion queues that were not made by this crate are acknowledged when they are taken, and
-    /// named by the address of their context.
+    /// `raw` is a live channel of this context, and no other code destroys it. Events of completion
+    /// queues that this crate did not create are acknowledged when they are taken, and are named by
+    /// the address of the queue's user context.
     pub unsafe fn from_raw(context: &Context, raw: *mut ibv_comp_channel) -> Result<Self> {
-        // SAFETY: the caller's channel is alive, and this field does not change.
+        // SAFETY: the read requires a live channel whose `fd` no thread writes: the caller promises
+        // a live channel, and the field never changes.
         let fd = unsafe { (*raw).fd };
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the
-        // channel (1).
+        // SAFETY: EventDescriptor::new requires a descriptor that stays open: the new value owns
+        // the channel (1).
         let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
-            // SAFETY: ibv_destroy_comp_channel wants a channel of this table that no queue uses:
-            // the caller's promise.
+            // SAFETY: ibv_destroy_comp_channel requires a live channel of this table that no other
+            // code destroys: the caller's promise. It refuses (EBUSY) a channel that a queue still
+            // uses.
             unsafe { (context.inner.table.ibv_destroy_comp_channel)(raw) };
         })?;
         let inner = Handle::new(ChannelInner { raw, context: Arc::clone(&context.inner), events });
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Waits for the next event and says which queue has completions; none after the timeout.
+    /// Waits for the next event and returns the queue that it names; none after the timeout.
     ///
-    /// Without a timeout it waits for ever. A queue raises one event for each
+    /// Without a timeout, the call waits for ever. A queue raises one event for each
     /// [`request_notify`](super::CompletionQueue::request_notify).
     ///
     /// # Errors
     ///
-    /// `NoDevice` when the device is gone; what the provider reports.
+    /// `NoDevice` when the device is gone; any other error that the provider reports.
     #[doc(alias = "ibv_get_cq_event")]
     #[doc(alias = "ibv_ack_cq_events")]
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<CqId>> {
@@ -172,7 +177,7 @@ impl CompletionChannel {
 
     /// Takes an event if there is one.
     ///
-    /// With edge-triggered epoll, call it until there is none.
+    /// With edge-triggered epoll, call this until it returns none.
     ///
     /// # Errors
     ///
@@ -185,12 +190,13 @@ impl CompletionChannel {
     ///
     /// # Errors
     ///
-    /// `InUse`, with the handle, while a clone or a completion queue of it lives.
+    /// `InUse`, with the handle, while a clone of the handle or a completion queue of the channel
+    /// lives.
     pub fn close(self) -> Result<(), Failed<Self>> {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_comp_channel {
         self.inner.raw

@@ -1,5 +1,5 @@
-//! Completions, and the memory that they give back. F, H, M and R are the invariants of
-//! [`poll`](super::poll), [`mr`](crate::mr) and [`ring`](crate::qp::ring).
+//! Completions, and the memory that they return. F, H, M and R are the invariants of
+//! [`poll`](super::poll), `held`, [`mr`](crate::mr) and [`ring`](crate::qp::ring).
 
 use std::fmt;
 
@@ -10,32 +10,38 @@ use crate::mr::{Buffer, ExposedSlice, Gpu, Kind, Segment};
 use crate::qp::ring::{Claimed, Info};
 use crate::types::{Opcode, WcError, WcStatus};
 
-/// Taking the memory of a request that has ended, by what `take_if` gives of each kind.
+/// Generates the methods that take the memory of a finished request; `take_if` returns the next
+/// segment if it has the given kind.
 macro_rules! takes {
     ($type:ident) => {
         impl $type<'_> {
-            /// The request's next piece of memory, if it is a buffer.
+            /// Takes the request's next segment, if it is a host buffer.
             #[inline]
             #[must_use = "the buffer is given up otherwise"]
             pub fn take_buffer(&mut self) -> Option<Buffer> {
                 let segment = self.take_if(Kind::LocalHost)?;
-                // SAFETY: of that kind, from a buffer, and holding its place (M4).
+                // SAFETY: Buffer::from_segment requires a segment of this kind that came from a
+                // buffer and holds its place (M4): `take_if` returns only segments of this kind,
+                // and they all come from buffers.
                 Some(unsafe { Buffer::from_segment(segment) })
             }
 
-            /// The request's next piece of memory, if it is a buffer of a GPU.
+            /// Takes the request's next segment, if it is a GPU buffer.
             #[must_use = "the buffer is given up otherwise"]
             pub fn take_gpu_buffer(&mut self) -> Option<Buffer<Gpu>> {
                 let segment = self.take_if(Kind::LocalGpu)?;
-                // SAFETY: of that kind, from a buffer, and holding its place (M4).
+                // SAFETY: Buffer::from_segment requires a segment of this kind that came from a
+                // buffer and holds its place (M4): `take_if` returns only segments of this kind,
+                // and they all come from buffers.
                 Some(unsafe { Buffer::from_segment(segment) })
             }
 
-            /// The request's next piece of memory, if it is a slice of an exposed region.
+            /// Takes the request's next segment, if it is a slice of an exposed region.
             #[must_use = "the slice is given up otherwise"]
             pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
                 let segment = self.take_if(Kind::Exposed)?;
-                // SAFETY: of that kind.
+                // SAFETY: ExposedSlice::from_segment requires a segment of this kind: `take_if`
+                // returns no other.
                 Some(unsafe { ExposedSlice::from_segment(segment) })
             }
         }
@@ -44,10 +50,11 @@ macro_rules! takes {
 takes!(Completion);
 takes!(Released);
 
-/// A finished request, and the memory that it gives back.
+/// A finished request, and the memory that it returns.
 ///
-/// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings. What is not taken is
-/// given up, and the request's place in the queue is free, when the poller is used or dropped next.
+/// Take the memory with [`take_buffer`](Self::take_buffer) and its siblings. Memory that is not
+/// taken is dropped, and the request's slot in the queue becomes free, when the poller is next used
+/// or dropped.
 ///
 /// # Examples
 ///
@@ -86,11 +93,11 @@ impl<'a> Completion<'a> {
         Self { wc, token, info, held }
     }
 
-    /// Whether it went well.
+    /// Whether the request succeeded.
     ///
     /// # Errors
     ///
-    /// How it failed. The queue pair is in the error state then.
+    /// The status with which the request failed. The queue pair is then in the error state.
     #[inline]
     pub fn status(&self) -> Result<(), WcError> {
         let wc = self.wc;
@@ -100,14 +107,14 @@ impl<'a> Completion<'a> {
         Err(WcError { status: WcStatus::from_raw(wc.status.0), vendor_err: wc.vendor_err })
     }
 
-    /// The number that the request was given.
+    /// The token that the caller gave to the request.
     #[inline]
     #[must_use]
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// What the request was.
+    /// The kind of operation.
     #[inline]
     #[must_use]
     pub fn opcode(&self) -> Opcode {
@@ -119,9 +126,9 @@ impl<'a> Completion<'a> {
         self.info.opcode()
     }
 
-    /// Bytes received, read, or written by the peer; 0 for other requests and failed ones. Of a
-    /// datagram it counts the 40 bytes of the header too. A number from the device: check it before
-    /// use as a length.
+    /// The number of bytes received, read, or written by the peer; 0 for other requests and for
+    /// failed ones. For a datagram, the count includes the 40 bytes of the GRH. The device reports
+    /// this number: check it before use as a length.
     #[inline]
     #[must_use]
     pub fn byte_len(&self) -> usize {
@@ -132,7 +139,7 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// The immediate data that came with it.
+    /// The immediate data of a received message or write.
     #[inline]
     #[must_use]
     pub fn imm(&self) -> Option<u32> {
@@ -141,27 +148,29 @@ impl<'a> Completion<'a> {
         if self.info.opcode() != Opcode::Recv || !with_imm || self.status().is_err() {
             return None;
         }
-        // SAFETY: any 32 bits are a number; the flag says that they are immediate data.
+        // SAFETY: the read of a union field requires initialised bytes that are valid for the type:
+        // the entry is initialised (F1), and any 32 bits are a `u32`. The flag says that the field
+        // holds immediate data.
         Some(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }))
     }
 
-    /// The number of the queue pair.
+    /// The queue pair's number.
     #[inline]
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.wc.qp_num
     }
 
-    /// Whether the request was posted unsignaled, and the queue had it signaled so as not to fill
-    /// up.
+    /// Whether the caller posted the request unsignaled and the queue signaled it all the same, to
+    /// keep itself from filling up.
     #[inline]
     #[must_use]
     pub fn is_forced(&self) -> bool {
         self.info.is_forced()
     }
 
-    /// What the peer's 8 bytes were before an atomic operation that went well. Call it before the
-    /// memory is taken.
+    /// The peer's 8 bytes before a successful atomic operation. Call this before the memory is
+    /// taken.
     #[must_use]
     pub fn old_value(&self) -> Option<u64> {
         let is_atomic = matches!(self.info.opcode(), Opcode::CompareSwap | Opcode::FetchAdd);
@@ -171,14 +180,13 @@ impl<'a> Completion<'a> {
         self.held.peek().and_then(Segment::word)
     }
 
-    /// The completion, and what the slot said of the request.
+    /// The completion entry, and the slot's information about the request.
     pub(super) fn parts(&self) -> (&ibv_wc, Info) {
         (self.wc, self.info)
     }
 
-    /// The next piece of memory, to look at.
+    /// The next segment, without taking it.
     pub(super) fn peek(&self) -> Option<&Segment> {
-        // Of a request without memory, nothing is held.
         self.held.peek()
     }
 
@@ -187,8 +195,8 @@ impl<'a> Completion<'a> {
         self.held.take_if(self.info, kind)
     }
 
-    /// The next of the unsignaled requests that this completion releases, oldest first. If this one
-    /// went well, so did they.
+    /// The next of the unsignaled requests that this completion releases, oldest first. If this
+    /// request succeeded, they did too.
     pub fn next_unsignaled(&mut self) -> Option<Released<'_>> {
         let (claimed, unsignaled) = self.held.request.as_mut()?;
         *unsignaled = None;
@@ -207,8 +215,8 @@ impl fmt::Debug for Completion<'_> {
     }
 }
 
-/// A request without a completion of its own, and the memory that it gives back: one that was
-/// posted unsignaled, or that the device did not take.
+/// A request without a completion of its own, and the memory that it returns: the request was
+/// posted unsignaled, or the device did not accept it.
 pub struct Released<'a> {
     claimed: &'a mut Claimed,
 }
@@ -218,13 +226,13 @@ impl<'a> Released<'a> {
         Self { claimed }
     }
 
-    /// The number that the request was given.
+    /// The token that the caller gave to the request.
     #[must_use]
     pub fn token(&self) -> u64 {
         self.claimed.token
     }
 
-    /// What the request was.
+    /// The kind of operation.
     #[must_use]
     pub fn opcode(&self) -> Opcode {
         self.claimed.info.opcode()

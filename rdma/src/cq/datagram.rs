@@ -1,4 +1,4 @@
-//! What a datagram queue pair received: the payload, and where it came from.
+//! Received datagrams: the payload and its source.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -9,7 +9,7 @@ use super::completion::Completion;
 use crate::ah::{Grh, Source};
 use crate::mr::{Buffer, Kind, Segment};
 
-/// A datagram, in the buffer that was posted for it; derefs to the payload.
+/// A received datagram in the buffer that was posted for it; dereferences to the payload.
 ///
 /// # Examples
 ///
@@ -30,25 +30,25 @@ use crate::mr::{Buffer, Kind, Segment};
 /// ```
 pub struct Datagram {
     buffer: Buffer,
-    /// Behind the header: at most what the buffer has there.
+    /// Payload bytes after the GRH; at most the buffer's length less the GRH.
     len: usize,
     source: Source,
 }
 
 impl Datagram {
-    /// Where it came from.
+    /// The sender's address.
     #[must_use]
     pub fn source(&self) -> &Source {
         &self.source
     }
 
-    /// The whole buffer as it was posted, header and all: to be posted again.
+    /// The whole buffer as it was posted, GRH included, to be posted again.
     #[must_use]
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
 
-    /// Where the payload lies: the buffer is at least as long.
+    /// The payload's range in the buffer, which is at least as long.
     fn range(&self) -> std::ops::Range<usize> {
         Grh::LEN..Grh::LEN + self.len
     }
@@ -84,10 +84,11 @@ impl fmt::Debug for Datagram {
 }
 
 impl Completion<'_> {
-    /// Where a datagram came from: of a receive of a datagram queue pair that went well. Call it
-    /// before the memory is taken.
+    /// The sender of a datagram, if this is a successful receive of a datagram queue pair. Call
+    /// this before the memory is taken.
     ///
-    /// For messages in one [`Buffer`], [`take_datagram`](Self::take_datagram) gives all at once.
+    /// For a message in a single [`Buffer`], [`take_datagram`](Self::take_datagram) returns the
+    /// source and the payload together.
     #[must_use]
     pub fn source(&self) -> Option<Source> {
         let (wc, info) = self.parts();
@@ -97,17 +98,17 @@ impl Completion<'_> {
         Some(source(wc, self.peek()))
     }
 
-    /// A datagram in the buffer that was posted for it, if this is one that went well, and its next
-    /// piece of memory is a [`Buffer`].
+    /// Takes the datagram with its buffer, if this is a successful receive of a datagram queue pair
+    /// and its next segment is a [`Buffer`].
     ///
-    /// Of a message that was received into several pieces, this is the first one.
+    /// If the message was scattered over several segments, the result holds the first one.
     #[must_use = "the buffer is given up otherwise"]
     pub fn take_datagram(&mut self) -> Option<Datagram> {
         let source = self.source()?;
         let received = self.byte_len();
         let room = self.peek().filter(|segment| segment.kind() == Kind::LocalHost)?.len.checked_sub(Grh::LEN)?;
         let buffer = self.take_buffer()?;
-        // What the device says is not trusted to lie in the buffer.
+        // The device's byte count is not trusted: it must not reach past the buffer.
         Some(Datagram { buffer, len: received.saturating_sub(Grh::LEN).min(room), source })
     }
 }

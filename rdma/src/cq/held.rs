@@ -1,4 +1,4 @@
-//! What the present completion of a poller gives back.
+//! The memory that a poller's current completion returns.
 
 use std::ptr;
 
@@ -7,21 +7,22 @@ use rdma_sys::ibv_wc;
 use crate::mr::{Kind, Segment};
 use crate::qp::ring::{Claimed, Info, Single};
 
-/// What the present completion gives back. It stays here, so that forgetting the completion is no
-/// harm.
+/// The memory that the current completion returns. The poller owns it, so forgetting the completion
+/// leaks nothing.
 ///
-/// Invariant **H1**: `single` says which of the two there is: a request with one segment and
-/// nothing before it, or `request`, where it is [`Single::none`].
+/// Invariant **H1**: `single` tells which field is in use. A request with one segment and no
+/// unsignaled requests before it is in `single`; for any other request, `single` is
+/// [`Single::none`] and `request` holds it.
 pub(super) struct Held {
     single: Option<Single>,
-    /// Any other request, and one of the unsignaled ones before it.
+    /// Any other request, and the current one of the unsignaled requests before it.
     pub(super) request: Option<(Claimed, Option<Claimed>)>,
 }
 
-/// Where a completion lies, and what its slot said.
+/// The location of a completion, and its slot's information about the request.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
-    /// In the poller's batch.
+    /// An entry of the poller's batch.
     pub(super) wc: *const ibv_wc,
     pub(super) token: u64,
     pub(super) info: Info,
@@ -43,22 +44,22 @@ impl Held {
         self.request = None;
     }
 
-    /// Replaces nothing.
+    /// Holds a single segment. Nothing is held before the call.
     #[inline(always)]
     pub(super) fn set(&mut self, single: Single) {
         debug_assert!(self.single.is_none());
-        // SAFETY: valid for writes. None needs no drop, and should there ever be something, it is
-        // leaked.
+        // SAFETY: ptr::write requires a place valid for writes: a field of `self`. The overwritten
+        // value is not dropped: it is `None`, and any other value would be leaked, which is safe.
         unsafe { ptr::write(&raw mut self.single, Some(single)) };
     }
 
-    /// Replaces nothing.
+    /// Holds any other request. Nothing is held before the call.
     pub(super) fn set_request(&mut self, claimed: Claimed) {
         self.single = Some(Single::none());
         self.request = Some((claimed, None));
     }
 
-    /// The next segment, to look at.
+    /// The next segment, without taking it.
     #[inline]
     pub(super) fn peek(&self) -> Option<&Segment> {
         match &self.request {
@@ -67,7 +68,7 @@ impl Held {
         }
     }
 
-    /// The next segment, if it is of that kind.
+    /// Takes the next segment, if it is of kind `kind`.
     #[inline(always)]
     pub(super) fn take_if(&mut self, info: Info, kind: Kind) -> Option<Segment> {
         if !info.is_single() {
@@ -77,10 +78,11 @@ impl Held {
         if single.segment().kind() != kind {
             return None;
         }
-        // SAFETY: valid for reads; replaced below before anything can see or drop it, so it is
-        // moved out once.
+        // SAFETY: ptr::read requires an initialised value that is used once: the field is replaced
+        // below before any code can read or drop it, so the value is moved out once.
         let single = unsafe { ptr::read(single) };
-        // SAFETY: valid for writes. What was there was moved out.
+        // SAFETY: ptr::write requires a place valid for writes: a field of `self`. The old value
+        // was just moved out, so it needs no drop.
         unsafe { ptr::write(&raw mut self.single, None) };
         Some(single.take())
     }
@@ -92,7 +94,7 @@ impl Held {
         }
         match &mut self.request {
             Some((claimed, _)) => claimed.take(),
-            // There was an address handle beside it.
+            // A single segment whose request also had a keep-alive.
             None => self.single.take().map(Single::take),
         }
     }

@@ -1,15 +1,16 @@
-//! Completion queues: where finished work is reported.
+//! Completion queues: finished requests report here.
 //!
-//! A queue pair that is attached to a completion queue reserves room in it for all its requests, so
-//! that the queue cannot overrun.
+//! A queue pair that is attached to a completion queue reserves entries in it for all its requests,
+//! so that the completion queue cannot overrun.
 //!
 //! # Safety
 //!
-//! 1. A [`CqInner`] owns a completion queue that its context's table created. Queue pairs attached
-//!    to it hold an `Arc` of its [`Handle`](crate::handle::Handle), so it is destroyed after them.
-//! 2. Events are acknowledged before they are returned, so destroying a queue does not wait for
-//!    anybody.
-//! 3. Nothing is called in a forked child.
+//! 1. A [`CqInner`] owns a completion queue that its context's function table created. Queue pairs
+//!    attached to it hold an `Arc` of its [`Handle`](crate::handle::Handle), so the completion
+//!    queue is destroyed after them.
+//! 2. Events are acknowledged before they are returned, so destroying a queue does not block on a
+//!    caller.
+//! 3. No provider function is called in a forked child.
 
 mod attached;
 mod backoff;

@@ -1,4 +1,4 @@
-//! Polling: completions are fetched, and routed to their requests.
+//! Polling: fetches completions and routes each to its request.
 
 use std::fmt;
 use std::slice;
@@ -17,58 +17,60 @@ use crate::fork;
 use crate::handle::Handle;
 use crate::qp::ring::{self, Cached, Grabbed, Info, has_sink};
 
-/// [`FETCH`] as the C interface has it.
+/// [`FETCH`] in the type of the C interface.
 const ENTRIES: i32 = 16;
 
 /// Takes completions from a completion queue, one after the other.
 ///
 /// Any number of pollers and [scopes](crate::QueuePair::scope) may work on one queue, in any
 /// threads. Each completion goes to one of the pollers, or to the scope that its request belongs
-/// to, whoever fetches it. Completions of one queue pair come in order to a poller that polls
-/// alone.
+/// to; the thread that fetches it makes no difference. A poller that polls alone receives the
+/// completions of one queue pair in order.
 ///
-/// A poller that is the queue's only one fetches 16 completions at a time; where there are more,
-/// each fetches one at a time, which costs more, so make no more of them than poll. What a dropped
-/// poller has not handed out comes to the next one that polls.
+/// The only poller of a queue fetches 16 completions at a time. If a queue has several pollers,
+/// each fetches one at a time, which costs more, so create no more pollers than there are threads
+/// that poll. Completions that a dropped poller had fetched but not handed out go to the next
+/// poller that polls.
 #[doc(alias = "ibv_poll_cq")]
 pub struct Poller {
     pub(super) held: Held,
-    /// The next entry of `batch` to be handed out, and how many are left from there on.
+    /// The next entry of `batch` to hand out, and the number of entries left from there on.
     next: *const ibv_wc,
     left: u32,
     raw: *mut ibv_cq,
-    /// The process that it is for, or, while `source` is another than the device, one that will
-    /// never be.
+    /// Fork generation in which the poller may fetch into the batch without checks; `NEVER` while
+    /// `source` is not `Device`.
     live_in: u32,
     source: Source,
     cached: Cached,
     pub(super) backoff: Backoff,
-    /// Invariant **F1**: its entries are initialised, and written by this poller only, while
-    /// `source` is not `Open`.
+    /// Invariant **F1**: all entries are initialised. While `source` is not `Open`, only this
+    /// poller accesses them; while it is `Open`, no thread writes them.
     batch: Arc<Batch<ibv_wc>>,
-    /// Last, so that it outlives `raw`.
+    /// Declared last, so that the queue outlives `raw`.
     pub(crate) cq: Arc<Handle<CqInner>>,
 }
 
-/// Where the entries come from that are handed out now.
+/// Origin of the entries that are being handed out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// One that was just fetched.
+    /// The device: a single entry was fetched.
     Device,
-    /// Several: the batch is open.
+    /// The device: several entries were fetched, and the batch is open.
     Open,
-    /// The backlog, and another poller has it too.
+    /// The backlog: the entry is a copy that another poller has too.
     Copy,
 }
 
-// SAFETY: the raw queue is `cq`'s, which is Send and Sync; `next` points into `batch`, which is
-// kept; the rest is Send.
+// SAFETY: moving a poller to another thread is sound: the raw queue belongs to `cq`, which is Send
+// and Sync; `next` points into `batch`, which the poller keeps; all other fields are Send.
 unsafe impl Send for Poller {}
-// SAFETY: `&Poller` gives nothing but the handle of the queue.
+// SAFETY: sharing a poller is sound: `&Poller` gives access to the handle of the queue only, which
+// is Sync.
 unsafe impl Sync for Poller {}
 
 impl CompletionQueue {
-    /// Makes a poller for the queue.
+    /// Creates a poller for the queue.
     ///
     /// # Examples
     ///
@@ -84,7 +86,8 @@ impl CompletionQueue {
     #[must_use]
     pub fn poller(&self) -> Poller {
         let context = &self.inner.context;
-        // In a forked child, where the poller does nothing, another thread may have had the lock.
+        // In a forked child, where the poller does nothing, do not take the lock: another thread of
+        // the parent may have held it at the time of the fork.
         let batch = if context.is_forked() { Arc::new(Batch::new()) } else { self.inner.sharing.join() };
         Poller {
             held: Held::NOTHING,
@@ -102,14 +105,14 @@ impl CompletionQueue {
 }
 
 impl Poller {
-    /// The next completion, if there is one.
+    /// Returns the next completion, if there is one.
     ///
-    /// Memory of the last one that was not taken is given up.
+    /// Memory of the previous completion that was not taken is dropped.
     ///
     /// # Errors
     ///
-    /// What the provider reports. No memory is given back then: only completions do that, or the
-    /// end of the queue pair.
+    /// Any error that the provider reports. An error returns no memory: only completions and the
+    /// end of the queue pair do.
     ///
     /// # Examples
     ///
@@ -141,11 +144,12 @@ impl Poller {
         CompletionQueue { inner: Arc::clone(&self.cq) }
     }
 
-    /// What [`advance`](Self::advance) has just found.
+    /// Makes a [`Completion`] of the entry that [`advance`](Self::advance) has just found.
     #[inline(always)]
     pub(super) fn completion(&mut self, Found { wc, token, info }: Found) -> Completion<'_> {
-        // SAFETY: F1: it lies in the batch, which this poller alone writes, and not while it is
-        // borrowed.
+        // SAFETY: the reference requires an initialised entry that nobody writes while it is
+        // borrowed: `wc` lies in the batch, and only this poller writes the batch (F1), through
+        // `&mut self`.
         Completion::new(unsafe { &*wc }, token, info, &mut self.held)
     }
 
@@ -167,10 +171,12 @@ impl Poller {
         }
     }
 
-    /// Routes a completion of the batch to its request. Nothing is held when it is called.
+    /// Routes an entry of the batch to its request. Nothing is held when this is called. Returns
+    /// none if the entry is stale or belongs to a scope.
     #[inline(always)]
     fn take(&mut self, wc: *const ibv_wc) -> Option<Found> {
-        // SAFETY: F1: one that was fetched.
+        // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
+        // the batch that was fetched (F1).
         let wr_id = unsafe { (*wc).wr_id };
         let Some(grabbed) = ring::grab(wr_id, &mut self.cached) else {
             self.count_stale(wr_id);
@@ -187,25 +193,27 @@ impl Poller {
         Some(Found { wc, token, info })
     }
 
-    /// A request with a keep-alive, and otherwise at most one segment: the handle is given up
-    /// now, for the request has ended.
+    /// Handles a request with a keep-alive and at most one segment. The keep-alive is dropped now,
+    /// since the request has ended.
     fn take_keeping(&mut self, grabbed: Grabbed, info: Info) {
-        // SAFETY: with neither run nor scope nor many segments, what makes it neither single nor
-        // empty is the handle; nothing below looks for it.
+        // SAFETY: take_keep_alive requires a request that has a keep-alive and whose keep-alive no
+        // code below looks for: `info` has no run, scope or further segments, so only the
+        // keep-alive makes it neither single nor empty, and nothing below uses it.
         let keep_alive = unsafe { grabbed.take_keep_alive() };
         if info.without_keep_alive().is_single() {
             self.held.set(grabbed.into_single());
         } else {
             grabbed.release();
         }
-        // Dropped last: destroying it may log, and a subscriber may panic. The segment is held by
-        // then.
+        // Dropped last: destroying the address handle may log, and a log subscriber may panic.
+        // `held` owns the segment by then.
         drop(keep_alive);
     }
 
     #[cold]
     fn take_other(&mut self, grabbed: Grabbed, wc: *const ibv_wc) -> bool {
-        // SAFETY: F1: one that was fetched.
+        // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
+        // the batch that was fetched (F1).
         let &ibv_wc { wr_id, status, vendor_err, .. } = unsafe { &*wc };
         let (_, info) = grabbed.read();
         if info.without_keep_alive().is_at_most_single() {
@@ -221,8 +229,8 @@ impl Poller {
         true
     }
 
-    /// A completion that names no request in flight: another poller may have handed it out, or its
-    /// sink have got it.
+    /// Counts a completion that names no request in flight, unless the completion was shared:
+    /// another poller may have handed it out, or its sink may have received it.
     #[cold]
     fn count_stale(&self, wr_id: u64) {
         let was_shared = match self.source {
@@ -235,15 +243,16 @@ impl Poller {
         }
     }
 
-    /// Fetches more, and gives the first. Called with none left.
+    /// Fetches completions and returns the first. Called when no entry is left.
     #[inline(always)]
     fn fetch(&mut self) -> Result<Option<*const ibv_wc>> {
         if self.live_in != fork::generation() || !self.cq.sharing.crowd.is_quiet() {
             return self.fetch_shared();
         }
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process
-        // (checked), and room for as many entries as it is told of: F1, `live_in` says that the
-        // batch is not open.
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
+        // `ENTRIES` entries that no thread accesses: `self` keeps the queue, the generation was
+        // checked, and the batch has `FETCH` entries and is not open, since `live_in` is not
+        // `NEVER` (F1).
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.batch.start()) };
         self.fetched(count, ENTRIES)
     }
@@ -261,11 +270,12 @@ impl Poller {
         if count == 0 { Ok(None) } else { Err(poll_failed(count)) }
     }
 
-    /// Lets others see what was fetched beyond the first.
+    /// Opens the batch, so that other pollers can copy the entries after the first.
     #[cold]
     fn open(&mut self) {
         for at in 1..=self.left as usize {
-            // SAFETY: F1: one that was fetched.
+            // SAFETY: the read requires an initialised entry that no thread writes: `left` more
+            // entries were fetched, and the batch is not open yet (F1).
             let wc = unsafe { self.batch.start().wrapping_add(at).read() };
             if has_sink(wc.wr_id) {
                 self.cq.deliver(&wc, &mut self.cached);
@@ -279,7 +289,7 @@ impl Poller {
         }
     }
 
-    /// Fetches where there are other pollers, or were, or after the batch was open.
+    /// Fetches on the slow path: there are several pollers, or a backlog, or the batch is open.
     #[cold]
     fn fetch_shared(&mut self) -> Result<Option<*const ibv_wc>> {
         self.cq.context.check(Operation::PollCq)?;
@@ -290,7 +300,8 @@ impl Poller {
         self.live_in = self.cq.context.fork;
         let start = self.batch.start();
         if let Some(Waiting { wc, is_copy }) = self.cq.sharing.take() {
-            // SAFETY: F1: the batch was just closed.
+            // SAFETY: the write requires room for an entry that no other thread accesses: the batch was
+            // just closed (F1).
             unsafe { start.write(wc) };
             if is_copy {
                 self.source = Source::Copy;
@@ -300,8 +311,9 @@ impl Poller {
         }
         let retired = self.cq.retired();
         let room = if self.cq.sharing.crowd.is_alone() { ENTRIES } else { 1 };
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process
-        // (checked), and room for as many entries as it is told of: F1, the batch was just closed.
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for `room`
+        // entries that no thread accesses: `self` keeps the queue, the generation was checked
+        // above, and the batch has `FETCH` entries and was just closed (F1).
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, room, start) };
         if count == 0 {
             self.cq.found_empty(retired);
@@ -309,20 +321,22 @@ impl Poller {
         self.fetched(count, room)
     }
 
-    /// For a scope that waits: whether there were completions.
+    /// Fetches completions for a scope that waits; returns whether there were any.
     pub(crate) fn pump(&mut self) -> Result<bool> {
         Ok(self.cq.pump(&mut self.cached)? > 0)
     }
 }
 
 impl CqInner {
-    /// Fetches completions, delivers those that have a sink, and leaves the others to all pollers.
-    /// How many there were.
+    /// Fetches completions, delivers those that have a sink, and adds the others to the backlog.
+    /// Returns the number fetched.
     pub(super) fn pump(&self, cached: &mut Cached) -> Result<usize> {
         self.context.check(Operation::PollCq)?;
         let retired = self.retired();
         let mut wcs = [ibv_wc::default(); FETCH];
-        // SAFETY: ibv_poll_cq wants a completion queue, of this process (checked), and room.
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
+        // `ENTRIES` entries: `self` owns the queue, the generation was checked above, and `wcs` has
+        // `FETCH` entries.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, wcs.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| poll_failed(count))?.min(FETCH);
         if count == 0 {
@@ -340,7 +354,7 @@ impl CqInner {
         Ok(count)
     }
 
-    /// Gives a completion to the sink that its request named.
+    /// Delivers a completion to its request's sink.
     fn deliver(&self, wc: &ibv_wc, cached: &mut Cached) {
         match ring::grab(wc.wr_id, cached) {
             Some(grabbed) => ring::claimed(grabbed, wc.wr_id, cached).finish(wc.status, wc.vendor_err),
@@ -364,15 +378,16 @@ fn poll_failed(result: i32) -> Error {
 impl Drop for Poller {
     fn drop(&mut self) {
         if self.cq.context.is_forked() {
-            // Another thread of the parent may have had the lock.
+            // Another thread of the parent may have held the lock at the time of the fork.
             return;
         }
         let is_copied = self.source == Source::Open && self.batch.close();
         let left = if is_copied { 0 } else { self.left as usize };
-        // SAFETY: F1: from `next` on, that many entries were fetched. Nobody writes them.
+        // SAFETY: slice::from_raw_parts requires `left` initialised entries from `next` on that
+        // nobody writes: they were fetched, and only this poller writes the batch (F1).
         let rest = unsafe { slice::from_raw_parts(self.next, left) };
         self.cq.sharing.leave(&self.batch, rest);
-        // Given up last: an owner's drop may panic.
+        // Dropped last: the drop of a buffer's owner may panic.
         self.held.give_up();
     }
 }

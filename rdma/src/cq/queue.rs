@@ -15,10 +15,11 @@ use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::handle::{Handle, Object};
 use crate::types::CqId;
 
-/// A queue of completions, on which any number of queue pairs report.
+/// A completion queue, shared by any number of queue pairs.
 ///
-/// Counted: clones are handles to the same queue, and queue pairs keep it. Each queue pair reserves
-/// room for all of its requests, so a queue wants the sum of their depths.
+/// Handles are reference-counted: clones refer to the same queue, and queue pairs keep the queue
+/// alive. Each queue pair reserves entries for all of its requests, so a queue needs the sum of
+/// their depths.
 ///
 /// # Examples
 ///
@@ -41,24 +42,25 @@ pub struct CompletionQueue {
     pub(crate) inner: Arc<Handle<CqInner>>,
 }
 
-/// The queue itself (1).
+/// The owned C completion queue (1).
 pub(crate) struct CqInner {
     pub(crate) raw: *mut ibv_cq,
     pub(crate) context: Arc<Handle<ContextInner>>,
     pub(super) capacity: Capacity,
     pub(crate) channel: Option<Arc<Handle<ChannelInner>>>,
     pub(super) sharing: Sharing,
-    /// Completions that named no request in flight.
+    /// The number of completions that named no request in flight.
     pub(super) stale: AtomicU64,
-    /// Its completions carry the caller's `wr_id`s.
+    /// Whether its completions carry `wr_id`s chosen by the caller.
     pub(crate) is_raw: bool,
     id: CqId,
 }
 
-// SAFETY: libibverbs' functions may be called on one queue from any thread: providers lock
-// (single-threaded modes are refused when a device is opened).
+// SAFETY: libibverbs' functions may be called on one queue from any thread: providers lock their
+// queues (devices in single-threaded mode are refused when they are opened).
 unsafe impl Send for CqInner {}
-// SAFETY: libibverbs' functions may be called on one queue from several threads at a time.
+// SAFETY: libibverbs' functions may be called on one queue from several threads at a time, for the
+// same reason.
 unsafe impl Sync for CqInner {}
 
 impl CqInner {
@@ -77,19 +79,21 @@ impl CqInner {
         let cqe = i32::try_from(depth).map_err(|_| invalid)?;
         let vector = i32::try_from(vector).map_err(|_| invalid)?;
         if channel.is_some_and(|channel| !Arc::ptr_eq(&channel.context, context)) {
-            // The provider would not notice that it is another device's.
+            // The provider does not check that the channel belongs to the same device.
             return Err(invalid);
         }
         let id = CqId::fresh();
         let name = ptr::without_provenance_mut(usize::try_from(id.0).map_err(|_| invalid)?);
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.raw);
-        // SAFETY: ibv_create_cq wants an open context and a channel of it or NULL, both kept by the
-        // new value (1). The context pointer is opaque to it: ours is a number.
+        // SAFETY: ibv_create_cq requires an open context, and a channel of that context or NULL:
+        // the new value keeps both alive (1). The library never dereferences the user context
+        // pointer, which is a number here.
         let raw = unsafe { (context.table.ibv_create_cq)(context.raw.as_ptr(), cqe, name, raw_channel, vector) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateCq));
         }
-        // SAFETY: a new queue, which nobody resizes meanwhile.
+        // SAFETY: the read requires a live queue whose `cqe` no thread writes: the queue is new,
+        // and no other thread can resize it yet.
         let depth = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(depth);
         Ok(Self {
             raw,
@@ -107,10 +111,11 @@ impl CqInner {
         self.capacity.get()
     }
 
-    /// Asks for an event at the next completion.
+    /// Requests an event for the next completion.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
         self.context.check(Operation::RequestNotify)?;
-        // SAFETY: the queue is alive (1), and this is no forked child (3).
+        // SAFETY: ibv_req_notify_cq requires a live queue (1) outside a forked child (3, checked
+        // above).
         let result = unsafe { rdma_sys::ibv_req_notify_cq(self.raw, i32::from(solicited_only)) };
         Error::check(Operation::RequestNotify, result)
     }
@@ -125,13 +130,14 @@ impl Object for CqInner {
     }
 
     unsafe fn destroy(&mut self) -> Result<()> {
-        // SAFETY: ibv_destroy_cq wants a live queue of this table without queue pairs (this
-        // function's contract), whose events are acknowledged or about to be (2).
+        // SAFETY: ibv_destroy_cq requires a live queue of this table without queue pairs: the
+        // contract of this function. It blocks until the queue's events are acknowledged, which
+        // they are at once (2).
         Error::check(Self::DESTROY, unsafe { (self.context.table.ibv_destroy_cq)(self.raw) })
     }
 }
 
-/// How to make a [`CompletionQueue`].
+/// Configuration of a new [`CompletionQueue`].
 ///
 /// # Examples
 ///
@@ -154,19 +160,21 @@ pub struct CqBuilder {
 }
 
 impl CqBuilder {
-    /// Gives it a channel of its own, on which its pollers sleep in [`wait`](super::Poller::wait).
+    /// Gives the queue a channel of its own, on which its pollers sleep in
+    /// [`wait`](super::Poller::wait).
     pub fn events(mut self) -> Self {
         self.events = true;
         self
     }
 
-    /// The channel on which its events arrive. Without one it can only be polled.
+    /// The channel on which the queue's events arrive. Without a channel, the queue can only be
+    /// polled.
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.clone());
         self
     }
 
-    /// The completion vector that raises its events; 0 if not said.
+    /// The completion vector that raises the queue's events; 0 by default.
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
@@ -176,8 +184,8 @@ impl CqBuilder {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if the device has no queues that deep or no such vector, or if the channel is
-    /// another device's; `OutOfMemory`.
+    /// `InvalidInput` if the device does not support this depth or vector, or if the channel
+    /// belongs to another device; `OutOfMemory`.
     #[doc(alias = "ibv_create_cq")]
     pub fn build(mut self) -> Result<CompletionQueue> {
         if self.events && self.channel.is_none() {
@@ -190,7 +198,7 @@ impl CqBuilder {
 }
 
 impl Context {
-    /// Creates a completion queue of at least `depth` entries, to be polled.
+    /// Creates a completion queue of at least `depth` entries, without a channel.
     ///
     /// # Errors
     ///
@@ -199,40 +207,41 @@ impl Context {
         self.cq_builder(depth).build()
     }
 
-    /// Starts a completion queue of at least `depth` entries.
+    /// Starts the configuration of a completion queue of at least `depth` entries.
     pub fn cq_builder(&self, depth: u32) -> CqBuilder {
         CqBuilder { context: self.clone(), depth, channel: None, vector: 0, events: false }
     }
 }
 
 impl CompletionQueue {
-    /// Its name in events.
+    /// The identifier that names the queue in events.
     #[must_use]
     pub fn id(&self) -> CqId {
         self.inner.id
     }
 
-    /// How many completions it holds.
+    /// The number of completions that the queue can hold.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.inner.depth()
     }
 
-    /// How many completions named no request in flight and were dropped: left behind of a queue
-    /// pair that was reset or destroyed, or reported twice.
+    /// The number of completions that named no request in flight and were dropped: they belonged to
+    /// a queue pair that was reset or destroyed since, or were reported twice.
     #[must_use]
     pub fn stale_completions(&self) -> u64 {
         self.inner.stale.load(Ordering::Relaxed)
     }
 
-    /// Changes how many completions it holds, and says how many it holds then: at least `depth`.
+    /// Changes the number of completions that the queue can hold, and returns the new number: at
+    /// least `depth`.
     ///
-    /// Queue pairs keep their reservations, so it cannot become smaller than these.
+    /// Queue pairs keep their reservations, so `depth` cannot be less than their sum.
     ///
     /// # Errors
     ///
-    /// `CompletionQueueTooSmall`, with what is reserved; `InvalidInput` for more than the device
-    /// can do; `NotSupported` if the provider cannot resize.
+    /// `CompletionQueueTooSmall`, with the reserved number of entries; `InvalidInput` for a depth
+    /// of 0 or more than the device supports; `NotSupported` if the provider cannot resize queues.
     ///
     /// # Examples
     ///
@@ -250,35 +259,36 @@ impl CompletionQueue {
         let cqe = i32::try_from(depth).ok().filter(|&cqe| cqe > 0);
         let cqe = cqe.ok_or(Error::new(Operation::ResizeCq, ErrorKind::InvalidInput))?;
         inner.capacity.resize(depth, || {
-            // SAFETY: ibv_resize_cq wants a queue (1); no forked child (3).
+            // SAFETY: ibv_resize_cq requires a live queue (1) outside a forked child (3, checked
+            // above).
             let result = unsafe { (inner.context.table.ibv_resize_cq)(inner.raw, cqe) };
             Error::check(Operation::ResizeCq, result)?;
-            // SAFETY: the queue is alive (1); the field changes only here, under the lock of the
-            // reservations.
+            // SAFETY: the read requires a live queue (1) whose `cqe` no other thread writes: only
+            // this function changes the field, under the lock of the reservations.
             Ok(u32::try_from(unsafe { (*inner.raw).cqe }).unwrap_or(depth))
         })
     }
 
-    /// The channel on which its events arrive.
+    /// The channel on which the queue's events arrive.
     #[must_use]
     pub fn channel(&self) -> Option<CompletionChannel> {
         self.inner.channel.as_ref().map(|inner| CompletionChannel { inner: Arc::clone(inner) })
     }
 
-    /// Asks for one event on the channel when the next completion arrives.
+    /// Requests one event on the channel when the next completion arrives.
     ///
-    /// Completions that are already there raise none: poll once more after asking. With
-    /// `solicited_only` a completion counts if it failed, or received a message that was sent as
-    /// solicited.
+    /// Completions that are already in the queue raise no event: poll once more after this call.
+    /// With `solicited_only`, only failed completions and receives of messages sent as solicited
+    /// raise the event.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     ///
     /// # Examples
     ///
     /// An event loop that waits on the channel's descriptor ([`Poller::wait`](super::Poller::wait)
-    /// does all this by itself):
+    /// does all this itself):
     ///
     /// ```no_run
     /// # fn f(cq: &rdma::CompletionQueue, channel: &rdma::CompletionChannel) -> rdma::Result<()> {
@@ -297,7 +307,7 @@ impl CompletionQueue {
         self.inner.arm(solicited_only)
     }
 
-    /// The open device.
+    /// The open device that the queue belongs to.
     #[must_use]
     pub fn context(&self) -> Context {
         Context { inner: Arc::clone(&self.inner.context) }
@@ -305,20 +315,20 @@ impl CompletionQueue {
 
     /// Destroys the queue.
     ///
-    /// Dropping the last handle does the same; this says whether it worked.
+    /// Dropping the last handle does the same; this function also returns whether it succeeded.
     ///
     /// # Errors
     ///
-    /// `InUse`, with the handle, while a clone or a queue pair of it lives.
+    /// `InUse`, with the handle, while a clone of the handle or a queue pair of the queue lives.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), Failed<Self>> {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     ///
-    /// Polling it behind this handle's back takes completions away from their requests: their
-    /// buffers stay in flight.
+    /// Do not poll it directly: that takes completions away from their requests, whose buffers then
+    /// stay in flight.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.inner.raw

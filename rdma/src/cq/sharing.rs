@@ -1,19 +1,21 @@
-//! What the pollers of one completion queue share: completions that one of them fetched and any of
-//! them may hand out.
+//! State shared by the pollers of one completion queue: completions that one poller fetched and any
+//! poller may hand out.
 //!
 //! A poller that is alone fetches up to [`FETCH`] completions at a time into its [`Batch`] and
-//! hands them out without a lock. Where there are several, each fetches one at a time, so that what
-//! nobody has asked for stays in the provider's queue. What was fetched all the same goes to the
-//! backlog, which every poller looks at before it fetches: a batch that was open when a second
-//! poller came, what a scope fetched beside its own, and what a dropped poller left.
+//! hands them out without a lock. With several pollers, each fetches one at a time, so that all
+//! other completions stay in the provider's queue. The backlog holds completions that were fetched
+//! ahead all the same: a batch that was open when a second poller arrived, completions that a scope
+//! fetched but that belong to no scope, and completions that a dropped poller left. Every poller
+//! looks at the backlog before it fetches.
 //!
 //! # Invariants
 //!
-//! * **B1.** The entries of a batch are written by its owner alone, and only while it is closed;
-//!   others read them only while they hold it, which they can only while it is open.
-//! * **B2.** Entries of an open batch may be handed out by the owner and by whoever takes their
-//!   copies from the backlog. Whoever claims the request's slot first has the completion; for the
-//!   other it names no request in flight.
+//! * **B1.** Only the owner of a batch writes its entries, and only while the batch is closed.
+//!   Other threads read the entries only while they hold the batch, and can hold it only while it
+//!   is open.
+//! * **B2.** Entries of an open batch may be handed out both by the owner and by pollers that take
+//!   copies of them from the backlog. The first of these to claim the request's slot has the
+//!   completion; for the other, the entry names no request in flight.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -37,7 +39,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::ring::has_sink;
 use crate::wait;
 
-/// Completions that a batch holds.
+/// The number of completions that a batch holds.
 pub(super) const FETCH: usize = 16;
 
 const CLOSED: u32 = 0;
@@ -55,12 +57,13 @@ const COPIED: u32 = u32::MAX - 1;
 pub(super) struct Batch<T> {
     state: AtomicU32,
     entries: UnsafeCell<[T; FETCH]>,
-    /// Stands for the entries in loom's models.
+    /// Represents the entries in loom's models.
     #[cfg(loom)]
     watched: loom::cell::UnsafeCell<()>,
 }
 
-// SAFETY: B1: the entries are written by one thread while nobody reads them.
+// SAFETY: Sync requires that shared access is free of data races: one thread writes the entries,
+// and only while no other reads them (B1).
 unsafe impl<T: Copy + Send> Sync for Batch<T> {}
 
 impl<T: Copy + Default> Batch<T> {
@@ -73,22 +76,23 @@ impl<T: Copy + Default> Batch<T> {
         }
     }
 
-    /// Where the entries lie; all are initialised. Access is subject to B1.
+    /// The first entry; all entries are initialised. Access is subject to B1.
     #[inline(always)]
     pub(super) fn start(&self) -> *mut T {
         self.entries.get().cast()
     }
 
-    /// Opens the batch, which is closed and holds `count` entries: the owner writes it no more.
+    /// Opens a closed batch that holds `count` entries. The owner must not write it afterwards.
     pub(super) fn open(&self, count: u32) {
         self.state.store(count, Ordering::Release);
     }
 
-    /// Closes the batch, so that the owner may write it. True if it was copied meanwhile.
+    /// Closes the batch, so that the owner may write it. Returns whether it was copied meanwhile.
     pub(super) fn close(&self) -> bool {
         loop {
             let state = self.state.load(Ordering::Relaxed);
-            // Acquire: the reads of who copied it come before the owner's writes.
+            // Acquire: the reads of the thread that copied the batch come before the owner's
+            // writes.
             if state != HELD && self.state.compare_exchange(state, CLOSED, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
                 return state == COPIED;
@@ -97,13 +101,13 @@ impl<T: Copy + Default> Batch<T> {
         }
     }
 
-    /// Whether the entries stand in the backlog too.
+    /// Whether the entries are in the backlog too.
     pub(super) fn is_copied(&self) -> bool {
         self.state.load(Ordering::Acquire) == COPIED
     }
 
-    /// Copies the entries of a batch that is open, but for the first: that one its owner is handing
-    /// out. One thread at a time calls it.
+    /// Copies the entries of an open batch except the first, which the owner is handing out. One
+    /// thread at a time calls this.
     fn copy(&self, mut to: impl FnMut(T)) {
         let count = self.state.load(Ordering::Relaxed);
         // Acquire: the owner's writes come before the reads below.
@@ -115,16 +119,17 @@ impl<T: Copy + Default> Batch<T> {
         #[cfg(loom)]
         self.watched.with(|_| ());
         for at in 1..count as usize {
-            // SAFETY: B1: the batch is held, and it holds that many entries.
+            // SAFETY: the read requires an initialised entry that no thread writes: this thread
+            // holds the batch (B1), which has `count` entries.
             to(unsafe { self.start().wrapping_add(at).read() });
         }
         self.state.store(COPIED, Ordering::Release);
     }
 }
 
-/// In one word, so that a poller sees at a glance whether it is alone and has nothing else to look
-/// at: how many pollers there are, how many of them sleep, and whether there is a backlog, or a
-/// reservation of a destroyed queue pair.
+/// The number of pollers, the number of them that sleep, and whether there is a backlog or a
+/// reservation of a destroyed queue pair. All are in one word, so that a single load tells a poller
+/// whether it is alone and has nothing else to check.
 pub(super) struct Crowd(AtomicU64);
 
 const BACKLOG: u64 = 1;
@@ -137,7 +142,7 @@ impl Crowd {
         Self(AtomicU64::new(0))
     }
 
-    /// One poller, awake, and nothing else.
+    /// Whether there is one poller, awake, without a backlog or retired reservations.
     #[inline(always)]
     pub(super) fn is_quiet(&self) -> bool {
         self.0.load(Ordering::Relaxed) == POLLER
@@ -147,11 +152,11 @@ impl Crowd {
         self.0.load(Ordering::Relaxed) < 2 * POLLER
     }
 
-    /// After a batch was opened. Whoever comes later than this sees it open; of whoever came
-    /// earlier this tells.
+    /// Whether the caller is still the only poller; called after it opened its batch. A poller that
+    /// joins later than this sees the batch open; this call reports any poller that joined earlier.
     pub(super) fn is_still_alone(&self) -> bool {
-        // Read by a read-modify-write, so that it is the latest value, and a later one acquires
-        // what came before this.
+        // A read-modify-write reads the latest value, and a later one acquires all writes before
+        // this.
         self.0.fetch_add(0, Ordering::AcqRel) < 2 * POLLER
     }
 
@@ -159,7 +164,8 @@ impl Crowd {
         self.0.load(Ordering::Relaxed) & RETIRED != 0
     }
 
-    /// Called under the lock of the reservations.
+    /// Sets or clears the flag for reservations of destroyed queue pairs. Called under the lock of
+    /// the reservations.
     pub(super) fn set_retired(&self, retired: bool) {
         if retired {
             self.0.fetch_or(RETIRED, Ordering::Relaxed);
@@ -180,15 +186,15 @@ impl Crowd {
 /// A completion in the backlog.
 pub(super) struct Waiting {
     pub(super) wc: ibv_wc,
-    /// Another poller has it too (B2).
+    /// Another poller has the completion too (B2).
     pub(super) is_copy: bool,
 }
 
-/// What the pollers of one completion queue share.
+/// State shared by the pollers of one completion queue.
 pub(crate) struct Sharing {
     pub(super) crowd: Crowd,
     lists: Mutex<Lists>,
-    /// Readable while there is something for pollers that sleep; made when the first sleeps while
+    /// A semaphore that wakes sleeping pollers. It is created when the first poller sleeps while
     /// there are others.
     bell: OnceLock<OwnedFd>,
 }
@@ -200,8 +206,9 @@ struct Lists {
 }
 
 impl Lists {
-    /// Puts what an open batch holds before everything that was fetched later; sinks have got
-    /// theirs.
+    /// Copies the entries of an open batch to the front of the backlog, before everything that was
+    /// fetched later. Entries with a sink are skipped: they were delivered when the batch was
+    /// opened. Returns the number copied.
     fn copy(&mut self, batch: &Batch<ibv_wc>) -> usize {
         let mut count = 0;
         batch.copy(|wc| {
@@ -220,14 +227,15 @@ impl Sharing {
     }
 
     fn lists(&self) -> MutexGuard<'_, Lists> {
-        // Nothing under the lock panics but allocations that fail.
+        // Only failed allocations panic under the lock.
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A batch for a new poller.
+    /// Registers a new poller and returns its batch.
     pub(super) fn join(&self) -> Arc<Batch<ibv_wc>> {
         let batch = Arc::new(Batch::new());
-        // Before it looks: a poller that opens its batch later sees that it is not alone.
+        // Joins before it looks at the batches: a poller that opens its batch later sees that it is
+        // not alone.
         self.crowd.change(POLLER);
         let mut lists = self.lists();
         let batches = std::mem::take(&mut lists.batches);
@@ -238,7 +246,7 @@ impl Sharing {
         batch
     }
 
-    /// Ends a poller. `rest` is what it has fetched and not handed out.
+    /// Unregisters a poller. `rest` holds the completions that it has fetched and not handed out.
     pub(super) fn leave(&self, batch: &Arc<Batch<ibv_wc>>, rest: &[ibv_wc]) {
         let mut lists = self.lists();
         lists.batches.retain(|other| !Arc::ptr_eq(other, batch));
@@ -249,32 +257,32 @@ impl Sharing {
         self.publish(lists, rest.len());
     }
 
-    /// Gives others a batch whose owner is not alone any more.
+    /// Copies a batch to the backlog, because its owner is no longer alone.
     pub(super) fn spill(&self, batch: &Batch<ibv_wc>) {
         let mut lists = self.lists();
         let copied = lists.copy(batch);
         self.publish(lists, copied);
     }
 
-    /// Adds a completion that was fetched by a scope and is not a scope's.
+    /// Adds a completion that a scope fetched and that belongs to no scope.
     pub(super) fn push(&self, wc: ibv_wc) {
         let mut lists = self.lists();
         lists.backlog.push_back(Waiting { wc, is_copy: false });
         self.publish(lists, 1);
     }
 
-    /// Tells others that so many completions were added.
+    /// Announces to the other pollers that `added` completions are in the backlog.
     fn publish(&self, lists: MutexGuard<'_, Lists>, added: usize) {
         if added == 0 {
             return;
         }
-        // Under the lock, as `take` clears it.
+        // Set under the lock, since `take` clears the flag under the lock.
         let word = self.crowd.0.fetch_or(BACKLOG, Ordering::AcqRel);
         drop(lists);
         self.ring(Crowd::sleepers(word).min(added as u64));
     }
 
-    /// The oldest completion of the backlog.
+    /// Takes the oldest completion of the backlog.
     pub(super) fn take(&self) -> Option<Waiting> {
         if self.crowd.0.load(Ordering::Relaxed) & BACKLOG == 0 {
             return None;
@@ -287,40 +295,42 @@ impl Sharing {
         waiting
     }
 
-    /// Counts a poller as asleep until the value is dropped.
+    /// Counts a poller as asleep until the returned value is dropped.
     pub(super) fn fall_asleep(&self) -> Asleep<'_> {
         self.crowd.change(SLEEPER);
         Asleep(self)
     }
 
-    /// What a sleeping poller waits on beside the queue's channel, if it is not alone.
+    /// The descriptor on which a sleeping poller waits beside the queue's channel; none if the
+    /// poller is alone.
     pub(super) fn bell(&self) -> Result<Option<BorrowedFd<'_>>> {
         if self.crowd.is_alone() { Ok(None) } else { self.make_bell().map(Some) }
     }
 
     fn make_bell(&self) -> Result<BorrowedFd<'_>> {
         if self.bell.get().is_none() {
-            // If another thread was faster, this one is closed.
+            // If another thread has set one meanwhile, the new semaphore is closed.
             let _unused = self.bell.set(wait::semaphore()?);
         }
         self.bell.get().map(AsFd::as_fd).ok_or(Error::new(Operation::WatchDescriptor, ErrorKind::Unknown))
     }
 
-    /// Wakes so many of those that sleep.
+    /// Wakes `count` sleeping pollers.
     fn ring(&self, count: u64) {
         if count > 0 {
-            // Without descriptors they find it when the channel wakes them.
+            // If no descriptor can be created, the pollers find the backlog when the channel wakes
+            // them.
             let _woken = self.make_bell().map(|bell| wait::post(bell, count));
         }
     }
 }
 
-/// A poller that sleeps.
+/// A poller that counts as asleep.
 pub(super) struct Asleep<'a>(&'a Sharing);
 
 impl Asleep<'_> {
-    /// It was woken and has found something: there may be more, and the event was taken from the
-    /// others.
+    /// Wakes another sleeping poller. Called by a poller that was woken and has found a completion:
+    /// there may be more completions, and it has taken the event from the other pollers.
     pub(super) fn wake_another(self) {
         let sharing = self.0;
         drop(self);
@@ -350,7 +360,7 @@ mod loom_tests {
 
     impl Queue {
         fn claim(&self, name: usize) -> usize {
-            // As a slot's claim: it orders nothing if it fails.
+            // Like the claim of a slot: a failed claim orders nothing.
             let claim = self.slots[name].compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
             usize::from(claim.is_ok())
         }
@@ -359,7 +369,8 @@ mod loom_tests {
             let count = u32::try_from(names.len()).unwrap();
             self.batch.watched.with_mut(|_| ());
             for (at, name) in names.enumerate() {
-                // SAFETY: B1, which `watched` checks.
+                // SAFETY: access to the entries must be free of data races: B1, which `watched`
+                // checks.
                 unsafe { self.batch.start().wrapping_add(at).write(name) };
             }
             self.batch.open(count);
@@ -368,7 +379,7 @@ mod loom_tests {
 
         fn read(&self, at: u32) -> usize {
             self.batch.watched.with(|_| ());
-            // SAFETY: B1, which `watched` checks.
+            // SAFETY: access to the entries must be free of data races: B1, which `watched` checks.
             unsafe { self.batch.start().wrapping_add(at as usize).read() }
         }
     }
@@ -391,7 +402,8 @@ mod loom_tests {
                     copies.iter().map(|&name| queue.claim(name)).sum::<usize>()
                 })
             };
-            // Hands out the first, and is then not used for a while: the rest is not hidden.
+            // Hands out the first entry and then pauses: the other entries must not be hidden
+            // meanwhile.
             let count = queue.fill(0..3);
             let mut handed_out = queue.claim(queue.read(0));
             let mut spilled = Vec::new();
@@ -400,7 +412,7 @@ mod loom_tests {
             }
             handed_out += (1..count).map(|at| queue.claim(queue.read(at))).sum::<usize>();
             queue.batch.close();
-            // The next batch may be written: nobody reads it any more.
+            // The next batch may be written: no other thread reads the batch any more.
             queue.fill(3..5);
             handed_out += (0..2).map(|at| queue.claim(queue.read(at))).sum::<usize>();
             let others = second.join().unwrap();
@@ -431,7 +443,7 @@ mod loom_tests {
             if !queue.crowd.is_still_alone() {
                 queue.batch.copy(|_| spilled += 1);
             }
-            // Not 0: the first poller is not used again.
+            // Both entries must be found, since the first poller does not poll again.
             assert_eq!(second.join().unwrap() + spilled, 2);
         });
     }

@@ -48,7 +48,8 @@ fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block_the_queue
     assert_eq!(channel.as_raw_fd(), channel.as_fd().as_raw_fd());
     let mut file = std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap());
     assert!(file.write_all(&u64::MAX.to_ne_bytes()).is_err(), "it cannot be written");
-    // SAFETY: F_SETFL without flags makes a descriptor of ours blocking.
+    // SAFETY: fcntl with F_SETFL accepts any flags; without flags it makes the test's descriptor
+    // blocking.
     assert_eq!(unsafe { libc::fcntl(channel.as_raw_fd(), libc::F_SETFL, 0) }, 0);
     let readable =
         || crate::wait::readable(channel.as_fd(), crate::wait::Deadline::after(Some(Duration::ZERO))).unwrap();
@@ -137,7 +138,7 @@ fn a_wait_ends_with_a_completion_or_another_descriptor() {
         assert_eq!(poller.completion_queue().channel().is_some(), has_channel);
         let mut qp = prepared.into_manual();
         poller.set_backoff(Backoff::SLEEP);
-        // Its events stand for what else a service waits for.
+        // This channel's events stand for another source that a service waits on.
         let other = context.create_completion_channel().unwrap();
         let timer = context.cq_builder(1).channel(&other).build().unwrap();
         let soon = Some(Duration::from_millis(5));
@@ -145,7 +146,7 @@ fn a_wait_ends_with_a_completion_or_another_descriptor() {
         timer.request_notify(false).unwrap();
         testing::complete(timer.as_raw(), ibv_wc::default());
         assert!(matches!(poller.wait_or_readable(&other, None).unwrap(), Wakeup::Readable));
-        // A completion goes first.
+        // A completion takes precedence over the readable descriptor.
         qp.post_recv((), 7).unwrap();
         let wr_id = testing::posted(qp.as_raw())[0].wr_id;
         testing::complete(poller.completion_queue().as_raw(), ibv_wc { wr_id, ..ibv_wc::default() });

@@ -1,8 +1,9 @@
-//! Waiting for a completion: spin, then yield, then sleep.
+//! Waits for a completion: spins, then yields, then sleeps.
 //!
-//! Spinning has the lowest latency, but where more threads wait than there are cores it keeps the
-//! thread from running that would make the completion. So a waiter spins for a few microseconds
-//! only, then offers its core to others for a while, and then sleeps on the completion channel.
+//! Spinning has the lowest latency. But if more threads wait than there are cores, a spinning
+//! thread can keep the thread that would produce the completion from running. So a waiter spins for
+//! a few microseconds only, then yields its core to other threads for a while, and then sleeps on
+//! the completion channel.
 
 use std::hint;
 use std::io;
@@ -20,32 +21,33 @@ use super::queue::CqInner;
 use crate::error::{Error, Operation, Result};
 use crate::wait::{self, Deadline};
 
-/// How long to sleep at a time without a channel, first and at most.
+/// The first and the longest time to sleep between polls without a channel.
 const NAP: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
-/// What ended a wait: [`Poller::wait_or_readable`].
+/// The reason why [`Poller::wait_or_readable`] returned.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Wakeup<'a> {
-    /// A completion.
+    /// A completion arrived.
     Completion(Completion<'a>),
-    /// There is no completion, and the other descriptor is readable.
+    /// No completion is there, and the other descriptor is readable.
     Readable,
-    /// Neither came in time.
+    /// The timeout passed without either.
     TimedOut,
 }
 
 impl Poller {
-    /// The next completion, waiting for it if there is none; none after `timeout`, without which it
-    /// waits for ever.
+    /// Waits for the next completion; none after `timeout`. Without a timeout, the call waits for
+    /// ever.
     ///
-    /// It polls for some microseconds, then yields, then sleeps on the queue's channel, or, where
-    /// it has none, in short naps: [`set_backoff`](Self::set_backoff). The channel should have no
-    /// other queues, and its events no other takers than pollers: they are taken here.
+    /// The poller spins for some microseconds, then yields, then sleeps on the queue's channel, or
+    /// in short naps if the queue has none: see [`set_backoff`](Self::set_backoff). The channel
+    /// should serve no other queues, and no other code should take its events, because this call
+    /// takes them.
     ///
     /// # Errors
     ///
-    /// As for [`poll`](Self::poll), and what waiting on the channel reports.
+    /// As for [`poll`](Self::poll), and any error of waiting on the channel.
     ///
     /// # Examples
     ///
@@ -63,10 +65,10 @@ impl Poller {
         Ok(found.map(|found| self.completion(found)))
     }
 
-    /// Waits for a completion, or until another descriptor is readable: that of a connection whose
-    /// end is to be noticed, of an event channel, or a timer.
+    /// Waits for a completion, or until another descriptor is readable, for example a timer, an
+    /// event channel, or a connection whose disconnect must be noticed.
     ///
-    /// Completions go first: the descriptor is looked at only when there are none.
+    /// Completions take precedence: the descriptor is checked only when there are none.
     ///
     /// # Errors
     ///
@@ -74,7 +76,7 @@ impl Poller {
     ///
     /// # Examples
     ///
-    /// A service that goes on until its peer disconnects:
+    /// A service that runs until its peer disconnects:
     ///
     /// ```no_run
     /// # use rdma::cm::blocking::Connection;
@@ -102,7 +104,7 @@ impl Poller {
         }
     }
 
-    /// What to do before sleeping in [`wait`](Self::wait).
+    /// Sets how [`wait`](Self::wait) spins and yields before it sleeps.
     pub fn set_backoff(&mut self, backoff: Backoff) {
         self.backoff = backoff;
     }
@@ -145,8 +147,9 @@ impl Poller {
         loop {
             let bell = cq.sharing.bell()?;
             cq.arm(false)?;
-            // What arrived before the queue was armed raises no event, and what others put aside
-            // before we counted as asleep rings no bell.
+            // Poll once more: a completion that arrived before the queue was armed raises no event,
+            // and one that was added to the backlog before this poller counted as asleep rings no
+            // bell.
             if let Some(found) = self.advance()? {
                 if slept {
                     asleep.wake_another();
@@ -163,8 +166,8 @@ impl Poller {
             if let Some(bell) = bell {
                 wait::take(bell);
             }
-            // This event, and any left over from earlier: the queue is armed anew before we sleep
-            // again.
+            // Take this event and any left over from earlier; the queue is armed again before the
+            // next sleep.
             while channel.try_next_event()?.is_some() {}
             slept = true;
         }
