@@ -49,13 +49,13 @@ impl QpAttr {
         Self::new().state(state)
     }
 
-    /// What the connection manager says.
+    /// The attributes that the connection manager returned.
     pub(crate) fn from_raw(raw: ibv_qp_attr, mask: QpAttrMask) -> Self {
         Self { raw, mask }
     }
 
     attributes! {
-        /// The state to go to.
+        /// The state to move to.
         state(state: QpState), STATE, qp_state = ibv_qp_state(state.as_raw());
 
         /// The state that the queue pair is assumed to be in.
@@ -70,7 +70,7 @@ impl QpAttr {
         /// The operations that the peer may do. Local writes are always allowed.
         access(access: RemoteAccess), ACCESS_FLAGS, qp_access_flags = access.bits() | LOCAL_WRITE;
 
-        /// The queue key: which datagrams are taken.
+        /// The queue key (Q_Key): datagrams sent with any other are dropped.
         qkey(qkey: u32), QKEY, qkey = qkey;
 
         /// The path to the peer.
@@ -82,31 +82,31 @@ impl QpAttr {
         /// The peer's queue pair number.
         dest_qpn(qpn: u32), DEST_QPN, dest_qp_num = qpn;
 
-        /// The number of the first packet that arrives.
+        /// The PSN of the first packet that arrives.
         rq_psn(psn: u32), RQ_PSN, rq_psn = psn;
 
-        /// The number of the first packet sent.
+        /// The PSN of the first packet sent.
         sq_psn(psn: u32), SQ_PSN, sq_psn = psn;
 
-        /// Reads and atomics in service as the responder.
+        /// The number of reads and atomics in service at a time, as the responder.
         max_dest_rd_atomic(count: u8), MAX_DEST_RD_ATOMIC, max_dest_rd_atomic = count;
 
-        /// Reads and atomics outstanding as the requester.
+        /// The number of reads and atomics outstanding at a time, as the requester.
         max_rd_atomic(count: u8), MAX_QP_RD_ATOMIC, max_rd_atomic = count;
 
-        /// How long the peer shall wait when no receive is posted.
+        /// The time that the peer waits before it tries again when no receive is posted.
         min_rnr_timer(timer: RnrTimer), MIN_RNR_TIMER, min_rnr_timer = timer.code();
 
         /// The acknowledgement timeout.
         timeout(timeout: AckTimeout), TIMEOUT, timeout = timeout.code();
 
-        /// How often to try again without an answer: 0 to 7.
+        /// The number of retries without an answer: 0 to 7.
         retry_count(count: u8), RETRY_CNT, retry_cnt = count;
 
-        /// How often to try again when the peer has no receive posted: 0 to 6, and 7 for ever.
+        /// The number of retries while the peer has no receive posted: 0 to 6; 7 retries for ever.
         rnr_retry(count: u8), RNR_RETRY, rnr_retry = count;
 
-        /// The state of path migration: migrated, or to be armed again.
+        /// The path migration state: migrated if true, else to be armed again.
         path_mig_state(migrated: bool), PATH_MIG_STATE, path_mig_state =
             if migrated { ibv_mig_state::IBV_MIG_MIGRATED } else { ibv_mig_state::IBV_MIG_REARM };
 
@@ -114,7 +114,7 @@ impl QpAttr {
         notify_drained(notify: bool), EN_SQD_ASYNC_NOTIFY, en_sqd_async_notify = notify.into();
     }
 
-    /// Which attributes are set.
+    /// The attributes that are set.
     #[must_use]
     pub fn mask(&self) -> QpAttrMask {
         self.mask
@@ -126,7 +126,7 @@ impl QpAttr {
         &self.raw
     }
 
-    /// The state that this asks for.
+    /// The state that these attributes move to, if they set one.
     pub(crate) fn target(&self) -> Option<QpState> {
         self.mask.contains(QpAttrMask::STATE).then(|| QpState::from_raw(self.raw.qp_state.0))
     }

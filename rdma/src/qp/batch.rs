@@ -1,4 +1,4 @@
-//! Requests that are posted together.
+//! Batches: requests that are posted together.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 
 /// Requests for a send queue that are posted together.
 ///
-/// Nothing is posted before [`submit`](Self::submit); a batch that is dropped without it drops its
-/// requests, one that is forgotten leaks them.
+/// Nothing is posted before [`submit`](Self::submit). Dropping a batch without submitting it drops
+/// its requests; forgetting it leaks them.
 ///
 /// # Examples
 ///
@@ -44,7 +44,8 @@ use crate::error::{Error, Result};
 #[must_use = "nothing is posted before `submit`"]
 pub struct Batch<'q, 'd, T: Transport = Rc> {
     queue: &'q mut SendQueue,
-    /// Requests in the slots after the head. The slots are still free, so that only we touch them.
+    /// The number of requests in the slots from the head on. These slots are still free, so only
+    /// the producer touches them.
     len: u32,
     run: u32,
     inline: PhantomData<&'d [u8]>,
@@ -57,27 +58,28 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
         Self { queue, len: 0, run, inline: PhantomData, transport: PhantomData }
     }
 
-    /// How many requests it holds.
+    /// The number of requests in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it holds none.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds a request. Bytes that are to be copied are copied by `submit`.
+    /// Adds a request. Its inline data is copied only by `submit`.
     ///
     /// # Errors
     ///
-    /// With the request's memory, as for [`QueuePair::post_send`]; `QueueFull` also when the batch
-    /// is.
+    /// As for [`QueuePair::post_send`], with the request's memory; `QueueFull` also when the batch
+    /// is full.
     #[inline]
     pub fn push<O: Operation<T>, L: Owned + 'd>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
-        // SAFETY: `surrender` forgets the memory; where `stage` fails, nothing was kept.
+        // SAFETY: `stage` requires that the parked copies are not used unless the original is
+        // forgotten: on success `surrender` forgets it, and a failed `stage` leaves no copy in use.
         match unsafe { self.queue.stage::<T, O, L>(self.len, self.run, &work, &Segments(&work.local)) } {
             Ok(run) => {
                 self.len += 1;
@@ -93,20 +95,22 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
     ///
     /// # Errors
     ///
-    /// With those that the device did not take. If it does not say which, all are in flight, and
-    /// the queue pair goes to the error state.
+    /// The error holds the requests that the device did not accept. If the provider does not report
+    /// which these are, all are in flight, and the queue pair goes to the error state.
     #[doc(alias = "ibv_post_send")]
     pub fn submit(self) -> Result<(), BatchError<'q>> {
         let mut this = ManuallyDrop::new(self);
         let (len, run) = (this.len, this.run);
-        // SAFETY: `this` is neither dropped nor used again, so the borrow is moved out once.
+        // SAFETY: ptr::read requires that the value is moved out once: `this` is not dropped, and
+        // its `queue` is not used again.
         let queue = unsafe { ptr::read(&raw const this.queue) };
         this.len = 0;
         if len == 0 {
             return Ok(());
         }
         let first = queue.half.attached.producer.staged(0);
-        // SAFETY: `push` staged so many requests.
+        // SAFETY: the callee requires that as many requests were staged and not submitted: `push`
+        // staged them and counted them in `len`.
         match unsafe { queue.half.submit_all(len, run) } {
             Ok(()) => Ok(()),
             Err((error, posted)) => Err(BatchError {
@@ -125,7 +129,8 @@ impl<'q, 'd, T: Transport> Batch<'q, 'd, T> {
 impl<T: Transport> Drop for Batch<'_, '_, T> {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: `push` staged so many requests.
+            // SAFETY: the callee requires that as many requests were staged and not submitted:
+            // `push` staged them and counted them in `len`.
             unsafe { self.queue.half.discard(self.len) };
         }
     }
@@ -137,39 +142,39 @@ impl<T: Transport> fmt::Debug for Batch<'_, '_, T> {
     }
 }
 
-/// A batch that was not posted, or only in part.
+/// The error of a batch that was not posted, or only in part.
 ///
-/// What the device did not take is handed out by [`next_rejected`](Self::next_rejected); dropping
-/// the error drops the rest. Forgetting it keeps their slots occupied until the queue pair is reset
-/// or destroyed.
+/// The requests that the device did not accept are returned by
+/// [`next_rejected`](Self::next_rejected); dropping the error drops the rest. Forgetting the error
+/// keeps their slots occupied until the queue pair is reset or destroyed.
 pub struct BatchError<'q> {
     error: Error,
     queue: &'q mut SendQueue,
     first: Staged,
-    /// The first request that was neither posted nor handed out yet.
+    /// The first request that was neither posted nor returned yet.
     next: u32,
     len: u32,
     current: Option<Claimed>,
-    /// The keep-alive of the requests that the device took is back (A2 of
+    /// Whether the keep-alive that the posted requests need was put back (A2 of
     /// [`posting`](super::posting)).
     restored: bool,
 }
 
 impl BatchError<'_> {
-    /// Why.
+    /// The cause.
     #[must_use]
     pub fn error(&self) -> Error {
         self.error
     }
 
-    /// How many requests the device did not take and that were not handed out yet. Zero if that
-    /// cannot be known.
+    /// The number of requests that the device did not accept and that were not returned yet; zero
+    /// if the provider does not report which.
     #[must_use]
     pub fn rejected(&self) -> usize {
         (self.len - self.next) as usize
     }
 
-    /// The next request that the device did not take, with its memory.
+    /// Returns the next request that the device did not accept, with its memory.
     pub fn next_rejected(&mut self) -> Option<Released<'_>> {
         self.current = None;
         while self.next < self.len {
@@ -177,7 +182,7 @@ impl BatchError<'_> {
             self.next += 1;
             self.current = self.queue.half.attached.producer.take_back(staged);
             if let Some(claimed) = &mut self.current {
-                // The others' handles are dropped with them.
+                // The keep-alives of the other requests are dropped with them.
                 if !self.restored {
                     self.restored = self.queue.half.restore_keep_alive(claimed);
                 }

@@ -1,4 +1,5 @@
-//! Bringing a queue pair up: each step is a type, so what is not ready cannot be used.
+//! Bring-up of a queue pair. Each step is a type, so a queue pair cannot be used before it is
+//! ready.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -12,11 +13,12 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::types::{AckTimeout, AtomicCapability, Mtu, QpState, RemoteAccess, RnrTimer};
 
-/// Reads and atomics in service at a time, unless the device can do less: enough to fill a pipe.
+/// The number of reads and atomics in service at a time, unless the device supports fewer: enough
+/// to keep a link busy.
 const READ_DEPTH: u32 = 16;
 
-/// Options to bind a queue pair to a port. Options that are not set are chosen from what the device
-/// reports.
+/// Options to bind a queue pair to a port. Options that are not set are chosen from the device's
+/// attributes.
 ///
 /// # Examples
 ///
@@ -35,8 +37,8 @@ pub struct InitOptions {
 }
 
 impl InitOptions {
-    /// Everything chosen: the first active port, its [best GID](Context::best_gid), P_Key 0, all
-    /// remote operations that the device has, a random packet number.
+    /// Options with all defaults: the first active port, its [best GID](Context::best_gid), P_Key
+    /// 0, all remote operations that the device supports, and a random PSN.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,21 +47,22 @@ impl InitOptions {
         /// The port.
         port(port: u8) = Some(port);
 
-        /// Our GID's index.
+        /// The index of the local GID.
         gid_index(index: u8) = Some(index);
 
         /// The partition key's index.
         pkey_index(index: u16) = index;
 
-        /// What the peer may do through this queue pair, to regions that allow it too.
+        /// The operations that the peer may do through this queue pair, on regions that allow them
+        /// too.
         remote_access(access: RemoteAccess) = Some(access);
 
-        /// The number of the first packet sent; the low 24 bits count.
+        /// The PSN of the first packet sent; only the low 24 bits are used.
         psn(psn: u32) = Some(psn & 0xff_ffff);
     }
 }
 
-/// Options to connect to a peer. Options that are not set have the value that most programs use.
+/// Options to connect to a peer. Options that are not set have the values that most programs use.
 ///
 /// # Examples
 ///
@@ -101,40 +104,41 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The smaller of both ends' active MTUs, 67 ms timeout, 7 retries, any number of retries while
-    /// the peer has no receive posted.
+    /// Options with all defaults: the smaller of both ends' active MTUs, a timeout of 67 ms, 7
+    /// retries, and unlimited retries while the peer has no receive posted.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// A smaller MTU than both ends have. One that is larger has no effect.
+        /// An MTU smaller than both ends' active MTUs. A larger one has no effect.
         mtu(mtu: Mtu) = Some(mtu);
 
-        /// How long to wait for an answer before trying again.
+        /// The time to wait for an answer before a retry.
         ack_timeout(timeout: AckTimeout) = timeout;
 
-        /// How often to try again without an answer: 0 to 7. Linux's software device rxe takes 7
-        /// for any number: it never notices that a peer is gone, and gets large messages through
-        /// where packets are lost, for which it counts every one of them.
+        /// The number of retries without an answer: 0 to 7. Linux's software device rxe treats 7 as
+        /// unlimited, and then never notices that a peer is gone. It counts every lost packet of a
+        /// message as a retry, so large messages on a lossy network need 7 there.
         retry_count(count: u8) = count;
 
-        /// How often to try again while the peer has no receive posted: 0 to 6, or 7 for ever.
+        /// The number of retries while the peer has no receive posted: 0 to 6; 7 retries for ever.
         rnr_retry(count: u8) = count;
 
-        /// How long the peer shall wait before it tries again, when we have no receive posted.
+        /// The time that the peer waits before a retry when no receive is posted here.
         min_rnr_timer(timer: RnrTimer) = timer;
 
-        /// How many reads and atomics to have outstanding, at most what the peer serves.
+        /// The number of reads and atomics outstanding at a time, limited to the number that the
+        /// peer serves.
         initiator_depth(depth: u8) = Some(depth);
 
         /// The service level: 0 to 15.
         service_level(level: u8) = level;
 
-        /// The traffic class, on RoCE v2 the IP header's.
+        /// The traffic class; on RoCE v2, that of the IP header.
         traffic_class(class: u8) = class;
 
-        /// How many routers may be crossed.
+        /// The number of routers that packets may cross.
         hop_limit(limit: u8) = limit;
 
         /// The flow label: 20 bits.
@@ -142,19 +146,19 @@ impl ConnectOptions {
     }
 }
 
-/// A new queue pair, in the RESET state: bind it to a port next.
+/// A new queue pair, in the RESET state. The next step binds it to a port.
 pub struct PreparedQueuePair<T: Transport> {
     pub(super) qp: QueuePair<T>,
 }
 
-/// A queue pair bound to a port, in the INIT state: receives can be posted, and the peer needs its
-/// [`Endpoint`].
+/// A queue pair bound to a port, in the INIT state: receives can be posted. The peer needs its
+/// [`Endpoint`] to connect.
 pub struct InitializedQueuePair<T: Transport> {
     pub(crate) qp: QueuePair<T>,
     pub(super) local: T::Start,
 }
 
-/// Our own end.
+/// The local end of a connection: the chosen port and its endpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Local {
     chosen: Chosen,
@@ -166,7 +170,7 @@ impl<T: Transport> PreparedQueuePair<T> {
         Self { qp }
     }
 
-    /// Its number: 24 bits.
+    /// The queue pair number: 24 bits.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.qp.qpn()
@@ -176,20 +180,21 @@ impl<T: Transport> PreparedQueuePair<T> {
         self.qp.context()
     }
 
-    /// All remote operations that the device has.
+    /// All remote operations that the device supports.
     pub(crate) fn all_access(&self) -> RemoteAccess {
         all_access(&self.context())
     }
 
-    /// Leaves the typed steps: the queue pair as it is, to be brought up by [`QueuePair::modify`].
+    /// Leaves the typed steps: returns the queue pair as it is, to be brought up with
+    /// [`QueuePair::modify`].
     ///
-    /// Posting to it before it is ready is an error of the provider.
+    /// Posting to the queue pair before it is ready is an error that the provider reports.
     #[must_use]
     pub fn into_manual(self) -> QueuePair<T> {
         self.qp
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
         self.qp.as_raw()
@@ -197,19 +202,19 @@ impl<T: Transport> PreparedQueuePair<T> {
 }
 
 impl<T: Transport> PreparedQueuePair<T> {
-    /// Binds the queue pair to a port, by [`InitOptions`], or
+    /// Binds the queue pair to a port with [`InitOptions`], or
     /// [`DatagramOptions`](super::DatagramOptions) for datagrams.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `PortDown` without an active port, `NotFound` for a port or GID that
-    /// does not exist, `NotSupported` on iWARP, where only the connection manager can connect,
-    /// `PermissionDenied` for a Q_Key that only privileged processes may have.
+    /// With the queue pair: `PortDown` if no port, or not the given one, is active; `NotFound` for
+    /// a port or GID that does not exist; `NotSupported` on iWARP, where only the connection
+    /// manager can connect; `PermissionDenied` for a Q_Key that only privileged processes may use.
     pub fn init(self, options: &T::InitOptions) -> Result<InitializedQueuePair<T>, Failed<Self>> {
         self.init_by(|qp| T::init(qp, options))
     }
 
-    /// Binds the queue pair with the attributes of the connection manager, on iWARP too.
+    /// Binds the queue pair with the connection manager's attributes, on iWARP too.
     pub(crate) fn init_with(self, attr: &QpAttr) -> Result<InitializedQueuePair<T>, Failed<Self>> {
         self.init_by(|qp| T::init_with(qp, attr))
     }
@@ -252,7 +257,7 @@ fn require_endpoints(qp: &QueuePair<Rc>) -> Result<()> {
     if is_supported { Ok(()) } else { Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported)) }
 }
 
-/// Our end of the connection.
+/// Chooses the port and makes the local endpoint.
 fn local(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
     let context = qp.context();
     let chosen = Chosen::choose(&context, options.port, options.gid_index)?;
@@ -275,25 +280,25 @@ fn all_access(context: &Context) -> RemoteAccess {
     }
 }
 
-/// A number that a packet of an earlier connection is unlikely to have.
+/// A random PSN, which a packet of an earlier connection is unlikely to have.
 pub(super) fn random_psn() -> u32 {
     let random = RandomState::new().build_hasher().finish();
     u32::try_from(random & 0xff_ffff).unwrap_or(0)
 }
 
 impl<T: Transport> InitializedQueuePair<T> {
-    /// Its number: 24 bits.
+    /// The queue pair number: 24 bits.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.qp.qpn()
     }
 
-    /// Takes the queue pair back to where [`QpBuilder::build`](super::QpBuilder::build) left it.
-    /// Buffers in flight are freed.
+    /// Moves the queue pair back to RESET, the state in which
+    /// [`QpBuilder::build`](super::QpBuilder::build) left it. Buffers in flight are freed.
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::reset`], with the queue pair.
+    /// As for [`QueuePair::reset`], with the queue pair.
     pub fn reset(self) -> Result<PreparedQueuePair<T>, Failed<Self>> {
         let local = self.local;
         self.qp.reset().map_err(|failed| Failed::new(failed.error, Self { qp: failed.object, local }))
@@ -305,7 +310,7 @@ impl<T: Transport> InitializedQueuePair<T> {
         self.qp
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
         self.qp.as_raw()
@@ -325,16 +330,16 @@ impl InitializedQueuePair<Rc> {
         self.local.chosen.port
     }
 
-    /// Connects to the peer: through RTR to RTS.
+    /// Connects to the peer: moves the queue pair through RTR to RTS.
     ///
-    /// The peer does the same with our [`endpoint`](Self::endpoint); the order does not matter, but
-    /// what is sent before the peer has connected is tried again as often as `retry_count` says.
+    /// The peer does the same with this end's [`endpoint`](Self::endpoint), in any order. Messages
+    /// sent before the peer has connected are retried as often as `retry_count` allows.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `Incompatible` when there is no common kind of address, `Timeout` when
-    /// the peer's address cannot be resolved, `NotSupported` on iWARP. The queue pair may then be
-    /// ready to receive only; go back with [`reset`](Self::reset).
+    /// With the queue pair: `Incompatible` when the two ends have no common kind of address,
+    /// `Timeout` when the peer's address cannot be resolved, `NotSupported` on iWARP. The queue
+    /// pair may then be in RTR, ready to receive only; go back with [`reset`](Self::reset).
     pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<Rc>, Failed<Self>> {
         match connect(&self.qp, &self.local, remote, options) {
             Ok(()) => Ok(self.qp),

@@ -1,4 +1,4 @@
-//! Creating queue pairs.
+//! Creation of queue pairs.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,20 +17,21 @@ use crate::pd::{PdInner, ProtectionDomain};
 ///
 /// # Sizing
 ///
-/// A request occupies its queue until its completion has been polled, an unsignaled one until that
-/// of a later signaled request has. The work can be done long before. Three delays add up:
+/// A request occupies a slot of its queue until its completion has been polled. An unsignaled
+/// request does so until the completion of a later signaled request has been polled. This can be
+/// long after the device has done the work. Three delays add up:
 ///
-/// * An unsignaled send stays until the next signaled one completes. The queue signals one itself
+/// * An unsignaled send stays until the next signaled one completes. The queue itself signals one
 ///   after half of its depth, so up to half of the depth may be occupied by sends that are done.
 /// * A receive can overtake the completion of the send that caused it: the peer's answer may arrive
 ///   before its acknowledgement. A server that answers each request as it arrives can have more
 ///   answers outstanding than its clients have requests.
 /// * A completion that has been fetched, and not polled yet, occupies its request.
 ///
-/// With at most `n` requests that a peer awaits answers to, `max_send_wr` is `2 * n` if all are
-/// signaled, and `4 * n` if most are not; `max_recv_wr` is `n`, if each receive is posted again
-/// before its answer is sent. That makes `QueueFull` rare and not impossible:
-/// [`room`](crate::SendQueue::room) tells how many requests can be posted now, and
+/// If a peer awaits answers to at most `n` requests, use a `max_send_wr` of `2 * n` if all sends
+/// are signaled, and of `4 * n` if most are not; use a `max_recv_wr` of `n` if each receive is
+/// posted again before its answer is sent. That makes `QueueFull` rare but not impossible:
+/// [`room`](crate::SendQueue::room) returns the number of requests that can be posted now, and
 /// [`post_send_or_wait`](QueuePair::post_send_or_wait) waits for room.
 ///
 /// # Examples
@@ -61,13 +62,13 @@ pub struct QpBuilder<T: Transport> {
 }
 
 impl ProtectionDomain {
-    /// Starts a reliable connected queue pair: the same as
+    /// Starts the configuration of a reliable connected queue pair; the same as
     /// [`QueuePair::builder`](crate::QueuePair::builder).
     pub fn queue_pair(&self) -> QpBuilder<Rc> {
         QpBuilder::new(self)
     }
 
-    /// Starts a datagram queue pair: the same as [`QueuePair::datagram`].
+    /// Starts the configuration of a datagram queue pair; the same as [`QueuePair::datagram`].
     pub fn datagram_queue_pair(&self) -> QpBuilder<Ud> {
         QpBuilder::new(self)
     }
@@ -96,24 +97,24 @@ impl<T: Transport> QpBuilder<T> {
         /// The completion queue of receives.
         recv_cq(cq: &CompletionQueue) = Some(cq.clone());
 
-        /// How many sends can be outstanding; 16 by default. [How many a program
+        /// The number of sends that can be outstanding; 16 by default. [How many a program
         /// needs](Self#sizing).
         max_send_wr(count: u32) = count;
 
-        /// How many receives can be outstanding; 16 by default. [How many a program
+        /// The number of receives that can be outstanding; 16 by default. [How many a program
         /// needs](Self#sizing).
         max_recv_wr(count: u32) = count;
 
-        /// How many pieces a send can gather from; 1 by default.
+        /// The number of segments that a send can gather from; 1 by default.
         max_send_sge(count: u32) = count;
 
-        /// How many pieces a receive can scatter over; 1 by default.
+        /// The number of segments that a receive can scatter to; 1 by default.
         max_recv_sge(count: u32) = count;
 
-        /// How many bytes a send can carry inline; 0 by default.
+        /// The number of bytes that a send can carry inline; 0 by default.
         max_inline_data(bytes: u32) = bytes;
 
-        /// Whether every send makes a completion, signaled or not; it does not by default.
+        /// Whether every send generates a completion, even if it is unsignaled; false by default.
         signal_all(all: bool) = all;
     }
 
@@ -134,12 +135,14 @@ impl<T: Transport> QpBuilder<T> {
 
     /// Creates the queue pair.
     ///
-    /// Reserves room for all its requests in its completion queues, so that they cannot overrun.
+    /// Reserves entries for all its requests in its completion queues, so that these cannot
+    /// overrun.
     ///
     /// # Errors
     ///
-    /// `NoCompletionQueue`; `CompletionQueueTooSmall` with the numbers; `InvalidInput` for more
-    /// than the device can do; `NotSupported` for datagrams on iWARP; `OutOfMemory`.
+    /// `NoCompletionQueue` if no completion queue was set; `CompletionQueueTooSmall`, with the
+    /// needed and the free number of entries; `InvalidInput` for more than the device supports;
+    /// `NotSupported` for datagrams on iWARP; `OutOfMemory`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair<T>> {
         let none = Error::new(Operation::CreateQp, ErrorKind::NoCompletionQueue);
@@ -147,7 +150,7 @@ impl<T: Transport> QpBuilder<T> {
         let recv_cq = &self.recv_cq.as_ref().ok_or(none)?.inner;
         let pd: &Arc<Handle<PdInner>> = &self.pd.inner;
         let cap = self.cap();
-        // Before locks are taken and memory is allocated for them.
+        // Check first, before locks are taken and memory is allocated.
         pd.context.check(Operation::CreateQp)?;
         if T::IS_DATAGRAM && !pd.context.capabilities().datagrams {
             return Err(Error::new(Operation::CreateQp, ErrorKind::NotSupported));

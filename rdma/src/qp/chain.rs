@@ -1,7 +1,7 @@
-//! Room for the work requests and scatter/gather lists of one post, allocated once per queue.
+//! The work requests and scatter/gather lists of one post, allocated once per queue.
 //!
-//! The requests hold pointers to the lists and to each other, so both are only ever reached by raw
-//! pointers: a reference to all of them would end the validity of those pointers.
+//! The requests hold pointers to the lists and to each other, so both are accessed only through raw
+//! pointers: a reference to a whole array would invalidate those pointers.
 
 use std::hint;
 use std::ptr::{self, NonNull};
@@ -16,15 +16,16 @@ pub(super) trait WorkRequest: Default + Copy {
 
     fn set_list(&mut self, list: *mut ibv_sge);
 
-    /// Makes it the end of a chain, with so many elements in its list.
+    /// Sets the identifier and the number of list elements, and makes the request the end of its
+    /// chain.
     fn describe(&mut self, wr_id: u64, segments: i32);
 
     fn set_next(&mut self, next: *mut Self);
 
     /// # Safety
     ///
-    /// The queue pair lives, and the chain and the memory that it names are valid for as long as
-    /// the device has them.
+    /// The queue pair is alive. The chain is valid during the call, and the memory that it names is
+    /// valid for as long as the device may access it.
     unsafe fn post(qp: *mut ibv_qp, chain: *mut Self, bad: &mut *mut Self) -> i32;
 }
 
@@ -50,7 +51,8 @@ macro_rules! work_requests {
 
             #[inline(always)]
             unsafe fn post(qp: *mut ibv_qp, chain: *mut Self, bad: &mut *mut Self) -> i32 {
-                // SAFETY: the caller keeps the queue pair, the chain and its memory.
+                // SAFETY: `$post` requires a live queue pair, and a valid chain whose memory stays
+                // valid: the contract of this function.
                 unsafe { $post(qp, chain, bad) }
             }
         }
@@ -61,20 +63,21 @@ work_requests! {
     ibv_recv_wr, Verb::PostRecv, rdma_sys::ibv_post_recv;
 }
 
-/// Room for a chain of work requests of type `W`, each with a list of `segments` elements.
+/// A chain of work requests of type `W`, each with a list of `segments` elements.
 ///
 /// Invariant **X1**: `wrs` and `sges` are allocations of initialised elements that the value owns,
-/// `segments` elements for each request; references are made to one request or list at a time,
-/// through `&mut self`. `segments` is at least 1.
+/// with `segments` elements of `sges` for each request. References are made to one request or list
+/// at a time, through `&mut self`. `segments` is at least 1.
 pub(super) struct Chain<W> {
     wrs: NonNull<[W]>,
     sges: NonNull<[ibv_sge]>,
     segments: usize,
 }
 
-// SAFETY: the value owns both allocations; pointers in the requests are written before each use.
+// SAFETY: moving a chain to another thread is sound: the value owns both allocations (X1), and
+// pointers in the requests are written before each use.
 unsafe impl<W> Send for Chain<W> {}
-// SAFETY: `&Chain` reads nothing but pointers and lengths.
+// SAFETY: sharing a chain is sound: `&Chain` gives access to pointers and lengths only.
 unsafe impl<W> Sync for Chain<W> {}
 
 fn allocate<E: Default + Clone>(len: usize) -> NonNull<[E]> {
@@ -83,7 +86,7 @@ fn allocate<E: Default + Clone>(len: usize) -> NonNull<[E]> {
 
 impl<W: WorkRequest> Chain<W> {
     pub(super) fn new(requests: usize, segments: usize) -> Self {
-        // The upper limit is one of the ring: no device has so many.
+        // The upper limit is below the ring's limit of 2^16 segments; no device supports as many.
         let segments = segments.clamp(1, 0x7fff);
         let mut this = Self { wrs: allocate(requests), sges: allocate(requests * segments), segments };
         for at in 0..requests {
@@ -101,7 +104,7 @@ impl<W: WorkRequest> Chain<W> {
         self.wrs.as_ptr().cast()
     }
 
-    /// Where the list of request `at` lies, if there are so many.
+    /// The address of the list of request `at`, if there is such a request.
     #[inline(always)]
     fn list(&self, at: usize) -> *mut ibv_sge {
         self.sges.as_ptr().cast::<ibv_sge>().wrapping_add(at * self.segments)
@@ -113,9 +116,11 @@ impl<W: WorkRequest> Chain<W> {
         if at >= self.wrs.len() {
             return None;
         }
-        // SAFETY: X1: in bounds (checked); initialised, owned, and borrowed alone, with `self`.
+        // SAFETY: the reference requires an initialised element that nothing else borrows: `at` is
+        // in bounds (checked), and the element is owned and borrowed through `&mut self` only (X1).
         let wr = unsafe { &mut *self.first().wrapping_add(at) };
-        // SAFETY: X1: in bounds, as there is a list for each request; it does not overlap `wr`.
+        // SAFETY: the reference requires initialised elements that nothing else borrows: there is a
+        // list for each request, in another allocation than `wr` (X1).
         let list = unsafe { &mut *ptr::slice_from_raw_parts_mut(self.list(at), self.segments) };
         Some((wr, list))
     }
@@ -124,19 +129,21 @@ impl<W: WorkRequest> Chain<W> {
     ///
     /// # Safety
     ///
-    /// There is one.
+    /// The chain has at least one request.
     #[inline(always)]
     pub(super) unsafe fn request_0(&mut self) -> (&mut W, &mut [ibv_sge]) {
-        // SAFETY: there is one; X1: initialised, owned, and borrowed alone, with `self`.
+        // SAFETY: the reference requires an initialised element that nothing else borrows: there is
+        // one (the contract of this function), owned and borrowed through `&mut self` only (X1).
         let wr = unsafe { &mut *self.first() };
-        // SAFETY: X1: there is a list for each request; it does not overlap `wr`.
+        // SAFETY: the reference requires initialised elements that nothing else borrows: there is a
+        // list for each request, in another allocation than `wr` (X1).
         let list = unsafe { &mut *ptr::slice_from_raw_parts_mut(self.list(0), self.segments) };
-        // SAFETY: X1: at least one.
+        // SAFETY: assert_unchecked requires a true condition: `segments` is at least 1 (X1).
         unsafe { hint::assert_unchecked(!list.is_empty()) };
         (wr, list)
     }
 
-    /// Chains request `at` behind the one before it.
+    /// Links request `at` behind the request before it.
     pub(super) fn link(&mut self, at: usize) {
         let next = self.first().wrapping_add(at);
         if let Some((before, _)) = at.checked_sub(1).and_then(|before| self.request(before)) {
@@ -144,8 +151,8 @@ impl<W: WorkRequest> Chain<W> {
         }
     }
 
-    /// Whether a pointer that a provider returned is to one of the first `count` requests; to
-    /// which.
+    /// The position of the request that a provider's pointer names, if the request is one of the
+    /// first `count`.
     pub(super) fn position(&self, request: *mut W, count: u32) -> Option<u32> {
         (0..count).find(|&at| ptr::eq(self.first().wrapping_add(at as usize), request))
     }
@@ -153,9 +160,11 @@ impl<W: WorkRequest> Chain<W> {
 
 impl<W> Drop for Chain<W> {
     fn drop(&mut self) {
-        // SAFETY: X1: leaked from a box in `new`, and freed once.
+        // SAFETY: Box::from_raw requires a pointer from a leaked box that is freed once: `allocate`
+        // leaked it in `new`, and only this drop frees it (X1).
         drop(unsafe { Box::from_raw(self.wrs.as_ptr()) });
-        // SAFETY: X1: leaked from a box in `new`, and freed once.
+        // SAFETY: Box::from_raw requires a pointer from a leaked box that is freed once: `allocate`
+        // leaked it in `new`, and only this drop frees it (X1).
         drop(unsafe { Box::from_raw(self.sges.as_ptr()) });
     }
 }

@@ -20,7 +20,7 @@ use crate::handle::Handle;
 use crate::pd::PdInner;
 use crate::types::{Ece, Mtu, QpAttrMask, QpState};
 
-/// The queue pair itself (1).
+/// The owned C queue pair (1).
 pub(crate) struct QpInner {
     pub(crate) raw: *mut ibv_qp,
     pub(crate) context: Arc<Handle<ContextInner>>,
@@ -32,19 +32,20 @@ pub(crate) struct QpInner {
     pub(crate) cap: ibv_qp_cap,
     /// The port, Q_Key and groups of a datagram queue pair.
     pub(super) datagrams: Option<Box<Datagrams>>,
-    /// Destroyed, or leaked.
+    /// Whether the queue pair was destroyed or leaked.
     done: bool,
 }
 
 // SAFETY: libibverbs' functions may be called on one queue pair from any thread.
 unsafe impl Send for QpInner {}
-// SAFETY: libibverbs locks what its functions change, and `&QpInner` changes nothing of its own.
+// SAFETY: sharing a queue pair is sound: libibverbs locks the state that its functions change, and
+// `&QpInner` changes no field of its own.
 unsafe impl Sync for QpInner {}
 
 /// The port, Q_Key and groups of a datagram queue pair.
 pub(super) struct Datagrams {
     pub(super) groups: Groups,
-    /// The port that it is bound to, and its Q_Key.
+    /// The port that the queue pair is bound to, and its Q_Key.
     pub(super) bound: Option<(Chosen, u32)>,
 }
 
@@ -61,7 +62,7 @@ impl QpInner {
         let context = &pd.context;
         context.check(Operation::CreateQp)?;
         if !Arc::ptr_eq(&send_cq.context, context) || !Arc::ptr_eq(&recv_cq.context, context) {
-            // The provider would not notice that they are another device's.
+            // The provider does not check that the completion queues belong to the same device.
             return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
         }
         let mut init = ibv_qp_init_attr {
@@ -73,13 +74,15 @@ impl QpInner {
             qp_type: kind,
             sq_sig_all: signal_all.into(),
         };
-        // SAFETY: ibv_create_qp wants a domain and completion queues of one open context, all kept
-        // by the new value (1), and attributes that live during the call.
+        // SAFETY: ibv_create_qp requires a domain and completion queues of one open context
+        // (checked), which the new value keeps alive (1), and attributes that live during the call:
+        // a local.
         let raw = unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateQp));
         }
-        // SAFETY: a new queue pair; its number does not change.
+        // SAFETY: the read requires a live queue pair whose `qp_num` no thread writes: it was just
+        // created, and its number never changes.
         let qpn = unsafe { (*raw).qp_num };
         let is_datagram = kind == ibv_qp_type::IBV_QPT_UD;
         Ok(Self {
@@ -98,7 +101,7 @@ impl QpInner {
     #[inline]
     pub(crate) fn check(&self, operation: Operation) -> Result<()> {
         if self.done {
-            // A scope destroyed it because it could not finish.
+            // A scope destroyed the queue pair because its requests did not finish.
             return Err(Error::new(operation, ErrorKind::NoDevice));
         }
         self.context.check(operation)
@@ -117,14 +120,14 @@ impl QpInner {
         let mut raw = *attr.as_raw();
         let mask =
             i32::try_from(attr.mask().bits()).map_err(|_| Error::new(Operation::ModifyQp, ErrorKind::InvalidInput))?;
-        // SAFETY: ibv_modify_qp wants a queue pair (1) and attributes that live during the call; no
-        // forked child (3).
+        // SAFETY: ibv_modify_qp requires a live queue pair (1), attributes that live during the
+        // call (a local), and a process that is not a forked child (3, checked above).
         let result = unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut raw, mask) };
         Error::check(Operation::ModifyQp, result).map_err(|error| {
             if error.kind() != ErrorKind::InvalidInput {
                 return error;
             }
-            // The change did not happen, so the state is still the one that it started from.
+            // The change did not happen, so the queue pair is still in its earlier state.
             let from = self.state().unwrap_or(QpState::UNKNOWN);
             transition::explain(self.datagrams.is_some(), from, attr.target(), attr.mask())
                 .map_or(error, |kind| error.with_kind(kind))
@@ -136,8 +139,8 @@ impl QpInner {
     }
 
     pub(crate) fn query(&self) -> Result<QpInfo> {
-        // Everything that reliable connections have; path migration and rate limits are not
-        // universal.
+        // All attributes of reliable connections, except path migration and rate limits, which not
+        // every device supports.
         let connected = QpAttrMask::all() - QpAttrMask::QKEY - QpAttrMask::RATE_LIMIT - QpAttrMask::EN_SQD_ASYNC_NOTIFY;
         let datagram = QpAttrMask::STATE
             | QpAttrMask::CUR_STATE
@@ -153,8 +156,8 @@ impl QpInner {
         self.check(Operation::QueryQp)?;
         let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::QueryQp, ErrorKind::InvalidInput))?;
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
-        // SAFETY: ibv_query_qp wants a queue pair (1) and room for the answers; no forked child
-        // (3).
+        // SAFETY: ibv_query_qp requires a live queue pair (1), room for the answers (locals), and a
+        // process that is not a forked child (3, checked above).
         let result = unsafe { (self.context.table.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init) };
         Error::check(Operation::QueryQp, result)?;
         Ok(QpInfo { attr, cap: init.cap })
@@ -163,8 +166,8 @@ impl QpInner {
     pub(crate) fn ece(&self) -> Result<Ece> {
         self.check(Operation::QueryEce)?;
         let mut ece = ibv_ece::default();
-        // SAFETY: ibv_query_ece wants a queue pair (1) and room for the options; no forked child
-        // (3).
+        // SAFETY: ibv_query_ece requires a live queue pair (1), room for the options (a local), and
+        // a process that is not a forked child (3, checked above).
         let result = unsafe { (self.context.table.ibv_query_ece)(self.raw, &raw mut ece) };
         Error::check(Operation::QueryEce, result)?;
         Ok(Ece::from_raw(ece))
@@ -173,17 +176,18 @@ impl QpInner {
     pub(crate) fn set_ece(&self, ece: Ece) -> Result<()> {
         self.check(Operation::SetEce)?;
         let mut ece = ece.to_raw();
-        // SAFETY: ibv_set_ece wants a queue pair (1) and options that live during the call; no
-        // forked child (3).
+        // SAFETY: ibv_set_ece requires a live queue pair (1), options that live during the call (a
+        // local), and a process that is not a forked child (3, checked above).
         let result = unsafe { (self.context.table.ibv_set_ece)(self.raw, &raw mut ece) };
         Error::check(Operation::SetEce, result)
     }
 
-    /// Destroys the queue pair. On failure it is as it was.
+    /// Destroys the queue pair. On failure the queue pair still exists.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         self.check(Operation::DestroyQp)?;
-        // SAFETY: created by this table, not destroyed before (`done`); its events are acknowledged
-        // as they are taken, so this does not wait; no forked child (3).
+        // SAFETY: ibv_destroy_qp requires a live queue pair of this table: this table created it,
+        // and it was not destroyed before (`done`). This is not a forked child (3, checked above).
+        // Its events are acknowledged as they are taken, so the call does not block.
         let result = || unsafe { (self.context.table.ibv_destroy_qp)(self.raw) };
         let destroy = || Error::check(Operation::DestroyQp, result());
         match &self.datagrams {
@@ -194,7 +198,8 @@ impl QpInner {
         Ok(())
     }
 
-    /// Gives up: the device keeps the queue pair, so its parents must stay (2).
+    /// Leaks the queue pair: the device keeps it, so the domain and completion queues must stay
+    /// (2).
     #[allow(clippy::mem_forget, reason = "a queue pair that the device still has needs its parents")]
     pub(crate) fn leak(&mut self) {
         if !self.done {
@@ -254,19 +259,19 @@ impl QpInfo {
         self.attr.dest_qp_num
     }
 
-    /// Requests that the send queue holds.
+    /// The number of requests that the send queue holds.
     #[must_use]
     pub fn max_send_wr(&self) -> u32 {
         self.cap.max_send_wr
     }
 
-    /// Requests that the receive queue holds.
+    /// The number of requests that the receive queue holds.
     #[must_use]
     pub fn max_recv_wr(&self) -> u32 {
         self.cap.max_recv_wr
     }
 
-    /// Bytes that a send can carry inline.
+    /// The number of bytes that a send can carry inline.
     #[must_use]
     pub fn max_inline_data(&self) -> u32 {
         self.cap.max_inline_data

@@ -1,4 +1,4 @@
-//! Datagram queue pairs: bring-up without a peer, and their endpoints.
+//! Bring-up of datagram queue pairs, which needs no peer, and their endpoints.
 
 use super::attr::QpAttr;
 use super::bring_up::{InitializedQueuePair, random_psn};
@@ -13,11 +13,11 @@ use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
 use crate::types::{Gid, Lid, Path, QpAttrMask, QpState};
 
-/// Bytes of the longest datagram on any port, for as long as the port is not known.
+/// The maximum length of a datagram on any port, in bytes; the limit until the port is known.
 pub(super) const LONGEST: u32 = 4096;
 
-/// Options to bind a datagram queue pair to a port. Options that are not set are chosen from what
-/// the device reports.
+/// Options to bind a datagram queue pair to a port. Options that are not set are chosen from the
+/// device's attributes.
 ///
 /// # Examples
 ///
@@ -46,11 +46,11 @@ pub struct DatagramOptions {
 }
 
 impl DatagramOptions {
-    /// The first active port, its [best GID](crate::Context::best_gid), P_Key 0, a random packet
-    /// number.
+    /// Options with all defaults: the first active port, its [best GID](crate::Context::best_gid),
+    /// P_Key 0, a random PSN.
     ///
-    /// `qkey` is the queue key: datagrams that were sent with another are dropped, and nobody is
-    /// told. One whose highest bit is set is for privileged processes.
+    /// `qkey` is the queue key (Q_Key). Datagrams that were sent with another Q_Key are dropped
+    /// silently. A Q_Key with its highest bit set is reserved for privileged processes.
     pub fn new(qkey: u32) -> Self {
         Self { qkey, port: None, gid_index: None, pkey_index: 0, psn: None }
     }
@@ -59,24 +59,25 @@ impl DatagramOptions {
         /// The port.
         port(port: u8) = Some(port);
 
-        /// Our GID's index.
+        /// The index of the local GID.
         gid_index(index: u8) = Some(index);
 
         /// The partition key's index.
         pkey_index(index: u16) = index;
 
-        /// The number of the first packet sent; the low 24 bits count.
+        /// The PSN of the first packet sent; only the low 24 bits are used.
         psn(psn: u32) = Some(psn & 0xff_ffff);
     }
 }
 
-/// The state between INIT and RTS.
+/// The state kept between INIT and RTS.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
     psn: u32,
 }
 
-/// Follows a change of attributes by hand: the port limits the length of datagrams.
+/// Updates the bound port, its Q_Key and the datagram length limit after a `modify` by the caller:
+/// the port's MTU limits the length of datagrams.
 #[cold]
 pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr) {
     let raw = attr.as_raw();
@@ -86,7 +87,8 @@ pub(super) fn follow(control: &mut QpInner, send: &mut SendQueue, attr: &QpAttr)
     if attr.mask().contains(QpAttrMask::PORT) {
         match Chosen::choose(&control.context(), Some(raw.port_num), None) {
             Ok(chosen) => bind(control, send, chosen, 0),
-            // A port that cannot be asked is limited by the device alone.
+            // A port whose attributes cannot be queried sets no limit; only the device limits the
+            // length.
             Err(_) => unbind(control, send),
         }
     }
@@ -111,7 +113,7 @@ fn bind(control: &mut QpInner, send: &mut SendQueue, chosen: Chosen, qkey: u32) 
 }
 
 impl QueuePair<Ud> {
-    /// Starts a datagram queue pair in a domain.
+    /// Starts the configuration of a datagram queue pair in a domain.
     pub fn datagram(pd: &ProtectionDomain) -> QpBuilder<Ud> {
         QpBuilder::new(pd)
     }
@@ -138,12 +140,12 @@ impl Transport for Ud {
 }
 
 impl InitializedQueuePair<Ud> {
-    /// Makes it ready: through RTR to RTS. No peer is needed.
+    /// Makes the queue pair ready: moves it through RTR to RTS. No peer is needed.
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the queue pair. It may then be ready to receive only; go
-    /// back with [`reset`](Self::reset).
+    /// Any error that the provider reports, with the queue pair. The queue pair may then be in RTR,
+    /// ready to receive only; go back with [`reset`](Self::reset).
     pub fn ready(self) -> Result<QueuePair<Ud>, Failed<Self>> {
         let steps = [QpAttr::to(QpState::RTR), QpAttr::to(QpState::RTS).sq_psn(self.local.psn)];
         match steps.iter().try_for_each(|step| self.qp.control.modify(step)) {
@@ -156,16 +158,16 @@ impl InitializedQueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::endpoint`].
+    /// As for [`QueuePair::endpoint`].
     pub fn endpoint(&self) -> Result<DatagramEndpoint> {
         self.qp.endpoint()
     }
 
-    /// Takes part in a multicast group: [`QueuePair::attach_multicast`].
+    /// Joins a multicast group: [`QueuePair::attach_multicast`].
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::attach_multicast`].
+    /// As for [`QueuePair::attach_multicast`].
     pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
         self.qp.attach_multicast(gid, lid)
     }
@@ -187,16 +189,16 @@ impl QueuePair<Ud> {
         Ok(DatagramEndpoint { qpn: self.qpn(), qkey: *qkey, gid: chosen.gid, lid: chosen.lid, mtu: chosen.mtu })
     }
 
-    /// The port that it is bound to.
+    /// The port that the queue pair is bound to.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if there is none yet.
+    /// `InvalidInput` if the queue pair is not bound to a port yet.
     pub fn port(&self) -> Result<u8> {
         Ok(self.bound(Operation::QueryQp)?.0.port)
     }
 
-    /// The longest message that it can send, in bytes: the port's MTU.
+    /// The length of the longest message that the queue pair can send, in bytes: the port's MTU.
     #[must_use]
     pub fn max_message(&self) -> usize {
         self.send.max_message() as usize
@@ -206,28 +208,28 @@ impl QueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// `Incompatible` when there is no common kind of address; `InvalidInput` if it is bound to no
-    /// port yet.
+    /// `Incompatible` when the two ends have no common kind of address; `InvalidInput` if the queue
+    /// pair is not bound to a port yet.
     pub fn path_to(&self, peer: &DatagramEndpoint) -> Result<Path> {
         let (chosen, _) = self.bound(Operation::CreateAh)?;
         chosen.path_to((peer.gid, peer.lid), Operation::CreateAh)
     }
 
-    /// The address of a peer.
+    /// Creates the address handle of a peer.
     ///
     /// # Errors
     ///
-    /// Those of [`path_to`](Self::path_to) and [`ProtectionDomain::create_ah`].
+    /// As for [`path_to`](Self::path_to) and [`ProtectionDomain::create_ah`].
     pub fn address_of(&self, peer: &DatagramEndpoint) -> Result<AddressHandle> {
         self.domain().create_ah(&self.path_to(peer)?)
     }
 
-    /// The address that a datagram came from, to answer it: `Send::new(..).to(&address, source.qpn,
-    /// qkey)`.
+    /// Creates the address handle of a datagram's sender, to answer it: `Send::new(..).to(&address,
+    /// source.qpn, qkey)`.
     ///
     /// # Errors
     ///
-    /// Those of [`ProtectionDomain::create_ah`] and [`Source::query_path`].
+    /// As for [`ProtectionDomain::create_ah`] and [`Source::query_path`].
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, source: &Source) -> Result<AddressHandle> {
         let (chosen, _) = self.bound(Operation::CreateAh)?;
@@ -235,22 +237,22 @@ impl QueuePair<Ud> {
         let path = if to.is_none() || to == chosen.gid || source.is_to_a_group() {
             source.path(chosen.port, chosen.gid_index)
         } else {
-            // Another GID of the port's.
+            // The datagram was sent to another GID of this port.
             source.query_path(&self.context(), chosen.port)?
         };
         self.domain().create_ah(&path)
     }
 
-    /// Takes part in a multicast group: its messages arrive here too, if they are sent with this
-    /// queue pair's Q_Key.
+    /// Joins a multicast group: the queue pair also receives the group's messages, if they are sent
+    /// with its Q_Key.
     ///
-    /// The fabric must lead them here. On InfiniBand and RoCE that is what joining by the
-    /// connection manager does, which names GID and LID; within one port nothing more is needed.
-    /// Attachments are counted; dropping the last one leaves the group.
+    /// The fabric must route the group's messages to this port. On InfiniBand and RoCE, joining
+    /// through the connection manager does this and returns the GID and LID; within one port no
+    /// such step is needed. Attachments are counted; dropping the last one leaves the group.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` where the GID is no multicast GID; what the provider reports.
+    /// `InvalidInput` if the GID is no multicast GID; any other error that the provider reports.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
         self.control.check(Operation::AttachMulticast)?;

@@ -1,9 +1,9 @@
-//! The address of a datagram queue pair, and its bytes on the wire.
+//! Addresses of datagram queue pairs, and their wire format.
 
 use super::endpoint::{self, Common, DATAGRAM, EndpointError};
 use crate::types::{Gid, Lid, Mtu};
 
-/// The address of a datagram queue pair, to be given to peers by any means.
+/// The address of a datagram queue pair, to be sent to peers by any means.
 ///
 /// # Examples
 ///
@@ -23,24 +23,24 @@ use crate::types::{Gid, Lid, Mtu};
 pub struct DatagramEndpoint {
     /// The queue pair's number: 24 bits.
     pub qpn: u32,
-    /// Its queue key.
+    /// The queue pair's Q_Key.
     pub qkey: u32,
-    /// The port's GID: always on Ethernet.
+    /// The port's GID; always present on Ethernet.
     pub gid: Option<Gid>,
-    /// The port's LID: on InfiniBand.
+    /// The port's LID; present on InfiniBand.
     pub lid: Lid,
-    /// The port's active MTU: a longer message does not arrive.
+    /// The port's active MTU: longer messages do not arrive.
     pub mtu: Mtu,
 }
 
 impl DatagramEndpoint {
-    /// The length on the wire.
+    /// The length on the wire, in bytes.
     pub const LEN: usize = endpoint::LEN;
     /// The version of the format.
     const VERSION: u8 = DATAGRAM | 1;
 
-    /// The bytes to send: version, MTU, LID, queue pair number, queue key, four zeros, GID; numbers
-    /// in network order.
+    /// The bytes to send: version, MTU, LID, queue pair number, Q_Key, four zeros, GID. Numbers are
+    /// in network byte order.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { qpn, qkey, gid, lid, mtu } = *self;
@@ -48,11 +48,11 @@ impl DatagramEndpoint {
         Common { qpn, gid, lid, mtu }.to_bytes(Self::VERSION, [k0, k1, k2, k3, 0, 0, 0, 0])
     }
 
-    /// Reads and checks what a peer sent.
+    /// Parses and checks the bytes that a peer sent.
     ///
     /// # Errors
     ///
-    /// The bytes have the wrong length or version, or a field that cannot be.
+    /// The bytes have the wrong length or version, or a field with an impossible value.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
         let (Common { qpn, gid, lid, mtu }, own) = Common::from_bytes(bytes, Self::VERSION)?;
         let [k0, k1, k2, k3, reserved @ ..] = own;

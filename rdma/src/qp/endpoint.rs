@@ -1,10 +1,10 @@
-//! The address of a connected queue pair, and its bytes on the wire.
+//! Addresses of connected queue pairs, and their wire format.
 
 use std::fmt;
 
 use crate::types::{Gid, Lid, Mtu};
 
-/// The address of a queue pair, to be given to the peer by any means: a socket, a file, a command
+/// The address of a queue pair, to be sent to the peer by any means: a socket, a file, a command
 /// line.
 ///
 /// # Examples
@@ -26,15 +26,15 @@ use crate::types::{Gid, Lid, Mtu};
 pub struct Endpoint {
     /// The queue pair's number: 24 bits.
     pub qpn: u32,
-    /// The number of its first packet: 24 bits.
+    /// The PSN of the first packet that the queue pair sends: 24 bits.
     pub psn: u32,
-    /// The port's GID: always on Ethernet.
+    /// The port's GID; always present on Ethernet.
     pub gid: Option<Gid>,
-    /// The port's LID: on InfiniBand.
+    /// The port's LID; present on InfiniBand.
     pub lid: Lid,
     /// The port's active MTU.
     pub mtu: Mtu,
-    /// How many reads and atomics it serves at a time.
+    /// The number of reads and atomics that the queue pair serves at a time.
     pub responder_resources: u8,
 }
 
@@ -43,16 +43,16 @@ pub struct Endpoint {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// Not [`Endpoint::LEN`] bytes, but this many.
+    /// The bytes have this length, not [`Endpoint::LEN`].
     Length(usize),
-    /// Of another version of the format, or of the other transport.
+    /// The bytes have another version of the format, or are from the other transport.
     Version {
-        /// What the bytes say.
+        /// The version in the bytes.
         theirs: u8,
-        /// What they should.
+        /// The expected version.
         ours: u8,
     },
-    /// A field has a value that it cannot have.
+    /// The named field has an impossible value.
     Field(&'static str),
 }
 
@@ -76,13 +76,13 @@ debug_is_display!(EndpointError);
 
 impl std::error::Error for EndpointError {}
 
-/// The length on the wire, of either transport.
+/// The length on the wire for either transport, in bytes.
 pub(super) const LEN: usize = 32;
-/// Of the version: for datagrams.
+/// The bit of the version that marks a datagram endpoint.
 pub(super) const DATAGRAM: u8 = 0x80;
 
-/// What endpoints of both transports have. On the wire: version, MTU, LID and queue pair number, 8
-/// bytes of the transport's own, GID; numbers in network order.
+/// The fields that the endpoints of both transports share. The wire format is: version, MTU, LID,
+/// queue pair number, 8 bytes specific to the transport, GID. Numbers are in network byte order.
 pub(super) struct Common {
     pub(super) qpn: u32,
     pub(super) gid: Option<Gid>,
@@ -102,7 +102,8 @@ impl Common {
         bytes
     }
 
-    /// Reads and checks what a peer sent; the transport's own bytes are left to it.
+    /// Parses and checks the shared fields of the bytes that a peer sent; the caller parses the
+    /// returned transport-specific bytes.
     pub(super) fn from_bytes(bytes: &[u8], ours: u8) -> Result<(Self, [u8; 8]), EndpointError> {
         let bytes: &[u8; LEN] = bytes.try_into().map_err(|_| EndpointError::Length(bytes.len()))?;
         let [theirs, mtu, l0, l1, q0, q1, q2, q3, o0, o1, o2, o3, o4, o5, o6, o7, gid @ ..] = *bytes;
@@ -124,7 +125,7 @@ impl Common {
     }
 }
 
-/// Bytes that mean nothing yet.
+/// Fails unless all reserved bytes are zero.
 pub(super) fn check_reserved(bytes: &[u8]) -> Result<(), EndpointError> {
     if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(EndpointError::Field("reserved byte")) }
 }
@@ -135,8 +136,8 @@ impl Endpoint {
     /// The version of the format.
     const VERSION: u8 = 1;
 
-    /// The bytes to send: version, MTU, LID, queue pair number, packet number, responder resources,
-    /// three zeros, GID; numbers in network order.
+    /// The bytes to send: version, MTU, LID, queue pair number, PSN, responder resources, three
+    /// zeros, GID. Numbers are in network byte order.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let Self { qpn, psn, gid, lid, mtu, responder_resources } = *self;
@@ -144,7 +145,7 @@ impl Endpoint {
         Common { qpn, gid, lid, mtu }.to_bytes(Self::VERSION, [p0, p1, p2, p3, responder_resources, 0, 0, 0])
     }
 
-    /// Reads and checks what a peer sent.
+    /// Parses and checks the bytes that a peer sent.
     ///
     /// # Errors
     ///

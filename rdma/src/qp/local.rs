@@ -1,5 +1,5 @@
-//! The local memory of a request: the types that can be one, their scatter/gather list, and parking
-//! in a slot.
+//! Local memory of requests: the types that can be local memory, the scatter/gather list, and
+//! parking in a slot.
 
 use std::ops::{Range, RangeBounds};
 use std::ptr;
@@ -12,7 +12,8 @@ use crate::mr::{Buffer, ExposedSlice, Host, Lent, LentSlice, LentSliceMut, Place
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
-/// The reason not to post a request: an [`ErrorKind`] in one byte, to keep the common path short.
+/// The reason why a request was not posted: an [`ErrorKind`] in one byte, to keep the common path
+/// short.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 pub enum Refusal {
@@ -26,7 +27,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// `ended` is what the end of the queue means.
+    /// The error kind; `ended` is the kind for a queue that has ended.
     #[cold]
     pub(super) fn kind(self, ended: ErrorKind) -> ErrorKind {
         match self {
@@ -41,39 +42,41 @@ impl Refusal {
     }
 }
 
-/// Local memory of a request: pieces that are gathered from, or scattered to, in order.
-// Sealed: the types in its methods cannot be named outside of this crate. The traits below have it
-// as a supertrait.
+/// Local memory of a request: segments that a send gathers from, or a receive scatters to, in
+/// order.
+// Sealed: code outside this crate cannot name the types in these methods. The traits below have
+// `Local` as a supertrait.
 pub trait Local {
-    /// Whether the bytes are the caller's, which the provider must copy while the request is
-    /// posted: the device could not read them afterwards.
+    /// The inline flag if the caller keeps the bytes: the provider must copy them while the request
+    /// is posted, since the device cannot read them afterwards. 0 for other memory.
     #[doc(hidden)]
     const INLINE: u32 = 0;
 
     #[doc(hidden)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal>;
 
-    /// Whether all of it may be the sink of a read on iWARP.
+    /// Whether all of the memory may be the sink of a read on iWARP.
     #[doc(hidden)]
     fn is_open_to_writes(&self) -> bool {
         false
     }
 }
 
-/// [`Local`] memory that a request takes with it, and that its completion gives back.
+/// [`Local`] memory that a request owns while it is in flight, and that its completion returns.
 pub trait Owned: Local + Sized {
-    /// What a failed post gives back: the memory itself, or `()` for bytes that were only borrowed.
+    /// The memory that a failed post returns: the memory itself, or `()` for bytes that were only
+    /// borrowed.
     type Returned;
 
-    /// Copies the segments into the slot, bit by bit.
+    /// Copies the segments into the slot bitwise, so that two copies exist.
     ///
     /// # Safety
     ///
-    /// The copies are not used unless `surrender` is called, or the original is forgotten.
+    /// The copies are not used unless `surrender` is called or the original is forgotten.
     #[doc(hidden)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize);
 
-    /// Forgets the segments, whose copies are in use now.
+    /// Forgets the segments; from now on, only their copies in the slot are in use.
     #[doc(hidden)]
     #[inline]
     #[allow(clippy::mem_forget, reason = "its copy is in the slot")]
@@ -88,10 +91,10 @@ pub trait Owned: Local + Sized {
 /// [`Local`] memory that the device may write.
 pub trait Writable: Local {}
 
-/// [`Local`] memory that the processor may read at once, while a request is posted.
+/// [`Local`] memory that the processor can read while a request is posted.
 pub trait HostBytes: Local {}
 
-/// Bytes of the caller, copied when the request is posted.
+/// Bytes of the caller that are copied when the request is posted.
 #[derive(Debug, Clone, Copy)]
 pub struct Inline<'a> {
     bytes: &'a [u8],
@@ -103,7 +106,7 @@ impl<'a> Inline<'a> {
     }
 }
 
-/// A request's scatter/gather list, while it is written.
+/// A request's scatter/gather list while it is being written.
 #[derive(Debug)]
 pub struct SgeList<'a> {
     list: &'a mut [ibv_sge],
@@ -119,20 +122,20 @@ impl<'a> SgeList<'a> {
         Self { list, count: 0, pieces: 0, total: 0, domain }
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "a list is as long as the C int that it was made from says")]
     pub(super) fn count(&self) -> i32 {
         self.count as i32
     }
 
-    /// How many bytes its elements have.
+    /// The number of bytes in all elements.
     #[inline(always)]
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Makes an empty list one empty element.
+    /// Adds an empty element if the list is empty.
     pub(super) fn push_placeholder(&mut self) {
         if let (0, Some(sge)) = (self.count, self.list.first_mut()) {
             *sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
@@ -142,7 +145,7 @@ impl<'a> SgeList<'a> {
 
     #[inline(always)]
     fn push(&mut self, addr: u64, len: usize, lkey: u32) -> Result<(), Refusal> {
-        // Empty pieces count too: they are parked with the others.
+        // Empty segments count too: they are parked with the others.
         self.pieces += 1;
         if self.pieces > self.list.len() {
             return Err(Refusal::TooManySegments);
@@ -159,7 +162,7 @@ impl<'a> SgeList<'a> {
         Ok(())
     }
 
-    /// Adds `range` of a segment, in which it lies.
+    /// Adds `range` of a segment; the range must lie within the segment.
     #[inline(always)]
     fn push_segment(&mut self, segment: &Segment, range: Range<usize>) -> Result<(), Refusal> {
         if !ptr::eq(segment.domain(), self.domain) {
@@ -176,7 +179,7 @@ impl<'a> SgeList<'a> {
     }
 }
 
-/// Some devices take an empty element for one of 2^31 bytes, so it is left out.
+/// Skips an empty element, because some devices treat a length of 0 as 2^31 bytes.
 #[cold]
 fn empty_or_too_long(len: usize) -> Result<(), Refusal> {
     if len == 0 { Ok(()) } else { Err(Refusal::TooLong) }
@@ -186,18 +189,19 @@ fn empty_or_too_long(len: usize) -> Result<(), Refusal> {
 ///
 /// # Safety
 ///
-/// The condition of [`Owned::park`]; the slot has room for the segment.
+/// As for [`Owned::park`]; the slot has room for the segment.
 #[inline(always)]
 unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize) {
     let place = slot.segment(*at);
     *at += 1;
-    // SAFETY: valid for reads. Of the original and the copy, one is forgotten: this function's own
-    // condition.
+    // SAFETY: ptr::read requires an initialised value that is used once: the reference is valid,
+    // and either the original or the copy is forgotten (the contract of this function).
     let region = unsafe { ptr::read(&raw const segment.region) };
-    // Field by field, so that the original need not be in memory.
+    // Copied field by field, so that the compiler can keep the original in registers.
     let copy = Segment { region, pointer: segment.pointer, len: segment.len };
-    // SAFETY: the place is one of a free slot's (the Vacant says so), valid and aligned; what lay
-    // there was moved out or is leaked.
+    // SAFETY: the write requires a valid, aligned place: it is in a free slot, which the Vacant
+    // owns, with room for the segment (the contract of this function). The old value was moved out
+    // or is leaked.
     unsafe { place.write(copy) };
 }
 
@@ -222,7 +226,7 @@ macro_rules! segments {
 
             #[inline(always)]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-                // SAFETY: this function's own condition.
+                // SAFETY: the callee has the same contract as this function.
                 unsafe { park_segment(self.segment(), slot, at) };
             }
 
@@ -239,7 +243,7 @@ segments! {
 
 impl HostBytes for Buffer {}
 
-/// Part of a [`Buffer`], to be sent or written; the completion gives the whole buffer back:
+/// A range of a [`Buffer`] to send or write; the completion returns the whole buffer. Created by
 /// [`Buffer::part`].
 #[derive(Debug)]
 pub struct Part<M: Placement = Host> {
@@ -248,12 +252,12 @@ pub struct Part<M: Placement = Host> {
 }
 
 impl<M: Placement> Buffer<M> {
-    /// A range of the buffer as the memory of a send or a write. The request takes the whole buffer
-    /// with it, and its completion gives the whole buffer back.
+    /// Uses a range of the buffer as the memory of a send or a write. The request takes the whole
+    /// buffer, and its completion returns the whole buffer.
     ///
     /// # Panics
     ///
-    /// If the range does not lie in the buffer, like indexing a slice.
+    /// If the range is not within the buffer, like slice indexing.
     ///
     /// ```
     /// # use rdma::{Buffer, QueuePair, Rc};
@@ -283,7 +287,7 @@ impl<M: Placement> Owned for Part<M> {
 
     #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-        // SAFETY: this function's own condition.
+        // SAFETY: the callee has the same contract as this function.
         unsafe { self.buffer.park(slot, at) };
     }
 
@@ -367,7 +371,8 @@ macro_rules! lists {
 
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-                // SAFETY: this function's own condition, for each piece.
+                // SAFETY: the callee has the same contract as this function, which holds for each
+                // element.
                 self.iter().for_each(|piece| unsafe { piece.park(slot, at) });
             }
 
@@ -396,7 +401,8 @@ macro_rules! tuples {
 
         impl<$($name: Local),*> Local for ($($name,)*) {
             const INLINE: u32 = {
-                // The flag is for the whole list, and not all memory can be copied from.
+                // The inline flag applies to the whole list, and the processor cannot copy from all
+                // memory.
                 assert!($($name::INLINE == A::INLINE)&&*, "bytes that are copied do not mix with registered memory");
                 A::INLINE
             };
@@ -417,7 +423,8 @@ macro_rules! tuples {
 
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
-                // SAFETY: this function's own condition, for each piece.
+                // SAFETY: the callee has the same contract as this function, which holds for each
+                // element.
                 $(unsafe { self.$index.park(slot, at) };)*
             }
 
