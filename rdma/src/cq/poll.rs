@@ -300,8 +300,8 @@ impl Poller {
         self.live_in = self.cq.context.fork;
         let start = self.batch.start();
         if let Some(Waiting { wc, is_copy }) = self.cq.sharing.take() {
-            // SAFETY: the write requires room for an entry that no other thread accesses: the batch was
-            // just closed (F1).
+            // SAFETY: the write requires room for an entry that no other thread accesses: the batch
+            // was just closed (F1).
             unsafe { start.write(wc) };
             if is_copy {
                 self.source = Source::Copy;

@@ -183,7 +183,7 @@ impl QueuePair<Ud> {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if it is bound to no port yet.
+    /// `InvalidInput` if the queue pair is not bound to a port yet.
     pub fn endpoint(&self) -> Result<DatagramEndpoint> {
         let (chosen, qkey) = self.bound(Operation::QueryQp)?;
         Ok(DatagramEndpoint { qpn: self.qpn(), qkey: *qkey, gid: chosen.gid, lid: chosen.lid, mtu: chosen.mtu })

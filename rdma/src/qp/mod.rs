@@ -1,4 +1,4 @@
-//! Queue pairs: one end of a connection, or of datagrams to anybody.
+//! Queue pairs: one end of a connection, or an end point for datagrams to any peer.
 //!
 //! ```text
 //! builder ─ build ─> PreparedQueuePair ─ init ─> InitializedQueuePair ─ connect ─> QueuePair
@@ -6,19 +6,18 @@
 //!                            <─────────────────────── reset ──────────────────────────
 //! ```
 //!
-//! A datagram queue pair has the same steps, with `ready` in the place of `connect`.
+//! A datagram queue pair has the same steps, with `ready` instead of `connect`.
 //!
 //! # Safety
 //!
-//! 1. A [`QpInner`] owns a queue pair that its context's table created; it is destroyed once. It
-//!    keeps its domain and completion queues.
-//! 2. Buffers and address handles in flight are released only after the destroy or the reset
-//!    succeeded, or by completions. If a destroy fails, the rings, the parents and the latest
-//!    address handle are leaked.
-//! 3. Nothing is called in a forked child.
-//! 4. A reset is not made on iWARP while requests are in flight: iWARP's states have none, and
-//!    drivers answer that it is done while the receives stay where they are, to be filled by the
-//!    next connection.
+//! 1. A [`QpInner`] owns a queue pair that its context's function table created, and destroys it
+//!    once. It keeps its domain and completion queues alive.
+//! 2. Buffers and address handles in flight are released only by completions, or after the destroy
+//!    or the reset succeeded. If a destroy fails, the rings, the parents and the latest address
+//!    handle are leaked.
+//! 3. No provider function is called in a forked child.
+//! 4. A queue pair on iWARP is not reset while requests are in flight. iWARP has no reset state:
+//!    drivers report success, but the receives stay posted and the next connection would fill them.
 
 mod attr;
 mod batch;
@@ -75,43 +74,44 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A transport: what a queue pair can do is part of its type.
+/// A transport, which determines the operations that a queue pair's type offers.
 pub trait Transport: sealed::Sealed + Send + Sync + 'static {
-    /// The C interface's number for it.
+    /// The transport's number in the C interface.
     const TYPE: rdma_sys::ibv_qp_type;
-    /// Messages name their destination, are one packet, and arrive with a header.
+    /// Whether messages are datagrams: they name their destination, fit one packet, and arrive
+    /// after a GRH.
     #[doc(hidden)]
     const IS_DATAGRAM: bool;
     /// Options of [`PreparedQueuePair::init`].
     type InitOptions;
-    /// The state between INIT and RTS.
+    /// The state kept between INIT and RTS.
     #[doc(hidden)]
     type Start: fmt::Debug + Copy + Send + Sync;
 
-    /// Takes a queue pair to INIT.
+    /// Moves a queue pair to INIT.
     #[doc(hidden)]
     fn init(qp: &mut QueuePair<Self>, options: &Self::InitOptions) -> Result<Self::Start>
     where
         Self: Sized;
 
-    /// Takes a queue pair to INIT with the connection manager's attributes.
+    /// Moves a queue pair to INIT with the connection manager's attributes.
     #[doc(hidden)]
     fn init_with(qp: &mut QueuePair<Self>, attr: &QpAttr) -> Result<Self::Start>
     where
         Self: Sized;
 }
 
-/// Reliable connected: messages, RDMA and atomics, in order, to one peer.
+/// Reliable connected transport: messages, RDMA and atomics, in order, to one peer.
 #[derive(Debug, Clone, Copy)]
 pub enum Rc {}
 
 impl sealed::Sealed for Rc {}
 
-/// Unreliable datagrams: messages of one packet, to and from any number of peers. Lost messages are
-/// not repeated.
+/// Unreliable datagram transport: messages of one packet, to and from any number of peers. Lost
+/// messages are not retransmitted.
 ///
-/// A message arrives behind a header of 40 bytes, and is dropped silently if the receiver has no
-/// receive posted, or another Q_Key than the sender said. iWARP has none.
+/// A message arrives after a GRH of 40 bytes. It is dropped silently if the receiver has no receive
+/// posted, or has another Q_Key than the message. iWARP has no datagrams.
 #[derive(Debug, Clone, Copy)]
 pub enum Ud {}
 
@@ -120,13 +120,13 @@ impl sealed::Sealed for Ud {}
 /// A queue pair that is ready to send and receive.
 ///
 /// Posting takes `&mut self`; completions are polled from the completion queue. Dropping the queue
-/// pair destroys it: requests in flight are abandoned, and their buffers freed once the device has
-/// no access to them.
+/// pair destroys it: requests in flight are abandoned, and their buffers are freed once the device
+/// has no access to them.
 ///
 /// # Examples
 ///
-/// Two queue pairs of one process. Usually each process has one, and the endpoints travel over a
-/// socket.
+/// Two queue pairs of one process. Usually each process has one, and the endpoints are exchanged
+/// over a socket.
 ///
 /// ```
 /// use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op::Send};
@@ -163,75 +163,78 @@ pub struct QueuePair<T: Transport> {
 }
 
 impl QueuePair<Rc> {
-    /// Starts a reliable connected queue pair in a domain.
+    /// Starts the configuration of a reliable connected queue pair in a domain.
     pub fn builder(pd: &ProtectionDomain) -> QpBuilder<Rc> {
         QpBuilder::new(pd)
     }
 }
 
 impl<T: Transport> QueuePair<T> {
-    /// Its number: 24 bits.
+    /// The queue pair number: 24 bits.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.control.qpn
     }
 
-    /// The open device.
+    /// The open device that the queue pair belongs to.
     #[must_use]
     pub fn context(&self) -> Context {
         self.control.context()
     }
 
-    /// Its state, as the device sees it.
+    /// The state that the device reports.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     pub fn state(&self) -> Result<QpState> {
         self.control.state()
     }
 
-    /// All its attributes, as the device sees them.
+    /// All attributes that the device reports.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpInfo> {
         self.control.query()
     }
 
-    /// Whether the peer's writes arrive in order, byte by byte: a reader that sees the last byte of
-    /// a message sees all of it.
+    /// Whether the device places the peer's writes in order, byte by byte: a reader that sees the
+    /// last byte of a message then sees all of it.
     ///
-    /// The specification promises that only for completions. `false` if the device does not say.
+    /// The specification promises this order only at the completion. `false` if the device does not
+    /// report it.
     ///
     /// # Errors
     ///
-    /// In a forked child.
+    /// `Forked` in a forked child.
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn writes_in_order(&self) -> Result<bool> {
         self.control.check(Operation::QueryQp)?;
         let table = self.control.context.table;
         let write = rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        // SAFETY: ibv_query_qp_data_in_order wants a queue pair (1); no forked child (3).
+        // SAFETY: ibv_query_qp_data_in_order requires a live queue pair (1) and a process that is
+        // not a forked child (3, checked above).
         let answer = unsafe { (table.ibv_query_qp_data_in_order)(self.control.raw, write, 0) };
         // Without flags the answer is 0 or 1.
         Ok(answer == 1)
     }
 
-    /// The provider's enhanced connection options: to be offered to the peer by
-    /// [`Id::set_local_ece`](crate::cm::Id::set_local_ece).
+    /// The provider's enhanced connection establishment (ECE) options, to be offered to the peer
+    /// with [`Id::set_local_ece`](crate::cm::Id::set_local_ece).
     ///
     /// # Errors
     ///
-    /// `NotSupported` if it has none.
+    /// `NotSupported` if the provider has no ECE options.
     #[doc(alias = "ibv_query_ece")]
     pub fn ece(&self) -> Result<Ece> {
         self.control.ece()
     }
 
-    /// Sets the options that the peer agreed to, before the queue pair is ready to receive.
+    /// Sets the ECE options that the peer accepted. Call this before the queue pair is ready to
+    /// receive.
     ///
     /// # Errors
     ///
@@ -241,16 +244,15 @@ impl<T: Transport> QueuePair<T> {
         self.control.set_ece(ece)
     }
 
-    /// Changes attributes, the state included, by hand: for changes that the typed steps do not
-    /// offer.
+    /// Changes attributes, including the state, for changes that the typed steps do not offer.
     ///
-    /// A change to RESET gives back the buffers of everything in flight.
+    /// A change to RESET frees the buffers of all requests in flight.
     ///
     /// # Errors
     ///
     /// `InvalidTransition` names attributes that are missing or not allowed; `InvalidInput` means
-    /// that they are the right ones, and a value is wrong. `InUse` for a change to RESET on iWARP
-    /// while anything is in flight.
+    /// that the set of attributes is right but a value is wrong. `InUse` for a change to RESET on
+    /// iWARP while requests are in flight.
     ///
     /// # Examples
     ///
@@ -275,18 +277,18 @@ impl<T: Transport> QueuePair<T> {
             datagram::follow(&mut self.control, &mut self.send, attr);
         }
         if resets {
-            // The device has let go of everything (2).
+            // The device no longer accesses any request's memory (2).
             self.send.half.reclaim();
             self.recv.half.reclaim();
         }
         Ok(())
     }
 
-    /// Moves the queue pair to the error state: everything in flight completes as flushed.
+    /// Moves the queue pair to the error state: all requests in flight complete as flushed.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     ///
     /// # Examples
     ///
@@ -305,14 +307,14 @@ impl<T: Transport> QueuePair<T> {
         self.control.modify(&QpAttr::to(QpState::ERR))
     }
 
-    /// Takes the queue pair back to where [`QpBuilder::build`] left it. Buffers in flight are
-    /// freed.
+    /// Moves the queue pair back to RESET, the state in which [`QpBuilder::build`] left it. Buffers
+    /// in flight are freed.
     ///
     /// # Errors
     ///
-    /// With the queue pair: what the provider reports; `InUse` on iWARP while anything is in
-    /// flight, receives too, because there a reset does not end it: [`set_error`](Self::set_error)
-    /// does, or to drop the queue pair.
+    /// Any error that the provider reports, with the queue pair. `InUse` on iWARP while requests
+    /// are in flight, receives included, because a reset does not end them there: call
+    /// [`set_error`](Self::set_error) or drop the queue pair to end them.
     ///
     /// # Examples
     ///
@@ -330,13 +332,13 @@ impl<T: Transport> QueuePair<T> {
         }
     }
 
-    /// Destroys the queue pair and frees what was in flight.
+    /// Destroys the queue pair and frees the memory of requests in flight.
     ///
-    /// Dropping it does the same; this says whether it worked.
+    /// Dropping the queue pair does the same; this function also returns whether it succeeded.
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the queue pair, which still works, but has left its
+    /// Any error that the provider reports, with the queue pair, which still works but has left its
     /// multicast groups.
     ///
     /// # Examples
@@ -358,15 +360,15 @@ impl<T: Transport> QueuePair<T> {
 
     fn destroy(&mut self) -> Result<()> {
         self.control.destroy()?;
-        // The device has let go of everything (2).
+        // The device no longer accesses any request's memory (2).
         self.send.half.release_all();
         self.recv.half.release_all();
         Ok(())
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     ///
-    /// The handle does not know of requests and changes that are made through the pointer.
+    /// The handle does not track requests and changes that are made through the pointer.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_qp {
         self.control.raw
@@ -380,7 +382,7 @@ impl<T: Transport> Drop for QueuePair<T> {
         }
         let forked = self.control.check(Operation::DestroyQp).is_err();
         let result: Result<(), Error> = if forked { Ok(()) } else { self.destroy() };
-        // First of all: a subscriber may panic.
+        // Leak before logging: a log subscriber may panic.
         if forked || result.is_err() {
             self.control.leak();
             self.send.half.leak();

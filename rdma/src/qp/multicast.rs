@@ -2,11 +2,12 @@
 //!
 //! # Safety
 //!
-//! 1. [`Groups`] holds its queue pair's pointer as long as that is not destroyed, behind a lock
-//!    that is held while it is used and while it is destroyed. So an attachment may outlive its
-//!    queue pair, or be forgotten: the queue pair detaches from all groups before it is destroyed.
-//! 2. Nothing is called in a forked child, and the lock is not taken there: its holder may be a
-//!    thread that the child lacks.
+//! 1. [`Groups`] holds its queue pair's pointer only while the queue pair is not destroyed. The
+//!    pointer is used, and the queue pair is destroyed, under one lock. So an attachment may
+//!    outlive its queue pair, or be forgotten: the queue pair detaches from all groups before it is
+//!    destroyed.
+//! 2. No provider function is called in a forked child, and the lock is not taken there: its holder
+//!    may be a thread that the child lacks.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,10 +30,10 @@ pub(super) struct Groups {
 }
 
 struct Shared {
-    /// None once it is destroyed (1).
+    /// None once the queue pair is destroyed (1).
     qp: Option<LiveQueuePair>,
     members: Vec<Member>,
-    /// Of the latest member.
+    /// The serial number of the latest member.
     serial: u64,
 }
 
@@ -44,7 +45,8 @@ struct LiveQueuePair {
 struct Member {
     gid: Gid,
     lid: Lid,
-    /// Tells it from one before, whose attachments are left over from a destroy that failed.
+    /// Tells this member from an earlier one of the same group, whose attachments are left over
+    /// from a failed destroy.
     serial: u64,
     attachments: usize,
 }
@@ -55,22 +57,25 @@ unsafe impl Send for LiveQueuePair {}
 impl LiveQueuePair {
     fn attach(&self, gid: Gid, lid: Lid) -> Result<()> {
         let raw = gid.to_raw();
-        // SAFETY: ibv_attach_mcast wants a queue pair, which is not destroyed (1), and a GID to
-        // read; no forked child (2).
+        // SAFETY: ibv_attach_mcast requires a live queue pair and a GID that lives during the call:
+        // the queue pair is not destroyed yet (1), and the GID is a local. Callers run in no forked
+        // child (2).
         let result = unsafe { (self.context.table.ibv_attach_mcast)(self.raw, &raw const raw, lid.0) };
         Error::check(Operation::AttachMulticast, result)
     }
 
     fn detach(&self, gid: Gid, lid: Lid) -> Result<()> {
         let raw = gid.to_raw();
-        // SAFETY: as in `attach`.
+        // SAFETY: ibv_detach_mcast requires a live queue pair and a GID that lives during the call:
+        // the queue pair is not destroyed yet (1), and the GID is a local. Callers run in no forked
+        // child (2).
         let result = unsafe { (self.context.table.ibv_detach_mcast)(self.raw, &raw const raw, lid.0) };
         Error::check(Operation::DetachMulticast, result)
     }
 }
 
 impl Groups {
-    /// Of a queue pair that was just created; it calls [`end`](Self::end) to be destroyed.
+    /// Creates the groups of a new queue pair, which must call [`end`](Self::end) to be destroyed.
     pub(super) fn new(raw: *mut ibv_qp, context: &Arc<Handle<ContextInner>>) -> Self {
         let qp = Some(LiveQueuePair { raw, context: Arc::clone(context) });
         Self { shared: Arc::new(Mutex::new(Shared { qp, members: Vec::new(), serial: 0 })), fork: context.fork }
@@ -81,7 +86,8 @@ impl Groups {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In a process that may use it (2).
+    /// Attaches the queue pair to a group, or counts one more attachment. The caller has checked
+    /// that this is not a forked child (2).
     pub(super) fn attach(&self, gid: Gid, lid: Lid) -> Result<MulticastAttachment> {
         if !gid.is_multicast() {
             return Err(Error::new(Operation::AttachMulticast, ErrorKind::InvalidInput));
@@ -103,8 +109,8 @@ impl Groups {
         Ok(MulticastAttachment { groups: self.clone(), gid, lid, serial, detached: false })
     }
 
-    /// Gives up one attachment of a member. Nothing to do if the queue pair has left the group, or
-    /// ended.
+    /// Drops one attachment of a member. Does nothing if the queue pair has left the group or was
+    /// destroyed.
     fn detach(&self, serial: u64) -> Result<()> {
         if crate::fork::check(self.fork, Operation::DetachMulticast).is_err() {
             return Err(Error::new(Operation::DetachMulticast, ErrorKind::Forked));
@@ -122,18 +128,18 @@ impl Groups {
         Ok(())
     }
 
-    /// Detaches from all groups, and destroys the queue pair by `destroy`: attachments that are
+    /// Detaches from all groups and destroys the queue pair with `destroy`. Attachments that are
     /// left do nothing afterwards.
     pub(super) fn end(&self, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut shared = self.lock();
         let Shared { qp, members, .. } = &mut *shared;
         if let Some(handle) = qp {
-            // What cannot be detached makes the destroy fail, which says so.
+            // A group that cannot be detached makes the destroy fail, which reports the error.
             members.retain(|member| handle.detach(member.gid, member.lid).is_err());
         }
         destroy()?;
         members.clear();
-        // The context may be closed by this; not under the lock.
+        // Dropping the handle may close the context, so do it after the lock is released.
         let handle = qp.take();
         drop(shared);
         drop(handle);
@@ -141,10 +147,11 @@ impl Groups {
     }
 }
 
-/// A queue pair's part in a multicast group:
+/// A queue pair's attachment to a multicast group:
 /// [`QueuePair::attach_multicast`](super::QueuePair::attach_multicast).
 ///
-/// Dropping it detaches. Forgetting it does no harm: the queue pair detaches when it is destroyed.
+/// Dropping the attachment detaches. Forgetting it is harmless: the queue pair detaches when it is
+/// destroyed.
 #[must_use = "the queue pair is detached again when this is dropped"]
 pub struct MulticastAttachment {
     groups: Groups,
@@ -167,11 +174,12 @@ impl MulticastAttachment {
         self.lid
     }
 
-    /// Leaves the group. Dropping does the same; this says whether it worked.
+    /// Detaches from the group. Dropping does the same; this function also returns whether it
+    /// succeeded.
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the attachment.
+    /// Any error that the provider reports, with the attachment.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach(mut self) -> Result<(), Failed<Self>> {
         match self.groups.detach(self.serial) {

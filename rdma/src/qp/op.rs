@@ -1,10 +1,8 @@
-//! The operations of a send queue: each with its local memory, and with how its completion is
-//! reported.
+//! The operations of a send queue, each with its local memory and its completion options.
 //!
-//! A request is made with everything that it needs, and has setters for the rest. All requests are
-//! [`Work`] with an operation and the local memory as type parameters, so that a request which
-//! makes no sense (an inline read, a read into memory that is only lent for reading) does not
-//! compile.
+//! A request's constructor takes all that the request needs; setters add the rest. All requests are
+//! [`Work`] with an operation and the local memory as type parameters, so that an invalid request
+//! (an inline read, a read into memory that is lent for reading only) does not compile.
 //!
 //! ```
 //! # fn f(buffer: rdma::Buffer, flag: rdma::RemoteSlice, data: rdma::RemoteSlice) {
@@ -29,7 +27,7 @@ pub use crate::types::Opcode;
     message = "a queue pair of transport `{T}` cannot do `{Self}`",
     note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`)"
 )]
-// Sealed: `Refusal` cannot be named outside of this crate.
+// Sealed: code outside this crate cannot name `Refusal`.
 pub trait Operation<T: Transport = Rc> {
     #[doc(hidden)]
     const OPCODE: Opcode;
@@ -39,14 +37,14 @@ pub trait Operation<T: Transport = Rc> {
     fn address(&self) -> Option<&AddressHandle> {
         None
     }
-    /// Completes a request whose list has so many bytes, in so many segments.
+    /// Fills in a request whose list has `len` bytes in `segments` segments.
     #[doc(hidden)]
     fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal>;
 }
 
 /// A request for a send queue: an operation `O` with the local memory `L`.
 ///
-/// Made by [`Send::new`](Work::new) and its siblings. `L` is a [`Buffer`](crate::Buffer),
+/// Created by [`Send::new`](Work::new) and its siblings. `L` is a [`Buffer`](crate::Buffer),
 /// [part](crate::Buffer::part) of one, an [`ExposedSlice`](crate::ExposedSlice), an array, tuple or
 /// vector of them (gathered or scattered in order), `()` for a message without data, or bytes of
 /// the caller that are copied when the request is posted (`Send::inline`).
@@ -68,19 +66,19 @@ impl<O, L> Work<O, L> {
         Self { operation, local, token: 0, flags: SIGNALED }
     }
 
-    /// A number of the caller's choice, which the completion carries; 0 by default.
+    /// Sets a number chosen by the caller, which the completion carries; 0 by default.
     #[inline]
     pub fn token(mut self, token: u64) -> Self {
         self.token = token;
         self
     }
 
-    /// Whether success is reported by a completion of its own, which is the default.
+    /// Whether the request's success generates its own completion; true by default.
     ///
-    /// An unsignaled request's memory comes back with the next signaled request's completion.
-    /// Failure is always reported. So that unsignaled requests cannot fill the queue, the queue
-    /// signals one of its own accord now and then:
-    /// [`Completion::is_forced`](crate::Completion::is_forced) tells.
+    /// An unsignaled request's memory comes back with the completion of the next signaled request.
+    /// Failures always generate a completion. So that unsignaled requests cannot fill the queue,
+    /// the queue itself signals one now and then;
+    /// [`Completion::is_forced`](crate::Completion::is_forced) tells such a completion.
     #[inline]
     pub fn signaled(mut self, signaled: bool) -> Self {
         self.flags = if signaled { self.flags | SIGNALED } else { self.flags & !SIGNALED };
@@ -93,14 +91,14 @@ impl<O, L> Work<O, L> {
         self.signaled(false)
     }
 
-    /// Starts only after the queue's earlier reads and atomic operations are done.
+    /// Starts the request only after the queue's earlier reads and atomic operations are done.
     #[inline]
     pub fn fence(mut self) -> Self {
         self.flags |= ibv_send_flags::IBV_SEND_FENCE.0;
         self
     }
 
-    /// The local memory, back from a request that is not going to be posted.
+    /// Returns the local memory of a request that will not be posted.
     pub fn into_local(self) -> L {
         self.local
     }
@@ -111,7 +109,7 @@ impl<O, L> Work<O, L> {
 pub trait Consumes {}
 
 impl<O: Consumes, L> Work<O, L> {
-    /// Wakes the peer if it waits for solicited completions only.
+    /// Marks the message as solicited: it wakes a peer that waits for solicited completions only.
     #[inline]
     pub fn solicited(mut self) -> Self {
         self.flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
@@ -119,13 +117,13 @@ impl<O: Consumes, L> Work<O, L> {
     }
 }
 
-/// An operation that takes data from the local memory.
+/// An operation that gathers data from the local memory.
 #[doc(hidden)]
 pub trait Gathers {}
 
 impl<O: Gathers, L: HostBytes> Work<O, L> {
-    /// Copies the data when the request is posted, at most the queue's `max_inline_data` bytes:
-    /// this saves the device a read of local memory.
+    /// Copies the data when the request is posted, which saves the device a read of local memory.
+    /// The data may have at most the queue's `max_inline_data` bytes.
     #[inline]
     pub fn copied(mut self) -> Self {
         self.flags |= INLINE;
@@ -195,7 +193,7 @@ operations! {
     /// Sends `local` with `imm`.
     Local;
 
-    /// Writes to the peer's memory, unnoticed by the peer.
+    /// Writes to the peer's memory; the peer gets no completion.
     ///
     /// ```
     /// # fn f(qp: &mut rdma::QueuePair<rdma::Rc>, buffer: rdma::Buffer, target: rdma::RemoteSlice)
@@ -215,8 +213,8 @@ operations! {
     /// Writes `local` to the front of `remote`, which must have room for it.
     Local;
 
-    /// Writes to the peer's memory, and consumes a receive there, which gets 32 bits of immediate
-    /// data.
+    /// Writes to the peer's memory and consumes one of the peer's receives, whose completion
+    /// carries 32 bits of immediate data.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     WriteImm = WriteImmOp { remote: RemoteSlice, imm: u32 }, Write, |this, wr, size| {
         wr.__bindgen_anon_1.imm_data = this.imm.to_be();
@@ -248,7 +246,7 @@ operations! {
     /// [`RemoteAccess::WRITE`](crate::RemoteAccess::WRITE) is accepted there.
     Local Writable;
 
-    /// Replaces 8 bytes of the peer's memory if they have a certain value.
+    /// Replaces 8 bytes of the peer's memory if they have a given value.
     ///
     /// ```
     /// # use rdma::{Buffer, Poller, QueuePair, Rc, RemoteSlice};
@@ -265,8 +263,9 @@ operations! {
     CompareSwap = CompareSwapOp { remote: RemoteSlice, compare: u64, swap: u64 }, CompareSwap, |this, wr, size| {
         fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, &this.remote, (this.compare, this.swap), size)
     },
-    /// Replaces the 8 bytes at `remote` by `swap` if they are `compare`. Their former value goes to
-    /// `local`, which is one piece of 8 bytes. The remote address is a multiple of 8.
+    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. The old value is written
+    /// to `local`, which must be one segment of 8 bytes. The remote address must be a multiple of
+    /// 8.
     Local Writable;
 
     /// Adds to 8 bytes of the peer's memory.
@@ -285,8 +284,8 @@ operations! {
     FetchAdd = FetchAddOp { remote: RemoteSlice, add: u64 }, FetchAdd, |this, wr, size| {
         fill_atomic(wr, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &this.remote, (this.add, 0), size)
     },
-    /// Adds `add` to the 8 bytes at `remote`. Their former value goes to `local`, which is one
-    /// piece of 8 bytes. The remote address is a multiple of 8.
+    /// Adds `add` to the 8 bytes at `remote`. The old value is written to `local`, which must be
+    /// one segment of 8 bytes. The remote address must be a multiple of 8.
     Local Writable;
 }
 
@@ -295,8 +294,8 @@ macro_rules! gathering_operations {
         impl Gathers for $op {}
 
         impl<'a> Work<$op, Inline<'a>> {
-            /// The same as `new` with bytes that are copied when the request is posted: at most the
-            /// queue's `max_inline_data`.
+            /// The same as `new`, with bytes that are copied when the request is posted: at most
+            /// the queue's `max_inline_data`.
             #[inline]
             pub const fn inline(bytes: &'a [u8] $(, $field: $type)*) -> Self {
                 Self::with($op { $($field),* }, Inline::new(bytes))
@@ -333,7 +332,7 @@ fn fill_rdma(
     Ok(())
 }
 
-/// The 8 bytes that atomic operations work on.
+/// The number of bytes that atomic operations work on.
 const WORD: u64 = 8;
 
 #[inline]
@@ -358,9 +357,9 @@ fn fill_atomic(
     Ok(())
 }
 
-/// A message to a queue pair of one's choice: [`Work::to`].
+/// A message to a given queue pair: [`Work::to`].
 pub type SendTo<'a, L> = Work<To<'a, SendOp>, L>;
-/// A message with 32 bits of immediate data to a queue pair of one's choice: [`Work::to`].
+/// A message with 32 bits of immediate data to a given queue pair: [`Work::to`].
 pub type SendImmTo<'a, L> = Work<To<'a, SendImmOp>, L>;
 
 /// An operation with its destination.
@@ -379,12 +378,12 @@ impl Message for SendOp {}
 impl Message for SendImmOp {}
 
 impl<O: Message, L: Local> Work<O, L> {
-    /// Makes it a datagram for the queue pair `qpn` at `address`, whose Q_Key is `qkey`, for a
-    /// queue pair of transport [`Ud`].
+    /// Makes the request a datagram for the queue pair `qpn` at `address`, whose Q_Key is `qkey`.
+    /// The request can be posted to a queue pair of transport [`Ud`].
     ///
-    /// [`MULTICAST_QPN`](crate::MULTICAST_QPN) is the number for multicast groups. Where the
-    /// highest bit of `qkey` is set, the sender's own Q_Key is sent instead. The request keeps the
-    /// handle as long as it needs it.
+    /// [`MULTICAST_QPN`](crate::MULTICAST_QPN) is the number for multicast groups. If the highest
+    /// bit of `qkey` is set, the sender's own Q_Key is sent instead. The request keeps the address
+    /// handle alive as long as it needs it.
     ///
     /// ```
     /// # use rdma::{AddressHandle, Buffer, QueuePair, Ud};

@@ -4,10 +4,10 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::{Gid, Lid, LinkLayer, Mtu, Path, PortState, Route};
 
-/// Routers that a packet may cross by default.
+/// The number of routers that a packet may cross by default.
 pub(super) const HOP_LIMIT: u8 = 64;
 
-/// The port and GID that were chosen.
+/// The port and GID that a queue pair uses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Chosen {
     pub(super) port: u8,
@@ -19,7 +19,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// The port and GID of the options, or the best ones.
+    /// Chooses the port and GID given by the options, or the best ones.
     pub(super) fn choose(context: &Context, port: Option<u8>, gid_index: Option<u8>) -> Result<Self> {
         let down = Error::new(Operation::ModifyQp, ErrorKind::PortDown);
         let port = match port {
@@ -44,7 +44,7 @@ impl Chosen {
         Ok(Self { port, gid_index, gid, lid: port_attr.lid(), mtu: port_attr.active_mtu(), link_layer })
     }
 
-    /// The path to a peer, by GID on Ethernet and between subnets, by LID within one.
+    /// The path to a peer: by GID on Ethernet and between subnets, by LID within one subnet.
     pub(super) fn path_to(&self, (gid, lid): (Option<Gid>, Lid), operation: Operation) -> Result<Path> {
         let by_lid = self.link_layer != LinkLayer::ETHERNET && self.lid.0 != 0 && lid.0 != 0;
         let ends = self.gid.zip(gid);

@@ -1,4 +1,4 @@
-//! Posting to a queue pair: its own methods, and its two halves.
+//! Posting requests through a queue pair and through its two halves.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,17 +17,18 @@ use crate::cq::{Completion, Poller};
 use crate::error::{Error, ErrorKind, Operation as Verb};
 
 impl<T: Transport> QueuePair<T> {
-    /// Posts a request to the send queue. Its memory comes back with its completion.
+    /// Posts a request to the send queue. The completion returns the request's memory.
     ///
     /// # Errors
     ///
-    /// With the request's memory, if the device did not take it: `QueueFull` until completions are
-    /// polled; `OutOfBounds` where the remote slice is too short; `TooManySegments`, `TooLong` (a
-    /// datagram longer than the port's MTU, for one), `InvalidInput` (memory or an address handle
-    /// of another protection domain, or no single 8 bytes for an atomic operation), `NotSupported`
-    /// (a read into a [`Buffer`](crate::Buffer) on iWARP); or what the provider reports. Without
-    /// the request, if the device may have taken it although it reported an error: its memory stays
-    /// in flight and the queue pair goes to the error state.
+    /// With the request's memory, if the device did not accept it: `QueueFull` until completions
+    /// are polled; `OutOfBounds` if the remote slice is too short; `TooManySegments`; `TooLong`
+    /// (for example a datagram longer than the port's MTU); `InvalidInput` (memory or an address
+    /// handle of another protection domain, or other than one segment of 8 bytes for an atomic
+    /// operation); `NotSupported` (a read into a [`Buffer`](crate::Buffer) on iWARP); or any error
+    /// that the provider reports. Without the memory, if the device may have accepted the request
+    /// although the provider reported an error: the memory stays in flight and the queue pair goes
+    /// to the error state.
     ///
     /// # Examples
     ///
@@ -50,14 +51,14 @@ impl<T: Transport> QueuePair<T> {
 
     /// Posts a request to the send queue, and waits for room if the queue is full.
     ///
-    /// Completions that `poller` takes meanwhile go to `on_completion`, receives too if they report
-    /// to the same queue. Only completions of this queue pair's sends make room; `poller` must be
-    /// of their completion queue.
+    /// Completions that `poller` takes meanwhile are passed to `on_completion`, including receives
+    /// if they report to the same queue. Only completions of this queue pair's sends make room;
+    /// `poller` must belong to their completion queue.
     ///
     /// # Errors
     ///
-    /// Those of [`post_send`](Self::post_send), with `QueueFull` if there is no room before
-    /// `timeout`, and those of [`Poller::wait`]; `InvalidInput` for a poller of another queue.
+    /// As for [`post_send`](Self::post_send), with `QueueFull` if there is no room before
+    /// `timeout`; as for [`Poller::wait`]; `InvalidInput` for a poller of another completion queue.
     ///
     /// ```
     /// # use rdma::{Poller, QueuePair, Rc};
@@ -83,7 +84,7 @@ impl<T: Transport> QueuePair<T> {
                 let wrong = Error::new(Verb::PostSend, ErrorKind::InvalidInput);
                 return Err(PostError::new(wrong, Some(work.local.give_back())));
             }
-            // Another poller of the queue may make room too.
+            // Wake up now and then: another poller of the queue may make room too.
             let patience = timeout.saturating_sub(start.elapsed()).min(Duration::from_millis(1));
             match poller.wait(Some(patience)) {
                 Ok(Some(completion)) => on_completion(completion),
@@ -94,20 +95,20 @@ impl<T: Transport> QueuePair<T> {
         self.post_send(work)
     }
 
-    /// Posts memory for one message: a [`Buffer`](crate::Buffer), an
+    /// Posts a receive: memory for one message. The memory is a [`Buffer`](crate::Buffer), an
     /// [`ExposedSlice`](crate::ExposedSlice), an array, tuple or vector of them, or `()` for
-    /// messages without data. It comes back with the completion, which carries `token`.
+    /// messages without data. The completion carries `token` and returns the memory.
     ///
-    /// A datagram comes with a header of 40 bytes before it ([`Grh`](crate::Grh)): the memory must
-    /// have room for both.
+    /// A datagram arrives after a GRH of 40 bytes ([`Grh`](crate::Grh)): the memory must have room
+    /// for both.
     ///
     /// # Errors
     ///
-    /// With the memory, if the device did not take it: `QueueFull`, `TooManySegments`, `TooLong`,
-    /// `OutOfBounds` (less than a datagram's header needs), `InvalidInput` (memory of another
-    /// protection domain), or what the provider reports. Without it, if the device may have taken
-    /// it although it reported an error: it stays in flight and the queue pair goes to the error
-    /// state.
+    /// With the memory, if the device did not accept it: `QueueFull`, `TooManySegments`, `TooLong`,
+    /// `OutOfBounds` (fewer than 40 bytes for a datagram), `InvalidInput` (memory of another
+    /// protection domain), or any error that the provider reports. Without the memory, if the
+    /// device may have accepted it although the provider reported an error: the memory stays in
+    /// flight and the queue pair goes to the error state.
     ///
     /// # Examples
     ///
@@ -133,7 +134,7 @@ impl<T: Transport> QueuePair<T> {
         Batch::new(&mut self.send)
     }
 
-    /// Both halves, to be used by two threads at a time.
+    /// Splits the queue pair into its two halves, for use by two threads at a time.
     ///
     /// # Examples
     ///
@@ -165,12 +166,12 @@ impl<T: Transport> QueuePair<T> {
 }
 
 impl<T: Transport> InitializedQueuePair<T> {
-    /// Posts memory for a message: [`QueuePair::post_recv`]. What is posted before connecting is
-    /// there when the peer's first message arrives.
+    /// Posts a receive: [`QueuePair::post_recv`]. Receives posted before connecting are ready for
+    /// the peer's first message.
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::post_recv`].
+    /// As for [`QueuePair::post_recv`].
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         self.qp.post_recv(local, token)
@@ -184,8 +185,8 @@ pub type SendHalf<'a, T = Rc> = QueueHalf<'a, SendQueue, T>;
 pub type RecvHalf<'a, T = Rc> = QueueHalf<'a, RecvQueue, T>;
 
 /// A [`SendHalf`] or [`RecvHalf`].
-// A value of its own, and not `&mut SendQueue`: two such references could be swapped, and each
-// queue pair would then release the other's requests (S1 of `posting`).
+// A separate type, not `&mut SendQueue`: two such references could be swapped, and each queue pair
+// would then release the other's requests (S1 of `posting`).
 pub struct QueueHalf<'a, Q, T: Transport> {
     queue: &'a mut Q,
     transport: PhantomData<T>,
@@ -202,7 +203,7 @@ impl<T: Transport> SendHalf<'_, T> {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::post_send`].
+    /// As for [`QueuePair::post_send`].
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post<O: Operation<T>, L: Owned>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>> {
@@ -216,11 +217,11 @@ impl<T: Transport> SendHalf<'_, T> {
 }
 
 impl<T: Transport> RecvHalf<'_, T> {
-    /// Posts memory for a message: [`QueuePair::post_recv`].
+    /// Posts a receive: [`QueuePair::post_recv`].
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::post_recv`].
+    /// As for [`QueuePair::post_recv`].
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
