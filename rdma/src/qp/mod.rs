@@ -238,7 +238,8 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     ///
-    /// `NotSupported` if the provider has none, `InvalidInput` if they are not its.
+    /// `NotSupported` if the provider has no ECE options, `InvalidInput` if the options are not the
+    /// provider's.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&self, ece: Ece) -> Result<()> {
         self.control.set_ece(ece)
@@ -269,7 +270,7 @@ impl<T: Transport> QueuePair<T> {
         let resets = attr.target() == Some(QpState::RESET);
         let is_ended = || self.send.half.in_flight() + self.recv.half.in_flight() == 0;
         if resets && !self.send.limits.capabilities.reset_ends_requests && !is_ended() {
-            // (4)
+            // On iWARP a reset would not end the requests in flight (4).
             return Err(Error::new(Operation::ModifyQp, ErrorKind::InUse));
         }
         self.control.modify(attr)?;

@@ -1,26 +1,28 @@
-//! One post, from the slot to the doorbell: what send and receive queues share.
+//! One post, from the slot to the doorbell: code that send and receive queues share.
 //!
-//! A post has three steps. *Stage* writes a work request, and a slot of the ring that is still
-//! free: a refusal costs nothing. *Park* hands the slot to whoever polls its completion. *Submit*
-//! calls the provider; its [`Outcome`] says where the memory is.
+//! A post has three steps. *Stage* writes a work request and fills a slot of the ring that is still
+//! free: a refused request changes nothing. *Park* hands the slot over to the thread that will poll
+//! its completion. *Submit* calls the provider; its [`Outcome`] tells who owns the memory.
 //!
 //! # Invariants
 //!
 //! * **S1.** A queue half belongs to a queue pair that lives at least as long: the queue pair
-//!   destroys itself before it releases its halves, and they cannot be taken out of it.
+//!   destroys the C object before it releases its halves, and the halves cannot be moved out of it.
 //! * **S2.** Memory that a posted request names is parked in the ring, lent by a scope, or was
 //!   copied while the request was posted.
-//! * **S3.** A request's memory is given back without a completion only if the device cannot have
-//!   taken the request: it comes at or after a `bad_wr` that lies in the chain that was posted.
-//! * **L1.** While [`Half::live_in`] can be this process, the chain has room for a request.
+//! * **S3.** A request's memory is returned without a completion only if the device cannot have
+//!   accepted the request: the request is at or after a `bad_wr` that lies in the posted chain.
+//! * **L1.** While [`Half::live_in`] can be this process's fork generation, the chain has room for
+//!   a request.
 //! * **A1.** An address handle that a posted datagram names lives until that request has ended, or
 //!   the queue pair was reset or destroyed. A queue keeps the handle of its latest datagram. A
-//!   datagram to another one takes its place, and keeps it in the slot of its own request: requests
-//!   of a send queue end in order, so when that one has ended, so have all that used the earlier
-//!   handle. A datagram to the same handle as the one before counts and keeps nothing.
-//! * **A2.** Of requests that the device did not take, the first that keeps a handle puts it back:
-//!   those that were taken may still need it. The others keep handles that no request in flight
-//!   names.
+//!   datagram to another handle replaces it and keeps the earlier handle in its own slot: requests
+//!   of a send queue end in order, so once that datagram has ended, all requests that used the
+//!   earlier handle have ended too. A datagram to the same handle as the one before changes and
+//!   keeps nothing.
+//! * **A2.** If the device did not accept some requests, the first of these that keeps a handle
+//!   puts it back: accepted requests may still need it. The other requests keep handles that no
+//!   request in flight names.
 
 use std::fmt;
 use std::mem;
@@ -40,7 +42,7 @@ use crate::fork;
 use crate::handle::Handle;
 use crate::pd::PdInner;
 
-/// A post that failed.
+/// The error of a failed post.
 pub struct PostError<M> {
     error: Error,
     memory: Option<M>,
@@ -58,20 +60,20 @@ impl<M> PostError<M> {
         self.error
     }
 
-    /// The kind of the cause: [`ErrorKind::QueueFull`] asks for polling.
+    /// The kind of the cause. On [`ErrorKind::QueueFull`], poll completions and post again.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.error.kind()
     }
 
-    /// The memory of the request, if the device did not take it. `None` if the device may have
-    /// taken it: the memory is in flight then, and the queue pair in the error state.
+    /// The memory of the request, if the device did not accept it. `None` if the device may have
+    /// accepted it: the memory is then in flight, and the queue pair is in the error state.
     #[must_use]
     pub fn into_memory(self) -> Option<M> {
         self.memory
     }
 
-    /// [`error`](Self::error) and [`into_memory`](Self::into_memory).
+    /// Returns both [`error`](Self::error) and [`into_memory`](Self::into_memory).
     #[must_use]
     pub fn into_parts(self) -> (Error, Option<M>) {
         (self.error, self.memory)
@@ -104,19 +106,20 @@ impl<M> From<PostError<M>> for std::io::Error {
     }
 }
 
-/// What became of a request.
+/// The result of submitting a request.
 #[must_use]
 pub(super) enum Outcome {
-    /// The device has it; its completion gives the memory back.
+    /// The device has the request; the completion returns its memory.
     InFlight,
-    /// The device did not take it: the memory is the caller's.
+    /// The device did not accept the request: the caller owns the memory.
     Returned(Error),
-    /// The device may have taken it: the memory is the slot's, or has gone to whoever polled it.
+    /// The device may have accepted the request: the slot owns the memory, or has passed it to the
+    /// thread that polled the completion.
     Unknown(Error),
 }
 
 impl Outcome {
-    /// Surrenders the request's memory to the slot, or gives it back to the caller.
+    /// Surrenders the request's memory to the slot, or returns it to the caller.
     #[inline(always)]
     pub(super) fn settle<M, R>(
         self,
@@ -138,17 +141,17 @@ impl Outcome {
     }
 }
 
-/// What keeps a request's memory valid while the device has it (S2).
+/// The owner that keeps a request's memory valid while the device has the request (S2).
 pub(super) trait Keep {
-    /// Whether a scope does.
+    /// Whether a scope keeps the memory.
     const SCOPED: bool = false;
 
-    /// The same of a value.
+    /// Whether this value's requests have a sink.
     fn has_sink(&self) -> bool {
         Self::SCOPED
     }
 
-    /// Puts it into the slot. The number of segments there.
+    /// Puts the keeper into the slot. Returns the number of segments parked there.
     ///
     /// # Safety
     ///
@@ -156,20 +159,20 @@ pub(super) trait Keep {
     unsafe fn park(&self, slot: &mut Vacant<'_>) -> usize;
 }
 
-/// The slot keeps the segments themselves.
+/// A keeper for owned memory: the slot holds the segments themselves.
 pub(super) struct Segments<'a, L>(pub(super) &'a L);
 
 impl<L: Owned> Keep for Segments<'_, L> {
     #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>) -> usize {
         let mut count = 0;
-        // SAFETY: `Owned::park` has the same condition.
+        // SAFETY: `Owned::park` has the same contract as this function.
         unsafe { self.0.park(slot, &mut count) };
         count
     }
 }
 
-/// A send or receive queue, without what is particular to either.
+/// The common part of send and receive queues.
 pub(super) struct Half<W> {
     raw: *mut ibv_qp,
     pub(super) attached: Attached,
@@ -182,14 +185,14 @@ pub(super) struct Half<W> {
     address: Option<KeepAlive>,
 }
 
-// SAFETY: providers lock their queues (single-threaded modes are refused when a device is opened);
-// the domain is only compared.
+// SAFETY: moving a half to another thread is sound: providers lock their queues (devices in
+// single-threaded mode are refused when they are opened), and the domain pointer is only compared.
 unsafe impl<W> Send for Half<W> {}
-// SAFETY: `&Half` posts nothing.
+// SAFETY: sharing a half is sound: no method on `&Half` posts.
 unsafe impl<W> Sync for Half<W> {}
 
 impl<W: WorkRequest> Half<W> {
-    /// The half of a queue pair that was just created (S1), with room for chains of `requests`.
+    /// Creates a half of a new queue pair (S1), with room for chains of `requests`.
     pub(super) fn new(
         raw: *mut ibv_qp,
         attached: Attached,
@@ -208,15 +211,15 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
-    /// Writes request `at` of the chain, and the slot `at` places after the head, which keeps
-    /// `keep`. `fill` completes the request for so many segments and bytes, and `info` says what
-    /// the slot is told beyond the number of segments. Nothing is handed over: it may be done over
-    /// again.
+    /// Writes request `at` of the chain and fills the slot `at` places after the head with `keep`.
+    /// `fill` completes the request once its list is written; `info` is the slot's information
+    /// without the number of segments. The slot is not handed over: it stays free, so it can be
+    /// staged again.
     ///
     /// # Safety
     ///
-    /// What `keep` puts into the slot is not used twice: once the slot is parked, the caller
-    /// forgets the original unless the slot is given up by [`Claimed::forget_segments`].
+    /// Each segment that `keep` puts into the slot is used once: after the slot is parked, the
+    /// caller forgets the original, unless [`Claimed::forget_segments`] frees the slot.
     #[inline(always)]
     pub(super) unsafe fn stage<L: Local, K: Keep>(
         &mut self,
@@ -230,7 +233,8 @@ impl<W: WorkRequest> Half<W> {
             return Err(Refusal::Ended);
         }
         let (wr, sges) = if at == 0 {
-            // SAFETY: L1: the queue is live.
+            // SAFETY: request_0 requires that the chain has a request: the queue is live (checked
+            // above), so it does (L1).
             unsafe { self.chain.request_0() }
         } else {
             self.chain.request(at as usize).ok_or(Refusal::QueueFull)?
@@ -242,7 +246,8 @@ impl<W: WorkRequest> Half<W> {
         let Some(mut slot) = (if at == 0 { producer.vacant() } else { producer.vacant_after(at) }) else {
             return Err(Refusal::QueueFull);
         };
-        // SAFETY: this function's own condition.
+        // SAFETY: `Keep::park` requires that the copies are used once: the contract of this
+        // function.
         let count = unsafe { keep.park(&mut slot) };
         let mut info = info.with_count(count).scoped(K::SCOPED);
         if let Some(address) = address {
@@ -264,15 +269,16 @@ impl<W: WorkRequest> Half<W> {
         Ok(())
     }
 
-    /// Posts the request that was staged at the head. `run` is how many unsignaled ones lie before
-    /// it, `run_after` before the next.
+    /// Posts the request that was staged at the head. `run` is the number of unsignaled requests
+    /// directly before it, `run_after` the number directly before the next.
     ///
     /// # Safety
     ///
     /// The latest [`stage`](Self::stage) was of request 0, with this `keep`, and succeeded.
     #[inline(always)]
     pub(super) unsafe fn submit_one(&mut self, keep: &impl Keep, run: u32, run_after: u32) -> Outcome {
-        // SAFETY: `stage` found the slot free, wrote and described it.
+        // SAFETY: park_head requires a free slot at the head that is written and described: `stage`
+        // found the slot free and did both.
         let staged = unsafe { self.attached.producer.park_head(keep.has_sink()) };
         self.attached.producer.advance(run_after);
         match self.ring_doorbell() {
@@ -281,8 +287,8 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
-    /// Posts the `len` requests that were staged from the head on. How many the device took, if
-    /// that is known.
+    /// Posts the `len` requests that were staged from the head on. On failure, also returns the
+    /// number of requests that the device accepted, if that is known.
     ///
     /// # Safety
     ///
@@ -295,8 +301,8 @@ impl<W: WorkRequest> Half<W> {
         let Err((result, bad)) = self.ring_doorbell() else { return Ok(()) };
         let posted = self.chain.position(bad, len);
         match posted {
-            // S3. The signaled request may be among the rejected: the next signaled completion
-            // looks back over all.
+            // The rejected requests can be taken back (S3). The signaled request may be among them,
+            // so the next signaled completion must look back over all of the batch.
             Some(_) => self.attached.producer.set_run(run + len),
             None => self.fail(),
         }
@@ -306,8 +312,9 @@ impl<W: WorkRequest> Half<W> {
     #[inline(always)]
     fn ring_doorbell(&mut self) -> Result<(), (i32, *mut W)> {
         let mut bad = ptr::null_mut();
-        // SAFETY: a queue pair that lives (S1), in this process (`stage` checked), and a chain of
-        // requests whose lists and memory are valid (S2); both live as long as `self`.
+        // SAFETY: `W::post` requires a live queue pair (S1) of this process (`stage` checked), and
+        // a chain of requests whose lists and memory are valid while the device may access them
+        // (S2): the chain lives as long as `self`.
         let result = unsafe { W::post(self.raw, self.chain.first(), &mut bad) };
         if result == 0 { Ok(()) } else { Err((result, bad)) }
     }
@@ -319,7 +326,7 @@ impl<W: WorkRequest> Half<W> {
             self.fail();
             return Outcome::Unknown(error);
         }
-        // S3: the device did not take it. The slot stays behind as a hole in the run.
+        // The device did not accept the request (S3). Its slot stays in the run as a hole.
         self.attached.producer.set_run(run + 1);
         match self.attached.producer.take_back(staged) {
             Some(mut claimed) => {
@@ -327,18 +334,19 @@ impl<W: WorkRequest> Half<W> {
                 claimed.forget_segments();
                 Outcome::Returned(error)
             }
-            // Completed although it was not taken: a provider that contradicts itself.
+            // The provider reported a completion of a request that it also refused.
             None => Outcome::Unknown(error),
         }
     }
 
-    /// Moves the queue pair to ERR, where everything in flight is flushed: whether the device took
-    /// a request is unknown.
+    /// Moves the queue pair to ERR, which flushes all requests in flight: it is unknown whether the
+    /// device accepted a request.
     #[cold]
     fn fail(&self) {
         let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..ibv_qp_attr::default() };
         let mask = i32::try_from(ibv_qp_attr_mask::IBV_QP_STATE.0).unwrap_or(1);
-        // SAFETY: ibv_modify_qp wants a queue pair of this table, which lives (S1), and attributes.
+        // SAFETY: ibv_modify_qp requires a live queue pair of this table (S1) and attributes that
+        // live during the call: a local.
         let result = unsafe { (self.context.table.ibv_modify_qp)(self.raw, &raw mut attr, mask) };
         tracing::error!(result, "a post failed without saying where; the queue pair was moved to the error state");
     }
@@ -349,7 +357,8 @@ impl<W: WorkRequest> Half<W> {
         Error::new(W::VERB, refusal.kind(ended))
     }
 
-    /// A2: for the first request that was not taken and keeps a handle.
+    /// Puts back the keep-alive of a request that the device did not accept. Called until the first
+    /// such request that keeps one (A2); returns whether `claimed` kept one.
     pub(super) fn restore_keep_alive(&mut self, claimed: &mut Claimed) -> bool {
         let Some(earlier) = claimed.take_keep_alive() else { return false };
         self.address = Some(earlier);
@@ -366,32 +375,33 @@ impl<W: WorkRequest> Half<W> {
         unsafe { self.attached.producer.discard(len, &mut self.address) };
     }
 
-    /// How many requests the device may still have.
+    /// The number of requests that the device may still have.
     pub(super) fn in_flight(&self) -> usize {
         self.attached.producer.parked()
     }
 
-    /// Releases everything in flight. The device has let go of it: the queue pair was reset.
+    /// Releases all requests in flight. The queue pair was reset, so the device no longer accesses
+    /// their memory.
     pub(super) fn reclaim(&mut self) {
         self.attached.producer.reclaim();
         self.address = None;
     }
 
-    /// Releases everything in flight, and takes no more: the queue pair was destroyed (S1).
+    /// Releases all requests in flight and refuses new ones: the queue pair was destroyed (S1).
     pub(super) fn release_all(&mut self) {
         self.live_in = fork::NEVER;
         self.reclaim();
     }
 
-    /// The queue pair could not be destroyed: an address handle that the device may still use
-    /// stays.
+    /// Leaks the latest address handle: the queue pair could not be destroyed, so the device may
+    /// still use it.
     #[allow(clippy::mem_forget, reason = "requests that the device still has need it")]
     pub(super) fn leak(&mut self) {
         mem::forget(self.address.take());
     }
 }
 
-/// The error of a post that a provider refused.
+/// Converts the provider's result of a refused post.
 #[cold]
 pub(super) fn post_error(verb: Verb, result: i32) -> Error {
     match Error::check(verb, result) {

@@ -1,8 +1,8 @@
-//! Posting and polling without bookkeeping: `unsafe`, at C's cost.
+//! Posting and polling without bookkeeping: `unsafe`, at the cost of the C interface.
 //!
-//! A raw queue pair reports to raw completion queues only, which carry the caller's 64-bit `wr_id`
-//! and know no ring. Neither mixes with its safe sibling: a raw `wr_id` could otherwise be taken
-//! for a request in flight.
+//! A raw queue pair reports to raw completion queues only. Their completions carry the caller's
+//! 64-bit `wr_id`, and no ring is involved. Raw and safe queues do not mix: a raw `wr_id` could
+//! otherwise be mistaken for a safe request in flight.
 
 use std::fmt;
 use std::ptr;
@@ -28,7 +28,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Those of [`create_cq`](Self::create_cq).
+    /// As for [`create_cq`](Self::create_cq).
     #[doc(alias = "ibv_create_cq")]
     pub fn create_raw_cq(&self, depth: u32, channel: Option<&CompletionChannel>) -> Result<RawCompletionQueue> {
         let mut inner = CqInner::create(&self.inner, depth, channel.map(|channel| &channel.inner), 0)?;
@@ -38,18 +38,19 @@ impl Context {
 }
 
 impl RawCompletionQueue {
-    /// Polls completions into `room`, and returns those that there were.
+    /// Polls completions into `room`, and returns the part of `room` that was filled.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'a>(&self, room: &'a mut [ibv_wc]) -> Result<&'a [ibv_wc]> {
         self.inner.context.check(Operation::PollCq)?;
         let entries = i32::try_from(room.len()).unwrap_or(i32::MAX);
-        // SAFETY: ibv_poll_cq wants a completion queue, which `self` keeps, of this process
-        // (checked), and as much room as it is told of.
+        // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
+        // `entries` entries: `self` keeps the queue, the generation was checked above, and `room`
+        // has at least `entries`.
         let count = unsafe { rdma_sys::ibv_poll_cq(self.inner.raw, entries, room.as_mut_ptr()) };
         match usize::try_from(count) {
             Ok(count) => room.get(..count).ok_or(Error::new(Operation::PollCq, ErrorKind::Unknown)),
@@ -57,23 +58,23 @@ impl RawCompletionQueue {
         }
     }
 
-    /// Asks for one event on the channel when the next completion arrives.
+    /// Requests one event on the channel when the next completion arrives.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn request_notify(&self, solicited_only: bool) -> Result<()> {
         self.inner.arm(solicited_only)
     }
 
-    /// How many completions it holds.
+    /// The number of completions that the queue can hold.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.inner.depth()
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_cq {
         self.inner.raw
@@ -87,15 +88,16 @@ impl fmt::Debug for RawCompletionQueue {
 }
 
 impl<T: Transport> QpBuilder<T> {
-    /// Reports to a raw completion queue, for a queue pair that will be
+    /// Sets a raw completion queue for sends and receives, for a queue pair that will be
     /// [`into_raw`](QueuePair::into_raw).
     pub fn raw_cq(self, cq: &RawCompletionQueue) -> Self {
-        // The safe handle is not handed out, so nobody polls safely what is posted raw.
+        // The safe handle stays inside the builder, so no safe poller can poll the completions of
+        // raw posts.
         self.cq(&CompletionQueue { inner: Arc::clone(&cq.inner) })
     }
 }
 
-/// A queue pair to which anything may be posted, on the caller's responsibility.
+/// A queue pair that posts any request, under the caller's responsibility.
 ///
 /// # Examples
 ///
@@ -121,7 +123,7 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidInput`, with the queue pair, if it reports to others.
+    /// `InvalidInput`, with the queue pair, if it reports to a completion queue that is not raw.
     pub fn into_raw(self) -> Result<RawQueuePair<T>, Failed<Self>> {
         if self.control.send_cq.is_raw && self.control.recv_cq.is_raw {
             return Ok(RawQueuePair { qp: self });
@@ -130,12 +132,13 @@ impl<T: Transport> QueuePair<T> {
     }
 }
 
-/// A raw post that failed.
+/// The error of a failed raw post.
 #[derive(Clone, Copy)]
 pub struct RawPostError<W> {
-    /// Why.
+    /// The cause.
     pub error: Error,
-    /// The first request that was not posted, as the provider reported it; null if it did not.
+    /// The first request that was not posted, as reported by the provider; null if the provider
+    /// reported none.
     pub bad_wr: *mut W,
 }
 
@@ -154,24 +157,25 @@ impl<W> fmt::Display for RawPostError<W> {
 impl<W> std::error::Error for RawPostError<W> {}
 
 impl<T: Transport> RawQueuePair<T> {
-    /// Posts a chain of requests to the send queue: `ibv_post_send`, and nothing more.
+    /// Posts a chain of requests to the send queue: `ibv_post_send` without any bookkeeping.
     ///
     /// # Safety
     ///
     /// `chain` is a valid, terminated chain of requests. The memory that it names stays valid until
-    /// the device has let go of it (a completion that covers the request, or a reset or destroy
-    /// that succeeded), and until then nothing else writes it, nor reads it where the device
-    /// writes. The unsignaled requests and completions of the queue are accounted for by the
-    /// caller.
+    /// the device no longer accesses it: until a completion that covers the request, or a reset or
+    /// destroy that succeeded. Until then, nothing else writes the memory, and nothing else reads
+    /// memory that the device writes. The caller accounts for the queue's unsignaled requests and
+    /// completions.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn post_send(&mut self, chain: *mut ibv_send_wr) -> Result<(), RawPostError<ibv_send_wr>> {
         let mut bad_wr = ptr::null_mut();
-        // SAFETY: the queue pair lives; the rest is the caller's promise.
+        // SAFETY: ibv_post_send requires a live queue pair (`self` owns it) and a valid chain whose
+        // memory stays valid: the caller's promise.
         let result = unsafe { rdma_sys::ibv_post_send(self.qp.control.raw, chain, &raw mut bad_wr) };
         if result == 0 {
             return Ok(());
@@ -179,20 +183,21 @@ impl<T: Transport> RawQueuePair<T> {
         Err(RawPostError { error: super::posting::post_error(Operation::PostSend, result), bad_wr })
     }
 
-    /// Posts a chain of requests to the receive queue: `ibv_post_recv`, and nothing more.
+    /// Posts a chain of requests to the receive queue: `ibv_post_recv` without any bookkeeping.
     ///
     /// # Safety
     ///
-    /// The conditions of [`post_send`](Self::post_send).
+    /// As for [`post_send`](Self::post_send).
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Any error that the provider reports.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_recv(&mut self, chain: *mut ibv_recv_wr) -> Result<(), RawPostError<ibv_recv_wr>> {
         let mut bad_wr = ptr::null_mut();
-        // SAFETY: as in `post_send`.
+        // SAFETY: ibv_post_recv requires a live queue pair (`self` owns it) and a valid chain whose
+        // memory stays valid: the caller's promise.
         let result = unsafe { rdma_sys::ibv_post_recv(self.qp.control.raw, chain, &raw mut bad_wr) };
         if result == 0 {
             return Ok(());
@@ -200,7 +205,7 @@ impl<T: Transport> RawQueuePair<T> {
         Err(RawPostError { error: super::posting::post_error(Operation::PostRecv, result), bad_wr })
     }
 
-    /// The queue pair's number, state and attributes.
+    /// The safe queue pair, for its number, state and attributes.
     #[must_use]
     pub fn control(&self) -> &QueuePair<T> {
         &self.qp
@@ -210,7 +215,7 @@ impl<T: Transport> RawQueuePair<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::modify`].
+    /// As for [`QueuePair::modify`].
     pub fn modify(&mut self, attr: &super::QpAttr) -> Result<()> {
         self.qp.modify(attr)
     }

@@ -24,43 +24,43 @@ pub struct RecvQueue {
 }
 
 impl RecvQueue {
-    /// The half of a queue pair that was just created (S1).
+    /// Creates the receive half of a new queue pair (S1).
     pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<Handle<PdInner>>, max_sge: u32) -> Self {
         Self { half: Half::new(raw, attached, pd, 1, max_sge) }
     }
 
-    /// Requests that it holds.
+    /// The number of requests that the queue can hold.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.half.attached.producer.depth()
     }
 
-    /// How many requests can be posted now. It looks at as many slots of the queue.
+    /// The number of requests that can be posted now. The call checks that many slots of the queue.
     #[must_use]
     pub fn room(&self) -> u32 {
         self.half.attached.producer.room()
     }
 
-    /// [`QueuePair::post_recv`](super::QueuePair::post_recv).
+    /// Implements [`QueuePair::post_recv`](super::QueuePair::post_recv).
     #[inline]
     pub(super) fn post<T, L>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>>
     where
         T: Transport,
         L: Owned + Writable,
     {
-        // Should posting panic, the memory is leaked: the slot may have it.
+        // If posting panics, leak the memory: the slot may own it by then.
         let local = ManuallyDrop::new(local);
-        // SAFETY: `settle` forgets the memory by `surrender`, or has it back after the slot was
-        // given up.
+        // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
+        // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, L>(&local, token, &Segments(&*local)) };
         outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
     }
 
-    /// Posts memory that `keep` keeps.
+    /// Posts memory that `keep` keeps valid.
     ///
     /// # Safety
     ///
-    /// What `keep` puts into the slot is not used by the caller, unless the outcome is
+    /// The caller does not use the memory that `keep` puts into the slot, unless the outcome is
     /// [`Outcome::Returned`].
     #[inline(always)]
     pub(super) unsafe fn post_kept<T: Transport, L: Local>(
@@ -74,9 +74,12 @@ impl RecvQueue {
             if has_room { Ok(()) } else { Err(Refusal::OutOfBounds) }
         };
         let info = Info::new(0, 0, Opcode::Recv).datagram(T::IS_DATAGRAM);
-        // SAFETY: the caller does not use what was kept; the slot is given up where it is returned.
+        // SAFETY: stage requires that the parked memory is used once: the caller does not use it
+        // (the contract of this function), and if it is returned, the slot was freed without using
+        // it.
         match unsafe { self.half.stage(0, (local, token), keep, fill, (info, None)) } {
-            // SAFETY: staged just now.
+            // SAFETY: submit_one requires that request 0 was staged last, with this `keep`: just
+            // done.
             Ok(()) => unsafe { self.half.submit_one(keep, 0, 0) },
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }

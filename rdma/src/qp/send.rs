@@ -18,18 +18,18 @@ use crate::types::Capabilities;
 #[cfg(test)]
 use crate::types::{AtomicCapability, TransportType};
 
-/// Requests that a batch holds at most.
+/// The maximum number of requests in a batch.
 const MAX_BATCH: u32 = 64;
 
-/// What a send queue was created for.
+/// The limits that a send queue was created with.
 #[derive(Clone, Copy)]
 pub(crate) struct SendLimits {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
-    /// The device signals every request.
+    /// Whether the device signals every request.
     pub(crate) signal_all: bool,
     pub(crate) capabilities: Capabilities,
-    /// Bytes that a datagram can have.
+    /// The maximum length of a datagram, in bytes.
     pub(crate) max_message: u32,
 }
 
@@ -42,31 +42,31 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// The half of a queue pair that was just created (S1).
+    /// Creates the send half of a new queue pair (S1).
     pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<Handle<PdInner>>, limits: SendLimits) -> Self {
         let batch = attached.producer.depth().min(MAX_BATCH);
         Self { half: Half::new(raw, attached, pd, batch, limits.max_sge), limits }
     }
 
-    /// Requests that it holds.
+    /// The number of requests that the queue can hold.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.half.attached.producer.depth()
     }
 
-    /// How many requests can be posted now. It looks at as many slots of the queue.
+    /// The number of requests that can be posted now. The call checks that many slots of the queue.
     #[must_use]
     pub fn room(&self) -> u32 {
         self.half.attached.producer.room()
     }
 
-    /// Bytes that a request can carry inline.
+    /// The number of bytes that a request can carry inline.
     #[must_use]
     pub fn max_inline_data(&self) -> u32 {
         self.limits.max_inline
     }
 
-    /// [`QueuePair::post_send`](super::QueuePair::post_send).
+    /// Implements [`QueuePair::post_send`](super::QueuePair::post_send).
     #[inline]
     pub(super) fn post<T, O, L>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>>
     where
@@ -74,19 +74,19 @@ impl SendQueue {
         O: Operation<T>,
         L: Owned,
     {
-        // Should posting panic, the memory is leaked: the slot may have it.
+        // If posting panics, leak the memory: the slot may own it by then.
         let work = std::mem::ManuallyDrop::new(work);
-        // SAFETY: `settle` forgets the memory by `surrender`, or has it back after the slot was
-        // given up.
+        // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
+        // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Segments(&work.local)) };
         outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back)
     }
 
-    /// Posts a request whose memory `keep` keeps.
+    /// Posts a request whose memory `keep` keeps valid.
     ///
     /// # Safety
     ///
-    /// What `keep` puts into the slot is not used by the caller, unless the outcome is
+    /// The caller does not use the memory that `keep` puts into the slot, unless the outcome is
     /// [`Outcome::Returned`].
     #[inline(always)]
     pub(super) unsafe fn post_kept<T: Transport, O: Operation<T>, L: Local>(
@@ -95,16 +95,19 @@ impl SendQueue {
         keep: &impl Keep,
     ) -> Outcome {
         let run = self.half.attached.producer.run();
-        // SAFETY: the caller does not use what was kept; the slot is given up where it is returned.
+        // SAFETY: stage requires that the parked memory is used once: the caller does not use it
+        // (the contract of this function), and if it is returned, the slot was freed without using
+        // it.
         match unsafe { self.stage(0, run, work, keep) } {
-            // SAFETY: staged just now.
+            // SAFETY: submit_one requires that request 0 was staged last, with this `keep`: just
+            // done.
             Ok(run_after) => unsafe { self.half.submit_one(keep, run, run_after) },
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }
 
-    /// Stages request `at` of a chain, where `run` unsignaled ones come before. How many come
-    /// before the next.
+    /// Stages request `at` of a chain, with `run` unsignaled requests directly before it. Returns
+    /// the number of unsignaled requests directly before the next.
     ///
     /// # Safety
     ///
@@ -118,7 +121,7 @@ impl SendQueue {
         keep: &impl Keep,
     ) -> Result<u32, Refusal> {
         let Self { half, limits } = self;
-        // S2: what is only borrowed is copied.
+        // The provider copies inline data, which is only borrowed (S2).
         let flags = work.flags | L::INLINE;
         let asked = flags & SIGNALED != 0 || limits.signal_all;
         let forced = !asked && half.attached.producer.must_signal(run);
@@ -134,7 +137,8 @@ impl SendQueue {
                 if !work.local.is_open_to_writes() {
                     return Err(Refusal::NotSupported);
                 }
-                // siw reads as much as an earlier request's element says if a list is empty.
+                // If the list is empty, siw reads as many bytes as the list element of an earlier
+                // request says.
                 list.push_placeholder();
             }
             if let Some(address) = address {
@@ -148,17 +152,17 @@ impl SendQueue {
             wr.send_flags = if forced { flags | SIGNALED } else { flags };
             Ok(())
         };
-        // SAFETY: the caller's condition is the same.
+        // SAFETY: `Half::stage` has the same contract as this function.
         unsafe { half.stage(at, (&work.local, work.token), keep, fill, (info, address)) }?;
         Ok(if asked || forced { 0 } else { run + 1 })
     }
 
-    /// How long a datagram may be from now on.
+    /// Sets the maximum length of a datagram, in bytes.
     pub(super) fn set_max_message(&mut self, bytes: u32) {
         self.limits.max_message = bytes;
     }
 
-    /// How long a datagram may be.
+    /// The maximum length of a datagram, in bytes.
     pub(super) fn max_message(&self) -> u32 {
         self.limits.max_message
     }
