@@ -254,7 +254,7 @@ impl<W: WorkRequest> Half<W> {
             let is_same =
                 self.address.as_ref().is_some_and(|last| ptr::addr_eq(Arc::as_ptr(last), Arc::as_ptr(&address.inner)));
             if !is_same {
-                // A1.
+                // This request keeps the handle that earlier datagrams used (A1).
                 if let Some(earlier) = self.address.replace(address.inner.clone()) {
                     slot.set_keep_alive(earlier);
                     info = info.keeping();

@@ -1,4 +1,5 @@
-//! What a slot says of its request, in one word, so that the common case is recognised by one test.
+//! The information in a slot about its request, in one word, so that one test recognises the common
+//! case.
 
 use crate::types::Opcode;
 
@@ -10,31 +11,34 @@ const SCOPED: u64 = 1 << 47;
 const OPCODE_SHIFT: u32 = 48;
 const FORCED: u64 = 1 << 56;
 const DATAGRAM: u64 = 1 << 57;
-/// Bits above those that say how the request's memory comes back.
+/// The number of bits above those that describe how the request's memory comes back.
 const REST: u32 = 16;
 
-/// | bits | what |
+/// A description of a slot's request, in one word.
+///
+/// | bits | meaning |
 /// | --- | --- |
-/// | 0..16 | segments parked; none when scoped |
-/// | 16..46 | slots directly before this one that hold unsignaled requests (or failed ones), which this one's completion releases |
+/// | 0..16 | number of segments parked; 0 when scoped |
+/// | 16..46 | number of slots directly before this one whose unsignaled or failed requests this one's completion releases |
 /// | 46 | a keep-alive is parked (A1 of [`posting`](crate::qp::posting)) |
 /// | 47 | the memory is lent by a scope |
 /// | 48..56 | opcode |
-/// | 56 | the ring signaled it of its own accord |
+/// | 56 | the ring signaled the request although it was posted unsignaled |
 /// | 57 | a receive of a datagram queue pair |
 #[derive(Clone, Copy)]
 pub(crate) struct Info(u64);
 
 #[allow(clippy::cast_possible_truncation, reason = "fields are cut out of the word")]
 impl Info {
-    /// A run is shorter than a ring, which has at most 2^16 slots. A slot has room for no more
+    /// A description of a request with `run` unsignaled requests before it and `count` segments. A
+    /// run is shorter than a ring, which has at most 2^16 slots. A slot has room for no more
     /// segments than a list has elements, which is less than 2^16.
     #[inline(always)]
     pub(crate) const fn new(run: u32, count: usize, opcode: Opcode) -> Self {
         Self((run as u64) << RUN_SHIFT | count as u64 & COUNT | (opcode as u64) << OPCODE_SHIFT)
     }
 
-    /// With so many segments, where none were set.
+    /// Sets the number of segments, which must be 0 before.
     #[inline(always)]
     pub(crate) const fn with_count(self, count: usize) -> Self {
         Self(self.0 | count as u64 & COUNT)
@@ -55,7 +59,7 @@ impl Info {
         Self(self.0 | KEEPING)
     }
 
-    /// The same, once the keep-alive has been taken out.
+    /// The same information without the keep-alive, after that was taken out.
     #[inline]
     pub(crate) const fn without_keep_alive(self) -> Self {
         Self(self.0 & !KEEPING)
@@ -66,19 +70,19 @@ impl Info {
         Self(if datagram { self.0 | DATAGRAM } else { self.0 })
     }
 
-    /// One segment, and nothing else to do.
+    /// Whether the request has one segment, and no run, keep-alive or scope.
     #[inline(always)]
     pub(crate) const fn is_single(self) -> bool {
         self.0 << REST == 1 << REST
     }
 
-    /// One segment or none, and nothing else to do.
+    /// Whether the request has at most one segment, and no run, keep-alive or scope.
     #[inline(always)]
     pub(crate) const fn is_at_most_single(self) -> bool {
         self.0 << REST <= 1 << REST
     }
 
-    /// No segment, and nothing else to do.
+    /// Whether the request has no segment, run, keep-alive or scope.
     #[inline(always)]
     pub(crate) const fn is_empty(self) -> bool {
         self.0 << REST == 0
@@ -132,8 +136,8 @@ mod tests {
                     assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
                     assert_eq!(info.is_at_most_single(), info.is_single() || info.is_empty());
                     assert!(!info.is_keeping() && !info.is_datagram());
-                    // Where it came from changes nothing for the memory; a keep-alive is
-                    // something else to do.
+                    // The datagram bit changes nothing for the memory; a keep-alive must be taken
+                    // out too.
                     let datagram = info.datagram(true);
                     assert_eq!((datagram.is_single(), datagram.is_empty()), (info.is_single(), info.is_empty()));
                     let keeping = datagram.keeping();

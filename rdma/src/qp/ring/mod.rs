@@ -1,22 +1,22 @@
-//! The ring of what a send or receive queue has in flight.
+//! The ring of the requests that a send or receive queue has in flight.
 //!
-//! Each queue owns one ring. A slot holds what one posted request parked (its segments, its token)
-//! until its completion gives it back. The `wr_id` of a request names its slot and the use of it,
-//! so the poller finds the slot without a lock or a table of requests, and a completion that names
-//! no current use releases nothing.
+//! Each queue owns one ring. A slot holds the parts that one posted request parked (its segments
+//! and its token) until its completion returns them. The `wr_id` of a request names its slot and
+//! the use of the slot. So the poller finds the slot without a lock or a table of requests, and a
+//! completion that names no current use releases nothing.
 //!
 //! # Invariants
 //!
-//! * **R1.** A slot's contents are touched only by whom its [`State`] names: the producer while it
-//!   is free, the claimer while it is claimed, nobody while it is parked.
+//! * **R1.** Only the thread that the slot's [`State`] names accesses its contents: the producer
+//!   while the slot is free, the claimer while it is claimed, no thread while it is parked.
 //! * **R2.** A ring has one producer at a time: the holder of its [`Producer`], through `&mut`.
-//! * **R3.** While a slot is parked or claimed, its `count` first segments (or its scope) are
-//!   initialised, and its keep-alive if it is `keeping`. Whoever claims it takes each out
-//!   once, and only then frees the slot.
-//! * **R4.** A ring is never freed: producers, pollers and claims may point to it for as long as
-//!   they like.
+//! * **R3.** While a slot is parked or claimed, its first `count` segments (or its sink) are
+//!   initialised, and its keep-alive is if the slot is `keeping`. The claimer takes each out once,
+//!   and only then frees the slot.
+//! * **R4.** A ring is never freed: producers, pollers and claims may point to it without a time
+//!   limit.
 //! * **R5.** A pair (slot, lap) is used once: the producer never goes back, not even after a failed
-//!   post, and a ring that is handed to another queue pair goes on with the next lap.
+//!   post, and a ring that is given to another queue pair continues with the next lap.
 
 mod info;
 mod producer;
@@ -44,12 +44,13 @@ use rdma_sys::ibv_wc_status;
 use crate::mr::Segment;
 use crate::types::Opcode;
 
-/// Slots that a ring has at most: a `wr_id` has 16 bits for them at most.
+/// The maximum number of slots of a ring: a `wr_id` has at most 16 bits for the slot.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
-/// Bits of a `wr_id` below the queue's number.
+/// The number of bits of a `wr_id` below the queue's number.
 const USE_BITS: u32 = 44;
-/// The topmost of them: set for a request with a sink, so that whoever fetches its completion need
-/// not touch the slot. Below it the lap, and the slot in as many bits as the ring needs.
+/// The topmost of these bits, set for a request with a sink, so that the thread that fetches its
+/// completion need not access the slot. The lap lies below it, and below the lap the slot, in as
+/// many bits as the ring needs.
 const SINK: u64 = 1 << (USE_BITS - 1);
 
 /// Whether the completion goes to a [`Sink`], and not to a poller.
@@ -58,61 +59,66 @@ pub(crate) fn has_sink(wr_id: u64) -> bool {
     wr_id & SINK != 0
 }
 
-/// What a slot parks first: a segment of its own, or the sink of a request whose memory is lent.
+/// The first thing that a slot parks: a segment that the slot owns, or the sink of a request whose
+/// memory is lent.
 union First {
     segment: ManuallyDrop<Segment>,
     sink: ManuallyDrop<Arc<dyn Sink>>,
 }
 
-/// What a request in flight needs besides its memory: an address handle today. Only dropped.
+/// An object that a request in flight needs besides its memory: at present an address handle. It is
+/// only ever dropped.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 struct Entry {
     token: u64,
     info: Info,
     first: MaybeUninit<First>,
-    /// Initialised if the info says so.
+    /// Initialised if `info` is `keeping`.
     keep_alive: MaybeUninit<KeepAlive>,
 }
 
-/// One line of cache: posting and polling a request of one segment touches nothing else of the
-/// ring.
+/// A slot, in one cache line: posting and polling a request of one segment accesses nothing else of
+/// the ring.
 #[repr(align(64))]
 pub(crate) struct Slot {
     entry: UnsafeCell<Entry>,
     state: State,
 }
 
-/// Where the segments after a slot's first lie.
+/// A place for one of the segments after a slot's first.
 type Extra = UnsafeCell<MaybeUninit<Segment>>;
 
 pub(crate) struct Ring {
     slots: Box<[Slot]>,
-    /// `extra_each` per slot.
+    /// The segments after the first, `extra_each` per slot.
     extra: Box<[Extra]>,
     extra_each: usize,
-    /// Slots that the present queue uses: its depth. Set before the first slot is parked.
+    /// The number of slots that the present queue uses: its depth. Set before the first slot is
+    /// parked.
     wrap: AtomicU32,
     /// The lap after the last that was used, for the next queue that gets this ring.
     resume: AtomicU64,
-    /// Bits that the slot takes of a `wr_id`; the lap has the rest.
+    /// The number of bits of a `wr_id` for the slot; the lap has the rest.
     index_bits: u32,
-    /// These bits.
+    /// The mask of these bits.
     index_mask: u64,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
-// SAFETY: what is shared is the state words, which are atomic, and the contents, which R1 gives to
-// one thread at a time. The contents (segments, scopes) are Send.
+// SAFETY: moving a ring to another thread is sound: its state words are atomic, and its contents
+// (segments, sinks, keep-alives) are Send and accessed by one thread at a time (R1).
 unsafe impl Send for Ring {}
-// SAFETY: `&Ring` gives access to the state words, which are atomic, and to contents by R1 only.
+// SAFETY: sharing a ring is sound: `&Ring` gives access to the state words, which are atomic, and
+// to contents under R1 only.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// Slots, and segments after each slot's first, of a ring for such a queue.
+    /// The shape of a ring for such a queue: the number of slots, and of segments after each slot's
+    /// first.
     fn shape(depth: u32, segments_each: u32) -> (usize, usize) {
-        // A power of two, so that any `wr_id` names a slot, by masking.
+        // A power of two, so that masking any `wr_id` yields a slot.
         (depth.next_power_of_two() as usize, segments_each.saturating_sub(1) as usize)
     }
 
@@ -131,20 +137,20 @@ impl Ring {
             extra: (0..slots * extra_each).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
             extra_each,
             wrap: AtomicU32::new(0),
-            // Another one for each queue: what a faulty provider makes of a `wr_id` is hardly
-            // another queue's.
+            // Each queue starts at another lap, so that a `wr_id` that a faulty provider made up is
+            // unlikely to name a request of another queue.
             resume: AtomicU64::new(u64::from(queue).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16),
             index_bits: slots.trailing_zeros(),
             index_mask: slots as u64 - 1,
         }
     }
 
-    /// Whether nothing is in flight, nor held by a poller.
+    /// Whether no request is in flight and no poller holds a slot.
     fn is_free(&self) -> bool {
         self.slots.iter().all(|slot| slot.state.is_free())
     }
 
-    /// Where segment `at` of slot `index` lies. Touching it is subject to R1.
+    /// The address of segment `at` of slot `index`. Access is subject to R1.
     #[inline]
     fn segment(&self, index: u32, at: usize) -> *mut Segment {
         if at == 0 {
@@ -154,7 +160,7 @@ impl Ring {
         }
     }
 
-    /// How many laps a `wr_id` tells apart, less one.
+    /// The mask of a lap: the number of laps that a `wr_id` can name, less one.
     #[inline]
     fn lap_mask(&self) -> u64 {
         (SINK - 1) >> self.index_bits
@@ -173,7 +179,7 @@ impl Ring {
         (wr_id & self.index_mask) as u32
     }
 
-    /// The lap that a `wr_id` names; its queue does not matter.
+    /// The lap that a `wr_id` names; the queue's number is masked out.
     #[inline]
     fn lap_of(&self, wr_id: u64) -> Lap {
         Lap::from_count(wr_id >> self.index_bits, self.lap_mask())
@@ -186,19 +192,21 @@ impl Ring {
 }
 
 impl Slot {
-    /// Claims one use of the slot; if that is not in flight, it is refused.
+    /// Claims the use of the slot that `wr_id` names; `None` if that use is not in flight.
     #[inline(always)]
     fn grab(&self, wr_id: u64) -> Option<Grabbed> {
         if self.state.claim(parked_word(wr_id)) { Some(Grabbed { slot: NonNull::from(self) }) } else { None }
     }
 
-    /// Where the first segment lies. Touching it is subject to R1.
+    /// The address of the first segment. Access is subject to R1.
     #[inline]
     fn first(&self) -> *mut Segment {
         let entry = self.entry.get();
-        // SAFETY: only an address inside the entry is computed, nothing is read.
+        // SAFETY: `&raw mut` requires a pointer into an allocation: the entry's. Only an address is
+        // computed, nothing is read.
         let first = unsafe { &raw mut (*entry).first }.cast::<First>();
-        // SAFETY: only an address inside the union is computed, nothing is read.
+        // SAFETY: `&raw mut` requires a pointer into an allocation: the union's. Only an address is
+        // computed, nothing is read.
         unsafe { &raw mut (*first).segment }.cast::<Segment>()
     }
 }
@@ -208,19 +216,21 @@ impl Slot {
     ///
     /// # Safety
     ///
-    /// The slot is the caller's by R1, and holds a handle that is not moved out again (R3).
+    /// The caller may access the slot (R1). The slot holds a keep-alive that is not moved out again
+    /// (R3).
     #[inline]
     unsafe fn read_keep_alive(&self) -> KeepAlive {
         let entry = self.entry.get();
         // SAFETY: only an address inside the entry is computed.
         let place = unsafe { &raw const (*entry).keep_alive };
-        // SAFETY: it is initialised, and not moved out again: this function's contract (R3).
+        // SAFETY: the read requires an initialised value that is moved out once: the contract of
+        // this function (R3).
         unsafe { place.cast::<KeepAlive>().read() }
     }
 }
 
-/// A slot that was just claimed, to be made into what fits its request. It must be: it frees
-/// nothing by itself.
+/// A slot that was just claimed. The caller must convert or release it, because dropping it does
+/// not free the slot.
 #[must_use]
 #[derive(Clone, Copy)]
 pub(crate) struct Grabbed {
@@ -228,45 +238,47 @@ pub(crate) struct Grabbed {
 }
 
 impl Grabbed {
-    /// The request's token, and what else the slot says of it.
+    /// The request's token and description.
     #[inline(always)]
     pub(crate) fn read(&self) -> (u64, Info) {
         // SAFETY: R4.
         let entry = unsafe { self.slot.as_ref() }.entry.get();
-        // SAFETY: R1: we are the claimer. The entry is initialised from the ring's creation on.
+        // SAFETY: the reference requires an initialised entry that no thread writes: this thread is
+        // the claimer (R1), and the entry is initialised from the ring's creation on.
         let entry = unsafe { &*entry };
         (entry.token, entry.info)
     }
 
-    /// For a request with [one segment](Info::is_single).
+    /// Converts a slot whose request has [one segment](Info::is_single).
     #[inline(always)]
     pub(crate) fn into_single(self) -> Single {
         Single { slot: self.slot }
     }
 
-    /// For a request [without](Info::is_empty): the slot is free.
+    /// Frees the slot of a request that is [empty](Info::is_empty).
     #[inline(always)]
     pub(crate) fn release(self) {
         // SAFETY: R4.
         unsafe { self.slot.as_ref() }.state.release();
     }
 
-    /// Takes the keep-alive out of an [keeping](Info::is_keeping) slot.
+    /// Takes the keep-alive out of a [keeping](Info::is_keeping) slot.
     ///
     /// # Safety
     ///
-    /// It is one, this is called once, and what follows is [`into_single`](Self::into_single) or
-    /// [`release`](Self::release): they do not look for the handle.
+    /// The slot is keeping, this is called once, and the caller then calls
+    /// [`into_single`](Self::into_single) or [`release`](Self::release), which do not take the
+    /// keep-alive again.
     #[inline]
     pub(crate) unsafe fn take_keep_alive(&self) -> KeepAlive {
         // SAFETY: R4.
         let slot = unsafe { self.slot.as_ref() };
-        // SAFETY: `read_keep_alive` wants a slot that is ours (R1: we are the claimer) and a handle
-        // that is taken once: this function's contract.
+        // SAFETY: read_keep_alive requires a slot that this thread may access (R1: it is the
+        // claimer) and a keep-alive that is taken once: the contract of this function.
         unsafe { slot.read_keep_alive() }
     }
 
-    /// For any request.
+    /// Converts the slot of any request.
     fn into_claimed(self, ring: NonNull<Ring>, wr_id: u64) -> Claimed {
         let (token, info) = self.read();
         Claimed {
@@ -283,10 +295,10 @@ impl Grabbed {
     }
 }
 
-/// A ring that a poller found last: most completions are of the same queue as those before.
+/// The ring that a poller found last: most completions belong to the same queue as the one before.
 ///
-/// Invariant **K1**: the ring is the table's entry for the queue (R4); it is none's at first.
-/// `slots` are the ring's, `mask + 1` of them.
+/// Invariant **K1**: once a ring was found, `ring` is the table's entry for `queue` (R4), and
+/// `slots` are the ring's, `mask + 1` of them. Before that, `queue` is a number that no queue has.
 pub(crate) struct Cached {
     queue: u64,
     mask: u64,
@@ -294,7 +306,7 @@ pub(crate) struct Cached {
     ring: NonNull<Ring>,
 }
 
-// SAFETY: a reference to a ring, which is Sync.
+// SAFETY: moving it to another thread is sound: it only refers to a ring, which is Sync.
 unsafe impl Send for Cached {}
 
 impl Cached {
@@ -304,18 +316,20 @@ impl Cached {
     }
 }
 
-/// A claimed slot with one segment and no other duties. Dropping it drops the segment.
+/// A claimed slot with one segment and no run, scope or keep-alive. Dropping it drops the segment
+/// and frees the slot.
 pub(crate) struct Single {
     slot: NonNull<Slot>,
 }
 
-// SAFETY: as for Claimed.
+// SAFETY: moving it to another thread is sound: it is exclusive access to one slot of a ring that
+// is Sync, the slot's contents are Send, and the ring is never freed (R4).
 unsafe impl Send for Single {}
-// SAFETY: `&Single` gives `&Segment`, which is Sync.
+// SAFETY: sharing it is sound: `&Single` gives `&Segment`, which is Sync.
 unsafe impl Sync for Single {}
 
 impl Single {
-    /// One that stands for nothing: it has no slot, and must only be dropped.
+    /// A placeholder without a slot, which must only be dropped.
     pub(crate) fn none() -> Self {
         Self { slot: NonNull::dangling() }
     }
@@ -326,24 +340,27 @@ impl Single {
         unsafe { self.slot.as_ref() }
     }
 
-    /// The segment, to look at.
+    /// The segment, without taking it.
     #[inline]
     pub(crate) fn segment(&self) -> &Segment {
         let segment = self.slot().first();
-        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment, which is not taken before
-        // `self` is gone.
+        // SAFETY: the reference requires an initialised segment that no thread writes: this thread
+        // has claimed the slot (R1), and it has one segment (R3), which is not taken while `self`
+        // is borrowed.
         unsafe { &*segment }
     }
 
-    /// The segment. The slot is free afterwards.
+    /// Takes the segment and frees the slot.
     #[inline]
     pub(crate) fn take(self) -> Segment {
         let this = ManuallyDrop::new(self);
         let first = this.slot().first();
-        // SAFETY: R1: the slot is claimed, by us; R3: it has one segment. Field by field, so that
-        // it need not go through memory.
+        // SAFETY: the reference requires an initialised segment that no thread writes: this thread
+        // has claimed the slot (R1), and it has one segment (R3). It is copied field by field, so
+        // that the compiler can keep it in registers.
         let &Segment { ref region, pointer, len } = unsafe { &*first };
-        // SAFETY: valid for reads; `this` is not dropped, so that it is moved out once.
+        // SAFETY: ptr::read requires an initialised value that is moved out once: the segment is
+        // initialised (R3), and `this` is not dropped.
         let region = unsafe { ptr::read(region) };
         let segment = Segment { region, pointer, len };
         this.slot().state.release();
@@ -356,22 +373,22 @@ impl Drop for Single {
         if self.slot == NonNull::dangling() {
             return;
         }
-        // SAFETY: R1 and R3: the slot is claimed and has one segment, which is moved out once:
-        // `self` ends here.
+        // SAFETY: the read requires an initialised segment that is moved out once: the slot is
+        // claimed (R1) and has one segment (R3), and `self` ends here.
         let segment = unsafe { self.slot().first().read() };
-        // Before the segment is dropped, which may panic.
+        // Released before the segment is dropped, because that may panic.
         self.slot().state.release();
         drop(segment);
     }
 }
 
-/// A claimed slot: what a request parked, on its way back. Dropping it drops what was not taken,
-/// and frees the slot.
+/// A claimed slot of any request. Dropping it drops the parts that were not taken, and frees the
+/// slot.
 pub(crate) struct Claimed {
     ring: NonNull<Ring>,
     wr_id: u64,
     pub(crate) token: u64,
-    /// Unsignaled requests before this one that may still be parked.
+    /// The number of slots before this one whose unsignaled requests may still be parked.
     run: u32,
     count: u16,
     taken: u16,
@@ -380,10 +397,11 @@ pub(crate) struct Claimed {
     keeping: bool,
 }
 
-// SAFETY: a claim is exclusive access to one slot of a ring that is Sync, and its contents are
-// Send. R4 is for whoever holds it.
+// SAFETY: moving a claim to another thread is sound: it is exclusive access to one slot of a ring
+// that is Sync, the slot's contents are Send, and the ring is never freed (R4).
 unsafe impl Send for Claimed {}
-// SAFETY: nothing is reachable through `&Claimed` but copies of plain fields.
+// SAFETY: sharing a claim is sound: `&Claimed` gives access to copies of plain fields and to
+// `&Segment`, which is Sync.
 unsafe impl Sync for Claimed {}
 
 impl Claimed {
@@ -398,19 +416,20 @@ impl Claimed {
         self.ring().slot_of(self.wr_id)
     }
 
-    /// The next segment, to look at.
+    /// The next segment, without taking it.
     #[inline]
     pub(crate) fn peek(&self) -> Option<&Segment> {
         if self.taken == self.count {
             return None;
         }
         let segment = self.ring().segment(self.index(), usize::from(self.taken));
-        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised. The
-        // borrow of `self` keeps `take` away from it.
+        // SAFETY: the reference requires an initialised segment that no thread writes: this thread
+        // is the claimer (R1), and segments from `taken` to `count` are initialised (R3). The
+        // borrow of `self` prevents `take`.
         Some(unsafe { &*segment })
     }
 
-    /// The next segment.
+    /// Takes the next segment.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Segment> {
         if self.taken == self.count {
@@ -418,19 +437,20 @@ impl Claimed {
         }
         let segment = self.ring().segment(self.index(), usize::from(self.taken));
         self.taken += 1;
-        // SAFETY: R1: we are the claimer; R3: segments from `taken` to `count` are initialised;
-        // `taken` has moved on, so that it is moved out once.
+        // SAFETY: the read requires an initialised segment that is moved out once: this thread is
+        // the claimer (R1), segments from `taken` to `count` were initialised (R3), and `taken` has
+        // moved past this one.
         Some(unsafe { segment.read() })
     }
 
-    /// Claims the oldest unsignaled request that this one's completion releases and that is still
-    /// parked.
+    /// Claims the oldest unsignaled request that this request's completion releases and that is
+    /// still parked.
     #[inline]
     pub(crate) fn next_unsignaled(&mut self) -> Option<Self> {
         while self.run > 0 {
             let back = self.run;
             self.run -= 1;
-            // A run is shorter than the ring, so the way back passes its start once at most.
+            // A run is shorter than the ring, so going back passes the ring's start at most once.
             let (ring, lap) = (self.ring(), self.ring().lap_of(self.wr_id));
             let (index, lap) = match self.index().checked_sub(back) {
                 Some(index) => (index, lap),
@@ -441,11 +461,11 @@ impl Claimed {
             };
             let queue = self.wr_id & u64::MAX << USE_BITS;
             let name = queue | ring.name(index, lap);
-            // One with a sink was posted signaled, and lies here if its post failed in an unknown
-            // way.
+            // A request with a sink was posted signaled. It is in the run only if its post failed
+            // without the provider reporting which requests it accepted.
             let claimed = ring.claim(name).or_else(|| ring.claim(name | SINK));
             if let Some(mut claimed) = claimed {
-                // Its own run is part of ours.
+                // The earlier request's run is part of this one's.
                 claimed.run = 0;
                 return Some(claimed);
             }
@@ -453,13 +473,13 @@ impl Claimed {
         None
     }
 
-    /// Whether nothing is left to hand out, so that the slot may be freed at once.
+    /// Whether nothing is left to take, so that the slot may be freed at once.
     #[inline]
     pub(crate) fn is_exhausted(&self) -> bool {
         self.taken == self.count && self.run == 0 && !self.scoped && !self.keeping
     }
 
-    /// Where the request's completion goes.
+    /// Takes the sink that receives the request's completion, if there is one.
     fn take_sink(&mut self) -> Option<Arc<dyn Sink>> {
         if !std::mem::take(&mut self.scoped) {
             return None;
@@ -467,23 +487,24 @@ impl Claimed {
         let first = self.ring().segment(self.index(), 0).cast::<First>();
         // SAFETY: only an address inside the entry is computed.
         let sink = unsafe { &raw const (*first).sink };
-        // SAFETY: R1 and R3: the slot is claimed and `scoped`, so it holds an initialised sink;
-        // `scoped` was cleared, so that it is moved out once.
+        // SAFETY: the read requires an initialised sink that is moved out once: the slot is claimed
+        // (R1) and `scoped`, so it holds one (R3), and `scoped` was cleared.
         Some(ManuallyDrop::into_inner(unsafe { sink.read() }))
     }
 
-    /// The keep-alive that the request keeps.
+    /// Takes the request's keep-alive, if there is one.
     pub(crate) fn take_keep_alive(&mut self) -> Option<KeepAlive> {
         if !std::mem::take(&mut self.keeping) {
             return None;
         }
         let slot = &self.ring().slots[self.index() as usize];
-        // SAFETY: R1 and R3: the slot is claimed and `keeping`, so it holds an initialised
-        // handle; `keeping` was cleared, so that it is moved out once.
+        // SAFETY: read_keep_alive requires a slot that this thread may access, with a keep-alive
+        // that is moved out once: the slot is claimed (R1) and `keeping`, so it holds one (R3), and
+        // `keeping` was cleared.
         Some(unsafe { slot.read_keep_alive() })
     }
 
-    /// Frees the slot without dropping the segments: the caller of a failed post still has them.
+    /// Frees the slot without dropping the segments, which the caller of a failed post still owns.
     pub(crate) fn forget_segments(mut self) {
         self.taken = self.count;
         if let Some(sink) = self.take_sink() {
@@ -491,7 +512,7 @@ impl Claimed {
         }
     }
 
-    /// Frees the slot, and then tells the request's sink, if it has one, how the request ended.
+    /// Frees the slot, and then tells the request's sink, if there is one, how the request ended.
     pub(crate) fn finish(mut self, status: ibv_wc_status, vendor_error: u32) {
         let sink = self.take_sink();
         let mut panics = Panics::default();
@@ -515,15 +536,16 @@ impl Drop for Claimed {
 }
 
 impl Claimed {
-    /// Runs the drops of users' owners. What they panic with is returned when everything is given
-    /// up: slots that were skipped would block the queue for ever.
+    /// Drops everything that is left. Drops of caller-supplied owners may panic. The panic is
+    /// returned after everything has been dropped: a slot that was skipped would block the queue
+    /// for ever.
     #[cold]
     fn drop_rest(&mut self) -> Option<Box<dyn Any + Send>> {
         if let Some(sink) = self.take_sink() {
-            // Released with its queue pair, or by a later completion.
+            // The request ended with its queue pair, or a later completion releases it.
             sink.finished(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, 0);
         }
-        // Destroying a handle may log, and a subscriber may panic.
+        // Destroying an address handle may log, and a log subscriber may panic.
         let keep_alive = self.take_keep_alive();
         let mut panic = catch_unwind(AssertUnwindSafe(|| drop(keep_alive))).err();
         while let Some(earlier) = self.next_unsignaled() {

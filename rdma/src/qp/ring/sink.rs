@@ -1,13 +1,13 @@
-//! Where a completion goes that is no poller's.
+//! The destination of completions that go to no poller.
 
 use rdma_sys::ibv_wc_status;
 
-/// Takes the completions of requests that name it, from whatever poller fetches them. It lies
-/// outside of the ring, so that a slow receiver keeps no slot.
+/// Receives the completions of the requests that name it, from any poller that fetches them. A sink
+/// lies outside the ring, so that a slow receiver occupies no slot.
 pub(crate) trait Sink: Send + Sync {
-    /// A request has ended: the device has let go of its memory.
+    /// A request has ended: the device no longer accesses its memory.
     fn finished(&self, status: ibv_wc_status, vendor_error: u32);
 
-    /// A request was not taken by the device, and is the caller's again.
+    /// The device did not accept a request: the caller owns its memory again.
     fn abandoned(&self);
 }

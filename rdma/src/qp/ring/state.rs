@@ -1,18 +1,18 @@
-//! The state word of one slot: who may touch the slot's contents.
+//! The state word of one slot, which tells who may access the slot's contents.
 //!
-//! | state | who may touch the contents | who moves it on, and how |
+//! | state | may access the contents | changes the state |
 //! | --- | --- | --- |
-//! | `FREE` | the producer (whoever holds the queue exclusively) | the producer, by a store |
-//! | `PARKED` | nobody: the device owns what the slot holds | whoever wins the exchange to `CLAIMED` |
+//! | `FREE` | the producer (the exclusive holder of the queue) | the producer, by a store |
+//! | `PARKED` | no thread: the device owns the contents | the thread that wins the exchange to `CLAIMED` |
 //! | `CLAIMED` | the claimer | the claimer, by a store to `FREE` |
 //!
-//! The word of a slot in flight is `wr_id << 2 | state`. A `wr_id` is the queue, the lap and the
-//! slot. The lap counts how often the producer has come round the ring, and the producer visits
-//! each slot once a lap, so no `wr_id` of a ring is used twice, and a completion can only claim the
-//! use it was made for. (The queue's topmost two bits are lost in the word: a ring belongs to one
-//! queue.) Lap and slot share 43 bits, so a completion would have to be kept (by a poller that has
-//! fetched it and is not used) for 2^43 requests of its queue to be taken for a newer one: a
-//! hundred days at a million a second. 32 bits would be minutes.
+//! The word of a slot in flight is `wr_id << 2 | state`. A `wr_id` consists of the queue, the lap
+//! and the slot. The lap counts how often the producer has passed through the ring, and the
+//! producer visits each slot once a lap. So no `wr_id` of a ring is used twice, and a completion
+//! can only claim the use that it was made for. (The shift drops the queue's topmost two bits:
+//! harmless, since a ring belongs to one queue.) Lap and slot share 43 bits. A stale completion,
+//! kept by a poller that has fetched it and is not used, would name a newer request only after 2^43
+//! requests of its queue: a hundred days at a million a second. With 32 bits it would be minutes.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,8 @@ const CLAIMED: u64 = 2;
 const STATE_MASK: u64 = 3;
 const ID_SHIFT: u32 = 2;
 
-/// How often the producer has come round the ring, modulo what a `wr_id` can carry: the mask of the
-/// functions here.
+/// The number of times that the producer has passed through the ring, modulo the range that a
+/// `wr_id` can hold. The functions take that range as a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lap(u64);
 
@@ -34,7 +34,7 @@ impl Lap {
     #[cfg(test)]
     pub(crate) const FIRST: Self = Self(0);
 
-    /// From a count that may have passed the mask.
+    /// A lap from a count that may exceed the mask.
     pub(crate) const fn from_count(count: u64, mask: u64) -> Self {
         Self(count & mask)
     }
@@ -54,13 +54,13 @@ impl Lap {
     }
 }
 
-/// The word of a slot that is in flight as `wr_id`.
+/// The state word of a slot that is in flight as `wr_id`.
 #[inline(always)]
 pub(crate) const fn parked_word(wr_id: u64) -> u64 {
     wr_id << ID_SHIFT | PARKED
 }
 
-/// The `wr_id` in a state word, but for its topmost bits.
+/// The `wr_id` in a state word, without its topmost bits.
 #[inline]
 pub(crate) const fn id_of_word(word: u64) -> u64 {
     word >> ID_SHIFT
@@ -82,32 +82,33 @@ impl State {
         self.0.load(Ordering::Acquire) & STATE_MASK == FREE
     }
 
-    /// Hands the contents over to the device, and to whoever claims them by this [`parked_word`].
-    /// Only the producer calls it, on a free slot.
+    /// Hands the contents over to the device, and to the thread that claims them by this
+    /// [`parked_word`]. Only the producer calls this, on a free slot.
     #[inline(always)]
     pub(crate) fn park(&self, parked_word: u64) {
         self.0.store(parked_word, Ordering::Release);
     }
 
-    /// Tries to become the claimer of the use that `parked_word` names. Fails if the slot is in any
-    /// other state.
+    /// Claims the use that `parked_word` names. Returns false if the slot is in any other state.
     #[inline]
     pub(crate) fn claim(&self, parked_word: u64) -> bool {
         if parked_word & STATE_MASK != PARKED {
             return false;
         }
         let claimed = parked_word ^ (PARKED | CLAIMED);
-        // Acquire: the producer's stores to the contents come first. The failure reads nothing.
+        // Acquire: the producer's stores to the contents come before the claimer's reads. A failed
+        // exchange accesses no contents, so it needs no ordering.
         self.0.compare_exchange(parked_word, claimed, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// The word if the slot is parked: for who reclaims a queue that the device has lost access to.
+    /// The state word if the slot is parked; used to reclaim a queue that the device no longer
+    /// accesses.
     pub(crate) fn parked(&self) -> Option<u64> {
         let word = self.0.load(Ordering::Relaxed);
         (word & STATE_MASK == PARKED).then_some(word)
     }
 
-    /// Gives the slot back to the producer. Only the claimer calls it, after its last access.
+    /// Returns the slot to the producer. Only the claimer calls this, after its last access.
     #[inline]
     pub(crate) fn release(&self) {
         self.0.store(FREE, Ordering::Release);
@@ -161,12 +162,14 @@ mod loom_tests {
         contents: UnsafeCell<u64>,
     }
 
-    // SAFETY: the contents are touched only by whom `State` names; loom checks exactly that.
+    // SAFETY: Sync requires that shared access is free of data races: the contents are accessed
+    // only by the thread that `State` names, and loom checks exactly that.
     unsafe impl Sync for Slot {}
 
     fn park(slot: &Slot, id: u64, value: u64) {
         assert!(slot.state.is_free());
-        // SAFETY: the slot is free and this is the only producer.
+        // SAFETY: the write requires exclusive access: the slot is free and this is the only
+        // producer.
         slot.contents.with_mut(|contents| unsafe { *contents = value });
         slot.state.park(parked_word(id));
     }
@@ -175,8 +178,8 @@ mod loom_tests {
         if !slot.state.claim(word) {
             return None;
         }
-        // SAFETY: we are the claimer. The write makes a reader that is not ordered after us a race
-        // that loom reports.
+        // SAFETY: the write requires exclusive access: this thread is the claimer. Because it
+        // writes, loom reports a race with any reader that is not ordered after it.
         let value = slot.contents.with_mut(|contents| unsafe { std::mem::replace(&mut *contents, 0) });
         slot.state.release();
         Some(value)
@@ -191,7 +194,7 @@ mod loom_tests {
             let poller = |slot: Arc<Slot>| thread::spawn(move || take(&slot, parked_word(id)));
             let first = poller(slot.clone());
             let second = poller(slot.clone());
-            // The reset, which takes whatever is parked.
+            // The reset claims any slot that is parked.
             let reset = slot.state.parked().and_then(|word| take(&slot, word));
             let taken = [first.join().unwrap(), second.join().unwrap(), reset];
             assert_eq!(taken.iter().flatten().collect::<Vec<_>>(), [&7]);

@@ -1,9 +1,9 @@
-//! Which ring a completion belongs to: all rings of the process, by the number that a `wr_id`
-//! names.
+//! The table of all rings of the process, by the queue number in a `wr_id`: it finds the ring of a
+//! completion.
 //!
-//! A number names a queue whatever completion queue reports on it, as shared receive queues need
-//! it. The table only grows: an entry, once set, stays, so that a poller reads it without a lock.
-//! The ring of a queue that was destroyed waits for the next queue of its shape.
+//! A number names a queue independently of the completion queue that reports on it, as shared
+//! receive queues require. The table only grows: an entry stays once it is set, so that a poller
+//! reads it without a lock. The ring of a destroyed queue is kept for the next queue of its shape.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -15,22 +15,23 @@ use super::{Cached, Claimed, Grabbed, MAX_SLOTS, Producer, Ring, USE_BITS};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 
-/// Entries of a chunk, and chunks: together as many queues as a `wr_id` tells apart.
+/// The number of entries of a chunk, and the number of chunks. Their product is the number of
+/// queues that a `wr_id` can name.
 const CHUNK: usize = 1 << ((64 - USE_BITS) / 2);
 type Chunk = [AtomicPtr<Ring>; CHUNK];
 
 static CHUNKS: [AtomicPtr<Chunk>; CHUNK] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNK];
-/// Numbers given so far; 0 is none's.
+/// The next queue number; no queue has the number 0.
 static QUEUES: AtomicU32 = AtomicU32::new(1);
 static IDLE: AtomicPtr<Idle> = AtomicPtr::new(ptr::null_mut());
 
-/// Slots, and segments after each slot's first.
+/// The number of slots, and of segments after each slot's first.
 type Shape = (usize, usize);
 
-/// The rings that nobody uses at present.
+/// The rings that no queue uses at present.
 struct Idle {
-    /// The process that they are for: a forked child begins anew, for another thread may have had
-    /// the lock.
+    /// Fork generation that may use the rings. A forked child starts with none, since another
+    /// thread of the parent may have held the lock.
     generation: u32,
     rings: Mutex<HashMap<Shape, Vec<u32>>>,
 }
@@ -39,13 +40,16 @@ impl Idle {
     fn get() -> &'static Self {
         loop {
             let current = IDLE.load(Ordering::Acquire);
-            // SAFETY: null or from `Box::into_raw` below, and never freed.
+            // SAFETY: as_ref requires null or a valid pointer: it is null, or from `Box::into_raw`
+            // below and never freed once another thread can see it.
             match unsafe { current.as_ref() } {
                 Some(idle) if idle.generation == fork::generation() => return idle,
                 _ => {
                     let new = Box::into_raw(Box::new(Self { generation: fork::generation(), rings: Mutex::default() }));
                     if IDLE.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                        // SAFETY: just made, and nobody has seen it.
+                        // SAFETY: Box::from_raw requires a pointer from a box that is freed once:
+                        // it was created above, and the exchange failed, so no other thread has
+                        // seen it.
                         drop(unsafe { Box::from_raw(new) });
                     }
                 }
@@ -54,19 +58,19 @@ impl Idle {
     }
 
     fn rings(&self) -> MutexGuard<'_, HashMap<Shape, Vec<u32>>> {
-        // Every change is complete before anything that could panic.
+        // Every change is complete before any call that could panic.
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A ring for a queue of `depth` requests of `segments_each` segments.
+/// Returns the producer of a ring for a queue of `depth` requests of `segments_each` segments.
 pub(crate) fn attach(depth: u32, segments_each: u32) -> Result<Producer> {
     if depth == 0 || depth > MAX_SLOTS {
         return Err(Error::new(Operation::CreateQp, ErrorKind::TooLong));
     }
     let shape = Ring::shape(depth, segments_each);
     let idle = Idle::get().rings().get_mut(&shape).and_then(|idle| {
-        // A poller may still hold a slot, or have been forgotten with one.
+        // Skip rings in which a poller still holds a slot, or was forgotten with one.
         let at = idle.iter().rposition(|&queue| ring(queue).is_some_and(Ring::is_free))?;
         Some(idle.swap_remove(at))
     });
@@ -77,12 +81,14 @@ pub(crate) fn attach(depth: u32, segments_each: u32) -> Result<Producer> {
     let ring = ring(queue).ok_or(Error::new(Operation::CreateQp, ErrorKind::Unknown))?;
     ring.wrap.store(depth, Ordering::Relaxed);
     let lap = Lap::from_count(ring.resume.load(Ordering::Relaxed), ring.lap_mask());
-    // SAFETY: R2: the queue was idle or new, and is neither any more; `depth` was checked, and the
-    // ring has that shape; R5: `resume` is the lap after the last one used.
+    // SAFETY: Producer::new requires a ring without another producer: the queue was idle or new,
+    // and is neither any more (R2). It requires a depth within the ring: `depth` was checked, and
+    // the ring has that shape. It requires an unused lap: `resume` is the lap after the last one
+    // used (R5).
     Ok(unsafe { Producer::new(NonNull::from(ring), queue, depth, lap) })
 }
 
-/// Takes a ring back in which nothing is parked.
+/// Returns a ring in which nothing is parked to the idle rings.
 pub(crate) fn detach(producer: &Producer) {
     producer.close();
     if let Some(ring) = ring(producer.queue()) {
@@ -100,12 +106,13 @@ fn add(shape: Shape) -> Result<u32> {
         let empty: Chunk = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNK];
         let new = Box::into_raw(Box::new(empty));
         if place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            // SAFETY: just made, and nobody has seen it.
+            // SAFETY: Box::from_raw requires a pointer from a box that is freed once: it was
+            // created above, and the exchange failed, so no other thread has seen it.
             drop(unsafe { Box::from_raw(new) });
         }
     }
     let ring = Box::into_raw(Box::new(Ring::new(shape, queue)));
-    // SAFETY: not null: set above; chunks are never freed.
+    // SAFETY: the reference requires a valid pointer: it was set above, and chunks are never freed.
     let chunk = unsafe { &*place.load(Ordering::Acquire) };
     chunk[queue as usize % CHUNK].store(ring, Ordering::Release);
     Ok(queue)
@@ -113,13 +120,14 @@ fn add(shape: Shape) -> Result<u32> {
 
 fn ring(queue: u32) -> Option<&'static Ring> {
     let chunk = CHUNKS[queue as usize / CHUNK].load(Ordering::Acquire);
-    // SAFETY: null or a chunk, which is never freed.
+    // SAFETY: as_ref requires null or a valid pointer: it is null or a chunk, which is never freed.
     let chunk = unsafe { chunk.as_ref() }?;
-    // SAFETY: null or a ring, which is never freed (R4).
+    // SAFETY: as_ref requires null or a valid pointer: it is null or a ring, which is never freed
+    // (R4).
     unsafe { chunk[queue as usize % CHUNK].load(Ordering::Acquire).as_ref() }
 }
 
-/// Claims what the request `wr_id` parked; `None` if that names no request in flight.
+/// Claims the slot of the request `wr_id`; `None` if `wr_id` names no request in flight.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the parts of the identifier are cut out of it")]
 pub(crate) fn grab(wr_id: u64, cached: &mut Cached) -> Option<Grabbed> {
@@ -127,9 +135,11 @@ pub(crate) fn grab(wr_id: u64, cached: &mut Cached) -> Option<Grabbed> {
     if queue != cached.queue {
         find(queue as u32, cached)?;
     }
-    // SAFETY: K1: masked, the index is that of one of the ring's slots.
+    // SAFETY: add requires an offset within the allocation: the masked index is that of one of the
+    // ring's slots (K1).
     let slot = unsafe { cached.slots.add((wr_id & cached.mask) as usize) };
-    // SAFETY: K1, R4.
+    // SAFETY: as_ref requires a valid slot: the slots are the ring's (K1), which is never freed
+    // (R4).
     unsafe { slot.as_ref() }.grab(wr_id)
 }
 
@@ -148,7 +158,7 @@ pub(crate) fn is_in_flight(wr_id: u64) -> bool {
         .is_some_and(|ring| ring.slots[ring.slot_of(wr_id) as usize].state.parked() == Some(parked_word(wr_id)))
 }
 
-/// What a grabbed request is in full.
+/// Converts a grabbed slot into the general form, [`Claimed`].
 pub(crate) fn claimed(grabbed: Grabbed, wr_id: u64, cached: &Cached) -> Claimed {
     grabbed.into_claimed(cached.ring, wr_id)
 }
