@@ -1,13 +1,13 @@
-//! Borrowed memory in flight: scopes.
+//! Scopes: requests on borrowed memory.
 //!
 //! # Invariants
 //!
 //! * **C1.** Memory that a scope's requests use is borrowed for `'env`, which outlives the scope's
-//!   call; the call does not return or unwind before the device has let go of it, or the process
-//!   ends.
-//! * **C2.** `Shared::outstanding` counts the scope's requests that the device may still work on:
-//!   up before a request is parked, down when its slot is claimed (completed, or released with the
-//!   queue pair).
+//!   call. The call does not return or unwind before the device no longer accesses the memory, or
+//!   the process ends.
+//! * **C2.** `Shared::outstanding` counts the scope's requests that the device may still work on.
+//!   The count goes up before a request is parked, and down when its slot is claimed (completed, or
+//!   released with the queue pair).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -30,13 +30,13 @@ use crate::error::{Error, ErrorKind, Operation as Verb, Result};
 use crate::mr::{LentSlice, LentSliceMut};
 use crate::types::{WcError, WcStatus};
 
-/// How long flushing may take once a scope's queue pair is in the error state.
+/// The time that flushing may take once a scope's queue pair is in the error state.
 const GRACE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(5) };
 
-/// What the requests of one scope share with who polls them.
+/// The state that one scope shares with the pollers of its requests.
 pub(crate) struct Shared {
     outstanding: AtomicUsize,
-    /// The first failure: status and vendor's code, with `FAILED`.
+    /// The first failure: status and vendor code, with the bit `FAILED`; 0 if there is none.
     failure: AtomicU64,
 }
 
@@ -47,14 +47,15 @@ impl Sink for Shared {
     fn finished(&self, status: ibv_wc_status, vendor_error: u32) {
         if status != ibv_wc_status::IBV_WC_SUCCESS {
             let failure = FAILED | u64::from(status.0 & 0x7fff_ffff) << 32 | u64::from(vendor_error);
-            // Only the first one counts.
+            // Only the first failure is kept.
             let _ = self.failure.compare_exchange(0, failure, Ordering::Relaxed, Ordering::Relaxed);
         }
-        // Release: whoever sees the count go to zero sees the claim that came before.
+        // Release: a thread that sees the count reach zero also sees the claim of the slot before
+        // it.
         self.outstanding.fetch_sub(1, Ordering::Release);
     }
 
-    /// One request was not taken by the device, and is the caller's again (C2).
+    /// The device did not accept one request: the caller owns its memory again (C2).
     fn abandoned(&self) {
         self.outstanding.fetch_sub(1, Ordering::Release);
     }
@@ -73,7 +74,8 @@ impl Shared {
     }
 }
 
-/// The scope keeps the memory, and the slot the scope.
+/// A keeper for borrowed memory: the scope keeps the memory valid, and the slot keeps the scope's
+/// state.
 impl Keep for Arc<Shared> {
     const SCOPED: bool = true;
 
@@ -95,7 +97,7 @@ impl<'env, L: Borrowed<'env>> Borrowed<'env> for Vec<L> {}
 impl<'env, A: Borrowed<'env>, B: Borrowed<'env>> Borrowed<'env> for (A, B) {}
 impl<'env> Borrowed<'env> for () {}
 
-/// Posts requests on memory that the caller only lends: [`QueuePair::scope`].
+/// Posts requests on borrowed memory. Created by [`QueuePair::scope`].
 ///
 /// # Examples
 ///
@@ -124,7 +126,7 @@ pub struct Scope<'scope, 'env: 'scope, T: Transport> {
     env: PhantomData<&'env mut &'env ()>,
 }
 
-/// How a scope ended.
+/// The error with which a scope ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScopeError {
@@ -152,21 +154,22 @@ debug_is_display!(ScopeError);
 impl std::error::Error for ScopeError {}
 
 impl<T: Transport> QueuePair<T> {
-    /// Posts requests that borrow the caller's buffers, and waits for all of them before it returns
-    /// or unwinds.
+    /// Runs `body`, which posts requests that borrow the caller's buffers, and waits for all these
+    /// requests before it returns or unwinds.
     ///
     /// `poller` must belong to the queue's completion queue. Completions of other requests that
-    /// arrive meanwhile are left to the pollers of that queue, of which there may be any number in
-    /// other threads. What was posted unsignaled before the scope is given up by its requests'
-    /// completions.
+    /// arrive meanwhile are left to that queue's pollers, which may be any number in other threads.
+    /// The memory of requests posted unsignaled before the scope is dropped when the scope's
+    /// requests complete.
     ///
-    /// When requests are unfinished after `timeout`, the queue pair is moved to the error state,
-    /// which flushes them; if that does not help it is destroyed, and is of no use any more. If
-    /// even that fails the device may still access borrowed memory, and the process is aborted.
+    /// If requests are unfinished after `timeout`, the queue pair is moved to the error state,
+    /// which flushes them. If they still do not finish, the queue pair is destroyed and cannot be
+    /// used any more. If even that fails, the device may still access borrowed memory, and the
+    /// process is aborted.
     ///
     /// # Errors
     ///
-    /// The first failure; with it, what `body` returned is lost.
+    /// The first failure of a request; the value that `body` returned is then lost.
     ///
     /// # Examples
     ///
@@ -197,17 +200,17 @@ impl<T: Transport> QueuePair<T> {
             deadline: now.checked_add(timeout).unwrap_or(now + Duration::from_secs(1 << 30)),
             env: PhantomData,
         };
-        // C1: whatever the body does, the requests are waited for here: the scope is ours, and it
-        // only borrowed it.
+        // This function waits for the requests whatever the body does: it owns the scope, and the
+        // body only borrows it (C1).
         let result = panic::catch_unwind(AssertUnwindSafe(|| body(&mut scope)));
-        // C1: nor does it unwind from here (an owner's drop may panic) with memory in flight.
+        // An owner's drop may panic here, and must not unwind with memory in flight (C1).
         let finished = panic::catch_unwind(AssertUnwindSafe(|| scope.finish()));
         if !scope.may_end() {
-            // Returning would give up memory that the device may still write.
+            // Returning would end the borrow of memory that the device may still write.
             process::abort();
         }
         let (finished, forced) = finished.unwrap_or_else(|payload| panic::resume_unwind(payload));
-        // Nothing is in flight any more: a subscriber may panic.
+        // Log only now, with nothing in flight: a log subscriber may panic.
         if forced {
             let qpn = scope.qp.qpn();
             tracing::warn!(qpn, "a scope's requests did not finish in time; its queue pair went to the error state");
@@ -220,7 +223,8 @@ impl<T: Transport> QueuePair<T> {
 }
 
 impl<'env, T: Transport> Scope<'_, 'env, T> {
-    /// Posts a request on lent memory. Its success is the scope's; there is no completion to poll.
+    /// Posts a request on lent memory. The scope succeeds only if the request does; there is no
+    /// completion to poll.
     ///
     /// # Errors
     ///
@@ -232,12 +236,13 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
             return Err(PostError::new(wrong, Some(work.local)));
         }
         let work = work.signaled(true);
-        // SAFETY: lent memory stays the caller's: the slot gets none of it.
+        // SAFETY: post_kept requires that the caller does not use memory that is parked in the
+        // slot: lent memory is not parked, so the caller keeps it.
         let outcome = unsafe { self.qp.send.post_kept::<T, O, L>(&work, &self.shared) };
         outcome.settle(work.local, drop, |local| local)
     }
 
-    /// Posts lent memory for a message. Its arrival is the scope's success.
+    /// Posts a receive into lent memory. The scope succeeds only if a message arrives.
     ///
     /// # Errors
     ///
@@ -248,23 +253,24 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         if !Arc::ptr_eq(&self.poller.cq, &self.qp.control.recv_cq) {
             return Err(PostError::new(wrong, Some(local)));
         }
-        // SAFETY: lent memory stays the caller's: the slot gets none of it.
+        // SAFETY: post_kept requires that the caller does not use memory that is parked in the
+        // slot: lent memory is not parked, so the caller keeps it.
         let outcome = unsafe { self.qp.recv.post_kept::<T, L>(&local, 0, &self.shared) };
         outcome.settle(local, drop, |local| local)
     }
 
-    /// The queue pair, to look at.
+    /// The queue pair, for inspection.
     #[must_use]
     pub fn queue_pair(&self) -> &QueuePair<T> {
         self.qp
     }
 
-    /// Waits until everything posted so far has finished. The memory stays borrowed until the scope
-    /// ends.
+    /// Waits until all requests posted so far have finished. The memory stays borrowed until the
+    /// scope ends.
     ///
     /// # Errors
     ///
-    /// The first failure so far, or the deadline.
+    /// The first failure so far, `TimedOut` at the deadline, or an error of polling.
     pub fn wait(&mut self) -> Result<(), ScopeError> {
         let polled = self.pump_until(self.deadline);
         if let Some(failure) = self.shared.failure() {
@@ -273,11 +279,12 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         if self.shared.is_done() { Ok(()) } else { Err(polled.err().map_or(ScopeError::TimedOut, ScopeError::Poll)) }
     }
 
-    /// Polls until all requests have ended, or the deadline.
+    /// Polls until all requests have ended, or until the deadline.
     fn pump_until(&mut self, deadline: Instant) -> Result<()> {
         let (mut idle, mut rounds) = (0_u32, 0_u32);
         while !self.shared.is_done() {
-            // Others' completions, or nonsense, may come for ever.
+            // Check the deadline while completions arrive too: a stream of other requests' or
+            // invalid completions must not extend it.
             rounds = rounds.wrapping_add(1);
             if rounds % 64 == 0 && Instant::now() >= deadline {
                 break;
@@ -296,31 +303,31 @@ impl<'env, T: Transport> Scope<'_, 'env, T> {
         Ok(())
     }
 
-    /// Whether the lent memory is free again (C1). In a forked child the device works on the
-    /// parent's memory, not on this process's copy.
+    /// Whether the device no longer accesses the lent memory (C1). In a forked child this is true:
+    /// the device works on the parent's memory, not on this process's copy.
     fn may_end(&self) -> bool {
         self.shared.is_done() || self.qp.control.context.is_forked()
     }
 
-    /// Waits for all requests, by all means (C1), and logs nothing before they have ended. True if
-    /// the queue pair had to be moved to the error state.
+    /// Ends all requests, by force if needed (C1), and logs nothing before they have ended. The
+    /// second value is true if the queue pair had to be moved to the error state.
     fn finish(&mut self) -> (Result<(), ScopeError>, bool) {
         let result = self.wait();
         if self.may_end() {
             return (result, false);
         }
-        // What fails here shows in the requests not finishing.
+        // An error here needs no handling: it shows in requests that do not finish.
         let _ = self.qp.set_error();
         let _ = self.pump_until(Instant::now() + GRACE);
         if self.shared.is_done() {
             return (result, true);
         }
-        // A destroy that succeeds releases what is parked, and so ends the requests.
+        // A successful destroy releases the parked slots, and so ends the requests.
         if let Err(error) = self.qp.destroy() {
             tracing::error!(%error, "the device keeps access to memory that was only lent to it; the process is aborted");
         }
-        // A slot that another thread's poller is just taking is not parked any more; it tells us in
-        // a moment.
+        // A slot that another thread's poller has just claimed is not parked any more; that poller
+        // tells the sink in a moment.
         let patience = Instant::now() + GRACE;
         while self.qp.control.is_destroyed() && !self.shared.is_done() && Instant::now() < patience {
             thread::yield_now();

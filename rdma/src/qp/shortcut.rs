@@ -1,4 +1,4 @@
-//! A queue pair with a completion queue of its own and receives in place, in two calls.
+//! Shortcuts: a queue pair with its own completion queue and poller, and a filled receive queue.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::pd::ProtectionDomain;
 
 impl<T: Transport> QpBuilder<T> {
-    /// Creates the queue pair together with a completion queue of its own, with room for all of its
-    /// requests and a channel to sleep on, and a poller for it.
+    /// Creates the queue pair together with its own completion queue and a poller for it. The
+    /// completion queue has room for all requests and a channel to sleep on.
     ///
     /// # Errors
     ///
@@ -40,15 +40,15 @@ impl<T: Transport> QpBuilder<T> {
 }
 
 impl<T: Transport> InitializedQueuePair<T> {
-    /// Fills the receive queue with buffers of `len` bytes, all of one new region, numbered from 0
-    /// on.
+    /// Fills the receive queue with buffers of `len` bytes, all from one new region, with tokens
+    /// from 0 on.
     ///
-    /// Of a datagram, the first 40 bytes are its header.
+    /// For datagrams, the first 40 bytes of each buffer receive the GRH.
     ///
     /// # Errors
     ///
-    /// `OutOfMemory` and the like if the region cannot be made; what the provider reports of a
-    /// post, after which the buffers posted before stay posted.
+    /// `OutOfMemory` or another error of allocating the region; any error that the provider reports
+    /// for a post. Buffers posted before the error stay posted.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recvs(&mut self, len: usize) -> Result<()> {
         let count = u64::from(self.qp.recv.depth());

@@ -1,13 +1,13 @@
-//! Why a change of state was refused. Providers answer every mistake with EINVAL; the table of
-//! `rdma-sys` names the attributes that are missing or not allowed.
+//! Explains why a change of state was refused. Providers report every mistake as EINVAL; the table
+//! in `rdma-sys` names the attributes that are missing or not allowed.
 
 use rdma_sys::{QpTransition, ibv_qp_state, ibv_qp_type};
 
 use crate::error::ErrorKind;
 use crate::types::{QpAttrMask as M, QpState};
 
-/// The attributes that are missing or not allowed; `None` if the mask is right, so that a value
-/// must be wrong.
+/// Returns the attributes that are missing or not allowed. `None` if the mask is right: then a
+/// value must be wrong.
 pub(super) fn explain(datagram: bool, from: QpState, to: Option<QpState>, mask: M) -> Option<ErrorKind> {
     let to = to.unwrap_or(from);
     let qp_type = if datagram { ibv_qp_type::IBV_QPT_UD } else { ibv_qp_type::IBV_QPT_RC };

@@ -221,7 +221,8 @@ impl Slot {
     #[inline]
     unsafe fn read_keep_alive(&self) -> KeepAlive {
         let entry = self.entry.get();
-        // SAFETY: only an address inside the entry is computed.
+        // SAFETY: `&raw` requires a pointer into an allocation: the entry's. Only an address is
+        // computed, nothing is read.
         let place = unsafe { &raw const (*entry).keep_alive };
         // SAFETY: the read requires an initialised value that is moved out once: the contract of
         // this function (R3).
@@ -241,7 +242,7 @@ impl Grabbed {
     /// The request's token and description.
     #[inline(always)]
     pub(crate) fn read(&self) -> (u64, Info) {
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid slot: `slot` is one of a ring, which is never freed (R4).
         let entry = unsafe { self.slot.as_ref() }.entry.get();
         // SAFETY: the reference requires an initialised entry that no thread writes: this thread is
         // the claimer (R1), and the entry is initialised from the ring's creation on.
@@ -258,7 +259,7 @@ impl Grabbed {
     /// Frees the slot of a request that is [empty](Info::is_empty).
     #[inline(always)]
     pub(crate) fn release(self) {
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid slot: `slot` is one of a ring, which is never freed (R4).
         unsafe { self.slot.as_ref() }.state.release();
     }
 
@@ -271,7 +272,7 @@ impl Grabbed {
     /// keep-alive again.
     #[inline]
     pub(crate) unsafe fn take_keep_alive(&self) -> KeepAlive {
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid slot: `slot` is one of a ring, which is never freed (R4).
         let slot = unsafe { self.slot.as_ref() };
         // SAFETY: read_keep_alive requires a slot that this thread may access (R1: it is the
         // claimer) and a keep-alive that is taken once: the contract of this function.
@@ -336,7 +337,8 @@ impl Single {
 
     #[inline]
     fn slot(&self) -> &Slot {
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid slot: only a placeholder has none, and that is only
+        // dropped. Other slots are in a ring, which is never freed (R4).
         unsafe { self.slot.as_ref() }
     }
 
@@ -407,7 +409,7 @@ unsafe impl Sync for Claimed {}
 impl Claimed {
     #[inline]
     fn ring(&self) -> &Ring {
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         unsafe { self.ring.as_ref() }
     }
 
@@ -485,7 +487,8 @@ impl Claimed {
             return None;
         }
         let first = self.ring().segment(self.index(), 0).cast::<First>();
-        // SAFETY: only an address inside the entry is computed.
+        // SAFETY: `&raw` requires a pointer into an allocation: the entry's. Only an address is
+        // computed, nothing is read.
         let sink = unsafe { &raw const (*first).sink };
         // SAFETY: the read requires an initialised sink that is moved out once: the slot is claimed
         // (R1) and `scoped`, so it holds one (R3), and `scoped` was cleared.

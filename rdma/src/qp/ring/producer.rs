@@ -1,4 +1,4 @@
-//! The end of a ring that posts.
+//! The producer: the end of a ring that posts.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -11,33 +11,36 @@ use super::state::{id_of_word, parked_word};
 use super::{Claimed, First, Info, KeepAlive, Lap, Ring, SINK, Sink, Slot, USE_BITS};
 use crate::mr::Segment;
 
-/// The one producer of a ring: it fills slots in order, and knows which requests have to be
+/// The only producer of a ring: it fills slots in order and decides which requests must be
 /// signaled.
 ///
-/// Invariant **P1**: `slots` are the ring's, and `end` lies `depth` after the first, `depth` being
-/// at most the ring's length. `head` is one of those before `end`, and `next_id` its `wr_id`.
+/// Invariant **P1**: `slots` are the ring's, and `end` lies `depth` slots after the first; `depth`
+/// is at most the ring's length. `head` is one of the slots before `end`, and `next_id` is its
+/// `wr_id`.
 pub(crate) struct Producer {
     slots: NonNull<Slot>,
     head: NonNull<Slot>,
     end: NonNull<Slot>,
     next_id: u64,
     depth: u32,
-    /// Slots before the head that hold unsignaled requests which no signaled one follows yet.
+    /// The number of slots directly before the head that hold unsignaled requests, so that no
+    /// signaled request follows them yet.
     run: u32,
     ring: NonNull<Ring>,
-    /// The queue's number, where `wr_id` has it.
+    /// The queue's number, shifted to its place in a `wr_id`.
     queue_bits: u64,
     lap: Lap,
 }
 
-// SAFETY: a producer is exclusive access to the free slots of a ring that is Sync (R2); R4 is for
-// whoever holds it.
+// SAFETY: moving a producer to another thread is sound: it is exclusive access to the free slots of
+// a ring that is Sync (R2), and the ring is never freed (R4).
 unsafe impl Send for Producer {}
-// SAFETY: `&Producer` gives nothing but copies of plain fields.
+// SAFETY: sharing a producer is sound: `&Producer` gives access to copies of plain fields and to
+// the ring, which is Sync.
 unsafe impl Sync for Producer {}
 
 /// A free slot at or after the head, for the producer to fill.
-// Public only because it stands in a hidden method of a sealed trait.
+// Public only because a hidden method of a sealed trait takes it.
 #[allow(missing_debug_implementations, reason = "nobody can name it")]
 pub struct Vacant<'a> {
     slot: &'a Slot,
@@ -45,7 +48,7 @@ pub struct Vacant<'a> {
     ring: NonNull<Ring>,
 }
 
-/// A use of a slot.
+/// One use of a slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Staged {
     wr_id: u64,
@@ -54,14 +57,15 @@ pub(crate) struct Staged {
 impl Producer {
     /// # Safety
     ///
-    /// The ring has no other producer (R2), `depth` is at least 1 and at most its length, and `lap`
-    /// was never used on it (R5).
+    /// The ring has no other producer (R2), `depth` is at least 1 and at most the ring's length,
+    /// and `lap` was never used on the ring (R5).
     pub(super) unsafe fn new(ring: NonNull<Ring>, queue: u32, depth: u32, lap: Lap) -> Self {
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let slots = unsafe { ring.as_ref() }.slots.as_ptr().cast_mut();
-        // SAFETY: a ring has at least one slot.
+        // SAFETY: new_unchecked requires a pointer that is not null: it comes from a slice.
         let slots = unsafe { NonNull::new_unchecked(slots) };
-        // SAFETY: within the slots, or just behind them: `depth` is at most their number.
+        // SAFETY: add requires an offset within the slots or just past them: `depth` is at most
+        // their number (the contract of this function).
         let end = unsafe { slots.add(depth as usize) };
         let queue_bits = u64::from(queue) << USE_BITS;
         let mut this = Self { slots, head: slots, end, next_id: 0, depth, run: 0, ring, queue_bits, lap };
@@ -69,7 +73,7 @@ impl Producer {
         this
     }
 
-    /// Goes to the start of the ring.
+    /// Moves the head to the start of the ring, for lap `lap`.
     fn start(&mut self, lap: Lap) {
         self.head = self.slots;
         self.lap = lap;
@@ -82,7 +86,7 @@ impl Producer {
 
     #[inline]
     fn ring(&self) -> &Ring {
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         unsafe { self.ring.as_ref() }
     }
 
@@ -91,14 +95,14 @@ impl Producer {
     }
 
     pub(super) fn queue(&self) -> u32 {
-        // The number was shifted there from 32 bits.
+        // The number has at most 32 bits: `new` shifted it to its place from a u32.
         (self.queue_bits >> USE_BITS) as u32
     }
 
     /// The head's index.
     fn head(&self) -> u32 {
         let bytes = self.head.addr().get() - self.slots.addr().get();
-        // Less than `depth` (P1).
+        // The index is less than `depth` (P1).
         u32::try_from(bytes / size_of::<Slot>()).unwrap_or(0)
     }
 
@@ -107,15 +111,17 @@ impl Producer {
         if index >= self.depth { (index - self.depth, self.next_lap()) } else { (index, self.lap) }
     }
 
-    /// The slot at the head, if it is free.
+    /// Returns the slot at the head, if it is free.
     #[inline(always)]
     pub(crate) fn vacant(&mut self) -> Option<Vacant<'_>> {
-        // SAFETY: P1, R4.
+        // SAFETY: as_ref requires a valid slot: the head is a slot of the ring (P1), which is never
+        // freed (R4).
         let slot = unsafe { self.head.as_ref() };
         slot.state.is_free().then_some(Vacant { slot, wr_id: self.next_id, ring: self.ring })
     }
 
-    /// The slot `ahead` places after the head, if it is free. `ahead` is less than the depth.
+    /// Returns the slot `ahead` places after the head, if it is free. `ahead` is less than the
+    /// depth.
     pub(crate) fn vacant_after(&mut self, ahead: u32) -> Option<Vacant<'_>> {
         let (index, lap) = self.place(ahead);
         let wr_id = self.queue_bits | self.ring().name(index, lap);
@@ -124,30 +130,32 @@ impl Producer {
         slot.state.is_free().then_some(Vacant { slot, wr_id, ring })
     }
 
-    /// How many slots from the head on are free: as many requests can be posted now.
+    /// The number of consecutive free slots from the head on: as many requests can be posted now.
     pub(crate) fn room(&self) -> u32 {
         let is_free = |&ahead: &u32| self.ring().slots[self.place(ahead).0 as usize].state.is_free();
         (0..self.depth).take_while(is_free).map(|_| 1).sum()
     }
 
-    /// Whether the request after `run` others that were not signaled must be: half a ring of them
-    /// is enough to make the poller free slots before the producer runs out.
+    /// Whether the request after `run` unsignaled requests must be signaled. Half a ring of
+    /// unsignaled requests is the limit, so that the poller frees slots before the producer runs
+    /// out.
     #[inline]
     pub(crate) fn must_signal(&self, run: u32) -> bool {
         run + 1 >= self.depth.div_ceil(2)
     }
 
-    /// Unsignaled requests since the last signaled one.
+    /// The number of unsignaled requests since the last signaled one.
     #[inline]
     pub(crate) fn run(&self) -> u32 {
         self.run
     }
 
-    /// Moves the head past a slot that was parked, or given up (R5: never back).
+    /// Moves the head past a slot that was parked or skipped (R5: never back).
     #[inline(always)]
     pub(crate) fn advance(&mut self, run: u32) {
         self.run = run;
-        // SAFETY: P1: not behind `end`.
+        // SAFETY: add requires a result within the slots or just past them: the head was before
+        // `end` (P1).
         self.head = unsafe { self.head.add(1) };
         self.next_id = self.next_id.wrapping_add(1);
         if self.head == self.end {
@@ -173,18 +181,18 @@ impl Producer {
         let mask = self.ring().lap_mask();
         let (head, lap) = (self.head(), Lap::from_count(self.lap.count().wrapping_add(laps), mask));
         self.start(lap);
-        // SAFETY: P1: where it was.
+        // SAFETY: add requires a result within the slots: it is the earlier head (P1).
         self.head = unsafe { self.slots.add(head as usize) };
         self.next_id += u64::from(head);
     }
 
-    /// The use of the slot `ahead` places after the head.
+    /// The next use of the slot `ahead` places after the head.
     pub(crate) fn staged(&self, ahead: u32) -> Staged {
         let (index, lap) = self.place(ahead);
         Staged { wr_id: self.queue_bits | self.ring().name(index, lap) }
     }
 
-    /// The use `ahead` places after another.
+    /// The use of the slot `ahead` places after `first`.
     pub(crate) fn after(&self, first: Staged, ahead: u32) -> Staged {
         let (index, lap) = (self.ring().slot_of(first.wr_id), self.ring().lap_of(first.wr_id));
         let (index, lap) = match (index + ahead).checked_sub(self.depth) {
@@ -194,26 +202,27 @@ impl Producer {
         Staged { wr_id: self.queue_bits | self.ring().name(index, lap) }
     }
 
-    /// Hands over the slot at the head (R3).
+    /// Parks the slot at the head (R3).
     ///
     /// # Safety
     ///
-    /// It is free, and [`Vacant::describe`] was called, with as many segments as were written, or
-    /// as scoped, with `set_sink`, if `has_sink`; and as keeping if, and only if, `set_keep_alive`
-    /// was called.
+    /// The slot is free, and [`Vacant::describe`] was called on it. The description has the number
+    /// of segments that were written. It is scoped if, and only if, `has_sink` is true and
+    /// `set_sink` was called. It is keeping if, and only if, `set_keep_alive` was called.
     #[inline(always)]
     pub(crate) unsafe fn park_head(&mut self, has_sink: bool) -> Staged {
         let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };
-        // SAFETY: P1, R4.
+        // SAFETY: as_ref requires a valid slot: the head is a slot of the ring (P1), which is never
+        // freed (R4).
         unsafe { self.head.as_ref() }.state.park(parked_word(wr_id));
         Staged { wr_id }
     }
 
-    /// Hands over the `count` slots from the head on.
+    /// Parks the `count` slots from the head on.
     ///
     /// # Safety
     ///
-    /// They are as [`park_head`](Self::park_head) wants the one, without sinks.
+    /// Each slot meets the contract of [`park_head`](Self::park_head), without a sink.
     pub(crate) unsafe fn park(&mut self, count: u32) {
         for ahead in 0..count {
             let Staged { wr_id } = self.staged(ahead);
@@ -221,14 +230,15 @@ impl Producer {
         }
     }
 
-    /// Drops what was put into the `count` slots after the head. The head stays: the device has not
-    /// seen these uses. `restore` gets the first of their keep-alives.
+    /// Drops the contents of the `count` slots from the head on. The head stays: the device has not
+    /// seen these uses. `restore` receives the first of their keep-alives.
     ///
     /// # Safety
     ///
     /// As for [`park`](Self::park).
     pub(crate) unsafe fn discard(&mut self, count: u32, restore: &mut Option<KeepAlive>) {
-        // SAFETY: `park` wants the slots free, and written: so does this function.
+        // SAFETY: park requires free slots that are written and described: the contract of this
+        // function.
         unsafe { self.park(count) };
         let mut first = true;
         let mut panics = Panics::default();
@@ -245,12 +255,12 @@ impl Producer {
         panics.resume();
     }
 
-    /// Corrects how many unsignaled requests and holes lie before the head.
+    /// Sets the number of unsignaled requests and holes directly before the head.
     pub(crate) fn set_run(&mut self, run: u32) {
         self.run = run.min(self.depth - 1);
     }
 
-    /// Claims back a request that the device did not take, or that it has lost.
+    /// Claims a request that the device did not accept or no longer accesses.
     pub(crate) fn take_back(&self, Staged { wr_id }: Staged) -> Option<Claimed> {
         let mut claimed = self.ring().claim(wr_id)?;
         // The run stays with the queue: the next signaled completion releases it.
@@ -258,8 +268,8 @@ impl Producer {
         Some(claimed)
     }
 
-    /// Releases everything that is parked: the device is known to have lost access to it. What a
-    /// poller holds at this moment it releases itself. Segments are dropped here, under no lock.
+    /// Releases all parked slots; the device must have lost access to them. Slots that a poller has
+    /// claimed at this moment are released by the poller. Segments are dropped here, under no lock.
     pub(crate) fn reclaim(&mut self) {
         let mut panics = Panics::default();
         for index in 0..self.depth {
@@ -273,7 +283,7 @@ impl Producer {
         panics.resume();
     }
 
-    /// How many slots are parked.
+    /// The number of parked slots.
     pub(crate) fn parked(&self) -> usize {
         self.ring().slots.iter().filter(|slot| slot.state.parked().is_some()).count()
     }
@@ -283,8 +293,8 @@ impl Producer {
     }
 }
 
-/// What users' drops panic with, kept until everything is given up: slots that were skipped would
-/// block the queue for ever.
+/// The last panic of a caller-supplied drop, kept until everything has been dropped: a slot that
+/// was skipped would block the queue for ever.
 #[derive(Default)]
 pub(super) struct Panics(Option<Box<dyn Any + Send>>);
 
@@ -303,50 +313,54 @@ impl Panics {
 }
 
 impl Vacant<'_> {
-    /// The `wr_id` under which the slot is going to be in flight.
+    /// The `wr_id` under which the slot will be in flight.
     #[inline(always)]
     pub(crate) fn wr_id(&self) -> u64 {
         self.wr_id
     }
 
-    /// Where the request's segment `at` goes; only to be written, and only while this slot is free.
+    /// The place of the request's segment `at`. It may only be written, and only while this slot is
+    /// free.
     #[inline(always)]
     pub(crate) fn segment(&mut self, at: usize) -> *mut Segment {
         if at == 0 {
             return self.slot.first();
         }
-        // SAFETY: R4.
+        // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let ring = unsafe { self.ring.as_ref() };
         ring.segment(ring.slot_of(self.wr_id), at)
     }
 
-    /// Fills in the rest. Nothing is handed over yet.
+    /// Writes the token and the description. The slot stays free.
     #[inline(always)]
     pub(crate) fn describe(&mut self, token: u64, info: Info) {
         let entry = self.slot.entry.get();
-        // SAFETY: R1: the slot is free and we are its producer (R2). An entry is initialised from
-        // the ring's creation on, but for its first segment, which is MaybeUninit.
+        // SAFETY: the reference requires an initialised entry that no other thread accesses: the
+        // slot is free (R1) and this is its only producer (R2). An entry is initialised from the
+        // ring's creation on, except its first segment and keep-alive, which are MaybeUninit.
         let entry = unsafe { &mut *entry };
         entry.token = token;
         entry.info = info;
     }
 
-    /// Puts a sink where the first segment would be: the request's memory is lent.
+    /// Writes a sink in place of the first segment, for a request whose memory is lent.
     pub(crate) fn set_sink(&mut self, sink: Arc<dyn Sink>) {
         let first = self.slot.first().cast::<First>();
-        // SAFETY: R1: the slot is free and we are its producer (R2); the place is the union's.
+        // SAFETY: the write requires a valid place that no other thread accesses: the slot is free
+        // (R1), this is its only producer (R2), and the place is the union's.
         unsafe { first.write(First { sink: ManuallyDrop::new(sink) }) };
         self.wr_id |= SINK;
     }
 
-    /// Puts a keep-alive beside the request's memory.
+    /// Writes a keep-alive beside the request's memory.
     #[inline]
     pub(crate) fn set_keep_alive(&mut self, keep_alive: KeepAlive) {
         let entry = self.slot.entry.get();
-        // SAFETY: only an address inside the entry is computed.
+        // SAFETY: `&raw` requires a pointer into an allocation: the entry's. Only an address is
+        // computed, nothing is read.
         let place = unsafe { &raw mut (*entry).keep_alive };
-        // SAFETY: R1: the slot is free and we are its producer (R2). What lay there was moved out
-        // or is leaked.
+        // SAFETY: the write requires a valid place that no other thread accesses: the slot is free
+        // (R1) and this is its only producer (R2). The old value was moved out or is leaked.
         unsafe { place.cast::<KeepAlive>().write(keep_alive) };
     }
 }
