@@ -80,7 +80,7 @@ impl Keep for Arc<Shared> {
     const SCOPED: bool = true;
 
     unsafe fn park(&self, slot: &mut Vacant<'_>) -> usize {
-        // C2.
+        // The request is counted before it is parked (C2).
         self.outstanding.fetch_add(1, Ordering::Relaxed);
         slot.set_sink(Self::clone(self));
         0

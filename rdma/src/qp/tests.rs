@@ -55,7 +55,7 @@ fn the_path_takes_the_smaller_of_everything() {
     let bench = Bench::new();
     let qp = bench.prepared().init(&InitOptions::new().port(2).gid_index(1).psn(5)).unwrap();
     assert_eq!(qp.endpoint().psn, 5);
-    // Stop between RTR and RTS to see what RTR got.
+    // Stop between RTR and RTS to inspect the attributes of RTR.
     testing::fail("modify_qp", 0);
     testing::fail("modify_qp", libc::ETIMEDOUT);
     let failed = qp.connect(&peer(), &ConnectOptions::new().mtu(Mtu::MTU_4096)).unwrap_err();
@@ -87,7 +87,7 @@ fn bad_ports_and_gids_give_the_queue_pair_back() {
     assert_eq!(failed.error.kind(), ErrorKind::NotFound);
     let failed = failed.object.init(&InitOptions::new().gid_index(77)).unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::NotFound);
-    // Index 3 is empty.
+    // The GID at index 3 is empty.
     let failed = failed.object.init(&InitOptions::new().gid_index(3)).unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::NotFound);
     assert!(!testing::calls().contains(&"modify_qp"));
@@ -166,7 +166,7 @@ fn a_failed_creation_leaves_nothing_behind() {
         let error = bench.pd.queue_pair().cq(&bench.cq).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     }
-    // The room in the completion queue was given back each time.
+    // Each failed creation freed its room in the completion queue.
     let _qp = bench.prepared();
     assert_eq!(bench.context.device_attr().max_cqe(), 4096);
 }

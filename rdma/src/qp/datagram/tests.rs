@@ -51,7 +51,7 @@ fn bring_up_needs_no_peer() {
     assert_eq!((qp.state().unwrap(), qp.port().unwrap(), qp.max_message()), (QpState::RTS, 2, 1024));
     assert_eq!(qp.query().unwrap().as_raw().sq_psn, 9);
     assert_eq!(qp.endpoint().unwrap(), endpoint);
-    // Again, from the start.
+    // Bring the queue pair up again, from the start.
     let qp = qp.reset().unwrap().init(&DatagramOptions::new(0x99)).unwrap().reset().unwrap();
     assert_eq!(qp.init(&DatagramOptions::new(0x99)).unwrap().endpoint().unwrap().qkey, 0x99);
 }
@@ -81,13 +81,13 @@ fn attributes_changed_by_hand_are_followed() {
     assert_eq!((qp.max_message(), qp.endpoint().unwrap().qkey), (1024, 7));
     qp.modify(&QpAttr::new().qkey(8)).unwrap();
     assert_eq!(qp.endpoint().unwrap().qkey, 8);
-    // Bound to nothing, or to a port that does not answer.
+    // The queue pair is bound to no port, or to a port that does not answer.
     qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
     assert_eq!((qp.max_message(), qp.port().unwrap_err().kind()), (4096, ErrorKind::InvalidInput));
     qp.modify(&QpAttr::to(QpState::INIT).port(2).pkey_index(0).qkey(7)).unwrap();
     qp.modify(&QpAttr::to(QpState::INIT).port(1)).unwrap();
     assert_eq!((qp.max_message(), qp.endpoint().unwrap_err().kind()), (4096, ErrorKind::InvalidInput));
-    // What the connection manager does.
+    // Initialise with attributes, as the connection manager does.
     let attr = QpAttr::to(QpState::INIT).port(2).pkey_index(0).qkey(0x0123_4567);
     let attr = QpAttr::from_raw(*attr.as_raw(), attr.mask());
     let qp = bench.prepared().init_with(&attr).unwrap();
@@ -149,12 +149,12 @@ fn a_receive_has_room_for_the_header() {
     assert_eq!(refused.kind(), ErrorKind::OutOfBounds);
     assert_eq!(qp.post_recv((), 0).unwrap_err().kind(), ErrorKind::OutOfBounds);
     qp.post_recv(bench.pd.allocate(40).unwrap(), 0).unwrap();
-    // On a connection there is none.
+    // A connected queue pair has no such limit.
     let mut qp = bench.pd.queue_pair().cq(&bench.cq).build().unwrap().init(&InitOptions::new()).unwrap();
     qp.post_recv(bench.pd.allocate(1).unwrap(), 0).unwrap();
 }
 
-/// A completion of the receive that was posted last.
+/// Adds a completion of the receive that was posted last.
 fn arrive(bench: &Bench, qp: &QueuePair<Ud>, byte_len: u32, flags: u32) {
     let wr_id = testing::posted(qp.as_raw()).last().unwrap().wr_id;
     let opcode = ibv_wc_opcode::IBV_WC_RECV;
@@ -185,8 +185,8 @@ fn a_datagram_is_the_payload_and_where_it_came_from() {
     assert_eq!(&datagram[..], b"hello");
     assert_eq!((datagram.source().qpn, datagram.source().lid), (0x77, Lid(3)));
     assert_eq!(datagram.source().grh.unwrap().source_gid().to_string(), "fe80::9");
-    // To our best GID: the index is known. To another: the library looks for it. To a group: the
-    // best one again.
+    // A datagram to the local best GID: the index is known. To another GID: the library looks the
+    // index up. To a group: the best GID again.
     assert_eq!(qp.answer(datagram.source()).unwrap().path().route.unwrap().source_index, 2);
     assert!(!testing::calls().contains(&"init_ah_from_wc"));
     let to = |gid: &str| {
@@ -200,7 +200,7 @@ fn a_datagram_is_the_payload_and_where_it_came_from() {
 
     let memory = datagram.into_buffer();
     assert_eq!(memory.len(), 100);
-    // Without the flag there is no header, whatever lies there.
+    // Without the flag there is no GRH, whatever the bytes are.
     qp.post_recv(memory, 5).unwrap();
     arrive(&bench, &qp, 40, 0);
     let datagram = next(&mut poller).take_datagram().unwrap();
@@ -225,21 +225,21 @@ fn pieces_and_other_requests_are_told_apart() {
     let builder = bench.pd.datagram_queue_pair().cq(&bench.cq).max_recv_sge(2);
     let mut qp = builder.build().unwrap().init(&DatagramOptions::new(1)).unwrap().ready().unwrap();
     let flag = ibv_wc_flags::IBV_WC_GRH.0;
-    // A header of its own.
+    // The GRH has its own segment.
     qp.post_recv([bench.pd.allocate(40).unwrap(), bench.pd.allocate(8).unwrap()], 0).unwrap();
     arrive(&bench, &qp, 44, flag);
     let mut completion = next(&mut poller);
     assert!(completion.source().unwrap().grh.is_some());
     assert_eq!(completion.take_datagram().unwrap().len(), 0);
     assert_eq!(completion.take_buffer().unwrap().len(), 8);
-    // Cut in the header: it cannot be read.
+    // The first segment is shorter than the GRH, which cannot be read then.
     qp.post_recv([bench.pd.allocate(39).unwrap(), bench.pd.allocate(8).unwrap()], 0).unwrap();
     arrive(&bench, &qp, 44, flag);
     let mut completion = next(&mut poller);
     assert_eq!(completion.source().unwrap().grh, None);
     assert!(completion.take_datagram().is_none());
     assert_eq!(completion.take_buffer().unwrap().len(), 39);
-    // Exposed memory.
+    // The memory is exposed.
     let region = bench.pd.allocate_exposed(64, RemoteAccess::WRITE).unwrap();
     qp.post_recv(region.slice(..).unwrap(), 0).unwrap();
     arrive(&bench, &qp, 44, flag);
@@ -247,7 +247,7 @@ fn pieces_and_other_requests_are_told_apart() {
     assert!(completion.source().unwrap().grh.is_some());
     assert!(completion.take_datagram().is_none());
     assert!(completion.take_exposed().is_some());
-    // A send is no datagram received.
+    // A send's completion is no received datagram.
     qp.post_send(op::Send::new(bench.pd.allocate(64).unwrap()).to(&bench.address(), 5, 6)).unwrap();
     arrive(&bench, &qp, 64, flag);
     let mut completion = next(&mut poller);
@@ -266,7 +266,7 @@ fn a_queue_pair_leaves_its_groups_before_it_is_destroyed() {
     let context = qp.context();
     qp.close().unwrap();
     assert_eq!(testing::live("qp"), 0);
-    // Nothing is done to a queue pair that is gone, and nothing of it is kept.
+    // Detaching does nothing to a queue pair that is gone, and keeps nothing of it alive.
     let calls = testing::calls();
     held.detach().unwrap();
     assert_eq!(testing::calls(), calls);
@@ -302,7 +302,7 @@ fn a_queue_pair_that_cannot_leave_a_group_is_not_destroyed_and_leaks() {
     fail("detach_mcast", libc::EIO);
     drop(qp);
     assert_eq!(testing::live("qp"), 1);
-    // The leaked queue pair is still there to be detached from.
+    // The leaked queue pair still exists, so it can be detached.
     held.detach().unwrap();
     drop(bench);
     assert_eq!((testing::live("qp"), testing::live("pd"), testing::live("cq")), (1, 1, 1));

@@ -1,5 +1,5 @@
-//! What hostile but safe code may do while a request is posted or given up: panic where ours calls
-//! it.
+//! Hostile but safe code while a request is posted or dropped: caller code that panics when the
+//! crate calls it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +36,7 @@ impl tracing::Subscriber for Panics {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Runs `f`, in which an event is logged, to the subscriber's panic.
+/// Runs `f`, which logs an event, until the subscriber's panic.
 pub(super) fn panics<R>(f: impl FnOnce() -> R) {
     let result = tracing::subscriber::with_default(Panics, || catch_unwind(AssertUnwindSafe(f)));
     assert!(result.is_err(), "nothing was logged");
@@ -48,7 +48,7 @@ fn a_panic_while_a_failed_post_is_logged_leaves_the_memory_in_flight_and_with_no
     let buffers = [rig.buffer(16), rig.buffer(16)];
     fail_post(1, libc::EIO, BadWr::Null);
     panics(|| rig.qp.post_send(op::Send::new(buffers).token(1)));
-    // The device may have taken it: it is still registered, and parked once.
+    // The device may have accepted the request: its memory is still registered, and parked once.
     assert_eq!(regions(), 2);
     rig.flush(0);
     assert_eq!(rig.next(), Some((1, 2, vec![])));
@@ -99,7 +99,8 @@ impl Drop for Bomb {
     }
 }
 
-// SAFETY: the box is taken apart and put together as `Box<[u8]>` is.
+// SAFETY: MemoryOwner requires that the memory stays valid and is released once: into_parts and
+// from_parts are those of `Box<[u8]>`.
 unsafe impl MemoryOwner for Bomb {
     type Placement = crate::Host;
     type Parts = ();
@@ -111,7 +112,8 @@ unsafe impl MemoryOwner for Bomb {
     }
 
     unsafe fn from_parts(address: NonNull<u8>, len: usize, (): ()) -> Self {
-        // SAFETY: from_parts wants what into_parts of such a box returned: so does this function.
+        // SAFETY: Box::from_parts requires parts that into_parts of such a box returned: the
+        // contract of this function.
         Self(unsafe { Box::from_parts(address, len, ()) })
     }
 }
@@ -130,7 +132,8 @@ fn an_owner_that_panics_when_it_is_given_up_does_not_block_the_queue() {
         rig.qp.post_send(op::Send::new(bomb).token(round)).unwrap();
         rig.succeed(start + 3);
         assert_eq!(rig.poller.poll().unwrap().unwrap().token(), round);
-        // What was not taken of the completion is given up now, all bombs with it.
+        // The next poll drops the memory that was not taken from the completion, and all owners
+        // that panic with it.
         let panic = catch_unwind(AssertUnwindSafe(|| rig.poller.poll().map(|found| found.is_some())));
         assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"the owner's"));
         assert_eq!(regions(), 0, "round {round}");
@@ -196,7 +199,7 @@ fn a_scope_keeps_its_deadline_while_completions_that_are_not_its_own_never_end()
 
 #[test]
 fn a_late_completion_in_a_pollers_hands_is_not_taken_for_a_newer_use() {
-    // One slot: it comes round fastest.
+    // A ring of one slot comes round fastest.
     let context = testing::context();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(64).unwrap();
@@ -207,10 +210,11 @@ fn a_late_completion_in_a_pollers_hands_is_not_taken_for_a_newer_use() {
     for posted in testing::posted(qp.as_raw()) {
         testing::complete(cq.as_raw(), wc(posted.wr_id, ibv_wc_status::IBV_WC_SUCCESS, 1));
     }
-    // It has fetched both, and keeps the second while the queue pair is reset and goes on.
+    // The poller has fetched both, and holds the second while the queue pair is reset and
+    // continues.
     assert_eq!(late.poll().unwrap().unwrap().token(), 1);
     qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
-    // A few minutes of one request after the other.
+    // As after minutes of requests, one after the other.
     for rounds in [1_u64 << 30, 1 << 32, 1 << 40] {
         let next = qp.send.next_wr_id().unwrap();
         qp.send.skip_laps(rounds - 1);

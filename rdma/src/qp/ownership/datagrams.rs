@@ -1,4 +1,4 @@
-//! How long an address handle lives: at least as long as a request that names it is in flight.
+//! Address handles live at least as long as a request that names them is in flight.
 
 use super::*;
 use crate::ah::AddressHandle;
@@ -12,7 +12,7 @@ struct Post {
     cq: CompletionQueue,
     poller: Poller,
     qp: QueuePair<Ud>,
-    /// Requests that have completed: those before it in the order of posting.
+    /// The number of completed requests, in the order of posting.
     completed: usize,
 }
 
@@ -40,8 +40,8 @@ impl Post {
         testing::posted(self.qp.as_raw())
     }
 
-    /// Completes everything up to and with request `at`, as a device does: in order, successes of
-    /// the signaled ones.
+    /// Completes all requests up to and including request `at`, as a device does: in order, with a
+    /// completion for each signaled one.
     fn complete(&mut self, at: usize) {
         for posted in &self.posted()[self.completed..=at] {
             if is_signaled(posted) {
@@ -56,7 +56,7 @@ impl Post {
         while self.poller.poll().unwrap().is_some() {}
     }
 
-    /// Every request that has not ended has its handle.
+    /// Checks that every request that has not ended still has its handle.
     fn check(&self) {
         let live = live_handles();
         for (at, posted) in self.posted().iter().enumerate().skip(self.completed) {
@@ -278,7 +278,7 @@ fn a_panic_while_a_batchs_handle_is_given_up_blocks_nothing() {
     post.check();
 }
 
-/// Numbers that are different everywhere.
+/// A pseudorandom sequence of numbers.
 struct Random(u64);
 
 impl Random {

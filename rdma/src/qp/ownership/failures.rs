@@ -16,7 +16,7 @@ fn a_request_that_was_not_taken_comes_back() {
     let buffer = error.into_memory().unwrap();
     assert_eq!(&buffer[..3], b"abc");
     assert_eq!(rig.qp.state().unwrap(), QpState::RTS);
-    // The unsignaled request before it is released by the next one that is signaled.
+    // The next signaled request releases the unsignaled one before it.
     rig.qp.post_send(op::Send::new(buffer).token(3)).unwrap();
     rig.succeed(1);
     assert_eq!(rig.next(), Some((3, 1, vec![1])));
@@ -131,7 +131,7 @@ fn a_batch_is_posted_at_once_and_in_order() {
     assert_eq!(calls(), before + 1);
     let lengths: Vec<_> = rig.posted().iter().map(|posted| posted.sges[0].length).collect();
     assert_eq!(lengths, [1, 2, 3, 4, 8]);
-    // Half of the ring may be unsignaled; the fourth was signaled by force.
+    // Half of the ring may be unsignaled; the queue signaled the fourth request itself.
     let signaled: Vec<_> = rig.posted().iter().map(is_signaled).collect();
     assert_eq!(signaled, [false, false, false, true, true]);
     rig.succeed(3);

@@ -1,4 +1,4 @@
-//! What is refused before it is posted, and how full a queue gets.
+//! Requests that are refused before they are posted, and the limits of a full queue.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -78,7 +78,7 @@ fn part_of_a_buffer_is_sent_and_the_whole_comes_back() {
     fail("post_send", libc::EINVAL);
     let whole = rig.qp.post_send(op::Send::new(whole.part(..1))).unwrap_err().into_memory().unwrap();
     assert_eq!(whole.len(), 16);
-    // Small enough to be copied, though the buffer is not.
+    // The part is small enough to be copied, though the whole buffer is not.
     let long = rig.buffer(64);
     rig.qp.post_send(op::Send::new(long.part(..32)).copied()).unwrap();
 }
@@ -93,7 +93,7 @@ fn room_is_what_can_be_posted() {
     }
     rig.qp.post_recv(rig.buffer(1), 0).unwrap();
     assert_eq!((rig.qp.send_queue().room(), rig.qp.recv_queue().room()), (0, RECV_DEPTH - 1));
-    // A hole further on does not help: requests take their places in order.
+    // A free slot further on does not help: requests take slots in order.
     rig.succeed(1);
     assert!(rig.next().is_some());
     assert_eq!(rig.qp.send_queue().room(), 0);
@@ -166,7 +166,7 @@ fn a_full_queue_refuses_until_completions_are_polled() {
             rig.succeed(start + at);
             let mut completion = rig.poller.poll().unwrap().unwrap();
             assert_eq!(completion.token(), at as u64, "round {round}");
-            // The place is free while the completion is still held.
+            // The slot is free while the completion is still held.
             let buffer = completion.take_buffer().unwrap();
             rig.qp.post_send(op::Send::new(buffer)).unwrap();
         }
@@ -181,7 +181,7 @@ fn unsignaled_requests_alone_never_fill_a_queue_for_good() {
     for token in 0..100 {
         let buffer = rig.buffer(1);
         if rig.qp.post_send(op::Send::new(buffer).token(token).unsignaled()).is_err() {
-            // Full: then a signal is in flight whose completion makes room.
+            // The queue is full: a signaled request is in flight whose completion makes room.
             let posted = rig.posted();
             let signaled: Vec<_> = (completed..posted.len()).filter(|&at| is_signaled(&posted[at])).collect();
             assert!(!signaled.is_empty());
@@ -205,7 +205,7 @@ fn queue_pairs_reserve_their_depths_in_the_completion_queue() {
     let first = build().unwrap();
     let needed = ErrorKind::CompletionQueueTooSmall { needed: 4, free: 0 };
     assert_eq!(build().unwrap_err().kind(), needed);
-    // A queue pair that could not be made gives its reservation back.
+    // A queue pair that could not be created frees its reservation.
     drop(first);
     fail("create_qp", libc::ENOMEM);
     build().unwrap_err();
@@ -215,8 +215,8 @@ fn queue_pairs_reserve_their_depths_in_the_completion_queue() {
     build().unwrap();
 }
 
-/// Makes a queue pair with a receive, destroys it, and has the provider leave its flushed receive
-/// behind.
+/// Creates a queue pair with a receive, destroys it, and leaves its flushed completion in the
+/// provider's queue.
 fn come_and_go(pd: &ProtectionDomain, cq: &CompletionQueue) {
     let mut qp = pd.queue_pair().cq(cq).max_send_wr(2).max_recv_wr(2).build().unwrap().into_manual();
     qp.post_recv((), 0).unwrap();
@@ -235,7 +235,7 @@ fn what_destroyed_queue_pairs_left_behind_never_overruns_the_queue() {
         come_and_go(&pd, &cq);
         assert!(testing::pending(cq.as_raw()) <= 16);
     }
-    // Nobody has polled but for those who wanted room.
+    // Only the creation of queue pairs that needed room has polled.
     assert!(cq.stale_completions() >= rounds - 4);
 }
 
@@ -252,7 +252,7 @@ fn a_poll_that_finds_the_queue_empty_frees_what_destroyed_queue_pairs_had_reserv
     let other = pd.queue_pair().cq(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
     assert_eq!(polls(), before, "there is room already");
     drop(other);
-    // Whoever wants the room and cannot tell that it is there does not get it.
+    // Creation fails if the poll that would free the room fails.
     fail("poll_cq", libc::EIO);
     let error = pd.queue_pair().cq(&cq).build().unwrap_err();
     assert_eq!(error.operation(), Operation::PollCq);
@@ -271,7 +271,7 @@ fn reads_on_iwarp_need_an_exposed_sink() {
     let writable = rig.pd.allocate_exposed(8, RemoteAccess::WRITE).unwrap();
     let sink = writable.slice(..).unwrap();
     rig.qp.post_send(op::Read::new(sink, remote())).unwrap();
-    // siw reads as much as an earlier request's list says if there is none.
+    // If the list is empty, siw reads as many bytes as the list of an earlier request says.
     rig.qp.post_send(op::Read::new(writable.slice(..0).unwrap(), remote())).unwrap();
     let posted = rig.posted();
     let [_, empty] = &posted[..] else { panic!("{posted:?}") };
@@ -296,7 +296,7 @@ fn a_reset_on_iwarp_gives_nothing_back() {
         assert!(failed.error.to_string().contains("make a new one"), "{}", failed.error);
         rig.qp = failed.object;
         assert_eq!(rig.qp.modify(&QpAttr::to(QpState::RESET)).unwrap_err().kind(), ErrorKind::InUse);
-        // Neither the device nor anybody's memory was touched.
+        // Neither the device nor any memory was touched.
         assert_eq!((resets(), regions()), (before, 1));
         rig.complete(rig.wr_id(0), ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
         assert_eq!(rig.next().map(|(token, ..)| token), Some(1));
@@ -321,7 +321,7 @@ fn an_exposed_region_is_not_revoked_while_it_is_in_flight() {
     let memory: Memory = region.revoke().unwrap();
     assert_eq!(memory[8..16], 77_u64.to_ne_bytes());
     assert_eq!(regions(), 0);
-    // And the memory may be used again.
+    // The memory may be used again.
     let buffer = rig.pd.register(memory).unwrap();
     assert_eq!(buffer[8], 77_u64.to_ne_bytes()[0]);
 }
@@ -356,7 +356,8 @@ fn raw_queue_pairs_need_raw_completion_queues() {
     let builder = rig.pd.queue_pair().raw_cq(&raw).max_send_wr(4).max_recv_wr(4);
     let mut qp = builder.build().unwrap().into_manual().into_raw().unwrap();
     let mut wr = rdma_sys::ibv_send_wr { wr_id: 99, ..Default::default() };
-    // SAFETY: one request without memory.
+    // SAFETY: post_send requires a valid, terminated chain whose memory stays valid: it is one
+    // request without memory.
     unsafe { qp.post_send(&raw mut wr) }.unwrap();
     testing::complete(raw.as_raw(), wc(99, ibv_wc_status::IBV_WC_SUCCESS, 0));
     let mut room = [ibv_wc::default(); 4];

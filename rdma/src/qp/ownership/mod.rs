@@ -1,4 +1,5 @@
-//! Who gets memory back, and when: over the test provider, which does what a test says.
+//! Tests of who gets memory back, and when, over the test provider, which does what a test tells it
+//! to do.
 
 mod attacks;
 mod datagrams;
@@ -52,7 +53,7 @@ impl Rig {
         qp.init(&InitOptions::new()).unwrap().connect(&peer, &ConnectOptions::new()).unwrap()
     }
 
-    /// A buffer of its own region, so that counting regions counts buffers.
+    /// A buffer with its own region, so that counting regions counts buffers.
     fn buffer(&self, len: usize) -> Buffer {
         self.pd.allocate(len).unwrap()
     }
@@ -84,8 +85,8 @@ impl Rig {
         self.complete(self.wr_id(at), ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
     }
 
-    /// Polls the next completion; its token, and how many buffers it gave back with how many
-    /// unsignaled ones before it.
+    /// Polls the next completion. Returns its token, the number of buffers that it gave back, and
+    /// the tokens of the unsignaled requests before it.
     fn next(&mut self) -> Option<(u64, usize, Vec<u64>)> {
         let mut completion = self.poller.poll().unwrap()?;
         let mut unsignaled = Vec::new();
@@ -105,7 +106,7 @@ fn wc(wr_id: u64, status: ibv_wc_status, qp_num: u32) -> ibv_wc {
     ibv_wc { wr_id, status, qp_num, opcode: ibv_wc_opcode::IBV_WC_SEND, ..ibv_wc::default() }
 }
 
-/// Regions that are registered: buffers in use or in flight.
+/// The number of registered regions: buffers in use or in flight.
 fn regions() -> isize {
     testing::live("mr")
 }

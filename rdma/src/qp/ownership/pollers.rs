@@ -1,5 +1,5 @@
-//! Several pollers, scopes and threads on one completion queue: whoever fetches a completion hides
-//! it from nobody.
+//! Several pollers, scopes and threads on one completion queue: a completion that one of them
+//! fetches is not hidden from the others.
 
 use std::thread;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn a_poller_that_polls_alone_beside_an_idle_one_gets_all_in_order() {
     }
     assert_eq!((token(&mut rig.poller), idle.as_mut().and_then(token)), (None, None));
     assert_eq!(rig.cq.stale_completions(), 0);
-    // Alone again, it fetches several at a time.
+    // The poller is alone again, so it fetches several at a time.
     drop(idle);
     let polls = || testing::calls().iter().filter(|&&call| call == "poll_cq").count();
     for token in 4..=6 {
@@ -83,7 +83,7 @@ fn a_scope_ends_although_another_poller_fetches_inside_it() {
         for posted in testing::posted(scope.queue_pair().as_raw()) {
             testing::complete(cq.as_raw(), wc(posted.wr_id, ibv_wc_status::IBV_WC_SUCCESS, 0));
         }
-        // It takes what lies before the scope's completions, and is not used again.
+        // The poller takes the completion before those of the scope, and is not used again.
         assert_eq!(token(&mut other), Some(1));
     });
     assert_eq!(result, Ok(()));
@@ -97,7 +97,7 @@ fn a_batch_delivers_what_belongs_to_scopes_at_once() {
     let Rig { qp, poller, .. } = &mut rig;
     let result = qp.scope(poller, LONG, |scope| {
         scope.post_send(op::Send::new(source.lend(..))).unwrap();
-        // As a request of the scope that is reported twice.
+        // A completion of the scope's request is reported twice.
         let posted = testing::posted(scope.queue_pair().as_raw());
         for at in [1, 0, 1] {
             testing::complete(cq.as_raw(), wc(posted[at].wr_id, ibv_wc_status::IBV_WC_SUCCESS, 0));
@@ -124,12 +124,12 @@ fn a_thread_that_sleeps_gets_what_a_scope_fetched() {
             (found, sleeper)
         });
         let Rig { qp, poller, .. } = &mut rig;
-        // Long enough to fall asleep.
+        // Give the poller time to fall asleep.
         thread::sleep(Duration::from_millis(30));
         let result = qp.scope(poller, LONG, |scope| {
             scope.post_send(op::Send::new(source.lend(..))).unwrap();
             let posted = testing::posted(scope.queue_pair().as_raw());
-            // No event tells of it: the scope alone can wake the sleeper.
+            // No event reports the completion: only the scope can wake the sleeping poller.
             testing::disarm(cq.as_raw());
             for at in [0, 1] {
                 testing::complete(cq.as_raw(), wc(posted[at].wr_id, ibv_wc_status::IBV_WC_SUCCESS, 0));

@@ -1,4 +1,4 @@
-//! The table "who gets buffers back, and when" of SAFETY.md, row by row.
+//! The table "who gets buffers back, and when" of SAFETY.md, tested row by row.
 
 use super::*;
 use crate::testing::fail;
@@ -47,8 +47,8 @@ fn what_a_completion_gives_back_and_nobody_takes_is_given_up() {
     rig.succeed(4);
     let completion = rig.poller.poll().unwrap().unwrap();
     assert_eq!(completion.token(), 4);
-    // What it holds is given up with the poller; the one that it has only fetched comes to the next
-    // poller.
+    // Memory that the poller holds is dropped with it; the completion that it has only fetched goes
+    // to the next poller.
     rig.poller = rig.cq.poller();
     assert_eq!(regions(), 1);
     assert_eq!(rig.next(), Some((5, 1, vec![])));
@@ -63,7 +63,7 @@ fn a_flush_gives_everything_back() {
     let buffer = rig.buffer(8);
     rig.qp.post_recv(buffer, 9).unwrap();
     rig.qp.set_error().unwrap();
-    // A provider reports failed requests that were posted unsignaled too.
+    // A provider also reports failed requests that were posted unsignaled.
     rig.flush(0);
     rig.flush(1);
     rig.flush(2);
@@ -90,7 +90,8 @@ fn a_reset_releases_everything_and_late_completions_are_stale() {
     assert_eq!(regions(), 3);
     rig.qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
     assert_eq!(regions(), 0);
-    // New requests, and completions of the old ones that the provider left in the queue.
+    // New requests are posted, and then completions of the old ones arrive that the provider left
+    // in the queue.
     for token in 10..10 + u64::from(SEND_DEPTH) {
         rig.send(token, true);
     }
@@ -110,7 +111,7 @@ fn a_destroy_releases_everything_and_late_completions_are_stale() {
     rig.send(1, true);
     rig.send(2, true);
     let (first, second) = (rig.wr_id(0), rig.wr_id(1));
-    // The first completion is even fetched when the queue pair goes.
+    // The first completion has even been fetched when the queue pair is destroyed.
     rig.succeed(0);
     rig.succeed(1);
     assert_eq!(rig.next(), Some((1, 1, vec![])));
@@ -207,7 +208,7 @@ fn a_reset_under_load() {
             rig.send(token, token % 3 == 0);
         }
         let start = rig.posted().len() - SEND_DEPTH as usize;
-        // Some complete in time, some late.
+        // Some requests complete in time, some late.
         rig.succeed(start);
         assert_eq!(rig.next(), Some((0, 1, vec![])));
         rig.succeed(start + 3);
@@ -245,7 +246,8 @@ fn forgetting_is_harmless() {
     rig.succeed(3);
     rig.succeed(4);
     assert!(rig.poller.poll().unwrap().is_some());
-    // Forgotten with one completion held and one fetched: another poller gets the second one.
+    // The poller is forgotten with one completion held and one fetched: another poller gets the
+    // second one.
     let poller = std::mem::replace(&mut rig.poller, rig.cq.poller());
     #[allow(clippy::mem_forget, reason = "that is what is tested")]
     std::mem::forget(poller);

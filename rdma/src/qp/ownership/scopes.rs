@@ -1,4 +1,4 @@
-//! Scopes: borrowed memory comes back when the device has let go of it, and not before.
+//! Scopes: borrowed memory comes back once the device no longer accesses it, and not before.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -128,12 +128,12 @@ fn past_its_deadline_the_queue_pair_is_flushed_or_else_destroyed() {
         scope.post_send(op::Send::new(source.lend(..))).unwrap();
     });
     assert_eq!(result, Err(ScopeError::TimedOut));
-    // This provider flushes nothing, so that only destroying helped.
+    // This provider flushes nothing, so only destroying the queue pair ended the request.
     let calls = testing::calls();
     let ends: Vec<_> = calls.iter().filter(|call| ["modify_qp", "destroy_qp"].contains(call)).rev().take(2).collect();
     assert_eq!(ends, [&"destroy_qp", &"modify_qp"]);
     assert_eq!(testing::live("qp"), 0);
-    // What is left of it is inert.
+    // The destroyed queue pair refuses all posts.
     let buffer = rig.buffer(4);
     assert!(rig.qp.post_send(op::Send::new(buffer)).unwrap_err().into_memory().is_some());
     assert!(rig.qp.post_recv((), 0).is_err());
@@ -173,7 +173,7 @@ fn a_subscriber_that_panics_at_a_timeout_does_so_when_nothing_is_in_flight() {
     let mut rig = Rig::new();
     let source = rig.buffer(4);
     let Rig { qp, poller, .. } = &mut rig;
-    // Without a destroy that ends the request, the process would be aborted.
+    // If the destroy did not end the request, the process would be aborted.
     panics(|| {
         qp.scope(poller, SOON, |scope| {
             scope.post_send(op::Send::new(source.lend(..))).unwrap();

@@ -12,7 +12,7 @@ const ROUNDS: u32 = if cfg!(miri) { 200 } else { 20_000 };
 fn each_buffer_comes_back_once_with_what_was_in_it() {
     let Rig { pd, cq, mut qp, poller } = Rig::new();
     drop(poller);
-    // Buffers that are free, and the tokens that came back.
+    // Free buffers, and the tokens that came back.
     let mut memory = pd.allocate(8 * 64).unwrap();
     let free = Mutex::new(Vec::new());
     while !memory.is_empty() {
@@ -45,7 +45,7 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
             thread::yield_now();
         }
     };
-    // Tokens that a reset took: they may have come back before, and need not.
+    // Tokens that a reset released: they may have come back before, but need not.
     let mut taken = Vec::new();
     struct Done<'a>(&'a AtomicBool);
     impl Drop for Done<'_> {
@@ -54,13 +54,13 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
         }
     }
     thread::scope(|scope| {
-        // Also when this thread panics.
+        // Set also when this thread panics.
         let _done = Done(&done);
         scope.spawn(poll);
         scope.spawn(poll);
         let mut in_flight = Vec::new();
         for token in 0..u64::from(ROUNDS) {
-            // Resets give buffers up for good.
+            // Resets free buffers for good.
             let free = free.lock().unwrap().pop();
             let mut buffer = free.unwrap_or_else(|| pd.allocate(8).unwrap());
             buffer.copy_from_slice(&token.to_ne_bytes());
@@ -88,7 +88,7 @@ fn each_buffer_comes_back_once_with_what_was_in_it() {
             }
             if token % 1000 == 999 {
                 qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
-                // Whatever had not been polled yet is gone.
+                // The reset released all requests that had not been polled yet.
                 taken.extend(token.saturating_sub(64)..=token);
             }
         }
@@ -106,16 +106,16 @@ fn handles_may_be_moved_and_shared() {
     fn send<T: Send>() {}
     fn sync<T: Sync>() {}
     fn both<T: Send + Sync>() {}
-    // Handles: what they hold is counted, and the provider locks.
+    // Handles: their fields are reference-counted, and the provider locks.
     both::<(crate::Device, Context, ProtectionDomain, CompletionQueue, crate::CompletionChannel)>();
     both::<(QueuePair<Rc>, PreparedQueuePair<Rc>, InitializedQueuePair<Rc>, QpBuilder<Rc>, crate::CqBuilder)>();
     both::<(RawCompletionQueue, RawQueuePair<Rc>, SendQueue, RecvQueue)>();
     both::<(SendHalf<'static>, RecvHalf<'static>, Batch<'static, 'static>, BatchError<'static>)>();
     both::<(Poller, crate::Completion<'static>, crate::Released<'static>, Scope<'static, 'static, Rc>)>();
-    // Memory: exclusive, or atomic.
+    // Memory: access is exclusive or atomic.
     both::<(Buffer, Buffer<crate::Gpu>, crate::ExposedRegion, crate::ExposedSlice, RemoteSlice)>();
     both::<(crate::LentSlice<'static>, crate::LentSliceMut<'static>, op::Send<Buffer>)>();
-    // Its owner need not be Sync, but is not reachable through a reference.
+    // The owner need not be Sync, since no reference to it is reachable.
     both::<(crate::Memory, crate::Memory<crate::Gpu>)>();
     send::<Failed<Buffer>>();
     sync::<PostError<op::Send<Buffer>>>();
