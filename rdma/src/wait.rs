@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Operation, Result};
 
-/// The time at which a wait gives up; without one, the wait never gives up.
+/// The time at which a wait ends without success; without one, the wait has no limit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// The deadline that lies `timeout` ahead. Without a timeout, or if the sum overflows, the
-    /// deadline never passes.
+    /// The deadline `timeout` from now. Without a timeout, or if the sum overflows, the deadline
+    /// never passes.
     pub(crate) fn after(timeout: Option<Duration>) -> Self {
         Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
@@ -23,7 +23,7 @@ impl Deadline {
         self.0.is_some_and(|at| Instant::now() >= at)
     }
 
-    /// The earlier of this deadline and the one that lies `timeout` ahead.
+    /// The earlier of this deadline and the one `timeout` from now.
     pub(crate) fn sooner(self, timeout: Duration) -> Self {
         let Self(Some(other)) = Self::after(Some(timeout)) else { return self };
         Self(Some(self.0.map_or(other, |at| at.min(other))))
@@ -111,7 +111,7 @@ fn done(result: i32) -> Result<i32> {
 
 /// Creates a semaphore to wait on. Each count that is [posted](post) can be [taken](take) once.
 pub(crate) fn semaphore() -> Result<OwnedFd> {
-    // SAFETY: eventfd has no conditions.
+    // SAFETY: eventfd has no memory-safety requirements.
     let fd = done(unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
     // SAFETY: OwnedFd::from_raw_fd requires a descriptor with no other owner: it was just created.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

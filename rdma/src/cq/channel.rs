@@ -64,9 +64,11 @@ pub(crate) struct ChannelInner {
     events: EventDescriptor,
 }
 
-// SAFETY: libibverbs' functions may be called on one channel from any thread.
+// SAFETY: moving a channel to another thread is sound: libibverbs' functions may be called on one
+// channel from any thread.
 unsafe impl Send for ChannelInner {}
-// SAFETY: libibverbs' functions may be called on one channel from several threads at a time.
+// SAFETY: sharing a channel is sound: libibverbs' functions may be called on one channel from
+// several threads at a time.
 unsafe impl Sync for ChannelInner {}
 
 impl ChannelInner {
@@ -175,7 +177,7 @@ impl CompletionChannel {
         self.inner.next_event(timeout)
     }
 
-    /// Takes an event if there is one.
+    /// Takes and acknowledges the next event, if there is one; does not wait.
     ///
     /// With edge-triggered epoll, call this until it returns none.
     ///

@@ -138,7 +138,7 @@ impl Poller {
         Ok(self.advance()?.map(|found| self.completion(found)))
     }
 
-    /// The completion queue.
+    /// The completion queue that the poller takes completions from.
     #[must_use]
     pub fn completion_queue(&self) -> CompletionQueue {
         CompletionQueue { inner: Arc::clone(&self.cq) }
@@ -147,9 +147,9 @@ impl Poller {
     /// Makes a [`Completion`] of the entry that [`advance`](Self::advance) has just found.
     #[inline(always)]
     pub(super) fn completion(&mut self, Found { wc, token, info }: Found) -> Completion<'_> {
-        // SAFETY: the reference requires an initialised entry that nobody writes while it is
-        // borrowed: `wc` lies in the batch, and only this poller writes the batch (F1), through
-        // `&mut self`.
+        // SAFETY: the reference requires an initialised entry that no thread writes while it is
+        // borrowed: `wc` is in the batch, and only this poller writes the batch (F1), through `&mut
+        // self`.
         Completion::new(unsafe { &*wc }, token, info, &mut self.held)
     }
 
@@ -383,8 +383,8 @@ impl Drop for Poller {
         }
         let is_copied = self.source == Source::Open && self.batch.close();
         let left = if is_copied { 0 } else { self.left as usize };
-        // SAFETY: slice::from_raw_parts requires `left` initialised entries from `next` on that
-        // nobody writes: they were fetched, and only this poller writes the batch (F1).
+        // SAFETY: slice::from_raw_parts requires `left` initialised entries from `next` on that no
+        // thread writes: they were fetched, and only this poller writes the batch (F1).
         let rest = unsafe { slice::from_raw_parts(self.next, left) };
         self.cq.sharing.leave(&self.batch, rest);
         // Dropped last: the drop of a buffer's owner may panic.

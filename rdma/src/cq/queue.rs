@@ -160,7 +160,7 @@ pub struct CqBuilder {
 }
 
 impl CqBuilder {
-    /// Gives the queue a channel of its own, on which its pollers sleep in
+    /// Gives the queue its own channel, on which its pollers sleep in
     /// [`wait`](super::Poller::wait).
     pub fn events(mut self) -> Self {
         self.events = true;

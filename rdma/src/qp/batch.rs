@@ -16,7 +16,7 @@ use super::{Rc, Transport};
 use crate::cq::Released;
 use crate::error::{Error, Result};
 
-/// Requests for a send queue that are posted together.
+/// Requests for a send queue that are posted together, with one doorbell.
 ///
 /// Nothing is posted before [`submit`](Self::submit). Dropping a batch without submitting it drops
 /// its requests; forgetting it leaks them.

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
 use crate::pd::{PdInner, ProtectionDomain};
 
-/// Attributes of a new [`QueuePair`].
+/// Configuration of a new [`QueuePair`].
 ///
 /// # Sizing
 ///
@@ -26,7 +26,7 @@ use crate::pd::{PdInner, ProtectionDomain};
 /// * A receive can overtake the completion of the send that caused it: the peer's answer may arrive
 ///   before its acknowledgement. A server that answers each request as it arrives can have more
 ///   answers outstanding than its clients have requests.
-/// * A completion that has been fetched, and not polled yet, occupies its request.
+/// * A request whose completion has been fetched but not polled yet still occupies its slot.
 ///
 /// If a peer awaits answers to at most `n` requests, use a `max_send_wr` of `2 * n` if all sends
 /// are signaled, and of `4 * n` if most are not; use a `max_recv_wr` of `n` if each receive is

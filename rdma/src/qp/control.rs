@@ -36,7 +36,8 @@ pub(crate) struct QpInner {
     done: bool,
 }
 
-// SAFETY: libibverbs' functions may be called on one queue pair from any thread.
+// SAFETY: moving a queue pair to another thread is sound: libibverbs' functions may be called on
+// one queue pair from any thread.
 unsafe impl Send for QpInner {}
 // SAFETY: sharing a queue pair is sound: libibverbs locks the state that its functions change, and
 // `&QpInner` changes no field of its own.
@@ -247,7 +248,7 @@ impl QpInfo {
         Mtu::from_raw(self.attr.path_mtu.0)
     }
 
-    /// The queue key of datagrams.
+    /// The Q_Key of a datagram queue pair.
     #[must_use]
     pub fn qkey(&self) -> u32 {
         self.attr.qkey

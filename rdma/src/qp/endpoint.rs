@@ -131,7 +131,7 @@ pub(super) fn check_reserved(bytes: &[u8]) -> Result<(), EndpointError> {
 }
 
 impl Endpoint {
-    /// The length on the wire.
+    /// The length on the wire, in bytes.
     pub const LEN: usize = LEN;
     /// The version of the format.
     const VERSION: u8 = 1;
@@ -149,7 +149,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The bytes have the wrong length or version, or a field that cannot be.
+    /// The bytes have the wrong length or version, or a field with an impossible value.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
         let (Common { qpn, gid, lid, mtu }, own) = Common::from_bytes(bytes, Self::VERSION)?;
         let [p0, p1, p2, p3, responder_resources, reserved @ ..] = own;

@@ -185,7 +185,7 @@ fn empty_or_too_long(len: usize) -> Result<(), Refusal> {
     if len == 0 { Ok(()) } else { Err(Refusal::TooLong) }
 }
 
-/// Parks one segment.
+/// Copies one segment into the slot.
 ///
 /// # Safety
 ///

@@ -51,7 +51,8 @@ struct Member {
     attachments: usize,
 }
 
-// SAFETY: libibverbs' functions may be called on one queue pair from any thread.
+// SAFETY: moving the pointer to another thread is sound: libibverbs' functions may be called on one
+// queue pair from any thread.
 unsafe impl Send for LiveQueuePair {}
 
 impl LiveQueuePair {
@@ -82,7 +83,7 @@ impl Groups {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        // Every change below is complete before anything that could panic.
+        // Every change under the lock is complete before any call that could panic.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -190,7 +190,7 @@ operations! {
         wr.__bindgen_anon_1.imm_data = this.imm.to_be();
         Ok(())
     },
-    /// Sends `local` with `imm`.
+    /// Sends `local` with the immediate data `imm`.
     Local;
 
     /// Writes to the peer's memory; the peer gets no completion.

@@ -178,7 +178,7 @@ pub(super) struct Half<W> {
     pub(super) attached: Attached,
     pub(super) chain: Chain<W>,
     pub(super) domain: *const PdInner,
-    /// The fork generation that may post; `NEVER` once the queue pair is destroyed.
+    /// Fork generation that may post; `NEVER` once the queue pair is destroyed.
     live_in: u32,
     context: Arc<Handle<ContextInner>>,
     /// The address handle of the latest datagram (A1).
@@ -211,10 +211,10 @@ impl<W: WorkRequest> Half<W> {
         }
     }
 
-    /// Writes request `at` of the chain and fills the slot `at` places after the head with `keep`.
-    /// `fill` completes the request once its list is written; `info` is the slot's information
-    /// without the number of segments. The slot is not handed over: it stays free, so it can be
-    /// staged again.
+    /// Writes request `at` of the chain, and fills the slot `at` places after the head with `keep`.
+    ///
+    /// `fill` completes the request once its list is written; `info` is the slot's description
+    /// without the number of segments. The slot stays free, so it can be staged again.
     ///
     /// # Safety
     ///
@@ -295,7 +295,8 @@ impl<W: WorkRequest> Half<W> {
     /// [`stage`](Self::stage) succeeded for each of them, in order.
     pub(super) unsafe fn submit_all(&mut self, len: u32, run_after: u32) -> Result<(), (Error, Option<u32>)> {
         let run = self.attached.producer.run();
-        // SAFETY: `stage` found the slots free, wrote and described them.
+        // SAFETY: the callee requires free slots from the head on that are written and described:
+        // `stage` found each slot free and did both.
         unsafe { self.attached.producer.park(len) };
         self.attached.producer.advance_by(len, run_after);
         let Err((result, bad)) = self.ring_doorbell() else { return Ok(()) };
@@ -371,7 +372,8 @@ impl<W: WorkRequest> Half<W> {
     ///
     /// As for [`submit_all`](Self::submit_all).
     pub(super) unsafe fn discard(&mut self, len: u32) {
-        // SAFETY: `stage` found the slots free, wrote and described them.
+        // SAFETY: the callee requires free slots from the head on that are written and described:
+        // `stage` found each slot free and did both.
         unsafe { self.attached.producer.discard(len, &mut self.address) };
     }
 

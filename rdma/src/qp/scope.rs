@@ -87,7 +87,7 @@ impl Keep for Arc<Shared> {
     }
 }
 
-/// Memory that is lent to a [`Scope`]: [`LentSlice`], [`LentSliceMut`], and lists of them.
+/// Memory that can be lent to a [`Scope`]: [`LentSlice`], [`LentSliceMut`], and lists of them.
 pub trait Borrowed<'env>: Local {}
 
 impl<'env> Borrowed<'env> for LentSlice<'env> {}
@@ -101,7 +101,7 @@ impl<'env> Borrowed<'env> for () {}
 ///
 /// # Examples
 ///
-/// Two parts of one buffer, one after the other:
+/// This writes two parts of one buffer, one after the other:
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -135,7 +135,7 @@ pub enum ScopeError {
     /// Not all requests finished by the deadline; the queue pair was moved to the error state, or
     /// destroyed.
     TimedOut,
-    /// The queues could not be polled.
+    /// Polling the completion queue failed.
     Poll(Error),
 }
 

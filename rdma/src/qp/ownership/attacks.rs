@@ -214,7 +214,7 @@ fn a_late_completion_in_a_pollers_hands_is_not_taken_for_a_newer_use() {
     // continues.
     assert_eq!(late.poll().unwrap().unwrap().token(), 1);
     qp.modify(&QpAttr::to(QpState::RESET)).unwrap();
-    // As after minutes of requests, one after the other.
+    // Skip as many requests as minutes of posting would use.
     for rounds in [1_u64 << 30, 1 << 32, 1 << 40] {
         let next = qp.send.next_wr_id().unwrap();
         qp.send.skip_laps(rounds - 1);

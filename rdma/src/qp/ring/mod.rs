@@ -48,12 +48,12 @@ use crate::types::Opcode;
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
 /// The number of bits of a `wr_id` below the queue's number.
 const USE_BITS: u32 = 44;
-/// The topmost of these bits, set for a request with a sink, so that the thread that fetches its
-/// completion need not access the slot. The lap lies below it, and below the lap the slot, in as
-/// many bits as the ring needs.
+/// The topmost of these bits: set for a request with a sink, so that the thread that fetches its
+/// completion need not access the slot. The bits below are the lap and then the slot, which takes
+/// as many bits as the ring needs.
 const SINK: u64 = 1 << (USE_BITS - 1);
 
-/// Whether the completion goes to a [`Sink`], and not to a poller.
+/// Whether the completion of `wr_id` goes to a [`Sink`], and not to a poller.
 #[inline]
 pub(crate) fn has_sink(wr_id: u64) -> bool {
     wr_id & SINK != 0
@@ -212,7 +212,7 @@ impl Slot {
 }
 
 impl Slot {
-    /// Moves the keep-alive out.
+    /// Moves the keep-alive out of the slot.
     ///
     /// # Safety
     ///
