@@ -38,8 +38,7 @@ pub struct Poller {
     next: *const ibv_wc,
     left: u32,
     raw: *mut ibv_cq,
-    /// Fork generation in which the poller may fetch into the batch without checks; `NEVER` while
-    /// `source` is not `Device`.
+    /// Fork generation that may fetch into the batch; `NEVER` while `source` is not `Device`.
     live_in: u32,
     source: Source,
     cached: Cached,
@@ -54,9 +53,9 @@ pub struct Poller {
 /// Origin of the entries that are being handed out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// The device: a single entry was fetched.
+    /// A single entry, which only this poller has.
     Device,
-    /// The device: several entries were fetched, and the batch is open.
+    /// Several entries that were fetched together; the batch is open.
     Open,
     /// The backlog: the entry is a copy that another poller has too.
     Copy,

@@ -52,7 +52,7 @@ const COPIED: u32 = u32::MAX - 1;
 /// | --- | --- | --- |
 /// | `CLOSED` | write and read | nothing |
 /// | a count: open | read, and close it | hold it |
-/// | `HELD` | read | read so many entries, and then set `COPIED` |
+/// | `HELD` | read | read the counted entries, and then set `COPIED` |
 /// | `COPIED` | read, and close it | nothing |
 pub(super) struct Batch<T> {
     state: AtomicU32,

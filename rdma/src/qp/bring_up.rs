@@ -207,9 +207,9 @@ impl<T: Transport> PreparedQueuePair<T> {
     ///
     /// # Errors
     ///
-    /// With the queue pair: `PortDown` if no port, or not the given one, is active; `NotFound` for
-    /// a port or GID that does not exist; `NotSupported` on iWARP, where only the connection
-    /// manager can connect; `PermissionDenied` for a Q_Key that only privileged processes may use.
+    /// With the queue pair: `PortDown` if the given port, or every port, is down; `NotFound` for a
+    /// port or GID that does not exist; `NotSupported` on iWARP, where only the connection manager
+    /// can connect; `PermissionDenied` for a Q_Key that only privileged processes may use.
     pub fn init(self, options: &T::InitOptions) -> Result<InitializedQueuePair<T>, Failed<Self>> {
         self.init_by(|qp| T::init(qp, options))
     }

@@ -23,8 +23,8 @@ pub(crate) struct Producer {
     end: NonNull<Slot>,
     next_id: u64,
     depth: u32,
-    /// The number of slots directly before the head that hold unsignaled requests, so that no
-    /// signaled request follows them yet.
+    /// The number of slots directly before the head that hold unsignaled requests not yet followed
+    /// by a signaled one.
     run: u32,
     ring: NonNull<Ring>,
     /// The queue's number, shifted to its place in a `wr_id`.
