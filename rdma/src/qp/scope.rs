@@ -169,7 +169,8 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     ///
-    /// The first failure of a request; the value that `body` returned is then lost.
+    /// The first failure of a request, `TimedOut` at the deadline, or an error of polling. The
+    /// value that `body` returned is then lost.
     ///
     /// # Examples
     ///
