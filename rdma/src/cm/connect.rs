@@ -1,5 +1,4 @@
-//! Connecting: options, and the queue pair's way through its states. Numbers cite the invariants of
-//! [`super`].
+//! Connecting: options, and the queue pair's transitions. Numbers cite the invariants of [`super`].
 
 use std::ffi::c_int;
 
@@ -11,11 +10,11 @@ use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QpAttr, QueuePair, Rc};
 use crate::types::{Ece, QpAttrMask, QpState, RemoteAccess, RnrTimer};
 
-/// How many reads and atomics are in service at a time, unless the device can do less: what fills a
-/// pipe.
+/// Default number of reads and atomics outstanding at a time, limited by the device: enough to keep
+/// a link busy.
 const READ_DEPTH: u8 = 16;
 
-/// How to connect, or to accept. What is not set has the value that most programs use.
+/// Options of a connection, for both ends. Unset options have the values that most programs use.
 ///
 /// # Examples
 ///
@@ -54,45 +53,45 @@ impl Default for ConnOptions {
 }
 
 impl ConnOptions {
-    /// No private data, as many reads and atomics as both ends can (up to 16), 7 retries, any
-    /// number of retries while the peer has no receive posted.
+    /// Default options: no private data, as many reads and atomics as both ends support (up to 16),
+    /// 7 retries, and unlimited retries while the peer has no receive posted.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// What to say to the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to
+        /// Private data for the peer: on InfiniBand and RoCE up to 56 bytes to connect and 196 to
         /// accept, on iWARP 251.
         private_data(bytes: &[u8]) = bytes.to_vec();
-        /// How many reads and atomics to serve at a time; not more than the device can.
+        /// How many reads and atomics to serve at a time; limited by the device.
         responder_resources(count: u8) = Some(count);
-        /// How many reads and atomics to have outstanding; not more than the device can and the
-        /// peer serves.
+        /// How many reads and atomics to have outstanding; limited by the device and by the number
+        /// that the peer serves.
         initiator_depth(count: u8) = Some(count);
-        /// How often both ends try again without an answer: 0 to 7. The connecting end says.
+        /// How often both ends retry when no answer comes: 0 to 7. The connecting end decides.
         retry_count(count: u8) = count.min(7);
-        /// How often the peer tries again while we have no receive posted: 0 to 6, or 7 for ever.
+        /// How often the peer retries while we have no receive posted: 0 to 6, or 7 for no limit.
         rnr_retry_count(count: u8) = count.min(7);
-        /// Whether to say that we control the flow of messages end to end.
+        /// Whether to tell the peer that we control the flow of messages end to end.
         flow_control(control: bool) = control;
-        /// Whether our receives come from a shared queue.
+        /// Whether our receives come from a shared receive queue.
         srq(srq: bool) = srq;
-        /// How long the peer shall wait before it tries again, when we have no receive posted. Not
+        /// How long the peer shall wait before it retries, when we have no receive posted. Not used
         /// on iWARP.
         min_rnr_timer(timer: RnrTimer) = timer;
     }
 
-    /// In C's form; `offered_by_peer` is what the peer asked for, when accepting: to serve, and to
-    /// be served.
+    /// Converts to C's form. `offered_by_peer` holds, when accepting, the peer's request: how many
+    /// reads and atomics we are to serve, and how many the peer serves.
     pub(super) fn to_raw(&self, context: &Context, qpn: u32, offered_by_peer: Option<(u8, u8)>) -> rdma_conn_param {
         let attr = context.device_attr();
-        // 255 would mean to librdmacm what the device can.
+        // librdmacm reads 255 as the device's limit.
         let device = |limit: u32| u8::try_from(limit).unwrap_or(u8::MAX).min(u8::MAX - 1);
         let choose = |own: Option<u8>, offered: Option<u8>, device: u8| {
             let most = offered.unwrap_or(u8::MAX).min(device);
             own.or(offered).unwrap_or(READ_DEPTH).min(most)
         };
-        // Some iWARP peers do not say.
+        // Some iWARP peers send 0 for "not given".
         let offered = |count: u8| Some(count).filter(|&count| count > 0 || context.capabilities().manual_connect);
         let (serve, ask) = match offered_by_peer {
             Some((serve, ask)) => (offered(serve), offered(ask)),
@@ -120,19 +119,19 @@ impl ConnOptions {
     }
 }
 
-/// Private data longer than the message has room for.
+/// Refuses private data that is longer than the message has room for.
 pub(super) fn check_len(operation: Operation, context: &Context, bytes: &[u8], limit: usize) -> Result<()> {
     let limit = if context.capabilities().manual_connect { limit } else { super::IWARP_PRIVATE_DATA };
     if bytes.len() > limit { Err(Error::new(operation, ErrorKind::TooLong)) } else { Ok(()) }
 }
 
 impl RawId {
-    /// What librdmacm says that a queue pair wants to get to a state.
+    /// The attributes that librdmacm gives for a transition to `state`.
     pub(super) fn qp_attr(&self, state: QpState) -> Result<QpAttr> {
         let mut raw = ibv_qp_attr { qp_state: ibv_qp_state(state.as_raw()), ..ibv_qp_attr::default() };
         let mut mask: c_int = 0;
-        // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), and room for
-        // attributes and their mask.
+        // SAFETY: rdma_init_qp_attr wants an id (2), whose lock is held (3), that is bound to a
+        // device (6), and room for attributes and their mask.
         self.call_bound(Operation::InitQpAttr, |cm, id| unsafe {
             (cm.rdma_init_qp_attr)(id, &raw mut raw, &raw mut mask)
         })?;
@@ -156,8 +155,8 @@ impl RawId {
         }
     }
 
-    /// To RTR and RTS, as the peer and we agreed. Nothing on iWARP, where the kernel does it as it
-    /// connects.
+    /// Moves the queue pair to RTR and RTS with the agreed parameters. Does nothing on iWARP, where
+    /// the kernel does this as part of connecting.
     pub(super) fn bring_up(&self, qp: &InitializedQueuePair<Rc>, limits: Limits, timer: RnrTimer) -> Result<()> {
         let qp = &qp.qp;
         if !qp.control.context.capabilities().manual_connect {
@@ -186,32 +185,35 @@ impl RawId {
         self.call(Operation::SetLocalEce, |cm, id| unsafe { (cm.rdma_set_local_ece)(id, &raw mut raw) })
     }
 
-    /// `rdma_connect` of both port spaces.
+    /// Calls `rdma_connect`, for both port spaces.
     pub(super) fn connect(&self, mut param: rdma_conn_param) -> Result<()> {
         // SAFETY: rdma_connect wants an id (2), whose lock is held (3), that is bound to a device
         // (6), and parameters whose private data is as long as they say and lives during the call:
-        // the callers' options.
+        // `to_raw` points to the options that the caller holds.
         self.call_bound(Operation::Connect, |cm, id| unsafe { (cm.rdma_connect)(id, &raw mut param) })
     }
 
-    /// `rdma_accept` of both port spaces.
+    /// Calls `rdma_accept`, for both port spaces.
     pub(super) fn accept(&self, mut param: rdma_conn_param) -> Result<()> {
-        // SAFETY: as for rdma_connect.
+        // SAFETY: rdma_accept wants an id (2), whose lock is held (3), that is bound to a device
+        // (6), and parameters whose private data is as long as they say and lives during the call:
+        // `to_raw` points to the options that the caller holds.
         self.call_bound(Operation::Accept, |cm, id| unsafe { (cm.rdma_accept)(id, &raw mut param) })
     }
 
-    /// `rdma_reject`, and the one that says that the options were not liked.
+    /// Calls `rdma_reject`, or `rdma_reject_ece`, which gives the ECE options as the reason.
     pub(super) fn reject(&self, private_data: &[u8], for_ece: bool) -> Result<()> {
         let len = u8::try_from(private_data.len()).map_err(|_| Error::new(Operation::Reject, ErrorKind::TooLong))?;
         let locked = self.lock(Operation::Reject)?;
         let reject = if for_ece { locked.table.rdma_reject_ece } else { locked.table.rdma_reject };
-        // SAFETY: both want an id (2), whose lock is held (3), and as many bytes as they are told.
+        // SAFETY: both functions want an id (2), whose lock is held (3), and `len` readable bytes:
+        // the slice is that long.
         let result = unsafe { reject(locked.raw, private_data.as_ptr().cast(), len) };
         locked.done(Operation::Reject, result)
     }
 }
 
-/// What bounds the reads and atomics of a queue pair.
+/// Limits on the reads and atomics of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) responder_resources: u8,
@@ -225,14 +227,14 @@ impl From<&rdma_conn_param> for Limits {
 }
 
 impl Id<Rc> {
-    /// Binds a queue pair of the same device to the port and partition that the id is bound to.
+    /// Binds a queue pair of the same device to the port and partition of the id.
     ///
-    /// Receives can be posted then, and should be before the connection is there. `access` is what
-    /// the peer may do, to regions that allow it too.
+    /// Receives can be posted to the returned queue pair, and should be before the connection is
+    /// established. `access` says which operations the peer may do; a region must allow them too.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is
+    /// Returns the queue pair. `WrongDevice` if it is another device's; `InvalidInput` if the id is
     /// not bound to a device yet.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init(
@@ -243,8 +245,8 @@ impl Id<Rc> {
         self.raw.init(qp, access)
     }
 
-    /// Starts to connect: `ConnectResponse` follows, on iWARP `Established`; or `Rejected`,
-    /// `Unreachable`, `ConnectError`.
+    /// Starts to connect. `ConnectResponse` follows (`Established` on iWARP), or `Rejected`,
+    /// `Unreachable` or `ConnectError`.
     ///
     /// # Errors
     ///
@@ -261,13 +263,13 @@ impl Id<Rc> {
     /// Completes the connection once the peer has accepted it, on `ConnectResponse`: brings the
     /// queue pair up and tells the peer.
     ///
-    /// On iWARP call it on `Established`; there it only says that the queue pair is ready now.
-    /// `options` are those of [`connect`](Self::connect).
+    /// On iWARP call it on `Established`: there it only marks the queue pair as ready. `options`
+    /// are those given to [`connect`](Self::connect).
     ///
     /// # Errors
     ///
-    /// With the queue pair, which may be ready to receive only: `Disconnected` if the peer has not
-    /// accepted, or given up.
+    /// Returns the queue pair, which may be in RTR. `Disconnected` if the peer has not accepted, or
+    /// has given up.
     #[doc(alias = "rdma_establish")]
     pub fn establish(
         &self,
@@ -290,49 +292,48 @@ impl Id<Rc> {
         self.raw.call(Operation::Establish, |cm, id| unsafe { (cm.rdma_establish)(id) })
     }
 
-    /// Ends the connection: what is in flight on the queue pair completes as flushed, and
-    /// `Disconnected` follows at both ends.
+    /// Ends the connection: requests in flight on the queue pair are flushed, and `Disconnected`
+    /// follows at both ends.
     ///
     /// # Errors
     ///
     /// `Disconnected` if there is no connection.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self, qp: &QueuePair<Rc>) -> Result<()> {
-        // On iWARP the kernel closes the connection in order, with what was sent, before the queue
-        // pair fails.
+        // On iWARP the kernel first sends what is queued and closes the connection in order, then
+        // moves the queue pair to the error state.
         if qp.control.context.capabilities().manual_connect {
             qp.set_error()?;
         }
         self.tell_disconnected()
     }
 
-    /// `rdma_disconnect` alone, for an id whose queue pair is gone.
+    /// Calls `rdma_disconnect` alone, for an id whose queue pair is gone.
     pub(super) fn tell_disconnected(&self) -> Result<()> {
         let locked = self.raw.lock(Operation::Disconnect)?;
         locked.require_device(Operation::Disconnect).map_err(|error| error.with_kind(ErrorKind::Disconnected))?;
         // SAFETY: rdma_disconnect wants an id (2), whose lock is held (3), that is bound to a
-        // device (6), at which librdmacm looks without asking before version 19.
+        // device (6): librdmacm before version 19 dereferences the device without a check.
         let result = unsafe { (locked.table.rdma_disconnect)(locked.raw) };
         locked.done(Operation::Disconnect, result)
     }
 
-    /// What to offer to the peer in the way of enhanced connection establishment: what the queue
-    /// pair's [`ece`](QueuePair::ece) said. Set it before [`connect`](Self::connect).
+    /// Sets the ECE options to offer to the peer: usually the result of the queue pair's
+    /// [`ece`](QueuePair::ece). Call it before [`connect`](Self::connect).
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     #[doc(alias = "rdma_set_local_ece")]
     pub fn set_local_ece(&self, ece: Ece) -> Result<()> {
         self.raw.set_local_ece(ece)
     }
 
-    /// What the peer has said in the way of enhanced connection establishment: for the queue pair's
-    /// [`set_ece`](QueuePair::set_ece).
+    /// The ECE options that the peer sent, for the queue pair's [`set_ece`](QueuePair::set_ece).
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     #[doc(alias = "rdma_get_remote_ece")]
     pub fn remote_ece(&self) -> Result<Ece> {
         self.raw.remote_ece()

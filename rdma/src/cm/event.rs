@@ -1,4 +1,4 @@
-//! Events: what librdmacm reported, copied out and typed. Numbers cite the invariants of [`super`].
+//! Events of librdmacm, copied out and typed. Numbers cite the invariants of [`super`].
 
 use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
@@ -18,80 +18,79 @@ use crate::qp::{Rc, Ud};
 use crate::types::{Gid, Lid, Path, RejectReason};
 use crate::wait::Deadline;
 
-/// Something happened to an id. Already acknowledged.
+/// An event of an id, already acknowledged.
 #[doc(alias = "rdma_cm_event")]
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Event {
-    /// To which id; of a request, the listener that it came to.
+    /// The id that the event is for; for a request, the listener that received it.
     pub id: IdKey,
-    /// What.
+    /// The kind of event, with its data.
     pub kind: EventKind,
 }
 
-/// What happened.
+/// The kinds of event of an id.
 #[doc(alias = "rdma_cm_event_type")]
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EventKind {
     /// The destination is known: resolve the route next.
     AddrResolved,
-    /// There is no way to the destination from here, or no device.
+    /// No route leads to the destination from here, or there is no device.
     AddrError(Error),
     /// The route is known: connect next.
     RouteResolved,
-    /// There is no route.
+    /// There is no route to the destination.
     RouteError(Error),
-    /// Somebody wants to connect.
+    /// A peer requests a connection.
     ConnectRequest(ConnectRequest<Rc>),
-    /// Somebody wants to know where to send datagrams.
+    /// A peer asks where to send datagrams.
     UdConnectRequest(ConnectRequest<Ud>),
     /// The peer has accepted: [`establish`](super::Id::establish) the connection. Not on iWARP.
     ConnectResponse(Accepted),
-    /// The connection failed on its way.
+    /// Connecting failed.
     ConnectError(Error),
     /// The peer did not answer.
     Unreachable(Error),
-    /// The peer, or its host, said no.
+    /// The peer, or its host, rejected the request.
     Rejected(Rejection),
-    /// There is a connection.
+    /// The connection is established.
     Established(Accepted),
     /// The peer says where to send datagrams.
     UdEstablished(UdPeer),
     /// The connection has ended.
     Disconnected,
-    /// The device is being removed: drop everything of it.
+    /// The device is being removed: drop every object of the device.
     DeviceRemoval,
     /// A group was joined.
     MulticastJoined(MulticastGroup),
     /// A group was not joined, or was lost.
     MulticastError {
-        /// Its address, as it was given to [`join_multicast`](super::Id::join_multicast).
+        /// The group's address, as given to [`join_multicast`](super::Id::join_multicast).
         group: Option<SocketAddr>,
-        /// Why.
+        /// The reason.
         error: Error,
     },
-    /// The network interface has another hardware address now, so that the connection may stand
-    /// still.
+    /// The network interface has a new hardware address, so packets of the connection may get lost.
     AddrChange,
     /// The queue pair of an ended connection can be used again.
     TimewaitExit,
-    /// What this version of the crate does not know.
+    /// An event that this version of the crate does not know.
     Unknown {
-        /// The event's code.
+        /// The code of the event.
         event: u32,
-        /// Its status.
+        /// The status of the event.
         status: i32,
     },
 }
 
-/// Copies what the peer said, of the events that carry it: in others librdmacm has something else
-/// in its place.
+/// Copies the private data of those events that carry private data; in other events librdmacm
+/// stores something else in the same fields.
 ///
 /// # Safety
 ///
-/// `raw` is the copy of an event that was taken and not acknowledged yet, so that what it points to
-/// lives (4).
+/// `raw` is the copy of an event that was taken and not acknowledged yet, so the memory that it
+/// points to is alive (4).
 unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
     match raw.event {
         Code::RDMA_CM_EVENT_CONNECT_REQUEST
@@ -101,14 +100,16 @@ unsafe fn private_data(raw: &rdma_cm_event) -> PrivateData {
         | Code::RDMA_CM_EVENT_UNREACHABLE => {}
         _ => return PrivateData::default(),
     }
-    // SAFETY: integers and pointers, which may have any value; datagram events begin with the same
-    // two fields (below).
+    // SAFETY: a union read wants bytes that are a valid value: the field holds integers and
+    // pointers, which may have any value. Datagram events begin with the same two fields (asserted
+    // below).
     let conn = unsafe { raw.param.conn };
     if conn.private_data.is_null() || conn.private_data_len == 0 {
         return PrivateData::default();
     }
-    // SAFETY: librdmacm points to as many bytes as it says, part of the event, which lives by the
-    // caller's promise. Nobody writes to them.
+    // SAFETY: from_raw_parts wants that many readable bytes, which nobody writes to: librdmacm
+    // points to as many bytes as it says, inside the event, which lives by this function's
+    // contract.
     let bytes = unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into()) };
     bytes.into()
 }
@@ -119,9 +120,9 @@ const _: () = {
     assert!(std::mem::offset_of!(Conn, private_data_len) == std::mem::offset_of!(Ud, private_data_len));
 };
 
-/// What a connection's event says besides.
+/// The connection parameters that an event carries.
 fn parameters(raw: &rdma_cm_event) -> ConnectionParameters {
-    // SAFETY: integers and pointers, which may have any value.
+    // SAFETY: a union read wants bytes that are a valid value: integers and pointers may have any.
     let conn = unsafe { raw.param.conn };
     ConnectionParameters {
         responder_resources: conn.responder_resources,
@@ -134,7 +135,7 @@ fn parameters(raw: &rdma_cm_event) -> ConnectionParameters {
     }
 }
 
-/// The event's meaning for the id; not for requests, which make one.
+/// Translates an event of a living id; requests, which make a new id, are handled in [`sort`].
 fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> EventKind {
     let accepted = |private_data| Accepted { private_data, parameters: parameters(raw) };
     match raw.event {
@@ -148,7 +149,7 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
         Code::RDMA_CM_EVENT_CONNECT_ERROR => {
             EventKind::ConnectError(reason::from_status(Operation::Connect, raw.status))
         }
-        // The answer to a datagram request that is no.
+        // A positive SIDR status: the answer to a datagram request is a rejection.
         Code::RDMA_CM_EVENT_UNREACHABLE if known.datagram && raw.status > 0 => {
             EventKind::Rejected(Rejection { reason: RejectReason::from_sidr(raw.status), private_data })
         }
@@ -163,7 +164,8 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
             EventKind::Rejected(Rejection { reason: RejectReason::from_raw(raw.status), private_data })
         }
         Code::RDMA_CM_EVENT_ESTABLISHED if known.datagram => {
-            // SAFETY: integers and pointers, which may have any value.
+            // SAFETY: a union read wants bytes that are a valid value: integers and pointers may
+            // have any.
             let ud = unsafe { raw.param.ud };
             EventKind::UdEstablished(UdPeer {
                 path: Path::from_raw(&ud.ah_attr),
@@ -176,7 +178,8 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
         Code::RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,
         Code::RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::DeviceRemoval,
         Code::RDMA_CM_EVENT_MULTICAST_JOIN => {
-            // SAFETY: integers and pointers, which may have any value.
+            // SAFETY: a union read wants bytes that are a valid value: integers and pointers may
+            // have any.
             let ud = unsafe { raw.param.ud };
             EventKind::MulticastJoined(MulticastGroup {
                 address: group(raw, known),
@@ -197,33 +200,33 @@ fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> Even
     }
 }
 
-/// Which group: librdmacm gives back what it was joined with in place of private data.
+/// The address of the event's group: librdmacm returns the context given to the join in place of
+/// private data.
 fn group(raw: &rdma_cm_event, known: &Known) -> Option<SocketAddr> {
-    // SAFETY: integers and pointers, which may have any value.
+    // SAFETY: a union read wants bytes that are a valid value: integers and pointers may have any.
     let number = unsafe { raw.param.ud }.private_data.addr() as u64;
     known.groups.iter().find(|(known, _)| *known == number).map(|&(_, address)| address)
 }
 
-/// What came out of the channel.
+/// The result of taking an event from the channel.
 enum Taken {
     Nothing,
     Event(Event),
-    /// Of an id that is gone. The request that it may have brought ends when this is dropped, after
-    /// the lock.
+    /// An event of an id that is gone. A request that it may carry is dropped, and so rejected,
+    /// with this value: after the lock is released.
     Stray(#[allow(dead_code, reason = "its drop is what it is for")] Option<Handle<RawId>>),
     /// A request whose id uses another channel (5).
     Elsewhere,
 }
 
 impl EventChannel {
-    /// Takes an event if there is one.
+    /// Takes an event if one is pending.
     ///
-    /// With edge-triggered epoll, call it until there is none.
+    /// With edge-triggered epoll, call this until it returns `None`.
     ///
     /// # Errors
     ///
-    /// What librdmacm reports; `NoDevice` once the channel has lost a device that had joined
-    /// groups.
+    /// Errors of librdmacm; `NoDevice` once the channel has lost a device that had joined groups.
     ///
     /// # Examples
     ///
@@ -257,7 +260,8 @@ impl EventChannel {
         }
     }
 
-    /// Waits for the next event; none after the timeout. Without a timeout it waits for ever.
+    /// Waits for the next event; returns `None` after the timeout. Without a timeout, waits
+    /// forever.
     ///
     /// # Errors
     ///
@@ -283,7 +287,7 @@ impl EventChannel {
         self.inner.events.next(Operation::GetCmEvent, deadline, || self.try_next_event())
     }
 
-    /// Takes one event, copies what is in it, and acknowledges it (4).
+    /// Takes one event, copies its contents, and acknowledges it (4).
     fn take(&self) -> Result<Taken> {
         let channel = &self.inner;
         channel.check(Operation::GetCmEvent)?;
@@ -293,8 +297,8 @@ impl EventChannel {
         }
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: rdma_get_cm_event wants a channel (1), whose lock is held (3), and room for a
-        // pointer; the descriptor is non-blocking. The ids that it writes to live: destroying one
-        // takes its events with it.
+        // pointer; the descriptor is non-blocking. The ids that the call writes to are alive:
+        // destroying an id removes its events from the channel.
         let result = unsafe { (channel.table.rdma_get_cm_event)(channel.raw.as_ptr(), &raw mut event) };
         if result != 0 {
             return reason::last(Operation::GetCmEvent).or_nothing().map(|event| event.unwrap_or(Taken::Nothing));
@@ -302,18 +306,18 @@ impl EventChannel {
         if event.is_null() {
             return Err(Error::new(Operation::GetCmEvent, ErrorKind::Unknown));
         }
-        // SAFETY: the event just taken lives until it is acknowledged (4); all its fields are
-        // integers and pointers.
+        // SAFETY: a read wants a live, initialized value: the event just taken lives until it is
+        // acknowledged (4), and all its fields are integers and pointers.
         let copy = unsafe { *event };
         // SAFETY: the private data that the event points to lives as long as the event (4).
         let data = unsafe { private_data(&copy) };
-        // SAFETY: rdma_ack_cm_event wants an event that was taken, once.
+        // SAFETY: rdma_ack_cm_event wants a taken event that is acknowledged once: only here.
         unsafe { (channel.table.rdma_ack_cm_event)(event) };
         Ok(sort(channel, &mut state, &copy, data))
     }
 }
 
-/// Whose event this is, and what it says.
+/// Finds the id that an event is for, and translates the event.
 fn sort(channel: &Arc<Handle<ChannelInner>>, state: &mut State, raw: &rdma_cm_event, data: PrivateData) -> Taken {
     if raw.event != Code::RDMA_CM_EVENT_CONNECT_REQUEST {
         return match state.ids.get(&raw.id.addr()) {
@@ -326,7 +330,7 @@ fn sort(channel: &Arc<Handle<ChannelInner>>, state: &mut State, raw: &rdma_cm_ev
     let Some(new) = NonNull::new(raw.id).filter(|new| !state.ids.contains_key(&new.as_ptr().addr())) else {
         return Taken::Stray(None);
     };
-    // SAFETY: librdmacm has just made the id, and nobody else knows it.
+    // SAFETY: the read wants a live id: librdmacm has just made this one, and nobody else knows it.
     let on = unsafe { (*new.as_ptr()).channel };
     if on != channel.raw.as_ptr() {
         return Taken::Elsewhere;

@@ -1,4 +1,4 @@
-//! What the messages of a connection carry: plain data.
+//! The contents of connection messages: plain data.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,9 +9,9 @@ use crate::types::{Gid, Lid, Path, RejectReason};
 
 /// Bytes that came with a connection's messages.
 ///
-/// On InfiniBand and RoCE what a peer gave is filled up with zeros to the length of its message (56
-/// bytes with a request, 196 with an answer, 148 with a rejection; datagrams: 180, 136): a length
-/// that matters must be among the bytes. On iWARP it is as long as it was.
+/// On InfiniBand and RoCE the peer's bytes are padded with zeros to the length of the message (56
+/// bytes with a request, 196 with an answer, 148 with a rejection; datagrams: 180, 136), so a
+/// program that needs the length must send it among the bytes. On iWARP the length is the sender's.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct PrivateData(Box<[u8]>);
 
@@ -41,19 +41,19 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// What both ends agree on, as seen from this one.
+/// Connection parameters that both ends agree on, from this end's point of view.
 #[doc(alias = "rdma_conn_param")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConnectionParameters {
-    /// How many reads and atomics the peer wants us to serve at a time.
+    /// How many of the peer's reads and atomics we serve at a time.
     pub responder_resources: u8,
     /// How many reads and atomics the peer serves at a time.
     pub initiator_depth: u8,
     /// Whether the peer controls the flow of messages end to end.
     pub flow_control: bool,
-    /// How often to try again without an answer; of a request only.
+    /// How often to retry when no answer comes; only a request carries this.
     pub retry_count: u8,
-    /// How often to try again while the peer has no receive posted; 7 is for ever.
+    /// How often to retry while the peer has no receive posted; 7 means without limit.
     pub rnr_retry_count: u8,
     /// Whether the peer's receives come from a shared queue.
     pub srq: bool,
@@ -61,28 +61,28 @@ pub struct ConnectionParameters {
     pub qpn: u32,
 }
 
-/// What the peer's answer said.
+/// The peer's answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Accepted {
-    /// What it said in its own words. Empty at the passive end, which has read it in the request.
+    /// The peer's private data. Empty at the passive end, which has read the data in the request.
     pub private_data: PrivateData,
-    /// What was agreed on.
+    /// The parameters agreed on.
     pub parameters: ConnectionParameters,
 }
 
-/// The peer's no.
+/// The peer's rejection of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rejection {
-    /// Why.
+    /// The reason of the rejection.
     pub reason: RejectReason,
-    /// What the program at the other end had to say, if it was that.
+    /// The private data that the peer's program sent, if the program itself rejected.
     pub private_data: PrivateData,
 }
 
 impl Rejection {
-    /// As the error that it is for who wanted to connect.
+    /// The error that the connecting end returns for this rejection.
     #[must_use]
     pub fn to_error(&self) -> Error {
         self.reason.to_error()
@@ -94,13 +94,13 @@ impl Rejection {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UdPeer {
-    /// The way there, for an address handle.
+    /// The path to the peer, for an address handle.
     pub path: Path,
     /// The peer's queue pair number.
     pub qpn: u32,
-    /// The key that the peer's queue pair has.
+    /// The peer's Q_Key.
     pub qkey: u32,
-    /// What the peer had to say.
+    /// The peer's private data.
     pub private_data: PrivateData,
 }
 
@@ -108,16 +108,16 @@ pub struct UdPeer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MulticastGroup {
-    /// Its address, as it was given to [`join_multicast`](super::Id::join_multicast).
+    /// The group's address, as given to [`join_multicast`](super::Id::join_multicast).
     pub address: Option<SocketAddr>,
-    /// The way there, for an address handle.
+    /// The path to the group, for an address handle.
     pub path: Path,
-    /// Its GID: attach a queue pair to it.
+    /// The group's GID: attach a queue pair to it.
     pub gid: Gid,
-    /// Its LID on InfiniBand.
+    /// The group's LID on InfiniBand.
     pub lid: Lid,
     /// The queue pair number that datagrams to a group carry.
     pub qpn: u32,
-    /// The group's key.
+    /// The group's Q_Key.
     pub qkey: u32,
 }

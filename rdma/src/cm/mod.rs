@@ -1,16 +1,16 @@
 //! The connection manager: connections by IP address and port.
 //!
-//! It finds the device and the route to an address, and agrees with the peer on a connection; it is
-//! the only way to connect on iWARP. On hardware this is librdmacm; the software device has its
-//! own, between processes of one host.
+//! The connection manager finds the device and the route to an address and agrees with the peer on
+//! a connection. iWARP has no other way to connect. Hardware uses librdmacm; the software device
+//! has a connection manager of its own, between processes of one host.
 //!
 //! # Two levels
 //!
-//! [`blocking`] does each step in one call. Below it is the form for event loops: an
-//! [`EventChannel`] has a descriptor, each method of an [`Id`] starts something, and
-//! [`EventChannel::try_next_event`] says how it ended.
+//! [`blocking`] does each step in one call. The level below serves event loops: an [`EventChannel`]
+//! has a descriptor, each method of an [`Id`] starts a step, and [`EventChannel::try_next_event`]
+//! returns the step's outcome.
 //!
-//! The queue pair is the program's own, made as always, on the program's own [`Context`]:
+//! The program makes the queue pair as usual, on its own [`Context`]:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -59,41 +59,43 @@
 //! ```
 //!
 //! On iWARP `connect` ends in `Established` at once, and the kernel brings the queue pair up; the
-//! active end must send first. Linux's siw (6.1 to 6.18) may leave that message unread if it comes
-//! before the other end has accepted, until more bytes follow. Programs that can tell each other
-//! wait for the other end's word; others may write no bytes while no answer comes
-//! (`Write::inline(&[], ..)`, to any key), which touches nothing and wakes the other end.
+//! active end must send first. Linux's siw (6.1 to 6.18) may leave that first message unread, until
+//! more bytes follow, if the message arrives before the passive end has accepted. Programs that
+//! have another way to synchronize should wait until the passive end has accepted. Other programs
+//! may write no bytes while no answer comes (`Write::inline(&[], ..)`, with any key): such a write
+//! touches no memory and wakes the passive end.
 //!
-//! # Who keeps what
+//! # Lifetimes
 //!
-//! Ids keep their channel, and a channel its context. A queue pair and the id that connected it may
-//! go in any order. A request is consumed by accepting or rejecting it. In a forked child all calls
-//! fail with [`ErrorKind::Forked`].
+//! An id keeps its channel alive, and a channel its context. A queue pair and the id that connected
+//! it may be dropped in any order. Accepting or rejecting a request consumes the request. In a
+//! forked child all calls fail with [`ErrorKind::Forked`].
 //!
 //! # Safety
 //!
-//! 1. A `ChannelInner` owns an event channel that its table made. It is destroyed once, after its
-//!    ids, which hold an `Arc` of it.
-//! 2. A `RawId` owns an id that its channel's table made, and that is on that channel. It is
-//!    destroyed once, by its drop.
+//! 1. A `ChannelInner` owns an event channel that its table made. The channel is destroyed once,
+//!    after its ids, which hold an `Arc` of the `ChannelInner`.
+//! 2. A `RawId` owns an id that its channel's table made and that is on that channel. The id is
+//!    destroyed once, when the handle of the `RawId` is dropped.
 //! 3. A channel, its ids and the fields of their C structures are used only under the channel's
 //!    lock; a migration takes the locks of both channels, in the order of their addresses.
 //!    librdmacm writes to ids while it takes events.
-//! 4. An event is taken, copied and acknowledged under one hold of the lock, so that nothing points
-//!    to it afterwards, and neither destroying nor migrating an id nor leaving a group waits for
-//!    anybody.
+//! 4. An event is taken, copied and acknowledged under one hold of the lock. Nothing points to the
+//!    event afterwards, so destroying an id, migrating an id and leaving a group never wait for an
+//!    acknowledgement.
 //! 5. The pointers in events are looked up among the living ids of the channel, and used only if
-//!    they are there. A new id is taken over only if it is not among them, and on this channel:
-//!    librdmacm puts it on its listener's, which is another one if a request is made while the
-//!    listener moves, and which nothing of ours would keep. Such an id is leaked.
-//! 6. librdmacm looks at the device of an id without asking whether it has one: calls that do are
-//!    made only if it has.
-//! 7. Nothing is called in a forked child.
-//! 8. When leaving a group fails, librdmacm has freed what the kernel's events of the group name:
-//!    no event is taken from the channel any more, nor moved to another, unless the id was
-//!    destroyed and the events with it.
-//! 9. librdmacm's descriptor is not lent: what is written to it are commands to the kernel, with
-//!    addresses to write answers to.
+//!    they are found there. A new id is taken over only if it is not among the living ids and is on
+//!    this channel. librdmacm puts a new id on its listener's channel, which is another one if a
+//!    request is made while the listener moves, and which our new id would not keep alive. Such an
+//!    id is leaked.
+//! 6. Some functions of librdmacm dereference the device of an id without a check: they are called
+//!    only for an id that is bound to a device.
+//! 7. No function is called in a forked child.
+//! 8. When leaving a group fails, librdmacm has freed the object that the kernel's events of the
+//!    group point to. From then on no event is taken from the channel or moved to another channel,
+//!    unless the id was destroyed and its events with it.
+//! 9. librdmacm's descriptor is not lent: a write to it is a command to the kernel, with the
+//!    address that the kernel writes the answer to.
 
 pub mod blocking;
 mod channel;
@@ -122,18 +124,18 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::qp::{Rc, Transport, Ud};
 pub use crate::types::{Ece, RejectReason, WrongDevice};
 
-/// How much a request to connect can carry on InfiniBand and RoCE.
+/// Longest private data of a request to connect, on InfiniBand and RoCE, in bytes.
 const CONNECT_PRIVATE_DATA: usize = 56;
-/// How much an answer can carry.
+/// Longest private data of an answer.
 const ACCEPT_PRIVATE_DATA: usize = 196;
-/// How much a rejection can carry.
+/// Longest private data of a rejection.
 const REJECT_PRIVATE_DATA: usize = 148;
-/// How much each message of iWARP's can carry: what a byte can count, less four that siw (6.1) adds
-/// without asking.
+/// Longest private data of each iWARP message: the largest `u8`, less four bytes that siw (6.1)
+/// adds to every message.
 const IWARP_PRIVATE_DATA: usize = 251;
-/// How much a request for datagrams can carry.
+/// Longest private data of a request for datagrams.
 const UD_CONNECT_PRIVATE_DATA: usize = 180;
-/// How much an answer to that can carry.
+/// Longest private data of an answer to a request for datagrams.
 const UD_ACCEPT_PRIVATE_DATA: usize = 136;
 
 /// A transport that the connection manager connects: [`Rc`] on its TCP port space, [`Ud`] on its
@@ -141,10 +143,10 @@ const UD_ACCEPT_PRIVATE_DATA: usize = 136;
 pub trait PortSpace: Transport {
     /// The C interface's number for the port space.
     const PORT_SPACE: rdma_port_space;
-    /// Whether it asks for datagrams.
+    /// Whether the port space exchanges datagrams instead of connecting.
     #[doc(hidden)]
     const DATAGRAM: bool;
-    /// The request of this port space that an event is, if it is one.
+    /// The request for this port space that an event carries, if the event carries one.
     #[doc(hidden)]
     fn request(kind: EventKind) -> Option<ConnectRequest<Self>>
     where
@@ -175,7 +177,7 @@ impl PortSpace for Ud {
     }
 }
 
-/// The connection manager that the context's device belongs to.
+/// The connection manager of the context's device.
 fn table(context: &Context) -> Result<&'static RdmaCm> {
     #[cfg(test)]
     if let Some(table) = crate::testing::cm::table() {
@@ -190,13 +192,13 @@ fn table(context: &Context) -> Result<&'static RdmaCm> {
     })
 }
 
-/// The software device's.
+/// The software device's connection manager.
 #[cfg(feature = "soft")]
 fn software() -> Result<&'static RdmaCm> {
     Ok(rdma_soft::rdmacm())
 }
 
-/// The software device's: not in this build.
+/// Fails: this build has no software device.
 #[cfg(not(feature = "soft"))]
 fn software() -> Result<&'static RdmaCm> {
     Err(Error::new(Operation::CreateEventChannel, ErrorKind::NotSupported))

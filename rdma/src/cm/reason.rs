@@ -4,7 +4,8 @@ use crate::error::{Error, ErrorKind, Operation};
 use crate::types::RejectReason;
 
 impl RejectReason {
-    /// What the answer to a datagram service request says, in the codes of connections.
+    /// Translates the status of a SIDR (datagram service) answer to the reason codes of
+    /// connections.
     pub(super) fn from_sidr(status: i32) -> Self {
         match status {
             1 => Self::INVALID_SERVICE_ID,
@@ -16,7 +17,7 @@ impl RejectReason {
         }
     }
 
-    /// The error that this is for who wanted to connect.
+    /// The error that the connecting end returns for this reason.
     #[must_use]
     pub fn to_error(self) -> Error {
         let kind = match self {
@@ -27,7 +28,7 @@ impl RejectReason {
     }
 }
 
-/// What an `errno` means for the connection manager.
+/// Translates an `errno` of librdmacm.
 pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
     let error = Error::from_errno(operation, errno);
     match (operation, error.errno()) {
@@ -38,7 +39,8 @@ pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
             error.with_kind(ErrorKind::NoRoute)
         }
         (_, Some(libc::EADDRINUSE)) => error.with_kind(ErrorKind::AddressInUse),
-        // The kernel's answer where the connection is not in the right state: an end has given up.
+        // The kernel returns EINVAL when the connection is in the wrong state: one end has given
+        // up.
         (
             Operation::InitQpAttr
             | Operation::Accept
@@ -56,16 +58,16 @@ pub(super) fn from_errno(operation: Operation, errno: i32) -> Error {
     }
 }
 
-/// The calling thread's `errno`.
+/// The calling thread's `errno`, as an error.
 pub(super) fn last(operation: Operation) -> Error {
     from_errno(operation, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-/// The status of an event: a negative `errno`, or -1 where librdmacm failed and the `errno` is
-/// lost.
+/// Translates the status of an event: a negative `errno`, or -1 if librdmacm failed and the `errno`
+/// is lost.
 pub(super) fn from_status(operation: Operation, status: i32) -> Error {
     match (operation, status) {
-        // Where the kernel resolved the address to something that librdmacm cannot open.
+        // The kernel resolved the address to a device that librdmacm cannot open.
         (Operation::ResolveAddr, -1) => Error::new(operation, ErrorKind::NoRoute),
         (_, -1) => Error::new(operation, ErrorKind::Unknown),
         _ => from_errno(operation, status),

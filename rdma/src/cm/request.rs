@@ -1,4 +1,4 @@
-//! A request to connect: the new id, to be accepted or rejected once.
+//! A request to connect: owns the new id until the request is accepted or rejected.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,10 +12,10 @@ use crate::error::{Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
 use crate::types::{Ece, RemoteAccess};
 
-/// Somebody wants to connect, or to know where to send datagrams.
+/// A peer's request to connect, or to learn where to send datagrams.
 ///
-/// Accepting or rejecting consumes it; dropping it rejects. It may be moved to another thread or
-/// [channel](Self::migrate) first.
+/// Accepting or rejecting consumes the request; dropping the request rejects it. The request may be
+/// moved to another thread or [channel](Self::migrate) first.
 pub struct ConnectRequest<T: PortSpace> {
     id: Id<T>,
     listener: IdKey,
@@ -37,19 +37,19 @@ impl<T: PortSpace> ConnectRequest<T> {
     }
 
     getters! { |this|
-        /// The name of the new id in events.
+        /// The key of the new id in events.
         key: IdKey = this.id.key();
-        /// The name of the listener.
+        /// The key of the listener.
         listener: IdKey = this.listener;
-        /// What the peer had to say.
+        /// The peer's private data.
         private_data: &PrivateData = &this.private_data;
-        /// Our own address.
+        /// The local address.
         local_addr: Option<SocketAddr> = this.id.local_addr();
         /// The peer's address.
         peer_addr: Option<SocketAddr> = this.id.peer_addr();
-        /// The device that it came by.
+        /// The name of the device that the request arrived on.
         device_name: Option<String> = this.id.device_name();
-        /// The device's port that it came by.
+        /// The device's port that the request arrived on.
         port: Option<u8> = this.id.port();
     }
 
@@ -62,12 +62,12 @@ impl<T: PortSpace> ConnectRequest<T> {
         self.id.migrate(channel)
     }
 
-    /// Says no, and why: up to 148 bytes on InfiniBand and RoCE, 136 to who asks for datagrams, on
-    /// iWARP 251.
+    /// Rejects the request, with private data that says why: up to 148 bytes on InfiniBand and
+    /// RoCE, 136 for a request for datagrams, 251 on iWARP.
     ///
     /// # Errors
     ///
-    /// `TooLong`, or what librdmacm reports, for example if the peer has gone; the request is over
+    /// `TooLong`; an error of librdmacm, for example if the peer has gone. The request is consumed
     /// in any case.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
@@ -78,33 +78,34 @@ impl<T: PortSpace> ConnectRequest<T> {
 }
 
 impl ConnectRequest<Rc> {
-    /// What the peer asks for.
+    /// The parameters that the peer asks for.
     #[must_use]
     pub fn parameters(&self) -> &ConnectionParameters {
         &self.parameters
     }
 
-    /// What the peer offers in the way of enhanced connection establishment.
+    /// The peer's enhanced connection establishment (ECE) options.
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     #[doc(alias = "rdma_get_remote_ece")]
     pub fn remote_ece(&self) -> Result<Ece> {
         self.id.remote_ece()
     }
 
-    /// What to answer to that. Set it before [`accept`](Self::accept).
+    /// Sets the enhanced connection establishment (ECE) options to answer with. Call it before
+    /// [`accept`](Self::accept).
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     #[doc(alias = "rdma_set_local_ece")]
     pub fn set_local_ece(&self, ece: Ece) -> Result<()> {
         self.id.set_local_ece(ece)
     }
 
-    /// Says no because of the options that the peer offers.
+    /// Rejects the request because of the ECE options that the peer offers.
     ///
     /// # Errors
     ///
@@ -115,11 +116,11 @@ impl ConnectRequest<Rc> {
         self.id.raw.reject(private_data, true)
     }
 
-    /// Binds a queue pair to the port that the request came by: [`Id::init`].
+    /// Binds a queue pair to the port that the request arrived on: [`Id::init`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`Id::init`].
     pub fn init(
         &self,
         qp: PreparedQueuePair<Rc>,
@@ -128,16 +129,16 @@ impl ConnectRequest<Rc> {
         self.id.init(qp, access)
     }
 
-    /// Says yes, with a queue pair: `Established` follows, or an error if the peer is gone by then.
+    /// Accepts with a queue pair: `Established` follows, or an error if the peer is gone by then.
     ///
-    /// The queue pair takes messages from now on; wait for `Established` before sending, on iWARP
-    /// for the first message of the end that connected.
+    /// The queue pair receives messages from now on. Wait for `Established` before sending; on
+    /// iWARP wait for the first message of the active end.
     ///
     /// # Errors
     ///
-    /// With the request and the queue pair, which may be ready already:
-    /// [`reset`](InitializedQueuePair::reset) it before it is used again. `TooLong` for the private
-    /// data; `WrongDevice`; what librdmacm or the provider reports.
+    /// The error returns the request and the queue pair. The queue pair may be connected already:
+    /// [`reset`](InitializedQueuePair::reset) it before using it again. `TooLong` for the private
+    /// data; `WrongDevice`; errors of librdmacm or the provider.
     #[doc(alias = "rdma_accept")]
     #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub fn accept(
@@ -148,8 +149,8 @@ impl ConnectRequest<Rc> {
         self.accept_keeping(qp, options).map(|(id, qp)| (id, qp.into_manual()))
     }
 
-    /// The same; what the queue pair can do is not in its type yet, for who has to give it back if
-    /// the peer is gone.
+    /// Accepts like [`accept`](Self::accept), but returns the queue pair in its initialized type: a
+    /// caller may still have to give it back if the peer is gone.
     #[allow(clippy::type_complexity, reason = "request and queue pair come back")]
     pub(super) fn accept_keeping(
         self,
