@@ -17,7 +17,7 @@ use crate::error::{Operation, Result};
 use crate::handle::{Handle, Object, Raw};
 use crate::wait::EventDescriptor;
 
-/// Names an id in its events. Never used twice in a process, so a late event cannot name a newer
+/// Key of an id in its events. Keys are unique in a process, so a late event cannot name a newer
 /// id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdKey(u64);
@@ -35,17 +35,16 @@ impl fmt::Display for IdKey {
     }
 }
 
-/// Where the events of any number of ids arrive, of the connection manager that the context's
-/// device belongs to.
+/// Delivers the events of any number of ids, from the connection manager of the context's device.
 ///
-/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait: it fits poll, epoll
-/// and async runtimes, and is good for nothing else (it is an epoll that watches librdmacm's). An
+/// The descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while events wait. It suits poll, epoll
+/// and async runtimes and has no other use: it is an epoll descriptor that watches librdmacm's. An
 /// event is acknowledged before it is returned and names its id by [`IdKey`]. Clones are handles to
-/// the same channel; its ids keep it.
+/// the same channel; its ids keep the channel alive.
 ///
-/// One lock guards the channel and its ids. It is held for the length of a system call; on iWARP
-/// that of a [`connect`](super::Id::connect) may take as long as TCP needs to reach the peer, so
-/// that ids which connect want channels of their own there.
+/// One lock guards the channel and its ids. It is held for the length of a system call. On iWARP
+/// the system call of a [`connect`](super::Id::connect) may take as long as TCP needs to reach the
+/// peer: give each connecting id a channel of its own there.
 ///
 /// # Examples
 ///
@@ -68,30 +67,30 @@ pub struct EventChannel {
     pub(super) inner: Arc<Handle<ChannelInner>>,
 }
 
-/// The channel itself (1).
+/// The owner of the C channel (1).
 pub(crate) struct ChannelInner {
     pub(super) raw: Raw<rdma_event_channel>,
     pub(super) table: &'static RdmaCm,
     pub(super) context: Context,
     state: Mutex<State>,
-    /// librdmacm's descriptor (9).
+    /// An epoll descriptor that watches librdmacm's own, which is not lent (9).
     pub(super) events: EventDescriptor,
 }
 
-/// What the lock guards, besides librdmacm's own data (3).
+/// State under the channel's lock, which also guards librdmacm's own data (3).
 #[derive(Default)]
 pub(super) struct State {
     /// The living ids of this channel by their addresses (5).
     pub(super) ids: HashMap<usize, Known>,
-    /// No event can be taken any more (8).
+    /// Whether taking events has become unsound (8).
     pub(super) broken: bool,
 }
 
-/// An id that lives.
+/// A living id.
 pub(super) struct Known {
     pub(super) key: IdKey,
     pub(super) datagram: bool,
-    /// The multicast groups that it joined, by the number that events name them with.
+    /// The multicast groups that the id joined, with the number that names each in events.
     pub(super) groups: Vec<(u64, SocketAddr)>,
 }
 
@@ -101,7 +100,7 @@ impl ChannelInner {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the lock panics with the state half changed.
+        // A poisoned lock is usable: no code under the lock panics with the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -116,7 +115,7 @@ impl Object for ChannelInner {
 
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: rdma_destroy_event_channel wants a live channel of this table without ids: this
-        // function's contract.
+        // function's contract, and the ids' `Arc` of the channel (1).
         unsafe { (self.table.rdma_destroy_event_channel)(self.raw.as_ptr()) };
         Ok(())
     }
@@ -124,7 +123,7 @@ impl Object for ChannelInner {
 
 impl EventChannel {
     /// Opens a channel to the connection manager of the context's device: the system's librdmacm,
-    /// or that of the software device.
+    /// or the software device's.
     ///
     /// # Errors
     ///
@@ -134,16 +133,17 @@ impl EventChannel {
     pub fn new(context: &Context) -> Result<Self> {
         context.inner.check(Operation::CreateEventChannel)?;
         let table = table(context)?;
-        // SAFETY: rdma_create_event_channel asks for nothing.
+        // SAFETY: rdma_create_event_channel has no requirements.
         let raw = unsafe { (table.rdma_create_event_channel)() };
         let raw = NonNull::new(raw).ok_or_else(|| reason::last(Operation::CreateEventChannel))?;
-        // SAFETY: just made, so alive; this field does not change.
+        // SAFETY: as_ref wants a live channel, which nobody changes: just made, and its `fd` is
+        // constant.
         let fd = unsafe { raw.as_ref() }.fd;
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value owns the
         // channel (1).
         let events = unsafe { EventDescriptor::new(fd) }.inspect_err(|_| {
-            // SAFETY: rdma_destroy_event_channel wants a channel of this table without ids: just
-            // made.
+            // SAFETY: rdma_destroy_event_channel wants a live channel of this table without ids: it
+            // was just made, and no other owner exists.
             unsafe { (table.rdma_destroy_event_channel)(raw.as_ptr()) };
         })?;
         let raw = Raw::new(raw.as_ptr());
@@ -151,14 +151,14 @@ impl EventChannel {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The open device that it was made for.
+    /// The open device that the channel was made for.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 }
 
-/// The locks of two channels, in the order of their addresses (3).
+/// Locks two channels, in the order of their addresses (3), so that two migrations cannot deadlock.
 pub(super) fn lock_both<'a>(
     first: &'a ChannelInner,
     second: &'a ChannelInner,

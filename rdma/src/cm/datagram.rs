@@ -1,4 +1,4 @@
-//! Datagrams: finding a peer's queue pair, and multicast groups. Numbers cite the invariants of
+//! Datagrams: resolving a peer's queue pair, and multicast groups. Numbers cite the invariants of
 //! [`super`].
 
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Ud};
 use crate::types::{QpAttrMask, QpState};
 
-/// What to say when asking for a peer's queue pair, or telling ours.
+/// Options of a request for a peer's queue pair, and of the answer to one.
 ///
 /// # Examples
 ///
@@ -32,12 +32,12 @@ pub struct UdOptions {
 }
 
 impl UdOptions {
-    /// No private data.
+    /// Default options: no private data.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What to say to the peer: up to 180 bytes to ask, and 136 to answer.
+    /// Private data for the peer: up to 180 bytes in a request, and 136 in an answer.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self
@@ -54,13 +54,13 @@ impl UdOptions {
     }
 }
 
-/// What part to take in a multicast group.
+/// Kind of membership in a multicast group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Membership {
-    /// To send and receive.
+    /// Send and receive.
     Full,
-    /// To send only: not every fabric has it.
+    /// Send only. Not every fabric supports this.
     SendOnly,
 }
 
@@ -83,7 +83,8 @@ impl RawId {
     }
 
     fn join(&self, address: SocketAddr, membership: Membership) -> Result<()> {
-        /// What events of a group are known by. Never NULL.
+        /// Source of the unique numbers that name groups in events. Never 0, so that the pointer is
+        /// not NULL.
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         let mut locked = self.lock(Operation::JoinMulticast)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +128,7 @@ impl RawId {
         let result = unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
         let done = locked.done(Operation::LeaveMulticast, result);
         if done.as_ref().is_err_and(|error| error.errno() != Some(libc::EADDRNOTAVAIL)) {
-            // The group's events that are still in the kernel name what was freed (8).
+            // The group's events that are still in the kernel point to freed memory (8).
             locked.state.broken = true;
         }
         done
@@ -135,21 +136,21 @@ impl RawId {
 }
 
 impl Id<Ud> {
-    /// Binds a queue pair of the same device to the port and partition that the id is bound to,
-    /// with the port space's Q_Key.
+    /// Binds a queue pair of the same device to the port and partition of the id, with the port
+    /// space's Q_Key.
     ///
-    /// Post receives, then make it [`ready`](InitializedQueuePair::ready).
+    /// Post receives, then call [`ready`](InitializedQueuePair::ready) on the queue pair.
     ///
     /// # Errors
     ///
-    /// With the queue pair: `WrongDevice` if it is another device's; `InvalidInput` if the id is
+    /// Returns the queue pair. `WrongDevice` if it is another device's; `InvalidInput` if the id is
     /// not bound to a device yet.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
         self.raw.init_datagram(qp)
     }
 
-    /// The Q_Key of the port space, which all its queue pairs have.
+    /// The Q_Key of the port space, which all queue pairs of the port space share.
     ///
     /// # Errors
     ///
@@ -158,8 +159,8 @@ impl Id<Ud> {
         self.raw.qkey()
     }
 
-    /// Asks the listener at the resolved address for its queue pair: `UdEstablished` follows, or
-    /// `Rejected`, `Unreachable`.
+    /// Asks the listener at the resolved address for its queue pair: `UdEstablished`, `Rejected` or
+    /// `Unreachable` follows.
     ///
     /// # Errors
     ///
@@ -170,15 +171,16 @@ impl Id<Ud> {
         self.raw.connect(param)
     }
 
-    /// Starts to join a multicast group, by the device that the id is bound to: `MulticastJoined`
-    /// or `MulticastError` follows.
+    /// Starts to join a multicast group through the device that the id is bound to:
+    /// `MulticastJoined` or `MulticastError` follows.
     ///
     /// To receive, attach a queue pair to the group that the event names. Dropping the id leaves
-    /// the group.
+    /// its groups.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` if the id is not bound to a device, or for an address that is no group's.
+    /// `InvalidInput` if the id is not bound to a device, or if the address is not a multicast
+    /// address.
     #[doc(alias = "rdma_join_multicast")]
     #[doc(alias = "rdma_join_multicast_ex")]
     pub fn join_multicast(&self, group: SocketAddr, membership: Membership) -> Result<()> {
@@ -189,8 +191,8 @@ impl Id<Ud> {
     ///
     /// # Errors
     ///
-    /// `NotFound` if it was not joined. If the device has gone meanwhile, the channel is of no use
-    /// any more.
+    /// `NotFound` if the group was not joined. If leaving fails because the device has gone, the
+    /// channel delivers no more events.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&self, group: SocketAddr) -> Result<()> {
         self.raw.leave(group)
@@ -198,23 +200,23 @@ impl Id<Ud> {
 }
 
 impl ConnectRequest<Ud> {
-    /// Binds a queue pair to the port that the request came by: [`Id::init`].
+    /// Binds a queue pair to the port that the request arrived on: [`Id::init`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`Id::init`].
     pub fn init(&self, qp: PreparedQueuePair<Ud>) -> Result<InitializedQueuePair<Ud>, Failed<PreparedQueuePair<Ud>>> {
         self.id().init(qp)
     }
 
-    /// Tells the peer where to send: to this queue pair, which any number of peers may be told of.
-    /// No event follows.
+    /// Accepts the request: tells the peer to send to this queue pair. Any number of peers may be
+    /// told of the same queue pair. No event follows.
     ///
-    /// Its Q_Key must be the port space's, as that of queue pairs from [`init`](Self::init) is.
+    /// The queue pair must have the port space's Q_Key; a queue pair from [`init`](Self::init) has.
     ///
     /// # Errors
     ///
-    /// With the request: `WrongDevice`; `TooLong` for the private data; what librdmacm reports.
+    /// Returns the request. `WrongDevice`; `TooLong` for the private data; errors of librdmacm.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>, Failed<Self>> {
         let context = qp.context();

@@ -71,7 +71,7 @@ pub enum EventKind {
         /// The reason.
         error: Error,
     },
-    /// The network interface has a new hardware address, so packets of the connection may get lost.
+    /// The network interface has a new hardware address, so the connection may stall.
     AddrChange,
     /// The queue pair of an ended connection can be used again.
     TimewaitExit,

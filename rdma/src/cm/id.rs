@@ -1,4 +1,4 @@
-//! Ids: ends of connections, and listeners. Numbers cite the invariants of [`super`].
+//! Ids: connection ends, and listeners. Numbers cite the invariants of [`super`].
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
@@ -23,14 +23,14 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::{Handle, Object, Raw};
 use crate::types::{AckTimeout, WrongDevice};
 
-/// An id of librdmacm (2).
+/// The owner of a librdmacm id (2).
 pub(crate) struct RawId {
     raw: Raw<rdma_cm_id>,
     pub(super) channel: Arc<Handle<ChannelInner>>,
     pub(super) key: IdKey,
 }
 
-/// An id under its channel's lock (3).
+/// An id, with its channel's lock held (3).
 pub(super) struct Locked<'a> {
     pub(super) state: MutexGuard<'a, State>,
     pub(super) table: &'static RdmaCm,
@@ -40,25 +40,25 @@ pub(super) struct Locked<'a> {
 impl Locked<'_> {
     /// The name of the device that the id is bound to.
     fn device_name(&self) -> Option<&CStr> {
-        // SAFETY: the id lives (2) and nobody writes to it now (3).
+        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
         let verbs = unsafe { (*self.raw).verbs };
-        // SAFETY: librdmacm keeps the context of an id open as long as the id; its device does not
-        // change.
+        // SAFETY: the read wants an open context: librdmacm keeps the context of an id open as long
+        // as the id lives (2), and the context's device does not change.
         let device = NonNull::new(verbs).map(|verbs| unsafe { (*verbs.as_ptr()).device })?;
         let device = NonNull::new(device)?;
-        // SAFETY: an open context keeps its device.
+        // SAFETY: the place must be in bounds of a live device: an open context keeps its device.
         let name = unsafe { &raw const (*device.as_ptr()).name };
-        // SAFETY: a device's name does not change and ends with a zero; it is used while the lock
-        // keeps the id.
+        // SAFETY: from_ptr wants a NUL-terminated string that does not change while borrowed: a
+        // device's name is constant, and the borrow of `self` holds the lock, which keeps the id.
         Some(unsafe { CStr::from_ptr(name.cast()) })
     }
 
-    /// What is known of the id.
+    /// The channel's record of the id.
     pub(super) fn known(&mut self) -> Option<&mut Known> {
         self.state.ids.get_mut(&self.raw.addr())
     }
 
-    /// An error if the id is not bound to a device yet: librdmacm would look at it (6).
+    /// Fails if the id is not bound to a device yet: librdmacm would dereference NULL (6).
     pub(super) fn require_device(&self, operation: Operation) -> Result<()> {
         match self.device_name() {
             Some(_) => Ok(()),
@@ -66,7 +66,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Whether the call worked; else `errno` says why.
+    /// Decodes the result of a call: 0, -1 with `errno` set, or an `errno`.
     pub(super) fn done(&self, operation: Operation, result: c_int) -> Result<()> {
         match result {
             0 => Ok(()),
@@ -82,7 +82,7 @@ impl RawId {
         Ok(Locked { state: self.channel.lock(), table: self.channel.table, raw: self.raw.as_ptr() })
     }
 
-    /// Calls a function of librdmacm that wants a live id (2), under its channel's lock (3).
+    /// Calls a function of librdmacm that wants a live id (2), with the channel's lock held (3).
     pub(super) fn call(
         &self,
         operation: Operation,
@@ -92,7 +92,8 @@ impl RawId {
         locked.done(operation, function(locked.table, locked.raw))
     }
 
-    /// The same, of a function that looks at the id's device: `InvalidInput` if it has none (6).
+    /// Like [`call`](Self::call), for a function that dereferences the id's device: `InvalidInput`
+    /// if the id is not bound to one (6).
     pub(super) fn call_bound(
         &self,
         operation: Operation,
@@ -108,8 +109,7 @@ impl RawId {
         locked.device_name().map(|name| name.to_string_lossy().into_owned())
     }
 
-    /// An error if the id is bound to another device than the one that `context` is open on, or to
-    /// none.
+    /// Fails if the id is not bound to the device that `context` is open on.
     pub(super) fn check_device(&self, operation: Operation, context: &Context) -> Result<()> {
         self.channel.check(operation)?;
         let found = self.device_name().ok_or(Error::new(operation, ErrorKind::InvalidInput))?;
@@ -122,19 +122,20 @@ impl RawId {
 
     pub(super) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let Ok(locked) = self.lock(Operation::BindAddr) else { return (None, None) };
-        // SAFETY: the id lives (2) and nobody writes to it now (3).
+        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
         let addr = unsafe { (*locked.raw).route.addr };
-        // SAFETY: integers, which may have any value; librdmacm allocated all of it as zeros.
+        // SAFETY: a union read wants initialized bytes that are a valid value: librdmacm allocated
+        // the id as zeros, and integers may have any value.
         let source = unsafe { addr.__bindgen_anon_1.src_storage };
-        // SAFETY: a union of C structures of integers, for which zeros and any other bytes are
-        // values.
+        // SAFETY: a union read wants initialized bytes that are a valid value: librdmacm allocated
+        // the id as zeros, and `sockaddr_storage` is integers, which may have any value.
         let destination = unsafe { addr.__bindgen_anon_2.dst_storage };
         (sockaddr::from_storage(&source), sockaddr::from_storage(&destination))
     }
 
     fn port(&self) -> Option<u8> {
         let locked = self.lock(Operation::BindAddr).ok()?;
-        // SAFETY: the id lives (2) and nobody writes to it now (3).
+        // SAFETY: the read wants a live id that nobody writes to: (2), and the lock is held (3).
         let port = unsafe { (*locked.raw).port_num };
         locked.device_name().map(|_| port)
     }
@@ -144,7 +145,7 @@ impl RawId {
         self.channel.check(Operation::MigrateId)?;
         new.check(Operation::MigrateId)?;
         if !ptr::eq(self.channel.table, new.table) {
-            // The other implementation does not know this id.
+            // Another implementation of the connection manager does not know this id.
             return Err(Error::new(Operation::MigrateId, ErrorKind::InvalidInput));
         }
         if Arc::ptr_eq(&self.channel, new) {
@@ -152,12 +153,12 @@ impl RawId {
         }
         let (mut from, mut to) = lock_both(&self.channel, new);
         if from.broken {
-            // The events of a group that was not left would come along (8).
+            // The pending events of a group that could not be left would move along (8).
             return Err(Error::new(Operation::MigrateId, ErrorKind::NoDevice));
         }
         // SAFETY: rdma_migrate_id wants an id (2) and a channel (1) of this table, whose locks are
-        // held (3). All events of the id were acknowledged as they were taken (4), so it does not
-        // wait. No forked child (7).
+        // held (3). It does not wait: all events of the id were acknowledged as they were taken
+        // (4). This is no forked child (7): `check` above.
         let result = unsafe { (self.channel.table.rdma_migrate_id)(self.raw.as_ptr(), new.raw.as_ptr()) };
         if result != 0 {
             return Err(reason::last(Operation::MigrateId));
@@ -175,8 +176,8 @@ impl RawId {
         #[allow(clippy::cast_possible_wrap, reason = "small constants")]
         let (level, option) = (RDMA_OPTION_ID as c_int, option as c_int);
         let value: *mut c_void = (&raw mut value).cast();
-        // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the size
-        // that it is told.
+        // SAFETY: rdma_set_option wants an id (2), whose lock is held (3), and a value of the given
+        // size: `size_of::<T>()` bytes of `value`.
         self.call(Operation::SetOption, |cm, id| unsafe {
             (cm.rdma_set_option)(id, level, option, value, size_of::<T>())
         })
@@ -198,13 +199,13 @@ impl Object for RawId {
         for (_, address) in groups {
             let mut address = RawAddr::new(address);
             // SAFETY: rdma_leave_multicast wants a live id (this function's contract), whose lock
-            // is held (3), and an address. If it fails, the destroy below takes the events of the
-            // group with it; if that fails, too, no event is taken any more (8).
+            // is held (3), and an address. If leaving fails, the destroy below removes the group's
+            // events; if the destroy fails too, no event is taken any more (8).
             let left = unsafe { (self.channel.table.rdma_leave_multicast)(self.raw.as_ptr(), address.as_mut_ptr()) };
             stuck |= left != 0;
         }
         // SAFETY: rdma_destroy_id wants a live id (this function's contract), whose lock is held
-        // (3). All its events were acknowledged as they were taken (4), so it does not wait.
+        // (3). It does not wait: all events of the id were acknowledged as they were taken (4).
         let result = unsafe { (self.channel.table.rdma_destroy_id)(self.raw.as_ptr()) };
         let done = if result == 0 { Ok(()) } else { Err(reason::last(Operation::DestroyId)) };
         state.broken |= stuck && done.is_err();
@@ -212,7 +213,7 @@ impl Object for RawId {
     }
 }
 
-/// Takes over an id that librdmacm has just made on this channel (2, 5).
+/// Takes ownership of an id that librdmacm has just made on this channel (2, 5).
 pub(super) fn adopt(
     channel: &Arc<Handle<ChannelInner>>,
     state: &mut State,
@@ -224,17 +225,17 @@ pub(super) fn adopt(
     Handle::new(RawId { raw: Raw::new(raw.as_ptr()), channel: Arc::clone(channel), key })
 }
 
-/// In milliseconds, at least one: 0 would be no time at all, and a time too long to be counted is
-/// the longest.
+/// Converts a timeout to milliseconds, rounded up to at least 1, because librdmacm takes 0 as no
+/// time at all; a timeout out of range becomes the longest one.
 fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// One end of a connection, from before it exists, or a listener: on the port space of `T`, TCP for
-/// [`Rc`](crate::Rc).
+/// One end of a connection, from before the connection exists, or a listener. `T` gives the port
+/// space: TCP for [`Rc`](crate::Rc).
 ///
-/// Methods start things; their outcome arrives as an [`Event`](super::Event) of the channel, which
-/// names the id by [`key`](Self::key). Dropping an id ends its connection: the peer sees
+/// Methods start steps. The outcome of a step arrives as an [`Event`](super::Event) of the channel,
+/// which names the id by its [`key`](Self::key). Dropping an id ends its connection: the peer sees
 /// `Disconnected`, and requests that wait at a listener are rejected.
 ///
 /// # Examples
@@ -257,11 +258,11 @@ pub struct Id<T: PortSpace> {
 }
 
 impl EventChannel {
-    /// Makes an id: one end of a connection to be, or a listener.
+    /// Makes an id: one end of a future connection, or a listener.
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     ///
     /// # Examples
     ///
@@ -279,7 +280,7 @@ impl EventChannel {
         let mut state = channel.lock();
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
         // SAFETY: rdma_create_id wants a channel (1), whose lock is held (3), room for a pointer,
-        // and any context.
+        // and any context pointer.
         let result = unsafe {
             (channel.table.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, ptr::null_mut(), T::PORT_SPACE)
         };
@@ -296,7 +297,7 @@ impl<T: PortSpace> Id<T> {
         Self { raw, space: PhantomData }
     }
 
-    /// Its name in events.
+    /// The id's key in events.
     ///
     /// # Examples
     ///
@@ -316,22 +317,22 @@ impl<T: PortSpace> Id<T> {
         self.raw.key
     }
 
-    /// The open device of its channel.
+    /// The open device of the id's channel.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.raw.channel.context
     }
 
-    /// Takes a local address. Port 0 takes a free one, which [`local_addr`](Self::local_addr) then
-    /// tells.
+    /// Binds to a local address. Port 0 chooses a free port: [`local_addr`](Self::local_addr) then
+    /// returns it.
     ///
-    /// An address of one interface binds the id to its device; the unspecified address stands for
-    /// all of them.
+    /// The address of one interface binds the id to the interface's device; the unspecified address
+    /// stands for the addresses of all devices.
     ///
     /// # Errors
     ///
-    /// `NoRoute` if the address is no RDMA device's of this host, or somebody has taken its port on
-    /// all addresses; `AddressInUse`.
+    /// `NoRoute` if no RDMA device of this host has the address, or if another socket has the port
+    /// on all addresses; `AddressInUse`.
     ///
     /// # Examples
     ///
@@ -347,22 +348,22 @@ impl<T: PortSpace> Id<T> {
     pub fn bind_addr(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddr::new(address);
         // SAFETY: rdma_bind_addr wants an id (2), whose lock is held (3), and an address as long as
-        // its family says.
+        // its family says: `RawAddr` has room for every family.
         let done = self.raw.call(Operation::BindAddr, |cm, id| unsafe { (cm.rdma_bind_addr)(id, raw.as_mut_ptr()) });
         done.map_err(|error| match error.errno() {
-            // The kernel says the same of an address that is not the host's, which the unspecified
-            // one never is.
+            // The kernel returns EADDRNOTAVAIL also for an address that the host does not have; the
+            // unspecified address always exists, so its port must be taken.
             Some(libc::EADDRNOTAVAIL) if address.ip().is_unspecified() => error.with_kind(ErrorKind::AddressInUse),
             _ => error,
         })
     }
 
-    /// Starts to resolve an address, and binds to the device that leads there: `AddrResolved` or
-    /// `AddrError` follows.
+    /// Starts to resolve an address, and binds the id to the device that leads there:
+    /// `AddrResolved` or `AddrError` follows.
     ///
     /// # Errors
     ///
-    /// `NoRoute` if it is already clear that there is no way there.
+    /// `NoRoute` if librdmacm knows at once that no route leads to the address.
     ///
     /// # Examples
     ///
@@ -383,8 +384,8 @@ impl<T: PortSpace> Id<T> {
         let mut source = source.map(RawAddr::new);
         let mut destination = RawAddr::new(destination);
         let source = source.as_mut().map_or(ptr::null_mut(), RawAddr::as_mut_ptr);
-        // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), an address or NULL,
-        // and an address.
+        // SAFETY: rdma_resolve_addr wants an id (2), whose lock is held (3), a source address or
+        // NULL, and a destination address: both live during the call.
         self.raw.call(Operation::ResolveAddr, |cm, id| unsafe {
             (cm.rdma_resolve_addr)(id, source, destination.as_mut_ptr(), milliseconds(timeout))
         })
@@ -420,12 +421,12 @@ impl<T: PortSpace> Id<T> {
             .call_bound(Operation::ResolveRoute, |cm, id| unsafe { (cm.rdma_resolve_route)(id, milliseconds(timeout)) })
     }
 
-    /// Starts to listen: each peer that wants to connect makes an event. The backlog is how many
-    /// may wait for an answer; 0 stands for as many as the system allows.
+    /// Starts to listen: each peer that requests a connection makes an event. `backlog` is how many
+    /// requests may wait for an answer; 0 means as many as the system allows.
     ///
     /// # Errors
     ///
-    /// `AddressInUse` if somebody else listens there.
+    /// `AddressInUse` if another id listens at the address.
     ///
     /// # Examples
     ///
@@ -446,33 +447,33 @@ impl<T: PortSpace> Id<T> {
     }
 
     getters! { |this|
-        /// Our own address, once there is one.
+        /// The local address, once known.
         #[doc(alias = "rdma_get_local_addr")]
         #[doc(alias = "rdma_get_src_port")]
         local_addr: Option<SocketAddr> = this.raw.addresses().0;
-        /// The peer's address, once there is one.
+        /// The peer's address, once known.
         #[doc(alias = "rdma_get_peer_addr")]
         #[doc(alias = "rdma_get_dst_port")]
         peer_addr: Option<SocketAddr> = this.raw.addresses().1;
-        /// The name of the device that it is bound to, once it is.
+        /// The name of the device that the id is bound to, if it is bound.
         device_name: Option<String> = this.raw.device_name();
-        /// The device's port that it is bound to, once it is.
+        /// The device's port that the id is bound to, if it is bound.
         port: Option<u8> = this.raw.port();
     }
 
-    /// The type of service, in IP's header or translated for InfiniBand. Set it before the route is
-    /// resolved.
+    /// Sets the type of service: the TOS byte of the IP header, or its translation on InfiniBand.
+    /// Call it before the route is resolved.
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_TOS")]
     pub fn set_tos(&self, tos: u8) -> Result<()> {
         self.raw.set_option(RDMA_OPTION_ID_TOS, tos)
     }
 
-    /// How long the queue pair shall wait for an acknowledgement. Set it before connecting or
+    /// Sets how long the queue pair waits for an acknowledgement. Call it before connecting or
     /// accepting.
     ///
     /// # Errors
@@ -484,36 +485,37 @@ impl<T: PortSpace> Id<T> {
         self.raw.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, timeout.code())
     }
 
-    /// Whether others that allow it too may bind to the same address. Set it before binding.
+    /// Sets whether other ids that allow it too may bind to the same address. Call it before
+    /// binding.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` once it is bound.
+    /// `InvalidInput` once the id is bound.
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
     pub fn set_reuse_addr(&self, reuse: bool) -> Result<()> {
         self.raw.set_option(RDMA_OPTION_ID_REUSEADDR, c_int::from(reuse))
     }
 
-    /// Whether the unspecified IPv6 address stands for IPv6 only. Set it before binding.
+    /// Sets whether the unspecified IPv6 address stands for IPv6 only. Call it before binding.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` once it is bound.
+    /// `InvalidInput` once the id is bound.
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
     pub fn set_af_only(&self, only: bool) -> Result<()> {
         self.raw.set_option(RDMA_OPTION_ID_AFONLY, c_int::from(only))
     }
 
-    /// Moves the id to another channel, with the events that wait.
+    /// Moves the id, with its pending events, to another channel.
     ///
-    /// A listener moves without the requests that wait at it on some kernels: take them first.
+    /// On some kernels a listener moves without its pending requests: take them first.
     ///
     /// # Errors
     ///
     /// `InvalidInput` for a channel of another connection manager; `NoDevice` if the id's channel
-    /// has lost a device that had joined groups. The id then stays where it is.
+    /// has lost a device that had joined groups. On error the id stays on its channel.
     ///
     /// # Examples
     ///
@@ -532,20 +534,20 @@ impl<T: PortSpace> Id<T> {
         self.raw.migrate(channel)
     }
 
-    /// Tells librdmacm of an asynchronous event of the connection's queue pair: of
-    /// [`COMM_EST`](AsyncEventKind::COMM_EST), which says that the peer's last message of the
-    /// connection was lost. Nothing happens if the connection is established already.
+    /// Reports an asynchronous event of the connection's queue pair to librdmacm. Use it for
+    /// [`COMM_EST`](AsyncEventKind::COMM_EST), which means that the peer's last connection message
+    /// was lost. Nothing happens if the connection is established already.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for events that it has no use for.
+    /// `InvalidInput` for events that librdmacm does not handle.
     #[doc(alias = "rdma_notify")]
     pub fn notify(&self, event: AsyncEventKind) -> Result<()> {
         let locked = self.raw.lock(Operation::Notify)?;
-        // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and passes the number on.
+        // SAFETY: rdma_notify wants an id (2), whose lock is held (3), and takes any event number.
         let result = unsafe { (locked.table.rdma_notify)(locked.raw, ibv_event_type(event.as_raw())) };
         match locked.done(Operation::Notify, result) {
-            // It came by itself meanwhile.
+            // EISCONN: the connection was established meanwhile.
             Err(error) if error.errno() == Some(libc::EISCONN) => Ok(()),
             done => done,
         }

@@ -1,10 +1,10 @@
-//! Socket addresses in C's form and back.
+//! Conversion of socket addresses to C's form and back.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
-/// An address in C's form, padded with zeros: librdmacm compares some of them byte by byte.
+/// An address in C's form, padded with zeros, because librdmacm compares some addresses as bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) union RawAddr {
@@ -20,7 +20,7 @@ const INET6: sa_family_t = libc::AF_INET6 as sa_family_t;
 
 impl RawAddr {
     pub(super) fn new(address: SocketAddr) -> Self {
-        // SAFETY: C's storage for addresses is integers, for which zero is a value.
+        // SAFETY: zeroed wants a type for which zeros are a value: `sockaddr_storage` is integers.
         let mut raw = Self { storage: unsafe { std::mem::zeroed() } };
         match address {
             SocketAddr::V4(address) => {
@@ -44,24 +44,26 @@ impl RawAddr {
         raw
     }
 
-    /// For functions that take any address and do not write to it.
+    /// A pointer for C functions that take any address and do not write to it.
     pub(super) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         (&raw mut *self).cast()
     }
 }
 
-/// The address in C's storage; none if it is of another family, as one that was never set is.
+/// The address in C's storage; `None` for any family but IPv4 and IPv6, for example if never set.
 pub(super) fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let raw = RawAddr { storage: *storage };
     match storage.ss_family {
         INET => {
-            // SAFETY: every pattern of bytes is an IPv4 address, and all bytes are there.
+            // SAFETY: a union read wants initialized bytes that are a valid value: the whole
+            // storage was copied, and any bytes are an IPv4 address.
             let v4 = unsafe { raw.v4 };
             let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         INET6 => {
-            // SAFETY: every pattern of bytes is an IPv6 address, and all bytes are there.
+            // SAFETY: a union read wants initialized bytes that are a valid value: the whole
+            // storage was copied, and any bytes are an IPv6 address.
             let v6 = unsafe { raw.v6 };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             let flow = u32::from_be(v6.sin6_flowinfo);
@@ -80,7 +82,7 @@ mod tests {
         for text in ["192.0.2.1:7174", "0.0.0.0:0", "[2001:db8::1]:65535", "[fe80::1%3]:1"] {
             let address: SocketAddr = text.parse().unwrap();
             let raw = RawAddr::new(address);
-            // SAFETY: all bytes of the union were set.
+            // SAFETY: a union read wants initialized bytes: `new` sets all bytes of the union.
             let storage = unsafe { raw.storage };
             assert_eq!(from_storage(&storage), Some(address));
         }
@@ -88,7 +90,7 @@ mod tests {
 
     #[test]
     fn other_families_are_no_address() {
-        // SAFETY: C's storage for addresses is integers, for which zero is a value.
+        // SAFETY: zeroed wants a type for which zeros are a value: `sockaddr_storage` is integers.
         let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
         assert_eq!(from_storage(&storage), None);
         storage.ss_family = 27;
@@ -98,9 +100,10 @@ mod tests {
     #[test]
     fn padding_is_zero() {
         let raw = RawAddr::new("1.2.3.4:5".parse().unwrap());
-        // SAFETY: all bytes of the union were set.
+        // SAFETY: a union read wants initialized bytes: `new` sets all bytes of the union.
         let storage = unsafe { raw.storage };
-        // SAFETY: the storage is plain integers, and the slice is as long as it is.
+        // SAFETY: from_raw_parts wants initialized bytes of one live object: the storage is
+        // integers, and the slice has its length.
         let bytes = unsafe { std::slice::from_raw_parts((&raw const storage).cast::<u8>(), size_of_val(&storage)) };
         assert_eq!(bytes[2..8], [0, 5, 1, 2, 3, 4]);
         assert!(bytes[8..].iter().all(|&byte| byte == 0));

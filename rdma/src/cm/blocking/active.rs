@@ -1,4 +1,4 @@
-//! The active end.
+//! The active end: resolve an address, then connect.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
 use crate::types::{AckTimeout, RemoteAccess};
 use crate::wait::Deadline;
 
-/// What to set before an address is resolved.
+/// Options that take effect before an address is resolved.
 #[derive(Debug, Clone, Copy, Default)]
 #[must_use]
 pub struct ResolveOptions {
@@ -25,7 +25,7 @@ pub struct ResolveOptions {
 }
 
 impl ResolveOptions {
-    /// Nothing.
+    /// Default options: nothing set.
     pub fn new() -> Self {
         Self::default()
     }
@@ -33,13 +33,13 @@ impl ResolveOptions {
     setters! {
         /// The type of service.
         tos(tos: u8) = Some(tos);
-        /// How long the queue pair shall wait for an acknowledgement; else as long as the route is
-        /// said to take.
+        /// How long the queue pair waits for an acknowledgement; the default comes from the
+        /// resolved route.
         ack_timeout(timeout: AckTimeout) = Some(timeout);
     }
 }
 
-/// An address and the route to it, resolved: connect next.
+/// A resolved address and route, ready to connect.
 ///
 /// # Examples
 ///
@@ -60,12 +60,13 @@ pub struct Resolved<T: PortSpace = Rc> {
 
 /// Resolves an address and the route to it, each within the timeout.
 ///
-/// `source` is our own address: it decides by which device to leave where several lead there.
+/// `source` is the local address: it chooses the device if several lead to the destination.
 ///
 /// # Errors
 ///
-/// `NoRoute` if no device leads there, `Timeout` if the address does not answer, `WrongDevice` if
-/// another device than the context's leads there; those of [`EventChannel::new`].
+/// `NoRoute` if no device leads to the destination; `Timeout` if the address does not answer;
+/// `WrongDevice` if another device than the context's leads there; the errors of
+/// [`EventChannel::new`].
 #[doc(alias = "rdma_resolve_addr")]
 #[doc(alias = "rdma_resolve_route")]
 pub fn resolve<T: PortSpace>(
@@ -77,7 +78,7 @@ pub fn resolve<T: PortSpace>(
     resolve_with(context, source, destination, timeout, &ResolveOptions::new())
 }
 
-/// The same, with options.
+/// Resolves an address and the route to it, with options.
 ///
 /// # Errors
 ///
@@ -107,14 +108,14 @@ pub fn resolve_with<T: PortSpace>(
     Ok(Resolved { id, channel })
 }
 
-/// The kernel keeps the time; this is for one that does not.
+/// A deadline past the kernel's own timeout, for a kernel that never reports the timeout.
 fn within(timeout: Duration) -> Deadline {
     deadline(timeout.saturating_mul(2).saturating_add(Duration::from_secs(1)))
 }
 
 impl<T: PortSpace> Resolved<T> {
     getters! { |this|
-        /// Our own address.
+        /// The local address.
         local_addr: Option<SocketAddr> = this.id.local_addr();
         /// The peer's address.
         peer_addr: Option<SocketAddr> = this.id.peer_addr();
@@ -122,7 +123,7 @@ impl<T: PortSpace> Resolved<T> {
         id: &Id<T> = &this.id;
     }
 
-    /// The id, to go on in the form for event loops, and the channel that it is on.
+    /// Continues in the form for event loops: returns the id and its channel.
     #[must_use]
     pub fn into_id(self) -> (Id<T>, EventChannel) {
         (self.id, self.channel)
@@ -130,8 +131,8 @@ impl<T: PortSpace> Resolved<T> {
 }
 
 impl Resolved<Rc> {
-    /// Binds a queue pair to the port that leads to the peer, open to all remote operations that
-    /// the device has.
+    /// Binds a queue pair to the port that leads to the peer, and allows all remote operations that
+    /// the device supports.
     ///
     /// # Errors
     ///
@@ -141,7 +142,8 @@ impl Resolved<Rc> {
         self.id.init(qp, access)
     }
 
-    /// The same, and `access` is what the peer may do, to regions that allow it too.
+    /// Binds like [`init`](Self::init), but allows the peer only `access`; a region must allow an
+    /// operation too.
     ///
     /// # Errors
     ///
@@ -154,15 +156,14 @@ impl Resolved<Rc> {
         self.id.init(qp, access)
     }
 
-    /// Connects, and waits until the connection is there.
+    /// Connects, and waits until the connection is established.
     ///
     /// # Errors
     ///
-    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is
-    /// used again (on iWARP, to be made anew if anything is posted to it): `NotListening`,
-    /// `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the private data,
-    /// `WrongDevice` for a queue pair of another device; what librdmacm or the provider reports.
-    /// Resolve again to try again.
+    /// Returns the queue pair. [Reset](InitializedQueuePair::reset) it before using it again (on
+    /// iWARP, make a new one if anything is posted to it). `NotListening`; `Rejected` with the
+    /// peer's private data; `Timeout`; `TooLong` for the private data; `WrongDevice` for a queue
+    /// pair of another device; errors of librdmacm or the provider. To try again, resolve again.
     ///
     /// # Examples
     ///
@@ -209,8 +210,7 @@ impl Resolved<Rc> {
         }
     }
 
-    /// Tells the peer the provider's enhanced connection options, as librdmacm does for its own
-    /// queue pairs.
+    /// Offers the provider's ECE options to the peer, as librdmacm does for its own queue pairs.
     fn offer_ece(&self, qp: &InitializedQueuePair<Rc>) -> Result<crate::cm::Ece> {
         let Some(ours) = ece(qp)? else { return Ok(crate::cm::Ece::default()) };
         match self.id.set_local_ece(ours) {
@@ -220,14 +220,14 @@ impl Resolved<Rc> {
         }
     }
 
-    /// Tells the provider what the peer answered.
+    /// Gives the peer's ECE answer to the provider.
     fn take_ece(&self, qp: &InitializedQueuePair<Rc>, ours: crate::cm::Ece) -> Result<()> {
         if ours.vendor_id == 0 {
             return Ok(());
         }
         let theirs = self.id.remote_ece()?;
         if theirs.vendor_id != 0 && theirs.vendor_id != ours.vendor_id {
-            // An answer repeats the maker of the question.
+            // An ECE answer repeats the vendor id of the offer.
             return Err(Error::new(Operation::GetRemoteEce, ErrorKind::Incompatible));
         }
         apply_ece(qp, ours, theirs)

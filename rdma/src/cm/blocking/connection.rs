@@ -1,4 +1,4 @@
-//! A connection that is there, and one that did not come about.
+//! An established connection, and the error of a failed attempt.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,13 +14,13 @@ use crate::error::{Error, Result};
 use crate::qp::{InitializedQueuePair, QueuePair, Rc};
 use crate::wait::Deadline;
 
-/// A connection did not come about, or the answer where to send datagrams, which has no queue pair.
+/// A connection attempt, or a datagram request (then without a queue pair), that failed.
 pub struct ConnectError<Q = InitializedQueuePair<Rc>> {
-    /// Why.
+    /// The reason of the failure.
     pub error: Error,
-    /// What the peer had to say, if it rejected.
+    /// The peer's private data, if the peer rejected.
     pub private_data: PrivateData,
-    /// The queue pair.
+    /// The queue pair, given back.
     pub qp: Q,
 }
 
@@ -56,10 +56,10 @@ impl<Q> From<ConnectError<Q>> for std::io::Error {
     }
 }
 
-/// What the connection manager has of a connection; its queue pair is apart from it, and either may
-/// go first.
+/// The connection manager's part of a connection. The queue pair is a separate object; either may
+/// be dropped first.
 ///
-/// Dropping it ends the connection: the peer sees a disconnect.
+/// Dropping the connection ends it: the peer sees a disconnect.
 ///
 /// # Examples
 ///
@@ -84,7 +84,7 @@ pub struct Connection {
     ended: AtomicBool,
 }
 
-/// How often a thread that waits looks whether another has taken the event meanwhile.
+/// How often a waiting thread checks whether another thread has taken the event.
 const SHARED_WAIT: Duration = Duration::from_millis(100);
 
 impl Connection {
@@ -98,12 +98,12 @@ impl Connection {
     }
 
     getters! { |this|
-        /// What the peer had to say as it connected or accepted, on InfiniBand and RoCE filled up
-        /// with zeros.
+        /// The peer's private data, from its request or its answer; padded with zeros on InfiniBand
+        /// and RoCE.
         private_data: &[u8] = &this.private_data;
-        /// What the peer asked for, or agreed to.
+        /// The parameters that the peer asked for, or agreed to.
         parameters: &ConnectionParameters = &this.parameters;
-        /// Our own address.
+        /// The local address.
         local_addr: Option<SocketAddr> = this.id.local_addr();
         /// The peer's address.
         peer_addr: Option<SocketAddr> = this.id.peer_addr();
@@ -113,7 +113,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`Id::disconnect`].
     ///
     /// # Examples
     ///
@@ -131,12 +131,12 @@ impl Connection {
         self.id.disconnect(qp)
     }
 
-    /// Waits until the connection has ended, by whatever end; false after the timeout. Without a
-    /// timeout it waits for ever.
+    /// Waits until either end has ended the connection; returns false after the timeout. Without a
+    /// timeout, waits forever.
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     ///
     /// # Examples
     ///
@@ -154,7 +154,7 @@ impl Connection {
         let deadline = Deadline::after(timeout);
         while !self.ended.load(Ordering::Acquire) {
             if deadline.is_over() {
-                // What is there is looked at even without time.
+                // With no time left, pending events are still taken, up to a limit.
                 for _ in 0..LAST_LOOKS {
                     if self.try_next_event()?.is_none() {
                         break;
@@ -168,12 +168,12 @@ impl Connection {
         Ok(self.ended.load(Ordering::Acquire))
     }
 
-    /// Takes an event of the connection if there is one, for who waits for the
+    /// Takes an event of the connection if one is pending, for programs that wait for the
     /// [descriptor](std::os::fd::AsFd).
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     pub fn try_next_event(&self) -> Result<Option<Event>> {
         let event = self.channel.try_next_event()?;
         self.note(event.as_ref());
@@ -189,13 +189,13 @@ impl Connection {
         }
     }
 
-    /// The id.
+    /// The connection manager's id of the connection.
     #[must_use]
     pub fn id(&self) -> &Id<Rc> {
         &self.id
     }
 
-    /// The id, to go on in the form for event loops, and the channel that it is on.
+    /// Continues in the form for event loops: returns the id and its channel.
     #[must_use]
     pub fn into_id(self) -> (Id<Rc>, EventChannel) {
         (self.id, self.channel)
@@ -203,7 +203,7 @@ impl Connection {
 }
 
 lends_descriptor! {
-    /// The descriptor that becomes readable when something happens to the connection.
+    /// The descriptor is readable while an event of the connection is pending.
     Connection, channel
 }
 

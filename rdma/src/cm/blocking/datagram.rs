@@ -1,4 +1,4 @@
-//! Datagrams: asking for a peer's queue pair, telling ours, and multicast groups.
+//! Datagrams: asking for a peer's queue pair, answering such a request, and multicast groups.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -26,12 +26,12 @@ impl Resolved<Ud> {
         self.id.init(qp)
     }
 
-    /// Asks the listener where to send datagrams, and waits for its answer. The id is of no more
-    /// use than to be dropped.
+    /// Asks the listener where to send datagrams, and waits for the answer. The returned id has no
+    /// further use: drop it.
     ///
     /// # Errors
     ///
-    /// `NotListening`, `Rejected` with what the peer had to say, `Timeout`; `TooLong` for the
+    /// `NotListening`; `Rejected` with the peer's private data; `Timeout`; `TooLong` for the
     /// private data.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, options: &UdOptions, timeout: Duration) -> Result<(Id<Ud>, UdPeer), ConnectError<()>> {
@@ -48,7 +48,7 @@ impl Resolved<Ud> {
 }
 
 impl IncomingConnection<Ud> {
-    /// Binds a queue pair to the port that the request came by, with the port space's Q_Key.
+    /// Binds a queue pair to the port that the request arrived on, with the port space's Q_Key.
     ///
     /// # Errors
     ///
@@ -57,24 +57,24 @@ impl IncomingConnection<Ud> {
         self.request.init(qp)
     }
 
-    /// Tells the peer to send to this queue pair, which any number of peers may be told of.
+    /// Accepts: tells the peer to send to this queue pair, which may be given to any number of
+    /// peers.
     ///
     /// # Errors
     ///
-    /// `WrongDevice`; `TooLong` for the private data; what librdmacm reports. The request is over
-    /// then.
+    /// `WrongDevice`; `TooLong` for the private data; errors of librdmacm. The request is consumed.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QueuePair<Ud>, options: &UdOptions) -> Result<Id<Ud>> {
         self.request.accept(qp, options).map_err(|failed| failed.error)
     }
 }
 
-/// Joins a multicast group by the device of a local address, and waits until that is done.
+/// Joins a multicast group through the device of a local address, and waits until it is joined.
 ///
 /// # Errors
 ///
-/// `NoRoute` if the local address is no RDMA device's, `WrongDevice` if it is another's; `Timeout`;
-/// what librdmacm reports.
+/// `NoRoute` if no RDMA device has the local address; `WrongDevice` if another device than the
+/// context's has it; `Timeout`; errors of librdmacm.
 ///
 /// # Examples
 ///
@@ -115,8 +115,8 @@ pub fn join(
     Ok(Joined { id, channel, address, group })
 }
 
-/// A multicast group that was joined; left when this is dropped. A queue pair is attached to it
-/// apart from that.
+/// Membership in a multicast group; dropping it leaves the group. To receive, a queue pair must be
+/// attached to the group separately.
 pub struct Joined {
     id: Id<Ud>,
     channel: EventChannel,
@@ -128,24 +128,24 @@ impl Joined {
     getters! { |this|
         /// The group, to attach to and to send to.
         group: &MulticastGroup = &this.group;
-        /// The id, to bind queue pairs by.
+        /// The id; its `init` binds queue pairs to the group's port.
         id: &Id<Ud> = &this.id;
     }
 
-    /// Takes an event of the group if there is one: that it was lost, or the device.
+    /// Takes an event of the group if one is pending: the group or the device was lost.
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     pub fn try_next_event(&self) -> Result<Option<Event>> {
         self.channel.try_next_event()
     }
 
-    /// Leaves the group. Dropping does the same; this says whether it worked.
+    /// Leaves the group. Dropping leaves the group too; this reports errors.
     ///
     /// # Errors
     ///
-    /// What librdmacm reports.
+    /// Errors of librdmacm.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave(self) -> Result<()> {
         self.id.leave_multicast(self.address)
@@ -153,7 +153,7 @@ impl Joined {
 }
 
 lends_descriptor! {
-    /// The descriptor that becomes readable when something happens to the group.
+    /// The descriptor is readable while an event of the group is pending.
     Joined, channel
 }
 

@@ -1,4 +1,4 @@
-//! The passive end.
+//! The passive end: listen, then accept or reject.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::qp::{InitializedQueuePair, PreparedQueuePair, QueuePair, Rc};
 use crate::types::RemoteAccess;
 use crate::wait::Deadline;
 
-/// How to listen.
+/// Options of a listener.
 ///
 /// # Examples
 ///
@@ -43,25 +43,25 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// Up to 128 requests wait; the address is ours alone.
+    /// Default options: up to 128 requests wait, and the address is not shared.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// How many requests may wait for an answer; 0: as many as the system allows.
+        /// How many requests may wait for an answer; 0 means as many as the system allows.
         backlog(count: u32) = count;
-        /// Whether others that allow it too may bind to the same address.
+        /// Whether other listeners that allow it too may bind to the same address.
         reuse_addr(reuse: bool) = reuse;
         /// Whether the unspecified IPv6 address stands for IPv6 only.
         af_only(only: bool) = only;
-        /// The type of service of its connections.
+        /// The type of service of the listener's connections.
         tos(tos: u8) = Some(tos);
     }
 }
 
-/// Waits for peers that want to connect; with `Listener<Ud>`, that want to know where to send
-/// datagrams.
+/// Waits for peers that request connections; a `Listener<Ud>` waits for peers that ask where to
+/// send datagrams.
 ///
 /// # Examples
 ///
@@ -84,13 +84,13 @@ pub struct Listener<T: PortSpace = Rc> {
 }
 
 impl<T: PortSpace> Listener<T> {
-    /// Listens at an address of the context's device, or with the unspecified address at all of
-    /// them. Port 0 takes a free one.
+    /// Listens at an address of the context's device, or, with the unspecified address, at all its
+    /// addresses. Port 0 chooses a free port.
     ///
     /// # Errors
     ///
-    /// `NoRoute` if the address is no RDMA device's of this host, `WrongDevice` if it is another's,
-    /// `AddressInUse`; those of [`EventChannel::new`].
+    /// `NoRoute` if no RDMA device of this host has the address; `WrongDevice` if another device
+    /// than the context's has it; `AddressInUse`; the errors of [`EventChannel::new`].
     ///
     /// # Examples
     ///
@@ -125,20 +125,21 @@ impl<T: PortSpace> Listener<T> {
         Ok(Self { id, channel, local_addr })
     }
 
-    /// The address, with the port that was chosen.
+    /// The local address, with the chosen port.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Waits for the next peer; none after the timeout. Without a timeout it waits for ever.
+    /// Waits for the next request; returns `None` after the timeout. Without a timeout, waits
+    /// forever.
     ///
-    /// A peer that comes by another device than the context's is rejected.
+    /// A request that arrives on another device than the context's is rejected.
     ///
     /// # Errors
     ///
-    /// `NoDevice` once the device is removed; what librdmacm reports, for example no more file
-    /// descriptors.
+    /// `NoDevice` once the device is removed; errors of librdmacm, for example when file
+    /// descriptors run out.
     ///
     /// # Examples
     ///
@@ -156,7 +157,7 @@ impl<T: PortSpace> Listener<T> {
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<IncomingConnection<T>>> {
         let deadline = Deadline::after(timeout);
         let mut looks = 0..LAST_LOOKS;
-        // Peers that are not for us do not take us past it for ever.
+        // Rejected requests must not extend the deadline.
         while !deadline.is_over() || looks.next().is_some() {
             let Some(event) = self.channel.next_event_until(deadline)? else {
                 if deadline.is_over() {
@@ -178,7 +179,7 @@ impl<T: PortSpace> Listener<T> {
         Ok(None)
     }
 
-    /// The id.
+    /// The connection manager's id of the listener.
     #[must_use]
     pub fn id(&self) -> &Id<T> {
         &self.id
@@ -186,8 +187,8 @@ impl<T: PortSpace> Listener<T> {
 }
 
 lends_descriptor! {
-    /// The descriptor that becomes readable when somebody wants to connect: then
-    /// [`Listener::next_request`] with no time to wait.
+    /// The descriptor is readable while a request is pending: call [`Listener::next_request`] with
+    /// a zero timeout.
     Listener<T: PortSpace>, channel
 }
 
@@ -197,7 +198,7 @@ impl<T: PortSpace> fmt::Debug for Listener<T> {
     }
 }
 
-/// A peer that wants to connect. Accept or reject it; dropping it rejects.
+/// A peer's request for a connection. Accept or reject it; dropping rejects.
 ///
 /// # Examples
 ///
@@ -219,7 +220,7 @@ pub struct IncomingConnection<T: PortSpace = Rc> {
 }
 
 impl<T: PortSpace> IncomingConnection<T> {
-    /// On a channel of its own, so that whoever accepts it waits for nobody else's events.
+    /// Moves the request to a channel of its own, so that accepting it sees no other id's events.
     fn new(mut request: ConnectRequest<T>) -> Result<Self> {
         let channel = EventChannel::new(request.id().context())?;
         request.migrate(&channel)?;
@@ -227,30 +228,30 @@ impl<T: PortSpace> IncomingConnection<T> {
     }
 
     getters! { |this|
-        /// What the peer had to say, on InfiniBand and RoCE filled up with zeros.
+        /// The peer's private data, padded with zeros on InfiniBand and RoCE.
         private_data: &[u8] = this.request.private_data();
         /// The peer's address.
         peer_addr: Option<SocketAddr> = this.request.peer_addr();
-        /// Our own address.
+        /// The local address.
         local_addr: Option<SocketAddr> = this.request.local_addr();
     }
 
-    /// Says no, and why: [`ConnectRequest::reject`].
+    /// Rejects the request, with private data that says why: [`ConnectRequest::reject`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`ConnectRequest::reject`].
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.request.reject(private_data)
     }
 
-    /// The request.
+    /// The request in the form for event loops.
     #[must_use]
     pub fn request(&self) -> &ConnectRequest<T> {
         &self.request
     }
 
-    /// The request, to be answered in the form for event loops, and the channel that it is on.
+    /// Continues in the form for event loops: returns the request and its channel.
     #[must_use]
     pub fn into_request(self) -> (ConnectRequest<T>, EventChannel) {
         (self.request, self.channel)
@@ -258,14 +259,14 @@ impl<T: PortSpace> IncomingConnection<T> {
 }
 
 impl IncomingConnection<Rc> {
-    /// What the peer asks for.
+    /// The parameters that the peer asks for.
     #[must_use]
     pub fn parameters(&self) -> &ConnectionParameters {
         self.request.parameters()
     }
 
-    /// Binds a queue pair to the port that the request came by, open to all remote operations that
-    /// the device has.
+    /// Binds a queue pair to the port that the request arrived on, and allows all remote operations
+    /// that the device supports.
     ///
     /// # Errors
     ///
@@ -275,7 +276,8 @@ impl IncomingConnection<Rc> {
         self.request.init(qp, access)
     }
 
-    /// The same, and `access` is what the peer may do, to regions that allow it too.
+    /// Binds like [`init`](Self::init), but allows the peer only `access`; a region must allow an
+    /// operation too.
     ///
     /// # Errors
     ///
@@ -288,18 +290,18 @@ impl IncomingConnection<Rc> {
         self.request.init(qp, access)
     }
 
-    /// Says yes, and waits until the connection is there.
+    /// Accepts, and waits until the connection is established.
     ///
-    /// On iWARP the end that connected must be the first to send: what comes before it is ready
-    /// ends the connection. On siw it better waits until this has returned: see
-    /// [there](crate::cm#order-of-things).
+    /// On iWARP the active end must send first: a message of this end that arrives before the
+    /// active end is ready ends the connection. With siw the active end should wait until this has
+    /// returned: see [the order of things](crate::cm#order-of-things).
     ///
     /// # Errors
     ///
-    /// With the queue pair, which wants to be [reset](InitializedQueuePair::reset) before it is
-    /// used again (on iWARP, to be made anew if anything is posted to it): `Timeout` if the peer
-    /// does not answer, `Disconnected` if it has gone; `TooLong` for the private data; what
-    /// librdmacm or the provider reports. The request is over then.
+    /// Returns the queue pair. [Reset](InitializedQueuePair::reset) it before using it again (on
+    /// iWARP, make a new one if anything is posted to it). `Timeout` if the peer does not answer;
+    /// `Disconnected` if the peer has gone; `TooLong` for the private data; errors of librdmacm or
+    /// the provider. The request is consumed.
     ///
     /// # Examples
     ///
@@ -346,7 +348,7 @@ impl IncomingConnection<Rc> {
         match established {
             Ok(_) => Ok((Connection::new(id, channel, private_data, peer), qp.into_manual())),
             Err((error, private_data)) => {
-                // Whoever rejects what was accepted has given up.
+                // A peer that rejects an accepted request has given up.
                 let gone = matches!(error.kind(), ErrorKind::Rejected(_) | ErrorKind::NotListening);
                 let error = if gone { Error::new(Operation::Accept, ErrorKind::Disconnected) } else { error };
                 Err(ConnectError { private_data, ..ConnectError::new(error, qp) })
@@ -355,8 +357,7 @@ impl IncomingConnection<Rc> {
     }
 }
 
-/// Answers the peer's enhanced connection options with ours, as librdmacm does for its own queue
-/// pairs.
+/// Answers the peer's ECE options with the provider's, as librdmacm does for its own queue pairs.
 fn answer_ece(request: &ConnectRequest<Rc>, qp: &InitializedQueuePair<Rc>) -> Result<()> {
     let Some(ours) = ece(qp)? else { return Ok(()) };
     let theirs = match request.remote_ece() {

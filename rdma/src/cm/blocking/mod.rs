@@ -1,4 +1,4 @@
-//! The connection manager, each step in one call that waits.
+//! The blocking connection manager: each step is one call that waits for its outcome.
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,9 +38,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Every listener and every connection has an event channel of its own, so that nobody takes
-//! another's events. All of them can be shared by threads, and are sources of a descriptor for who
-//! wants to wait for several.
+//! Every listener and every connection has an event channel of its own, so none takes another's
+//! events. Threads can share all of them, and each has a descriptor for programs that wait for
+//! several at once.
 
 mod active;
 mod connection;
@@ -62,13 +62,13 @@ use crate::qp::{InitializedQueuePair, Rc};
 use crate::types::Ece;
 use crate::wait::Deadline;
 
-/// How many events are still looked at once the time is over: what waits when there is no time to
-/// wait, but not what keeps coming.
+/// How many pending events are still taken after the deadline. The limit keeps a stream of events
+/// from extending the deadline.
 const LAST_LOOKS: u32 = 1024;
 
-/// What an id's own channel says next, of the steps that may fail.
+/// The next event of an id that has a channel of its own.
 enum Outcome {
-    /// The event waited for, or another that is no failure.
+    /// The awaited event, or another one that is not a failure.
     Event(EventKind),
     Failed(Error, PrivateData),
 }
@@ -81,7 +81,7 @@ fn next(channel: &EventChannel, operation: Operation, deadline: Deadline) -> Out
             Ok(None) if deadline.is_over() => {
                 return Outcome::Failed(Error::new(operation, ErrorKind::Timeout), PrivateData::default());
             }
-            // Readable, but not for us.
+            // The descriptor was readable, but the channel has no event for us.
             Ok(None) => {}
             Err(error) => return Outcome::Failed(error, PrivateData::default()),
         }
@@ -100,7 +100,7 @@ fn next(channel: &EventChannel, operation: Operation, deadline: Deadline) -> Out
     Outcome::Failed(error, PrivateData::default())
 }
 
-/// Waits for an event; others that are no failure are passed over.
+/// Waits for the event that `wanted` accepts; skips other events that are not failures.
 pub(super) fn wait_for<R>(
     channel: &EventChannel,
     operation: Operation,
@@ -113,7 +113,7 @@ pub(super) fn wait_for<R>(
                 if let Some(found) = wanted(kind) {
                     return Ok(found);
                 }
-                // Else events without end would take us past it.
+                // A stream of events must not extend the deadline.
                 if deadline.is_over() {
                     return Err((Error::new(operation, ErrorKind::Timeout), PrivateData::default()));
                 }
@@ -123,12 +123,12 @@ pub(super) fn wait_for<R>(
     }
 }
 
-/// The time that a step may take; a time too long to be counted is for ever.
+/// The deadline of a step; a timeout out of range means no deadline.
 fn deadline(timeout: Duration) -> Deadline {
     Deadline::after(Some(timeout))
 }
 
-/// The provider's enhanced connection options, if it has any.
+/// The provider's ECE options, if it has any.
 fn ece(qp: &InitializedQueuePair<Rc>) -> Result<Option<Ece>> {
     match qp.qp.ece() {
         Ok(ece) => Ok(Some(ece).filter(|ece| ece.vendor_id != 0)),
@@ -137,7 +137,7 @@ fn ece(qp: &InitializedQueuePair<Rc>) -> Result<Option<Ece>> {
     }
 }
 
-/// Gives the provider what the peer said: its options if both are of one maker, else none.
+/// Applies the peer's ECE options if both ends have the same vendor id, else no options.
 fn apply_ece(qp: &InitializedQueuePair<Rc>, ours: Ece, theirs: Ece) -> Result<()> {
     let options = if theirs.vendor_id == ours.vendor_id { theirs.options } else { 0 };
     match qp.qp.set_ece(Ece { options, ..ours }) {
