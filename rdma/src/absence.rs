@@ -1,4 +1,4 @@
-//! Why there is no RDMA hardware to use, and what to do about it.
+//! Diagnosis of missing RDMA hardware: the reasons, with a remedy for each.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -41,7 +41,7 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// A few words, for a line that says more than this.
+    /// The finding in a few words, for a line that lists several.
     fn summary(&self) -> String {
         match self {
             Self::NoLibrary(error) => format!("no {}", error.library()),
@@ -51,7 +51,7 @@ impl Finding {
         }
     }
 
-    /// What to do about it.
+    /// Advice on how to fix the finding.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -90,7 +90,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Why there is no RDMA hardware to use.
+/// The reasons why no RDMA hardware can be used.
 ///
 /// # Examples
 ///
@@ -105,11 +105,11 @@ pub struct HardwareAbsence {
     findings: Vec<Finding>,
 }
 
-/// Less than this is not enough for most programs' buffers.
+/// A lower limit of locked memory, in bytes, is too small for the buffers of most programs.
 const ENOUGH_MEMLOCK: u64 = 16 << 20;
 
 impl HardwareAbsence {
-    /// Looks for reasons; none if there is hardware and nothing is in the way.
+    /// Looks for reasons; returns `None` if there is hardware and nothing prevents its use.
     #[must_use]
     pub fn diagnose() -> Option<Self> {
         let mut findings = Vec::new();
@@ -129,20 +129,20 @@ impl HardwareAbsence {
         (!findings.is_empty()).then_some(Self { findings })
     }
 
-    /// The reasons in a few words; the text of this value says them in full.
+    /// The reasons in a few words; `Display` prints them in full.
     #[must_use]
     pub fn summary(&self) -> String {
         self.findings.iter().map(Finding::summary).collect::<Vec<_>>().join(", ")
     }
 
-    /// The reasons, the first thing to mend first.
+    /// The reasons, in the order in which to fix them.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 }
 
-/// What the file system tells, given how many devices libibverbs listed.
+/// Examines the file system; `listed` is the number of devices that libibverbs listed.
 fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) {
     let names = |path: &Path| -> Option<Vec<String>> {
         let mut names: Vec<_> =
@@ -179,10 +179,11 @@ fn look(sys: &Path, dev: &Path, listed: usize, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The soft limit of locked memory; none if there is none, or if it does not bind this process.
+/// The soft limit of locked memory in bytes; `None` if it is unlimited or does not bind this
+/// process.
 fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: getrlimit wants room for one rlimit.
+    // SAFETY: getrlimit wants room for one rlimit: `limit`.
     if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
         return None;
     }

@@ -1,8 +1,8 @@
-//! Choosing a device and a port: by name, from the environment, or the best there is.
+//! Choosing a device and a port: by name, from the environment, or the best available.
 //!
-//! "Any" means active hardware first, in the library's order, and the software device only when
-//! there is none. What was taken and why is in the result ([`Choice`]) and reported through
-//! `tracing`; the software device is never a silent substitute.
+//! "Any" means active hardware first, in the library's order, and the software device only if there
+//! is no such hardware. The result ([`Choice`]) and a `tracing` event say which device was chosen
+//! and why; the software device is never a silent substitute.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Operation};
 use crate::types::PortState;
 
-/// Which device to use.
+/// Selects a device, and possibly its port.
 ///
 /// As text: `any`, `hardware`, a name like `mlx5_0` or `soft0`, or a name and a port like
 /// `mlx5_0:2`.
@@ -29,21 +29,22 @@ use crate::types::PortState;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum DeviceSelector {
-    /// Hardware with an active port if there is any, else the software device.
+    /// Hardware with an active port if there is any; otherwise the software device.
     #[default]
     Any,
-    /// Hardware with an active port: for jobs that span hosts, which the software device does not.
+    /// Hardware with an active port: for jobs across hosts, which the software device does not
+    /// support.
     Hardware,
-    /// This device.
+    /// The named device.
     Named {
         /// Its name.
         name: String,
-        /// Its port; the first active one if not said.
+        /// Its port; the first active one if `None`.
         port: Option<u8>,
     },
 }
 
-/// A text that selects no device.
+/// The error of parsing a text that selects no device.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ParseSelectorError(String);
 
@@ -95,11 +96,11 @@ impl DeviceSelector {
     /// The environment variable that [`from_env`](Self::from_env) reads.
     pub const VARIABLE: &'static str = "RDMA_DEVICE";
 
-    /// What `RDMA_DEVICE` says; [`Any`](Self::Any) if it is not set or empty.
+    /// Reads `RDMA_DEVICE`; [`Any`](Self::Any) if the variable is unset or empty.
     ///
     /// # Errors
     ///
-    /// It is set to something that selects no device.
+    /// The variable's value selects no device.
     ///
     /// # Examples
     ///
@@ -134,11 +135,11 @@ pub struct Opened {
     pub context: Context,
     /// The port to use.
     pub port: u8,
-    /// What was taken and why.
+    /// The device that was chosen, and why.
     pub choice: Choice,
 }
 
-/// What [`open`] took, and why; one line as text.
+/// The choice that [`open`] made and its reason; prints as one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     device: String,
@@ -153,9 +154,9 @@ impl Choice {
         device: &str = &this.device;
         /// The port.
         port: u8 = this.port;
-        /// Whether it is the software device of this crate.
+        /// Whether the device is this crate's software device.
         is_software: bool = this.software;
-        /// Why this one.
+        /// Why this device was chosen.
         reason: &str = &this.reason;
     }
 }
@@ -167,17 +168,17 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Why no device could be opened; one line as text, with what to do.
+/// The reason why no device could be opened; prints as one line, with a remedy.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenError {
     /// `RDMA_DEVICE` selects no device.
     Environment(ParseSelectorError),
-    /// There is no device of this name.
+    /// No device has this name.
     Unknown {
         /// The name.
         name: String,
-        /// The devices that there are.
+        /// The names of the existing devices.
         known: Vec<String>,
     },
     /// The device has no such port.
@@ -186,7 +187,7 @@ pub enum OpenError {
         name: String,
         /// The port asked for.
         port: u8,
-        /// How many it has.
+        /// How many ports the device has.
         count: u8,
     },
     /// The port, or every port of the device, is not active.
@@ -196,13 +197,13 @@ pub enum OpenError {
         /// The port, if one was asked for.
         port: Option<u8>,
     },
-    /// There is no usable hardware, and nothing else may be used.
+    /// There is no usable hardware, and the selector or the build allows no other device.
     NoHardware {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// There is no usable hardware, and the environment (`RDMA_SOFT=off`) leaves the software
-    /// device out.
+    /// There is no usable hardware, and the environment (`RDMA_SOFT=off`) excludes the software
+    /// device.
     SoftwareOff {
         /// Why there is no hardware.
         reason: String,
@@ -211,7 +212,7 @@ pub enum OpenError {
     Device {
         /// The device.
         name: String,
-        /// Why.
+        /// The reason.
         error: Error,
     },
     /// The devices cannot be listed.
@@ -264,11 +265,11 @@ impl From<OpenError> for std::io::Error {
     }
 }
 
-/// Opens the device that is selected, and finds an active port.
+/// Opens the selected device, and finds an active port.
 ///
 /// # Errors
 ///
-/// One line that says what is missing and what to do.
+/// One line that says what is missing and how to fix it.
 pub fn open(selector: &DeviceSelector) -> Result<Opened, OpenError> {
     let hardware = Device::hardware().map_err(OpenError::List)?;
     Device::check_environment().map_err(OpenError::List)?;
@@ -312,7 +313,7 @@ fn named(devices: Vec<Device>, name: &str, port: Option<u8>) -> Result<Opened, O
     Ok(opened(context, port, "selected by name".into()))
 }
 
-/// The first hardware device with an active port, or why there is none.
+/// Opens the first hardware device with an active port, or says why there is none.
 fn best(devices: &[Device]) -> Result<Opened, String> {
     let mut reasons = Vec::new();
     for device in devices {

@@ -1,14 +1,14 @@
-//! RDMA devices of this machine: what can be opened.
+//! The RDMA devices of this machine, before they are opened.
 //!
-//! [`Device::list`] gives the hardware that the system's libibverbs knows, then the software device
-//! `soft0`, marked by [`Device::is_software`]. The environment variable `RDMA_SOFT=off` leaves the
-//! latter out.
+//! [`Device::list`] returns the hardware that the system's libibverbs lists, then the software
+//! device `soft0`, for which [`Device::is_software`] is true. The environment variable
+//! `RDMA_SOFT=off` excludes the software device.
 //!
 //! # Safety
 //!
 //! 1. A [`DeviceList`] owns the array that `ibv_get_device_list` of its table returned. Every
-//!    [`Device`] of it holds an `Arc` of its [`Handle`], so the array is freed after them. All
-//!    devices in the array are valid until then, and never change.
+//!    [`Device`] of it holds an `Arc` of its [`Handle`], so the array is freed after them. Until
+//!    then all devices in the array are valid and constant.
 //! 2. Functions of a table are only called with objects that the same table made.
 
 use std::ffi::CStr;
@@ -21,7 +21,7 @@ use crate::fork;
 use crate::handle::{Handle, Object, Raw};
 use crate::types::{Guid, NodeType, TransportType};
 
-/// What `ibv_get_device_list` returned (1).
+/// An array that `ibv_get_device_list` returned (1).
 struct DeviceList {
     table: &'static Ibverbs,
     array: Raw<*mut ibv_device>,
@@ -47,7 +47,7 @@ impl Object for DeviceList {
 
 /// An RDMA device that can be opened.
 ///
-/// Cheap to clone; keeps what the library knows about it alive, but does not open it.
+/// Cheap to clone. Keeps the library's record of the device alive, but does not open the device.
 ///
 /// # Examples
 ///
@@ -68,13 +68,13 @@ pub struct Device {
 impl Device {
     /// All devices: hardware first, then the software device.
     ///
-    /// No hardware is not an error: [`HardwareAbsence`](crate::HardwareAbsence) says why there is
-    /// none.
+    /// Missing hardware is not an error: [`HardwareAbsence`](crate::HardwareAbsence) says why there
+    /// is none.
     ///
     /// # Errors
     ///
-    /// The software device could not be set up; an environment variable names no library, or no
-    /// setting of the device.
+    /// The software device could not be set up, or an environment variable has an invalid value: a
+    /// library that cannot be loaded, or an invalid setting of the software device.
     ///
     /// # Examples
     ///
@@ -91,10 +91,10 @@ impl Device {
         Ok(devices)
     }
 
-    /// The devices of the system's libibverbs; none without a libibverbs.
+    /// The devices of the system's libibverbs; empty if libibverbs cannot be loaded.
     ///
-    /// Fails if `RDMA_IBVERBS_PATH` is set and leads to no library: the program was told to use
-    /// that one.
+    /// Fails if `RDMA_IBVERBS_PATH` is set and no library can be loaded from it: the user asked for
+    /// that library.
     pub(crate) fn hardware() -> Result<Vec<Self>> {
         let listed = match Ibverbs::system() {
             Ok(table) => Self::list_of(table, false),
@@ -110,13 +110,13 @@ impl Device {
         }))
     }
 
-    /// Whether `RDMA_SOFT=off` leaves out the software device of this build.
+    /// Whether this build has the software device and `RDMA_SOFT=off` excludes it.
     pub(crate) fn software_is_off() -> bool {
         cfg!(feature = "soft") && std::env::var("RDMA_SOFT").is_ok_and(|value| value.eq_ignore_ascii_case("off"))
     }
 
-    /// An error if a variable of the software device has a value that means nothing, whichever
-    /// device is used in the end.
+    /// Fails if a variable of the software device has an invalid value, whichever device is opened
+    /// in the end.
     pub(crate) fn check_environment() -> Result<()> {
         #[cfg(feature = "soft")]
         if !Self::software_is_off() {
@@ -126,37 +126,37 @@ impl Device {
         Ok(())
     }
 
-    /// The software device, if it is in the build and not switched off.
+    /// The software device, if `RDMA_SOFT` does not exclude it.
     #[cfg(feature = "soft")]
     pub(crate) fn software() -> Result<Vec<Self>> {
         Self::check_environment()?;
         if Self::software_is_off() { Ok(Vec::new()) } else { Self::list_of(rdma_soft::ibverbs(), true) }
     }
 
-    /// The software device: not in this build.
+    /// Returns no device: this build has no software device.
     #[cfg(not(feature = "soft"))]
     #[allow(clippy::unnecessary_wraps, reason = "as with the software device")]
     pub(crate) fn software() -> Result<Vec<Self>> {
         Ok(Vec::new())
     }
 
-    /// The devices that one library, or one implementation in Rust, has.
+    /// The devices of one function table: a library's, or the software device's.
     pub(crate) fn list_of(table: &'static Ibverbs, software: bool) -> Result<Vec<Self>> {
         fork::watch();
         let mut count = 0;
-        // SAFETY: ibv_get_device_list wants a place for the count, or NULL.
+        // SAFETY: ibv_get_device_list wants room for the count, or NULL.
         let array = unsafe { (table.ibv_get_device_list)(&raw mut count) };
         let array = Raw::created(Operation::ListDevices, array)?;
         let list = Arc::new(Handle::new(DeviceList { table, array, software, fork: fork::generation() }));
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: the library returned an array of `count` devices (and a NULL), which the list
-        // keeps (1).
+        // SAFETY: from_raw_parts wants `count` readable pointers that stay unchanged: the library
+        // returned an array of `count` devices and a NULL, which the list keeps (1).
         let raw = unsafe { std::slice::from_raw_parts(list.array.as_ptr(), count) };
         let devices = raw.iter().filter(|raw| !raw.is_null());
         Ok(devices.map(|&raw| Self { list: Arc::clone(&list), raw: Raw::new(raw) }).collect())
     }
 
-    /// The name that the kernel, or the software device, gave it: `mlx5_0`, `rxe0`, `soft0`.
+    /// The device's name from the kernel, or `soft0`: for example `mlx5_0` or `rxe0`.
     #[must_use]
     #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> String {
@@ -165,12 +165,12 @@ impl Device {
         if name.is_null() {
             return String::new();
         }
-        // SAFETY: the returned string is NUL-terminated and part of the device, which `self` keeps
-        // alive (1).
+        // SAFETY: from_ptr wants a NUL-terminated string that stays unchanged: the name is part of
+        // the device, which `self` keeps alive (1).
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
-    /// The device's globally unique name.
+    /// The device's globally unique identifier.
     #[must_use]
     #[doc(alias = "ibv_get_device_guid")]
     pub fn guid(&self) -> Guid {
@@ -178,23 +178,23 @@ impl Device {
         Guid::from_be(unsafe { (self.list.table.ibv_get_device_guid)(self.raw.as_ptr()) })
     }
 
-    /// What kind of node it is.
+    /// The kind of node.
     #[must_use]
     pub fn node_type(&self) -> NodeType {
-        // SAFETY: the device is valid (1) and this field does not change.
+        // SAFETY: the read wants a valid device that nobody writes to (1).
         NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
     }
 
-    /// The transport protocol that it speaks.
+    /// The device's transport protocol.
     #[must_use]
     pub fn transport(&self) -> TransportType {
-        // SAFETY: the device is valid (1) and this field does not change.
+        // SAFETY: the read wants a valid device that nobody writes to (1).
         TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
     }
 
-    /// Whether it is the software device of this crate.
+    /// Whether the device is this crate's software device.
     ///
-    /// The kernel's software devices (rxe, siw) are devices like any other.
+    /// The kernel's software devices (rxe, siw) count as hardware.
     ///
     /// # Examples
     ///
@@ -210,9 +210,9 @@ impl Device {
     }
 
     getters! { |this|
-        /// The C object. It is valid as long as this value, or a clone, lives.
+        /// The C object, valid while this value or a clone of it lives.
         as_raw: *mut ibv_device = this.raw.as_ptr();
-        /// The functions that this device belongs to.
+        /// The function table that the device belongs to.
         table: &'static Ibverbs = this.list.table;
     }
 }

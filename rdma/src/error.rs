@@ -1,8 +1,8 @@
-//! The one error of this crate: small, `Copy`, and made without allocation.
+//! The crate's error type: small, `Copy`, and made without allocation.
 //!
-//! It says which verb failed ([`Operation`]), in what way ([`ErrorKind`]), and with which `errno`
-//! if the operating system or the provider gave one. A failed *completion* is no error of a call:
-//! it is data, [`WcError`](crate::WcError).
+//! An [`Error`] says which verb failed ([`Operation`]), in what way ([`ErrorKind`]), and with which
+//! `errno` if the operating system or the provider gave one. A failed *completion* is not the error
+//! of a call: it is data, [`WcError`](crate::WcError).
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use crate::types::{QpAttrMask, QpState, RejectReason, WrongDevice};
 
 macro_rules! operations {
     ($($(#[$meta:meta])* $name:ident = $verb:literal,)*) => {
-        /// What was being done when an [`Error`] came up.
+        /// The operation that failed with an [`Error`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Operation { $($(#[$meta])* #[doc = concat!("`", $verb, "`")] $name,)* }
@@ -96,7 +96,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// In what way an operation failed.
+/// The way in which an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -108,41 +108,41 @@ pub enum ErrorKind {
     TooManySegments,
     /// A range does not lie in its region or buffer.
     OutOfBounds,
-    /// Something still uses the object.
+    /// The object is still in use by another object, a clone or a request.
     InUse,
     /// The handle was made by the parent of this forked process.
     Forked,
-    /// The device, its provider or this build cannot do it.
+    /// The device, its provider or this build does not support the operation.
     NotSupported,
     /// An argument is not allowed; the provider did not say which.
     InvalidInput,
-    /// It did not finish in the time given.
+    /// The operation did not finish within its timeout.
     Timeout,
-    /// The process has no right to do it.
+    /// The process lacks the permission.
     PermissionDenied,
-    /// No memory, or the device's or the memlock limit is reached.
+    /// No memory is left, or the limit of the device or of locked memory is reached.
     OutOfMemory,
-    /// The device is gone, or there is none.
+    /// The device is gone, or no device was found.
     NoDevice,
-    /// There is no such port, GID, P_Key, group or file.
+    /// The port, GID, P_Key, multicast group or file does not exist.
     NotFound,
-    /// An environment variable has a value that means nothing.
+    /// An environment variable has an invalid value.
     InvalidVariable(&'static Variable),
-    /// The kernel refuses this system call to the process: by a seccomp filter, or by a setting
-    /// of its container. Only of the software device.
+    /// The kernel refuses this system call to the process: a seccomp filter or a setting of its
+    /// container. Only the software device reports this.
     RefusedCall(&'static str),
     /// The port is not active.
     PortDown,
-    /// It would have to wait.
+    /// The operation would have to wait.
     WouldBlock,
-    /// A queue pair's requests could overrun the completion queue: it must be deeper.
+    /// The queue pair's requests could overrun the completion queue: make the queue deeper.
     CompletionQueueTooSmall {
         /// Entries that the queue pair needs.
         needed: u32,
         /// Entries that are not yet reserved.
         free: u32,
     },
-    /// No completion queue was given for one of the two queues.
+    /// No completion queue was given for the send or the receive queue.
     NoCompletionQueue,
     /// The attributes do not fit the transition of the queue pair's state.
     InvalidTransition {
@@ -155,20 +155,20 @@ pub enum ErrorKind {
         /// Attributes that the transition does not allow and that were given.
         not_allowed: QpAttrMask,
     },
-    /// The two ends cannot work together: the link layers differ, one has no GID, or the makers'
-    /// options differ.
+    /// The two ends cannot work together: their link layers differ, only one has a GID, or their
+    /// vendors' options differ.
     Incompatible,
-    /// No RDMA device, or no route, leads to or from this address.
+    /// No RDMA device, or no route, leads to this address or from it.
     NoRoute,
-    /// Somebody else is bound to this address.
+    /// Another socket or id is bound to this address.
     AddressInUse,
-    /// Nobody listens at this address.
+    /// No listener is at this address.
     NotListening,
-    /// The peer did not take the connection.
+    /// The peer rejected the connection.
     Rejected(RejectReason),
-    /// The connection has ended, or there is none.
+    /// The connection has ended, or does not exist.
     Disconnected,
-    /// The address belongs to another device than the open one.
+    /// The address belongs to a device other than the open one.
     WrongDevice(WrongDevice),
     /// Another error of the operating system or the provider: see [`Error::errno`].
     Os,
@@ -176,13 +176,13 @@ pub enum ErrorKind {
     Unknown,
 }
 
-/// The system call behind an error number that the software device has just returned.
+/// The system call behind an `errno` that the software device has just returned.
 #[cfg(feature = "soft")]
 fn failed_call(errno: i32) -> Option<&'static str> {
     rdma_soft::failed_call(errno)
 }
 
-/// The software device is not in this build.
+/// Returns `None`: this build has no software device.
 #[cfg(not(feature = "soft"))]
 fn failed_call(_errno: i32) -> Option<&'static str> {
     None
@@ -190,7 +190,8 @@ fn failed_call(_errno: i32) -> Option<&'static str> {
 
 /// Why an operation failed.
 ///
-/// `Debug` is the same sentence as `Display`, so that an error that leaves `main` can be read.
+/// `Debug` prints the same sentence as `Display`, so that an error returned from `main` is
+/// readable.
 ///
 /// # Examples
 ///
@@ -214,13 +215,13 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error that this crate found by itself.
+    /// An error that this crate detected itself.
     #[must_use]
     pub const fn new(operation: Operation, kind: ErrorKind) -> Self {
         Self { operation, kind, errno: None }
     }
 
-    /// An error that was reported as an `errno`, positive or negative.
+    /// An error reported as an `errno`, positive or negative.
     #[must_use]
     pub fn from_errno(operation: Operation, errno: i32) -> Self {
         let errno = errno.checked_abs().unwrap_or(0);
@@ -242,17 +243,17 @@ impl Error {
         Self { operation, kind, errno: NonZeroI32::new(errno) }
     }
 
-    /// An error of the standard library's.
+    /// An error of the standard library.
     pub(crate) fn from_io(operation: Operation, error: &io::Error) -> Self {
         Self::from_errno(operation, error.raw_os_error().unwrap_or(0))
     }
 
-    /// The calling thread's `errno`: for functions that return NULL or -1.
+    /// The calling thread's `errno`, for functions that return NULL or -1.
     pub(crate) fn last(operation: Operation) -> Self {
         Self::from_io(operation, &io::Error::last_os_error())
     }
 
-    /// Nothing, where a non-blocking call only says that it would have to wait or was interrupted.
+    /// Turns EAGAIN and EINTR of a non-blocking call into `None`.
     pub(crate) fn or_nothing<T>(self) -> Result<Option<T>> {
         match self.errno() {
             Some(libc::EAGAIN | libc::EINTR) => Ok(None),
@@ -260,13 +261,13 @@ impl Error {
         }
     }
 
-    /// Decodes functions that return 0 or a (positive or negative) `errno`; -1 means `errno`
-    /// itself.
+    /// Decodes the result of functions that return 0 or an `errno`, positive or negative; -1 means
+    /// that the thread's `errno` holds the error.
     pub(crate) fn check(operation: Operation, result: i32) -> Result<()> {
         match result {
             0 => Ok(()),
-            // EPERM is 1 and some providers return -1 with errno set; a stale errno is better than
-            // a wrong EPERM.
+            // Some providers return -1 with `errno` set. EPERM is 1 too, and a stale `errno` is
+            // better than a wrong EPERM.
             -1 => Err(Self::last(operation)),
             errno => Err(Self::from_errno(operation, errno)),
         }
@@ -278,25 +279,25 @@ impl Error {
         Self { kind, ..self }
     }
 
-    /// What was being done.
+    /// The operation that failed.
     #[must_use]
     pub const fn operation(&self) -> Operation {
         self.operation
     }
 
-    /// In what way it failed.
+    /// The way in which the operation failed.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The operating system's error number, if it came from there.
+    /// The operating system's error number, if the error has one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         self.errno.map(NonZeroI32::get)
     }
 
-    /// What to do about it, where there is something to say.
+    /// Advice on how to fix the error, if there is any.
     fn remedy(&self) -> Option<&'static str> {
         Some(match (self.operation, self.kind) {
             (Operation::RegisterMr, ErrorKind::OutOfMemory) => {
@@ -472,11 +473,11 @@ impl From<Error> for io::Error {
     }
 }
 
-/// A step that consumes an object failed; the object comes back as it was.
+/// A step that consumes an object failed; the error gives the object back, unchanged.
 ///
-/// Converts into [`Error`] with `?` where the object is not wanted back.
+/// Converts into [`Error`] with `?` where the object is not needed.
 pub struct Failed<T> {
-    /// Why it failed.
+    /// The reason of the failure.
     pub error: Error,
     /// The object that the step was called on.
     pub object: T,

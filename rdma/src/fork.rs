@@ -1,32 +1,32 @@
-//! Telling a forked child from the process that opened a device.
+//! Detection of forked children.
 //!
 //! Device memory, doorbells and the kernel's objects belong to the process that made them. A child
-//! inherits our values but must not use them: calls fail with [`ErrorKind::Forked`], drops leak.
-//! Each handle stores the [`generation`] in which it was made; a handler run by `fork` in the child
-//! moves it on, so that the check is one load and one comparison.
+//! inherits our values but must not use them: calls fail with [`ErrorKind::Forked`], and drops
+//! leak. Each handle stores the [`generation`] in which it was made. A handler that `fork` runs in
+//! the child increments the generation, so the check is one load and one comparison.
 //!
-//! A child made by a bare `clone` system call is not seen, and has no business calling into a
-//! library at all.
+//! A child made by a bare `clone` system call is not detected; such a child must not call library
+//! functions at all.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 
-/// A generation that no process is.
+/// A generation that no process has.
 pub(crate) const NEVER: u32 = u32::MAX;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static HANDLER: Once = Once::new();
 
-/// Which process of a chain of forks this is. Constant for the life of a process.
+/// The number of forks between the first process and this one. Constant for the life of a process.
 #[inline]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Makes sure that children will see another [`generation`]; called before the first handle is
-/// made.
+/// Installs the handler that gives children another [`generation`]; called before the first handle
+/// is made.
 #[cfg_attr(miri, allow(dead_code, unused_variables, reason = "Miri has no fork"))]
 pub(crate) fn watch() {
     extern "C" fn in_child() {
@@ -35,8 +35,8 @@ pub(crate) fn watch() {
     #[cfg(not(miri))]
     HANDLER.call_once(|| {
         // SAFETY: pthread_atfork wants functions that may run in the child of a multithreaded
-        // process: this one only adds to an atomic. It is never unloaded before the process ends,
-        // as part of the program or of a library that glibc unregisters handlers for.
+        // process and stay loaded: this one only adds to an atomic, and is part of the program or
+        // of a library whose handlers glibc unregisters on unload.
         let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if result != 0 {
             tracing::warn!(errno = result, "forked children will not be told apart from this process");
@@ -44,7 +44,7 @@ pub(crate) fn watch() {
     });
 }
 
-/// An error if `made_in` is not this process's generation.
+/// Fails if `made_in` is not this process's generation.
 #[inline]
 pub(crate) fn check(made_in: u32, operation: Operation) -> Result<()> {
     if made_in == generation() { Ok(()) } else { Err(Error::new(operation, ErrorKind::Forked)) }

@@ -1,14 +1,14 @@
-//! Ownership of C objects: each is destroyed once, or leaked together with the objects that it
-//! uses.
+//! Ownership of C objects: each object is destroyed once, or leaked together with the objects that
+//! it uses.
 //!
 //! # Safety
 //!
 //! 1. A [`Handle`] owns an object that was just created, or that the caller of a `from_raw` gave
-//!    away. Nothing else destroys it.
+//!    up. Only the handle destroys the object.
 //! 2. An [`Object`] holds its parents (an `Arc` of their handles), so a parent is destroyed after
 //!    its children.
 //! 3. An object that could not be destroyed is never dropped: the parents that it holds leak with
-//!    it. In a forked child nothing is destroyed, so everything leaks.
+//!    it. In a forked child no object is destroyed, so every object leaks.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::fork;
 
-/// A pointer to a C object, for types that are used from any thread.
+/// A pointer to a C object, for types that are used from several threads.
 #[derive(Debug)]
 pub(crate) struct Raw<C>(*mut C);
 
-// SAFETY: only an address; each use of what it points to is an unsafe operation with a SAFETY
+// SAFETY: the value is only an address; each use of its target is an unsafe operation with a SAFETY
 // comment of its own.
 unsafe impl<C> Send for Raw<C> {}
-// SAFETY: a shared reference to it gives away the address and nothing else.
+// SAFETY: a shared reference gives access to the address only.
 unsafe impl<C> Sync for Raw<C> {}
 
 impl<C> Clone for Raw<C> {
@@ -40,7 +40,7 @@ impl<C> Raw<C> {
         Self(raw)
     }
 
-    /// The result of a function that creates an object, or returns NULL and sets `errno`.
+    /// Wraps the result of a function that creates an object, or returns NULL and sets `errno`.
     pub(crate) fn created(operation: Operation, raw: *mut C) -> Result<Self> {
         if raw.is_null() { Err(Error::last(operation)) } else { Ok(Self(raw)) }
     }
@@ -53,20 +53,20 @@ impl<C> Raw<C> {
 
 /// A C object together with the parents that it uses.
 pub(crate) trait Object {
-    /// The function that destroys it.
+    /// The verb that destroys the object.
     const DESTROY: Operation;
-    /// Its name in the log, with an article.
+    /// The object's name in the log, with an article.
     const NAME: &'static str;
 
-    /// The [`fork::generation`] in which it was created.
+    /// The [`fork::generation`] in which the object was created.
     fn made_in(&self) -> u32;
 
     /// Destroys the C object.
     ///
     /// # Safety
     ///
-    /// The object is not destroyed yet, nothing uses it any more, and the process is the one that
-    /// created it.
+    /// The object is not destroyed yet, no other code uses it any more, and this is the process
+    /// that created it.
     unsafe fn destroy(&mut self) -> Result<()>;
 }
 
@@ -74,24 +74,24 @@ pub(crate) trait Object {
 pub(crate) struct Handle<T: Object>(ManuallyDrop<T>);
 
 impl<T: Object> Handle<T> {
-    /// Takes over an object that nothing else destroys (1).
+    /// Takes ownership of an object that nothing else destroys (1).
     pub(crate) fn new(object: T) -> Self {
         Self(ManuallyDrop::new(object))
     }
 
-    /// Destroys the object and returns its parts. On failure the object is as it was.
+    /// Destroys the object and returns its parts. On failure the object is unchanged.
     ///
     /// # Safety
     ///
-    /// After a success the handle is neither used nor dropped.
+    /// After success the handle is neither used nor dropped.
     unsafe fn take(&mut self) -> Result<T> {
         fork::check(self.made_in(), T::DESTROY)?;
-        // SAFETY: `destroy` wants a live object: only this function destroys it (1), and not twice
-        // by its own contract. `&mut self` and the parents' counts (2) show that nothing uses it.
-        // The generation was checked.
+        // SAFETY: `destroy` wants a live object that nothing uses, in the process that made it.
+        // Only this function destroys it (1), and not twice by its own contract; `&mut self` and
+        // the parents' counts (2) show that nothing uses it; the generation was checked above.
         unsafe { self.0.destroy() }?;
-        // SAFETY: ManuallyDrop::take wants a value that is not used again: the contract of this
-        // function.
+        // SAFETY: ManuallyDrop::take wants a value that is not used again: this function's
+        // contract.
         Ok(unsafe { ManuallyDrop::take(&mut self.0) })
     }
 
@@ -99,10 +99,10 @@ impl<T: Object> Handle<T> {
     ///
     /// # Errors
     ///
-    /// What the provider reports, with the handle.
+    /// Errors of the provider, with the handle.
     pub(crate) fn into_parts(self) -> Result<T, Failed<Self>> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `take` wants the handle unused after a success: `this` is not dropped then.
+        // SAFETY: `take` wants the handle unused after success: `this` is not dropped then.
         unsafe { this.take() }.map_err(|error| Failed::new(error, ManuallyDrop::into_inner(this)))
     }
 
@@ -110,7 +110,7 @@ impl<T: Object> Handle<T> {
     ///
     /// # Errors
     ///
-    /// With the handle: `InUse` if there are others; what the provider reports.
+    /// Returns the handle: `InUse` if there are others; errors of the provider.
     pub(crate) fn close(this: Arc<Self>) -> Result<T, Failed<Arc<Self>>> {
         match Arc::try_unwrap(this) {
             Ok(handle) => handle.into_parts().map_err(|failed| failed.map(Arc::new)),
@@ -121,12 +121,12 @@ impl<T: Object> Handle<T> {
 
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
-        // SAFETY: `take` wants the handle neither used nor dropped after a success: this is its
+        // SAFETY: `take` wants the handle neither used nor dropped after success: this is its only
         // drop.
         match unsafe { self.take() } {
             Ok(object) => drop(object),
             Err(error) if error.kind() == ErrorKind::Forked => {}
-            // The object is leaked already (3): a subscriber may panic.
+            // Log only once the object is leaked (3): a subscriber may panic.
             Err(error) => tracing::warn!(%error, "{} could not be destroyed; it and what it uses are leaked", T::NAME),
         }
     }
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts destroys and drops; the first `refusals` destroys fail.
+    /// An object that counts its destroys; the first `refusals` destroys fail.
     struct Counted {
         refusals: u32,
         destroyed: Arc<AtomicU32>,

@@ -1,9 +1,9 @@
 //! Safe RDMA verbs: as fast as C, and testable without a NIC.
 //!
-//! RDMA lets one process put data into another's memory, or take it from there, without system
-//! calls and without copies by the kernel. This crate is the verbs interface of Linux
-//! (`libibverbs`) made safe, together with a software device, `soft0`, that needs no NIC, no kernel
-//! module and no root: what works on it works on hardware.
+//! RDMA lets one process write to another's memory, or read from it, without system calls and
+//! without copies by the kernel. This crate makes the verbs interface of Linux (`libibverbs`) safe,
+//! and adds a software device, `soft0`, that needs no NIC, no kernel module and no root. A program
+//! that works on `soft0` works on hardware.
 //!
 //! # Objects
 //!
@@ -21,11 +21,12 @@
 //! | [`AddressHandle`] | the destination of datagrams | its domain; requests to it keep it |
 //! | [`MulticastAttachment`] | a queue pair's membership of a group | nothing: the queue pair leaves its groups when it ends |
 //!
-//! A [`RemoteSlice`] names a peer's exposed memory, an [`Endpoint`] or [`DatagramEndpoint`] its
-//! queue pair; all are plain data with a fixed wire format.
+//! A [`RemoteSlice`] names a peer's exposed memory, and an [`Endpoint`] or [`DatagramEndpoint`] a
+//! peer's queue pair. All three are plain data with a fixed wire format.
 //!
-//! Parents are counted: any handle can be dropped at any time, and lives in any struct or task. A
-//! forked child cannot use the handles of its parent: calls fail with [`ErrorKind::Forked`].
+//! Children keep their parents alive, so any handle can be dropped at any time, and can live in any
+//! struct or task. A forked child cannot use its parent's handles: calls fail with
+//! [`ErrorKind::Forked`].
 //!
 //! # Connecting
 //!
@@ -48,25 +49,25 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A queue pair's type says what it can do:
+//! A queue pair's type says which operations its state allows:
 //!
 //! ```text
 //! builder ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── connect ──> QueuePair
 //!                      (RESET)                       (INIT: post receives)         (RTS: send too)
 //! ```
 //!
-//! The connection manager, [`cm`], connects by IP address and port, as sockets do; on iWARP there
-//! is no other way.
+//! The connection manager, [`cm`], connects by IP address and port, as sockets do. iWARP has no
+//! other way to connect.
 //!
-//! A completion queue needs a place for every request of its queue pairs, `max_send_wr` and
-//! `max_recv_wr` (16 each, if not said): [`QpBuilder::build`] fails where it has fewer.
+//! A completion queue needs an entry for every request of its queue pairs: `max_send_wr` plus
+//! `max_recv_wr` of each (16 each by default). [`QpBuilder::build`] fails if entries are missing.
 //!
 //! # Datagrams
 //!
 //! A queue pair of transport [`Ud`] has no peer. Each send is one packet and names its destination;
 //! a receiver takes datagrams from every sender that knows its Q_Key. A lost datagram is neither
-//! sent again nor reported. There are no reads, writes and atomic operations: a request for one
-//! does not compile.
+//! sent again nor reported. Reads, writes and atomic operations do not exist: requesting one does
+//! not compile.
 //!
 //! ```text
 //! datagram ── build ──> PreparedQueuePair ── init ──> InitializedQueuePair ── ready ──> QueuePair
@@ -102,13 +103,14 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`QueuePair::attach_multicast`] joins a group. On iWARP there are no datagrams.
+//! [`QueuePair::attach_multicast`] joins a group. iWARP has no datagrams.
 //!
 //! # Ownership of memory
 //!
-//! Posting moves a [`Buffer`] into the queue; a [`Poller`] hands it back with its [`Completion`]. A
-//! buffer is a local region's: no peer can reach it. An [`ExposedRegion`] is never lent as a slice;
-//! bytes are copied in and out, and it stays usable while requests on its slices are under way.
+//! Posting moves a [`Buffer`] into the queue; a [`Poller`] returns it with its [`Completion`]. A
+//! buffer belongs to a local region: no peer can reach it. An [`ExposedRegion`] is never lent as a
+//! slice; bytes are copied in and out, and the region stays usable while requests on its slices are
+//! in flight.
 //!
 //! | What happens | Where the buffer is then |
 //! | --- | --- |
@@ -119,13 +121,13 @@
 //! | that fails | leaked, and logged |
 //!
 //! Operations are in [`op`]: `qp.post_send(op::Read::new(sink, remote).token(7))?`.
-//! [`QueuePair::scope`] lends memory for the length of a closure; [`RawQueuePair`] is the C
-//! interface's way, unsafe. Warnings go to the `tracing` crate, among them why the software device
+//! [`QueuePair::scope`] lends memory for the duration of a closure. [`RawQueuePair`] is the unsafe
+//! interface, close to C. Warnings go to the `tracing` crate, for example why the software device
 //! refused a peer.
 //!
 //! # Features
 //!
-//! `soft` (default) builds the software device in. `RDMA_SOFT=off` leaves it out of a run.
+//! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it.
 
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 

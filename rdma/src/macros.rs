@@ -1,4 +1,4 @@
-//! Patterns that many types repeat, as tables.
+//! Macros for methods and impls that many types repeat.
 
 /// Setters of an options type, each named after its field.
 macro_rules! setters {
@@ -11,7 +11,7 @@ macro_rules! setters {
     )*};
 }
 
-/// Getters, computed from the value, or from the C structure that it wraps.
+/// Getters, computed from the value or from the C structure that the type wraps.
 macro_rules! getters {
     (|$this:ident| $($(#[$meta:meta])* $name:ident: $type:ty = $value:expr;)*) => {$(
         $(#[$meta])*
@@ -26,7 +26,7 @@ macro_rules! getters {
     };
 }
 
-/// `Debug` of a type, from what some of its methods return.
+/// Implements `Debug` with the results of the given methods as fields.
 macro_rules! debug_by_methods {
     ($type:ident: $($method:ident),*) => {
         impl ::std::fmt::Debug for $type {
@@ -39,7 +39,7 @@ macro_rules! debug_by_methods {
     };
 }
 
-/// `Debug` of errors prints the sentence of `Display`: an error that leaves `main` is printed by
+/// Implements `Debug` of errors as `Display`, because `main` prints the error that it returns with
 /// `Debug`.
 macro_rules! debug_is_display {
     ($($error:ty),*) => {$(
@@ -51,7 +51,7 @@ macro_rules! debug_is_display {
     )*};
 }
 
-/// `AsFd` and `AsRawFd` of a type: the descriptor that a field of it lends.
+/// Implements `AsFd` and `AsRawFd` with the descriptor of a field.
 macro_rules! lends_descriptor {
     ($(#[$meta:meta])* $type:ident $(<$parameter:ident: $bound:path>)?, $($field:ident).+) => {
         $(#[$meta])*

@@ -1,4 +1,4 @@
-//! Protection domains: what may be used together.
+//! Protection domains: groups of objects that may be used together.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,9 @@ use crate::context::{Context, ContextInner};
 use crate::error::{Error, Failed, Operation, Result};
 use crate::handle::{Handle, Object, Raw};
 
-/// A protection domain: memory regions and queue pairs of one domain work together, those of
-/// different ones do not.
+/// A protection domain: memory regions and queue pairs work together only within one domain.
 ///
-/// Counted: clones are handles to the same domain, and regions and queue pairs keep it.
+/// Clones are handles to the same domain. Regions and queue pairs keep the domain alive.
 ///
 /// # Examples
 ///
@@ -32,14 +31,14 @@ pub struct ProtectionDomain {
     pub(crate) inner: Arc<Handle<PdInner>>,
 }
 
-/// The domain itself.
+/// The owner of the C domain.
 pub(crate) struct PdInner {
     pub(crate) raw: Raw<ibv_pd>,
     pub(crate) context: Arc<Handle<ContextInner>>,
 }
 
 impl PdInner {
-    /// Identifies the domain: only compared, never dereferenced.
+    /// The domain's identity: a pointer that is only compared, never dereferenced.
     #[inline]
     pub(crate) fn identity(&self) -> *const Self {
         self
@@ -67,7 +66,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `OutOfMemory` at the device's limit.
+    /// `OutOfMemory` at the device's limit of domains.
     ///
     /// # Examples
     ///
@@ -92,7 +91,7 @@ impl ProtectionDomain {
     ///
     /// # Safety
     ///
-    /// `raw` was allocated in this context, and is not freed by anybody else.
+    /// `raw` was allocated in this context, and no other code frees it.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: *mut ibv_pd) -> Self {
         Self::new(context, Raw::new(raw))
@@ -110,7 +109,7 @@ impl ProtectionDomain {
 
     /// Frees the domain.
     ///
-    /// Dropping the last handle does the same; this says whether it worked.
+    /// Dropping the last handle frees the domain too; this reports errors.
     ///
     /// # Errors
     ///
@@ -131,7 +130,7 @@ impl ProtectionDomain {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
         self.inner.raw.as_ptr()
