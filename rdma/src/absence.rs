@@ -14,16 +14,16 @@ use crate::device::Device;
 pub enum Finding {
     /// The system's libibverbs cannot be loaded.
     NoLibrary(LoadError),
-    /// The kernel has no RDMA subsystem: no /sys/class/infiniband.
+    /// The kernel has no RDMA subsystem: /sys/class/infiniband does not exist.
     NoSubsystem,
     /// The kernel knows no RDMA device.
     NoDevice,
-    /// The kernel has devices, but there is no /dev/infiniband/uverbs* to reach them.
+    /// The kernel has devices, but no /dev/infiniband/uverbs* gives access to them.
     NoDeviceFile {
         /// The kernel's devices.
         devices: Vec<String>,
     },
-    /// A device file cannot be opened.
+    /// The process may not open a device file.
     NoPermission {
         /// The file.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum Finding {
         /// The kernel's devices.
         devices: Vec<String>,
     },
-    /// The limit of locked memory is too low to register much.
+    /// The limit of locked memory is too low to register large buffers.
     LowMemlock {
         /// The limit in bytes.
         limit: u64,

@@ -20,7 +20,7 @@ macro_rules! operations {
         pub enum Operation { $($(#[$meta])* #[doc = concat!("`", $verb, "`")] $name,)* }
 
         impl Operation {
-            /// The name of the verb, or words where it is none.
+            /// The verb's name, or a phrase for an operation without a verb.
             #[must_use]
             pub fn verb(self) -> &'static str {
                 match self { $(Self::$name => $verb,)* }

@@ -87,7 +87,7 @@ impl Context {
 }
 
 impl ProtectionDomain {
-    /// Takes over a domain that was allocated elsewhere.
+    /// Takes ownership of a domain that was allocated elsewhere.
     ///
     /// # Safety
     ///

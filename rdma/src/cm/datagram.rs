@@ -91,8 +91,8 @@ impl RawId {
         let name = ptr::without_provenance_mut(number);
         let mut raw = RawAddr::new(address);
         let result = match membership {
-            // SAFETY: rdma_join_multicast wants an id (2), whose lock is held (3), an address, and
-            // any context.
+            // SAFETY: rdma_join_multicast wants an id (2), whose lock is held (3), an address as
+            // long as its family says, and any context.
             Membership::Full => unsafe { (locked.table.rdma_join_multicast)(locked.raw, raw.as_mut_ptr(), name) },
             Membership::SendOnly => {
                 let mut attr = rdma_cm_join_mc_attr_ex {
@@ -101,7 +101,7 @@ impl RawId {
                     addr: raw.as_mut_ptr(),
                 };
                 // SAFETY: rdma_join_multicast_ex wants an id (2), whose lock is held (3), and
-                // attributes that point to an address; both live during the call.
+                // attributes that point to an address: `attr` and `raw` live during the call.
                 unsafe { (locked.table.rdma_join_multicast_ex)(locked.raw, &raw mut attr, name) }
             }
         };
@@ -114,7 +114,7 @@ impl RawId {
 
     fn leave(&self, address: SocketAddr) -> Result<()> {
         let mut locked = self.lock(Operation::LeaveMulticast)?;
-        // librdmacm leaves the one of an address that was joined last.
+        // librdmacm leaves the group of this address that was joined last.
         let joined = locked.known().and_then(|known| {
             let at = known.groups.iter().rposition(|&(_, group)| group == address)?;
             Some(known.groups.remove(at))
@@ -123,8 +123,8 @@ impl RawId {
             return Err(Error::new(Operation::LeaveMulticast, ErrorKind::NotFound));
         }
         let mut raw = RawAddr::new(address);
-        // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. All
-        // events of the group were acknowledged as they were taken (4), so it does not wait.
+        // SAFETY: rdma_leave_multicast wants an id (2), whose lock is held (3), and an address. It
+        // does not wait: all events of the group were acknowledged as they were taken (4).
         let result = unsafe { (locked.table.rdma_leave_multicast)(locked.raw, raw.as_mut_ptr()) };
         let done = locked.done(Operation::LeaveMulticast, result);
         if done.as_ref().is_err_and(|error| error.errno() != Some(libc::EADDRNOTAVAIL)) {
