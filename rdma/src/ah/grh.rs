@@ -1,4 +1,4 @@
-//! The 40 bytes before a datagram.
+//! The global routing header: the first 40 bytes of a datagram's receive.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use rdma_sys::ibv_grh;
 
 use crate::types::Gid;
 
-/// The global routing header that a datagram arrives with: on InfiniBand and RoCE v1 a header of
-/// its own, on RoCE v2 the IPv6 header, or 20 bytes that mean nothing and the IPv4 header.
+/// The global routing header (GRH) of a datagram. On InfiniBand and RoCE v1 it is a header of its
+/// own; on RoCE v2 it is the IPv6 header, or 20 undefined bytes and the IPv4 header.
 ///
-/// It is what the sender and the network wrote: input, not truth.
+/// The sender and the network wrote the header: do not trust it.
 ///
 /// # Examples
 ///
@@ -27,29 +27,29 @@ use crate::types::Gid;
 pub struct Grh([u8; GRH]);
 
 const GRH: usize = 40;
-/// Where an IPv4 header lies.
+/// Offset of an IPv4 header.
 const IPV4: usize = 20;
 
 impl Grh {
-    /// Bytes that it takes of a receive's memory, before the payload.
+    /// Length of the header in a receive's memory, before the payload.
     pub const LEN: usize = GRH;
 
-    /// From the first bytes of a receive's memory.
+    /// Wraps the first 40 bytes of a receive's memory.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes, as they came.
+    /// The bytes as received.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; Self::LEN] {
         self.0
     }
 
-    /// Whether it is an IPv4 header.
+    /// Whether the header is an IPv4 header.
     ///
-    /// Its place holds the end of the source address in the other case, so that where both are
-    /// possible the checksum decides.
+    /// An IPv6 header has the end of its source address in place of the IPv4 header. If the bytes
+    /// could be either, the IPv4 checksum decides.
     #[must_use]
     pub fn is_ipv4(&self) -> bool {
         let header = &self.0[IPV4..];
@@ -75,7 +75,7 @@ impl Grh {
     getters! { |this|
         /// The sender's GID.
         source_gid: Gid = if this.is_ipv4() { this.ipv4_at(32) } else { this.gid_at(8) };
-        /// The GID that it was sent to: one of ours, or a multicast group's.
+        /// The GID that the datagram was sent to: one of ours, or a multicast group's.
         destination_gid: Gid = if this.is_ipv4() { this.ipv4_at(36) } else { this.gid_at(24) };
         /// The traffic class.
         traffic_class: u8 = if this.is_ipv4() { this.0[IPV4 + 1] } else { this.0[0] << 4 | this.0[1] >> 4 };
@@ -88,7 +88,7 @@ impl Grh {
         if self.is_ipv4() { 0 } else { word }
     }
 
-    /// How many more routers it could have crossed.
+    /// How many more routers the datagram could have crossed.
     #[must_use]
     pub fn hop_limit(&self) -> u8 {
         if self.is_ipv4() { self.0[IPV4 + 8] } else { self.0[7] }
@@ -124,7 +124,7 @@ mod tests {
     fn ipv4(first: [u8; IPV4]) -> [u8; Grh::LEN] {
         let mut bytes = [0; Grh::LEN];
         bytes[..IPV4].copy_from_slice(&first);
-        // An IPv4 header of the network, with its checksum.
+        // An IPv4 header as sent on the network, with its checksum.
         bytes[IPV4..].copy_from_slice(&[
             0x45, 0x28, 0x00, 0x3c, 0x1c, 0x46, 0x40, 0x00, 0x40, 0x11, 0x00, 0x00, 10, 9, 0, 1, 10, 9, 0, 2,
         ]);

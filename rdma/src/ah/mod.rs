@@ -1,9 +1,9 @@
-//! Address handles: where a datagram goes.
+//! Address handles: the destinations of datagrams.
 //!
 //! # Safety
 //!
-//! 1. A request in flight keeps an `Arc` of the handle that it names, until it has ended: A1 of
-//!    [`posting`](crate::qp::posting). For raw queue pairs that is the caller's duty.
+//! 1. A request in flight keeps an `Arc` of the handle that it names until the request has ended:
+//!    A1 of [`posting`](crate::qp::posting). For raw queue pairs this is the caller's duty.
 
 mod grh;
 mod source;
@@ -21,11 +21,11 @@ use crate::handle::{Handle, Object, Raw};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::Path;
 
-/// Where datagrams go: a port, found by a [`Path`].
+/// The destination of datagrams: a port, described by a [`Path`].
 ///
-/// Counted: clones are handles to the same object. It can be dropped at any time: requests under
-/// way keep it. A queue pair keeps the handle that its latest datagram went to. Making one may ask
-/// the network, so a server keeps those of its clients.
+/// Clones are handles to the same object. A handle can be dropped at any time: requests in flight
+/// keep the object alive, and a queue pair keeps the handle of its latest datagram. Creating a
+/// handle may query the network, so a server should keep its clients' handles.
 ///
 /// # Examples
 ///
@@ -45,7 +45,7 @@ pub struct AddressHandle {
     pub(crate) inner: Arc<Handle<AhInner>>,
 }
 
-/// The handle itself (1).
+/// The owner of the C handle (1).
 pub(crate) struct AhInner {
     pub(crate) raw: Raw<ibv_ah>,
     path: Path,
@@ -62,7 +62,7 @@ impl Object for AhInner {
 
     unsafe fn destroy(&mut self) -> Result<()> {
         // SAFETY: ibv_destroy_ah wants a live handle of this table (this function's contract) that
-        // no request names (1).
+        // no request in flight names (1).
         let result = unsafe { (self.pd.context.table.ibv_destroy_ah)(self.raw.as_ptr()) };
         Error::check(Self::DESTROY, result)
     }
@@ -71,12 +71,12 @@ impl Object for AhInner {
 impl ProtectionDomain {
     /// Creates an address handle for a path.
     ///
-    /// On Ethernet this resolves the address, which may ask the network.
+    /// On Ethernet this resolves the address, which may query the network.
     ///
     /// # Errors
     ///
-    /// What the provider reports: `InvalidInput` for a port or GID index that does not exist,
-    /// `NotSupported` on iWARP; on Ethernet, that the address cannot be resolved.
+    /// Errors of the provider: `InvalidInput` for a port or GID index that does not exist;
+    /// `NotSupported` on iWARP; on Ethernet, an address that cannot be resolved.
     ///
     /// # Examples
     ///
@@ -99,12 +99,12 @@ impl ProtectionDomain {
             return Err(Error::new(Operation::CreateAh, ErrorKind::NotSupported));
         }
         if path.port == 0 || path.port > context.device_attr.port_count() {
-            // Providers have tables of ports.
+            // Providers index tables by port without a check.
             return Err(Error::new(Operation::CreateAh, ErrorKind::InvalidInput));
         }
         let mut attr = path.to_raw();
-        // SAFETY: ibv_create_ah wants a domain, which `self` keeps, and attributes that live during
-        // the call.
+        // SAFETY: ibv_create_ah wants a live domain, which `self` keeps, and attributes that live
+        // during the call.
         let raw = unsafe { (context.table.ibv_create_ah)(self.as_raw(), &raw mut attr) };
         let raw = Raw::created(Operation::CreateAh, raw)?;
         let inner = AhInner { raw, path: *path, pd: Arc::clone(&self.inner) };
@@ -112,23 +112,24 @@ impl ProtectionDomain {
     }
 
     /// Creates an address handle for the sender of a datagram, to answer it. `port` is the port
-    /// that it arrived on.
+    /// that the datagram arrived on.
     ///
-    /// [`QueuePair::answer`](crate::QueuePair::answer) is faster, as it need not look for our GID.
+    /// [`QueuePair::answer`](crate::QueuePair::answer) is faster, because it need not search for
+    /// our GID.
     ///
     /// # Errors
     ///
-    /// As for [`create_ah`](Self::create_ah) and [`Source::query_path`]: not for what was sent to a
-    /// multicast group.
+    /// As for [`create_ah`](Self::create_ah) and [`Source::query_path`]: datagrams to a multicast
+    /// group are refused.
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah_for(&self, port: u8, source: &Source) -> Result<AddressHandle> {
-        // The same two steps as the library's function; and so the path is known.
+        // The same two steps as the library's function; done here because the path must be kept.
         self.create_ah(&source.query_path(&self.context(), port)?)
     }
 }
 
 impl AddressHandle {
-    /// The path that it was made for.
+    /// The path that the handle was made for.
     #[must_use]
     pub fn path(&self) -> Path {
         self.inner.path
@@ -136,18 +137,18 @@ impl AddressHandle {
 
     /// Destroys the handle.
     ///
-    /// Dropping the last one does the same; this says whether it worked.
+    /// Dropping the last handle destroys it too; this reports errors.
     ///
     /// # Errors
     ///
-    /// `InUse`, with the handle, while there is a clone, a request to it is under way, or a queue
+    /// `InUse`, with the handle, while a clone exists, a request to it is in flight, or a queue
     /// pair's latest datagram went to it.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn close(self) -> Result<(), Failed<Self>> {
         Handle::close(self.inner).map(drop).map_err(|failed| failed.map(|inner| Self { inner }))
     }
 
-    /// The C object. It is valid while this handle lives.
+    /// The C object, valid while this handle lives.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_ah {

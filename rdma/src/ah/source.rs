@@ -1,4 +1,4 @@
-//! Where a datagram came from.
+//! The source of a received datagram.
 
 use rdma_sys::{ibv_ah_attr, ibv_wc, ibv_wc_flags};
 
@@ -7,13 +7,13 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::{Lid, Path, Route};
 
-/// How many routers an answer may cross.
+/// Hop limit of an answer.
 const HOPS: u8 = 64;
 
-/// Where a datagram came from, as its completion and its header say: plain data, to answer it or to
-/// tell peers apart.
+/// The source of a datagram, from its completion and its GRH: plain data, to answer the sender or
+/// to tell peers apart.
 ///
-/// The network does not prove it: any host can claim to be another.
+/// The source is not authenticated: any host can claim to be another.
 #[doc(alias = "ibv_wc")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -24,16 +24,16 @@ pub struct Source {
     /// The sender's LID, on InfiniBand.
     #[doc(alias = "slid")]
     pub lid: Lid,
-    /// The service level that it came with, on InfiniBand.
+    /// The service level of the datagram, on InfiniBand.
     #[doc(alias = "sl")]
     pub service_level: u8,
-    /// The low bits of our own LID that it was sent to, on InfiniBand.
+    /// The low bits of our LID that the datagram was sent to, on InfiniBand.
     #[doc(alias = "dlid_path_bits")]
     pub path_bits: u8,
-    /// The index of the partition key that it came with.
+    /// The index of the datagram's partition key.
     pub pkey_index: u16,
-    /// Its header. None if it came without (InfiniBand, within a subnet), or where the first piece
-    /// of the receive's memory is too short for it or on a GPU.
+    /// The datagram's GRH. `None` if it came without one (InfiniBand, within a subnet), or if the
+    /// receive's first segment is too short for it or on a GPU.
     pub grh: Option<Grh>,
 }
 
@@ -50,7 +50,7 @@ impl Source {
         }
     }
 
-    /// The way back, from our GID at `source_index`; nobody is asked.
+    /// The path back to the sender, from our GID at `source_index`; makes no query.
     #[must_use]
     pub fn path(&self, port: u8, source_index: u8) -> Path {
         let route = self.grh.map(|grh| Route {
@@ -70,13 +70,13 @@ impl Source {
         }
     }
 
-    /// The way back, as the library finds it: it looks through the port's GIDs for the one that the
-    /// message was sent to.
+    /// The path back to the sender, as the library finds it: the port's GIDs are searched for the
+    /// GID that the datagram was sent to.
     ///
     /// # Errors
     ///
-    /// `NotFound` if no GID of ours is it: so for what was sent to a multicast group, where
-    /// [`path`](Self::path) is to be used.
+    /// `NotFound` if that GID is not one of the port's. This includes every datagram to a multicast
+    /// group: use [`path`](Self::path) for those.
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn query_path(&self, context: &Context, port: u8) -> Result<Path> {
         context.inner.check(Operation::CreateAh)?;
@@ -98,13 +98,14 @@ impl Source {
         let mut attr = ibv_ah_attr::default();
         let table = context.table();
         // SAFETY: ibv_init_ah_from_wc wants an open context, which `context` keeps open, a
-        // completion and a header to read, and room for the attributes; no forked child (checked).
+        // completion and a header to read, and room for the attributes; this is no forked child
+        // (checked above).
         let result =
             unsafe { (table.ibv_init_ah_from_wc)(context.as_raw(), port, &raw mut wc, &raw mut grh, &raw mut attr) };
         match result {
             0 => Ok(Path::from_raw(&attr)),
-            // It ends the search by the failure of looking beyond the last GID, and reports that in
-            // many ways.
+            // The library's search ends when it queries past the last GID, and reports that failure
+            // in different ways.
             _ => match Error::last(Operation::CreateAh) {
                 error if error.kind() == ErrorKind::NotSupported => Err(error),
                 _ => Err(not_found),
@@ -112,7 +113,7 @@ impl Source {
         }
     }
 
-    /// Whether it was sent to a multicast group.
+    /// Whether the datagram was sent to a multicast group.
     #[must_use]
     pub fn is_to_a_group(&self) -> bool {
         self.grh.is_some_and(|grh| grh.destination_gid().is_multicast())

@@ -11,7 +11,7 @@ fn path() -> Path {
     Path { port: 2, route: Some(route), service_level: 3, ..Path::default() }
 }
 
-/// What a message from `from` to `to` comes with.
+/// The source of a datagram from `from` to `to`.
 fn source(from: &str, to: &str) -> Source {
     let mut bytes = [0; Grh::LEN];
     bytes[0] = 0x60;
@@ -69,7 +69,7 @@ fn the_way_back_is_the_way_that_it_came() {
     let address = pd.create_ah_for(2, &from).unwrap();
     let route = address.path().route.unwrap();
     assert_eq!((route.gid.to_string().as_str(), route.source_index), ("fe80::7", 2));
-    // Without a header it goes by the LID.
+    // Without a GRH the path uses the LID.
     let near = Source { grh: None, ..from };
     assert_eq!(near.path(2, 1).route, None);
     assert_eq!(near.query_path(&pd.context(), 2).unwrap().lid, Lid(5));

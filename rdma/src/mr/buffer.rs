@@ -1,4 +1,4 @@
-//! Exclusive, owned pieces of local regions.
+//! Buffers: exclusive, owned pieces of local regions.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,10 +13,10 @@ use crate::handle::Handle;
 
 /// An exclusive piece of registered memory.
 ///
-/// No peer has any right to it, and no other buffer overlaps it. Host buffers deref to bytes.
-/// Posting a buffer moves it into the queue; its completion gives it back, so nobody can touch it
-/// while the device does. Cutting buffers up and joining them is free of copies, like `BytesMut`.
-/// The region is deregistered, and its memory freed, with its last buffer.
+/// No peer has any right to a buffer's memory, and no two buffers overlap. Host buffers deref to
+/// bytes. Posting moves a buffer into the queue and its completion returns it, so the program
+/// cannot touch the memory while the device does. Splitting and joining buffers copies nothing,
+/// like `BytesMut`. Dropping a region's last buffer deregisters the region and frees its memory.
 ///
 /// # Examples
 ///
@@ -38,16 +38,17 @@ pub struct Buffer<M: Placement = Host> {
 impl<M: Placement> Buffer<M> {
     /// # Safety
     ///
-    /// The segment is of a local region of `M`'s kind, and overlaps no other segment (M4).
+    /// The segment belongs to a local region of `M`'s kind, and overlaps no other segment (M4).
     #[inline]
     pub(crate) unsafe fn from_segment(segment: Segment) -> Self {
         Self { segment, placement: PhantomData }
     }
 
-    /// The whole of a local region of `M`'s kind that has no segments yet.
+    /// A buffer of a whole local region of `M`'s kind; the region must have no segments yet.
     pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
         debug_assert_eq!(region.kind == Kind::LocalHost, M::IS_HOST);
-        // SAFETY: the only segment of its region, which is of `M`'s kind.
+        // SAFETY: from_segment wants a segment of `M`'s kind that overlaps no other: the region is
+        // of `M`'s kind, and has no other segment.
         unsafe { Self::from_segment(Segment::whole(region)) }
     }
 
@@ -63,7 +64,7 @@ impl<M: Placement> Buffer<M> {
         self.segment.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no bytes.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -77,7 +78,7 @@ impl<M: Placement> Buffer<M> {
         lkey: u32 = this.segment.lkey();
     }
 
-    /// Cuts off and returns the first `at` bytes; all of them if there are fewer.
+    /// Splits off and returns the first `at` bytes, or all bytes if there are fewer.
     ///
     /// # Examples
     ///
@@ -92,15 +93,16 @@ impl<M: Placement> Buffer<M> {
     pub fn split_to(&mut self, at: usize) -> Self {
         let at = at.min(self.len());
         let front = Segment { region: self.segment.region.clone(), pointer: self.segment.pointer, len: at };
-        // SAFETY: `at` is at most the length, so the result is in the region or one past its end
-        // (M3).
+        // SAFETY: NonNull::add wants a result inside the allocation or one past its end: `at` is at
+        // most the length, and the segment lies in its region (M3).
         self.segment.pointer = unsafe { self.segment.pointer.add(at) };
         self.segment.len -= at;
-        // SAFETY: the same region, and `self` no longer has these bytes (M4).
+        // SAFETY: from_segment wants a segment of `M`'s kind that overlaps no other: the region is
+        // the same, and `self` no longer has these bytes (M4).
         unsafe { Self::from_segment(front) }
     }
 
-    /// Cuts off and returns what lies behind the first `at` bytes.
+    /// Splits off and returns the bytes after the first `at`.
     ///
     /// # Examples
     ///
@@ -117,8 +119,7 @@ impl<M: Placement> Buffer<M> {
         std::mem::replace(self, front)
     }
 
-    /// Gives up what lies behind the first `len` bytes. The memory is free again with the region's
-    /// last buffer.
+    /// Drops the bytes after the first `len`. Their memory is freed with the region's last buffer.
     ///
     /// # Examples
     ///
@@ -134,11 +135,11 @@ impl<M: Placement> Buffer<M> {
         self.segment.len = self.segment.len.min(len);
     }
 
-    /// Joins two buffers again: `other` must lie directly behind this one, in the same region.
+    /// Joins two adjacent buffers: `other` must start where this one ends, in the same region.
     ///
     /// # Errors
     ///
-    /// The other buffer, if it does not.
+    /// Returns `other` if it is not adjacent.
     ///
     /// # Examples
     ///
@@ -160,12 +161,12 @@ impl<M: Placement> Buffer<M> {
     }
 
     /// Ends the region and gives its memory back, if this buffer is all that is left of it.
-    ///
+    /// Deregisters the region and returns its memory, if this buffer is the region's only one.
     /// # Errors
     ///
     /// With the buffer: `InUse` if it does not span its region or other buffers of the region
-    /// exist; what the device reports.
-    ///
+    /// Returns the buffer: `InUse` if it does not span its region or if the region has other
+    /// buffers; errors of the device.
     /// # Examples
     ///
     /// ```
@@ -193,7 +194,7 @@ impl<M: Placement> Buffer<M> {
 
 impl Buffer<Host> {
     /// Lends bytes to the device for the time of a [scope](crate::QueuePair::scope).
-    ///
+    /// Lends bytes to the device, to read, for the duration of a [scope](crate::QueuePair::scope).
     /// # Panics
     ///
     /// If the range does not lie in the buffer, like indexing a slice.
@@ -204,8 +205,7 @@ impl Buffer<Host> {
     }
 
     /// Lends bytes to the device, for it to write, for the time of a
-    /// [scope](crate::QueuePair::scope).
-    ///
+    /// Lends bytes to the device, to write, for the duration of a [scope](crate::QueuePair::scope).
     /// # Panics
     ///
     /// If the range does not lie in the buffer, like indexing a slice.

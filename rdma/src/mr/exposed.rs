@@ -1,4 +1,4 @@
-//! Regions that peers may read or write.
+//! Exposed regions: memory that peers may read or write.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -15,12 +15,14 @@ use crate::pd::ProtectionDomain;
 use crate::types::{AtomicCapability, RemoteAccess};
 
 impl ProtectionDomain {
-    /// Allocates zeroed memory that peers may access, and registers it. It lies in shared memory of
-    /// its own, so that a peer on this host can reach it without our help.
+    /// Allocates zeroed memory that peers may access, and registers it. Each region has shared
+    /// memory of its own, so that a peer on this host can access the region without this process's
+    /// help.
     ///
     /// # Errors
     ///
-    /// No rights or no bytes asked for, no memory, or the memlock limit is too low.
+    /// `InvalidInput` if no rights or no bytes are asked for; no memory; the memlock limit is too
+    /// low.
     ///
     /// # Examples
     ///
@@ -48,12 +50,12 @@ impl ProtectionDomain {
         self.register_exposed(memory, access)
     }
 
-    /// Registers memory with its owner, and lets peers access it. The owner comes back by
-    /// [`revoke`](ExposedRegion::revoke); if registration fails it is dropped.
+    /// Registers memory with its owner, and lets peers access it. [`revoke`](ExposedRegion::revoke)
+    /// returns the owner; if registration fails, the owner is dropped.
     ///
     /// # Errors
     ///
-    /// No rights asked for, or what the device reports.
+    /// `InvalidInput` if no rights are asked for; errors of the device.
     ///
     /// # Examples
     ///
@@ -80,9 +82,9 @@ impl ProtectionDomain {
 
 /// Memory that peers may access while we use it.
 ///
-/// There are no references into it: what is there may change at any time. Bytes are copied in and
-/// out, and aligned words are loaded and stored atomically. What is copied out of a range that a
-/// peer writes meanwhile may be a mixture of old and new.
+/// References into the region do not exist, because its contents may change at any time. Bytes are
+/// copied in and out, and aligned words are loaded and stored atomically. A copy out of a range
+/// that a peer writes at the same time may mix old and new bytes.
 ///
 /// # Examples
 ///
@@ -102,7 +104,7 @@ pub struct ExposedRegion {
     region: Arc<Handle<Region>>,
 }
 
-/// A counted range of an [`ExposedRegion`]: the local end of a request, or a place to copy from and
+/// A counted range of an [`ExposedRegion`]: the local end of a request, or a range to copy from and
 /// to.
 ///
 /// # Examples
@@ -136,7 +138,7 @@ macro_rules! access {
             $whole(self).1
         }
 
-        /// Whether there are none.
+        /// Whether the range has no bytes.
         #[must_use]
         pub fn is_empty(&self) -> bool {
             self.len() == 0
@@ -160,9 +162,9 @@ macro_rules! access {
         /// ```
         pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> Result<()> {
             let to = self.place(offset, bytes.len())?;
-            // SAFETY: `place` checked that the bytes lie in the region (M1, M3), which `self` keeps
-            // alive; `bytes` is borrowed; they do not overlap, as there are no references into an
-            // exposed region (M5).
+            // SAFETY: copy wants two valid ranges that do not overlap: `place` checked that `to`
+            // lies in the region (M1, M3), which `self` keeps alive; `bytes` is borrowed, and
+            // references into an exposed region do not exist (M5), so the two cannot overlap.
             unsafe { rdma_mem::copy(to, bytes.as_ptr(), bytes.len()) };
             Ok(())
         }
@@ -187,8 +189,9 @@ macro_rules! access {
         /// ```
         pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
             let from = self.place(offset, bytes.len())?;
-            // SAFETY: `place` checked that the bytes lie in the region (M1, M3); `bytes` is
-            // borrowed exclusively, so they do not overlap (M5).
+            // SAFETY: copy wants two valid ranges that do not overlap: `place` checked that `from`
+            // lies in the region (M1, M3); `bytes` is borrowed exclusively, and no reference into
+            // an exposed region exists (M5), so the two cannot overlap.
             unsafe { rdma_mem::copy(bytes.as_mut_ptr(), from, bytes.len()) };
             Ok(())
         }
@@ -223,13 +226,14 @@ macro_rules! access {
             Ok(())
         }
 
-        /// Loads the 8 bytes at `offset`, at once. `Ordering` as for atomics: with `Acquire`, what
-        /// a peer wrote before a completion or flag that is seen is seen too.
+        /// Loads the 8 bytes at `offset` in one access, with the `Ordering` of an atomic load.
+        /// After an `Acquire` load that returns a flag a peer wrote, the peer's earlier writes are
+        /// visible too.
         ///
         /// # Errors
         ///
-        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a load cannot
-        /// have the ordering.
+        /// `OutOfBounds`; `InvalidInput` if the address is not a multiple of 8, or if the ordering
+        /// is not one of a load.
         ///
         /// # Examples
         ///
@@ -250,17 +254,17 @@ macro_rules! access {
                 return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
-            // SAFETY: `word` checked bounds (M1, M3) and alignment; all access to the region is
-            // atomic (M5).
+            // SAFETY: load_u64 wants a valid, aligned word with only atomic accesses: `word`
+            // checked bounds (M1, M3) and alignment, and M5 makes all accesses atomic.
             Ok(unsafe { rdma_mem::word::load_u64(word, order) })
         }
 
-        /// Stores 8 bytes at `offset`, at once.
+        /// Stores 8 bytes at `offset` in one access.
         ///
         /// # Errors
         ///
-        /// `OutOfBounds`, or `InvalidInput` where the address is no multiple of 8 or a store cannot
-        /// have the ordering.
+        /// `OutOfBounds`; `InvalidInput` if the address is not a multiple of 8, or if the ordering
+        /// is not one of a store.
         ///
         /// # Examples
         ///
@@ -279,17 +283,18 @@ macro_rules! access {
                 return Err(Error::new(Operation::Access, ErrorKind::InvalidInput));
             }
             let word = self.word(offset)?;
-            // SAFETY: `word` checked bounds and alignment; all access to the region is atomic (M5).
+            // SAFETY: store_u64 wants a valid, aligned word with only atomic accesses: `word`
+            // checked bounds (M1, M3) and alignment, and M5 makes all accesses atomic.
             unsafe { rdma_mem::word::store_u64(word, value, order) };
             Ok(())
         }
 
-        /// Adds to the 8 bytes at `offset` and returns what they were, in one step with regard to
-        /// the device's atomics.
+        /// Adds to the 8 bytes at `offset` and returns the old value, atomically with the device's
+        /// atomics.
         ///
         /// # Errors
         ///
-        /// `NotSupported` where the device's atomics are not atomic with the processor's; else as
+        /// `NotSupported` if the device's atomics are not atomic with the processor's; otherwise as
         /// for [`load_u64`](Self::load_u64).
         ///
         /// # Examples
@@ -307,14 +312,15 @@ macro_rules! access {
         /// ```
         pub fn fetch_add_u64(&self, offset: usize, value: u64) -> Result<u64> {
             let word = self.atomic_word(offset)?;
-            // SAFETY: `atomic_word` checked bounds, alignment, and that the device's atomics are
-            // atomic with this one.
+            // SAFETY: fetch_add_u64 wants a valid, aligned word with only atomic accesses:
+            // `atomic_word` checked bounds (M1, M3), alignment, and that the device's atomics are
+            // atomic with the processor's; M5 covers all other accesses.
             Ok(unsafe { rdma_mem::word::fetch_add_u64(word, value, Ordering::AcqRel) })
         }
 
-        /// Replaces the 8 bytes at `offset` by `new` if they are `current`, in one step with regard
-        /// to the device's atomics. Returns what they were, as an error if they were something
-        /// else.
+        /// Replaces the 8 bytes at `offset` by `new` if they equal `current`, atomically with the
+        /// device's atomics. Returns the old value: as `Ok` if it was replaced, as `Err` if it
+        /// differed.
         ///
         /// # Errors
         ///
@@ -336,12 +342,13 @@ macro_rules! access {
         /// ```
         pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<Result<u64, u64>> {
             let word = self.atomic_word(offset)?;
-            // SAFETY: `atomic_word` checked bounds, alignment, and that the device's atomics are
-            // atomic with this one.
+            // SAFETY: compare_exchange_u64 wants a valid, aligned word with only atomic accesses:
+            // `atomic_word` checked bounds (M1, M3), alignment, and that the device's atomics are
+            // atomic with the processor's; M5 covers all other accesses.
             Ok(unsafe { rdma_mem::word::compare_exchange_u64(word, current, new, Ordering::AcqRel) })
         }
 
-        /// A counted part, which keeps the region from being revoked.
+        /// A counted part of the range. It keeps the region from being revoked.
         ///
         /// # Errors
         ///
@@ -360,13 +367,13 @@ macro_rules! access {
         /// ```
         pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice> {
             let range = resolve(range, self.len()).ok_or(Error::new(Operation::Access, ErrorKind::OutOfBounds))?;
-            // SAFETY: the range was checked, so the result lies in the region or one past its end
-            // (M3).
+            // SAFETY: NonNull::add wants a result inside the allocation or one past its end:
+            // `resolve` checked the range, and the whole lies in the region (M3).
             let pointer = unsafe { $whole(self).0.add(range.start) };
             Ok(ExposedSlice { segment: Segment { region: self.region().clone(), pointer, len: range.len() } })
         }
 
-        /// A part, for a peer to access: send it there.
+        /// A part of the range for a peer to access: send the returned value to the peer.
         ///
         /// # Errors
         ///
@@ -388,27 +395,27 @@ macro_rules! access {
             Ok(RemoteSlice::new(slice.segment.iova(), slice.segment.len as u64, slice.segment.region.rkey))
         }
 
-        /// What peers may do.
+        /// The operations that peers may do.
         #[must_use]
         pub fn access(&self) -> RemoteAccess {
             self.region().access
         }
 
-        /// The region's local key, for requests made by hand.
+        /// The region's local key, for requests of a raw queue pair.
         #[must_use]
         pub fn lkey(&self) -> u32 {
             self.region().lkey
         }
 
-        /// The address of `len` bytes at `offset`, if they lie in here.
+        /// The address of `len` bytes at `offset`, if they lie in the range.
         #[inline]
         fn place(&self, offset: usize, len: usize) -> Result<*mut u8> {
             let (pointer, whole) = $whole(self);
             if offset > whole || len > whole - offset {
                 return Err(Error::new(Operation::Access, ErrorKind::OutOfBounds));
             }
-            // SAFETY: at most the length, so the result lies in the region or one past its end (M1,
-            // M3).
+            // SAFETY: add wants a result inside the allocation or one past its end: `offset` is at
+            // most the length, and the whole lies in the region (M1, M3).
             Ok(unsafe { pointer.as_ptr().add(offset) })
         }
 
@@ -438,16 +445,17 @@ impl ExposedRegion {
         &self.region
     }
 
-    /// Ends all access by peers and gives the memory back.
+    /// Ends all access by peers and returns the memory.
     ///
     /// To change the rights or the domain of a region, revoke it and register the memory again.
-    /// There is no `ibv_rereg_mr`: it may invalidate the keys that peers hold even where it fails.
+    /// `ibv_rereg_mr` is not used, because it may invalidate the keys that peers hold even when it
+    /// fails.
     ///
     /// # Errors
     ///
-    /// With the region: `InUse` while slices of it exist, in requests in flight included; what the
-    /// device reports. Without it: there is no memory to move the contents to, and the memory is
-    /// leaked.
+    /// With the region: `InUse` while slices of it exist, also in requests in flight; errors of the
+    /// device. Without the region: no memory was left to move the contents to, and the region's
+    /// memory is leaked.
     ///
     /// # Examples
     ///
@@ -471,10 +479,11 @@ impl ExposedRegion {
         };
         let mut memory = region.memory;
         match memory.make_private() {
-            // SAFETY: deregistered and private now; exposed regions are host memory.
+            // SAFETY: from_raw wants memory that is not registered and lies where `M` says: the
+            // region is deregistered (M2) and private now, and exposed regions are host memory.
             Ok(()) => Ok(unsafe { Memory::from_raw(memory) }),
             Err(error) => {
-                // Peers may still write to it, so nobody may ever take it for private memory.
+                // Peers may still write to the memory, so it must never be used as private memory.
                 std::mem::forget(memory);
                 let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
                 Err(RevokeError { error: Error::from_errno(Operation::DeregisterMr, errno), region: None })
@@ -498,7 +507,7 @@ impl ExposedSlice {
 
     /// # Safety
     ///
-    /// The segment is of an exposed region.
+    /// The segment belongs to an exposed region.
     pub(crate) unsafe fn from_segment(segment: Segment) -> Self {
         Self { segment }
     }
@@ -519,11 +528,11 @@ impl fmt::Debug for ExposedSlice {
     }
 }
 
-/// Why a region could not be revoked.
+/// The error of revoking a region.
 pub struct RevokeError {
-    /// Why.
+    /// The reason of the failure.
     pub error: Error,
-    /// The region, if it is as it was; none if its memory had to be leaked.
+    /// The region, if it is unchanged; `None` if its memory had to be leaked.
     pub region: Option<ExposedRegion>,
 }
 

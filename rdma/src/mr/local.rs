@@ -1,4 +1,4 @@
-//! Making local regions, and lending parts of them to scopes.
+//! Creating local regions, and lending parts of buffers to scopes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,13 +13,13 @@ use crate::pd::{PdInner, ProtectionDomain};
 use crate::types::RemoteAccess;
 
 impl ProtectionDomain {
-    /// Allocates zeroed, page-aligned memory and registers it, for the local device only: one
-    /// buffer of `len` bytes, to be cut up as needed. One region for many buffers is much cheaper
-    /// than a region each.
+    /// Allocates zeroed, page-aligned memory and registers it for the local device only. Returns
+    /// one buffer of `len` bytes, to be split as needed: one region for many buffers is much
+    /// cheaper than a region for each.
     ///
     /// # Errors
     ///
-    /// No memory, no bytes asked for, or the memlock limit is too low.
+    /// No memory; `InvalidInput` if no bytes are asked for; the memlock limit is too low.
     ///
     /// # Examples
     ///
@@ -36,14 +36,14 @@ impl ProtectionDomain {
         self.register(Pages::new(len)?)
     }
 
-    /// Registers memory with its owner, for the local device only.
+    /// Registers memory with its owner for the local device only.
     ///
-    /// Shared memory is made private first: peers that have it mapped keep the old pages.
-    /// [`Buffer::into_memory`] gives the owner back. If registration fails the owner is dropped.
+    /// Shared memory is made private first: peers that have mapped it keep the old pages.
+    /// [`Buffer::into_memory`] returns the owner. If registration fails, the owner is dropped.
     ///
     /// # Errors
     ///
-    /// What the device reports: most often that the memlock limit is too low.
+    /// Errors of the device: most often the memlock limit is too low.
     ///
     /// # Examples
     ///
@@ -60,33 +60,32 @@ impl ProtectionDomain {
     pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>> {
         let kind = if O::Placement::IS_HOST { Kind::LocalHost } else { Kind::LocalGpu };
         let mut memory = RawMemory::new(owner);
-        // Buffers lend references, so nobody else may have the memory mapped: SharedMemory's file
-        // is not a secret.
+        // Buffers lend references, so no other process may have the memory mapped; other processes
+        // may have obtained SharedMemory's file.
         memory
             .make_private()
             .map_err(|error| Error::from_errno(Operation::RegisterMr, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
         let region = Region::new(&self.inner, memory, kind, RemoteAccess::empty());
-        // The kind was made from the placement.
+        // `Buffer::whole` wants a region of `M`'s kind: the kind was made from the placement above.
         region.map(Buffer::whole).map_err(|(error, _)| error)
     }
 }
 
-/// A view of a [`Buffer`]'s bytes for the device to read, while a [scope](crate::QueuePair::scope)
-/// lasts.
+/// A view of a [`Buffer`]'s bytes for the device to read during a [scope](crate::QueuePair::scope).
 #[derive(Clone, Copy)]
 pub struct LentSlice<'a> {
     pub(crate) lent: Lent,
     buffer: PhantomData<&'a [u8]>,
 }
 
-/// A view of a [`Buffer`]'s bytes for the device to write, while a [scope](crate::QueuePair::scope)
-/// lasts.
+/// A view of a [`Buffer`]'s bytes for the device to write during a
+/// [scope](crate::QueuePair::scope).
 pub struct LentSliceMut<'a> {
     pub(crate) lent: Lent,
     buffer: PhantomData<&'a mut [u8]>,
 }
 
-/// What a request needs to know of lent bytes.
+/// The data that a request needs of lent bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
     pub(crate) pointer: NonNull<u8>,
@@ -95,9 +94,9 @@ pub(crate) struct Lent {
     pub(crate) domain: *const PdInner,
 }
 
-// SAFETY: the fields are an address, lengths and keys; the slice types that contain a `Lent` borrow
-// the bytes, so that they go to other threads as `&[u8]` and `&mut [u8]` do. The domain is only
-// compared.
+// SAFETY: the fields are an address, a length, a key and a domain that is only compared. The slice
+// types that contain a `Lent` borrow the bytes, so moving one to another thread is like moving
+// `&[u8]` or `&mut [u8]`.
 unsafe impl Send for Lent {}
 // SAFETY: a shared `Lent` gives copies of its fields and no access to the bytes.
 unsafe impl Sync for Lent {}
@@ -105,31 +104,32 @@ unsafe impl Sync for Lent {}
 impl Lent {
     fn new(buffer: &Buffer<Host>, range: Range<usize>) -> Self {
         let segment = buffer.segment();
-        // SAFETY: the range was checked against the buffer's length, so the result lies in the
-        // region (M3).
+        // SAFETY: NonNull::add wants a result inside the allocation or one past its end: the caller
+        // checked the range against the buffer's length, and the buffer lies in its region (M3).
         let pointer = unsafe { segment.pointer.add(range.start) };
         Self { pointer, len: range.len(), lkey: segment.lkey(), domain: segment.domain() }
     }
 }
 
 impl<'a> LentSlice<'a> {
-    /// `range` lies in the buffer.
+    /// Requires that `range` lies in the buffer.
     pub(super) fn new(buffer: &'a Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }
     }
 }
 
 impl<'a> LentSliceMut<'a> {
-    /// `range` lies in the buffer.
+    /// Requires that `range` lies in the buffer.
     pub(super) fn new(buffer: &'a mut Buffer<Host>, range: Range<usize>) -> Self {
         Self { lent: Lent::new(buffer, range), buffer: PhantomData }
     }
 
-    /// Cuts it in two at `at`, or at its end.
+    /// Splits the view at `at`, or at its end if that is nearer.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let at = at.min(self.lent.len);
-        // SAFETY: at most the length, so the result lies in the region or one past its end (M3).
+        // SAFETY: NonNull::add wants a result inside the allocation or one past its end: `at` is at
+        // most the length of a view that lies in the region (M3).
         let pointer = unsafe { self.lent.pointer.add(at) };
         let back = Lent { pointer, len: self.lent.len - at, ..self.lent };
         let front = Lent { len: at, ..self.lent };

@@ -1,4 +1,4 @@
-//! What may own the memory of a region.
+//! Owners of a region's memory.
 
 use std::alloc::{self, Layout};
 use std::any::Any;
@@ -20,17 +20,18 @@ mod sealed {
     impl Sealed for super::Gpu {}
 }
 
-/// Where memory lies: [`Host`] or [`Gpu`]. It is part of a buffer's type.
+/// The place of memory: [`Host`] or [`Gpu`]. It is part of a buffer's type.
 pub trait Placement: sealed::Sealed + Send + Sync + 'static {
     #[doc(hidden)]
     const IS_HOST: bool;
 }
 
-/// Memory that the processor reaches: buffers deref to bytes.
+/// Memory that the processor can access: buffers deref to bytes.
 #[derive(Debug, Clone, Copy)]
 pub enum Host {}
 
-/// Memory of a GPU: the processor must not touch it, so there is no `&[u8]` and no inline send.
+/// Memory of a GPU. The processor must not touch it, so buffers give no `&[u8]` and no inline
+/// sends.
 #[derive(Debug, Clone, Copy)]
 pub enum Gpu {}
 
@@ -42,32 +43,32 @@ impl Placement for Gpu {
     const IS_HOST: bool = false;
 }
 
-/// Something that owns memory which may be registered with a device.
+/// An owner of memory that may be registered with a device.
 ///
-/// Registration takes the owner apart ([`into_parts`](Self::into_parts)) and puts it together again
-/// ([`from_parts`](Self::from_parts)) after deregistration, to drop it or to hand it back. In
-/// between, only the device and the region touch the memory.
+/// Registration takes the owner apart ([`into_parts`](Self::into_parts)). After deregistration the
+/// owner is put together again ([`from_parts`](Self::from_parts)), to be dropped or returned. In
+/// between, only the device and the region access the memory.
 ///
 /// # Safety
 ///
-/// For an implementation it must hold that, from `into_parts` until `from_parts` is called or for
-/// ever:
+/// An implementation must guarantee, from `into_parts` until `from_parts` is called, or forever if
+/// it is not called:
 ///
-/// * the pointer is valid for reads and writes of the given length (if `Placement` is [`Host`]; on
-///   the GPU otherwise), does not move, and nothing but whoever got it accesses the memory or
-///   asserts unique access to it: moving the parts must not assert it either, so a `Box` has to be
-///   taken apart into its raw pointer;
-/// * host memory is initialised;
-/// * dropping the parts without `from_parts` leaks the memory, or at least does not unmap, free or
-///   reuse it, unless the memory may be freed then (the device has no access any more when parts
-///   are dropped).
+/// * The pointer is valid for reads and writes of the given length (on the GPU if `Placement` is
+///   [`Gpu`]) and does not move. Only the code that received the pointer accesses the memory or
+///   asserts unique access to it. Moving the parts must not assert unique access either, so a `Box`
+///   must be taken apart into its raw pointer.
+/// * Host memory is initialised.
+/// * Dropping the parts without `from_parts` leaks the memory. It must not unmap, free or reuse the
+///   memory, unless freeing is sound at that time (the device has no access any more when parts are
+///   dropped).
 ///
 /// `dma_buf`, if it returns one, names a dma-buf of this memory that stays open while the parts
 /// live.
 pub unsafe trait MemoryOwner: Sized + Send + 'static {
-    /// Where the memory lies.
+    /// The place of the memory.
     type Placement: Placement;
-    /// What is left of the owner while its memory is registered.
+    /// The rest of the owner while its memory is registered.
     type Parts: Send + 'static;
 
     /// Takes the owner apart.
@@ -77,30 +78,30 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     ///
     /// # Safety
     ///
-    /// The arguments are what one call of `into_parts` returned, each such call is undone once at
-    /// most, and neither device nor peers can access the memory any more.
+    /// The arguments were returned by one call of `into_parts`, which is undone at most once, and
+    /// neither the device nor peers can access the memory any more.
     unsafe fn from_parts(address: NonNull<u8>, len: usize, parts: Self::Parts) -> Self;
 
-    /// The memory as a dma-buf, and its offset in there, for memory that can only be registered
-    /// that way.
+    /// The memory as a dma-buf and its offset in the dma-buf, for memory that can only be
+    /// registered that way.
     fn dma_buf(_parts: &Self::Parts) -> Option<(RawFd, u64)> {
         None
     }
 
-    /// Called before the contents are lent as bytes (when a local region is registered, and after
-    /// an exposed one was deregistered): cuts off whoever reaches the memory by other ways than the
-    /// device.
+    /// Ends every access to the memory other than the device's. Called before the contents are lent
+    /// as bytes: when a local region is registered, and after an exposed one was deregistered.
     ///
     /// # Errors
     ///
-    /// Whatever kept it from doing so: the contents are not lent then.
+    /// The reason why other access could not be ended; the contents are then not lent.
     fn make_private(_parts: &mut Self::Parts) -> io::Result<()> {
         Ok(())
     }
 }
 
-// SAFETY: Box::into_raw gives up the box's claim to unique access; the allocation stays valid and
-// in place until from_raw; its bytes are initialised. The parts are nothing.
+// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// access: Box::into_raw gives up the box's claim; the allocation stays valid and in place until
+// from_raw; its bytes are initialised. The parts are empty.
 unsafe impl MemoryOwner for Box<[u8]> {
     type Placement = Host;
     type Parts = ();
@@ -108,18 +109,20 @@ unsafe impl MemoryOwner for Box<[u8]> {
     fn into_parts(self) -> (NonNull<u8>, usize, ()) {
         let len = self.len();
         let pointer = Self::into_raw(self).cast::<u8>();
-        // SAFETY: the pointer of a box is never null.
+        // SAFETY: new_unchecked wants a non-null pointer: a box's pointer is never null.
         (unsafe { NonNull::new_unchecked(pointer) }, len, ())
     }
 
     unsafe fn from_parts(address: NonNull<u8>, len: usize, (): ()) -> Self {
-        // SAFETY: from Box::into_raw of a slice of this length, once (the caller's promise).
+        // SAFETY: Box::from_raw wants a pointer from Box::into_raw, once: `into_parts` made it of a
+        // slice of this length, and this function's contract allows one call.
         unsafe { Self::from_raw(std::ptr::slice_from_raw_parts_mut(address.as_ptr(), len)) }
     }
 }
 
-// SAFETY: as for Box: a ManuallyDrop<Vec> is taken apart into its raw pointer, length and capacity.
-// Only the initialised bytes are used.
+// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// access: a ManuallyDrop<Vec> is taken apart into its raw pointer, length and capacity, and only
+// the initialised bytes are used.
 unsafe impl MemoryOwner for Vec<u8> {
     type Placement = Host;
     type Parts = usize;
@@ -127,25 +130,27 @@ unsafe impl MemoryOwner for Vec<u8> {
     fn into_parts(self) -> (NonNull<u8>, usize, usize) {
         let mut this = ManuallyDrop::new(self);
         let (pointer, len, capacity) = (this.as_mut_ptr(), this.len(), this.capacity());
-        // SAFETY: the pointer of a vector is never null.
+        // SAFETY: new_unchecked wants a non-null pointer: a vector's pointer is never null.
         (unsafe { NonNull::new_unchecked(pointer) }, len, capacity)
     }
 
     unsafe fn from_parts(address: NonNull<u8>, len: usize, capacity: usize) -> Self {
-        // SAFETY: the three came from one vector, once (the caller's promise).
+        // SAFETY: Vec::from_raw_parts wants the parts of one vector, once: `into_parts` took them
+        // from one vector, and this function's contract allows one call.
         unsafe { Self::from_raw_parts(address.as_ptr(), len, capacity) }
     }
 }
 
-// SAFETY: SharedMemory holds an address, not a reference, so moving it asserts nothing; the mapping
-// is initialised by the kernel and stays while the value lives. Others may have its file, but
-// make_private cuts them off before references are made. Parts are the value itself.
+// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// access: SharedMemory holds an address, not a reference, so moving it asserts nothing; the kernel
+// initialises the mapping, which stays while the value lives. Other processes may have its file,
+// but make_private ends their access before references are made. The parts are the value itself.
 unsafe impl MemoryOwner for SharedMemory {
     type Placement = Host;
     type Parts = Self;
 
     fn into_parts(self) -> (NonNull<u8>, usize, Self) {
-        // SAFETY: the address of a mapping is never null.
+        // SAFETY: new_unchecked wants a non-null pointer: the address of a mapping is never null.
         (unsafe { NonNull::new_unchecked(self.as_ptr()) }, self.len(), self)
     }
 
@@ -158,14 +163,15 @@ unsafe impl MemoryOwner for SharedMemory {
     }
 }
 
-/// Zeroed pages of their own, so that nothing else shares a page that a device has pinned.
+/// Zeroed pages of their own allocation, so that no other data shares a page that a device has
+/// pinned.
 pub(crate) struct Pages {
     address: NonNull<u8>,
     len: usize,
     layout: Layout,
 }
 
-// SAFETY: an owned allocation.
+// SAFETY: the value owns its allocation, which any thread may use and free.
 unsafe impl Send for Pages {}
 
 impl Pages {
@@ -175,7 +181,7 @@ impl Pages {
         let error = Error::new(Operation::Allocate, ErrorKind::OutOfMemory);
         let size = len.max(1).checked_next_multiple_of(Self::ALIGN).ok_or(error)?;
         let layout = Layout::from_size_align(size, Self::ALIGN).map_err(|_| error)?;
-        // SAFETY: the size is not zero.
+        // SAFETY: alloc_zeroed wants a size other than zero: `len.max(1)` rounded up.
         let address = unsafe { alloc::alloc_zeroed(layout) };
         Ok(Self { address: NonNull::new(address).ok_or(error)?, len, layout })
     }
@@ -183,12 +189,13 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`, freed once.
+        // SAFETY: dealloc wants a live allocation of this layout: made in `new`, freed once, here.
         unsafe { alloc::dealloc(self.address.as_ptr(), self.layout) }
     }
 }
 
-// SAFETY: Pages holds a raw pointer, so moving it asserts nothing; the allocation is zeroed and
+// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// access: Pages holds a raw pointer, so moving it asserts nothing; the allocation is zeroed and
 // lives as long as the value.
 unsafe impl MemoryOwner for Pages {
     type Placement = Host;
@@ -203,11 +210,11 @@ unsafe impl MemoryOwner for Pages {
     }
 }
 
-/// The parts of any owner.
+/// The parts of an owner of any type.
 trait AnyParts: Send {
     /// # Safety
     ///
-    /// As [`MemoryOwner::from_parts`].
+    /// The contract of [`MemoryOwner::from_parts`].
     unsafe fn reassemble(self: Box<Self>, address: NonNull<u8>, len: usize) -> Box<dyn Any + Send>;
     fn dma_buf(&self) -> Option<(RawFd, u64)>;
     fn make_private(&mut self) -> io::Result<()>;
@@ -217,8 +224,9 @@ struct Parts<O: MemoryOwner>(O::Parts);
 
 impl<O: MemoryOwner> AnyParts for Parts<O> {
     unsafe fn reassemble(self: Box<Self>, address: NonNull<u8>, len: usize) -> Box<dyn Any + Send> {
-        // SAFETY: MemoryOwner::from_parts wants what `into_parts` returned, once, and no device or
-        // peer left: `reassemble` has the same contract, and `Box<Self>` is consumed.
+        // SAFETY: MemoryOwner::from_parts wants the results of one `into_parts`, once, and memory
+        // that no device or peer accesses: `reassemble` has the same contract, and `Box<Self>` is
+        // consumed.
         Box::new(unsafe { O::from_parts(address, len, self.0) })
     }
 
@@ -231,20 +239,20 @@ impl<O: MemoryOwner> AnyParts for Parts<O> {
     }
 }
 
-/// Any owner, taken apart.
+/// An owner of any type, taken apart.
 pub(super) struct RawMemory {
     address: NonNull<u8>,
     len: usize,
-    /// Some until drop or `reassemble`.
+    /// `Some` until drop or `reassemble`.
     parts: Option<Box<dyn AnyParts>>,
 }
 
-// SAFETY: it owns its memory (the contract of MemoryOwner), and the parts are Send.
+// SAFETY: the value owns its memory (the contract of MemoryOwner), and the parts are Send.
 unsafe impl Send for RawMemory {}
 
 impl RawMemory {
-    /// Takes an owner apart. A [`Memory`] gives what is in it, so that registering again and again
-    /// does not nest.
+    /// Takes an owner apart. Of a [`Memory`] it takes the contents, so that registering memory
+    /// again and again does not nest.
     pub(super) fn new<O: MemoryOwner>(owner: O) -> Self {
         let mut owner = Some(owner);
         let any: &mut dyn Any = &mut owner;
@@ -275,8 +283,9 @@ impl RawMemory {
 
     fn reassemble(&mut self) -> Option<Box<dyn Any + Send>> {
         let parts = self.parts.take()?;
-        // SAFETY: `parts` were taken out, so this happens once, with what `into_parts` returned;
-        // memory that is not registered (M2) is out of reach of devices and peers.
+        // SAFETY: reassemble wants the results of one `into_parts`, once, and memory that no device
+        // or peer accesses: `parts` is taken out, so this happens once; a RawMemory is reassembled
+        // only when it is not registered (M2).
         Some(unsafe { parts.reassemble(self.address, self.len) })
     }
 }
@@ -287,22 +296,22 @@ impl Drop for RawMemory {
     }
 }
 
-/// Memory that is not registered (any more), with its contents: what a region leaves behind.
+/// Memory that is not, or no longer, registered, with its contents.
 ///
-/// It may be registered again, taken back as its owner with [`into_owner`](Self::into_owner), or,
-/// on the host, used as bytes.
+/// The memory may be registered again, taken back as its owner with
+/// [`into_owner`](Self::into_owner), or, on the host, used as bytes.
 pub struct Memory<M: Placement = Host> {
     raw: RawMemory,
     placement: PhantomData<M>,
 }
 
-// SAFETY: `&Memory` gives `&[u8]` of memory that it owns, and nothing of the parts.
+// SAFETY: `&Memory` gives `&[u8]` of memory that the value owns, and no access to the parts.
 unsafe impl<M: Placement> Sync for Memory<M> {}
 
 impl<M: Placement> Memory<M> {
     /// # Safety
     ///
-    /// The memory is not registered, and is where `M` says.
+    /// The memory is not registered, and lies where `M` says.
     pub(super) unsafe fn from_raw(raw: RawMemory) -> Self {
         Self { raw, placement: PhantomData }
     }
@@ -313,17 +322,17 @@ impl<M: Placement> Memory<M> {
         self.raw.len
     }
 
-    /// Whether there are none.
+    /// Whether the memory has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The owner, if it is an `O`.
+    /// Returns the owner, if its type is `O`.
     ///
     /// # Errors
     ///
-    /// The owner as it is, if it is of another type.
+    /// The owner, if it is of another type.
     ///
     /// # Examples
     ///
@@ -346,23 +355,24 @@ impl Deref for Memory<Host> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: valid, initialised and touched by nobody else (the contract of MemoryOwner); not
-        // registered, so no device or peer writes it; borrowed with `self`. It is one allocation or
-        // mapping, so at most isize::MAX bytes.
+        // SAFETY: from_raw_parts wants `len` readable, initialised bytes, at most isize::MAX, which
+        // nobody writes during the borrow: valid, initialised and not accessed by others by the
+        // contract of MemoryOwner; not registered, so no device or peer writes them; one allocation
+        // or mapping, so at most isize::MAX bytes.
         unsafe { slice::from_raw_parts(self.raw.address.as_ptr(), self.raw.len) }
     }
 }
 
 impl DerefMut for Memory<Host> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: valid, initialised and not registered, as `deref` argues; `self` is borrowed
-        // exclusively.
+        // SAFETY: from_raw_parts_mut wants valid, initialised bytes without other accesses: as in
+        // `deref`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.raw.address.as_ptr(), self.raw.len) }
     }
 }
 
 // SAFETY: RawMemory holds a raw pointer, so moving it asserts nothing; the owner that it was made
-// of promised the rest.
+// from guarantees the rest of MemoryOwner's contract.
 unsafe impl<M: Placement> MemoryOwner for Memory<M> {
     type Placement = M;
     type Parts = Self;

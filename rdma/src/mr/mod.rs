@@ -1,26 +1,27 @@
 //! Memory regions: memory that a device may read and write.
 //!
-//! A region owns its memory, whatever its owner is ([`MemoryOwner`]). *Local* regions carry no
-//! remote right; they are cut into [`Buffer`]s, each exclusive, and posting moves a buffer in.
-//! *Exposed* regions ([`ExposedRegion`]) carry remote rights; nobody gets a reference into them,
+//! A region owns its memory through any [`MemoryOwner`]. *Local* regions give no right to peers;
+//! they are split into [`Buffer`]s, each exclusive, and posting moves a buffer into the queue.
+//! *Exposed* regions ([`ExposedRegion`]) give rights to peers; references into them do not exist,
 //! only copies and atomic words.
 //!
 //! # Invariants
 //!
 //! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until
-//!   the region is dropped: its owner promised it (the contract of [`MemoryOwner`]) and was taken
-//!   apart, so that nothing else touches it.
-//! * **M2.** The region is registered from before it exists until its drop. Its drop deregisters
-//!   before the owner gets the memory back; if that fails, owner and parents leak. In a forked
-//!   child it leaks too.
+//!   the region is dropped: the contract of its [`MemoryOwner`], which was taken apart, so that no
+//!   other code accesses the memory.
+//! * **M2.** The region is registered before the `Region` exists and until its drop. Its drop
+//!   deregisters the memory before the owner gets it back; if deregistration fails, owner and
+//!   parents leak. In a forked child they leak too.
 //! * **M3.** A [`Segment`] lies within its region and keeps it alive.
-//! * **M4.** Segments of a local region never overlap, so whoever holds one has exclusive access to
-//!   its bytes, unless the device has: then the segment is parked in a ring and nobody holds it.
-//!   Scopes lend parts of a buffer to the device for as long as they borrow it.
-//! * **M5.** Bytes of an exposed region are touched only through `rdma_mem`, whose accesses count
-//!   as atomic: peers, the device and other threads of ours may write at any time.
-//! * **M6.** Host memory is initialised: its owner promises it. GPU memory is never dereferenced by
-//!   the processor.
+//! * **M4.** Segments of a local region never overlap, so the holder of a segment has exclusive
+//!   access to its bytes. While the device has access, the segment is parked in a ring and has no
+//!   other holder. Scopes lend parts of a buffer to the device for as long as they borrow the
+//!   buffer.
+//! * **M5.** Bytes of an exposed region are accessed only through `rdma_mem`, whose accesses count
+//!   as atomic: peers, the device and our other threads may write at any time.
+//! * **M6.** Host memory is initialised, by the contract of its owner. The processor never
+//!   dereferences GPU memory.
 
 mod buffer;
 mod exposed;
@@ -48,7 +49,7 @@ use crate::handle::{Handle, Object, Raw};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
-/// What a region is for, and with that, who may hold references into it.
+/// The kind of a region, which decides whether references into its memory may exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     LocalHost,
@@ -69,14 +70,14 @@ pub(crate) struct Region {
     pd: Arc<Handle<PdInner>>,
 }
 
-// SAFETY: the memory belongs to the region (M1) and may be used from any thread, as its owner is
-// Send; ibv_dereg_mr may be called from any thread.
+// SAFETY: the memory belongs to the region (M1) and may be used from any thread, because its owner
+// is Send; ibv_dereg_mr may be called from any thread.
 unsafe impl Send for Region {}
-// SAFETY: `&Region` gives plain fields only; access to the memory is what M4 and M5 are about.
+// SAFETY: `&Region` gives plain fields only; M4 and M5 govern access to the memory.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers memory. On failure the memory comes back.
+    /// Registers memory. On failure returns the memory.
     fn new(
         pd: &Arc<Handle<PdInner>>,
         memory: RawMemory,
@@ -90,7 +91,7 @@ impl Region {
         if memory.len() == 0 {
             return Err((Error::new(Operation::RegisterMr, ErrorKind::InvalidInput), memory));
         }
-        // Only the rights: other bits of ibv_access_flags change what the keys mean.
+        // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();
         let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | access.bits();
         let (address, len) = (memory.address(), memory.len());
@@ -98,14 +99,14 @@ impl Region {
             Some((fd, offset)) => {
                 let iova = address.as_ptr().addr() as u64;
                 let reg = context.table.ibv_reg_dmabuf_mr;
-                // SAFETY: the pd is alive (held) and of this table; the descriptor is open while
-                // `memory` lives, which is until after deregistration (M1, M2). The flags are small
-                // positive numbers.
+                // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` holds,
+                // and an open descriptor: it is open while `memory` lives, until after
+                // deregistration (M1, M2). The flags are small positive numbers.
                 unsafe { reg(pd.raw.as_ptr(), offset, len, iova, fd, i32::try_from(flags).unwrap_or(0)) }
             }
             None => {
-                // SAFETY: the pd is alive (held) and of this table; the memory is valid until after
-                // deregistration (M1, M2).
+                // SAFETY: ibv_reg_mr wants a live domain of this table, which `pd` holds, and
+                // memory that is valid until after deregistration (M1, M2).
                 unsafe { context.table.ibv_reg_mr(pd.raw.as_ptr(), address.as_ptr().cast(), len, flags) }
             }
         };
@@ -113,10 +114,10 @@ impl Region {
             Ok(raw) => raw,
             Err(error) => return Err((error, memory)),
         };
-        // The device reaches the memory by its number.
+        // The device accesses the memory by its numeric address.
         address.as_ptr().expose_provenance();
-        // SAFETY: a region that was just registered; nobody writes to it, and its keys do not
-        // change.
+        // SAFETY: the reference wants a live region that nobody writes to: it was just registered,
+        // and its keys are constant.
         let &ibv_mr { lkey, rkey, .. } = unsafe { &*raw.as_ptr() };
         let pd = Arc::clone(pd);
         Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd })))
@@ -144,15 +145,15 @@ pub(crate) struct Segment {
     pub(crate) len: usize,
 }
 
-// SAFETY: a segment of a local region is exclusive access to its bytes, like a Box; one of an
-// exposed region gives only atomic accesses (M4, M5). Its region is Send and Sync.
+// SAFETY: a segment of a local region is exclusive access to its bytes, like a Box (M4); a segment
+// of an exposed region gives only atomic accesses (M5). Its region is Send and Sync.
 unsafe impl Send for Segment {}
-// SAFETY: `&Segment` of a local region gives shared references, like `&Box<[u8]>`; of an exposed
-// one only atomic accesses (M5).
+// SAFETY: `&Segment` of a local region gives shared references, like `&Box<[u8]>` (M4); of an
+// exposed region it gives only atomic accesses (M5).
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// The whole region. Only for a region that has no other segment, or is exposed (M4).
+    /// A segment of the whole region, which must be exposed or have no other segment (M4).
     fn whole(region: Arc<Handle<Region>>) -> Self {
         let (pointer, len) = (region.address, region.len);
         Self { region, pointer, len }
@@ -168,25 +169,26 @@ impl Segment {
         self.region.lkey
     }
 
-    /// The address as the device knows it.
+    /// The address as the device sees it.
     #[inline]
     pub(crate) fn iova(&self) -> u64 {
         self.pointer.as_ptr().addr() as u64
     }
 
-    /// Its 8 bytes as a number, if it is 8 bytes of host memory.
+    /// The segment's 8 bytes as a number, if it is exactly 8 bytes of host memory.
     pub(crate) fn word(&self) -> Option<u64> {
         if self.len == size_of::<u64>() { self.front().map(u64::from_ne_bytes) } else { None }
     }
 
-    /// A copy of its first bytes, if it is as much of host memory.
+    /// A copy of the first `N` bytes, if the segment has as many and is host memory.
     pub(crate) fn front<const N: usize>(&self) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         if self.len < N || self.kind() == Kind::LocalGpu {
             return None;
         }
-        // SAFETY: M1 and M3: valid for so many bytes; of a local region nobody else has them (M4),
-        // and otherwise M5.
+        // SAFETY: copy wants two valid ranges that do not overlap: the segment is valid for `N`
+        // bytes (M1, M3) and `bytes` is a local array. In a local region nobody else accesses the
+        // bytes (M4); in an exposed one all accesses are atomic (M5).
         unsafe { rdma_mem::copy(bytes.as_mut_ptr(), self.pointer.as_ptr(), N) };
         Some(bytes)
     }

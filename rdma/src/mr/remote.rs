@@ -1,15 +1,15 @@
-//! What a peer may touch of ours, and we of a peer's.
+//! Remote slices: ranges of a peer's exposed memory, or of ours for a peer.
 
 use std::fmt;
 use std::ops::RangeBounds;
 
 use super::buffer::resolve;
 
-/// A range of a peer's memory with the key that opens it.
+/// A range of a peer's memory, with the key that gives access to it.
 ///
-/// It is plain data: [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) carry it
-/// over any channel. Nothing that is done with a wrong one is unsafe here: the peer's device checks
-/// key, bounds and rights and refuses.
+/// A remote slice is plain data: [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes)
+/// carry it over any channel. Using a wrong one is safe: the peer's device checks key, bounds and
+/// rights, and refuses.
 ///
 /// # Examples
 ///
@@ -31,10 +31,10 @@ pub struct RemoteSlice {
 }
 
 impl RemoteSlice {
-    /// Bytes of the wire format.
+    /// Length of the wire format, in bytes.
     pub const WIRE_LEN: usize = 20;
 
-    /// A slice by its parts, as another program may have sent them.
+    /// Makes a slice from its parts, for example as another program sent them.
     #[must_use]
     pub const fn new(address: u64, len: u64, rkey: u32) -> Self {
         Self { address, len, rkey }
@@ -62,7 +62,7 @@ impl RemoteSlice {
         bytes
     }
 
-    /// The slice that [`to_bytes`](Self::to_bytes) made the bytes of.
+    /// Decodes the bytes that [`to_bytes`](Self::to_bytes) made.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::WIRE_LEN]) -> Self {
         let word = |at: usize| {
@@ -74,7 +74,7 @@ impl RemoteSlice {
         Self { address: word(0), len: word(8), rkey }
     }
 
-    /// The address of the first byte in the peer's numbering.
+    /// The address of the first byte, in the peer's address space.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
@@ -88,7 +88,7 @@ impl RemoteSlice {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the slice has no bytes.
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
@@ -129,7 +129,7 @@ impl RemoteSlice {
     }
 }
 
-/// A range does not lie in its [`RemoteSlice`].
+/// The error of a range that does not lie in its [`RemoteSlice`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RemoteSliceError {
     len: u64,
@@ -168,7 +168,7 @@ mod tests {
         let reversed = slice.slice(5..4);
         assert!(reversed.is_err());
         assert!(slice.slice(..10).unwrap().slice(3..).unwrap().slice(8..).is_err());
-        // A peer's nonsense: a slice that runs past the end of the address space.
+        // An invalid slice of a peer, past the end of the address space.
         let nonsense = RemoteSlice::new(u64::MAX - 1, 100, 1);
         assert!(nonsense.slice(5..6).is_err());
     }
