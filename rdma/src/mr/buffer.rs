@@ -72,9 +72,9 @@ impl<M: Placement> Buffer<M> {
     }
 
     getters! { |this|
-        /// The address of the first byte, as the device knows it.
+        /// The address of the first byte, as the device sees it.
         address: u64 = this.segment.iova();
-        /// The region's local key, for requests made by hand.
+        /// The region's local key, for requests of a raw queue pair.
         lkey: u32 = this.segment.lkey();
     }
 
@@ -160,13 +160,13 @@ impl<M: Placement> Buffer<M> {
         Ok(())
     }
 
-    /// Ends the region and gives its memory back, if this buffer is all that is left of it.
     /// Deregisters the region and returns its memory, if this buffer is the region's only one.
+    ///
     /// # Errors
     ///
-    /// With the buffer: `InUse` if it does not span its region or other buffers of the region
     /// Returns the buffer: `InUse` if it does not span its region or if the region has other
     /// buffers; errors of the device.
+    ///
     /// # Examples
     ///
     /// ```
@@ -184,31 +184,32 @@ impl<M: Placement> Buffer<M> {
             return Err(Failed::new(in_use, self));
         }
         match Handle::close(self.segment.region) {
-            // SAFETY: deregistered; the region's kind was `M`'s.
+            // SAFETY: from_raw wants memory that is not registered and lies where `M` says: the
+            // region was just deregistered (M2), and was of `M`'s kind.
             Ok(region) => Ok(unsafe { Memory::from_raw(region.memory) }),
-            // This buffer spans the region, so others that are left are empty.
+            // This buffer spans the region, so any other buffers are empty and overlap nothing.
             Err(failed) => Err(failed.map(Self::whole)),
         }
     }
 }
 
 impl Buffer<Host> {
-    /// Lends bytes to the device for the time of a [scope](crate::QueuePair::scope).
     /// Lends bytes to the device, to read, for the duration of a [scope](crate::QueuePair::scope).
+    ///
     /// # Panics
     ///
-    /// If the range does not lie in the buffer, like indexing a slice.
+    /// If the range does not lie in the buffer, as when indexing a slice.
     #[must_use]
     #[track_caller]
     pub fn lend(&self, range: impl RangeBounds<usize>) -> LentSlice<'_> {
         LentSlice::new(self, resolve(range, self.len()).expect("the range lies in the buffer"))
     }
 
-    /// Lends bytes to the device, for it to write, for the time of a
     /// Lends bytes to the device, to write, for the duration of a [scope](crate::QueuePair::scope).
+    ///
     /// # Panics
     ///
-    /// If the range does not lie in the buffer, like indexing a slice.
+    /// If the range does not lie in the buffer, as when indexing a slice.
     #[must_use]
     #[track_caller]
     pub fn lend_mut(&mut self, range: impl RangeBounds<usize>) -> LentSliceMut<'_> {
@@ -217,7 +218,7 @@ impl Buffer<Host> {
     }
 }
 
-/// The range in figures, if it lies in `0..len`.
+/// The range as numbers, if it lies in `0..len`.
 pub(crate) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Option<Range<usize>> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
@@ -237,8 +238,9 @@ impl Deref for Buffer<Host> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: M3 and M1: valid for reads of `len` bytes; M6: initialised; M4: nobody writes
-        // while we hold it and it is borrowed. A region is one allocation or mapping, so at most
+        // SAFETY: from_raw_parts wants `len` readable, initialised bytes, at most isize::MAX, which
+        // nobody writes during the borrow: readable by M1 and M3; initialised by M6; not written by
+        // M4, as `self` is held and borrowed; a region is one allocation or mapping, so at most
         // isize::MAX bytes.
         unsafe { slice::from_raw_parts(self.segment.pointer.as_ptr(), self.segment.len) }
     }
@@ -247,8 +249,9 @@ impl Deref for Buffer<Host> {
 impl DerefMut for Buffer<Host> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: M1, M3 and M6: valid and initialised; M4: nobody else has the bytes while `self`
-        // is borrowed exclusively.
+        // SAFETY: from_raw_parts_mut wants valid, initialised bytes without other accesses: M1, M3
+        // and M6, as in `deref`; nobody else has the bytes while `self` is borrowed exclusively
+        // (M4).
         unsafe { slice::from_raw_parts_mut(self.segment.pointer.as_ptr(), self.segment.len) }
     }
 }
