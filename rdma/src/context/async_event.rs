@@ -1,9 +1,9 @@
-//! Asynchronous events: what happens to a device, a port or a queue outside of any request.
+//! Asynchronous events of a device, a port or a queue, outside of any request.
 //!
 //! # Safety
 //!
-//! 1. Pointers in an event are valid until it is acknowledged; they are read before that, and only
-//!    identities leave.
+//! 1. Pointers in an event are valid until it is acknowledged. They are read before that, and only
+//!    identities are returned.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::types::{CqId, c_enum};
 use crate::wait::Deadline;
 
 c_enum! {
-    /// What happened.
+    /// The kind of an asynchronous event.
     #[doc(alias = "ibv_event_type")]
     AsyncEventKind(u32) {
         /// A completion queue overran or broke.
         CQ_ERR = ibv_event_type::IBV_EVENT_CQ_ERR.0, "completion queue error";
-        /// A queue pair broke and cannot report it by a completion.
+        /// A queue pair broke and cannot report this in a completion.
         QP_FATAL = ibv_event_type::IBV_EVENT_QP_FATAL.0, "queue pair fatal error";
         /// A peer sent an invalid request.
         QP_REQ_ERR = ibv_event_type::IBV_EVENT_QP_REQ_ERR.0, "invalid request from the peer";
@@ -44,13 +44,13 @@ c_enum! {
         LID_CHANGE = ibv_event_type::IBV_EVENT_LID_CHANGE.0, "LID change";
         /// A port's P_Key table changed.
         PKEY_CHANGE = ibv_event_type::IBV_EVENT_PKEY_CHANGE.0, "P_Key change";
-        /// Another subnet manager.
+        /// The port has another subnet manager.
         SM_CHANGE = ibv_event_type::IBV_EVENT_SM_CHANGE.0, "subnet manager change";
         /// A shared receive queue broke.
         SRQ_ERR = ibv_event_type::IBV_EVENT_SRQ_ERR.0, "shared receive queue error";
         /// A shared receive queue fell below its limit.
         SRQ_LIMIT_REACHED = ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED.0, "shared receive queue limit reached";
-        /// A queue pair in error took its last receive from a shared queue.
+        /// A queue pair in the error state took its last receive from a shared receive queue.
         QP_LAST_WQE_REACHED = ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED.0, "last receive taken";
         /// The subnet manager asks for new registrations.
         CLIENT_REREGISTER = ibv_event_type::IBV_EVENT_CLIENT_REREGISTER.0, "client reregister";
@@ -63,7 +63,7 @@ c_enum! {
     }
 }
 
-/// To what it happened.
+/// The object that an asynchronous event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventSource {
@@ -71,31 +71,31 @@ pub enum EventSource {
     Device,
     /// A port, by its number.
     Port(u8),
-    /// A queue pair, by its number; it may be gone by now.
+    /// A queue pair, by its number. The queue pair may be gone by now.
     QueuePair(u32),
-    /// A completion queue; it may be gone by now.
+    /// A completion queue. The queue may be gone by now.
     CompletionQueue(CqId),
-    /// Something that this version of the crate does not make.
+    /// An object of a kind that this version of the crate does not create.
     Other,
 }
 
-/// An asynchronous event: already acknowledged, so that it keeps nothing from being destroyed.
+/// An asynchronous event. It is already acknowledged, so it does not block destroying an object.
 #[doc(alias = "ibv_async_event")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What happened.
+    /// The kind of event.
     pub kind: AsyncEventKind,
-    /// To what.
+    /// The object that the event is about.
     pub source: EventSource,
 }
 
 impl Context {
-    /// Waits for the next asynchronous event; none after the timeout. Without a timeout it waits
-    /// for ever.
+    /// Waits for the next asynchronous event; returns `None` after the timeout. Without a timeout,
+    /// waits forever.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Errors of the provider.
     ///
     /// # Examples
     ///
@@ -119,11 +119,11 @@ impl Context {
         self.inner.events.next(Operation::GetAsyncEvent, deadline, || self.try_next_event())
     }
 
-    /// Takes an asynchronous event if there is one.
+    /// Takes an asynchronous event if one is pending.
     ///
     /// # Errors
     ///
-    /// What the provider reports.
+    /// Errors of the provider.
     ///
     /// # Examples
     ///
@@ -141,13 +141,13 @@ impl Context {
         self.inner.check(Operation::GetAsyncEvent)?;
         let mut raw = ibv_async_event::default();
         // SAFETY: ibv_get_async_event wants an open context, which `self` keeps open, and room for
-        // an event; its descriptor is non-blocking.
+        // an event; the context's descriptor is non-blocking.
         let result = unsafe { (self.inner.table.ibv_get_async_event)(self.as_raw(), &raw mut raw) };
         if result != 0 {
             return Error::last(Operation::GetAsyncEvent).or_nothing();
         }
         let event = AsyncEvent { kind: AsyncEventKind::from_raw(raw.event_type.0), source: source(&raw) };
-        // SAFETY: the event that was just taken, acknowledged once.
+        // SAFETY: ibv_ack_async_event wants a taken event that is acknowledged once: only here.
         unsafe { (self.inner.table.ibv_ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }
@@ -156,9 +156,11 @@ impl Context {
 fn source(raw: &ibv_async_event) -> EventSource {
     match AsyncEventKind::from_raw(raw.event_type.0) {
         AsyncEventKind::CQ_ERR => {
-            // SAFETY: this kind of event carries a completion queue.
+            // SAFETY: a union read wants the member that was written: this kind of event carries a
+            // queue.
             let cq = unsafe { raw.element.cq };
-            // SAFETY: valid until acknowledged (1); the field does not change.
+            // SAFETY: the read wants a live queue: valid until acknowledged (1); the field is
+            // constant.
             let name = unsafe { (*cq).cq_context };
             EventSource::CompletionQueue(CqId(name.addr() as u64))
         }
@@ -170,9 +172,11 @@ fn source(raw: &ibv_async_event) -> EventSource {
         | AsyncEventKind::PATH_MIG
         | AsyncEventKind::PATH_MIG_ERR
         | AsyncEventKind::QP_LAST_WQE_REACHED => {
-            // SAFETY: these kinds of events carry a queue pair.
+            // SAFETY: a union read wants the member that was written: these kinds carry a queue
+            // pair.
             let qp = unsafe { raw.element.qp };
-            // SAFETY: valid until acknowledged (1); the field does not change.
+            // SAFETY: the read wants a live queue pair: valid until acknowledged (1); the field is
+            // constant.
             EventSource::QueuePair(unsafe { (*qp).qp_num })
         }
         AsyncEventKind::PORT_ACTIVE
@@ -182,7 +186,8 @@ fn source(raw: &ibv_async_event) -> EventSource {
         | AsyncEventKind::SM_CHANGE
         | AsyncEventKind::CLIENT_REREGISTER
         | AsyncEventKind::GID_CHANGE => {
-            // SAFETY: these kinds of events carry a port's number.
+            // SAFETY: a union read wants the member that was written: these kinds carry a port's
+            // number.
             EventSource::Port(u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0))
         }
         AsyncEventKind::DEVICE_FATAL | AsyncEventKind::DEVICE_SPEED_CHANGE => EventSource::Device,

@@ -1,4 +1,4 @@
-//! What a device and its ports can do, as they report it.
+//! Attributes of devices and ports: limits and capabilities.
 
 use std::ffi::CStr;
 
@@ -16,7 +16,7 @@ macro_rules! limits {
     )*};
 }
 
-/// What a device can do.
+/// The limits and capabilities of a device.
 ///
 /// # Examples
 ///
@@ -49,15 +49,15 @@ impl DeviceAttr {
     }
 
     getters! { raw =>
-        /// The node's globally unique name.
+        /// The node's globally unique identifier.
         node_guid: Guid = Guid::from_be(raw.node_guid);
-        /// The system's globally unique name, shared by the devices of one card.
+        /// The system's globally unique identifier, shared by the devices of one card.
         system_guid: Guid = Guid::from_be(raw.sys_image_guid);
         /// The largest memory region, in bytes.
         max_mr_size: u64 = raw.max_mr_size;
-        /// The page sizes that it supports, one bit each.
+        /// The supported page sizes, one bit each.
         page_sizes: u64 = raw.page_size_cap;
-        /// With whom its atomic operations are atomic.
+        /// The operations with which the device's atomic operations are atomic.
         atomic_capability: AtomicCapability = AtomicCapability::from_raw(raw.atomic_cap.0);
         /// The number of ports.
         port_count: u8 = raw.phys_port_cnt;
@@ -111,7 +111,7 @@ impl DeviceAttr {
 
 debug_by_methods!(DeviceAttr: node_guid, port_count, atomic_capability, max_qp_wr, max_sge, max_cqe);
 
-/// What a device can do beyond [`DeviceAttr`]:
+/// The capabilities that [`DeviceAttr`] lacks, from
 /// [`Context::device_attr_ex`](crate::Context::device_attr_ex).
 ///
 /// # Examples
@@ -132,27 +132,27 @@ impl DeviceAttrEx {
         Self(raw)
     }
 
-    /// The C structure. What a provider does not know is zero.
+    /// The C structure. Fields that the provider does not fill are zero.
     #[must_use]
     pub fn as_raw(&self) -> &ibv_device_attr_ex {
         &self.0
     }
 
     getters! { raw =>
-        /// The bits that a completion's time stamp has; 0 if it has none.
+        /// The valid bits of a completion's time stamp; 0 if completions have none.
         completion_timestamp_mask: u64 = raw.completion_timestamp_mask;
-        /// The frequency of the clock that makes time stamps, in kHz.
+        /// The frequency of the time stamp clock, in kHz.
         core_clock_khz: u64 = raw.hca_core_clock;
-        /// Whether memory can be registered that is not pinned (on-demand paging).
+        /// Whether memory can be registered without pinning (on-demand paging).
         on_demand_paging: bool = raw.odp_caps.general_caps & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0;
-        /// The device's own memory that programs can allocate, in bytes.
+        /// Device memory that programs can allocate, in bytes.
         max_device_memory: u64 = raw.max_dm_size;
     }
 }
 
 debug_by_methods!(DeviceAttrEx: completion_timestamp_mask, core_clock_khz, on_demand_paging, max_device_memory);
 
-/// The state of a port.
+/// The attributes of a port.
 ///
 /// # Examples
 ///
@@ -186,15 +186,15 @@ impl PortAttr {
         state: PortState = PortState::from_raw(raw.state.0);
         /// The physical state.
         phys_state: PhysState = PhysState::from_raw(raw.phys_state);
-        /// The largest MTU that it supports.
+        /// The largest MTU that the port supports.
         max_mtu: Mtu = Mtu::from_raw(raw.max_mtu.0);
         /// The MTU in use.
         active_mtu: Mtu = Mtu::from_raw(raw.active_mtu.0);
-        /// The kind of network.
+        /// The kind of network of the port.
         link_layer: LinkLayer = LinkLayer::from_raw(raw.link_layer);
         /// The local identifier.
         lid: Lid = Lid(raw.lid);
-        /// How many low bits of the LID are free for path selection.
+        /// The number of low LID bits that are free for path selection.
         lmc: u8 = raw.lmc;
         /// The subnet manager's LID.
         sm_lid: Lid = Lid(raw.sm_lid);

@@ -1,4 +1,4 @@
-//! A port's GIDs, and which of them to use.
+//! The GID table of a port, and the choice of a GID.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -28,19 +28,19 @@ use crate::types::{Gid, GidKind, LinkLayer};
 pub struct GidEntry {
     /// The address.
     pub gid: Gid,
-    /// Its place in the table.
+    /// The entry's index in the table.
     pub index: u32,
     /// The port.
     pub port: u8,
-    /// The protocol that using it means.
+    /// The protocol that the GID selects.
     pub kind: GidKind,
-    /// The network interface behind it (`if_nametoindex`), 0 if none.
+    /// The index of the GID's network interface (`if_nametoindex`); 0 if none.
     pub interface: u32,
 }
 
 /// The GIDs of one port.
 pub(crate) fn table(context: &Context, port: u8) -> Result<Vec<GidEntry>> {
-    // Checks the port, and that this is no forked child.
+    // `port_attr` checks the port, and that this is no forked child.
     let len = context.port_attr(port)?.gid_table_len();
     match query_table(context) {
         Ok(mut entries) => {
@@ -52,15 +52,15 @@ pub(crate) fn table(context: &Context, port: u8) -> Result<Vec<GidEntry>> {
     }
 }
 
-/// All ports' GIDs in one call.
+/// The GIDs of all ports, in one call.
 fn query_table(context: &Context) -> Result<Vec<GidEntry>> {
     let mut room = 0;
     for port in 1..=context.port_count() {
         room += context.port_attr(port)?.gid_table_len() as usize;
     }
     let mut raw = vec![ibv_gid_entry::default(); room];
-    // SAFETY: ibv_query_gid_table wants an open context (kept so by `context`) and room for as many
-    // entries as it is told.
+    // SAFETY: ibv_query_gid_table wants an open context, which `context` keeps open, and room for
+    // `room` entries: the vector's length.
     let count = unsafe { context.table().ibv_query_gid_table(context.as_raw(), raw.as_mut_ptr(), room, 0) };
     let Ok(count) = usize::try_from(count) else {
         return Err(Error::from_errno(Operation::QueryGid, i32::try_from(count).unwrap_or(0)));
@@ -78,7 +78,7 @@ fn query_table(context: &Context) -> Result<Vec<GidEntry>> {
         .collect())
 }
 
-/// The same from an older library or kernel: the kinds are in sysfs.
+/// The GIDs of one port from an older library or kernel, which has the kinds in sysfs.
 fn one_by_one(context: &Context, port: u8, len: u32) -> Result<Vec<GidEntry>> {
     let device = context.name();
     let mut entries = Vec::new();
@@ -98,14 +98,14 @@ fn one_by_one(context: &Context, port: u8, len: u32) -> Result<Vec<GidEntry>> {
     Ok(entries)
 }
 
-/// One GID.
+/// The GID at one index.
 pub(crate) fn query(context: &Context, port: u8, index: u32) -> Result<Gid> {
     if index >= context.port_attr(port)?.gid_table_len() {
         return Err(Error::new(Operation::QueryGid, ErrorKind::NotFound));
     }
     let index = i32::try_from(index).map_err(|_| Error::new(Operation::QueryGid, ErrorKind::NotFound))?;
     let mut gid = ibv_gid::default();
-    // SAFETY: ibv_query_gid wants an open context (kept so by `context`) and room for a GID.
+    // SAFETY: ibv_query_gid wants an open context, which `context` keeps open, and room for a GID.
     let result = unsafe { (context.table().ibv_query_gid)(context.as_raw(), port, index, &raw mut gid) };
     if result < 0 {
         return Err(Error::last(Operation::QueryGid));
@@ -113,10 +113,10 @@ pub(crate) fn query(context: &Context, port: u8, index: u32) -> Result<Gid> {
     Ok(Gid::from_raw(gid))
 }
 
-/// The entry that reaches farthest.
+/// The entry with the widest reach.
 pub(crate) fn best(entries: Vec<GidEntry>, layer: LinkLayer) -> Option<GidEntry> {
     entries.into_iter().filter(|entry| !entry.gid.is_zero()).max_by_key(|entry| {
-        // On InfiniBand all GIDs of a port are alike; the first is the one that always exists.
+        // On InfiniBand all GIDs of a port have the same reach; the first always exists.
         let rank = if layer == LinkLayer::ETHERNET { rank(entry) } else { (0, 0) };
         (rank, Reverse(entry.index))
     })
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn on_ethernet_the_routable_roce_v2_address_wins() {
-        // The table of a ConnectX with one IPv4 and one global IPv6 address.
+        // The GID table of a ConnectX with one IPv4 and one global IPv6 address.
         let table = entries(&[
             ("fe80::526b:4bff:fea1:b2c3", GidKind::ROCE_V1),
             ("fe80::526b:4bff:fea1:b2c3", GidKind::ROCE_V2),

@@ -1,16 +1,16 @@
-//! An open device: the parent of everything else.
+//! Contexts: open devices, the parents of all other objects.
 //!
-//! A [`Context`] is counted: domains, queues and regions keep it open. It is closed when the last
-//! of them is gone.
+//! Domains, queues and regions keep their [`Context`] open. It is closed when the last handle and
+//! the last child are gone.
 //!
 //! # Safety
 //!
 //! 1. A [`ContextInner`] owns a context that its table's `ibv_open_device` returned. Its children
-//!    hold an `Arc` of its [`Handle`], so it is closed after them.
+//!    hold an `Arc` of its [`Handle`], so the context is closed after them.
 //! 2. Functions of the table are only called with objects that the same table made.
-//! 3. The descriptor of asynchronous events is non-blocking and is not lent: made blocking, or
-//!    filled, it would stop whoever announces an event.
-//! 4. Nothing is called in a forked child.
+//! 3. The descriptor of asynchronous events is non-blocking and is not lent. A caller could make it
+//!    blocking or fill it, which would block the code that takes or raises an event.
+//! 4. No function is called in a forked child.
 
 mod async_event;
 mod attr;
@@ -31,7 +31,7 @@ use crate::handle::{Handle, Object, Raw};
 use crate::types::{Capabilities, Gid, PortState};
 use crate::wait::EventDescriptor;
 
-/// An open device. Clones are handles to the same one.
+/// An open device. Clones are handles to the same device.
 ///
 /// # Examples
 ///
@@ -47,25 +47,25 @@ pub struct Context {
     pub(crate) inner: Arc<Handle<ContextInner>>,
 }
 
-/// The open device itself (1).
+/// The owner of the C context (1).
 pub(crate) struct ContextInner {
     pub(crate) raw: Raw<ibv_context>,
     pub(crate) table: &'static Ibverbs,
     pub(crate) device: Device,
     pub(crate) device_attr: DeviceAttr,
-    /// The descriptor of asynchronous events (3).
+    /// An epoll descriptor that watches the one of asynchronous events, which is not lent (3).
     events: EventDescriptor,
     pub(crate) fork: u32,
 }
 
 impl ContextInner {
-    /// An error in a forked child.
+    /// Fails in a forked child.
     #[inline]
     pub(crate) fn check(&self, operation: Operation) -> Result<()> {
         fork::check(self.fork, operation)
     }
 
-    /// Whether this is a forked child of the process that opened the device.
+    /// Whether this process is a forked child of the one that opened the device.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.fork != fork::generation()
@@ -95,14 +95,14 @@ impl Device {
     /// Opens the device.
     ///
     /// There is no `ibv_fork_init` to call: since Linux 5.12 the kernel copies pinned pages for a
-    /// forked child, so that the parent's registered memory stays where the device has it. On older
-    /// kernels set `RDMAV_FORK_SAFE=1`. A child opens the device itself: handles of its parent fail
-    /// with [`ErrorKind::Forked`].
+    /// forked child, so the parent's registered memory stays in place. On older kernels set
+    /// `RDMAV_FORK_SAFE=1`. A child must open the device itself: its parent's handles fail with
+    /// [`ErrorKind::Forked`].
     ///
     /// # Errors
     ///
-    /// `PermissionDenied` without access to its file in /dev/infiniband; `NoDevice` if it is gone;
-    /// what the provider says.
+    /// `PermissionDenied` without access to the device's file in /dev/infiniband; `NoDevice` if the
+    /// device is gone; errors of the provider.
     ///
     /// # Examples
     ///
@@ -124,7 +124,7 @@ impl Context {
         fork::watch();
         let unlocked = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
         if !device.is_software() && ["MLX5_SINGLE_THREADED", "MLX4_SINGLE_THREADED"].into_iter().any(unlocked) {
-            // The provider would leave out the locks that Send and Sync of our handles rely on.
+            // With this setting the provider omits the locks that make our handles Send and Sync.
             tracing::error!("MLX5_SINGLE_THREADED=1 (or MLX4) makes the provider's queues unsafe to share: unset it");
             return Err(Error::new(Operation::OpenDevice, ErrorKind::NotSupported));
         }
@@ -134,30 +134,31 @@ impl Context {
         if raw.is_null() {
             return Err(Error::last(Operation::OpenDevice));
         }
-        // SAFETY: just opened from this device, and nobody else knows it.
+        // SAFETY: from_raw wants a context of this device that nobody else closes or takes events
+        // of: just opened from this device, and nobody else has the pointer.
         unsafe { Self::from_raw(device, raw) }
     }
 
-    /// Takes over a context that was opened elsewhere.
+    /// Takes ownership of a context that was opened elsewhere.
     ///
     /// # Errors
     ///
-    /// The device cannot be queried; the context is then closed.
+    /// The device cannot be queried; the context is closed in that case.
     ///
     /// # Safety
     ///
     /// 1. `raw` was opened, from `device` or the same device of another list, by the functions of
-    ///    the device's [`table`](Device::table), and is not closed by anybody else.
-    /// 2. Its asynchronous events are not taken by anybody else.
+    ///    the device's [`table`](Device::table), and no other code closes it.
+    /// 2. No other code takes its asynchronous events.
     pub unsafe fn from_raw(device: &Device, raw: *mut ibv_context) -> Result<Self> {
         let table = device.table();
-        // SAFETY: the caller's context is open, and this field does not change.
+        // SAFETY: the read wants an open context (this function's contract); the field is constant.
         let async_fd = unsafe { (*raw).async_fd };
-        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value keeps the
+        // SAFETY: EventDescriptor::new wants a descriptor that stays open: the new value owns the
         // context (1).
         let events = unsafe { EventDescriptor::new(async_fd) }.inspect_err(|_| {
-            // SAFETY: ibv_close_device wants an open context of this table without children: the
-            // caller's promise.
+            // SAFETY: ibv_close_device wants an open context of this table without children: this
+            // function's contract.
             unsafe { (table.ibv_close_device)(raw) };
         })?;
         let mut inner = Handle::new(ContextInner {
@@ -193,11 +194,11 @@ impl Context {
     getters! { |this|
         /// The device's name.
         name: String = this.inner.device.name();
-        /// Whether it is the software device of this crate.
+        /// Whether the device is this crate's software device.
         is_software: bool = this.inner.device.is_software();
     }
 
-    /// What the device can do.
+    /// The device's limits and capabilities.
     ///
     /// # Examples
     ///
@@ -213,12 +214,11 @@ impl Context {
         &self.inner.device_attr
     }
 
-    /// What the device can do beyond [`device_attr`](Self::device_attr): clocks, paging, offloads.
+    /// The capabilities that [`device_attr`](Self::device_attr) lacks: clocks, paging, offloads.
     ///
     /// # Errors
     ///
-    /// `NotSupported` if neither the provider nor the library knows the call; what the provider
-    /// reports.
+    /// `NotSupported` if neither the provider nor the library has the call; errors of the provider.
     ///
     /// # Examples
     ///
@@ -240,24 +240,24 @@ impl Context {
     }
 
     getters! { |this|
-        /// What the device's transport allows.
+        /// The capabilities of the device's transport.
         capabilities: Capabilities = this.inner.capabilities();
-        /// The number of ports. They are numbered from 1.
+        /// The number of ports, which are numbered from 1.
         port_count: u8 = this.inner.device_attr.port_count();
     }
 
-    /// The number of completion vectors: interrupts over which completion queues can be spread.
+    /// The number of completion vectors: interrupts among which completion queues can be spread.
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
-        // SAFETY: the context is open (1) and this field does not change.
+        // SAFETY: the read wants an open context (1); the field is constant.
         u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
     }
 
-    /// The state of a port.
+    /// The attributes and state of a port.
     ///
     /// # Errors
     ///
-    /// `NotFound` if there is no such port.
+    /// `NotFound` if the port does not exist.
     ///
     /// # Examples
     ///
@@ -275,18 +275,18 @@ impl Context {
             return Err(Error::new(Operation::QueryPort, ErrorKind::NotFound));
         }
         let mut attr = ibv_port_attr::default();
-        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; not in a
-        // forked child (4).
+        // SAFETY: ibv_query_port wants an open context (1, 2) and room for the attributes; this is
+        // no forked child (4).
         let result = unsafe { self.inner.table.ibv_query_port(self.as_raw(), port, &raw mut attr) };
         Error::check(Operation::QueryPort, result)?;
         Ok(PortAttr::from_raw(attr))
     }
 
-    /// The first port that is active.
+    /// The lowest-numbered active port.
     ///
     /// # Errors
     ///
-    /// What [`port_attr`](Self::port_attr) reports.
+    /// As for [`port_attr`](Self::port_attr).
     ///
     /// # Examples
     ///
@@ -311,7 +311,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `NotFound` if there is no such port.
+    /// `NotFound` if the port does not exist.
     ///
     /// # Examples
     ///
@@ -331,7 +331,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `NotFound` if there is no such port or index.
+    /// `NotFound` if the port or index does not exist.
     ///
     /// # Examples
     ///
@@ -350,7 +350,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `NotFound` if there is no such port or index, or the entry is empty.
+    /// `NotFound` if the port or index does not exist, or if the entry is empty.
     ///
     /// # Examples
     ///
@@ -366,12 +366,13 @@ impl Context {
         found.ok_or(Error::new(Operation::QueryGid, ErrorKind::NotFound))
     }
 
-    /// The GID that reaches farthest: on Ethernet RoCE v2 before v1, and IPv4-mapped before other
-    /// IPv6 before link-local addresses; on InfiniBand the first.
+    /// The GID with the widest reach. On Ethernet, RoCE v2 comes before v1, and within a protocol
+    /// IPv4-mapped addresses before other IPv6 addresses before link-local ones. On InfiniBand, the
+    /// first GID.
     ///
     /// # Errors
     ///
-    /// What [`gid_table`](Self::gid_table) reports.
+    /// As for [`gid_table`](Self::gid_table).
     ///
     /// # Examples
     ///
@@ -390,7 +391,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `NotFound` if there is no such port or index.
+    /// `NotFound` if the port or index does not exist.
     ///
     /// # Examples
     ///
@@ -416,11 +417,11 @@ impl Context {
 
     /// Closes the device.
     ///
-    /// Dropping the last handle does the same; this says whether it worked.
+    /// Dropping the last handle closes the device too; this reports errors.
     ///
     /// # Errors
     ///
-    /// `InUse`, with the handle, while a clone, a domain, a queue or a region of it lives.
+    /// `InUse`, with the handle, while a clone, a domain, a queue or a region of the device lives.
     ///
     /// # Examples
     ///
@@ -438,16 +439,16 @@ impl Context {
     }
 
     getters! { |this|
-        /// The C object. It is valid while this handle lives.
+        /// The C object, valid while this handle lives.
         as_raw: *mut ibv_context = this.inner.raw.as_ptr();
-        /// The functions that work on this context and its children.
+        /// The function table of this context and its children.
         table: &'static Ibverbs = this.inner.table;
     }
 }
 
 lends_descriptor! {
-    /// A descriptor that is readable while asynchronous events wait: for poll, epoll and async
-    /// runtimes. It is an epoll that watches the provider's descriptor, and good for nothing else.
+    /// A descriptor that is readable while asynchronous events wait, for poll, epoll and async
+    /// runtimes. It is an epoll descriptor that watches the provider's, and has no other use.
     Context, inner.events
 }
 

@@ -1,4 +1,4 @@
-//! Names of ends: GUIDs, GIDs, LIDs.
+//! Addresses and identifiers: GUIDs, GIDs, LIDs.
 
 use std::fmt;
 use std::net::{AddrParseError, Ipv4Addr, Ipv6Addr};
@@ -6,18 +6,18 @@ use std::str::FromStr;
 
 use rdma_sys::ibv_gid;
 
-/// A 64-bit name that the maker gave a device or port.
+/// A 64-bit globally unique identifier that the vendor gave a device or port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Guid(u64);
 
 impl Guid {
-    /// From its value: the first byte of the text is the highest.
+    /// Makes a GUID from its value; the text form starts with the highest byte.
     #[must_use]
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
-    /// From the big-endian field of a C structure.
+    /// Reads the big-endian field of a C structure.
     #[must_use]
     pub(crate) const fn from_be(field: u64) -> Self {
         Self(u64::from_be(field))
@@ -43,7 +43,7 @@ impl fmt::Debug for Guid {
     }
 }
 
-/// A local identifier: a port's 16-bit address in its InfiniBand subnet. 0 means that it has none.
+/// A local identifier: a port's 16-bit address in its InfiniBand subnet. 0 means no LID.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lid(pub u16);
 
@@ -83,49 +83,49 @@ impl Gid {
     /// All zero: an empty entry of a GID table.
     pub const ZERO: Self = Self([0; 16]);
 
-    /// From its bytes in network order.
+    /// Makes a GID from its bytes in network order.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes in network order.
+    /// The GID's bytes in network order.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0
     }
 
-    /// Whether the entry is empty.
+    /// Whether the GID is all zero: an empty table entry.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self == Self::ZERO
     }
 
-    /// As an IPv6 address.
+    /// The GID as an IPv6 address.
     #[must_use]
     pub const fn ipv6(self) -> Ipv6Addr {
         Ipv6Addr::from_bits(u128::from_be_bytes(self.0))
     }
 
-    /// The IPv4 address, if this GID is one mapped into IPv6.
+    /// The IPv4 address, if the GID is an IPv4-mapped IPv6 address.
     #[must_use]
     pub fn ipv4(self) -> Option<Ipv4Addr> {
         self.ipv6().to_ipv4_mapped()
     }
 
-    /// Whether it reaches only neighbours: `fe80::/64`, or an IPv4 address in 169.254.0.0/16.
+    /// Whether the GID is link-local: `fe80::/64`, or an IPv4 address in 169.254.0.0/16.
     #[must_use]
     pub fn is_link_local(self) -> bool {
         self.ipv4().map_or_else(|| self.ipv6().is_unicast_link_local(), |v4| v4.is_link_local())
     }
 
-    /// Whether it reaches only this host.
+    /// Whether the GID is a loopback address.
     #[must_use]
     pub fn is_loopback(self) -> bool {
         self.ipv4().map_or_else(|| self.ipv6().is_loopback(), |v4| v4.is_loopback())
     }
 
-    /// Whether it names a multicast group: `ff00::/8`, or an IPv4 address in 224.0.0.0/4.
+    /// Whether the GID names a multicast group: `ff00::/8`, or an IPv4 address in 224.0.0.0/4.
     #[must_use]
     pub fn is_multicast(self) -> bool {
         self.ipv4().map_or_else(|| self.ipv6().is_multicast(), |v4| v4.is_multicast())
@@ -137,11 +137,11 @@ impl Gid {
         ibv_gid { raw: self.0 }
     }
 
-    /// From the C union.
+    /// Converts from the C union.
     #[must_use]
     pub fn from_raw(raw: ibv_gid) -> Self {
-        // SAFETY: every bit pattern of the 16 bytes is a value of `raw`, and both members fill the
-        // union.
+        // SAFETY: a union read wants bytes that are a valid value: both members fill the union, and
+        // any 16 bytes are a value of `raw`.
         Self(unsafe { raw.raw })
     }
 }
@@ -170,7 +170,7 @@ impl From<Ipv4Addr> for Gid {
     }
 }
 
-/// A text that is no GID.
+/// The error of parsing a text that is not a GID.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ParseGidError(AddrParseError);
 

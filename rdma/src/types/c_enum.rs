@@ -1,7 +1,7 @@
 //! Newtypes over C enumerations.
 
-/// Defines a newtype over a C enumeration: it keeps values that it does not know and prints the
-/// names of those it does.
+/// Defines a newtype over a C enumeration. The newtype keeps unknown values, and prints known
+/// values by name.
 macro_rules! c_enum {
     ($(#[$meta:meta])* $name:ident($int:ty) { $($(#[$doc:meta])* $constant:ident = $value:expr, $text:literal;)* }) => {
         $(#[$meta])*

@@ -1,10 +1,10 @@
-//! What a device's transport allows.
+//! The capabilities of a device's transport.
 
 use super::{AtomicCapability, TransportType};
 
-/// What a device's transport allows: answers to ask for, in place of the transport's name.
+/// The capabilities of a device's transport: programs test these instead of the transport's name.
 ///
-/// iWARP differs from InfiniBand and RoCE in all of them.
+/// iWARP differs from InfiniBand and RoCE in each of them except `atomics`.
 ///
 /// # Examples
 ///
@@ -22,23 +22,24 @@ use super::{AtomicCapability, TransportType};
 pub struct Capabilities {
     /// The transport protocol.
     pub transport: TransportType,
-    /// With what the device's atomics are atomic.
+    /// The operations with which the device's atomics are atomic.
     pub atomics: AtomicCapability,
-    /// The program changes the states of its queue pairs. Otherwise they are connected by
-    /// [`cm`](crate::cm) only, and the kernel changes their states.
+    /// Whether the program changes the states of its queue pairs. If not, only [`cm`](crate::cm)
+    /// connects queue pairs, and the kernel changes their states.
     pub manual_connect: bool,
-    /// There are datagrams: queue pairs of transport [`Ud`](crate::Ud), address handles, multicast
-    /// groups.
+    /// Whether the device has datagrams: queue pairs of transport [`Ud`](crate::Ud), address
+    /// handles and multicast groups.
     pub datagrams: bool,
-    /// A write can carry immediate data.
+    /// Whether a write can carry immediate data.
     pub write_with_immediate: bool,
-    /// A read needs remote write access at its local end, so it lands in an
-    /// [`ExposedRegion`](crate::ExposedRegion) only.
+    /// Whether a read needs remote write access to its local memory. The sink must then be an
+    /// [`ExposedRegion`](crate::ExposedRegion).
     pub read_needs_exposed_sink: bool,
-    /// A request completes once the peer has acknowledged it. Otherwise it may complete once it is
-    /// sent.
+    /// Whether a request completes only once the peer has acknowledged it. If not, it may complete
+    /// once it is sent.
     pub acknowledged: bool,
-    /// A reset ends the requests in flight. Otherwise only destroying the queue pair does.
+    /// Whether a reset ends the requests in flight. If not, only destroying the queue pair ends
+    /// them.
     pub reset_ends_requests: bool,
 }
 

@@ -1,4 +1,4 @@
-//! How a work request ended, and which request it was.
+//! Opcodes and statuses of completions, and the ids of completion queues.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use rdma_sys::ibv_wc_status;
 
 use super::c_enum::c_enum;
 
-/// What a completed request was.
+/// The operation of a completed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -22,10 +22,10 @@ pub enum Opcode {
     CompareSwap,
     /// A fetch-and-add.
     FetchAdd,
-    /// A receive that took a message.
+    /// A receive that took a send's message.
     Recv,
-    /// A receive that an RDMA write with immediate data consumed: the data is where the peer wrote
-    /// it, not in the buffer.
+    /// A receive that a write with immediate data consumed: the payload is at the address that the
+    /// peer wrote to, not in the receive's buffer.
     RecvWriteImm,
 }
 
@@ -44,32 +44,32 @@ impl Opcode {
 }
 
 c_enum! {
-    /// How a work request ended.
+    /// The result of a work request.
     #[doc(alias = "ibv_wc_status")]
     WcStatus(u32) {
-        /// Well.
+        /// The request succeeded.
         SUCCESS = ibv_wc_status::IBV_WC_SUCCESS.0, "success";
         /// A message longer than its receive buffer, or a wrong length.
         LOC_LEN_ERR = ibv_wc_status::IBV_WC_LOC_LEN_ERR.0, "local length error: the message does not fit the receive buffer";
-        /// The queue pair could not do the operation.
+        /// The queue pair could not execute the operation.
         LOC_QP_OP_ERR = ibv_wc_status::IBV_WC_LOC_QP_OP_ERR.0, "local queue pair operation error";
         /// A local key does not allow the access.
         LOC_PROT_ERR = ibv_wc_status::IBV_WC_LOC_PROT_ERR.0, "local protection error: a local key does not cover the buffer";
-        /// The queue pair went to the error state before the request was done.
+        /// The queue pair entered the error state before the request was executed.
         WR_FLUSH_ERR = ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0, "flushed: the queue pair is in the error state";
         /// A memory window could not be bound.
         MW_BIND_ERR = ibv_wc_status::IBV_WC_MW_BIND_ERR.0, "memory window bind error";
-        /// A malformed response.
+        /// The peer's response is malformed.
         BAD_RESP_ERR = ibv_wc_status::IBV_WC_BAD_RESP_ERR.0, "bad response from the peer";
         /// A local access error on the receiving side of a write with immediate data.
         LOC_ACCESS_ERR = ibv_wc_status::IBV_WC_LOC_ACCESS_ERR.0, "local access error";
-        /// The peer could not take the request: often a receive buffer that is too small.
+        /// The peer refused the request: often its receive buffer is too small.
         REM_INV_REQ_ERR = ibv_wc_status::IBV_WC_REM_INV_REQ_ERR.0, "the peer refused the request: receive buffer too small, or operation not allowed";
         /// The peer's key does not allow the access.
         REM_ACCESS_ERR = ibv_wc_status::IBV_WC_REM_ACCESS_ERR.0, "remote access error: the remote key does not allow it";
-        /// The peer failed to do it.
+        /// The peer failed to execute the operation.
         REM_OP_ERR = ibv_wc_status::IBV_WC_REM_OP_ERR.0, "the peer could not do the operation";
-        /// The peer did not answer: dead, unreachable or not ready.
+        /// The peer did not answer: it is dead, unreachable or not connected.
         RETRY_EXC_ERR = ibv_wc_status::IBV_WC_RETRY_EXC_ERR.0, "no answer from the peer: it is dead, unreachable or not connected";
         /// The peer had no receive posted.
         RNR_RETRY_EXC_ERR = ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR.0, "the peer posted no receive";
@@ -77,20 +77,20 @@ c_enum! {
         REM_ABORT_ERR = ibv_wc_status::IBV_WC_REM_ABORT_ERR.0, "the peer aborted the operation";
         /// The device failed.
         FATAL_ERR = ibv_wc_status::IBV_WC_FATAL_ERR.0, "fatal device error";
-        /// No response in time.
+        /// No response arrived in time.
         RESP_TIMEOUT_ERR = ibv_wc_status::IBV_WC_RESP_TIMEOUT_ERR.0, "response timeout";
         /// Another error.
         GENERAL_ERR = ibv_wc_status::IBV_WC_GENERAL_ERR.0, "general error";
     }
 }
 
-/// A work request that failed: data that a completion carries.
+/// The error of a failed work request, as its completion reports it.
 #[doc(alias = "ibv_wc")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WcError {
-    /// How.
+    /// The kind of failure.
     pub status: WcStatus,
-    /// The provider's own code, for its maker's documentation.
+    /// The provider's own code; see the vendor's documentation.
     pub vendor_err: u32,
 }
 
@@ -103,12 +103,12 @@ impl fmt::Display for WcError {
 
 impl std::error::Error for WcError {}
 
-/// The name of a completion queue in events, unique in the process.
+/// The identifier of a completion queue in events, unique in the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(pub(crate) u64);
 
 impl CqId {
-    /// A name that no other queue has had or will have.
+    /// An identifier that no other queue has had or will have.
     pub(crate) fn fresh() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))

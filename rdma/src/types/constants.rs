@@ -22,7 +22,7 @@ c_enum! {
 }
 
 impl Mtu {
-    /// Its size in bytes, if it is one of the five.
+    /// The size in bytes, if the value is one of the five known.
     #[must_use]
     pub const fn bytes(self) -> Option<u32> {
         match self.0 {
@@ -31,7 +31,7 @@ impl Mtu {
         }
     }
 
-    /// The MTU of exactly this many bytes.
+    /// The MTU of exactly this many bytes, if there is one.
     #[must_use]
     pub const fn from_bytes(bytes: u32) -> Option<Self> {
         match bytes {
@@ -81,9 +81,9 @@ c_enum! {
 }
 
 c_enum! {
-    /// What kind of network a port is on.
+    /// The kind of network that a port is on.
     LinkLayer(u8) {
-        /// Not said: InfiniBand, by convention.
+        /// Not specified: InfiniBand, by convention.
         UNSPECIFIED = 0, "Unspecified";
         /// InfiniBand: addresses are LIDs, with GIDs between subnets.
         INFINIBAND = 1, "InfiniBand";
@@ -93,7 +93,7 @@ c_enum! {
 }
 
 c_enum! {
-    /// What kind of node a device is.
+    /// The kind of node that a device is.
     #[doc(alias = "ibv_node_type")]
     NodeType(i32) {
         /// Not known.
@@ -110,7 +110,7 @@ c_enum! {
         USNIC = sys::ibv_node_type::IBV_NODE_USNIC.0, "usNIC";
         /// A usNIC over UDP.
         USNIC_UDP = sys::ibv_node_type::IBV_NODE_USNIC_UDP.0, "usNIC UDP";
-        /// Of a kind that the vendor does not name.
+        /// A kind that the vendor does not name.
         UNSPECIFIED = sys::ibv_node_type::IBV_NODE_UNSPECIFIED.0, "unspecified";
     }
 }
@@ -129,29 +129,29 @@ c_enum! {
         USNIC = sys::ibv_transport_type::IBV_TRANSPORT_USNIC.0, "usNIC";
         /// usNIC over UDP.
         USNIC_UDP = sys::ibv_transport_type::IBV_TRANSPORT_USNIC_UDP.0, "usNIC UDP";
-        /// Of a kind that the vendor does not name.
+        /// A protocol that the vendor does not name.
         UNSPECIFIED = sys::ibv_transport_type::IBV_TRANSPORT_UNSPECIFIED.0, "unspecified";
     }
 }
 
 c_enum! {
-    /// With whom a device's atomic operations are atomic.
+    /// The operations with which a device's atomic operations are atomic.
     #[doc(alias = "ibv_atomic_cap")]
     AtomicCapability(u32) {
         /// The device has no atomic operations.
         NONE = sys::ibv_atomic_cap::IBV_ATOMIC_NONE.0, "ATOMIC_NONE";
-        /// With each other, on one device.
+        /// Other atomics of the same device.
         DEVICE = sys::ibv_atomic_cap::IBV_ATOMIC_HCA.0, "ATOMIC_HCA";
-        /// With the processor's and other devices' too.
+        /// Also the processor's atomics and other devices'.
         GLOBAL = sys::ibv_atomic_cap::IBV_ATOMIC_GLOB.0, "ATOMIC_GLOB";
     }
 }
 
 c_enum! {
-    /// The protocol that a GID stands for.
+    /// The protocol that a GID selects.
     #[doc(alias = "ibv_gid_type")]
     GidKind(u32) {
-        /// InfiniBand, and what old kernels say for RoCE v1 too.
+        /// InfiniBand; old kernels report it for RoCE v1 too.
         INFINIBAND = sys::ibv_gid_type::IBV_GID_TYPE_IB.0, "IB";
         /// RoCE v1: its own Ethernet type, not routable.
         ROCE_V1 = sys::ibv_gid_type::IBV_GID_TYPE_ROCE_V1.0, "RoCE v1";
@@ -161,10 +161,10 @@ c_enum! {
 }
 
 bitflags::bitflags! {
-    /// What peers may do.
+    /// The operations that peers may do.
     ///
-    /// Given twice: to a region, for its memory, and to a queue pair, as a limit for who is
-    /// connected to it.
+    /// Rights are given twice: to a region, for its memory, and to a queue pair, as a limit for its
+    /// peer. An operation needs both.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct RemoteAccess: u32 {
         /// RDMA reads.

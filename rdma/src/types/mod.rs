@@ -1,5 +1,5 @@
-//! Values of the verbs interface as types: numbers that keep values unknown to us, addresses in the
-//! right byte order.
+//! Values of the verbs interface as types: enumerations that keep unknown values, and addresses in
+//! the right byte order.
 
 mod address;
 mod c_enum;

@@ -19,17 +19,17 @@ use super::address::{Gid, Lid};
 #[doc(alias = "ibv_ah_attr")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Path {
-    /// The port to leave by.
+    /// The local port.
     pub port: u8,
     /// The peer's LID; 0 on Ethernet.
     pub lid: Lid,
-    /// The route by GID: always on Ethernet, and between subnets.
+    /// The route by GID: required on Ethernet and between subnets.
     pub route: Option<Route>,
     /// The service level: 0 to 15.
     pub service_level: u8,
-    /// What to add to our own LID: which of a port's LIDs it leaves by, on InfiniBand.
+    /// Offset to the port's base LID, which selects the source LID, on InfiniBand.
     pub source_path_bits: u8,
-    /// The most that the way there takes (`ibv_rate`); 0: as much as the port gives.
+    /// The maximum rate of the path (`ibv_rate`); 0 means the port's rate.
     pub static_rate: u8,
 }
 
@@ -39,18 +39,18 @@ pub struct Path {
 pub struct Route {
     /// The peer's GID.
     pub gid: Gid,
-    /// Our own GID's index.
+    /// The index of the local GID.
     pub source_index: u8,
-    /// How many routers may be crossed.
+    /// How many routers a packet may cross.
     pub hop_limit: u8,
-    /// The traffic class, on RoCE v2 the IP header's.
+    /// The traffic class; on RoCE v2 that of the IP header.
     pub traffic_class: u8,
     /// The flow label: 20 bits.
     pub flow_label: u32,
 }
 
 impl Path {
-    /// From the C structure.
+    /// Converts from the C structure.
     #[must_use]
     pub fn from_raw(raw: &ibv_ah_attr) -> Self {
         let route = (raw.is_global != 0).then_some(Route {

@@ -9,11 +9,11 @@ c_enum! {
     /// The state of a queue pair.
     #[doc(alias = "ibv_qp_state")]
     QpState(u32) {
-        /// New, or reset: nothing can be posted.
+        /// New, or reset: no request can be posted.
         RESET = ibv_qp_state::IBV_QPS_RESET.0, "RESET";
         /// Bound to a port: receives can be posted.
         INIT = ibv_qp_state::IBV_QPS_INIT.0, "INIT";
-        /// Ready to receive: messages are taken.
+        /// Ready to receive: messages are received.
         RTR = ibv_qp_state::IBV_QPS_RTR.0, "RTR";
         /// Ready to send.
         RTS = ibv_qp_state::IBV_QPS_RTS.0, "RTS";
@@ -23,19 +23,19 @@ c_enum! {
         SQE = ibv_qp_state::IBV_QPS_SQE.0, "SQE";
         /// Failed: all requests are flushed.
         ERR = ibv_qp_state::IBV_QPS_ERR.0, "ERR";
-        /// Not known.
+        /// A state that the provider does not know.
         UNKNOWN = ibv_qp_state::IBV_QPS_UNKNOWN.0, "UNKNOWN";
     }
 }
 
-/// Enhanced connection establishment: options that both providers agree on, in their maker's own
-/// code.
+/// Options of enhanced connection establishment (ECE), on which both providers agree, in their
+/// vendor's own encoding.
 #[doc(alias = "ibv_ece")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ece {
-    /// The maker; 0 if the provider has no such options.
+    /// The vendor; 0 if the provider has no ECE options.
     pub vendor_id: u32,
-    /// The options.
+    /// The vendor's options.
     pub options: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Why connections do not come about.
+//! Reasons of failed connections.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -6,31 +6,31 @@ use std::sync::Mutex;
 use super::c_enum::c_enum;
 
 c_enum! {
-    /// Why the peer, or the kernel on its behalf, rejected a connection: the specification's code
-    /// on InfiniBand and RoCE, a negative `errno` on iWARP.
+    /// The reason why the peer, or the kernel for the peer, rejected a connection: the
+    /// specification's code on InfiniBand and RoCE, a negative `errno` on iWARP.
     RejectReason(i32) {
-        /// No queue pair is to be had.
+        /// The peer has no queue pair available.
         NO_QUEUE_PAIR = 1, "no queue pair available";
-        /// No end-to-end context is to be had.
+        /// The peer has no end-to-end context available.
         NO_EE_CONTEXT = 2, "no end-to-end context available";
-        /// No resources.
+        /// The peer lacks resources.
         NO_RESOURCES = 3, "no resources";
-        /// The peer waited too long for us.
+        /// The peer did not get our message in time.
         TIMEOUT = 4, "timeout";
         /// The request is not supported.
         UNSUPPORTED = 5, "unsupported request";
-        /// An identifier of the communication is wrong.
+        /// The communication identifier is invalid.
         INVALID_COMMUNICATION_ID = 6, "invalid communication identifier";
-        /// The instance of the communication is wrong.
+        /// The communication instance is invalid.
         INVALID_COMMUNICATION_INSTANCE = 7, "invalid communication instance";
-        /// Nobody listens at this service; errors say `NotListening`.
+        /// No listener has this service; errors report `NotListening`.
         INVALID_SERVICE_ID = 8, "nobody listens";
-        /// The transport is not the service's.
+        /// The transport type is not the service's.
         INVALID_TRANSPORT_TYPE = 9, "invalid transport type";
-        /// The queue pair's last connection is not over at the peer: try again, or take another
+        /// The queue pair's last connection has not ended at the peer: try again, or use another
         /// queue pair.
         STALE_CONNECTION = 10, "stale connection";
-        /// There is no such RD channel.
+        /// The RD channel does not exist.
         RD_CHANNEL_DOES_NOT_EXIST = 11, "RD channel does not exist";
         /// The GID is not the peer's.
         INVALID_GID = 12, "invalid GID";
@@ -56,39 +56,39 @@ c_enum! {
         INVALID_ALTERNATE_HOP_LIMIT = 22, "invalid alternate hop limit";
         /// The alternate packet rate is wrong.
         INVALID_ALTERNATE_PACKET_RATE = 23, "invalid alternate packet rate";
-        /// Ask another port's connection manager.
+        /// Use the connection manager of another port.
         REDIRECTED_MANAGER = 24, "redirected to another connection manager";
-        /// Ask another port.
+        /// Use another port.
         REDIRECTED_PORT = 25, "redirected to another port";
         /// The MTU is wrong.
         INVALID_MTU = 26, "invalid MTU";
-        /// Fewer reads and atomics can be served than were asked for.
+        /// The peer can serve fewer reads and atomics than were asked for.
         INSUFFICIENT_RESPONDER_RESOURCES = 27, "insufficient responder resources";
-        /// The program at the other end said no; its private data may say why.
+        /// The peer's program rejected; its private data may say why.
         CONSUMER = 28, "by the program";
         /// The RNR retry count is wrong.
         INVALID_RNR_RETRY = 29, "invalid RNR retry count";
-        /// The identifier of the communication is in use.
+        /// The communication identifier is in use.
         DUPLICATE_COMMUNICATION_ID = 30, "duplicate communication identifier";
-        /// The connection manager's version is another.
+        /// The connection manager has another version.
         INVALID_CLASS_VERSION = 31, "invalid class version";
         /// The flow label is wrong.
         INVALID_FLOW_LABEL = 32, "invalid flow label";
         /// The alternate flow label is wrong.
         INVALID_ALTERNATE_FLOW_LABEL = 33, "invalid alternate flow label";
-        /// The peer does not take our enhanced connection options.
+        /// The peer does not accept our ECE options.
         VENDOR_OPTION_NOT_SUPPORTED = 35, "vendor option not supported";
         /// iWARP: the connection was refused.
         REFUSED = -libc::ECONNREFUSED, "connection refused";
-        /// iWARP: the connection was reset; some drivers say so when the program at the other end
-        /// said no.
+        /// iWARP: the connection was reset; some drivers report this when the peer's program
+        /// rejected.
         RESET = -libc::ECONNRESET, "connection reset";
-        /// soft0: a process of another user listens there, with which it does not connect this one.
+        /// soft0: a process of another user listens there, and may not be connected to this one.
         OTHER_USER = -libc::EACCES, "a process of another user listens there";
     }
 }
 
-/// The open device, and the one that an address belongs to.
+/// The names of the open device and of the one that an address belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WrongDevice(&'static Names);
 
@@ -98,8 +98,8 @@ struct Names {
     found: String,
 }
 
-/// Errors are small and `Copy`, so names live as long as the process. There are as many as pairs of
-/// devices.
+/// The names of all [`WrongDevice`]s. Errors are small and `Copy`, so names live as long as the
+/// process; there are at most as many as pairs of devices.
 static NAMES: Mutex<Vec<&'static Names>> = Mutex::new(Vec::new());
 
 impl WrongDevice {
@@ -114,7 +114,7 @@ impl WrongDevice {
     }
 
     getters! { |this|
-        /// The name of the device that is open.
+        /// The name of the open device.
         open: &'static str = &this.0.open;
         /// The name of the device that the address belongs to.
         found: &'static str = &this.0.found;

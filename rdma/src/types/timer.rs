@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How long a requester waits for an acknowledgement before it tries again: 4.096 us times a power
+/// The time that a requester waits for an acknowledgement before it retries: 4.096 us times a power
 /// of two.
 ///
 /// The device may wait up to four times as long.
@@ -21,18 +21,18 @@ use std::time::Duration;
 pub struct AckTimeout(u8);
 
 impl AckTimeout {
-    /// For ever: a dead peer is never noticed.
+    /// No timeout: a dead peer is never noticed.
     pub const INFINITE: Self = Self(0);
-    /// About 67 ms: what most programs use.
+    /// About 67 ms: the default of most programs.
     pub const DEFAULT: Self = Self(14);
 
-    /// From the specification's code, 0 (for ever) to 31 (2.4 hours).
+    /// Makes a timeout from the specification's code, 0 (no timeout) to 31 (2.4 hours).
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// The shortest that is at least this long; the longest there is if all are shorter.
+    /// The shortest timeout of at least this duration; the longest possible one if all are shorter.
     #[must_use]
     pub fn at_least(duration: Duration) -> Self {
         let code = (1..31).find(|&code| Self(code).duration().is_some_and(|it| it >= duration));
@@ -45,7 +45,7 @@ impl AckTimeout {
         self.0
     }
 
-    /// As a duration; none if for ever.
+    /// The timeout as a duration; `None` for no timeout.
     #[must_use]
     pub const fn duration(self) -> Option<Duration> {
         if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
@@ -61,7 +61,7 @@ impl fmt::Debug for AckTimeout {
     }
 }
 
-/// How long a responder asks a requester to wait when no receive is posted.
+/// The time that a responder asks a requester to wait when no receive is posted.
 ///
 /// # Examples
 ///
@@ -74,23 +74,23 @@ impl fmt::Debug for AckTimeout {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RnrTimer(u8);
 
-/// Hundredths of milliseconds for each code.
+/// The delay of each code, in hundredths of a millisecond.
 const RNR: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
     6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 impl RnrTimer {
-    /// 0.64 ms: what most programs use.
+    /// 0.64 ms: the default of most programs.
     pub const DEFAULT: Self = Self(12);
 
-    /// From the specification's code, 0 (655 ms), then 1 (0.01 ms) to 31 (491 ms).
+    /// Makes a timer from the specification's code: 0 (655 ms), or 1 (0.01 ms) to 31 (491 ms).
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// The shortest that is at least this long; the longest there is if all are shorter.
+    /// The shortest timer of at least this duration; the longest possible one if all are shorter.
     #[must_use]
     pub fn at_least(duration: Duration) -> Self {
         Self((1..32).find(|&code| Self(code).duration() >= duration).unwrap_or(0))
@@ -102,7 +102,7 @@ impl RnrTimer {
         self.0
     }
 
-    /// As a duration.
+    /// The timer as a duration.
     #[must_use]
     pub const fn duration(self) -> Duration {
         Duration::from_micros(RNR[self.0 as usize & 31] as u64 * 10)
