@@ -1,31 +1,31 @@
-//! Copies to and from memory that others may read or write at the same time.
+//! Copies to and from memory that other processes or devices may access at the same time.
 //!
 //! # Why assembly
 //!
 //! `ptr::copy` on memory that a peer writes is a data race: undefined behaviour on every processor.
-//! A loop of relaxed byte atomics is defined and is compiled to a loop over bytes, 50 times slower
+//! A loop of relaxed byte atomics is defined, but compiles to a loop over bytes, 50 times slower
 //! than `memcpy`. An `asm!` block may do anything that *some* Rust code could do in its place, and
-//! the compiler does not look inside. The code that these blocks stand for:
+//! the compiler does not look inside. The blocks of this module stand for this code:
 //!
-//! 1. **Meaning.** [`copy()`] does, for each byte, in some order, perhaps more than once, one
-//!    relaxed atomic load from the source and one relaxed atomic store to the destination. Racing
-//!    stores leave in each byte the value of one of them.
-//! 2. **Refinement.** The instructions are ordinary loads and stores of the processor (vector ones,
-//!    `rep movs` and non-temporal ones of `memcpy` included). On x86_64 and aarch64 these are
-//!    relaxed atomic for every byte, and they touch the two ranges only; so 1 allows each
-//!    execution.
-//! 3. **No more than 1.** The compiler takes an `asm!` block without `nomem` for a reader and
-//!    writer of all memory that the block could reach, so it neither keeps bytes in registers
+//! 1. **Meaning.** For each byte, in some order and perhaps more than once, [`copy()`] does one
+//!    relaxed atomic load from the source and one relaxed atomic store to the destination. If
+//!    stores race, each byte holds the value of one of them.
+//! 2. **Refinement.** The instructions are ordinary loads and stores of the processor (including
+//!    vector ones, `rep movs` and the non-temporal ones of `memcpy`). On x86_64 and aarch64 these
+//!    are relaxed atomic for every byte, and they access the two ranges only; so rule 1 allows
+//!    every execution.
+//! 3. **No more than 1.** The compiler assumes that an `asm!` block without `nomem` reads and
+//!    writes all memory that the block could reach. It therefore neither keeps bytes in registers
 //!    across the block nor drops the copy.
-//! 4. **Order.** A copy orders nothing by itself. glibc ends its non-temporal path with `sfence`,
-//!    so on x86_64 a store after [`copy()`] is seen after the copy; [`copy_ordered`] stores its
-//!    last word with release order, as the memory model demands.
+//! 4. **Order.** A copy orders no other access. glibc ends its non-temporal path with `sfence`, so
+//!    on x86_64 a store after [`copy()`] becomes visible after the copy; [`copy_ordered`] stores
+//!    its last word with release order, as the memory model demands.
 //! 5. **The called `memcpy`** is the C library's, called by the C convention: the stack is aligned
 //!    (no `nostack`), every register that C may change is clobbered (`clobber_abi`), and `memcpy`
 //!    neither unwinds nor keeps pointers.
 //!
 //! Under Miri, on other processors, and with feature `portable` (for thread sanitizer), the copy is
-//! written as 1 says.
+//! Rust code that does what rule 1 says.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -41,14 +41,14 @@ use portable as imp;
 
 /// Copies `len` bytes, each as if by a relaxed atomic load and a relaxed atomic store.
 ///
-/// For memory that a device, a peer process or another thread may touch during the copy: the result
-/// is then some mixture of old and new bytes, never undefined behaviour. The cost is that of
-/// `memcpy`.
+/// For memory that a device, a peer process or another thread may access during the copy: the
+/// result is then a mixture of old and new bytes, never undefined behaviour. The copy costs as much
+/// as `memcpy`.
 ///
 /// # Safety
 ///
-/// 1. `src` is valid for reads of `len` bytes and `dst` for writes, during the whole call (both may
-///    be anything for a `len` of 0);
+/// 1. `src` is valid for reads of `len` bytes and `dst` for writes, during the whole call (with a
+///    `len` of 0 both may have any value);
 /// 2. the ranges do not overlap;
 /// 3. no plain (non-atomic) access of this program to `dst`, and no plain write to `src`, happens
 ///    at the same time.
@@ -58,10 +58,10 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { imp::copy(dst, src, len) }
 }
 
-/// Copies as [`copy()`] does, and makes the last bytes visible last.
+/// Copies like [`copy()`], and makes the last bytes visible last.
 ///
-/// A reader that sees the last aligned 8 bytes of the destination changed (by an acquire load) sees
-/// all bytes before them: a peer that spins on the last word of a message relies on that. Those 8
+/// A reader that sees, by an acquire load, a change of the destination's last aligned 8 bytes sees
+/// all bytes before them: a peer that spins on the last word of a message relies on this. Those 8
 /// bytes are stored in one store. If the destination does not end on a multiple of 8, the bytes in
 /// its last aligned 8 bytes are stored in ascending aligned pieces of 4, 2 and 1 bytes.
 ///
@@ -90,7 +90,7 @@ pub unsafe fn copy_ordered(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: from_ptr wants an aligned word, valid for writes, and atomic accesses alone: a tail
     // of 8 bytes ends, so it begins, on a multiple of 8; it is the end of the destination (1, 3).
     let word = unsafe { AtomicU64::from_ptr(dst.cast()) };
-    // Release order puts the stores of the body, those in assembly included, before this one (3,
+    // Release order puts the stores of the body, including those in assembly, before this one (3,
     // 4).
     word.store(value, Ordering::Release);
 }

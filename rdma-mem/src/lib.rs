@@ -1,17 +1,17 @@
-//! Memory that a device or another process may touch at any time.
+//! Memory that a device or another process may access at any time.
 //!
 //! A peer may read or write a registered buffer at any time, so plain loads, `memcpy` and `&[u8]`
-//! over such memory are data races. This crate is the one place where it is accessed:
+//! over such memory are data races. All access to such memory goes through this crate:
 //!
 //! * [`copy()`] and [`copy_ordered`] move bytes as if each were a relaxed atomic access, at the
 //!   speed of `memcpy`;
-//! * [`word`] has aligned atomic words on raw memory;
+//! * [`word`] has aligned atomic words at raw addresses;
 //! * [`SharedMemory`] is memory that other processes may map, and [`Mapping`] is a peer's view of
 //!   it;
-//! * [`shared::find`] tells whether a range of addresses lies in a [`SharedMemory`] of this
-//!   process.
+//! * [`shared::find`] returns the [`SharedMemory`] of this process that contains a range of
+//!   addresses.
 //!
-//! Nothing here knows about RDMA.
+//! This crate has no knowledge of RDMA.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("rdma-mem needs Linux: memfd, seals and mremap");

@@ -1,22 +1,21 @@
 //! Memory of this process that other processes may map.
 //!
-//! [`SharedMemory`] owns a memfd and its only mapping in this process. Code reaches the memory only
-//! through raw pointers and the functions of this crate: no reference to it exists while a peer may
-//! have it mapped. A registry of all live [`SharedMemory`] tells a software device which memfd lies
-//! behind a range of addresses, so that it can send the memfd to a peer ([`find`]). [`Mapping`] is
-//! the peer's view.
+//! [`SharedMemory`] owns a memfd and its only mapping in this process. Code accesses the memory
+//! only through raw pointers and the functions of this crate: no reference to it exists while a
+//! peer may have it mapped. A registry of all live [`SharedMemory`] lets a software device find the
+//! memfd behind a range of addresses ([`find`]), to send the memfd to a peer. [`Mapping`] is the
+//! peer's view.
 //!
 //! # Safety
 //!
 //! Invariants that the blocks in this module cite:
 //!
 //! 1. `Pages` is the only owner of its mapping: `mapped` bytes, a positive multiple of the page
-//!    size, readable and writable. Nothing but its drop unmaps them, in the process that mapped
-//!    them.
+//!    size, readable and writable. Only its drop unmaps them, in the process that mapped them.
 //! 2. The file behind a mapping is sealed against shrinking before the mapping is made, so an
-//!    access cannot fault for want of a file. (A peer can punch holes: they read as zeros and are
-//!    filled at the next access.)
-//! 3. A forked child may lack the mapping and have something else at its addresses, so a drop in a
+//!    access never lies beyond the file's end, where it would fault. (A peer can punch holes: they
+//!    read as zeros and are filled at the next access.)
+//! 3. A forked child may lack the mapping and have another one at its addresses, so a drop in a
 //!    child unmaps nothing.
 
 use std::collections::BTreeMap;
@@ -35,15 +34,15 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
-/// Neither the size nor the seals can change, so a mapping stays valid for ever.
+/// Seals that fix the size and the seals themselves, so that a mapping stays valid forever.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
-/// From this size on, [`SharedMemory::new`] asks first whether the system has that much memory.
+/// From this size in bytes on, [`SharedMemory::new`] first checks that the system has the memory.
 const LARGE: usize = 16 << 20;
 
 static REGISTRY: RwLock<BTreeMap<usize, Arc<Backing>>> = RwLock::new(BTreeMap::new());
 
-/// Why memory could not be shared.
+/// The reason why memory could not be shared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedMemoryError {
@@ -56,10 +55,10 @@ pub enum SharedMemoryError {
         #[source]
         error: io::Error,
     },
-    /// No bytes, or more than the address space holds.
+    /// The size is zero, or larger than the address space.
     #[error("shared memory of no bytes, or of more than the address space holds")]
     Size,
-    /// The system has less memory available.
+    /// The system has less memory available than asked for.
     #[error("less memory is available than asked for")]
     OutOfMemory,
     /// The peer sent a descriptor that is not safe to map.
@@ -91,7 +90,7 @@ impl SharedMemoryError {
     }
 }
 
-/// Keeps the errno value where there is one.
+/// Keeps the errno value if there is one.
 impl From<SharedMemoryError> for io::Error {
     fn from(error: SharedMemoryError) -> Self {
         let kind = match error {
@@ -137,7 +136,7 @@ impl Backing {
 /// Finds the [`SharedMemory`] that contains a whole range of addresses.
 ///
 /// The answer may be out of date at once: [`SharedMemory::make_private`] and drops remove entries.
-/// The memfd stays usable, but is then no longer the memory at those addresses.
+/// The memfd stays usable, but the memory at those addresses is then no longer the memfd's.
 #[must_use]
 pub fn find(address: usize, len: usize) -> Option<Arc<Backing>> {
     let registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +145,7 @@ pub fn find(address: usize, len: usize) -> Option<Arc<Backing>> {
     (offset <= backing.len && len <= backing.len - offset).then(|| Arc::clone(backing))
 }
 
-/// Which pages of a memfd are allocated from the start.
+/// The pages of a memfd that are allocated from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Allocation {
     Whole,
@@ -244,7 +243,8 @@ impl SharedMemory {
     /// error of memfd_create, fallocate, fcntl or mmap.
     pub fn new(len: usize) -> Result<Self, SharedMemoryError> {
         let mapped = round_to_pages(len)?;
-        // The kernel does not limit a memfd: without this check it kills processes.
+        // The kernel does not limit memfds: without this check it would kill processes for lack of
+        // memory.
         if mapped >= LARGE && available().is_some_and(|available| mapped as u64 > available) {
             return Err(SharedMemoryError::OutOfMemory);
         }
@@ -283,16 +283,16 @@ impl SharedMemory {
         self.backing.as_ref()
     }
 
-    /// Moves the contents to private pages at the same address, which no peer can reach.
+    /// Moves the contents to private pages at the same address, which no peer can access.
     ///
     /// Peers that have mapped the memory keep the old pages. References to the memory are sound
-    /// afterwards, provided that nothing else in this process uses it (a device that pinned the old
-    /// pages would not notice). A second call does nothing.
+    /// afterwards, provided that no other code in this process uses it (a device that pinned the
+    /// old pages would keep using those). A second call does nothing.
     ///
     /// # Errors
     ///
-    /// `System` with `ENOMEM` when there is no memory for the copy: the memory is then as shared as
-    /// before. `Forked` in a forked child.
+    /// `System` with `ENOMEM` if there is no memory for the copy: the memory then stays shared.
+    /// `Forked` in a forked child.
     pub fn make_private(&mut self) -> Result<(), SharedMemoryError> {
         if self.backing.is_none() {
             return Ok(());
@@ -307,7 +307,8 @@ impl SharedMemory {
         let ours = self.pages.map.as_mut_ptr();
         // SAFETY: copy wants two ranges of `mapped` bytes that do not overlap, and no plain access
         // of this program to them meanwhile. `fresh` is a new mapping of that length, which only
-        // this function knows; ours has that length (1), and whoever uses it does so by this crate.
+        // this function knows; our mapping has that length (1), and all code accesses it through
+        // this crate.
         unsafe { crate::copy(copy.as_ptr(), ours, mapped) };
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
         // SAFETY: mremap wants that no code needs the mapping that it moves, or the one that it
@@ -322,7 +323,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Takes the memory out of the registry.
+    /// Removes the memory from the registry.
     fn unregister(&mut self) {
         if let Some(backing) = self.backing.take() {
             REGISTRY.write().unwrap_or_else(PoisonError::into_inner).remove(&backing.base);
@@ -332,7 +333,8 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // In a forked child a thread that does not exist there may hold the registry's lock.
+        // In a forked child the registry's lock may be held by a thread that exists in the parent
+        // only.
         if self.pages.is_ours() {
             self.unregister();
         }
@@ -357,7 +359,7 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// `Size` for no bytes; `Untrusted` when the descriptor is not one of a [`SharedMemory`];
+    /// `Size` for no bytes; `Untrusted` if the descriptor is not one of a [`SharedMemory`];
     /// `System` for an error of the kernel.
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, SharedMemoryError> {
         Self::check_and_map(fd, len, Allocation::Whole)
@@ -365,12 +367,12 @@ impl Mapping {
 
     /// Maps a file from [`create`](Self::create) that a peer sent.
     ///
-    /// Checks the file as [`map`](Self::map) does, but for the pages: the process that touches a
-    /// page first pays for it.
+    /// Checks the file like [`map`](Self::map), except that its pages need not be allocated: the
+    /// process that first touches a page allocates it.
     ///
     /// # Errors
     ///
-    /// Those of [`map`](Self::map).
+    /// As for [`map`](Self::map).
     pub fn map_sparse(fd: BorrowedFd<'_>, len: usize) -> Result<Self, SharedMemoryError> {
         Self::check_and_map(fd, len, Allocation::OnDemand)
     }
@@ -411,7 +413,7 @@ impl Mapping {
             return Err(SharedMemoryError::Untrusted("is not a sealed memfd"));
         }
         let filesystem = fstatfs(fd).map_err(SharedMemoryError::system("fstatfs"))?;
-        // Huge pages come from a pool: an access to a hole in them may fail with a signal.
+        // Huge pages come from a pool: an access to a hole in such a file may fail with a signal.
         if filesystem.filesystem_type() != TMPFS_MAGIC {
             return Err(SharedMemoryError::Untrusted("is not of ordinary pages"));
         }
@@ -420,7 +422,7 @@ impl Mapping {
             return Err(SharedMemoryError::Untrusted("is shorter than the peer said"));
         }
         // st_blocks counts units of 512 bytes for every page size. A sparse file of any size costs
-        // its sender nothing, and the process that maps it all of its pages.
+        // its sender nothing, but a process that maps it pays for all its pages.
         let is_whole = usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks >= mapped / 512);
         if allocation == Allocation::Whole && !is_whole {
             return Err(SharedMemoryError::Untrusted("is not allocated"));
@@ -453,7 +455,7 @@ fn round_to_pages(len: usize) -> Result<usize, SharedMemoryError> {
     }
 }
 
-/// Bytes that the kernel could give out without swapping.
+/// The number of bytes that the kernel can provide without swapping.
 fn available() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,4 +1,4 @@
-//! Aligned atomic words on memory that others may touch.
+//! Aligned atomic words on memory that other processes or devices may access.
 //!
 //! # Safety
 //!
@@ -10,8 +10,8 @@
 //! 2. no plain (non-atomic) access of this program to the word happens at the same time. Accesses
 //!    by this crate, by other processes and by devices may happen.
 //!
-//! A [`copy`](crate::copy()) and a word may meet at one address. Their accesses then differ in
-//! size, of which Rust's memory model says nothing; the assembly of the copy hides them from the
+//! A [`copy`](crate::copy()) and a word may access the same address. Their accesses then differ in
+//! size, for which Rust's memory model has no rule; the assembly of the copy hides them from the
 //! model, and the supported processors read and write each aligned word whole.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ macro_rules! words {
         ///
         /// # Panics
         ///
-        /// If `order` is `Release` or `AcqRel`, as the standard library's atomics do.
+        /// If `order` is `Release` or `AcqRel`, like the standard library's atomics.
         ///
         /// # Safety
         ///
@@ -31,8 +31,8 @@ macro_rules! words {
         #[must_use]
         pub unsafe fn $load(address: *const $int, order: Ordering) -> $int {
             // SAFETY: from_ptr wants an aligned word, valid while the atomic is used (condition 1),
-            // and no plain access meanwhile (condition 2). A load does not write, so a word that is
-            // read-only will do.
+            // and no plain access meanwhile (condition 2). A load does not write, so the word may
+            // be read-only.
             let word = unsafe { $atomic::from_ptr(address.cast_mut()) };
             word.load(order)
         }
@@ -41,7 +41,7 @@ macro_rules! words {
         ///
         /// # Panics
         ///
-        /// If `order` is `Acquire` or `AcqRel`, as the standard library's atomics do.
+        /// If `order` is `Acquire` or `AcqRel`, like the standard library's atomics.
         ///
         /// # Safety
         ///
@@ -71,7 +71,7 @@ macro_rules! words {
         ///
         /// # Errors
         ///
-        /// The value, if it is not `current`; nothing was written.
+        /// The value, if it is not `current`; no store happened.
         ///
         /// # Safety
         ///

@@ -26,18 +26,18 @@ function_table! {
 
     /// The text of a completion's status.
     fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char, value(UNKNOWN.as_ptr());
-    /// A rate as a multiple of 2.5 Gbit/s; -1 for a rate that is no multiple.
+    /// A rate as a multiple of 2.5 Gbit/s; -1 if it is not a multiple.
     fn ibv_rate_to_mult(rate: ibv_rate) -> c_int, value(-1);
-    /// The rate that is a multiple of 2.5 Gbit/s; `IBV_RATE_MAX` for a number without a rate.
+    /// The rate of a multiple of 2.5 Gbit/s; `IBV_RATE_MAX` if there is no such rate.
     fn mult_to_ibv_rate(mult: c_int) -> ibv_rate, value(ibv_rate::IBV_RATE_MAX);
-    /// A rate in Mbit/s; -1 for a rate without a number.
+    /// A rate in Mbit/s; -1 for an unknown rate.
     fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int, value(-1);
-    /// The rate of so many Mbit/s; `IBV_RATE_MAX` for a number without a rate.
+    /// The rate of a number of Mbit/s; `IBV_RATE_MAX` if there is no such rate.
     fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate, value(ibv_rate::IBV_RATE_MAX);
     /// The name of a work request's operation.
     fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char, value(UNKNOWN.as_ptr()), since "45";
     /// The extended form of a queue pair that was created with `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`;
-    /// NULL for another.
+    /// NULL for other queue pairs.
     fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex, null;
     /// A NULL-terminated array of the devices, and their number unless that is NULL. Free the array
     /// by [`ibv_free_device_list`](field@Self::ibv_free_device_list).
@@ -46,13 +46,13 @@ function_table! {
     fn ibv_free_device_list(list: *mut *mut ibv_device), nothing;
     /// The name of a device, such as `mlx5_0`.
     fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char, value(std::ptr::null());
-    /// The index that the kernel gave a device; -1 if it gave none.
+    /// The index that the kernel gave a device; -1 without an index.
     fn ibv_get_device_index(device: *mut ibv_device) -> c_int, minus_one;
     /// The node GUID of a device, in network byte order; 0 if it has none.
     fn ibv_get_device_guid(device: *mut ibv_device) -> __be64, value(0);
     /// Opens a device.
     fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context, null;
-    /// Closes a device. Objects of the context must be destroyed before: this call does not do it.
+    /// Closes a device. Destroy the objects of the context before: this call does not.
     fn ibv_close_device(context: *mut ibv_context) -> c_int, minus_one;
     /// Makes a context from the command descriptor of a context of another process.
     fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context, null;
@@ -72,17 +72,17 @@ function_table! {
     fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int, minus_one;
     /// Acknowledges an asynchronous event. The destroy of an object waits for its events.
     fn ibv_ack_async_event(event: *mut ibv_async_event), nothing;
-    /// The attributes of a device. [`ibv_query_device_ex`](Self::ibv_query_device_ex) knows more.
+    /// The attributes of a device. [`ibv_query_device_ex`](Self::ibv_query_device_ex) returns more.
     fn ibv_query_device(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int, errno;
     /// The first 48 bytes of a port's attributes: the symbol behind the method
-    /// [`ibv_query_port`](Self::ibv_query_port), which knows all of them.
+    /// [`ibv_query_port`](Self::ibv_query_port), which returns all of them.
     fn ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr) -> c_int, errno;
     /// The speed of a port, in units of 100 Mbit/s.
     fn ibv_query_port_speed(
         context: *mut ibv_context, port_num: u32, port_speed: *mut u64,
     ) -> c_int, errno, since "62";
-    /// An entry of a port's GID table. [`ibv_query_gid_ex`](Self::ibv_query_gid_ex) tells the type
-    /// too.
+    /// An entry of a port's GID table. [`ibv_query_gid_ex`](Self::ibv_query_gid_ex) returns the
+    /// type too.
     fn ibv_query_gid(context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid) -> c_int, minus_one;
     /// The symbol behind [`ibv_query_gid_ex`](Self::ibv_query_gid_ex).
     fn _ibv_query_gid_ex(
@@ -120,8 +120,8 @@ function_table! {
     fn ibv_reg_mr_ex(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr, null, since "59";
     /// Changes the domain, the memory or the access flags of a memory region, which keeps its
     /// handle. The result is an `ibv_rereg_mr_err_code`: a region whose change failed at
-    /// `IBV_REREG_MR_ERR_CMD` or later may only be deregistered. Most devices do it by
-    /// deregistering and registering again.
+    /// `IBV_REREG_MR_ERR_CMD` or later may only be deregistered. Most devices deregister the region
+    /// and register it again.
     fn ibv_rereg_mr(
         mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int,
     ) -> c_int, minus_one;
@@ -138,7 +138,7 @@ function_table! {
         context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, comp_vector: c_int,
     ) -> *mut ibv_cq, null;
     /// Changes the number of entries of a completion queue; completions in the queue stay. Fails if
-    /// more completions are in the queue, and on devices that cannot do it.
+    /// more completions are in the queue, and on devices that cannot resize.
     fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int, errno;
     /// Destroys a completion queue. Fails while a queue pair uses the queue; waits until all events
     /// of the queue are acknowledged.

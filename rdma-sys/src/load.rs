@@ -1,4 +1,4 @@
-//! How the system's libraries are found, and the symbols in them.
+//! Loading of the system's libraries, and look-up of their symbols.
 
 use std::path::PathBuf;
 
@@ -23,15 +23,15 @@ static IBVERBS_PATH: Variable = Variable { name: "RDMA_IBVERBS_PATH", values: LI
 #[cfg(not(feature = "linked"))]
 static RDMACM_PATH: Variable = Variable { name: "RDMA_RDMACM_PATH", values: LIBRARY_PATH };
 
-/// A library that this crate knows how to find.
+/// A library that this crate can load.
 #[cfg(not(feature = "linked"))]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Name {
-    /// The name in its documentation.
+    /// The library's usual name, for messages.
     library: &'static str,
-    /// The names under which the dynamic loader may know the library, the best first.
+    /// The file names that the dynamic loader searches for, the best first.
     sonames: &'static [&'static str],
-    /// The environment variable that holds a path to use instead.
+    /// The environment variable that can hold a path to use instead.
     variable: &'static Variable,
 }
 
@@ -75,7 +75,7 @@ impl LoadError {
         self.variable
     }
 
-    /// Everything that was tried, in order; not empty.
+    /// All attempts, in order; never empty.
     #[must_use]
     pub fn attempts(&self) -> &[Attempt] {
         &self.attempts
@@ -95,7 +95,7 @@ fn advice(variable: &str, from_environment: bool) -> String {
     }
 }
 
-/// The table in `cell`, filled from the library by the first call that finds the library.
+/// Returns the table in `cell`; the first call that finds the library fills the table from it.
 #[cfg(not(feature = "linked"))]
 pub(crate) fn load_once<T>(
     cell: &'static OnceLock<T>,
@@ -109,8 +109,8 @@ pub(crate) fn load_once<T>(
     Ok(cell.get_or_init(|| fill(library)))
 }
 
-/// Loads the library for the rest of the program's life: its threads, `atexit` handlers and
-/// providers may run at any time, so code that was mapped once must stay.
+/// Loads the library for the rest of the program's life. Its threads, `atexit` handlers and
+/// providers may run at any time, so its code must stay mapped.
 #[cfg(not(feature = "linked"))]
 fn open(name: Name, path: Option<OsString>) -> Result<&'static Library, LoadError> {
     let Name { library, sonames, variable } = name;
@@ -130,7 +130,7 @@ fn open(name: Name, path: Option<OsString>) -> Result<&'static Library, LoadErro
     Err(LoadError { library, variable, from_environment, attempts })
 }
 
-/// The text of `dlerror`: libloading's own text only says that `dlopen` failed.
+/// The text of `dlerror`, because libloading's own text only says that `dlopen` failed.
 #[cfg(not(feature = "linked"))]
 fn reason(error: &libloading::Error) -> String {
     match error {
@@ -139,7 +139,7 @@ fn reason(error: &libloading::Error) -> String {
     }
 }
 
-/// The function of that name, or `None` if the library has none.
+/// Looks up a function by name; `None` if the library lacks it.
 ///
 /// # Safety
 ///
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn every_name_that_was_searched_is_in_the_error() {
         let name = Name { sonames: &["libnot-there.so.1", "libnor-there.so.1"], ..RDMACM };
-        // An empty variable is as good as none.
+        // An empty variable counts as unset.
         let text = open(name, Some("".into())).unwrap_err().to_string();
         assert!(text.contains("tried libnot-there.so.1: libnot-there.so.1: cannot open shared object file"), "{text}");
         assert!(text.contains("; tried libnor-there.so.1: "), "{text}");
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_missing_symbol_is_none() {
-        // Every Linux program is linked with the C library, so this one is there.
+        // Every Linux program is linked with the C library, so it can be loaded.
         let library = open(Name { sonames: &["libc.so.6"], ..IBVERBS }, None).unwrap();
         type GetPid = unsafe extern "C" fn() -> libc::pid_t;
         // SAFETY: symbol wants the symbol's type, which is that of getpid(2), in a library that

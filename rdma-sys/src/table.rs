@@ -1,4 +1,4 @@
-//! The tables of exported functions: one list of signatures per library makes the struct, the
+//! Tables of exported functions. From one list of signatures per library come the struct, the
 //! entries that fail as unsupported, and the two ways to fill the table.
 //!
 //! # Safety
@@ -8,8 +8,8 @@
 //! 2. Every entry is callable at any time: an entry is a function of this crate, or of a library
 //!    that is never unloaded.
 
-/// The answer of a text function that does not exist; libibverbs, too, answers "unknown" for a
-/// value that it does not know.
+/// The result of a missing text function; libibverbs too returns "unknown" for a value that it does
+/// not know.
 pub(crate) const UNKNOWN: &std::ffi::CStr = c"unknown";
 
 /// `-EOPNOTSUPP`, in a type that converts to every signed integer that a function returns.
@@ -87,8 +87,8 @@ macro_rules! declared {
     }};
 }
 
-/// A function bound at link time, or looked up in the running program if it is newer than the
-/// oldest library that feature `linked` links with (rdma-core 44).
+/// A function bound at link time; a function newer than the oldest library that feature `linked`
+/// links with (rdma-core 44) is looked up in the running program.
 #[cfg(feature = "linked")]
 macro_rules! linked {
     ($name:ident) => {

@@ -1,11 +1,12 @@
-//! The copies in assembly: short ones in a few moves, long ones by the C library's `memcpy`.
+//! The copies in assembly: short ones in a few moves, long ones through the C library's `memcpy`.
 //!
 //! Short sizes use pairs of moves that overlap in the middle, as `memcpy` does: a byte may be
-//! copied twice, which 1 of the parent module allows. Numbers in comments cite the parent module.
+//! copied twice, which rule 1 of the parent module allows. Numbers in comments cite the parent
+//! module.
 
 use core::arch::asm;
 
-/// Up to this size moves in line are faster than the call.
+/// Up to this size, in bytes, inline moves are faster than the call.
 const SHORT: usize = 64;
 
 /// # Safety
@@ -66,8 +67,8 @@ unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
 #[inline]
 unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
     // Each arm moves the first and the last bytes of both ranges, so it stays in the `len` bytes
-    // that are valid (condition 1 of `copy`). Registers and the destination change, not stack or
-    // flags.
+    // that are valid (condition 1 of `copy`). The moves change registers and the destination, but
+    // not the stack or the flags.
     match len {
         0 => {}
         // SAFETY: moves the only byte of the range (2).
@@ -184,7 +185,7 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Loads 8 bytes from any address, as eight relaxed byte loads would.
+/// Loads 8 bytes from any address, like eight relaxed byte loads.
 ///
 /// # Safety
 ///

@@ -1,5 +1,4 @@
-//! The copy as its meaning is defined: relaxed atomic accesses, in words where both ends allow
-//! that.
+//! The copy in Rust code: relaxed atomic accesses, by words where both ends are aligned.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -15,8 +14,8 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
             // checked, and `at + 8 <= len`, so the word is in the source (conditions 1, 3). A load
             // does not write, so the source may be read-only.
             let from = unsafe { AtomicU64::from_ptr(from.cast()) };
-            // SAFETY: alignment was just checked, and `at + 8 <= len`, so the word is in the
-            // destination (conditions 1, 3).
+            // SAFETY: from_ptr wants an aligned word for atomic accesses alone: alignment was just
+            // checked, and `at + 8 <= len`, so the word is in the destination (conditions 1, 3).
             let to = unsafe { AtomicU64::from_ptr(to.cast()) };
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             at += 8;
@@ -24,7 +23,8 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
             // SAFETY: from_ptr wants a byte for atomic accesses alone: `at < len`, so the byte is
             // in the source (conditions 1, 3). A load does not write.
             let from = unsafe { AtomicU8::from_ptr(from) };
-            // SAFETY: `at < len`, so the byte is in the destination (conditions 1, 3).
+            // SAFETY: from_ptr wants a byte for atomic accesses alone: `at < len`, so the byte is
+            // in the destination (conditions 1, 3).
             let to = unsafe { AtomicU8::from_ptr(to) };
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             at += 1;

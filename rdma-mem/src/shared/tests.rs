@@ -1,4 +1,4 @@
-//! Sharing, hiding, and peers that lie.
+//! Tests of sharing, of making memory private, and of peers that send wrong descriptors.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -24,7 +24,9 @@ trait Words {
     }
 
     fn load(&self, offset: usize) -> u64 {
-        // SAFETY: load_u64 wants the same, and `address` checks it.
+        // SAFETY: load_u64 wants a valid, aligned word without plain accesses: `address` checks
+        // that the word is aligned and in the mapping that `self` owns, and no reference to it is
+        // made.
         unsafe { load_u64(self.address(offset), Ordering::Acquire) }
     }
 }
@@ -104,7 +106,7 @@ fn the_memfd_cannot_shrink() {
     assert!(file.set_len(1 << 20).is_err());
 }
 
-/// A memfd of that size, without pages and without seals.
+/// A memfd of the given size, without pages and without seals.
 fn hollow(len: u64) -> File {
     let fd = memfd_create(c"hollow", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
     let file = File::from(fd);
@@ -126,7 +128,7 @@ fn a_peers_descriptor_is_not_trusted() {
     assert_eq!(refusal(file.as_fd(), 1 << 20), "is not allocated");
     let null = File::open("/dev/null").unwrap();
     assert_eq!(refusal(null.as_fd(), 4096), "is not a sealed memfd");
-    // Pages of a pool, which may be empty.
+    // Huge pages come from a pool, which may be empty.
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
     if let Ok(fd) = memfd_create(c"huge", flags) {
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).unwrap();
@@ -155,8 +157,8 @@ fn a_sparse_file_is_allocated_piece_by_piece() {
 fn a_forked_childs_drop_leaves_the_parent_alone() {
     let memory = SharedMemory::new(4096).unwrap();
     let mapping = Mapping::map(memory.fd().unwrap(), 4096).unwrap();
-    // SAFETY: fork wants that the child of a process with threads calls nothing that may wait for a
-    // lock of another thread: the two drops do nothing there but close a descriptor, then _exit.
+    // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
+    // two drops do nothing there but close a descriptor, then _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(memory);

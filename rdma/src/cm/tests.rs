@@ -1,4 +1,4 @@
-//! Ids, events and connections over a librdmacm that lies.
+//! Ids, events and connections over a fake librdmacm that returns hostile values.
 
 mod steps;
 
@@ -106,7 +106,7 @@ fn events_are_acknowledged_before_they_are_returned() {
     assert!(matches!(next(&channel).kind, EventKind::Unknown { event: 77, status: 0 }));
     assert!(channel.try_next_event().unwrap().is_none());
     assert!(channel.next_event(Some(Duration::from_millis(1))).unwrap().is_none());
-    // The provider checks that nothing is left to be acknowledged.
+    // The provider checks that no unacknowledged event is left.
     drop(id);
     drop(channel);
     assert_eq!((testing::live("id"), testing::live("event_channel")), (0, 0));
@@ -121,7 +121,7 @@ fn events_of_nobody_are_passed_over() {
         raise(&channel, event(nobody(address), Code::RDMA_CM_EVENT_ESTABLISHED), b"");
         raise(&channel, event(nobody(address), Code(u32::MAX)), b"");
     }
-    // Requests without an id, of an id that lives, and to a listener that is gone.
+    // Requests without an id, with a living id, and for a listener that is gone.
     raise(&channel, event(nobody(0), Code::RDMA_CM_EVENT_CONNECT_REQUEST), b"");
     raise(&channel, event(raw_id(&id), Code::RDMA_CM_EVENT_CONNECT_REQUEST), b"");
     let orphan = fake::newborn(raw_channel(&channel));
@@ -156,7 +156,7 @@ fn private_data_is_what_is_there() {
         raise(&channel, rdma_cm_event { param: conn(len), ..event(raw_id(&id), code) }, data);
         next(&channel).kind
     };
-    // A length without data.
+    // A length, but no data.
     let EventKind::ConnectResponse(none) = lengths(Code::RDMA_CM_EVENT_CONNECT_RESPONSE, 255, b"") else { panic!() };
     assert!(none.private_data.is_empty());
     assert_eq!(none.parameters.qpn, 9);
@@ -168,7 +168,7 @@ fn private_data_is_what_is_there() {
         (said.reason, said.to_error().kind()),
         (RejectReason::from_raw(0), { ErrorKind::Rejected(RejectReason::from_raw(0)) })
     );
-    // Events that have none are not asked for it, whatever they carry.
+    // The private data of events that carry none is not read, whatever its fields hold.
     let kind = lengths(Code::RDMA_CM_EVENT_DISCONNECTED, 255, b"");
     assert!(matches!(kind, EventKind::Disconnected));
 }
@@ -186,7 +186,7 @@ fn the_name_of_a_group_is_not_read_as_data() {
     assert!(names.iter().all(|&name| name != 0));
     let ud = |name: usize| rdma_cm_event__bindgen_ty_1 {
         ud: rdma_ud_param {
-            // What librdmacm puts there is what the group was joined with.
+            // librdmacm puts the context of the join here.
             private_data: std::ptr::without_provenance(name),
             private_data_len: 200,
             qp_num: 0xff_ffff,
@@ -219,11 +219,11 @@ fn a_group_that_cannot_be_left_ends_its_channel() {
     id.join_multicast(group, Membership::Full).unwrap();
     testing::fail("leave_multicast", libc::ENXIO);
     assert!(id.leave_multicast(group).is_err());
-    // librdmacm has freed what this one would name.
+    // librdmacm has freed the object that this event would point to.
     raise(&channel, event(raw_id(&id), Code::RDMA_CM_EVENT_DISCONNECTED), b"");
     assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(calls("get_cm_event"), 0);
-    // Elsewhere life goes on.
+    // Other channels still work.
     let other = EventChannel::new(channel.context()).unwrap();
     assert!(other.try_next_event().unwrap().is_none());
 }
@@ -255,7 +255,7 @@ fn statuses_of_events_become_errors() {
     assert_eq!(kind(raised(raw, Code::RDMA_CM_EVENT_REJECTED, 8)), ErrorKind::NotListening);
     let stale = ErrorKind::Rejected(RejectReason::STALE_CONNECTION);
     assert_eq!(kind(raised(raw, Code::RDMA_CM_EVENT_REJECTED, 10)), stale);
-    // The answers to datagram requests have codes of their own.
+    // The answers to datagram requests have status codes of their own.
     let raw = raw_id(&datagram);
     assert_eq!(kind(raised(raw, Code::RDMA_CM_EVENT_UNREACHABLE, 1)), ErrorKind::NotListening);
     let no = ErrorKind::Rejected(RejectReason::CONSUMER);
@@ -268,7 +268,7 @@ fn what_librdmacm_does_not_check_is_checked_here() {
     let channel = channel();
     let id = channel.create_id::<Rc>().unwrap();
     let end = End::new(channel.context());
-    // It would look at the device that the id has not got: the fake one does, too.
+    // librdmacm would dereference the missing device; the fake one asserts that there is one.
     assert_eq!(id.resolve_route(TIMEOUT).unwrap_err().kind(), ErrorKind::InvalidInput);
     let failed = id.init(end.qp(), RemoteAccess::READ).unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
@@ -278,10 +278,11 @@ fn what_librdmacm_does_not_check_is_checked_here() {
     let datagram = channel.create_id::<Ud>().unwrap();
     assert_eq!(datagram.connect(&UdOptions::new()).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(datagram.qkey().unwrap_err().kind(), ErrorKind::InvalidInput);
-    // A request that came by no device.
+    // A request that arrived on no device.
     let listener = channel.create_id::<Rc>().unwrap();
     let new = request(&channel, &listener);
-    // SAFETY: an id of the provider's, which nobody else uses now.
+    // SAFETY: the write wants a live id that nobody else uses: the provider's, used by this test
+    // only.
     unsafe { (*new).verbs = std::ptr::null_mut() };
     let EventKind::ConnectRequest(request) = next(&channel).kind else { panic!() };
     let Failed { error, .. } = request.accept(qp, &ConnOptions::new()).unwrap_err();
@@ -289,7 +290,7 @@ fn what_librdmacm_does_not_check_is_checked_here() {
     for call in ["resolve_route", "connect", "accept", "init_qp_attr", "disconnect"] {
         assert_eq!(calls(call), 0, "{call}");
     }
-    // Times are at least one millisecond, and not negative.
+    // Timeouts are at least one millisecond, and never negative.
     for timeout in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
         id.resolve_addr(None, address(), timeout).unwrap();
     }
@@ -318,7 +319,7 @@ fn a_request_ends_once() {
     assert_eq!(take().reject(&[]).unwrap_err().kind(), ErrorKind::Disconnected);
     assert_eq!(take().reject(&[0; 149]).unwrap_err().kind(), ErrorKind::TooLong);
     assert_eq!(testing::live("id"), 1);
-    // The listener can go while a request is looked at.
+    // The listener may be dropped while a request is open.
     let request = take();
     drop((listener, channel));
     assert_eq!((testing::live("id"), testing::live("event_channel")), (1, 1));
@@ -338,7 +339,7 @@ fn absurd_numbers_of_a_peer_are_bounded_by_the_device() {
     let qp = request.init(end.qp(), RemoteAccess::READ).unwrap();
     let (id, qp) = request.accept(qp, &ConnOptions::new().private_data(b"yes")).unwrap();
     let given = fake::given();
-    // The provider has 16 of each.
+    // The provider's limit is 16 for both.
     assert_eq!((given.responder_resources, given.initiator_depth, given.qpn), (16, 16, qp.qpn()));
     assert_eq!(given.private_data, b"yes");
     let attr = *qp.query().unwrap().as_raw();
@@ -435,7 +436,8 @@ fn a_forked_child_cannot_touch_its_parents_ids() {
     let listener = channel.create_id::<Rc>().unwrap();
     request(&channel, &listener);
     let before = testing::calls().len();
-    // SAFETY: the child makes no call but those under test, which do nothing there, and _exit.
+    // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
+    // child makes only the calls under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = |error: Error| error.kind() == ErrorKind::Forked;
@@ -448,11 +450,11 @@ fn a_forked_child_cannot_touch_its_parents_ids() {
             && id.local_addr().is_none();
         drop((id, listener, channel));
         let quiet = testing::calls().len() == before;
-        // SAFETY: ends the child at once.
+        // SAFETY: _exit has no requirements.
         unsafe { libc::_exit(if inert && quiet { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for our own child; `status` is live.
+    // SAFETY: waitpid wants room for a status: a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(matches!(next(&channel).kind, EventKind::ConnectRequest(_)));
@@ -472,7 +474,7 @@ fn handles_go_to_any_thread() {
     shared::<blocking::Joined>();
 }
 
-/// Joins a group, and fails to leave it.
+/// Joins a group that cannot be left: the next leave fails.
 fn stuck_in_a_group(channel: &EventChannel) -> Id<Ud> {
     let id = channel.create_id::<Ud>().unwrap();
     let group = "239.1.1.1:0".parse().unwrap();
@@ -498,16 +500,16 @@ fn an_id_that_can_neither_leave_its_group_nor_be_destroyed_ends_its_channel() {
     let id = stuck_in_a_group(&channel);
     testing::fail("destroy_id", libc::EACCES);
     drop(id);
-    // The kernel still has the group, and librdmacm has freed what its events name.
+    // The kernel still has the group, and librdmacm has freed the object that its events point to.
     assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(calls("get_cm_event"), 0);
-    // Where destroying works nothing is left that could be named.
+    // If destroying works, no event is left that could point to freed memory.
     let channel = self::channel();
     drop(stuck_in_a_group(&channel));
     assert!(channel.try_next_event().unwrap().is_none());
 }
 
-/// More events than anybody takes within `SHORT`.
+/// More events than a test can take within `SHORT`.
 const FLOOD: u32 = 1_000_000;
 const SHORT: Duration = Duration::from_millis(1);
 

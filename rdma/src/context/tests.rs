@@ -36,7 +36,7 @@ fn ports_that_do_not_exist_are_not_asked_for() {
 
 #[test]
 fn no_port_number_is_assumed() {
-    // Port 1 is down, and that is nobody's problem.
+    // Port 1 is down; the search must go on to port 2.
     assert_eq!(testing::context().first_active_port().unwrap(), Some(2));
 }
 
@@ -121,7 +121,7 @@ fn the_descriptor_that_is_lent_can_neither_be_filled_nor_made_to_block() {
     let context = testing::context();
     let mut file = std::fs::File::from(context.as_fd().try_clone_to_owned().unwrap());
     assert!(std::io::Write::write_all(&mut file, &u64::MAX.to_ne_bytes()).is_err(), "it cannot be written");
-    // SAFETY: fcntl with F_SETFL takes a descriptor, ours, and flags: none, so it is blocking.
+    // SAFETY: fcntl with F_SETFL wants a descriptor and flags; no flags make it blocking.
     assert_eq!(unsafe { libc::fcntl(context.as_raw_fd(), libc::F_SETFL, 0) }, 0);
     let now = || crate::wait::Deadline::after(Some(Duration::ZERO));
     let readable = || crate::wait::readable(context.as_fd(), now()).unwrap();
@@ -162,7 +162,8 @@ fn handles_are_inert_in_a_forked_child() {
     let qp = pd.datagram_queue_pair().cq(&cq).build().unwrap().init(&options).unwrap();
     let group: Gid = "ff12::1".parse().unwrap();
     let attachment = qp.attach_multicast(group, crate::Lid::NONE).unwrap();
-    // SAFETY: the child makes no call but those under test, which do nothing there, and _exit.
+    // SAFETY: fork wants a child that calls no function that needs a lock of another thread: the
+    // child makes only the calls under test, which do nothing there, and _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let inert = context.port_attr(2).is_err_and(|error| error.kind() == ErrorKind::Forked)
@@ -174,11 +175,11 @@ fn handles_are_inert_in_a_forked_child() {
         drop((address, qp, cq, pd, context));
         let calls = ["dealloc_pd", "destroy_cq", "close_device", "destroy_ah", "detach_mcast", "destroy_qp"];
         let destroyed = testing::calls().iter().any(|call| calls.contains(call));
-        // SAFETY: ends the child at once.
+        // SAFETY: _exit has no requirements.
         unsafe { libc::_exit(if inert && !destroyed { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for our own child; `status` is live.
+    // SAFETY: waitpid wants room for a status: a local.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(context.port_attr(2).is_ok());

@@ -1,8 +1,8 @@
-//! A librdmacm for unit tests: ids in memory, events as the test makes them. Numbers cite the
-//! invariants of [`super`].
+//! A fake librdmacm for unit tests: ids live in memory, and the test makes the events. Numbers cite
+//! the invariants of [`super`].
 //!
-//! It checks what the real one would suffer from: ids destroyed while events of theirs are not
-//! acknowledged, channels while they have ids, and everything that is destroyed twice.
+//! The fake checks for errors that would harm the real library: an id destroyed while it has
+//! unacknowledged events, a channel destroyed while it has ids, and any object destroyed twice.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -41,21 +41,21 @@ static TABLE: RdmaCm = RdmaCm {
     ..RdmaCm::UNSUPPORTED
 };
 
-/// What the real library keeps behind an id.
+/// The library's private data of an id.
 #[repr(C)]
 struct FakeId {
     base: rdma_cm_id,
     unacknowledged: Cell<u32>,
 }
 
-/// What it keeps behind a channel.
+/// The library's private data of a channel.
 #[repr(C)]
 struct FakeChannel {
     base: rdma_event_channel,
     ids: Cell<u32>,
 }
 
-/// What a call was given.
+/// The arguments of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Given {
     pub(crate) private_data: Vec<u8>,
@@ -69,20 +69,19 @@ struct CmWorld {
     on: bool,
     events: VecDeque<(usize, rdma_cm_event, Vec<u8>)>,
     given: Option<Given>,
-    /// The contexts that groups were joined with.
+    /// The contexts given to joins of groups.
     joined: Vec<usize>,
     local_ece: Option<ibv_ece>,
     remote_ece: ibv_ece,
     /// The name of the device that ids get bound to.
     device: Option<&'static str>,
     attr: ibv_qp_attr,
-    /// Whether what is asked for happens.
+    /// Whether requests succeed and raise the event of their success.
     answers: bool,
-    /// What the provider offers in the way of enhanced connections, if it has them, and what it was
-    /// told.
+    /// The provider's ECE options, if it has any, and the options that it was told to use.
     provider_ece: Option<ibv_ece>,
     told_ece: Vec<ibv_ece>,
-    /// What every channel says once nothing else waits, and how often.
+    /// An event that every channel returns while no other event waits, and how many times more.
     flood: Option<(rdma_cm_event, u32)>,
 }
 
@@ -94,22 +93,22 @@ fn cm<R>(f: impl FnOnce(&mut CmWorld) -> R) -> R {
     CM.with_borrow_mut(f)
 }
 
-/// The table, in tests that have asked for it.
+/// The fake's function table, in tests that called [`switch_on`].
 pub(crate) fn table() -> Option<&'static RdmaCm> {
     cm(|cm| cm.on).then_some(&TABLE)
 }
 
-/// Makes this test's connection manager this one.
+/// Makes this fake the connection manager of this test.
 pub(crate) fn switch_on() {
     cm(|cm| cm.on = true);
 }
 
-/// Ids get bound to a device of this name from now on.
+/// Sets the name of the device that ids are bound to from now on.
 pub(crate) fn bind_to(device: &'static str) {
     cm(|cm| cm.device = Some(device));
 }
 
-/// What the last connect, accept or reject was given.
+/// The arguments of the last connect, accept or reject.
 pub(crate) fn given() -> Given {
     cm(|cm| cm.given.clone()).unwrap_or_default()
 }
@@ -127,31 +126,31 @@ pub(crate) fn set_remote_ece(ece: ibv_ece) {
     cm(|cm| cm.remote_ece = ece);
 }
 
-/// What is asked for happens from now on: addresses and routes are resolved, peers accept,
-/// connections are established.
+/// Makes requests succeed from now on: addresses and routes are resolved, peers accept, connections
+/// are established.
 pub(crate) fn answer() {
     cm(|cm| cm.answers = true);
 }
 
-/// The provider has enhanced connections.
+/// Gives the provider ECE options.
 pub(crate) fn set_provider_ece(ece: ibv_ece) {
     cm(|cm| cm.provider_ece = Some(ece));
 }
 
-/// What the provider was told to use.
+/// The ECE options that the provider was told to use, in order.
 pub(crate) fn told_ece() -> Vec<ibv_ece> {
     cm(|cm| cm.told_ece.clone())
 }
 
 pub(super) unsafe extern "C" fn query_ece(_: *mut ibv_qp, out: *mut ibv_ece) -> c_int {
     let Some(ece) = cm(|cm| cm.provider_ece) else { return libc::EOPNOTSUPP };
-    // SAFETY: room for the options, by the caller.
+    // SAFETY: the caller gives room for the options.
     unsafe { *out = ece };
     0
 }
 
 pub(super) unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: options from the caller.
+    // SAFETY: the caller gives valid options.
     let ece = unsafe { *ece };
     cm(|cm| {
         cm.told_ece.push(ece);
@@ -160,38 +159,38 @@ pub(super) unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_
     0
 }
 
-/// What follows if a call worked.
+/// Raises the event of a call's success, if the call worked and requests succeed.
 fn then(id: *mut rdma_cm_id, result: c_int, event: rdma_cm_event_type) -> c_int {
     if result == 0 && cm(|cm| cm.answers) {
-        // SAFETY: an id of ours (1).
+        // SAFETY: the caller gives a live id of this fake (1).
         let channel = unsafe { (*id).channel };
         raise(channel, rdma_cm_event { id, event, ..rdma_cm_event::default() }, b"");
     }
     result
 }
 
-/// What `rdma_init_qp_attr` says besides.
+/// Sets the attributes that `rdma_init_qp_attr` returns besides state and port.
 pub(crate) fn set_attr(attr: ibv_qp_attr) {
     cm(|cm| cm.attr = attr);
 }
 
-/// An event of an id, with private data that lives until it is acknowledged.
+/// Raises an event of an id, with private data that lives until the event is acknowledged.
 pub(crate) fn raise(channel: *mut rdma_event_channel, event: rdma_cm_event, data: &[u8]) {
     cm(|cm| cm.events.push_back((channel.addr(), event, data.to_vec())));
-    // SAFETY: a channel of ours (1).
+    // SAFETY: the caller gives a live channel of this fake (1).
     super::table::ring(unsafe { (*channel).fd });
 }
 
-/// A new id, as a request brings one.
+/// Makes an id as librdmacm makes one for a request.
 pub(crate) fn newborn(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr::null_mut();
-    // SAFETY: a channel of ours (1), room for a pointer.
+    // SAFETY: create_id wants a live channel of this fake (1) and room for a pointer.
     unsafe { create_id(channel, &raw mut id, ptr::null_mut(), rdma_port_space::RDMA_PS_TCP) };
     bind(id);
     id
 }
 
-/// What the real one does when an id's device is known.
+/// Binds an id to a device, as the real library does once it knows the device.
 pub(crate) fn bind(id: *mut rdma_cm_id) {
     let name = cm(|cm| cm.device.unwrap_or("fake0"));
     let mut device = ibv_device::default();
@@ -201,21 +200,21 @@ pub(crate) fn bind(id: *mut rdma_cm_id) {
             *to = from as _;
         }
     }
-    // Kept for ever, as the real one keeps devices.
+    // Leaked, because the real library keeps devices too.
     let device = Box::into_raw(Box::new(device));
     let verbs = Box::into_raw(Box::new(ibv_context { device, ..ibv_context::default() }));
-    // SAFETY: an id of ours (1).
+    // SAFETY: the caller gives a live id of this fake (1).
     unsafe { (*id).verbs = verbs };
-    // SAFETY: an id of ours (1).
+    // SAFETY: the caller gives a live id of this fake (1).
     unsafe { (*id).port_num = 2 };
 }
 
-/// All channels say this, so often, once nothing else waits.
+/// Makes all channels return `event` while no other event waits, `count` times.
 pub(crate) fn flood(event: rdma_cm_event, count: u32) {
     cm(|cm| cm.flood = Some((event, count)));
 }
 
-/// How often it was not said yet.
+/// How many events of [`flood`] are left.
 pub(crate) fn flood_left() -> u32 {
     cm(|cm| cm.flood.map_or(0, |(_, left)| left))
 }
@@ -233,7 +232,7 @@ fn fail(errno: i32) -> c_int {
     -1
 }
 
-/// Records a call that only works or fails.
+/// Records a call that has no effect but to succeed or fail.
 fn simple(operation: &'static str) -> c_int {
     match called(operation) {
         0 => 0,
@@ -248,7 +247,7 @@ unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
         return ptr::null_mut();
     }
     born("event_channel");
-    // SAFETY: eventfd has no conditions.
+    // SAFETY: eventfd has no requirements.
     let fd = unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC) };
     Box::into_raw(Box::new(FakeChannel { base: rdma_event_channel { fd }, ids: Cell::new(0) })).cast()
 }
@@ -256,18 +255,19 @@ unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
 unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
     called("destroy_event_channel");
     died("event_channel");
-    // SAFETY: made by create_event_channel (1).
+    // SAFETY: from_raw wants a pointer that into_raw returned, once: made by create_event_channel
+    // (1).
     let channel = unsafe { Box::from_raw(channel.cast::<FakeChannel>()) };
     assert_eq!(channel.ids.get(), 0, "ids live on a channel that is destroyed");
-    // SAFETY: the channel's own descriptor.
+    // SAFETY: close wants a descriptor that nobody else uses: the channel owns it.
     unsafe { libc::close(channel.base.fd) };
 }
 
 /// # Safety
 ///
-/// `channel` is one of ours that lives.
+/// `channel` is a live channel of this fake.
 unsafe fn count(channel: *mut rdma_event_channel, by: i32) {
-    // SAFETY: the caller's promise (1).
+    // SAFETY: the cast wants a live channel of this fake: this function's contract (1).
     let ids = unsafe { &(*channel.cast::<FakeChannel>()).ids };
     ids.set(ids.get().checked_add_signed(by).unwrap());
 }
@@ -282,10 +282,10 @@ unsafe extern "C" fn create_id(
         return -1;
     }
     born("id");
-    // SAFETY: a channel of ours, by the caller.
+    // SAFETY: count wants a live channel of this fake: the caller gives one.
     unsafe { count(channel, 1) };
     let base = rdma_cm_id { channel, context, ps, ..rdma_cm_id::default() };
-    // SAFETY: room for a pointer, by the caller.
+    // SAFETY: the caller gives room for a pointer.
     unsafe { *out = Box::into_raw(Box::new(FakeId { base, unacknowledged: Cell::new(0) })).cast() };
     0
 }
@@ -295,10 +295,10 @@ unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
         return -1;
     }
     died("id");
-    // SAFETY: made by create_id (1).
+    // SAFETY: from_raw wants a pointer that into_raw returned, once: made by create_id (1).
     let id = unsafe { Box::from_raw(id.cast::<FakeId>()) };
     assert_eq!(id.unacknowledged.get(), 0, "this would wait for ever");
-    // SAFETY: the id's channel lives, by the caller.
+    // SAFETY: count wants a live channel of this fake: the channel outlives its ids.
     unsafe { count(id.base.channel, -1) };
     0
 }
@@ -307,9 +307,9 @@ unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, address: *mut sockaddr) -> c
     if simple("bind_addr") != 0 {
         return -1;
     }
-    // SAFETY: addresses of ours are as large as the storage.
+    // SAFETY: the read wants a whole sockaddr_storage: the crate's addresses are that large.
     let storage: libc::sockaddr_storage = unsafe { *address.cast() };
-    // SAFETY: an id of ours (1).
+    // SAFETY: the caller gives a live id of this fake (1).
     unsafe { (*id).route.addr.__bindgen_anon_1 = rdma_addr__bindgen_ty_1 { src_storage: storage } };
     bind(id);
     0
@@ -324,9 +324,9 @@ unsafe extern "C" fn resolve_addr(id: *mut rdma_cm_id, _: *mut sockaddr, _: *mut
 }
 
 unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _: c_int) -> c_int {
-    // SAFETY: an id of ours (1).
+    // SAFETY: the caller gives a live id of this fake (1).
     let verbs = unsafe { (*id).verbs };
-    // The real one does not ask.
+    // The real library dereferences the device without a check.
     assert!(!verbs.is_null(), "NULL would be followed");
     then(id, simple("resolve_route"), rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED)
 }
@@ -339,13 +339,13 @@ unsafe extern "C" fn listen(_: *mut rdma_cm_id, _: c_int) -> c_int {
 ///
 /// The parameters' private data is as long as they say.
 unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'static str) -> c_int {
-    // SAFETY: an id of ours (1).
+    // SAFETY: the caller gives a live id of this fake (1).
     let verbs = unsafe { (*id).verbs };
-    // The real one does not ask.
+    // The real library dereferences the device without a check.
     assert!(!verbs.is_null(), "NULL would be followed");
-    // SAFETY: parameters from the caller.
+    // SAFETY: the caller gives valid parameters.
     let param = unsafe { *param };
-    // SAFETY: the private data is as long as the parameters say: this function's contract.
+    // SAFETY: from_raw_parts wants that many readable bytes: this function's contract.
     let data = unsafe { std::slice::from_raw_parts(param.private_data.cast::<u8>(), param.private_data_len.into()) };
     let given = Given {
         private_data: data.to_vec(),
@@ -358,13 +358,13 @@ unsafe fn take(id: *mut rdma_cm_id, param: *mut rdma_conn_param, operation: &'st
 }
 
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: librdmacm's caller gives an id of ours (1) and valid parameters.
+    // SAFETY: take wants private data as long as it says: the caller gives valid parameters.
     let result = unsafe { take(id, param, "connect") };
     then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE)
 }
 
 unsafe extern "C" fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: librdmacm's caller gives an id of ours (1) and valid parameters.
+    // SAFETY: take wants private data as long as it says: the caller gives valid parameters.
     let result = unsafe { take(id, param, "accept") };
     then(id, result, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED)
 }
@@ -374,7 +374,7 @@ unsafe extern "C" fn establish(_: *mut rdma_cm_id) -> c_int {
 }
 
 unsafe extern "C" fn reject(_: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
-    // SAFETY: librdmacm's caller gives as much data as it says.
+    // SAFETY: from_raw_parts wants that many readable bytes: the caller gives `len` of them.
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
     cm(|cm| cm.given = Some(Given { private_data: data.to_vec(), ..Given::default() }));
     simple("reject")
@@ -411,33 +411,33 @@ unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *m
     let Some((_, mut event, data)) = found else {
         let Some(event) = next_of_flood() else { return fail(libc::EAGAIN) };
         note(&event, 1);
-        // SAFETY: room for a pointer, by the caller.
+        // SAFETY: the caller gives room for a pointer.
         unsafe { *out = Box::into_raw(Box::new(event)) };
         return 0;
     };
     let mut value = 0;
-    // SAFETY: a channel of ours, by the caller.
+    // SAFETY: the caller gives a live channel of this fake (1).
     let fd = unsafe { (*channel).fd };
-    // SAFETY: eventfd_read wants room for the value.
+    // SAFETY: eventfd_read wants an eventfd and room for the value.
     unsafe { libc::eventfd_read(fd, &raw mut value) };
     if !data.is_empty() {
         let data: &'static mut [u8] = Box::leak(data.into_boxed_slice());
-        // At the start of every kind of parameters.
+        // The private data comes first in every kind of parameters.
         event.param.conn.private_data = data.as_ptr().cast();
     }
     note(&event, 1);
-    // SAFETY: room for a pointer, by the caller.
+    // SAFETY: the caller gives room for a pointer.
     unsafe { *out = Box::into_raw(Box::new(event)) };
     0
 }
 
-/// Counts what is not acknowledged, for ids that live by the test's word.
+/// Counts the unacknowledged events of an id that the test made with this fake.
 fn note(event: &rdma_cm_event, by: i32) {
     let request = event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
     let id = if request { event.listen_id } else { event.id };
-    // Tests make up ids at addresses below this.
+    // Tests invent ids at addresses up to 4096.
     if id.addr() > 4096 {
-        // SAFETY: an id of ours (1).
+        // SAFETY: the cast wants a live id of this fake (1): invented ids are excluded above.
         let counter = unsafe { &(*id.cast::<FakeId>()).unacknowledged };
         counter.set(counter.get().checked_add_signed(by).unwrap());
     }
@@ -445,7 +445,8 @@ fn note(event: &rdma_cm_event, by: i32) {
 
 unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     called("ack_cm_event");
-    // SAFETY: made by get_cm_event, acknowledged once.
+    // SAFETY: from_raw wants a pointer that into_raw returned, once: get_cm_event made the event,
+    // and it is acknowledged once.
     let event = unsafe { Box::from_raw(event) };
     note(&event, -1);
     0
@@ -460,13 +461,13 @@ unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_ch
     if simple("migrate_id") != 0 {
         return -1;
     }
-    // SAFETY: an id of ours (1).
+    // SAFETY: the caller gives a live id of this fake (1).
     let old = unsafe { (*id).channel };
-    // SAFETY: it lives as long as its ids.
+    // SAFETY: count wants a live channel of this fake: the channel outlives its ids.
     unsafe { count(old, -1) };
-    // SAFETY: a channel of ours, by the caller.
+    // SAFETY: count wants a live channel of this fake: the caller gives one.
     unsafe { count(channel, 1) };
-    // SAFETY: an id of ours (1).
+    // SAFETY: the caller gives a live id of this fake (1).
     unsafe { (*id).channel = channel };
     0
 }
@@ -476,7 +477,7 @@ unsafe extern "C" fn init_qp_attr(_: *mut rdma_cm_id, attr: *mut ibv_qp_attr, ma
         return -1;
     }
     use ibv_qp_attr_mask as M;
-    // SAFETY: attributes from the caller.
+    // SAFETY: the caller gives valid attributes.
     let state = unsafe { (*attr).qp_state };
     let bits = match state {
         ibv_qp_state::IBV_QPS_INIT => M::IBV_QP_STATE | M::IBV_QP_ACCESS_FLAGS | M::IBV_QP_PKEY_INDEX | M::IBV_QP_PORT,
@@ -499,25 +500,25 @@ unsafe extern "C" fn init_qp_attr(_: *mut rdma_cm_id, attr: *mut ibv_qp_attr, ma
         }
     };
     let values = cm(|cm| cm.attr);
-    // SAFETY: room for the attributes, by the caller.
+    // SAFETY: the caller gives room for the attributes.
     unsafe { *attr = ibv_qp_attr { qp_state: state, port_num: 2, ..values } };
-    // With bits that no verbs.h knows, as old kernels set them.
+    // Old kernels set bits that verbs.h does not define.
     #[allow(clippy::cast_possible_wrap, reason = "a set of bits")]
     let bits = (bits.0 | 0xe0_0000) as c_int;
-    // SAFETY: room for the mask, by the caller.
+    // SAFETY: the caller gives room for the mask.
     unsafe { *mask = bits };
     0
 }
 
 unsafe extern "C" fn set_local_ece(_: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: options from the caller.
+    // SAFETY: the caller gives valid options.
     let ece = unsafe { *ece };
     cm(|cm| cm.local_ece = Some(ece));
     simple("set_local_ece")
 }
 
 unsafe extern "C" fn get_remote_ece(_: *mut rdma_cm_id, out: *mut ibv_ece) -> c_int {
-    // SAFETY: room for the options, by the caller.
+    // SAFETY: the caller gives room for the options.
     unsafe { *out = cm(|cm| cm.remote_ece) };
     simple("get_remote_ece")
 }

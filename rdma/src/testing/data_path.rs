@@ -1,5 +1,5 @@
-//! The data path of the test provider: what was posted is kept, what completes is up to the test.
-//! Numbers cite the invariants of [`super`].
+//! The data path of the test provider: it keeps posted requests, and the test makes the
+//! completions. Numbers cite the invariants of [`super`].
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use super::{called, world};
 #[derive(Default)]
 pub(super) struct CqState {
     completions: VecDeque<ibv_wc>,
-    /// Comes again and again when there is nothing else.
+    /// A completion that is returned again and again while there is no other.
     flood: Option<ibv_wc>,
     armed: bool,
 }
@@ -22,7 +22,7 @@ pub(super) struct CqState {
 pub(super) struct QpState {
     pub(super) attr: Option<ibv_qp_attr>,
     posted: Vec<Posted>,
-    /// The multicast groups that it is attached to.
+    /// The multicast groups that the queue pair is attached to.
     pub(super) groups: Vec<(crate::Gid, u16)>,
 }
 
@@ -34,32 +34,32 @@ pub(crate) struct Posted {
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
     pub(crate) sges: Vec<ibv_sge>,
-    /// The number of the address handle, the queue pair and the Q_Key, of a datagram.
+    /// For a datagram: the number of its address handle, the destination queue pair and the Q_Key.
     pub(crate) to: Option<(u32, u32, u32)>,
 }
 
-/// Which request a failing post blames.
+/// The request that a failing post reports as bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadWr {
-    /// The first that was not taken: what the interface wants.
+    /// The first request that was not taken, as the interface demands.
     Chain,
-    /// None at all.
+    /// NULL.
     Null,
-    /// One that is not in the chain.
+    /// A request that is not in the chain.
     Alien,
 }
 
-/// Makes the next post take some requests and fail then.
+/// Makes the next post take `accept` requests and then fail.
 pub(crate) fn fail_post(accept: usize, errno: i32, blame: BadWr) {
     world(|world| world.post_fault = Some((accept, errno, blame)));
 }
 
-/// Takes that back, if there was no post.
+/// Cancels [`fail_post`], if no post came.
 pub(crate) fn unfail_post() {
     world(|world| world.post_fault = None);
 }
 
-/// What was posted to a queue pair of this provider, in order.
+/// The requests posted to a queue pair of this provider, in order.
 pub(crate) fn posted(qp: *mut ibv_qp) -> Vec<Posted> {
     // SAFETY: tests give a live queue pair of this provider (1).
     unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap().posted.clone()
@@ -71,30 +71,31 @@ pub(crate) fn complete(cq: *mut ibv_cq, completion: ibv_wc) {
     let fake = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = fake.state.lock().unwrap();
     state.completions.push_back(completion);
-    // SAFETY: a live queue of this provider, whose channel does not change (1).
+    // SAFETY: the read wants a live queue of this provider (1); the field is constant.
     let channel = unsafe { (*cq).channel };
     if std::mem::take(&mut state.armed) && !channel.is_null() {
-        // SAFETY: the queue's channel, which outlives it (1).
+        // SAFETY: the cast wants a live channel of this provider: the queue's, which outlives it
+        // (1).
         let fake = unsafe { &*channel.cast::<FakeChannel>() };
         fake.events.lock().unwrap().push_back(cq.expose_provenance());
-        // SAFETY: that channel's descriptor does not change.
+        // SAFETY: the read wants a live channel of this provider (1); the field is constant.
         ring(unsafe { (*channel).fd });
     }
 }
 
-/// How many completions lie in a queue of this provider.
+/// How many completions are in a queue of this provider.
 pub(crate) fn pending(cq: *mut ibv_cq) -> usize {
     // SAFETY: tests give a live queue of this provider (1).
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().completions.len()
 }
 
-/// Makes a queue of this provider raise no event for the next completion.
+/// Makes a queue of this provider raise no event for its next completion.
 pub(crate) fn disarm(cq: *mut ibv_cq) {
     // SAFETY: tests give a live queue of this provider (1).
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().armed = false;
 }
 
-/// Makes a queue of this provider never run out of a completion.
+/// Makes a queue of this provider return `completion` without end, or no longer.
 pub(crate) fn flood(cq: *mut ibv_cq, completion: Option<ibv_wc>) {
     // SAFETY: tests give a live queue of this provider (1).
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().flood = completion;
@@ -104,7 +105,7 @@ pub(crate) fn flood(cq: *mut ibv_cq, completion: Option<ibv_wc>) {
 pub(crate) fn raise(context: *mut ibv_context, event: ibv_async_event) {
     // SAFETY: tests give an open context of this provider (1).
     unsafe { &*context.cast::<FakeContext>() }.events.lock().unwrap().push_back(event);
-    // SAFETY: an open context of this provider (1), whose descriptor does not change.
+    // SAFETY: the read wants an open context of this provider (1); the field is constant.
     ring(unsafe { (*context).async_fd });
 }
 
@@ -117,11 +118,11 @@ pub(super) fn fill(ops: &mut ibv_context_ops) {
 
 unsafe fn sges(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
     let count = usize::try_from(count).unwrap();
-    // SAFETY: a request points to as many entries as it says.
+    // SAFETY: the read wants an entry of the list: a request points to as many as it says.
     (0..count).map(|index| unsafe { *list.wrapping_add(index) }).collect()
 }
 
-/// Takes requests from a chain until it ends or the test's fault says so.
+/// Takes requests from a chain until the chain ends or the test's fault stops it.
 fn post<W>(
     operation: &'static str,
     qp: *mut ibv_qp,
@@ -133,12 +134,12 @@ fn post<W>(
     let fault = world(|world| world.post_fault.take());
     let (accept, errno, blame) =
         fault.unwrap_or(if plain == 0 { (usize::MAX, 0, BadWr::Chain) } else { (0, plain, BadWr::Chain) });
-    // SAFETY: a queue pair of ours (1).
+    // SAFETY: the cast wants a live queue pair of this provider (1): the caller gives one.
     let fake = unsafe { &*qp.cast::<FakeQp>() };
     let mut state = fake.state.lock().unwrap();
     let mut taken = 0;
     while !wr.is_null() && taken < accept {
-        // SAFETY: a chain of valid requests, by the caller.
+        // SAFETY: the reference wants a live request: the caller gives a chain of them.
         let (posted, next) = read(unsafe { &*wr });
         state.posted.push(posted);
         wr = next;
@@ -150,7 +151,7 @@ fn post<W>(
             BadWr::Null => ptr::null_mut(),
             BadWr::Alien => ptr::dangling_mut(),
         };
-        // SAFETY: room for the pointer, by the caller.
+        // SAFETY: the caller gives room for the pointer.
         unsafe { *bad = blamed };
     }
     errno
@@ -158,12 +159,12 @@ fn post<W>(
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
     post("post_send", qp, wr, bad, |wr| {
-        // SAFETY: the request's own list.
+        // SAFETY: sges wants a list of `num_sge` entries: the request's own.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
-        // SAFETY: a queue pair of ours (1).
+        // SAFETY: the read wants a live queue pair of this provider (1): the caller gives one.
         let is_datagram = unsafe { (*qp).qp_type } == ibv_qp_type::IBV_QPT_UD;
         let to = is_datagram.then(|| {
-            // SAFETY: a request to a datagram queue pair has this part of the union.
+            // SAFETY: a union read wants the member that was written: `ud` in a datagram's request.
             let ud = unsafe { wr.wr.ud };
             (super::handle_of(ud.ah), ud.remote_qpn, ud.remote_qkey)
         });
@@ -174,7 +175,7 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
 
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     post("post_recv", qp, wr, bad, |wr| {
-        // SAFETY: the request's own list.
+        // SAFETY: sges wants a list of `num_sge` entries: the request's own.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
         (Posted { wr_id: wr.wr_id, recv: true, opcode: 0, flags: 0, sges, to: None }, wr.next)
     })
@@ -185,13 +186,13 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> 
     if errno != 0 {
         return -errno;
     }
-    // SAFETY: a queue of ours (1).
+    // SAFETY: the cast wants a live queue of this provider (1): the caller gives one.
     let fake = unsafe { &*cq.cast::<FakeCq>() };
     let mut state = fake.state.lock().unwrap();
     let mut count = 0;
     while count < room {
         let Some(completion) = state.completions.pop_front().or(state.flood) else { break };
-        // SAFETY: room for `room` completions, by the caller.
+        // SAFETY: the caller gives room for `room` completions, and `count` is less.
         unsafe { out.wrapping_add(usize::try_from(count).unwrap()).write(completion) };
         count += 1;
     }
@@ -199,7 +200,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> 
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
-    // SAFETY: a queue of ours (1).
+    // SAFETY: the cast wants a live queue of this provider (1): the caller gives one.
     unsafe { &*cq.cast::<FakeCq>() }.state.lock().unwrap().armed = true;
     called("req_notify_cq")
 }

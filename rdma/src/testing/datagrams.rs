@@ -10,20 +10,20 @@ use rdma_sys::*;
 use super::table::{FakeQp, boxed, fails, unboxed};
 use super::{called, world};
 
-/// What the world knows of datagrams.
+/// The test provider's state of address handles.
 #[derive(Default)]
 pub(super) struct Datagrams {
-    /// Numbers of address handles that live; they are not used again.
+    /// The numbers of the living address handles; a number is used once.
     handles: BTreeSet<u32>,
     next: u32,
 }
 
-/// The numbers of the address handles that live.
+/// The numbers of the living address handles.
 pub(crate) fn live_handles() -> BTreeSet<u32> {
     world(|world| world.datagrams.handles.clone())
 }
 
-/// The number of an address handle, which is not destroyed.
+/// The number of a living address handle.
 pub(crate) fn handle_of(ah: *mut ibv_ah) -> u32 {
     // SAFETY: the caller's handle lives (1).
     unsafe { (*ah).handle }
@@ -62,7 +62,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     errno
 }
 
-/// As the library does it, for a port whose only GID is at index 2.
+/// Fills the attributes like the library, for a port whose only GID is at index 2.
 pub(super) unsafe extern "C" fn init_ah_from_wc(
     _: *mut ibv_context,
     port: u8,
@@ -73,14 +73,14 @@ pub(super) unsafe extern "C" fn init_ah_from_wc(
     if fails("init_ah_from_wc") {
         return -1;
     }
-    // SAFETY: a completion to read, from the caller.
+    // SAFETY: the caller gives a completion to read.
     let wc = unsafe { &*wc };
-    // SAFETY: a header to read, from the caller.
+    // SAFETY: the caller gives a header to read.
     let grh = unsafe { &*grh };
     let is_global = u8::from(wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0);
     let route = ibv_global_route { dgid: grh.sgid, sgid_index: 2, hop_limit: grh.hop_limit, ..Default::default() };
     let value = ibv_ah_attr { grh: route, dlid: wc.slid, sl: wc.sl, is_global, port_num: port, ..Default::default() };
-    // SAFETY: room for the attributes, by the caller.
+    // SAFETY: the caller gives room for the attributes.
     unsafe { *attr = value };
     0
 }

@@ -1,14 +1,14 @@
-//! A provider for unit tests: objects in memory, failures on demand, completions made by the test.
+//! A test provider: objects live in memory, calls fail on demand, and the test makes completions.
 //!
-//! Each test thread has a world of its own: which calls shall fail, which were made, how many
-//! objects live. Nothing is transferred; a test looks at what was posted ([`posted`]) and makes the
-//! completions ([`complete`]).
+//! Each test thread has a world of its own: the calls that shall fail, the calls made, and the
+//! number of living objects. No data is transferred: a test inspects the posted requests
+//! ([`posted`]) and makes the completions ([`complete`]).
 //!
 //! # Safety
 //!
-//! 1. Every object is a `Box` whose first field is the C structure, so a pointer to the one is a
-//!    pointer to the other; it is made by the create function and freed by the destroy function of
-//!    this table, which are called as libibverbs wants it.
+//! 1. Every object is a `Box` whose first field is the C structure, so a pointer to the structure
+//!    is a pointer to the object. The create function of this table makes it and the destroy
+//!    function frees it, and both are called as libibverbs demands.
 //! 2. Data that changes after creation is behind a `Mutex`.
 
 #![allow(dead_code, reason = "each test uses a part")]
@@ -29,7 +29,7 @@ pub(crate) use datagrams::{groups_of, handle_of, live_handles};
 use crate::context::Context;
 use crate::device::Device;
 
-/// What one test's provider does and has done.
+/// The state of one test's provider.
 #[derive(Default)]
 pub(super) struct World {
     faults: HashMap<&'static str, VecDeque<i32>>,
@@ -47,17 +47,17 @@ fn world<R>(f: impl FnOnce(&mut World) -> R) -> R {
     WORLD.with_borrow_mut(f)
 }
 
-/// A device of two ports: the first is down, the second is active, on Ethernet, with three GIDs.
+/// A device with two ports: the first is down; the second is active, on Ethernet, with three GIDs.
 pub(crate) fn device() -> Device {
     Device::list_of(&table::TABLE, false).unwrap().remove(0)
 }
 
-/// That device, open.
+/// An open context of [`device`].
 pub(crate) fn context() -> Context {
     device().open().unwrap()
 }
 
-/// Makes the next call of an operation fail. Failures of one operation queue up.
+/// Makes the next call of an operation fail. Several failures of one operation queue up.
 pub(crate) fn fail(operation: &'static str, errno: i32) {
     world(|world| world.faults.entry(operation).or_default().push_back(errno));
 }
@@ -67,12 +67,12 @@ pub(crate) fn calls() -> Vec<&'static str> {
     world(|world| world.calls.clone())
 }
 
-/// How many objects of a kind live.
+/// How many objects of a kind are alive.
 pub(crate) fn live(kind: &'static str) -> isize {
     world(|world| world.live.get(kind).copied().unwrap_or(0))
 }
 
-/// Records a call; the errno with which it shall fail, or 0.
+/// Records a call, and returns the errno with which it shall fail, or 0.
 fn called(operation: &'static str) -> i32 {
     world(|world| {
         world.calls.push(operation);
@@ -89,8 +89,8 @@ fn died(kind: &'static str) {
 }
 
 fn set_errno(errno: i32) {
-    // SAFETY: the address of this thread's errno.
+    // SAFETY: __errno_location has no requirements.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: valid and this thread's own.
+    // SAFETY: the write wants a valid place that no other thread uses: this thread's errno.
     unsafe { *place = errno };
 }

@@ -84,11 +84,11 @@ pub(super) fn boxed<T, B>(kind: &'static str, value: T) -> *mut B {
 /// `raw` was made by [`boxed`] with the same `T` and is not used again.
 pub(super) unsafe fn unboxed<T, B>(kind: &'static str, raw: *mut B) {
     died(kind);
-    // SAFETY: the caller's promise (1).
+    // SAFETY: from_raw wants a pointer that into_raw returned, once: this function's contract (1).
     drop(unsafe { Box::from_raw(raw.cast::<T>()) });
 }
 
-/// What a function that returns a pointer does first: true if it shall fail.
+/// Records the call of a function that returns a pointer: sets errno, and says whether to fail.
 pub(super) fn fails(operation: &'static str) -> bool {
     let errno = called(operation);
     set_errno(errno);
@@ -96,24 +96,24 @@ pub(super) fn fails(operation: &'static str) -> bool {
 }
 
 fn eventfd() -> c_int {
-    // SAFETY: eventfd has no conditions.
+    // SAFETY: eventfd has no requirements.
     unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }
 }
 
 pub(super) fn ring(fd: c_int) {
-    // SAFETY: eventfd_write has no conditions but an eventfd.
+    // SAFETY: eventfd_write wants an eventfd.
     unsafe { libc::eventfd_write(fd, 1) };
 }
 
-/// Takes one event's worth; false with errno set if there is none.
+/// Reads one event from an eventfd; false, with errno set, if there is none.
 fn take(fd: c_int) -> bool {
     let mut value = 0;
-    // SAFETY: eventfd_read wants room for the value.
+    // SAFETY: eventfd_read wants an eventfd and room for the value.
     unsafe { libc::eventfd_read(fd, &raw mut value) == 0 }
 }
 
 fn close(fd: c_int) {
-    // SAFETY: the descriptor belongs to the object that is being destroyed.
+    // SAFETY: close wants a descriptor that nobody else uses: the destroyed object owned it.
     unsafe { libc::close(fd) };
 }
 
@@ -133,9 +133,10 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: the array of two that get_device_list made.
+    // SAFETY: from_raw wants a pointer that into_raw returned, once: get_device_list made the
+    // array.
     let list = unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) };
-    // SAFETY: made there too (1).
+    // SAFETY: unboxed wants a pointer from boxed, once: get_device_list made the device (1).
     unsafe { unboxed::<ibv_device, _>("device", list[0]) };
 }
 
@@ -195,7 +196,8 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut _compa
         link_layer: 2,
         ..ibv_port_attr::default()
     };
-    // SAFETY: our only caller gives room for the whole structure.
+    // SAFETY: the caller gives room for the whole structure: this crate calls it with an
+    // ibv_port_attr.
     unsafe { *attr = values };
     called("query_port")
 }
@@ -277,7 +279,7 @@ unsafe extern "C" fn reg_mr_iova2(
     _iova: u64,
     _access: u32,
 ) -> *mut ibv_mr {
-    // SAFETY: as for reg_mr.
+    // SAFETY: reg_mr wants a live domain of this provider (1): the caller gives one.
     unsafe { reg_mr(pd, addr, length, 0) }
 }
 
@@ -324,7 +326,7 @@ unsafe extern "C" fn get_cq_event(
     }
     let raw = fake.events.lock().unwrap().pop_front().unwrap();
     let raw: *mut ibv_cq = ptr::with_exposed_provenance_mut(raw);
-    // SAFETY: a queue that is not destroyed while it has events.
+    // SAFETY: the read wants a live queue: a queue is not destroyed while it has events.
     let context = unsafe { (*raw).cq_context };
     // SAFETY: room for the pointers, by the caller.
     unsafe { *name = context };
@@ -372,7 +374,8 @@ unsafe extern "C" fn create_cq(
 unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     let errno = called("resize_cq");
     if errno == 0 {
-        // SAFETY: a queue of ours (1), which nobody reads meanwhile: the caller has it locked.
+        // SAFETY: the write wants a live queue of ours (1) that nobody reads: the caller holds its
+        // lock.
         unsafe { (*cq).cqe = cqe };
     }
     errno

@@ -1,5 +1,4 @@
-//! The form that waits, over a librdmacm that lies: enhanced connections, failures on the way,
-//! events without end.
+//! The blocking form over the fake librdmacm: ECE options, failures on the way, floods of events.
 
 use rdma_sys::ibv_ece;
 
@@ -9,7 +8,7 @@ const fn ece(vendor_id: u32, options: u32) -> ibv_ece {
     ibv_ece { vendor_id, options, comp_mask: 0 }
 }
 
-/// Connects to a peer with these options.
+/// Connects to a peer with these ECE options.
 fn connect(theirs: ibv_ece) -> Result<blocking::Connection> {
     fake::switch_on();
     fake::answer();
@@ -26,7 +25,7 @@ fn enhanced_connections_are_offered_and_agreed_on() {
     fake::set_provider_ece(ece(7, 0b11));
     connect(ece(7, 0b01)).unwrap();
     assert_eq!((fake::local_ece(), fake::told_ece()), (Some(ece(7, 0b11)), vec![ece(7, 0b01)]));
-    // A peer that knows nothing of them, and one that answers with another maker's.
+    // A peer without ECE options, and one that answers with another vendor's.
     connect(ece(0, 0)).unwrap();
     assert_eq!(fake::told_ece().last(), Some(&ece(7, 0)));
     assert_eq!(connect(ece(8, 1)).unwrap_err().kind(), ErrorKind::Incompatible);
@@ -39,7 +38,8 @@ fn providers_without_enhanced_connections_are_not_asked_for_them() {
     assert_eq!((calls("establish"), calls("set_local_ece"), calls("get_remote_ece")), (1, 0, 0));
 }
 
-/// Accepts a peer with these options; what the provider was told, and the peer.
+/// Accepts a peer with these ECE options; returns the options that the provider was told to use,
+/// and those sent to the peer.
 fn accept(theirs: ibv_ece) -> (Vec<ibv_ece>, Option<ibv_ece>) {
     fake::switch_on();
     fake::set_provider_ece(ece(7, 0b11));
