@@ -147,10 +147,10 @@ macro_rules! function_table {
             pub const NAMES: &[&str] = &[$(stringify!($name)),*];
 
             /// The system's library. By default it is loaded at the first call, from the path in
-            /// [`LoadError::variable`](crate::LoadError::variable) if that is set, else from where
-            /// the dynamic loader finds it, and never unloaded; a function that an older library
-            /// lacks fails with `EOPNOTSUPP` when called. With feature `linked` it is the library
-            /// with which this program is linked.
+            /// [`LoadError::variable`](crate::LoadError::variable) if that is set, otherwise from
+            /// where the dynamic loader finds it. The library is never unloaded; a function that an
+            /// older library lacks fails with `EOPNOTSUPP` when called. With feature `linked` it is
+            /// the library with which this program is linked.
             ///
             /// # Errors
             ///
@@ -170,7 +170,7 @@ macro_rules! function_table {
             fn from_library(library: &'static libloading::os::unix::Library) -> Self {
                 Self {
                     // SAFETY: symbol wants the symbol's type, which the entry has (1), and a
-                    // library that stays loaded: this one is borrowed for ever.
+                    // library that stays loaded: this one is borrowed forever.
                     $($name: match unsafe { $crate::load::symbol(library, stringify!($name)) } {
                         Some(function) => function,
                         None => Self::UNSUPPORTED.$name,

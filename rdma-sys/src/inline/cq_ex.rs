@@ -5,7 +5,7 @@ use super::unchecked;
 use crate::bindings::*;
 use libc::{c_int, c_uint};
 
-/// The same completion queue as a plain one.
+/// Converts an extended completion queue to the plain form of the same queue.
 #[inline]
 #[must_use]
 pub fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {

@@ -11,8 +11,8 @@ const OPTIONAL: c_uint = crate::IBV_ACCESS_OPTIONAL_RANGE;
 /// The safety rules are those of [the module](crate::inline), 1 to 6, and all objects are of this
 /// table's implementation.
 impl Ibverbs {
-    /// The attributes of a port: by the context's operation, which knows all of them, or by the
-    /// exported symbol, which knows the first 48 bytes.
+    /// The attributes of a port: by the context's operation, which fills all of them, or by the
+    /// exported symbol, which fills the first 48 bytes.
     ///
     /// # Errors
     ///
@@ -117,11 +117,11 @@ impl Ibverbs {
         unsafe { (self._ibv_query_comp_cntr_caps)(context, caps, size_of::<ibv_comp_cntr_caps>()) }
     }
 
-    /// Registers memory: by `ibv_reg_mr_iova2` if `access` has optional flags, else by the oldest
-    /// symbol, which every libibverbs has.
+    /// Registers memory: by `ibv_reg_mr_iova2` if `access` has optional flags, otherwise by the
+    /// oldest symbol, which every libibverbs has.
     ///
-    /// C decides when it compiles, so flags that are no constant go to the newer symbol; both do
-    /// the same with them.
+    /// In C the compiler decides, so flags that are not constant go to the newer symbol; both
+    /// symbols treat them alike.
     ///
     /// # Errors
     ///
@@ -205,7 +205,7 @@ impl Ibverbs {
         }
     }
 
-    /// Creates a queue pair; one that needs nothing but its domain by the exported symbol.
+    /// Creates a queue pair; by the exported symbol if the domain is its only extended attribute.
     ///
     /// # Errors
     ///
@@ -236,8 +236,8 @@ impl Ibverbs {
         }
     }
 
-    /// The attributes of a device: by the context's operation, or, where that does not exist or
-    /// says so, the plain ones by the exported symbol and zeros for the others.
+    /// The attributes of a device, by the context's operation. If the operation is missing or fails
+    /// as unsupported, the plain attributes come from the exported symbol, and the others are zero.
     ///
     /// # Errors
     ///

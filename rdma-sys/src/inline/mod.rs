@@ -1,11 +1,11 @@
 //! The `static inline` functions of `verbs.h`, `rdma_cma.h` and `rdma_verbs.h`: same names, same
-//! checks, same answers.
+//! checks, same results.
 //!
 //! They reach the provider through the pointers in the objects themselves, so they work on every
 //! implementation's objects and need no table. Functions that call an exported symbol are methods
 //! of [`Ibverbs`](crate::Ibverbs).
 //!
-//! Parts of the headers that have no equal here:
+//! Parts of the headers that have no equivalent of the same form here:
 //!
 //! | C | Here |
 //! |---|---|
@@ -20,7 +20,7 @@
 //!
 //! # Safety
 //!
-//! Every `unsafe fn` of this module asks of its caller that
+//! Every `unsafe fn` of this module requires of its caller that
 //!
 //! 1. pointers to verbs objects point to live objects of one implementation, made by its own
 //!    functions (or laid out as it would), whose operations may be called now under the threading
@@ -30,7 +30,7 @@
 //! 3. the demands of the verb itself hold, such as memory that stays registered while the device
 //!    uses it.
 //!
-//! And of the implementation, as `verbs.h` does, that
+//! Every `unsafe fn` also requires of the implementation, as `verbs.h` does, that
 //!
 //! 4. an operation slot is NULL or a function of the slot's declared type;
 //! 5. the slots of the data path (`poll_cq`, `req_notify_cq`, `post_send`, `post_recv`,
@@ -39,10 +39,10 @@
 //! 6. `abi_compat` is all ones only in a context inside a `verbs_context`, of which at least the
 //!    last `sz` bytes exist, which end with the context.
 //!
-//! The functions on a [`rdma_cm_id`] ask one more thing of their caller:
+//! The functions on a [`rdma_cm_id`] have one more requirement:
 //!
-//! 7. the identifier is live and no thread changes it now; the objects in it that a function says
-//!    it needs are there, live, and of the implementation that is called.
+//! 7. the identifier is live and no thread changes it during the call; the objects that a function
+//!    says it needs are set in the identifier, live, and of the implementation that is called.
 
 use crate::bindings::*;
 use libc::{EOPNOTSUPP, c_int};
@@ -175,7 +175,7 @@ impl<T> Unsupported for *mut T {
     }
 }
 
-/// The extended context around `context`, or NULL if there is none.
+/// The extended context around `context`, or NULL if `context` is not part of one.
 ///
 /// An older implementation's struct is shorter at its beginning, so only its last `sz` bytes may be
 /// touched.

@@ -15,8 +15,8 @@ const LOCAL: c_uint = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 const READ: c_uint = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
 const WRITE: c_uint = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
 
-/// The answer of an `rdma_*` function for the answer `ret` of a verb: 0 for 0, else -1 with `ret`
-/// in `errno`.
+/// Converts the result `ret` of a verb to the result of an `rdma_*` function: 0 for 0, otherwise -1
+/// with `ret` in `errno`.
 #[allow(clippy::must_use_candidate, reason = "it sets errno, too")]
 pub fn rdma_seterrno(ret: c_int) -> c_int {
     if ret == 0 {
@@ -26,7 +26,7 @@ pub fn rdma_seterrno(ret: c_int) -> c_int {
     -1
 }
 
-/// The place of an identifier's own address. The family says whether the address is set, and its
+/// A pointer to an identifier's own address. The family says whether the address is set, and its
 /// form.
 ///
 /// # Safety
@@ -39,7 +39,7 @@ pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     unsafe { &raw mut (*id).route.addr.__bindgen_anon_1.src_addr }
 }
 
-/// The place of the address of an identifier's peer. The family says whether the address is set,
+/// A pointer to the address of an identifier's peer. The family says whether the address is set,
 /// and its form.
 ///
 /// # Safety
@@ -92,8 +92,8 @@ unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
     rdma_seterrno(unsafe { ibv_post_send(qp, &raw mut wr, &raw mut bad) })
 }
 
-/// Posts a receive to the shared receive queue of an identifier if it has one, else to its queue
-/// pair.
+/// Posts a receive to the shared receive queue of an identifier, or to its queue pair if the
+/// identifier has no shared receive queue.
 ///
 /// # Errors
 ///

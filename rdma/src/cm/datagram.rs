@@ -191,8 +191,8 @@ impl Id<Ud> {
     ///
     /// # Errors
     ///
-    /// `NotFound` if the group was not joined. If leaving fails because the device has gone, the
-    /// channel delivers no more events.
+    /// `NotFound` if the group was not joined. If leaving fails for another reason, for example
+    /// because the device has gone, the channel delivers no more events.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&self, group: SocketAddr) -> Result<()> {
         self.raw.leave(group)
