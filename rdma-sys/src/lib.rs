@@ -3,14 +3,14 @@
 //!
 //! - Types and constants are bindgen's, made from the newest headers that Debian has, and
 //!   committed: building needs neither headers nor libclang. A C enum is a newtype with constants,
-//!   because a provider may answer an unknown value; unnamed enums are plain integers.
+//!   because a provider may return an unknown value; unnamed enums are plain integers.
 //! - The `static inline` functions of `verbs.h`, `rdma_cma.h` and `rdma_verbs.h` ([`inline`]) are
 //!   written in Rust under their names: `ibv_post_send`, `ibv_poll_cq`, the `ibv_wr_*` and
 //!   `ibv_wc_read_*` families, `rdma_post_send` ... They call the pointers in the objects
 //!   themselves, so they work with objects of every implementation.
 //! - The functions that the libraries export are the fields of two tables, [`Ibverbs`] and
 //!   [`RdmaCm`]. The system's libraries are loaded at the first use; an implementation in Rust
-//!   fills a table of its own. Functions that the headers make of both kinds, such as `ibv_reg_mr`,
+//!   fills a table of its own. Inline functions that call an exported symbol, such as `ibv_reg_mr`,
 //!   `ibv_query_port` and `rdma_get_send_comp`, are methods of the table.
 //! - [`QpTransition`] is the table of the attributes that `ibv_modify_qp` requires and allows.
 //!
@@ -52,15 +52,15 @@
 //! dynamic loader searches `libibverbs.so.1` and `librdmacm.so.1`. A library is never unloaded: its
 //! threads and providers may run at any time.
 //!
-//! Feature `linked` binds the libraries at link time instead, for distributions. It wins where one
-//! dependent asks for it and another does not.
+//! Feature `linked` binds the libraries at link time instead, for distributions. If one dependent
+//! enables the feature and another does not, the libraries are linked for both.
 //!
 //! # Other targets, other headers
 //!
 //! The committed bindings are for x86_64 and aarch64 Linux with glibc, on which all layouts are the
 //! same. Feature `bindgen` makes them from the system's headers instead (or from those in
 //! `RDMA_CORE_INCLUDE`) when the crate is built, which needs libclang and headers of rdma-core 44
-//! or newer. What the headers lack is then missing here, too.
+//! or newer. Declarations that those headers lack are then missing from this crate too.
 //!
 //! # What is checked
 //!

@@ -15,7 +15,7 @@ pub type ibv_flow_action_esp_replay = ib_uverbs_flow_action_esp_replay;
 pub type ibv_flow_action_esp_replay_bmp = ib_uverbs_flow_action_esp_replay_bmp;
 
 /// Access flags that an implementation may ignore.
-/// [`Ibverbs::ibv_reg_mr`](crate::Ibverbs::ibv_reg_mr) picks its symbol by them.
+/// [`Ibverbs::ibv_reg_mr`](crate::Ibverbs::ibv_reg_mr) chooses its symbol by these flags.
 pub const IBV_ACCESS_OPTIONAL_RANGE: c_uint = ib_uverbs_access_flags::IB_UVERBS_ACCESS_OPTIONAL_RANGE.0;
 pub const IBV_QPF_GRH_REQUIRED: c_uint = ib_uverbs_query_port_flags::IB_UVERBS_QPF_GRH_REQUIRED.0;
 
@@ -50,7 +50,7 @@ pub const IBV_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ibv_flow_action_esp_flags =
 pub const IBV_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW: ibv_flow_action_esp_flags =
     ib_uverbs_flow_action_esp_flags::IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW;
 
-/// A parent domain's allocator answers this to have the default one used.
+/// A parent domain's allocator returns this value to have the default allocator used.
 pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 /// The value of `abi_compat` in the context inside a [`verbs_context`].
 pub const __VERBS_ABI_IS_EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);

@@ -160,7 +160,7 @@ pub enum ErrorKind {
     Incompatible,
     /// No RDMA device, or no route, leads to this address or from it.
     NoRoute,
-    /// Another socket or id is bound to this address.
+    /// Another id is bound to this address.
     AddressInUse,
     /// No listener is at this address.
     NotListening,

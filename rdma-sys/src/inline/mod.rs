@@ -178,7 +178,7 @@ impl<T> Unsupported for *mut T {
 /// The extended context around `context`, or NULL if `context` is not part of one.
 ///
 /// An older implementation's struct is shorter at its beginning, so only its last `sz` bytes may be
-/// touched.
+/// accessed.
 ///
 /// # Safety
 ///
@@ -194,7 +194,7 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(std::mem::offset_of!(verbs_context, context)).cast()
 }
 
-/// The operation that lies `below` bytes before `context`; `_field` only tells its type.
+/// The operation that lies `below` bytes before `context`; `_field` only gives its type.
 ///
 /// # Safety
 ///

@@ -225,8 +225,8 @@ pub(super) fn adopt(
     Handle::new(RawId { raw: Raw::new(raw.as_ptr()), channel: Arc::clone(channel), key })
 }
 
-/// Converts a timeout to milliseconds, rounded up to at least 1, because librdmacm takes 0 as no
-/// time at all; a timeout out of range becomes the longest one.
+/// Converts a timeout to whole milliseconds, at least 1, because librdmacm takes 0 as no time at
+/// all; a timeout out of range becomes the longest one.
 fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
@@ -331,8 +331,8 @@ impl<T: PortSpace> Id<T> {
     ///
     /// # Errors
     ///
-    /// `NoRoute` if no RDMA device of this host has the address, or if another socket has the port
-    /// on all addresses; `AddressInUse`.
+    /// `NoRoute` if no RDMA device of this host has the address, or if another id has the port on
+    /// all addresses; `AddressInUse`.
     ///
     /// # Examples
     ///

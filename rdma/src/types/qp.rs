@@ -23,7 +23,7 @@ c_enum! {
         SQE = ibv_qp_state::IBV_QPS_SQE.0, "SQE";
         /// Failed: all requests are flushed.
         ERR = ibv_qp_state::IBV_QPS_ERR.0, "ERR";
-        /// A state that the provider does not know.
+        /// An unknown state.
         UNKNOWN = ibv_qp_state::IBV_QPS_UNKNOWN.0, "UNKNOWN";
     }
 }

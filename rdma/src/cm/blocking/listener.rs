@@ -157,7 +157,7 @@ impl<T: PortSpace> Listener<T> {
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<IncomingConnection<T>>> {
         let deadline = Deadline::after(timeout);
         let mut looks = 0..LAST_LOOKS;
-        // Rejected requests must not extend the deadline.
+        // Rejected requests and other events must not extend the deadline without limit.
         while !deadline.is_over() || looks.next().is_some() {
             let Some(event) = self.channel.next_event_until(deadline)? else {
                 if deadline.is_over() {
