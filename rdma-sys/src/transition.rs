@@ -84,7 +84,7 @@ pub struct QpTransition {
     pub required: QpAttrMask,
     /// The attributes that the change allows, besides `STATE` and the required ones.
     ///
-    /// The specification knows no `RATE_LIMIT`: of the types here, Linux allowed it for raw packets
+    /// The specification lacks `RATE_LIMIT`: of the types here, Linux allowed it for raw packets
     /// only until version 6.19. Later versions leave it to the driver.
     pub optional: QpAttrMask,
 }

@@ -16,7 +16,7 @@ pub enum Finding {
     NoLibrary(LoadError),
     /// The kernel has no RDMA subsystem: /sys/class/infiniband does not exist.
     NoSubsystem,
-    /// The kernel knows no RDMA device.
+    /// The kernel has no RDMA device.
     NoDevice,
     /// The kernel has devices, but no /dev/infiniband/uverbs* gives access to them.
     NoDeviceFile {

@@ -1,4 +1,4 @@
-//! The copies move the bytes of the range, touch nothing outside, and store the last word last.
+//! The copies move the bytes of the range, access nothing outside, and store the last word last.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

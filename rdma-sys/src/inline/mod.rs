@@ -198,7 +198,7 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
 ///
 /// # Safety
 ///
-/// Rules 1 and 6, and a field of that type lies there in [`verbs_context`].
+/// Rules 1 and 6, and a field of that type lies at that place in [`verbs_context`].
 #[inline]
 unsafe fn extended_op<F: Copy>(
     context: *mut ibv_context,

@@ -1,4 +1,4 @@
-//! The global routing header: the first 40 bytes of a datagram's receive.
+//! The global routing header (GRH): the first 40 bytes of a received datagram.
 
 use std::fmt;
 

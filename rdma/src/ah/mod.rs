@@ -99,7 +99,7 @@ impl ProtectionDomain {
             return Err(Error::new(Operation::CreateAh, ErrorKind::NotSupported));
         }
         if path.port == 0 || path.port > context.device_attr.port_count() {
-            // Providers index tables by port without a check.
+            // Providers index tables of ports, possibly without a check.
             return Err(Error::new(Operation::CreateAh, ErrorKind::InvalidInput));
         }
         let mut attr = path.to_raw();

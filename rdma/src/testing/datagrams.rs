@@ -25,7 +25,7 @@ pub(crate) fn live_handles() -> BTreeSet<u32> {
 
 /// The number of a living address handle.
 pub(crate) fn handle_of(ah: *mut ibv_ah) -> u32 {
-    // SAFETY: the caller's handle lives (1).
+    // SAFETY: the caller gives a live handle of this provider (1).
     unsafe { (*ah).handle }
 }
 
@@ -39,14 +39,14 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     if fails("create_ah") {
         return ptr::null_mut();
     }
-    // SAFETY: attributes from the caller.
+    // SAFETY: the caller gives valid attributes.
     assert_ne!(unsafe { (*attr).port_num }, 0);
     let handle = world(|world| {
         world.datagrams.next += 1;
         world.datagrams.handles.insert(world.datagrams.next);
         world.datagrams.next
     });
-    // SAFETY: a domain of ours (1).
+    // SAFETY: the caller gives a live domain of this provider (1).
     let context = unsafe { (*pd).context };
     boxed("ah", ibv_ah { context, pd, handle })
 }
@@ -56,7 +56,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     if errno == 0 {
         let handle = handle_of(ah);
         world(|world| assert!(world.datagrams.handles.remove(&handle)));
-        // SAFETY: made by create_ah (1).
+        // SAFETY: unboxed wants a pointer from boxed, once: made by create_ah (1).
         unsafe { unboxed::<ibv_ah, _>("ah", ah) };
     }
     errno
@@ -88,9 +88,9 @@ pub(super) unsafe extern "C" fn init_ah_from_wc(
 pub(super) unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     let errno = called("attach_mcast");
     if errno == 0 {
-        // SAFETY: a GID from the caller.
+        // SAFETY: the caller gives a GID to read.
         let gid = crate::Gid::from_raw(unsafe { *gid });
-        // SAFETY: a queue pair of ours (1).
+        // SAFETY: the caller gives a live queue pair of this provider (1).
         let fake = unsafe { &*qp.cast::<FakeQp>() };
         let groups = &mut fake.state.lock().unwrap().groups;
         assert!(!groups.contains(&(gid, lid)), "attached twice");
@@ -104,9 +104,9 @@ pub(super) unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gi
     if errno != 0 {
         return errno;
     }
-    // SAFETY: a GID from the caller.
+    // SAFETY: the caller gives a GID to read.
     let gid = crate::Gid::from_raw(unsafe { *gid });
-    // SAFETY: a queue pair of ours (1).
+    // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
     let groups = &mut fake.state.lock().unwrap().groups;
     match groups.iter().position(|&group| group == (gid, lid)) {

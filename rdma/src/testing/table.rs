@@ -127,7 +127,7 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
         ..ibv_device::default()
     };
     let device: *mut ibv_device = boxed("device", device);
-    // SAFETY: room for the count, by the caller.
+    // SAFETY: the caller gives room for the count.
     unsafe { *count = 1 };
     Box::into_raw(Box::new([device, ptr::null_mut()])).cast()
 }
@@ -160,9 +160,9 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     let errno = called("close_device");
     if errno == 0 {
-        // SAFETY: an open context of ours (1).
+        // SAFETY: the caller gives a live context of this provider (1).
         close(unsafe { (*context).async_fd });
-        // SAFETY: made by open_device (1).
+        // SAFETY: unboxed wants a pointer from boxed, once: made by open_device (1).
         unsafe { unboxed::<FakeContext, _>("context", context) };
     }
     errno
@@ -179,7 +179,7 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_att
         max_cqe: 4096,
         ..ibv_device_attr::default()
     };
-    // SAFETY: room for the attributes, by the caller.
+    // SAFETY: the caller gives room for the attributes.
     unsafe { *attr = values };
     called("query_device")
 }
@@ -212,7 +212,7 @@ unsafe extern "C" fn query_gid(_: *mut ibv_context, _port: u8, index: c_int, out
     if fails("query_gid") {
         return -1;
     }
-    // SAFETY: room for a GID, by the caller.
+    // SAFETY: the caller gives room for a GID.
     unsafe { *out = gid(usize::try_from(index).unwrap()) };
     0
 }
@@ -232,7 +232,7 @@ unsafe extern "C" fn query_gid_table(
     for (index, &(_, gid_type)) in GIDS.iter().enumerate().take(3) {
         let gid_index = u32::try_from(index).unwrap();
         let entry = ibv_gid_entry { gid: gid(index), gid_index, port_num: 2, gid_type, ndev_ifindex: 1 };
-        // SAFETY: room for `max` entries, by the caller.
+        // SAFETY: the caller gives room for `max` entries.
         unsafe { entries.wrapping_add(index).write(entry) };
     }
     3
@@ -242,7 +242,7 @@ unsafe extern "C" fn query_pkey(_: *mut ibv_context, _port: u8, _index: c_int, p
     if fails("query_pkey") {
         return -1;
     }
-    // SAFETY: room for the key, by the caller.
+    // SAFETY: the caller gives room for the key.
     unsafe { *pkey = 0xffff };
     0
 }
@@ -257,7 +257,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let errno = called("dealloc_pd");
     if errno == 0 {
-        // SAFETY: made by alloc_pd (1).
+        // SAFETY: unboxed wants a pointer from boxed, once: made by alloc_pd (1).
         unsafe { unboxed::<ibv_pd, _>("pd", pd) };
     }
     errno
@@ -267,7 +267,7 @@ unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, _
     if fails("reg_mr") {
         return ptr::null_mut();
     }
-    // SAFETY: a domain of ours (1).
+    // SAFETY: the caller gives a live domain of this provider (1).
     let context = unsafe { (*pd).context };
     boxed("mr", ibv_mr { context, pd, addr, length, handle: 0, lkey: 0x11, rkey: 0x22 })
 }
@@ -286,7 +286,7 @@ unsafe extern "C" fn reg_mr_iova2(
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let errno = called("dereg_mr");
     if errno == 0 {
-        // SAFETY: made by reg_mr (1).
+        // SAFETY: unboxed wants a pointer from boxed, once: made by reg_mr (1).
         unsafe { unboxed::<ibv_mr, _>("mr", mr) };
     }
     errno
@@ -303,9 +303,9 @@ unsafe extern "C" fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_
 unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
     let errno = called("destroy_channel");
     if errno == 0 {
-        // SAFETY: a channel of ours (1).
+        // SAFETY: the caller gives a live channel of this provider (1).
         close(unsafe { (*channel).fd });
-        // SAFETY: made by create_channel (1).
+        // SAFETY: unboxed wants a pointer from boxed, once: made by create_channel (1).
         unsafe { unboxed::<FakeChannel, _>("channel", channel) };
     }
     errno
@@ -319,7 +319,7 @@ unsafe extern "C" fn get_cq_event(
     if fails("get_cq_event") {
         return -1;
     }
-    // SAFETY: a channel of ours (1).
+    // SAFETY: the caller gives a live channel of this provider (1).
     let fake = unsafe { &*channel.cast::<FakeChannel>() };
     if !take(fake.base.fd) {
         return -1;
@@ -328,9 +328,9 @@ unsafe extern "C" fn get_cq_event(
     let raw: *mut ibv_cq = ptr::with_exposed_provenance_mut(raw);
     // SAFETY: the read wants a live queue: a queue is not destroyed while it has events.
     let context = unsafe { (*raw).cq_context };
-    // SAFETY: room for the pointers, by the caller.
+    // SAFETY: the caller gives room for the pointers.
     unsafe { *name = context };
-    // SAFETY: room for the pointers, by the caller.
+    // SAFETY: the caller gives room for the pointers.
     unsafe { *cq = raw };
     0
 }
@@ -343,12 +343,12 @@ unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_
     if fails("get_async_event") {
         return -1;
     }
-    // SAFETY: a context of ours (1).
+    // SAFETY: the caller gives a live context of this provider (1).
     let fake = unsafe { &*context.cast::<FakeContext>() };
     if !take(fake.base.async_fd) {
         return -1;
     }
-    // SAFETY: room for an event, by the caller.
+    // SAFETY: the caller gives room for an event.
     unsafe { *event = fake.events.lock().unwrap().pop_front().unwrap() };
     0
 }
@@ -384,7 +384,7 @@ unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let errno = called("destroy_cq");
     if errno == 0 {
-        // SAFETY: made by create_cq (1).
+        // SAFETY: unboxed wants a pointer from boxed, once: made by create_cq (1).
         unsafe { unboxed::<FakeCq, _>("cq", cq) };
     }
     errno
@@ -394,10 +394,10 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> 
     if fails("create_qp") {
         return ptr::null_mut();
     }
-    // SAFETY: attributes from the caller.
+    // SAFETY: the caller gives valid attributes.
     let init = unsafe { &*init };
     let base = ibv_qp {
-        // SAFETY: a domain of ours (1).
+        // SAFETY: the caller gives a live domain of this provider (1).
         context: unsafe { (*pd).context },
         pd,
         send_cq: init.send_cq,
@@ -412,9 +412,9 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let errno = called("modify_qp");
     if errno == 0 && u32::try_from(mask).unwrap() & ibv_qp_attr_mask::IBV_QP_STATE.0 != 0 {
-        // SAFETY: a queue pair of ours (1).
+        // SAFETY: the caller gives a live queue pair of this provider (1).
         let fake = unsafe { &*qp.cast::<FakeQp>() };
-        // SAFETY: attributes from the caller.
+        // SAFETY: the caller gives valid attributes.
         fake.state.lock().unwrap().attr = Some(unsafe { *attr });
     }
     errno
@@ -426,21 +426,21 @@ unsafe extern "C" fn query_qp(
     _mask: c_int,
     _init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours (1).
+    // SAFETY: the caller gives a live queue pair of this provider (1).
     let fake = unsafe { &*qp.cast::<FakeQp>() };
-    // SAFETY: room for the attributes, by the caller.
+    // SAFETY: the caller gives room for the attributes.
     unsafe { *attr = fake.state.lock().unwrap().attr.unwrap_or_default() };
     called("query_qp")
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let mut errno = called("destroy_qp");
-    // SAFETY: a queue pair of ours (1).
+    // SAFETY: the caller gives a live queue pair of this provider (1).
     if !unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap().groups.is_empty() {
         errno = libc::EBUSY;
     }
     if errno == 0 {
-        // SAFETY: made by create_qp (1).
+        // SAFETY: unboxed wants a pointer from boxed, once: made by create_qp (1).
         unsafe { unboxed::<FakeQp, _>("qp", qp) };
     }
     errno
