@@ -45,7 +45,7 @@ impl fmt::Debug for PrivateData {
 #[doc(alias = "rdma_conn_param")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConnectionParameters {
-    /// How many of the peer's reads and atomics we serve at a time.
+    /// How many reads and atomics the peer asks us to serve at a time.
     pub responder_resources: u8,
     /// How many reads and atomics the peer serves at a time.
     pub initiator_depth: u8,

@@ -62,8 +62,8 @@
 //! active end must send first. Linux's siw (6.1 to 6.18) may leave that first message unread, until
 //! more bytes follow, if the message arrives before the passive end has accepted. Programs that
 //! have another way to synchronize should wait until the passive end has accepted. Other programs
-//! may write no bytes while no answer comes (`Write::inline(&[], ..)`, with any key): such a write
-//! touches no memory and wakes the passive end.
+//! may post writes of no bytes while no answer comes (`Write::inline(&[], ..)`, with any key): such
+//! a write accesses no memory and wakes the passive end.
 //!
 //! # Lifetimes
 //!

@@ -226,9 +226,9 @@ macro_rules! access {
             Ok(())
         }
 
-        /// Loads the 8 bytes at `offset` in one access, with the `Ordering` of an atomic load.
-        /// After an `Acquire` load that returns a flag a peer wrote, the peer's earlier writes are
-        /// visible too.
+        /// Loads the 8 bytes at `offset` in one access, with the `Ordering` of an atomic load. With
+        /// `Acquire`, once this thread has seen a flag or a completion, the writes that the peer
+        /// made before it are visible too.
         ///
         /// # Errors
         ///

@@ -18,8 +18,9 @@
 //!   access to its bytes. While the device has access, the segment is parked in a ring and has no
 //!   other holder. Scopes lend parts of a buffer to the device for as long as they borrow the
 //!   buffer.
-//! * **M5.** Bytes of an exposed region are accessed only through `rdma_mem`, whose accesses count
-//!   as atomic: peers, the device and our other threads may write at any time.
+//! * **M5.** No reference into an exposed region exists. Its bytes are accessed only through
+//!   `rdma_mem`, whose accesses count as atomic: peers, the device and our other threads may write
+//!   at any time.
 //! * **M6.** Host memory is initialised, by the contract of its owner. The processor never
 //!   dereferences GPU memory.
 
