@@ -210,7 +210,7 @@ mod tests {
     use crate::{Ibverbs, RdmaCm, bindings::*};
     use std::{ffi::CStr, ptr::null_mut};
 
-    /// The answer of an unsupported function, and the `errno` that it leaves.
+    /// The result of an unsupported function, and the `errno` after the call.
     macro_rules! answer {
         ($table:ident . $name:ident ( $($arg:expr),* )) => {{
             super::set_errno(0);

@@ -188,7 +188,7 @@ fn failed_call(_errno: i32) -> Option<&'static str> {
     None
 }
 
-/// Why an operation failed.
+/// The error of an operation: which one failed, in what way, and with which `errno` if any.
 ///
 /// `Debug` prints the same sentence as `Display`, so that an error returned from `main` is
 /// readable.

@@ -118,7 +118,7 @@
 //! | the completion comes, with success or an error | in [`Completion::take_buffer`]; freed if it is not taken |
 //! | the request was unsignaled | in [`Completion::next_unsignaled`] of the next completion of its queue |
 //! | the queue pair is reset, closed or dropped | freed, after the device has let go of it |
-//! | that fails | leaked, and logged |
+//! | the reset, close or drop fails | leaked, and logged |
 //!
 //! Operations are in [`op`]: `qp.post_send(op::Read::new(sink, remote).token(7))?`.
 //! [`QueuePair::scope`] lends memory for the duration of a closure. [`RawQueuePair`] is the unsafe

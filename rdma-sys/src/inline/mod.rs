@@ -155,7 +155,7 @@ macro_rules! verbs_get_ctx_op {
 }
 use verbs_get_ctx_op;
 
-/// How a function that the implementation lacks fails, by its return type.
+/// The failure of a function that the implementation lacks, by the function's return type.
 trait Unsupported {
     fn unsupported() -> Self;
 }

@@ -89,7 +89,7 @@ impl Rejection {
     }
 }
 
-/// Where to send datagrams: the answer of a listener.
+/// The destination of datagrams, from a listener's answer.
 #[doc(alias = "rdma_ud_param")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

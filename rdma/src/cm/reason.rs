@@ -1,4 +1,4 @@
-//! Why a connection did not come about: reasons of rejection, and errors of librdmacm.
+//! Reasons of failed connections: rejections by the peer, and errors of librdmacm.
 
 use crate::error::{Error, ErrorKind, Operation};
 use crate::types::RejectReason;
