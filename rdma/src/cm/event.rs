@@ -135,7 +135,7 @@ fn parameters(raw: &rdma_cm_event) -> ConnectionParameters {
     }
 }
 
-/// Translates an event of a living id; requests, which make a new id, are handled in [`sort`].
+/// Translates an event of a living id; requests, which make a new id, are handled in `sort`.
 fn decode(raw: &rdma_cm_event, private_data: PrivateData, known: &Known) -> EventKind {
     let accepted = |private_data| Accepted { private_data, parameters: parameters(raw) };
     match raw.event {

@@ -92,7 +92,7 @@ impl RawId {
         locked.done(operation, function(locked.table, locked.raw))
     }
 
-    /// Like [`call`](Self::call), for a function that dereferences the id's device: `InvalidInput`
+    /// Like `call`, for a function that dereferences the id's device: `InvalidInput`
     /// if the id is not bound to one (6).
     pub(super) fn call_bound(
         &self,

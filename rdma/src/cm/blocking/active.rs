@@ -142,7 +142,7 @@ impl Resolved<Rc> {
         self.id.init(qp, access)
     }
 
-    /// Binds like [`init`](Self::init), but allows the peer only `access`; a region must allow an
+    /// Binds like `init`, but allows the peer only `access`; a region must allow an
     /// operation too.
     ///
     /// # Errors

@@ -276,7 +276,7 @@ impl IncomingConnection<Rc> {
         self.request.init(qp, access)
     }
 
-    /// Binds like [`init`](Self::init), but allows the peer only `access`; a region must allow an
+    /// Binds like `init`, but allows the peer only `access`; a region must allow an
     /// operation too.
     ///
     /// # Errors
