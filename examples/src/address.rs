@@ -1,5 +1,5 @@
-//! Addresses for the connection manager: what names on the command line mean, and which address of
-//! this host leads to the chosen device.
+//! Addresses for the connection manager: resolves names from the command line, and finds the
+//! address of this host that leads to the chosen device.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
@@ -12,17 +12,16 @@ use crate::Failure;
 use crate::bootstrap::Group;
 use crate::device::Chosen;
 
-/// The address that a host's name, or an address as text, stands for. IPv6 addresses may come in
-/// brackets.
+/// Resolves a host name or an address in text form. An IPv6 address may stand in brackets.
 ///
-/// # Errors
-/// Where there is none.
+/// # Errors If the text resolves to no address.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     if host.is_empty() {
         return Err(Failure::usage("an empty text is not an address; give one, or the name of a host"));
     }
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    // Elsewhere addresses have ports, and IPv6 addresses have colons.
+    // Detects `host:port`, which other programs take, to reject it with advice; the colons of an
+    // IPv6 address set off no port.
     let port_of =
         |(name, port): (&str, &str)| (!name.contains(':') || name.ends_with(']')).then(|| port.parse().ok())?;
     let given: Option<u16> = host.rsplit_once(':').filter(|_| bare.parse::<IpAddr>().is_err()).and_then(port_of);
@@ -36,10 +35,9 @@ pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     found.next().ok_or_else(|| unknown(String::new()))
 }
 
-/// The own address to connect to `server` from.
+/// Resolves the local address to connect to `server` from.
 ///
-/// # Errors
-/// Where there is none, or it is of the other version of IP.
+/// # Errors If there is none, or if its IP version differs from the server's.
 pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Failure> {
     let source = resolve(host, 0)?;
     if source.is_ipv4() == server.is_ipv4() {
@@ -51,13 +49,12 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
     )))
 }
 
-/// An address of this host at which the connection manager finds the device: that of the port's
-/// GID, if it has one, else the first of an interface that leads there.
+/// An address of this host that the connection manager maps to the device: the address in the
+/// port's GID, if there is one, else the first interface address that leads to the device.
 ///
-/// # Errors
-/// Where there is none.
+/// # Errors If this host has no such address.
 pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
-    // soft0 is reached at every address, and loopback does not change.
+    // Every local address reaches soft0, and the loopback address never changes.
     if chosen.context.is_software() {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }
@@ -77,26 +74,24 @@ pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
     )))
 }
 
-/// Whether the connection manager finds the device at an address of this host.
+/// Checks that the connection manager maps an address of this host to the device.
 ///
-/// # Errors
-/// Why it does not.
+/// # Errors The reason why it does not.
 pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
     Listener::<Rc>::bind(context, SocketAddr::new(ip, 0), &ListenOptions::new()).map(drop).map_err(Failure::from)
 }
 
-/// Tells the other processes of a pair where rank 0, which gives it, listens. Every process has to
-/// call it.
+/// Tells the other processes of a pair the address on which rank 0 listens. Rank 0 passes the
+/// address as `own`; every process has to call this function.
 ///
-/// # Errors
-/// Where another process has failed, or rank 0 gave nothing.
+/// # Errors If another process has failed, or rank 0 passed `None`.
 pub fn tell(group: &mut Group, own: Option<SocketAddr>) -> Result<SocketAddr, Failure> {
     let told = group.all_gather("the server's address", &own)?.swap_remove(0);
     told.ok_or_else(|| Failure::new("the server has no address"))
 }
 
-/// The addresses of this host's interfaces that others can reach and that need no scope, those of
-/// the old version of IP first.
+/// The addresses of this host's interfaces that other hosts can reach and that need no scope, IPv4
+/// addresses first.
 fn of_host() -> Vec<IpAddr> {
     let Ok(all) = getifaddrs() else { return Vec::new() };
     let ip = |address: SockaddrStorage| match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {

@@ -92,13 +92,13 @@ struct Args {
     algo: Algo,
 }
 
-/// How long the iterations of one measurement may take, if their number is not given. Where ranks
-/// share busy cores, each may take a hundred times as long as elsewhere.
+/// The longest time that the iterations of one measurement may take if `--iters` is not given. On
+/// busy, shared cores one iteration may take a hundred times as long as on idle ones.
 const BUDGET: Duration = Duration::from_millis(500);
-/// Fewer than these are no measurement.
+/// The least number of iterations that counts as a measurement.
 const FEWEST: usize = 5;
 
-/// Memory of a rank besides its tensors: scratch memory and what the device needs.
+/// Memory of a rank besides its tensors: scratch memory, and memory for the device.
 const OVERHEAD: u128 = 32 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -155,7 +155,7 @@ impl Args {
         }
     }
 
-    /// How many to time, where one takes so long.
+    /// The number of iterations to time for a size, if one iteration takes `one`.
     fn iterations(&self, size: usize, one: Duration) -> usize {
         let in_time = BUDGET.as_nanos() / one.as_nanos().max(1);
         let in_time = usize::try_from(in_time).unwrap_or(usize::MAX);
@@ -214,8 +214,8 @@ fn rank<T: Element>(args: &Args, sizes: &[usize], group: &mut Group) -> Result<(
     verdict(&rows, first)
 }
 
-/// Some operations before any that count: a device may set up its paths in the background when they
-/// are first used.
+/// Runs some operations before any measurement: a device may set up its paths in the background
+/// when they are first used.
 fn warm_up<T: Element>(
     comm: &mut Communicator,
     sizes: &[usize],
@@ -258,7 +258,7 @@ fn verdict(rows: &[CollectiveRow], first: bool) -> Result<(), Failure> {
     }
 }
 
-/// The measurement of one size.
+/// The measurement of one tensor size.
 struct Bench<'a> {
     args: &'a Args,
     comm: &'a mut Communicator,
@@ -269,7 +269,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Times operations back to back as nccl-tests does, averages over ranks; then checks one.
+    /// Times operations back to back as nccl-tests does and averages over ranks, then checks one
+    /// result.
     fn measure<T: Element>(&mut self, input: &Tensor<T>, output: &Tensor<T>) -> Result<CollectiveTime, Failure> {
         let (rank, world, count) = (self.group.rank(), self.group.world(), self.count);
         let pattern = Pattern::<T>::new(rank, world, self.size);
@@ -279,7 +280,7 @@ impl Bench<'_> {
         for _ in 0..self.args.warmup {
             self.comm.all_reduce(input, output, count)?;
         }
-        // All ranks do equally many: the slowest decides.
+        // All ranks must run the same number of iterations: the slowest rank decides.
         let warming = warming.elapsed() / u32::try_from(self.args.warmup.max(1)).unwrap_or(u32::MAX);
         let slowest = self.group.all_gather(self.what, &warming)?.into_iter().max();
         let iterations = self.args.iterations(self.size, slowest.unwrap_or_default());
@@ -294,8 +295,8 @@ impl Bench<'_> {
         Ok(CollectiveTime::all_reduce(seconds / world as f64, self.size, world, nwrong))
     }
 
-    /// Does it once more with known input and an output that cannot be right by chance; counts over
-    /// all ranks.
+    /// Runs one more operation, with known input and with an output that cannot be right by chance;
+    /// returns the number of wrong elements over all ranks.
     fn check<T: Element>(
         &mut self,
         input: &Tensor<T>,

@@ -1,7 +1,6 @@
-//! How fast the connection manager connects, step by step: the measurement of rdmacm-utils'
-//! `cmtime`.
+//! Measures how fast the connection manager connects, step by step, as rdmacm-utils' `cmtime` does.
 //!
-//! Without `-s` and `-b` it starts both sides on this machine.
+//! Without `-s` and `-b` the program starts both sides on this machine.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
@@ -73,7 +72,7 @@ impl Args {
         self.port.unwrap_or(cm_time::PORT)
     }
 
-    /// The client's part: measures, and prints.
+    /// The client's side: measures and prints.
     fn measure(&self, chosen: &Chosen, server: SocketAddr, source: Option<SocketAddr>) -> Result<(), Failure> {
         let settings = &self.settings;
         announce(&chosen.using(), self.json)?;
@@ -103,7 +102,7 @@ impl Args {
         Ok(())
     }
 
-    /// Both sides on this machine.
+    /// Runs both sides on this machine.
     fn pair(&self) -> Result<(), Failure> {
         let terms = Terms::new("cm_time", &(), Roles::ServerAndClient, self.settings.patience);
         placement::run_pair(&terms, |group| self.side(group))
@@ -119,7 +118,7 @@ impl Args {
         let server = group.agree("the listener", server.transpose())?;
         let address = address::tell(group, server.as_ref().map(Server::local_addr))?;
         if let Some(mut server) = server {
-            // Where the client dies, the launcher ends this.
+            // If the client dies, the launcher ends this process.
             return server.serve(&self.settings).map(drop);
         }
         self.measure(&chosen, address, None)

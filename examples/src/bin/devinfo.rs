@@ -1,5 +1,5 @@
-//! Shows the RDMA devices of this machine: what `ibv_devinfo -v` shows, for hardware and for the
-//! software device.
+//! Shows the RDMA devices of this machine, hardware and the software device, as `ibv_devinfo -v`
+//! does.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
-//! Latency and bandwidth between two processes, by message size, in perftest's tables.
+//! Measures latency and bandwidth between two processes by message size; prints perftest's tables.
 //!
-//! Without arguments it starts both processes; `--server` waits for a client on another terminal or
-//! host, and the server's address as argument makes a client.
+//! Without arguments the program starts both processes. `--server` waits for a client on another
+//! terminal or host; the server's address as argument makes a client.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,7 +1,6 @@
-//! The connection manager's ping: the protocol of rdmacm-utils' `rping`, as its client and as its
-//! server.
+//! Pings over the connection manager: both sides of the protocol of rdmacm-utils' `rping`.
 //!
-//! Without `-s` and `-c` it starts both sides on this machine, and checks every answer.
+//! Without `-s` and `-c` the program starts both sides on this machine and checks every answer.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
@@ -16,7 +15,7 @@ use rdma_examples::device::{Chosen, DeviceOptions, announce};
 use rdma_examples::rping::{self, Settings};
 use rdma_examples::{Failure, address, placement};
 
-/// Pings of a pair that was started without a number.
+/// Number of pings of a local pair if `--count` is not given.
 const PINGS: u64 = 100;
 
 /// Pings over connections of the RDMA connection manager, as rdmacm-utils' rping does.
@@ -108,7 +107,7 @@ fn ping(args: &Args) -> Result<(), Failure> {
     rping::client(&chosen.context, &args.settings, server, source).map(drop)
 }
 
-/// Both sides on this machine.
+/// Runs both sides on this machine.
 fn pair(mut args: Args) -> Result<(), Failure> {
     args.settings.count.get_or_insert(PINGS);
     args.settings.validate = true;
@@ -130,7 +129,7 @@ fn side(args: &Args, group: &mut Group) -> Result<(), Failure> {
     let listener = group.agree("the listener", listener.transpose())?;
     let server = address::tell(group, listener.as_ref().map(Listener::local_addr))?;
     if let Some(listener) = listener {
-        // The client's report is that of both.
+        // The client's report covers both sides.
         let settings = &Settings { json: false, ..settings.clone() };
         return rping::serve_one(&chosen.context, settings, &listener, Some(settings.patience())).map(drop);
     }

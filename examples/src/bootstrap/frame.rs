@@ -1,4 +1,4 @@
-//! The wire protocol between rank 0 and the others: a head that never changes, then frames of JSON.
+//! The wire protocol between rank 0 and the others: a header that never changes, then JSON frames.
 
 use std::io::{self, Read, Write};
 
@@ -9,22 +9,23 @@ use super::terms::Settings;
 
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
-/// Changes with the frames and with what the programs exchange in them.
+/// Version of the protocol; changes with the frames and with the values that the programs exchange.
 pub(super) const VERSION: u32 = 3;
-/// Longest frame: the addresses of all queue pairs of some thousand ranks.
+/// Largest frame: large enough for the addresses of all queue pairs of some thousand ranks.
 pub(super) const MAX_LENGTH: usize = 64 << 20;
-/// Longest first frame of a connection that may be of anybody.
+/// Largest first frame of a connection, whose sender is still unknown.
 pub(super) const MAX_HELLO: usize = 64 << 10;
 
-/// How a rank introduces itself.
+/// The introduction of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) job: u64,
     pub(super) rank: usize,
     pub(super) world: usize,
-    /// Identity of the host: equal where ranks share one.
+    /// Identity of the host: equal for ranks that share one.
     pub(super) host: String,
-    /// Ranks of different programs, or with different settings, cannot work together.
+    /// Name of the program: ranks of different programs, or with different settings, cannot work
+    /// together.
     pub(super) program: String,
     pub(super) settings: Settings,
 }
@@ -34,15 +35,15 @@ pub(super) struct Hello {
 pub(super) enum Frame {
     /// The first frame of a connection.
     Hello(Hello),
-    /// All ranks have connected; the host of each.
+    /// All ranks have connected; holds the host of each.
     Welcome(Vec<String>),
-    /// The rank cannot take part; why.
+    /// The rank cannot take part; holds the reason.
     Refuse(String),
-    /// The name of a gathering, and one rank's part of it.
+    /// One rank's part of a gathering: the gathering's name, and the value.
     Part(String, Value),
-    /// All parts of a gathering, in the order of ranks.
+    /// All parts of a gathering, in rank order.
     Whole(Vec<Value>),
-    /// A rank that is lost, and what has become of it.
+    /// A lost rank, and what happened to it.
     Lost(usize, String),
     /// The sender is alive.
     Alive,
@@ -50,7 +51,7 @@ pub(super) enum Frame {
     Bye,
 }
 
-/// The head of a connection.
+/// The header of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Head {
     Ours,

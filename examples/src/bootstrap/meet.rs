@@ -1,5 +1,5 @@
 //! The first exchange of a connection: rank 0 admits ranks that agree with it, and tells the others
-//! why not.
+//! why it refuses them.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -14,17 +14,17 @@ use super::{is_timeout, local_address, spawn};
 use crate::Failure;
 use crate::failure::{is_launched, say};
 
-/// How long a connection may take to introduce itself.
+/// Longest time that a connection may take to introduce itself.
 const HELLO_TIME: Duration = Duration::from_secs(2);
-/// After this time the kernel gives up a peer whose host no longer answers.
+/// Time after which the kernel gives up a peer whose host no longer answers.
 const GONE: Duration = Duration::from_secs(12);
-/// Connections that may be about to do so at a time; further ones wait.
+/// Most accepted connections that have not yet introduced themselves; further connections wait.
 const MOST_UNHEARD: usize = 64;
 
 /// The hosts of all ranks, and connections to some of them.
 type Met = (Vec<String>, Vec<(usize, Socket)>);
 
-/// Rank 0: waits until every other rank has come.
+/// Rank 0's half of the meeting: waits until every other rank has come.
 pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Met, Failure> {
     let deadline = Instant::now() + terms.timeout;
     let mut ranks: Vec<Option<(Socket, String)>> = (0..own.world).map(|_| None).collect();
@@ -66,7 +66,7 @@ pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Me
         }
         if Instant::now() >= deadline {
             if unheard > 0 {
-                // The missing rank may be one of them.
+                // A missing rank may be among these connections.
                 say(&format!("{}: {unheard} connections have come and not introduced themselves", own.program));
             }
             let missing: Vec<usize> = (1..ranks.len()).filter(|&rank| ranks[rank].is_none()).collect();
@@ -79,7 +79,7 @@ pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Me
     let hosts: Vec<String> = ranks.iter().map(host_of).collect();
     let mut streams = Vec::new();
     for (rank, (mut stream, _)) in ranks.into_iter().enumerate().filter_map(|(rank, found)| Some((rank, found?))) {
-        // Not `?`: a closed connection is not the closed pipe of a reader that had enough.
+        // Not `?`: an `EPIPE` here means that a rank left, not that the reader of our output did.
         let welcomed = write_head(&mut stream).and_then(|()| Frame::Welcome(hosts.clone()).write(&mut stream));
         let name = terms.roles.name(rank);
         welcomed.map_err(|_| lost(format!("{name} left before the job began; its message says why")))?;
@@ -88,12 +88,13 @@ pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Me
     Ok((hosts, streams))
 }
 
-/// The end of another rank, which a launcher reports; without one, this is the place to.
+/// The failure for the end of another rank. Under a launcher, the launcher reports that end;
+/// without one, this rank does.
 pub(crate) fn lost(why: String) -> Failure {
     if is_launched() { Failure::peer(why) } else { Failure::new(why) }
 }
 
-/// A connection that has to say everything until a deadline, however slowly it does.
+/// Reads a connection until a deadline for the whole message, however slowly the bytes arrive.
 pub(crate) struct Until<'a>(pub(crate) &'a Socket, pub(crate) Instant);
 
 impl Read for Until<'_> {
@@ -107,7 +108,7 @@ impl Read for Until<'_> {
     }
 }
 
-/// Why a connection does not become a rank.
+/// The reason why a connection does not become a rank.
 enum Rejected {
     /// The connection is not of this job: go on waiting.
     Stranger(String),
@@ -115,7 +116,7 @@ enum Rejected {
     Rank(String),
 }
 
-/// Reads how a connection introduces itself.
+/// Reads the introduction of a connection.
 fn hear(stream: &Socket) -> Result<Hello, Rejected> {
     let stranger = |error: io::Error| {
         Rejected::Stranger(match error.kind() {
@@ -142,11 +143,10 @@ fn other_version(name: &str, other: u32) -> String {
     format!("{name} speaks version {other} of the protocol and this one {VERSION}; run the same build everywhere")
 }
 
-/// Sets what every connection between ranks has: no delay, and an end where the peer's host is
-/// gone, before and besides the frames by which ranks show that they are alive.
+/// Sets the options of every connection between ranks: no delay, and an end if the peer's host is
+/// gone. The kernel's probes work even before the ranks exchange heartbeat frames.
 fn prepare(stream: &Socket) -> io::Result<()> {
-    // Sockets of this host have none of these options, and hear of their peer's end from the
-    // kernel.
+    // Unix sockets have none of these options; the kernel reports the end of their peer anyway.
     stream.set_tcp_nodelay(true).ok();
     let probes = TcpKeepalive::new().with_time(GONE / 3).with_interval(GONE / 6).with_retries(4);
     stream.set_tcp_keepalive(&probes).ok();
@@ -154,7 +154,7 @@ fn prepare(stream: &Socket) -> io::Result<()> {
     stream.set_write_timeout(Some(HELLO_TIME))
 }
 
-/// The rank that a connection becomes, and its host.
+/// Checks an introduction; returns the number and the host of the rank that the connection becomes.
 fn admit(
     stream: &mut Socket,
     peer: Hello,
@@ -185,11 +185,12 @@ fn admit(
 }
 
 fn refuse(stream: &mut Socket, why: &str) {
-    // The peer may have gone already.
+    // Errors are ignored: the peer may have gone already.
     drop(write_head(stream).and_then(|()| Frame::Refuse(why.to_owned()).write(stream)));
 }
 
-/// The other ranks: finds rank 0, which may start later, and waits until it has found everybody.
+/// The other ranks' half of the meeting: finds rank 0, which may start later, and waits until rank
+/// 0 has found every rank.
 pub(super) fn join(address: &str, own: &Hello, terms: &Terms) -> Result<Met, Failure> {
     let root = terms.roles.name(0);
     let mut stream = connect(address, &root, terms.timeout)?;
@@ -203,7 +204,8 @@ pub(super) fn join(address: &str, own: &Hello, terms: &Terms) -> Result<Met, Fai
         _ => lost(format!("{root} at {address} closed the connection before the job began; its message says why")),
     };
     write_head(&mut stream).and_then(|()| Frame::Hello(own.clone()).write(&mut stream)).map_err(broken)?;
-    // Rank 0 may have started waiting when this rank did, and answers when the last rank has come.
+    // Rank 0 answers when the last rank has come, and may have started its own wait when this rank
+    // did.
     let mut input = Until(&stream, Instant::now() + terms.timeout + HELLO_TIME);
     match read_head(&mut input).map_err(broken)? {
         Head::Ours => {}
@@ -217,7 +219,7 @@ pub(super) fn join(address: &str, own: &Hello, terms: &Terms) -> Result<Met, Fai
     }
 }
 
-/// Connects to `root`, which listens at the address or will soon.
+/// Connects to `root`, which listens at the address or will do so soon.
 pub(crate) fn connect(address: &str, root: &str, timeout: Duration) -> Result<Socket, Failure> {
     let deadline = Instant::now() + timeout;
     let targets: Vec<SockAddr> = if address.starts_with('@') {
@@ -231,7 +233,7 @@ pub(crate) fn connect(address: &str, root: &str, timeout: Duration) -> Result<So
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for target in &targets {
             match connect_once(target) {
-                // A loopback connect to a free ephemeral port can meet itself.
+                // A loopback connect to a free ephemeral port can connect to itself.
                 Ok(stream) if target.is_unix() || own_address(&stream) != target.as_socket() => return Ok(stream),
                 Ok(_) => {}
                 Err(error) => last = error,

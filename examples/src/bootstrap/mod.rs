@@ -1,9 +1,9 @@
-//! How the ranks of a job meet before they can talk over RDMA: each connects to rank 0 over a
-//! socket and introduces itself.
+//! The meeting of a job's ranks before they can communicate over RDMA: each rank connects to rank 0
+//! over a socket and introduces itself.
 //!
-//! The connections stay open. Ranks exchange over them what is not worth an RDMA operation, and
-//! hear within seconds of a rank that dies, is stopped or loses its host. No wait is without end,
-//! and its error names the rank and what this one was waiting for.
+//! The connections stay open. Over them the ranks exchange values that are not worth an RDMA
+//! operation, and learn within seconds that a rank died, was stopped or lost its host. Every wait
+//! has a limit; its error names the missing rank and the thing waited for.
 
 mod frame;
 mod meet;
@@ -30,45 +30,43 @@ use watch::Pulse;
 pub use watch::Watch;
 pub(crate) use watch::is_timeout;
 
-/// Where rank 0 listens if nothing else was said: perftest's port.
+/// The port of rank 0 if none is given: perftest's.
 pub const DEFAULT_PORT: u16 = 18515;
-/// A job of more ranks than this is refused.
+/// Most ranks of a job; larger jobs are refused.
 pub const MOST_RANKS: usize = 4096;
-/// After an operation failed, how long to wait for the news of a lost rank, which is then the
-/// reason.
+/// Time to wait, after an operation failed, for the news of a lost rank, which is then the reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
-/// How much longer the other ranks wait for rank 0 than rank 0 for them, so that rank 0 can say who
-/// is missing.
+/// Time by which the other ranks wait longer for rank 0 than rank 0 waits for them, so that rank 0
+/// can say which rank is missing.
 const ROOT_TIME: Duration = Duration::from_secs(2);
-/// The part of the timeout after which a silent rank is given up.
+/// A silent rank is given up after the timeout divided by this number.
 const SILENCE: u32 = 3;
 
 /// A rank's place in its job, and where the ranks of the job meet.
 #[derive(Debug)]
 pub struct Place {
-    /// This process, from 0.
+    /// Number of this process, from 0.
     pub rank: usize,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world: usize,
-    /// Where rank 0 listens.
+    /// The place where rank 0 listens.
     pub root: Root,
-    /// Tells one job from another at the same address.
+    /// Identifier that tells jobs at the same address apart.
     pub job: u64,
 }
 
-/// Where the ranks of a job meet.
+/// The place where the ranks of a job meet.
 #[derive(Debug)]
 pub enum Root {
-    /// This is rank 0, and this is its socket.
+    /// This process is rank 0 and owns the listening socket.
     Listener(Socket),
-    /// Rank 0 listens there: `host:port`, or `@name` on this host.
+    /// Rank 0 listens at this address: `host:port`, or `@name` on this host.
     Address(String),
 }
 
 /// Opens the socket on which rank 0 waits for the others.
 ///
-/// # Errors
-/// Where the address cannot be had; says whether another program has it.
+/// # Errors If the address cannot be bound; the message says whether another program uses it.
 pub fn listen(address: &str) -> Result<Socket, Failure> {
     TcpListener::bind(address).map(Socket::from).map_err(|error| {
         Failure::new(match error.kind() {
@@ -83,7 +81,8 @@ pub fn listen(address: &str) -> Result<Socket, Failure> {
     })
 }
 
-/// Opens a socket for the ranks of this host; returns its address, too. It needs no network.
+/// Opens a socket for the ranks of this host, which needs no network; returns the socket and its
+/// address.
 ///
 /// # Errors
 /// Errors of the socket calls.
@@ -95,15 +94,16 @@ pub fn listen_locally(job: u64) -> Result<(Socket, String), Failure> {
     Ok((socket, name))
 }
 
-/// The abstract Unix socket that `@name` stands for.
+/// The address of the abstract Unix socket that `@name` stands for.
 fn local_address(name: &str) -> io::Result<SockAddr> {
     SockAddr::unix(name.replacen('@', "\0", 1))
 }
 
-/// A write end per connection: of the other ranks at rank 0, of rank 0 at the others.
+/// One write end per connection: rank 0 holds one for each other rank, the others hold one for rank
+/// 0.
 type Writers = Vec<(usize, Mutex<Socket>)>;
 
-/// The ranks of a job, connected.
+/// The connected ranks of a job.
 #[derive(Debug)]
 pub struct Group {
     rank: usize,
@@ -113,15 +113,14 @@ pub struct Group {
     writers: Arc<Writers>,
     inbox: Receiver<(usize, Frame)>,
     watch: Watch,
-    /// Ends the thread that shows the others that this rank is alive.
+    /// Dropping this sender ends the thread that sends this rank's heartbeats.
     _heartbeat: Sender<()>,
 }
 
 impl Group {
-    /// Meets the other ranks: waits for them at rank 0, and finds rank 0 elsewhere.
+    /// Meets the other ranks: rank 0 waits for them, every other rank looks for rank 0.
     ///
-    /// # Errors
-    /// Where ranks do not come in time, or do not agree.
+    /// # Errors If ranks do not come in time, or do not agree.
     pub fn meet(place: Place, terms: &Terms) -> Result<Self, Failure> {
         let Place { rank, world, root, job } = place;
         if rank >= world {
@@ -162,13 +161,13 @@ impl Group {
         Ok(Self { rank, hosts, roles, timeout, writers, inbox, watch, _heartbeat: heartbeat })
     }
 
-    /// This process's number, from 0.
+    /// Number of this process, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
         self.hosts.len()
@@ -179,38 +178,36 @@ impl Group {
         self.hosts.iter().all(|host| *host == self.hosts[0])
     }
 
-    /// The place of this rank among those of its host, and how many those are.
+    /// The position of this rank among the ranks of its host, and the number of ranks there.
     pub(crate) fn place_on_host(&self) -> (usize, usize) {
         let alike = |hosts: &[String]| hosts.iter().filter(|host| **host == self.hosts[self.rank]).count();
         (alike(&self.hosts[..self.rank]), alike(&self.hosts))
     }
 
-    /// How long to wait for another rank.
+    /// The longest time to wait for another rank.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Tells from any thread whether a rank is lost.
+    /// A handle that tells any thread whether a rank is lost.
     pub(crate) fn watch(&self) -> Watch {
         self.watch.clone()
     }
 
-    /// Gives `own` to every rank, and returns what each gave, in the order of ranks. Every rank has
-    /// to call it.
+    /// Gives `own` to every rank and returns the values of all ranks, in rank order. Every rank has
+    /// to call this function.
     ///
     /// `what` names the values in messages: "the addresses of the queue pairs".
     ///
-    /// # Errors
-    /// Where a rank has failed, or does not come in time.
+    /// # Errors If a rank has failed, or does not come in time.
     pub fn all_gather<T: Serialize + DeserializeOwned>(&mut self, what: &str, own: &T) -> Result<Vec<T>, Failure> {
         self.gather_within(what, own, Some(self.timeout))
     }
 
-    /// [`all_gather`](Self::all_gather) that waits as long as the other ranks are alive: for a rank
-    /// that works alone.
+    /// Waits as [`all_gather`](Self::all_gather) does, but for as long as the other ranks are
+    /// alive: for a phase in which one rank works alone.
     ///
-    /// # Errors
-    /// Where a rank has failed.
+    /// # Errors If a rank has failed.
     pub fn wait_for_work(&mut self, what: &str) -> Result<(), Failure> {
         self.gather_within(what, &(), None).map(drop)
     }
@@ -248,7 +245,7 @@ impl Group {
         Ok(parts)
     }
 
-    /// The half of the other ranks.
+    /// The other ranks' half of a gathering.
     fn contribute(&self, what: &str, own: Value, limit: Option<Duration>) -> Result<Vec<Value>, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit + ROOT_TIME);
         self.send(&Frame::Part(what.to_owned(), own))?;
@@ -263,19 +260,17 @@ impl Group {
         Failure::new(format!("{name} did something else than {}; are all the same build?", self.roles.name(self.rank)))
     }
 
-    /// Returns when every rank has called it. `what` says before what, in messages.
+    /// Returns when every rank has called this function. `what` names the barrier in messages.
     ///
-    /// # Errors
-    /// Where a rank has failed, or does not come in time.
+    /// # Errors If a rank has failed, or does not come in time.
     pub fn barrier(&mut self, what: &str) -> Result<(), Failure> {
         self.all_gather(what, &()).map(drop)
     }
 
-    /// Makes one result of everyone's: where any rank failed, all fail, and the first of them says
-    /// why.
+    /// Makes one result of all ranks' results: if any rank failed, all fail, and the first failed
+    /// rank gives the reason.
     ///
-    /// # Errors
-    /// This rank's failure, or the news of another's.
+    /// # Errors This rank's failure, or the news of another rank's failure.
     pub fn agree<T>(&mut self, what: &str, result: Result<T, Failure>) -> Result<T, Failure> {
         let all = self.all_gather(what, &result.as_ref().err().map(ToString::to_string))?;
         match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
@@ -284,11 +279,10 @@ impl Group {
         }
     }
 
-    /// Ends the job with this rank's result: leaves together with the others, or tells them what
-    /// went wrong.
+    /// Ends the job with this rank's result: leaves together with the others on success, or tells
+    /// them what went wrong.
     ///
-    /// # Errors
-    /// The result's; where the loss of another rank explains it, that.
+    /// # Errors The error in `result`, or the loss of another rank if that explains it.
     pub fn conclude<T>(mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         let result = match result {
             Ok(value) => self.barrier("the end").map(|()| value),
@@ -303,16 +297,16 @@ impl Group {
             Err(failure) if failure.kind() != Kind::Peer => Frame::Lost(self.rank, format!("failed: {failure}")),
             _ => Frame::Bye,
         };
-        // A rank that has gone already need not hear it.
+        // Errors are ignored: a rank that has gone need not receive this frame.
         drop(self.send(&last));
         result
     }
 
-    /// Replaces a failure by the loss of a rank that it follows from, if there was one.
+    /// Replaces a failure by the loss of a rank that caused it, if there was one.
     fn explain(&self, failure: Failure) -> Failure {
         let failure = self.news().unwrap_or_else(|| failure.with_last_warning());
         match failure.kind() {
-            // Launched ranks share one standard error, and each says which it is.
+            // Launched ranks share one standard error, so each names itself.
             Kind::Failed if is_launched() => failure.context(self.roles.name(self.rank)),
             _ => failure,
         }
@@ -332,7 +326,7 @@ impl Group {
         }
     }
 
-    /// The next frame. At the deadline the failure names `missing`.
+    /// Receives the next frame. At the deadline the failure names `missing`.
     fn receive(&self, missing: usize, what: &str, deadline: Option<Instant>) -> Result<(usize, Frame), Failure> {
         let received = match deadline {
             None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -344,7 +338,8 @@ impl Group {
                 Err(Failure::peer("another rank has failed"))
             }
             Ok((peer, Frame::Bye)) => {
-                // The rank may leave because another has failed, before the news of that failure.
+                // The rank may leave because another has failed; the news of that failure may
+                // arrive later.
                 self.watch.check()?;
                 Err(Failure::peer(format!("{} finished before the others", self.roles.name(peer))))
             }
@@ -359,7 +354,8 @@ impl Group {
 
     fn send(&self, frame: &Frame) -> Result<(), Failure> {
         send_to_all(&self.writers, frame, None).map_err(|(peer, error)| {
-            // The thread that reads from it learns why, and may be about to.
+            // The reader thread of the failed connection learns the reason, perhaps only after this
+            // error.
             self.news().unwrap_or_else(|| Failure::new(format!("cannot send to {}: {error}", self.roles.name(peer))))
         })
     }
@@ -369,7 +365,8 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.watch.close();
         for (_, writer) in self.writers.iter() {
-            // Wakes the thread that reads from it; it may be closed already.
+            // Wakes the connection's reader thread. Errors are ignored: the connection may be
+            // closed already.
             drop(writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both));
         }
     }
@@ -379,11 +376,11 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).stack_size(128 << 10).spawn(body).map(drop)
 }
 
-/// Shows the others that this rank is alive, until the group ends.
+/// Sends heartbeats of this rank to the others until the group ends.
 fn beat(writers: &Writers, period: Duration, end: &Receiver<()>) {
     while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
         for (_, writer) in writers {
-            // A writer that is in use says as much.
+            // A writer in use is sending a frame, which serves as a heartbeat.
             if let Ok(mut writer) = writer.try_lock() {
                 drop(Frame::Alive.write(&mut *writer));
             }
@@ -391,8 +388,8 @@ fn beat(writers: &Writers, period: Duration, end: &Receiver<()>) {
     }
 }
 
-/// Sends to everybody at the other end of a connection, except one; goes on where one cannot be
-/// reached.
+/// Sends to the other end of every connection except one; continues if a send fails, and returns
+/// the first error.
 fn send_to_all(writers: &Writers, frame: &Frame, except: Option<usize>) -> Result<(), (usize, io::Error)> {
     let mut result = Ok(());
     for (peer, writer) in writers.iter().filter(|(peer, _)| Some(*peer) != except) {
@@ -404,7 +401,8 @@ fn send_to_all(writers: &Writers, frame: &Frame, except: Option<usize>) -> Resul
     result
 }
 
-/// Reads from one connection: hands frames to the rank, and the news of a lost rank to everybody.
+/// The reader of one connection: hands frames to the rank, and the news of a lost rank to every
+/// rank.
 struct Reader {
     rank: usize,
     peer: usize,
@@ -420,13 +418,14 @@ impl Reader {
         let Some((lost, what)) = self.read(stream) else { return };
         let news = Frame::Lost(lost, what);
         if self.rank == 0 {
-            // The others have a connection to rank 0 alone, and rely on it for the news.
+            // The other ranks have a connection to rank 0 alone and rely on it for the news.
             drop(send_to_all(&self.writers, &news, Some(self.peer)));
         }
         drop(self.outbox.send((self.peer, news)));
     }
 
-    /// Returns the rank that was lost, and what has become of it; nothing at an orderly end.
+    /// Reads until the connection ends; returns the lost rank and what happened to it, or `None` at
+    /// an orderly end.
     fn read(&self, stream: &Socket) -> Option<(usize, String)> {
         let mut pulse = Pulse::new(stream, self.silence).ok()?;
         loop {
@@ -453,7 +452,8 @@ impl Reader {
                 return None;
             }
             let text = format!("{} {what}", self.roles.name(lost));
-            // A launcher tells who died, but not who is stopped: one of the ranks that see it does.
+            // A launcher reports a dead rank but not a stopped one: one of the ranks that see it
+            // does.
             let speaks = seen_here && (self.rank <= 1 || !is_launched());
             self.watch.fail(if speaks { Failure::new(text) } else { Failure::peer(text) });
             return Some((lost, what));
@@ -461,7 +461,7 @@ impl Reader {
     }
 }
 
-/// Identity of this host, the same in all of its processes.
+/// Identity of this host, equal in all of its processes.
 fn host() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
     let name = || nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());

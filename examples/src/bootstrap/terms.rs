@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Settings by the name of their option.
+/// Settings, keyed by the name of their option.
 pub(super) type Settings = Map<String, Value>;
 
-/// Names of the processes of a job in messages.
+/// The kind of job, which decides how messages name its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
     /// Ranks with numbers.
@@ -18,7 +18,7 @@ pub enum Roles {
 }
 
 impl Roles {
-    /// The name of a rank.
+    /// The name of a rank in messages.
     #[must_use]
     pub fn name(self, rank: usize) -> String {
         match (self, rank) {
@@ -28,7 +28,7 @@ impl Roles {
         }
     }
 
-    /// Says which ranks did not come.
+    /// A message that names the ranks that did not come.
     pub(super) fn missing(self, missing: &[usize], world: usize) -> String {
         match self {
             Self::ServerAndClient => "the client did not come".to_owned(),
@@ -39,7 +39,7 @@ impl Roles {
         }
     }
 
-    /// How to start those that are missing.
+    /// A message that tells how to start the missing processes.
     pub(super) fn remedy(self) -> &'static str {
         match self {
             Self::ServerAndClient => "start one with this host's address as its argument",
@@ -59,8 +59,8 @@ pub struct Terms {
 
 impl Terms {
     /// The terms of a program. `settings` is a structure whose fields have the names of options:
-    /// ranks that differ in one refuse each other and name it. No wait for another rank lasts
-    /// longer than `timeout`.
+    /// ranks that differ in one refuse each other and name the option. No wait for another rank
+    /// lasts longer than `timeout`.
     pub fn new(program: &'static str, settings: &impl Serialize, roles: Roles, timeout: Duration) -> Self {
         let settings = match serde_json::to_value(settings) {
             Ok(Value::Object(settings)) => settings,

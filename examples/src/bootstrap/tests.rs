@@ -19,13 +19,13 @@ fn listener() -> (Socket, String) {
     (listener, address)
 }
 
-/// How rank 1 of two introduces itself.
+/// The introduction of rank 1 of two.
 fn hello() -> Hello {
     let settings = terms(SOON).settings;
     Hello { job: 5, rank: 1, world: 2, host: host(), program: "test".into(), settings }
 }
 
-/// Rank 0 of two, as a thread that ends with what became of it.
+/// Runs rank 0 of two in a thread, which returns the result of `body`.
 fn zero<T: Send + 'static>(
     listener: Socket,
     timeout: Duration,
@@ -35,7 +35,7 @@ fn zero<T: Send + 'static>(
     thread::spawn(move || Group::meet(place, &terms(timeout)).map(body))
 }
 
-/// Rank 1 of two, as far as its socket goes.
+/// Plays rank 1 of two up to its introduction, over a plain socket.
 fn one(address: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     write_head(&mut stream).unwrap();
@@ -43,7 +43,7 @@ fn one(address: &str) -> TcpStream {
     stream
 }
 
-/// Runs `body` in `world` ranks, each a thread.
+/// Runs `body` in `world` ranks, each in a thread.
 fn ranks<T: Send + 'static>(world: usize, body: impl Fn(Group) -> T + Clone + Send + 'static) -> Vec<T> {
     let (listener, address) = listener();
     let mut listener = Some(listener);
@@ -116,7 +116,7 @@ fn agreement_fails_with_the_first_that_failed() {
     assert_eq!(said[2].0, Kind::Peer);
 }
 
-/// A rank that leaves because another has failed may be heard of before that one.
+/// A rank that leaves because another has failed may be noticed before the failed one.
 #[test]
 fn who_leaves_first_is_not_why() {
     let (listener, address) = listener();
@@ -129,8 +129,8 @@ fn who_leaves_first_is_not_why() {
     assert_eq!(zero.join().unwrap().unwrap(), "rank 7 failed: no more paper");
 }
 
-/// As of a rank that is stopped, whose host has lost power, or that died and left its socket to a
-/// child.
+/// Silence comes from a rank that is stopped, whose host has lost power, or that died and left its
+/// socket open in a child process.
 #[test]
 fn a_silent_rank_is_given_up_and_named() {
     let (listener, address) = listener();
@@ -143,7 +143,7 @@ fn a_silent_rank_is_given_up_and_named() {
     drop(stream);
 }
 
-/// Rank 0, too, although nobody has a connection to all others.
+/// The other ranks detect a silent rank 0, although they have no connections among themselves.
 #[test]
 fn a_silent_root_is_given_up_and_named() {
     let (listener, address) = listener();
@@ -159,7 +159,7 @@ fn a_silent_root_is_given_up_and_named() {
     assert!(text.starts_with("rank 0 has been silent for ") && text.ends_with("(waiting for the show)"), "{text}");
 }
 
-/// A rank that is alive and never comes: stuck in its driver, for example.
+/// A rank can be alive and never come, for example if it is stuck in its driver.
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let (listener, address) = listener();
@@ -174,7 +174,7 @@ fn a_rank_that_does_not_come_is_named() {
         Frame::Alive.write(&mut stream).unwrap();
         thread::sleep(Duration::from_millis(20));
     }
-    // One that works is waited for as long as it is alive.
+    // A rank that is known to work alone is waited for as long as it is alive.
     Frame::Part("the show".into(), json!(null)).write(&mut stream).unwrap();
     let (late, worked) = zero.join().unwrap().unwrap();
     assert_eq!(late, "rank 1 is alive, but has not come within 6 s (waiting for the show); --timeout gives it longer");
@@ -202,7 +202,8 @@ fn ranks_of_this_host_need_no_network() {
     assert_eq!(zero.join().unwrap().unwrap(), [0, 1]);
 }
 
-/// What rank 0 of two says when this connects to it, and what it answers.
+/// Connects to rank 0 of two and sends `first`; returns the message of rank 0, and its answer on
+/// the socket.
 fn rank_zero_meets(first: impl FnOnce(&mut TcpStream)) -> (String, String) {
     let (listener, address) = listener();
     let root = zero(listener, SOON, drop);
@@ -247,7 +248,7 @@ fn ranks_that_do_not_fit_are_refused() {
     }
 }
 
-/// One after the other, these would have the door for longer than there is time.
+/// If rank 0 heard one connection after another, these would take longer than its timeout.
 #[test]
 fn silent_strangers_do_not_keep_ranks_waiting() {
     let (listener, address) = listener();
@@ -293,7 +294,7 @@ fn nobody_waits_for_ever() {
     assert!(error.contains("cannot reach rank 0"), "{error}");
 }
 
-/// A host without power sends nothing, not even the end of its connections: the kernel has to ask.
+/// A host that lost power does not even close its connections: the kernel has to probe it.
 #[test]
 fn the_kernel_looks_for_hosts_that_are_gone() {
     let (listener, address) = listener();

@@ -1,8 +1,8 @@
-//! Whether another rank has failed: known to every thread of this one.
+//! The knowledge, shared by all threads of this rank, whether another rank has failed.
 //!
-//! Each rank sends a frame now and then even if it has nothing to say. A rank whose process is
-//! stopped, whose host has lost power, or whose connection is only held open by a child process
-//! sends none, and is given up.
+//! Each rank sends a heartbeat frame at regular intervals. A rank whose process is stopped, whose
+//! host has lost power, or whose connection is only held open by a child process sends none, and is
+//! given up.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +13,14 @@ use socket2::Socket;
 
 use crate::Failure;
 
-/// Tells whether a rank has failed; cheap enough to ask in a loop that waits.
+/// Tells whether a rank has failed; cheap enough to ask in a polling loop.
 #[derive(Clone, Debug, Default)]
 pub struct Watch(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
     failed: AtomicBool,
-    /// Connections may close from now on.
+    /// Set once the end of a connection is no failure any more.
     closing: AtomicBool,
     why: OnceLock<Failure>,
     awaited: Mutex<String>,
@@ -32,7 +32,7 @@ impl Watch {
     }
 
     pub(super) fn fail(&self, why: Failure) {
-        // The first reason stays: later ones follow from it.
+        // Keeps the first reason: later ones follow from it.
         drop(self.0.why.set(why));
         self.0.failed.store(true, Ordering::Release);
     }
@@ -45,7 +45,8 @@ impl Watch {
         self.0.closing.load(Ordering::Acquire)
     }
 
-    /// Names what this rank waits for from now on, for the message if a rank is lost meanwhile.
+    /// Sets the name of the thing that this rank waits for, for the message if a rank is lost
+    /// meanwhile.
     pub fn wait_for(&self, what: &str) {
         what.clone_into(&mut self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -55,8 +56,9 @@ impl Watch {
         self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// # Errors
-    /// Where another rank has failed.
+    /// Fails if another rank has failed.
+    ///
+    /// # Errors The reason of that rank's failure.
     pub fn check(&self) -> Result<(), Failure> {
         if !self.0.failed.load(Ordering::Acquire) {
             return Ok(());
@@ -73,7 +75,7 @@ pub(super) struct Pulse<'a> {
 }
 
 impl<'a> Pulse<'a> {
-    /// How often a rank sends something, if it may be silent for `limit`.
+    /// The interval between two frames of a rank that may be silent for at most `limit`.
     pub(super) fn period(limit: Duration) -> Duration {
         limit / 5
     }
@@ -99,7 +101,7 @@ impl Read for Pulse<'_> {
                 }
             }
             if now - began > 3 * Self::period(self.limit) {
-                // This process was stopped itself, and has heard nobody meanwhile.
+                // This process was stopped itself, and could not hear its peers meanwhile.
                 self.heard = now;
             } else if now - self.heard > self.limit {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -108,7 +110,7 @@ impl Read for Pulse<'_> {
     }
 }
 
-/// Whether a read has ended by its timeout, which Linux reports as `WouldBlock`.
+/// Whether a read has timed out, which Linux reports as `WouldBlock`.
 pub(crate) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
