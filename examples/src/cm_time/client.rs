@@ -1,4 +1,4 @@
-//! The side that connects, and measures.
+//! The client: the side that connects and measures.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,16 +12,16 @@ use super::steps::Clock;
 use super::{Announcement, Round, Settings, Step, options};
 use crate::Failure;
 
-/// A connection, and where it stands.
+/// A connection and its stage.
 #[derive(Debug)]
 struct Connection {
     id: Id<Rc>,
     stage: Stage,
-    /// When it was begun.
+    /// Start of the connection.
     begun: Instant,
-    /// When its present step was begun.
+    /// Start of the present step.
     since: Instant,
-    /// How often the present step may be tried again.
+    /// How often the present step may still be tried again.
     retries: u32,
 }
 
@@ -37,7 +37,7 @@ enum Stage {
     Broken,
 }
 
-/// A round under way.
+/// A round in progress.
 struct Client<'a> {
     settings: &'a Settings,
     server: SocketAddr,
@@ -47,15 +47,14 @@ struct Client<'a> {
     pool: Pool,
     clock: Clock,
     connections: HashMap<IdKey, Connection>,
-    /// In the order in which they asked the server.
+    /// Keys of the connections, in the order in which their requests went to the server.
     asked: Vec<IdKey>,
 }
 
-/// Makes all connections of a round, at most `in_flight` at a time, then ends them; `total` is how
-/// many all rounds make.
+/// Makes all connections of a round, at most `in_flight` at a time, then ends them. `total` is the
+/// number of connections of all rounds.
 ///
-/// # Errors
-/// Where one cannot be made, breaks, or nothing happens for too long.
+/// # Errors If a connection cannot be made or breaks, or if no event comes for too long.
 pub fn run(
     context: &Context,
     settings: &Settings,
@@ -103,13 +102,13 @@ impl Client<'_> {
         Ok(())
     }
 
-    /// Handles an event; whether it made a connection, or ended one.
+    /// Handles one event; returns whether it completed the setup or the end of a connection.
     fn next_event(&mut self) -> Result<bool, Failure> {
         let patience = self.settings.patience;
         let silent = || Failure::new(format!("nothing has come from {} for {} s", self.server, patience.as_secs()));
         let event = self.channel.next_event(Some(patience))?.ok_or_else(silent)?;
         let Event { id, kind, .. } = event;
-        // Events of what was destroyed, or of nothing, are not ours.
+        // Events of a destroyed identifier, or of none, concern no connection of this round.
         let Some(mut connection) = self.connections.remove(&id) else { return Ok(false) };
         let done = self.handle(&mut connection, kind);
         self.connections.insert(id, connection);
@@ -139,7 +138,8 @@ impl Client<'_> {
                 let qp = self.request(connection).map_err(|error| self.cannot_connect(error))?;
                 (Stage::Connecting(qp), false)
             }
-            // InfiniBand and RoCE answer; iWARP is established at once.
+            // On InfiniBand and RoCE a response comes first; iWARP reports the connection as
+            // established.
             (Stage::Connecting(qp), EventKind::ConnectResponse(_) | EventKind::Established(_)) => {
                 connection.since = self.clock.ended(Step::Connect, connection.since);
                 let qp = connection.id.establish(qp, &self.options);
@@ -162,15 +162,14 @@ impl Client<'_> {
                 return Err(Failure::new(format!("{} has ended a connection", self.server)));
             }
             (_, EventKind::DeviceRemoval) => return Err(Failure::new("the device is gone")),
-            // The others mean nothing here: the wait after a connection's end, the end of one that
-            // has ended.
+            // Other events need no action: the end of TIMEWAIT, or a second end of a connection.
             (stage, _) => (stage, false),
         };
         connection.stage = stage;
         Ok(done)
     }
 
-    /// Tries a step again, if it may be.
+    /// Tries a step again if retries are left.
     fn again(
         &self,
         connection: &mut Connection,
@@ -182,7 +181,7 @@ impl Client<'_> {
         step(&connection.id).map_err(|error| self.cannot_connect(error))
     }
 
-    /// Makes the queue pair, and asks the server.
+    /// Creates the queue pair and sends the connection request.
     fn request(&mut self, connection: &mut Connection) -> Result<InitializedQueuePair<Rc>, Error> {
         let qp = self.pool.queue_pair()?;
         connection.since = self.clock.ended(Step::CreateQp, connection.since);
@@ -193,9 +192,10 @@ impl Client<'_> {
         Ok(qp)
     }
 
-    /// Ends all connections, the first one first: cmtime of rdmacm-utils 44 has the completion
-    /// queues of all others from the first one that it accepts. While others use them, they outlast
-    /// it; when it is the last to go, so do they, and every connection after that is refused.
+    /// Ends all connections in the order of their requests. cmtime of rdmacm-utils 44 takes the
+    /// completion queues of all its connections from the first one that it accepted. While other
+    /// connections use these queues, they outlast that first connection; if it ends last, they go
+    /// with it, and cmtime refuses every later connection.
     fn leave(&mut self, in_flight: usize) -> Result<(), Failure> {
         let keys = std::mem::take(&mut self.asked);
         let (mut begun, mut down) = (0, 0);
@@ -211,7 +211,7 @@ impl Client<'_> {
         Ok(())
     }
 
-    /// Destroys what is left of the connections.
+    /// Destroys the queue pairs and identifiers of all connections.
     fn destroy(&mut self) -> Result<(), Failure> {
         for (_, Connection { id, stage, .. }) in self.connections.drain() {
             let mut since = Instant::now();
@@ -238,7 +238,7 @@ fn goodbye(connection: &mut Connection) -> Result<(), Failure> {
             connection.stage = Stage::Leaving(qp);
             Ok(())
         }
-        // Connections end only after all are up.
+        // Connections end only after all are established, so this stage is an error.
         other => {
             connection.stage = other;
             Err(Failure::new("a connection was to be ended that is not there"))

@@ -1,4 +1,5 @@
-//! How fast connections are set up and ended, step by step: what rdmacm-utils' `cmtime` measures.
+//! Measures how fast connections are set up and ended, step by step, as rdmacm-utils' `cmtime`
+//! does.
 //!
 //! Both sides are event loops over the connection manager's non-blocking calls, so that any number
 //! of connections can be under way.
@@ -44,22 +45,22 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
     cli::number_in(text, 1..=3_600_000).map(Duration::from_millis)
 }
 
-/// The private data of the client's requests: the number of connections of all its rounds, so
-/// that the server knows when it is done. A client that does not say so (rdmacm-utils' cmtime) has
+/// The private data of the client's requests: the number of connections of all its rounds, so that
+/// the server knows when it is done. A client that sends no announcement (rdmacm-utils' cmtime) has
 /// one round, as long as the server's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Announcement {
-    /// Connections that the client makes in all.
+    /// Number of connections of all the client's rounds.
     total: u32,
 }
 
 impl Announcement {
-    /// Marks private data as an announcement.
+    /// The first bytes of an announcement.
     const MAGIC: [u8; 12] = *b"rdma-cm_time";
-    /// Bytes of the message.
+    /// Length of an announcement in bytes.
     const LEN: usize = 16;
 
-    /// The private data of a request.
+    /// Encodes the announcement as private data.
     fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..12].copy_from_slice(&Self::MAGIC);
@@ -67,14 +68,14 @@ impl Announcement {
         bytes
     }
 
-    /// Reads private data, which may have zeros behind it.
+    /// Decodes private data, which may be padded with zeros.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (total, _) = bytes.strip_prefix(&Self::MAGIC)?.split_first_chunk()?;
         Some(Self { total: u32::from_be_bytes(*total) })
     }
 }
 
-/// The parameters of every connection; nothing is sent over it.
+/// The parameters of every connection; no data is sent over it.
 fn options() -> ConnOptions {
     ConnOptions::new().responder_resources(1).initiator_depth(1).retry_count(7).rnr_retry_count(7)
 }

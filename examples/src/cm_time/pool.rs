@@ -1,11 +1,11 @@
-//! Queue pairs that nothing is sent over: as many as wanted, on as few completion queues as do.
+//! Queue pairs that carry no data: any number of them, on as few completion queues as possible.
 
 use rdma::{CompletionQueue, Context, Error, ErrorKind, PreparedQueuePair, ProtectionDomain, QueuePair, Rc, Result};
 
 /// Entries of each completion queue.
 const ENTRIES: u32 = 256;
 
-/// Where queue pairs come from.
+/// The source of queue pairs.
 #[derive(Debug)]
 pub(super) struct Pool {
     context: Context,
@@ -18,11 +18,11 @@ impl Pool {
         Ok(Self { context: context.clone(), pd: context.alloc_pd()?, cq: context.create_cq(ENTRIES)? })
     }
 
-    /// A new queue pair, of the smallest size.
+    /// Creates a queue pair of the smallest size.
     pub(super) fn queue_pair(&mut self) -> Result<PreparedQueuePair<Rc>> {
         match self.build() {
             Err(error) if matches!(error.kind(), ErrorKind::CompletionQueueTooSmall { .. }) => {
-                // This queue is full, and lives as long as its queue pairs.
+                // The current CQ is full; its queue pairs keep it alive.
                 self.cq = self.context.create_cq(ENTRIES)?;
                 self.build()
             }

@@ -1,4 +1,4 @@
-//! The side that accepts.
+//! The server: the side that accepts.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,28 +11,27 @@ use super::pool::Pool;
 use super::{Announcement, Settings, options};
 use crate::Failure;
 
-/// Requests that wait for an answer, at most: the kernel's own limit.
+/// Most requests that wait for an answer: the kernel's own limit.
 const BACKLOG: u32 = 1024;
 
-/// Accepts connections, and ends them after the client did.
+/// Accepts connections, and ends each after the client did.
 #[derive(Debug)]
 pub struct Server {
-    /// First, so that nobody comes in while connections end.
+    /// Dropped first, so that no request is accepted while connections end.
     _listener: Id<Rc>,
     channel: EventChannel,
     address: SocketAddr,
     pool: Pool,
-    /// Connections that are there, or about to be.
+    /// Established connections, and those being set up.
     open: HashMap<IdKey, (Id<Rc>, QueuePair<Rc>)>,
     accepted: usize,
     ended: usize,
 }
 
 impl Server {
-    /// Listens.
+    /// Binds the listener.
     ///
-    /// # Errors
-    /// Where the address cannot be had.
+    /// # Errors If the address cannot be bound.
     pub fn bind(context: &Context, address: SocketAddr) -> Result<Self, Failure> {
         let listen = || {
             let channel = EventChannel::new(context)?;
@@ -49,18 +48,17 @@ impl Server {
         Ok(Self { _listener: listener, channel, address, pool, open: HashMap::new(), accepted: 0, ended: 0 })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts until one client has made, and ended, all connections that it announced: of the
-    /// settings' number, if it announced nothing. It waits for the first one without end: a client
-    /// may be busy with thousands of addresses before it asks.
+    /// Accepts connections until one client has made and ended all that it announced; without an
+    /// announcement, the number in the settings. The wait for the first request has no limit: a
+    /// client may resolve thousands of addresses before it sends one.
     ///
-    /// # Errors
-    /// Where it goes before that, or does nothing for too long.
+    /// # Errors If the client leaves early, or if no event comes for too long.
     pub fn serve(&mut self, settings: &Settings) -> Result<usize, Failure> {
         let mut expected = settings.connections;
         while self.ended < expected {
@@ -86,7 +84,7 @@ impl Server {
                     return Err(self.broken(event.id, error));
                 }
                 EventKind::DeviceRemoval => return Err(Failure::new("the device is gone")),
-                // Established, and the wait after a connection's end.
+                // `Established` and the end of TIMEWAIT need no action.
                 _ => {}
             }
         }

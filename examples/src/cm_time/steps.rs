@@ -1,4 +1,4 @@
-//! The steps of a connection's life, and how long they took.
+//! The steps of a connection's life, and their durations.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -8,25 +8,25 @@ use serde::Serialize;
 /// A step of a connection, named as in rdmacm-utils where it is measured there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make the identifier.
+    /// Create the identifier.
     CreateId,
-    /// Bind it to the source address, where one is given.
+    /// Bind the identifier to the source address, if one is given.
     BindAddr,
     /// Find the device for the destination.
     ResolveAddr,
-    /// Find the route there.
+    /// Find the route to the destination.
     ResolveRoute,
-    /// Make the queue pair.
+    /// Create the queue pair.
     CreateQp,
-    /// Bring it to INIT.
+    /// Bring the queue pair to INIT.
     InitQp,
-    /// From the request to the answer.
+    /// The time from the request to the response.
     Connect,
     /// Bring the queue pair to RTS, and tell the other side.
     Establish,
-    /// All of the above.
+    /// All of the steps above.
     FullConnect,
-    /// From the goodbye to the other side's.
+    /// The time from this side's disconnect to the peer's.
     Disconnect,
     /// Destroy the queue pair.
     DestroyQp,
@@ -34,7 +34,7 @@ pub enum Step {
     DestroyId,
 }
 
-/// The steps' names in the table, in their order.
+/// The names of the steps in the table, in the order of [`Step`].
 const NAMES: [&str; 12] = [
     "create id",
     "bind addr",
@@ -50,7 +50,7 @@ const NAMES: [&str; 12] = [
     "destroy id",
 ];
 
-/// How long one step took, over all connections.
+/// The durations of one step over all connections.
 #[derive(Clone, Debug)]
 struct Times {
     first: Instant,
@@ -61,14 +61,15 @@ struct Times {
     min: f64,
 }
 
-/// The times of all steps.
+/// The durations of all steps.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     steps: [Option<Times>; NAMES.len()],
 }
 
 impl Clock {
-    /// Notes that a step of some connection began then and ended now; returns now.
+    /// Records that a step of some connection began at `began` and ends now; returns the present
+    /// time.
     pub(super) fn ended(&mut self, step: Step, began: Instant) -> Instant {
         let now = Instant::now();
         let micros = (now - began).as_secs_f64() * 1e6;
@@ -92,8 +93,7 @@ impl Clock {
         NAMES.iter().zip(&self.steps).filter_map(row).collect()
     }
 
-    /// How many of a step there were in a second, from the first one's beginning to the last one's
-    /// end.
+    /// How often a step was done per second, from its first beginning to its last end.
     fn rate(&self, step: Step) -> f64 {
         let Some(times) = &self.steps[step as usize] else { return 0.0 };
         let seconds = (times.last - times.first).as_secs_f64();
@@ -101,33 +101,33 @@ impl Clock {
     }
 }
 
-/// A row of the table: one step.
+/// A row of the table, for one step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// The step's name.
     pub step: &'static str,
-    /// From the first connection's beginning of it to the last one's end.
+    /// Milliseconds from the first connection's beginning of the step to the last connection's end.
     pub total_ms: f64,
-    /// Longest of a connection.
+    /// Longest duration over the connections.
     pub max_us: f64,
-    /// Shortest of a connection.
+    /// Shortest duration over the connections.
     pub min_us: f64,
-    /// Mean over the connections.
+    /// Mean duration over the connections.
     pub avg_us: f64,
 }
 
-/// What a round gave.
+/// The results of a round.
 #[derive(Clone, Debug, Serialize)]
 pub struct Round {
-    /// How many connections were made.
+    /// Number of connections made.
     pub connections: usize,
-    /// How many of them were under way at the same time, at most.
+    /// Most connections in progress at a time.
     pub in_flight: usize,
-    /// Connections made in a second.
+    /// Connections made per second.
     pub connections_per_second: f64,
-    /// Connections ended in a second.
+    /// Connections ended per second.
     pub disconnections_per_second: f64,
-    /// The steps.
+    /// The durations of the steps.
     pub steps: Vec<Row>,
 }
 
@@ -143,10 +143,9 @@ impl Round {
     }
 }
 
-/// Prints a round's table.
+/// Prints the table of a round.
 ///
-/// # Errors
-/// Errors of writing to `out`.
+/// # Errors If writing to `out` fails.
 pub fn print(out: &mut dyn Write, round: &Round) -> io::Result<()> {
     let Round { connections, in_flight, connections_per_second, disconnections_per_second, .. } = round;
     writeln!(out, "# {connections} connections, {in_flight} at a time")?;

@@ -1,12 +1,12 @@
-//! Memory in the first-level cache, through which sums are made block by block: exposed memory is
-//! never lent, only copied.
+//! Scratch blocks in the first-level cache, in which sums are made: exposed memory is only copied,
+//! never borrowed.
 
 use std::ops::Range;
 
 use super::element::Element;
 use super::tensor::BLOCK;
 
-/// Two blocks, aligned for every element type.
+/// Two scratch blocks, aligned for every element type.
 #[derive(Debug)]
 pub(super) struct Blocks {
     sums: Vec<u64>,
@@ -18,14 +18,14 @@ impl Blocks {
         Self { sums: vec![0; BLOCK / 8], more: vec![0; BLOCK / 8] }
     }
 
-    /// A block for sums, and a block for the elements added to them.
+    /// The block for sums, and the block for the elements added to them.
     #[inline]
     pub(super) fn of<T: Element>(&mut self) -> (&mut [T], &mut [T]) {
         (bytemuck::cast_slice_mut(&mut self.sums), bytemuck::cast_slice_mut(&mut self.more))
     }
 }
 
-/// A range in parts of at most `length`.
+/// Cuts a range into parts of at most `length`.
 pub(super) fn parts(range: Range<usize>, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(length.max(1)).map(move |start| start..(start + length).min(end))

@@ -15,31 +15,32 @@ use crate::bootstrap::Group;
 use crate::connect::Method;
 use crate::device::Chosen;
 
-/// How the collectives are to be done.
+/// Parameters of the collectives.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// Most bytes of one message of the ring.
+    /// Largest message of the ring, in bytes.
     pub chunk: usize,
-    /// Ticks between the steps of a block: more hide more latency, and need more scratch memory.
+    /// Ticks between the steps of a block: more ticks hide more latency and need more scratch
+    /// memory.
     pub lead: usize,
-    /// Up to this size every rank sends everything to every other: one step.
+    /// Up to this size (in bytes) every rank sends everything to every other: one step.
     pub one_step: usize,
-    /// Up to this size every rank adds up one segment for all: two steps. Larger tensors take the
-    /// ring.
+    /// Up to this size (in bytes) every rank sums one segment for all: two steps. Larger tensors
+    /// take the ring.
     pub two_steps: usize,
     /// Watch memory for arrivals where the device says that writes land in order.
     pub watch_memory: bool,
-    /// Tell of arrivals by messages of their own, as iWARP needs it, on every device.
+    /// Announce arrivals by separate messages on every device, as iWARP needs it.
     pub by_messages: bool,
     /// There are more ranks than cores.
     pub shared_cores: bool,
-    /// How long the other ranks may make no progress.
+    /// Longest time that the other ranks may make no progress.
     pub stall: Duration,
     /// How the ranks connect.
     pub method: Method,
 }
 
-/// Beyond this number of ranks, a rank is connected to its neighbours only.
+/// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 
 /// The ranks of a job, connected over RDMA.
@@ -58,8 +59,7 @@ pub struct Communicator {
 impl Communicator {
     /// Connects the ranks of a group; collective.
     ///
-    /// # Errors
-    /// Where any rank fails; every rank is told.
+    /// # Errors If any rank fails; every rank is told.
     pub fn new(chosen: &Chosen, group: &mut Group, tuning: Tuning) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
@@ -83,14 +83,13 @@ impl Communicator {
 
     /// Allocates a tensor of `count` elements at every rank; collective.
     ///
-    /// # Errors
-    /// Where any rank has no memory; every rank is told.
+    /// # Errors If any rank lacks the memory; every rank is told.
     pub fn allocate<T: Element>(&self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
         let (region, remotes) = expose_together(&self.fabric, group, "the tensors", count * size_of::<T>())?;
         Ok(Tensor::new(region, remotes, count))
     }
 
-    /// How messages are noticed: for the report.
+    /// How this rank notices arrivals, as text for the report.
     #[must_use]
     pub fn notice(&self) -> &'static str {
         self.fabric.notice()
@@ -101,8 +100,7 @@ impl Communicator {
     ///
     /// Returns when this rank's output is complete and both tensors may be changed again.
     ///
-    /// # Errors
-    /// Where the tensors are too short; where a rank fails.
+    /// # Errors If the tensors are too short, or if a rank fails.
     pub fn all_reduce<T: Element>(
         &mut self,
         input: &Tensor<T>,
@@ -128,10 +126,9 @@ impl Communicator {
         }
     }
 
-    /// Returns when every rank has called it.
+    /// Returns when every rank has called this function.
     ///
-    /// # Errors
-    /// Where a rank fails.
+    /// # Errors If a rank fails.
     pub fn barrier(&mut self) -> Result<(), Failure> {
         let Some(tensor) = self.token.take() else { return Ok(()) };
         let result = self.all_reduce(&tensor, &tensor, 1);

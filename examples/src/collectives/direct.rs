@@ -1,20 +1,21 @@
 //! All-reduce in one or two steps, where every rank is connected to every other.
 //!
-//! *One step*, for small tensors: everybody sends everything to everybody, and everybody adds all
-//! of it up in the order of ranks. *Two steps*: rank `r` gets segment `r` of everybody, adds it up,
-//! and sends the result to everybody. With more ranks than cores a step costs a turn of all ranks
-//! on their cores, so few steps matter more than few messages.
+//! *One step*, for small tensors: every rank sends its whole tensor to every other, and every rank
+//! sums all of them in rank order. *Two steps*: rank `r` receives segment `r` of every rank, sums
+//! it, and sends the result to every rank. With more ranks than cores, a step costs a turn of all
+//! ranks on their cores, so few steps matter more than few messages.
 //!
-//! Where memory is watched, a tensor of some bytes travels in one line of cache together with the
-//! word that says that it is there: one write to each peer is all.
+//! Where memory is watched, a tensor of some bytes travels in one cache line together with the word
+//! that announces it: a single write to each peer is enough.
 //!
-//! Parts go into slots, of which there are two for each rank, used in turn by *rounds*. A slot may
-//! be written again when its owner has read it. That follows from what its owner has sent since:
+//! Parts go into slots. Each rank has two of them, used in turn by *rounds*. A slot may be written
+//! again when its owner has read it, which follows from the owner's later messages:
 //!
-//! * one step: a part of round `k` says that its sender has finished every operation before that of
-//!   round `k`;
-//! * two steps: the result of round `k` says that its sender has read all parts of round `k`, and a
-//!   part of an operation's first round, that its sender has finished the operations before.
+//! * one step: a part of round `k` implies that its sender has finished every operation before that
+//!   of round `k`;
+//! * two steps: the result of round `k` implies that its sender has read all parts of round `k`,
+//!   and a part of an operation's first round implies that its sender has finished the operations
+//!   before.
 
 use std::ops::Range;
 
@@ -33,9 +34,9 @@ use crate::bootstrap::Group;
 struct Places {
     region: ExposedRegion,
     remotes: Vec<RemoteSlice>,
-    /// Bytes of a place.
+    /// Bytes of one place.
     length: usize,
-    /// Rounds since the beginning.
+    /// Number of rounds since the start.
     rounds: u64,
 }
 
@@ -45,7 +46,7 @@ impl Places {
         Ok(Self { region, remotes, length, rounds: 0 })
     }
 
-    /// Where a rank's part of a round goes.
+    /// Byte offset of a rank's part of a round.
     fn at(&self, round: u64, from: usize) -> usize {
         ((round % 2) as usize * self.remotes.len() + from) * self.length
     }
@@ -57,16 +58,16 @@ pub(super) struct Direct {
     rank: usize,
     world: usize,
     slots: Places,
-    /// Rounds of results since the beginning.
+    /// Number of result rounds since the start.
     results: u64,
     lines: Places,
 }
 
-/// Bytes of a line before the word that tells of it.
+/// Payload bytes of a line, in front of the word that announces its arrival.
 const LINE_ROOM: usize = LINE - 8;
 
 impl Direct {
-    /// Gets the memory; collective.
+    /// Allocates the memory; collective.
     pub(super) fn new(fabric: &Fabric, group: &mut Group, capacity: usize) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         let slots = Places::new(fabric, group, "the slots", capacity)?;
@@ -74,14 +75,14 @@ impl Direct {
         Ok(Self { rank, world, slots, results: 0, lines })
     }
 
-    /// The other ranks, each rank beginning with its right neighbour, so that not all send to the
-    /// same one first.
+    /// The other ranks. Each rank begins with its right neighbour, so that not all send to the same
+    /// one first.
     fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, world) = (self.rank, self.world);
         (1..world).map(move |turn| (rank + turn) % world)
     }
 
-    /// All-reduce in one step; the tensors fit a slot.
+    /// All-reduce in one step; the tensor must fit a slot.
     pub(super) fn one_step<T: Element>(&mut self, mut operation: Operation<'_, T>) -> Result<(), Failure> {
         let length = operation.count * size_of::<T>();
         if length <= LINE_ROOM && operation.fabric.watches_memory() {
@@ -98,13 +99,13 @@ impl Direct {
         for peer in self.peers() {
             fabric.wait_for(peer, Lane::Part, self.slots.rounds)?;
         }
-        // The output may be the input, which is still to be sent until then.
+        // The output may be the input, whose memory the sends read until they are complete.
         fabric.flush()?;
         let all = 0..*count;
         self.add_up(&mut operation, round, all)
     }
 
-    /// All-reduce in one step of one line.
+    /// All-reduce in one step with one line per peer.
     fn one_line<T: Element>(&mut self, operation: Operation<'_, T>) -> Result<(), Failure> {
         let Operation { fabric, blocks, input, output, count } = operation;
         self.lines.rounds += 1;
@@ -135,14 +136,14 @@ impl Direct {
         output.write(0, sums)
     }
 
-    /// All-reduce in two steps, of as many rounds as it takes.
+    /// All-reduce in two steps, in as many rounds as the tensor needs.
     pub(super) fn two_steps<T: Element>(&mut self, mut operation: Operation<'_, T>) -> Result<(), Failure> {
         let Operation { input, count, .. } = operation;
         let plan = Schedule::new(self.rank, self.world, count, self.slots.length / size_of::<T>(), 1);
         let (first, first_result) = (self.slots.rounds, self.results);
         for block in 0..=plan.blocks() {
-            // A round's parts may be sent when all are in the operation, and have read what lies in
-            // the slots: they have where their results of the round before last are here.
+            // A peer's slots are free for this round once it has entered the operation and has read
+            // the parts of the round before last, which its result of that round implies.
             for peer in self.peers() {
                 operation.fabric.wait_for(peer, Lane::Part, first + block as u64)?;
                 operation.fabric.wait_for(peer, Lane::Result, first_result + (block as u64).saturating_sub(1))?;
@@ -170,7 +171,7 @@ impl Direct {
         operation.fabric.flush()
     }
 
-    /// Adds up everybody's parts of some elements, in the order of ranks, so that all get the very
+    /// Sums all ranks' parts of some elements in rank order, so that every rank gets exactly the
     /// same sum.
     fn add_up<T: Element>(
         &self,

@@ -2,19 +2,20 @@
 
 use bytemuck::Pod;
 
-/// A type of which all-reduce can make sums.
+/// A type of elements that all-reduce can sum.
 pub trait Element: Pod + PartialEq + Send + Sync + std::fmt::Debug {
     /// nccl-tests' name of the type.
     const NAME: &'static str;
 
-    /// Adds each of `more` to its place in `sums`; the longer slice's rest is left alone.
+    /// Adds each element of `more` to its counterpart in `sums`; ignores the rest of the longer
+    /// slice.
     fn accumulate(sums: &mut [Self], more: &[Self]);
 
-    /// A small whole number; sums of some thousand of them are exact.
+    /// Converts a small whole number; sums of some thousand such values are exact.
     fn from_small(value: u16) -> Self;
 }
 
-/// Elements per turn of the loop: enough for the widest registers of any machine, four times over.
+/// Elements per iteration of the loop: four times the widest vector register of any machine.
 const LANES: usize = 32;
 
 macro_rules! element {
@@ -29,7 +30,7 @@ macro_rules! element {
                 let (sums, more) = (&mut sums[..n], &more[..n]);
                 let mut wide_sums = sums.chunks_exact_mut(LANES);
                 let mut wide_more = more.chunks_exact(LANES);
-                // Arrays have no length left to check, so this loop becomes vector instructions.
+                // Arrays need no bounds checks, so this loop becomes vector instructions.
                 for (s, m) in wide_sums.by_ref().zip(wide_more.by_ref()) {
                     if let (Ok(s), Ok(m)) = (<&mut [Self; LANES]>::try_from(s), <&[Self; LANES]>::try_from(m)) {
                         for i in 0..LANES {

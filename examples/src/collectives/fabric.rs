@@ -2,11 +2,11 @@
 //! arrival.
 //!
 //! How a rank learns of an arrival depends on the device ([`Notices`]). Where writes land in order,
-//! a second write of a counter follows the first, and the receiver watches its own memory, which
+//! a second write of a counter follows the data, and the receiver watches its own memory, which
 //! costs no call. Everywhere else the write carries immediate data, and the receiver's completion
-//! queue reports it: the only thing that verbs promises. iWARP has no immediate data: a message
-//! follows the write, and since an iWARP sender does not wait for receives, the receiver reports
-//! how many messages it has taken.
+//! queue reports the arrival: verbs promise no other order. iWARP has no immediate data, so a
+//! message follows the write. An iWARP sender does not wait for receives, so the receiver also
+//! reports how many messages it has taken.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -38,36 +38,37 @@ pub(super) enum Lane {
     Result,
     /// The first message of a connection, on iWARP.
     First,
-    /// How many messages were received, on iWARP: four bytes follow.
+    /// The number of messages received, on iWARP: four bytes follow.
     Report,
 }
 
 const LANES: usize = 6;
-/// Counters are a cache line apart.
+/// Distance of two counters in bytes: a cache line.
 pub(super) const LINE: usize = INLINE as usize;
-/// Inline space of a request: a line.
+/// Inline capacity of a request in bytes: one line.
 const INLINE: u32 = 64;
-/// Work requests outstanding to one peer, and receives posted for one.
+/// Most outstanding work requests to one peer, and most receives posted for one.
 const DEPTH: u32 = 256;
-/// Sends without a completion of their own, at most.
+/// At least one request in this many is signaled.
 const UNSIGNALED: u64 = 32;
-/// The part of a token that is the request's number.
+/// The bits of a token that hold the request's number.
 const NUMBER: u64 = (1 << 48) - 1;
-/// Requests under way when the send queue counts as full: leaves room for what one message takes.
+/// Outstanding requests at which the send queue counts as full; the rest is room for the requests
+/// of one message.
 const FULL: u64 = DEPTH as u64 - 2 * UNSIGNALED;
 
-/// Memory of a receive for a notice that is a message.
+/// Bytes of a receive buffer for a notice sent as a message.
 const NOTICE: usize = 8;
-/// Messages to a peer that it has not reported as received, at most, on iWARP. As many reports may
-/// be under way to this rank, and there is a receive for each.
+/// On iWARP, most messages to a peer that it has not yet reported as received. As many reports may
+/// be in flight to this rank, and each has a receive.
 const UNCONFIRMED: u32 = 64;
 
-/// How a rank learns that a write has arrived; the same at all ranks.
+/// How a rank learns that a write has arrived; equal at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Notices {
-    /// A counter in its memory, written after the data.
+    /// A counter in the receiver's memory, written after the data.
     Memory,
-    /// Immediate data, reported by its completion queue.
+    /// Immediate data, reported by the receiver's completion queue.
     Immediate,
     /// A message after the data.
     Messages,
@@ -84,24 +85,24 @@ struct Peer {
     counts: Counts,
 }
 
-/// Notices, requests and messages to and from a peer.
+/// Counts of notices, requests and messages to and from a peer.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Notices by lane.
+    /// Notices sent and received, by lane.
     sent: [u64; LANES],
     received: [u64; LANES],
-    /// The number of the last request, of the last one known to be complete, and of the last one
-    /// that read memory of ours.
+    /// The numbers of the last request, of the last one known to be complete, and of the last one
+    /// that reads local memory.
     posted: u64,
     completed: u64,
     last_data: u64,
-    /// On iWARP, messages sent, messages the peer has reported as received, messages received, and
-    /// messages reported; all modulo 2^32.
+    /// On iWARP: messages sent, messages that the peer has reported as received, messages received,
+    /// and messages reported; all modulo 2^32.
     messages: u32,
     confirmed: u32,
     taken: u32,
     reported: u32,
-    /// The message that followed the last data.
+    /// The value of `messages` after the last data and its notice.
     last_message: u32,
 }
 
@@ -151,7 +152,7 @@ impl Fabric {
             fabric.notices = Notices::Memory;
         }
         if by_messages {
-            // On iWARP, the end that has called has to send first.
+            // On iWARP, the active side of a connection must send first.
             for &(to, _) in first_messages.iter().filter(|(_, is_active)| *is_active) {
                 fabric.notify(to, Lane::First)?;
             }
@@ -203,7 +204,7 @@ impl Fabric {
         self.pd.allocate_exposed(length.max(1), RemoteAccess::WRITE).map_err(Failure::from)
     }
 
-    /// How arrivals are noticed, for the report.
+    /// How this rank notices arrivals, as text for the report.
     pub(super) fn notice(&self) -> &'static str {
         match self.notices {
             Notices::Memory => "watched in memory",
@@ -212,7 +213,7 @@ impl Fabric {
         }
     }
 
-    /// Writes `source` to a place at a peer, and a notice on `lane` after it. Returns the number to
+    /// Writes `source` to a place at a peer, then sends a notice on `lane`. Returns the number to
     /// [wait for](Self::wait_sent) before `source` may change.
     pub(super) fn send(
         &mut self,
@@ -248,14 +249,14 @@ impl Fabric {
         self.notices == Notices::Memory
     }
 
-    /// Writes one line, whose last word is its notice. Only where memory is watched.
+    /// Writes one line, whose last word is its notice. Valid only where memory is watched.
     pub(super) fn send_line(&mut self, to: usize, line: &[u8; LINE], place: RemoteSlice) -> Result<(), Failure> {
         let peer = self.peer_with_room(to)?;
         let request = Write::inline(line, place).token(peer.token());
         Ok(peer.qp.post_send(request.signaled(peer.is_signal_due()))?)
     }
 
-    /// Waits until a word of a region of ours has a value that only a peer gives it.
+    /// Waits until a word of a local region has a value that only a peer writes.
     #[inline]
     pub(super) fn wait_for_word(&mut self, region: &ExposedRegion, at: usize, value: u64) -> Result<(), Failure> {
         let mut wait = Wait::default();
@@ -265,12 +266,12 @@ impl Fabric {
         Ok(())
     }
 
-    /// Lets time pass in a wait for something that a peer writes.
+    /// Pauses once in a wait for a peer's write.
     #[inline]
     fn pause(&mut self, wait: &mut Wait) -> Result<(), Failure> {
         let nap = self.patience.pause(wait)?;
-        // A write of ours that failed may be why nothing comes; and a software device works faster
-        // if asked.
+        // A failed write of this rank may be the reason why the peer sends nothing; besides,
+        // polling drives a software device.
         if nap.is_some() || wait.is_time_to_look() {
             self.collect_sent()?;
         }
@@ -286,7 +287,7 @@ impl Fabric {
         self.peer_with_room(to)?.notify(notices, lane, false)
     }
 
-    /// Waits until `count` notices have come from a peer on `lane`, since the beginning.
+    /// Waits until a peer has sent `count` notices on `lane`, counted since the start.
     #[inline]
     pub(super) fn wait_for(&mut self, from: usize, lane: Lane, count: u64) -> Result<(), Failure> {
         if self.watches_memory() {
@@ -300,13 +301,13 @@ impl Fabric {
         self.wait_told(from, |peer| peer.counts.received[lane as usize] >= count)
     }
 
-    /// Waits until what a send, and all sends to the same peer before it, were sent from may
+    /// Waits until the source memory of a send, and of all earlier sends to the same peer, may
     /// change.
     pub(super) fn wait_sent(&mut self, to: usize, number: u64) -> Result<(), Failure> {
         self.wait_complete(to, number)?;
         if self.notices == Notices::Messages && number > 0 {
-            // The kernel's siw completes requests whose data TCP has yet to look at, so that only
-            // the peer knows better.
+            // The kernel's siw completes requests before TCP has read their data, so only the
+            // peer's report is proof.
             let last = peer(&mut self.peers, to)?.counts.last_message;
             self.wait_told(to, |peer| peer.counts.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
         }
@@ -327,7 +328,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Waits until a peer's messages have told enough.
+    /// Waits until a peer's messages satisfy `enough`.
     fn wait_told(&mut self, from: usize, enough: impl Fn(&Peer) -> bool) -> Result<(), Failure> {
         let mut wait = Wait::default();
         while !enough(peer(&mut self.peers, from)?) {
@@ -342,7 +343,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Waits until everything that was sent is complete, and what it was sent from may change.
+    /// Waits until every send is complete and the source memory of all of them may change.
     pub(super) fn flush(&mut self) -> Result<(), Failure> {
         for to in 0..self.peers.len() {
             if let Some(peer) = &self.peers[to] {
@@ -352,7 +353,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// A peer, once its send queue has room and it has receives left.
+    /// Returns a peer once its send queue has room and it has a receive for another message.
     fn peer_with_room(&mut self, to: usize) -> Result<&mut Peer, Failure> {
         if self.notices == Notices::Messages {
             self.wait_told(to, |peer| peer.counts.messages.wrapping_sub(peer.counts.confirmed) < UNCONFIRMED)?;
@@ -364,7 +365,7 @@ impl Fabric {
         peer(&mut self.peers, to)
     }
 
-    /// Takes note of the sends that are complete; tells whether there was one.
+    /// Handles the completions of sends; returns whether there was one.
     fn collect_sent(&mut self) -> Result<bool, Failure> {
         let mut any = false;
         while let Some(completion) = self.send_poller.poll()? {
@@ -377,8 +378,8 @@ impl Fabric {
         Ok(any)
     }
 
-    /// Takes note of the notices that have come as immediate data; tells whether there was one.
-    /// With a time, sleeps that long if there was none.
+    /// Handles the notices that have come as receive completions; returns whether there was one.
+    /// With a duration, sleeps at most that long if there was none.
     fn collect_received(&mut self, sleep: Option<Duration>) -> Result<bool, Failure> {
         if let (Some(nap), Some(channel)) = (sleep, self.recv_cq.channel()) {
             let channel = channel.clone();
@@ -410,7 +411,8 @@ impl Fabric {
         Ok(any)
     }
 
-    /// Tells peers which of their messages have come, and that there are receives for as many more.
+    /// Reports to each peer how many of its messages were received; the receives for as many more
+    /// are posted.
     fn report(&mut self) -> Result<(), Failure> {
         for to in 0..self.peers.len() {
             let Some(connected) = &mut self.peers[to] else { continue };
@@ -420,7 +422,7 @@ impl Fabric {
             }
             *reported = *taken;
             let [a, b, c, d] = taken.to_be_bytes();
-            // Reports go where there is room for them: the last two places.
+            // A report may take the last two places of the send queue.
             let most = (*posted + 2).saturating_sub(u64::from(DEPTH));
             self.wait_complete(to, most)?;
             peer(&mut self.peers, to)?.message(&[Lane::Report as u8, a, b, c, d], true)?;
@@ -430,13 +432,14 @@ impl Fabric {
 }
 
 impl Peer {
-    /// The token of the next request: the peer, and the request's number.
+    /// The token of the next request: the peer's rank and the request's number.
     fn token(&mut self) -> u64 {
         self.counts.posted += 1;
         (self.rank as u64) << 48 | self.counts.posted & NUMBER
     }
 
-    /// Whether the request just numbered needs a completion, so that those before it get theirs.
+    /// Whether the request just numbered must be signaled, so that the unsignaled ones before it
+    /// are known to be complete.
     fn is_signal_due(&self) -> bool {
         self.counts.posted % UNSIGNALED == 0
     }
@@ -469,7 +472,7 @@ impl Peer {
         Ok(self.qp.post_send(request.signaled(signaled || self.is_signal_due()))?)
     }
 
-    /// Counts a notice that has come as a message, or the peer's report of ours.
+    /// Counts a notice that came as a message, or takes the peer's report.
     fn take_message(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         if let &[lane, a, b, c, d] = bytes {
             if lane == Lane::Report as u8 {
@@ -489,13 +492,12 @@ impl Peer {
     }
 }
 
-/// The place of a rank's counter of one lane.
+/// Byte offset of a rank's counter of one lane.
 fn counter(rank: usize, lane: Lane) -> usize {
     (rank * LANES + lane as usize) * LINE
 }
 
-/// The connection to a rank; asking for one that this rank has none to is a mistake of this
-/// package.
+/// The connection to a rank; the lack of one is a bug of this package.
 #[inline]
 fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
     peers
@@ -504,13 +506,14 @@ fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
         .ok_or_else(|| Failure::new(format!("this rank is not connected to rank {rank}")))
 }
 
-/// Tells every rank where a region of each other rank is; collective.
+/// Tells every rank the address of a region of each other rank; collective.
 pub(super) fn exchange(group: &mut Group, what: &str, region: &ExposedRegion) -> Result<Vec<RemoteSlice>, Failure> {
     let all = group.all_gather(what, &region.remote(..)?.to_bytes())?;
     Ok(all.iter().map(RemoteSlice::from_bytes).collect())
 }
 
-/// Allocates memory at every rank that the others may write to, and tells where it is; collective.
+/// Allocates memory at every rank that the others may write to, and exchanges the addresses;
+/// collective.
 pub(super) fn expose_together(
     fabric: &Fabric,
     group: &mut Group,

@@ -1,8 +1,9 @@
-//! Input whose sum is known, to verify every element of every result.
+//! Input with a known sum, which verifies every element of every result.
 
 use super::element::Element;
 
-/// A prime, so that no cut of the elements into segments repeats the pattern at the same place.
+/// Length of the pattern: a prime, so that no cut of the elements into segments repeats the pattern
+/// at the same place.
 const PERIOD: usize = 251;
 
 /// The values that all ranks contribute to one all-reduce.
@@ -13,8 +14,8 @@ pub struct Pattern<T> {
 }
 
 impl<T: Element> Pattern<T> {
-    /// What `rank` of `world` contributes in round `seed`, and what comes out. Whole numbers, small
-    /// enough for exact sums in every element type.
+    /// Computes the contribution of `rank` of `world` in round `seed`, and the expected sum. The
+    /// values are whole numbers, small enough for exact sums in every element type.
     #[must_use]
     pub fn new(rank: usize, world: usize, seed: usize) -> Self {
         // One period more than needed makes every window of a period contiguous.
@@ -30,15 +31,16 @@ impl<T: Element> Pattern<T> {
         Self { own: of(rank), sum }
     }
 
-    /// Fills `elements`, whose first is the tensor's element `start`, with this rank's
-    /// contribution.
+    /// Fills `elements` with this rank's contribution; the first of them is element `start` of the
+    /// tensor.
     pub fn fill(&self, start: usize, elements: &mut [T]) {
         for (element, value) in elements.iter_mut().zip(self.own.iter().cycle().skip(start % PERIOD)) {
             *element = *value;
         }
     }
 
-    /// How many of `elements`, whose first is the tensor's element `start`, are not the sum.
+    /// Counts the wrong values among `elements`; the first of them is element `start` of the
+    /// tensor.
     #[must_use]
     pub fn count_wrong(&self, start: usize, elements: &[T]) -> u64 {
         let expected = self.sum.iter().cycle().skip(start % PERIOD);
