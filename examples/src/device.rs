@@ -1,5 +1,4 @@
-//! Choosing the device: from flags or the environment, and always saying which one it became and
-//! why.
+//! Chooses the device, from flags or the environment, and reports which one was chosen and why.
 
 use std::io::{self, Write};
 
@@ -26,32 +25,31 @@ pub struct DeviceOptions {
 /// An open device, a port and an address on it.
 #[derive(Debug)]
 pub struct Chosen {
-    /// The device.
+    /// The open device.
     pub context: Context,
-    /// The port of the device.
+    /// Number of the port.
     pub port: u8,
-    /// The address; InfiniBand ports may do without.
+    /// The GID table entry; `None` is possible on InfiniBand ports.
     pub gid: Option<GidEntry>,
-    /// The device and the reason for its choice, for the report.
+    /// The device and the reason for its choice, as text for the report.
     pub line: String,
     /// Whether the device was asked for by name.
     named: bool,
 }
 
 impl DeviceOptions {
-    /// The options of a program that chooses its device only by name.
+    /// Creates the options of a program that chooses its device by name only.
     #[must_use]
     pub fn named(device: Option<String>) -> Self {
         Self { device, ..Self::default() }
     }
 
-    /// Opens the device that the options, or the environment, ask for.
+    /// Opens the device that the options or the environment ask for.
     ///
-    /// # Errors
-    /// Where there is no such device, port or GID; says which there are.
+    /// # Errors If there is no such device, port or GID; the message lists those that exist.
     pub fn open(&self) -> Result<Chosen, Failure> {
         let mut selector = match &self.device {
-            // An empty RDMA_DEVICE is as good as none.
+            // An empty RDMA_DEVICE counts as unset.
             Some(name) if !name.is_empty() => {
                 name.parse::<DeviceSelector>().map_err(|e| Failure::usage(format!("--device or RDMA_DEVICE: {e}")))?
             }
@@ -65,7 +63,7 @@ impl DeviceOptions {
         let mut line = opened.choice.to_string();
         let (context, mut port) = (opened.context, opened.port);
         if let Some(wanted) = self.port.filter(|&wanted| wanted != port) {
-            // No device was named, so the port could not be part of the choice.
+            // `--device` named no device, so the port could not be part of the selection.
             context.port_attr(wanted).map_err(|_| {
                 let (name, ports) = (context.name(), context.port_count());
                 Failure::new(format!("{name} has no port {wanted}; its ports are 1 to {ports} (devinfo lists them)"))
@@ -79,8 +77,8 @@ impl DeviceOptions {
 
     /// Opens the device of every rank; collective.
     ///
-    /// # Errors
-    /// Where any rank has none; where the software device would have to reach another host.
+    /// # Errors If any rank has no device, or if the software device would have to reach another
+    /// host.
     pub fn open_together(&self, group: &mut Group) -> Result<Chosen, Failure> {
         let opened = self.open().and_then(|chosen| chosen.check_hosts(group).map(|()| chosen));
         group.agree("the devices of all", opened)
@@ -101,19 +99,19 @@ impl DeviceOptions {
 }
 
 impl Chosen {
-    /// The sentence about the device that every program prints.
+    /// The line about the device that every program prints.
     #[must_use]
     pub fn using(&self) -> String {
         format!("using {}", self.line)
     }
 
-    /// Options for queue pairs on this port and address.
+    /// Options for connected queue pairs on this port and GID.
     pub fn init_options(&self, access: RemoteAccess) -> InitOptions {
         let options = InitOptions::new().port(self.port).remote_access(access);
         self.gid_index().into_iter().fold(options, InitOptions::gid_index)
     }
 
-    /// Options for datagram queue pairs on this port and address.
+    /// Options for datagram queue pairs on this port and GID.
     pub fn datagram_options(&self, qkey: u32) -> DatagramOptions {
         let options = DatagramOptions::new(qkey).port(self.port);
         self.gid_index().into_iter().fold(options, DatagramOptions::gid_index)
@@ -123,7 +121,7 @@ impl Chosen {
         self.gid.and_then(|gid| u8::try_from(gid.index).ok())
     }
 
-    /// Where ranks are on several hosts, the software device cannot take hardware's place.
+    /// Refuses the software device if the ranks are on several hosts.
     fn check_hosts(&self, group: &Group) -> Result<(), Failure> {
         if group.is_on_one_host() || !self.context.is_software() {
             return Ok(());
@@ -133,10 +131,9 @@ impl Chosen {
         Err(Failure::new(format!("the ranks are on several hosts, and {name} works within one; {hint}")))
     }
 
-    /// The MTU asked for, if the port can do it; else the port's own.
+    /// The requested MTU if the port supports it; the port's active MTU if none is requested.
     ///
-    /// # Errors
-    /// Where the port cannot.
+    /// # Errors If the port does not support the MTU.
     pub fn mtu(&self, bytes: Option<u32>) -> Result<Mtu, Failure> {
         let active = self.context.port_attr(self.port)?.active_mtu();
         let Some(bytes) = bytes else { return Ok(active) };
@@ -149,11 +146,10 @@ impl Chosen {
     }
 }
 
-/// Prints a line about the run: as a comment of the table, or on standard error where standard
-/// output is taken.
+/// Prints a line about the run: as a comment of the table, or on standard error if standard output
+/// carries JSON.
 ///
-/// # Errors
-/// Errors of writing.
+/// # Errors If writing fails.
 pub fn announce(line: &str, stdout_taken: bool) -> Result<(), Failure> {
     if stdout_taken {
         say(line);

@@ -1,4 +1,4 @@
-//! What `ibv_devinfo -v` shows, as a tree of named values that prints as text and as JSON.
+//! The report of `ibv_devinfo -v`, as a tree of named values that prints as text and as JSON.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Failure;
 
-/// A line of the report: its name, its value for programs and its value for people.
+/// A line of the report: its name, its value for JSON, and its value as text.
 type Line = (&'static str, Value, String);
 
 /// Attributes of one device.
@@ -34,10 +34,9 @@ fn text(name: &'static str, value: impl Into<String>) -> Line {
 }
 
 impl Report {
-    /// Opens a device and asks it for everything; of its ports, only for one if that is said.
+    /// Opens a device and reads all of its attributes; with `only`, those of one port only.
     ///
-    /// # Errors
-    /// Where it cannot be opened or asked, or has no such port.
+    /// # Errors If the device cannot be opened or queried, or has no such port.
     pub fn of(device: &Device, only: Option<u8>) -> Result<Self, Failure> {
         let context = device.open().map_err(|e| Failure::from(e).context(device.name()))?;
         let mut ports = Vec::new();
@@ -51,10 +50,9 @@ impl Report {
         Ok(Self { name: device.name(), device: device_lines(device, &context), ports })
     }
 
-    /// The report as `ibv_devinfo -v` has it; without `verbose`, as `ibv_devinfo` has it.
+    /// Prints the report as `ibv_devinfo -v` does; without `verbose`, as `ibv_devinfo` does.
     ///
-    /// # Errors
-    /// Errors of writing.
+    /// # Errors If writing to `out` fails.
     pub fn print(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
         const BRIEF: [&str; 15] = [
             "transport",
@@ -174,7 +172,7 @@ fn port_lines(context: &Context, port: u8) -> Result<Vec<Line>, rdma::Error> {
         text("phys_state", format!("{} ({})", attr.phys_state(), attr.phys_state().as_raw())),
     ];
     for index in 0..attr.pkey_table_len() {
-        // Empty entries, of which tables are full, say nothing.
+        // P_Key tables are mostly empty entries, which carry no information.
         let pkey = context.pkey(port, index)?;
         if pkey != 0 {
             lines.push(("P_Key", json!(pkey), format!("[{index:3}] {pkey:#06x}")));

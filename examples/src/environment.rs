@@ -1,9 +1,9 @@
-//! The place in a job that other launchers give to this process in the environment: mpirun (Open
+//! The place in a job that another launcher gives to this process in the environment: mpirun (Open
 //! MPI), mpiexec (Hydra: MPICH, Intel MPI), srun (Slurm), torchrun.
 //!
-//! All give the rank and the number of ranks. torchrun gives the host of rank 0; Slurm lists the
-//! hosts; the others tell at least whether all ranks are on one host. Each but Hydra gives an
-//! identity of the job; for Hydra, its process on this host serves as one.
+//! All of them give the rank and the number of ranks. torchrun gives the host of rank 0, and Slurm
+//! lists the hosts; the others at least tell whether all ranks are on one host. Each but Hydra
+//! gives an identity of the job; for Hydra, the identity of its process on this host serves.
 
 mod proxy;
 
@@ -12,48 +12,48 @@ use std::net::Ipv4Addr;
 
 use crate::{Failure, bootstrap};
 
-/// A place in a job, as a launcher gives it.
+/// The place of this process in a job, as a launcher gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JobPlace {
     /// The launcher's name.
     pub(crate) launcher: &'static str,
-    /// The variable in which it gives the rank.
+    /// The variable that holds the rank.
     pub(crate) variable: &'static str,
-    /// This process, from 0.
+    /// Number of this process, from 0.
     pub(crate) rank: usize,
     /// The number of ranks.
     pub(crate) world: usize,
-    /// Where rank 0 is, if that can be known.
+    /// The place where rank 0 listens, if it is known.
     pub(crate) meeting: Option<Meeting>,
-    /// A number that the ranks of one job have in common, or 0.
+    /// A number that the ranks of one job share, or 0.
     pub(crate) job: u64,
 }
 
-/// Where the ranks meet.
+/// The address at which the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meeting {
-    /// The host of rank 0: a name or an address.
+    /// The host of rank 0: a name or an IP address.
     pub(crate) host: String,
     /// A port of that host that is probably free.
     pub(crate) port: u16,
 }
 
-/// The names of a launcher's variables, in the order of preference.
+/// The names of a launcher's variables, in order of preference.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
     world: &'static [&'static str],
-    /// How many of the ranks are on this host.
+    /// Number of ranks on this host.
     local: &'static [&'static str],
-    /// How many hosts there are.
+    /// Number of hosts.
     hosts: &'static [&'static str],
-    /// Lists of the hosts, the first of which has rank 0; or its address.
+    /// Lists of hosts, of which the first runs rank 0; or the address of that host.
     list: &'static [&'static str],
-    /// Variables that identify the job, taken together.
+    /// Variables that together identify the job.
     job: &'static [&'static str],
 }
 
-/// In this order: mpirun under Slurm sets Slurm's as well.
+/// The order matters: mpirun under Slurm sets Slurm's variables as well.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         name: "mpirun",
@@ -95,15 +95,14 @@ const LAUNCHERS: [Launcher; 4] = [
 
 /// The place that the environment gives to this process; `None` without a launcher.
 ///
-/// # Errors
-/// Where a variable that counts is set and makes no sense, by itself or with another one: nothing
-/// else is to be taken for it.
+/// # Errors If a relevant variable is set and invalid, by itself or together with another one. A
+/// fallback would misread such an environment.
 pub(crate) fn job_place() -> Result<Option<JobPlace>, Failure> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     job_place_by(&Variables(&variable), proxy::identity)
 }
 
-/// The environment. What is empty there is as good as not set.
+/// The environment; an empty variable counts as unset.
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
@@ -120,7 +119,7 @@ impl Variables<'_> {
         text.parse().map(Some).map_err(|_| wrong(name, &text, "it is to be a number"))
     }
 
-    /// The first of these numbers that is there.
+    /// The value of the first of these variables that is set.
     fn first(&self, names: &[&'static str]) -> Result<Option<usize>, Failure> {
         names.iter().find(|name| self.is_set(name)).map_or(Ok(None), |name| self.number(name))
     }
@@ -134,7 +133,7 @@ impl Variables<'_> {
         if self.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True") {
             return Ok(Some(port));
         }
-        // torchrun listens there itself.
+        // torchrun itself listens on MASTER_PORT.
         let next = port.checked_add(1);
         next.map(Some)
             .ok_or_else(|| wrong(name, &text, "torchrun has that port, the ranks the next, and there is none"))
@@ -159,13 +158,13 @@ fn wrong(name: &str, value: &str, why: &str) -> Failure {
 }
 
 impl Launcher {
-    /// Whether it has started this process: it has said which rank this is, and how many there are.
+    /// Whether this launcher has started this process: it has set both the rank and the number of
+    /// ranks.
     ///
-    /// # Errors
-    /// Where it has said one of the two.
+    /// # Errors If only one of the two is set.
     fn has_been_here(&self, variables: &Variables<'_>) -> Result<bool, Failure> {
         let (rank, world) = (variables.is_set(self.rank), self.world.iter().any(|name| variables.is_set(name)));
-        // srun in the role of mpiexec: its own variables say more.
+        // srun in the role of mpiexec: Slurm's own variables are more specific.
         let is_other = self.name == "mpiexec"
             && variables.is_set("PMI_JOBID")
             && variables.text("SLURM_PROCID") == variables.text(self.rank);
@@ -173,9 +172,9 @@ impl Launcher {
             return Ok(rank && !is_other);
         }
         let is_meant = match self.name {
-            // A shell of an allocation has one of the two.
+            // A shell of an allocation has one of the two variables.
             "Slurm" => false,
-            // So may one in which somebody has used these words for something else.
+            // A shell may also use these names for another purpose.
             "torchrun" => ["MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"].iter().any(|name| variables.is_set(name)),
             _ => true,
         };
@@ -209,7 +208,8 @@ fn job_place_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -
     let one_host = local == Some(world) || hosts == Some(1);
     let mut identity: Vec<String> = launcher.job.iter().filter_map(|name| variables.text(name)).collect();
     if identity.is_empty() && one_host {
-        // With several hosts there is one such process on each.
+        // With several hosts there is one such process on each, so its identity is not that of the
+        // job.
         identity.extend(proxy());
     }
     let job = if identity.is_empty() { 0 } else { hash(&identity.join(" ")) };
@@ -223,7 +223,7 @@ fn job_place_by(variables: &Variables<'_>, proxy: impl Fn() -> Option<String>) -
     Ok(Some(JobPlace { launcher: launcher.name, variable: launcher.rank, rank, world, meeting, job }))
 }
 
-/// A port below those that the kernel gives to connections, different for most jobs.
+/// A port below the kernel's ephemeral ports; different for most jobs.
 fn free_port(job: u64) -> u16 {
     match job {
         0 => bootstrap::DEFAULT_PORT,
@@ -231,13 +231,13 @@ fn free_port(job: u64) -> u16 {
     }
 }
 
-/// FNV-1a: the standard library's hashes may differ between builds.
+/// FNV-1a hash: the standard library's hashes may differ between builds.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The first host of Slurm's `node[003-005,7]-ib,other`: `node003-ib`. In each pair of brackets it
-/// is the first number.
+/// The first host of a Slurm list: `node003-ib` for `node[003-005,7]-ib,other`. Each pair of
+/// brackets contributes its first number.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut characters = list.trim().chars();
@@ -329,14 +329,14 @@ mod tests {
         assert_eq!(place(&[&torch[..2], &[("MASTER_ADDR", "::1"), ("MASTER_PORT", "5")]].concat()).2.unwrap(), "::1:5");
     }
 
-    /// They have nothing in their environments that tells them apart.
+    /// The environments of two Hydra jobs do not differ.
     #[test]
     fn jobs_of_hydra_on_one_host_have_ports_of_their_own() {
         let hydra = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
         let meeting = |proxy| read(&hydra, Some(proxy)).unwrap().map(|told| (told.job, told.meeting));
         assert_eq!(meeting("4711 99"), meeting("4711 99"));
         assert_ne!(meeting("4711 99"), meeting("4712 99"));
-        // Each host of several has a process of its own.
+        // On several hosts, each host has a Hydra process of its own.
         let several = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
         assert_eq!(read(&several, Some("4711 99")).unwrap().unwrap().job, 0);
         let named = [&several[..], &[("FLUX_JOB_ID", "f1")]].concat();
@@ -356,7 +356,7 @@ mod tests {
         let told = found(&set).unwrap();
         assert_eq!((told.launcher, told.rank, told.world), ("Slurm", 1, 4));
         assert_eq!(told.meeting.unwrap().host, "n5");
-        // Hydra under srun: that has started its processes, one for each host.
+        // Hydra under srun: srun has started Hydra's processes, one per host.
         let hydra = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("PMI_RANK", "3"), ("PMI_SIZE", "4")];
         assert_eq!(found(&hydra).map(|told| (told.launcher, told.rank, told.world)), Some(("mpiexec", 3, 4)));
     }
@@ -385,7 +385,7 @@ mod tests {
         let both = [two, ("SLURM_LAUNCH_NODE_IPADDR", "10.1.2.3"), ("SLURM_JOB_NODELIST", "a,b")];
         assert_eq!(host(&both).as_deref(), Some("a"));
         assert_eq!(host(&[two, ("SLURM_NODELIST", "a"), ("MASTER_ADDR", "b")]).as_deref(), Some("b"));
-        // A step has its own count of tasks.
+        // A step has its own number of tasks.
         assert_eq!(found(&[&task[..], &[("SLURM_STEP_NUM_TASKS", "4")]].concat()).unwrap().world, 4);
         let step = |step| found(&[&task[..3], &[("SLURM_STEP_ID", step)]].concat()).unwrap().job;
         assert_ne!(step("0"), step("1"));

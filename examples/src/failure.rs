@@ -14,49 +14,49 @@ use crate::cli;
 pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments that make no sense, 3 another rank \
                                failed. RUST_LOG=debug shows more on standard error.";
 
-/// The variable in which the launcher of this package gives a rank its place.
+/// The environment variable in which this package's launcher gives a rank its place.
 pub(crate) const LAUNCH: &str = "RDMA_EXAMPLES_LAUNCH";
 
-/// How a program ends that does not succeed; as a number, its exit status.
+/// The kind of an unsuccessful end; the discriminant is the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Something did not work here.
+    /// An operation of this process failed.
     Failed = 1,
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     Usage = 2,
-    /// Another rank failed, and has said so; the launcher does not report this one.
+    /// Another rank failed and has reported it; the launcher does not report this process too.
     Peer = 3,
-    /// Nobody reads the output any more (`all_reduce | head`), which is no failure of the job.
+    /// The reader has closed standard output (`all_reduce | head`), which is no failure of the job.
     BrokenPipe = 4,
 }
 
-/// Why a program cannot go on: what did not work, and what to do about it.
+/// The reason why a program cannot go on, and advice.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}", .text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" "))]
 pub struct Failure {
     kind: Kind,
-    /// Empty where a rank has reported it.
+    /// Empty if a rank has already reported the failure.
     text: String,
 }
 
 impl Failure {
-    /// Something that did not work: `text` says what, and what to do about it.
+    /// A failure of this process; `text` says what did not work, and what to do about it.
     pub fn new(text: impl Into<String>) -> Self {
         Self { kind: Kind::Failed, text: text.into() }
     }
 
-    /// Arguments that make no sense.
+    /// A failure caused by invalid arguments.
     pub fn usage(text: impl Into<String>) -> Self {
         Self { kind: Kind::Usage, text: text.into() }
     }
 
-    /// The end of another rank, which ends this one too.
+    /// The end of another rank, which ends this process too.
     pub fn peer(text: impl Into<String>) -> Self {
         Self { kind: Kind::Peer, text: text.into() }
     }
 
-    /// The failure of a rank that has reported it and ended with this status; `None` where a rank
-    /// ends otherwise.
+    /// The failure of a rank that has reported it and ended with this exit status; `None` for any
+    /// other status.
     pub(crate) fn reported(status: i32) -> Option<Self> {
         let kind = match status {
             1 => Kind::Failed,
@@ -68,20 +68,20 @@ impl Failure {
         Some(Self { kind, text: String::new() })
     }
 
-    /// The kind of end.
+    /// The kind of failure.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The same failure, preceded by what was being done.
+    /// Returns the failure with a prefix that names what was being done.
     #[must_use]
     pub fn context(mut self, what: impl fmt::Display) -> Self {
         self.text = format!("{what}: {}", self.text);
         self
     }
 
-    /// The same failure, and the last warning of the device, if it gave one.
+    /// Returns the failure with the last logged warning appended, if there was one.
     pub(crate) fn with_last_warning(mut self) -> Self {
         let warning = LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner);
         if !warning.is_empty() {
@@ -93,7 +93,7 @@ impl Failure {
     /// The exit status that says this.
     pub(crate) fn exit_status(&self) -> u8 {
         match self.kind {
-            // The launcher has to tell it from the end of a job that is done.
+            // The launcher must be able to tell a closed pipe from the end of a finished job.
             Kind::BrokenPipe if !is_launched() => 0,
             kind => kind as u8,
         }
@@ -106,9 +106,9 @@ pub fn is_launched() -> bool {
     std::env::var_os(LAUNCH).is_some()
 }
 
-/// Prints a line on standard error, in one piece: several ranks may share a terminal.
+/// Prints a line on standard error in a single write: several ranks may share a terminal.
 pub fn say(line: &str) {
-    // Standard error may be closed, and then there is nobody left to tell.
+    // Errors are ignored: with standard error closed, there is no place to report them.
     drop(io::stderr().write_all(format!("{line}\n").as_bytes()));
 }
 
@@ -116,8 +116,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self { kind: Kind::BrokenPipe, text: error.to_string() },
-            // Programs write no other files, and "no space left on device" is not about RDMA
-            // devices.
+            // The programs write no files but their output, so this error concerns no RDMA device.
             io::ErrorKind::StorageFull => {
                 Self::new(format!("cannot write the output: {error}; redirect it to where there is room"))
             }
@@ -142,12 +141,12 @@ impl From<rdma::OpenError> for Failure {
     }
 }
 
-/// Advice for an error that a limit of this process may explain.
+/// Advice for an error that a resource limit of this process may explain.
 fn hint(error: rdma::Error) -> String {
     match (error.kind(), error.errno().map(Errno::from_raw)) {
         (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),
         (_, Some(Errno::EMFILE)) => "; raise the limit of open files (`ulimit -n`)".to_owned(),
-        // The device's thread could not be started.
+        // The software device could not start its thread.
         (_, Some(Errno::EAGAIN)) if error.operation() == rdma::Operation::OpenDevice => {
             "; raise the limit of processes and threads (`ulimit -u`)".to_owned()
         }
@@ -196,15 +195,15 @@ fn out_of_memory_hint() -> String {
     }
 }
 
-/// Parses the command line, runs a program's body, and turns its result into an exit status and,
-/// where it failed, one line on standard error.
+/// Parses the command line, runs a program's body, and turns its result into an exit status; prints
+/// a failure as one line on standard error.
 pub fn run<A: Parser>(program: &str, body: impl FnOnce(A) -> Result<(), Failure>) -> ExitCode {
     log_to_stderr();
     let result = cli::parse().and_then(|args| args.map_or(Ok(()), body));
     let Err(failure) = result else { return ExitCode::SUCCESS };
     let is_quiet = match failure.kind {
         Kind::BrokenPipe => true,
-        // The launcher tells which rank died; without one, each rank has to.
+        // The launcher reports which rank died; without a launcher, each rank reports it.
         Kind::Peer => is_launched(),
         Kind::Failed | Kind::Usage => failure.text.is_empty(),
     };
@@ -214,12 +213,12 @@ pub fn run<A: Parser>(program: &str, body: impl FnOnce(A) -> Result<(), Failure>
     ExitCode::from(failure.exit_status())
 }
 
-/// The last warning of the crates below: why a peer was refused, for example, which no error can
-/// say.
+/// The last warning that the library logged, for example why a peer was refused, which the returned
+/// error does not say.
 static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
 
-/// Shows the events of the crates below, where `RUST_LOG` asks for them; else keeps the last
-/// warning for the failure that it may explain.
+/// Prints the library's log events if `RUST_LOG` is set; otherwise keeps the last warning for a
+/// failure that it may explain.
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
     if let Ok(filter) = EnvFilter::try_from_default_env() {
@@ -230,7 +229,7 @@ fn log_to_stderr() {
     keep.without_time().with_level(false).with_target(false).with_ansi(false).init();
 }
 
-/// Writes to [`LAST_WARNING`], one event at a time.
+/// A log writer that stores each event in [`LAST_WARNING`].
 struct Keep;
 
 impl Write for Keep {

@@ -1,7 +1,7 @@
-//! Local ranks: the program executes itself once per rank and waits for all of them.
+//! The launcher of local ranks: the program executes itself once per rank and waits for all ranks.
 //!
-//! The launcher alone sees how a rank ended, so it reports that. When a rank dies it ends the
-//! others; when the launcher itself dies (control-C, `kill`) the kernel ends the ranks.
+//! Only the launcher sees how a rank ended, so it reports that. When a rank dies, the launcher ends
+//! the others; when the launcher itself dies (control-C, `kill`), the kernel ends the ranks.
 
 use std::collections::hash_map::RandomState;
 use std::env;
@@ -23,22 +23,20 @@ use crate::Failure;
 use crate::bootstrap::{self, Place, Roles, Root};
 use crate::failure::{Kind, LAUNCH};
 
-/// How long ranks may take to end by themselves after one of them died.
+/// Time for the ranks to end by themselves after one of them died.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The place that a launcher of this package gave to this process; `None` where it was started
-/// otherwise.
+/// The place that a launcher of this package gave to this process; `None` without such a launcher.
 ///
-/// # Errors
-/// Where the environment is not what a launcher leaves there.
+/// # Errors If the variable does not hold a value that a launcher sets.
 pub(crate) fn launched_place() -> Result<Option<Place>, Failure> {
     let Ok(text) = env::var(LAUNCH) else { return Ok(None) };
     let place: (usize, usize, u64, i32, String) = serde_json::from_str(&text)
         .map_err(|_| Failure::new(format!("{LAUNCH} is for the launcher's own use; unset it")))?;
     let (rank, world, job, launcher, address) = place;
 
-    // From here on this process ends with its launcher. If that has ended already, it is not our
-    // parent.
+    // From here on the kernel ends this process with its launcher. A launcher that has already
+    // ended is no longer the parent.
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
     if nix::unistd::getppid().as_raw() != launcher {
         return Err(Failure::peer("the launcher has ended"));
@@ -50,7 +48,7 @@ pub(crate) fn launched_place() -> Result<Option<Place>, Failure> {
     Ok(Some(Place { rank, world, root, job }))
 }
 
-/// A rank that is running, and what to call it.
+/// A running rank and its name in messages.
 struct Rank {
     child: Child,
     name: String,
@@ -59,14 +57,14 @@ struct Rank {
 /// Runs `world` copies of this program with the same arguments, one per rank, and waits until all
 /// have ended.
 ///
-/// # Errors
-/// How a rank died, why one could not be started, or a failure that a rank has reported itself.
+/// # Errors How a rank died, why one could not be started, or a failure that a rank has already
+/// reported.
 pub(crate) fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
-    // Other processes of this host can find the socket, but not the number.
+    // Other processes of this host can find the socket, but not this number.
     let job = RandomState::new().build_hasher().finish();
     let (listener, address) = bootstrap::listen_locally(u64::from(std::process::id()))?;
     let program = env::args_os().next().unwrap_or_else(|| OsString::from("rank"));
-    // The link names this very file, even where a new build has replaced it.
+    // The link names this very executable, even if a new build has replaced the file.
     let link = Path::new("/proc/self/exe");
     let file = if link.exists() { link.as_os_str() } else { &program };
     let mut ranks = Vec::with_capacity(world);
@@ -107,7 +105,7 @@ fn supervise(mut ranks: Vec<Rank>) -> Result<(), Failure> {
             Err(_) => false,
         });
         for (name, pid, status) in ended.into_iter().filter(|(_, _, status)| !status.success()) {
-            // The first that died is why; the others end because of it.
+            // The first rank that died is the reason; the others end because of it.
             if is_open(&reason) {
                 reason = Some(judge(&name, pid, status));
             }
@@ -135,12 +133,12 @@ fn stuck(rank: &Rank) -> Failure {
     Failure::new(format!("{name} (process {pid}) did not answer the other ranks, and was ended; was it stopped?"))
 }
 
-/// Blocks until a child may have ended; with a deadline it only pauses.
+/// Blocks until a child may have ended; with a deadline, only pauses.
 fn wait_for_any(deadline: Option<Instant>) {
     if deadline.is_some() {
         std::thread::sleep(Duration::from_millis(10));
     } else if waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).is_err() {
-        // Interrupted, or no child: the caller looks at each anyway.
+        // Interrupted, or no child: the caller checks every child anyway.
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -161,7 +159,7 @@ fn judge(name: &str, pid: u32, status: ExitStatus) -> Failure {
 
 fn end_all(ranks: &mut Vec<Rank>) {
     for rank in ranks.iter_mut() {
-        // Fails only where it has ended by itself.
+        // `kill` fails only if the rank has ended by itself.
         drop(rank.child.kill());
     }
     for mut rank in ranks.drain(..) {

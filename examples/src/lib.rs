@@ -1,9 +1,8 @@
-//! What the programs of this package share: spawning local ranks, meeting over TCP, a small
-//! collectives library over RDMA writes, and the tables that perftest and nccl-tests have made
-//! familiar.
+//! Shared code of this package's programs: spawning local ranks, meeting over TCP, a small
+//! collectives library over RDMA writes, and tables in the formats of perftest and nccl-tests.
 //!
-//! Everything here is safe code over the public API of [`rdma`]: if a program on RDMA needed
-//! `unsafe`, this package would not compile.
+//! All code here is safe and uses the public API of [`rdma`]: if an RDMA program needed `unsafe`,
+//! this package would not compile.
 #![forbid(unsafe_code)]
 
 pub mod address;

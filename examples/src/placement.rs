@@ -1,5 +1,5 @@
-//! Where a process stands in its job: started by this package's launcher, by hand, by mpirun, Slurm
-//! or torchrun; or being the launcher itself.
+//! The place of a process in its job: it is the launcher itself, or was started by this package's
+//! launcher, by hand, by mpirun, Slurm or torchrun.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::environment::{self, JobPlace, Meeting};
 use crate::failure::{is_launched, say};
 use crate::{Failure, cli, launcher};
 
-/// More local ranks than this are a mistake, not a job.
+/// Most local ranks; a larger number is taken for a mistake.
 const MOST_RANKS: usize = 256;
-/// Local ranks, if nobody says how many.
+/// Number of local ranks if no option gives one.
 const RANKS: usize = 4;
 
 /// The options that say which rank this is, or how many to start.
@@ -45,7 +45,7 @@ pub struct PlacementOptions {
     pub bind: Bind,
 }
 
-/// Whether ranks are pinned.
+/// Whether ranks are pinned to cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Bind {
     /// To one core each, if there are as many as ranks.
@@ -57,7 +57,7 @@ pub enum Bind {
 }
 
 impl PlacementOptions {
-    /// How many ranks this process starts, or 1 where it is a rank itself.
+    /// Number of ranks that this process starts; 1 if it is a rank itself.
     #[must_use]
     pub fn local_ranks(&self) -> usize {
         let is_told = || !matches!(environment::job_place(), Ok(None));
@@ -65,10 +65,9 @@ impl PlacementOptions {
         if is_rank { 1 } else { self.ranks.unwrap_or(RANKS) }
     }
 
-    /// This process's place; `None` where it has been the launcher of a job that has ended well.
+    /// This process's place; `None` if it was the launcher of a job that has ended well.
     ///
-    /// # Errors
-    /// Where the job failed, and what is wrong with the options.
+    /// # Errors If the job failed, or the options are invalid.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
         let by_hand = match (self.rank, self.world, &self.root) {
             (Some(rank), Some(world), _) if rank >= world => {
@@ -81,12 +80,11 @@ impl PlacementOptions {
     }
 }
 
-/// This process's place, by the first of: the launcher of this package, the options (rank, world,
-/// address of rank 0), another launcher. Where there is none it starts local ranks, and returns
-/// `None` when they have ended well.
+/// This process's place, from the first of: the launcher of this package, the options (rank, world,
+/// address of rank 0), another launcher. If there is none, starts local ranks and returns `None`
+/// when they have ended well.
 ///
-/// # Errors
-/// Where these failed, and what is wrong with the options.
+/// # Errors If the local ranks failed, or the options are invalid.
 pub fn place(
     roles: Roles,
     by_hand: Option<(usize, usize, String)>,
@@ -106,7 +104,7 @@ pub fn place(
                 return place_of(told, roles, root).map(Some);
             }
         }
-        // As many jobs as that launcher has ranks would not be what is meant.
+        // Without this check each rank of the other launcher would start a job of its own.
         (Some(ranks), Ok(Some(JobPlace { launcher, rank, world, variable, .. }))) if world > 1 => {
             return Err(Failure::usage(format!(
                 "--ranks {ranks} starts ranks here, but {launcher} has started this process as rank {rank} of \
@@ -126,11 +124,10 @@ pub fn place(
     launcher::launch(ranks.unwrap_or(if roles == Roles::Ranks { RANKS } else { 2 }), roles).map(|()| None)
 }
 
-/// The place that another launcher has given to this process. `root` goes before what the
-/// environment says of where to meet.
+/// The place that another launcher has given to this process. `root` overrides the environment's
+/// meeting address.
 ///
-/// # Errors
-/// Where the place cannot be, or nobody says where to meet.
+/// # Errors If the place is invalid, or no meeting address is known.
 fn place_of(told: JobPlace, roles: Roles, root: Option<&str>) -> Result<Place, Failure> {
     let JobPlace { launcher, rank, world, meeting, job, .. } = told;
     if roles == Roles::ServerAndClient && world != 2 {
@@ -156,7 +153,8 @@ fn place_of(told: JobPlace, roles: Roles, root: Option<&str>) -> Result<Place, F
     Ok(Place { rank, world, root, job })
 }
 
-/// Rank 0 listens on all addresses: a host's own name may be a loopback address to itself.
+/// Finds rank 0's address. Rank 0 listens on all addresses: a host's own name may resolve to
+/// loopback there.
 fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
     let Meeting { host, port } = meeting;
     let bracketed =
@@ -165,7 +163,7 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
     let is_local = host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     match (rank, is_local) {
         (0, true) => bootstrap::listen(&bracketed).map(Root::Listener),
-        // Both versions of IP, where there are both.
+        // Listens on IPv6 and IPv4 if the host has both.
         (0, false) => bootstrap::listen(&format!("[::]:{port}"))
             .or_else(|_| bootstrap::listen(&format!("0.0.0.0:{port}")))
             .map(Root::Listener),
@@ -174,20 +172,19 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
     .map_err(|failure| failure.context("where the environment says that rank 0 listens (--root says otherwise)"))
 }
 
-/// One rank's run: meets the others, does its work, and ends together with them.
+/// Runs one rank: meets the others, does the work, and ends together with them.
 ///
-/// # Errors
-/// Where this rank or another failed.
+/// # Errors If this rank or another failed.
 pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut group = Group::meet(place, terms)?;
     let result = work(&mut group);
     group.conclude(result)
 }
 
-/// Starts a server (rank 0) and its client here, each of which does `work`, and waits for them.
+/// Starts a server (rank 0) and its client on this host, each of which does `work`, and waits for
+/// both.
 ///
-/// # Errors
-/// Where one failed.
+/// # Errors If one of them failed.
 pub fn run_pair(terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
     match launcher::launched_place()? {
         Some(place) => run(place, terms, work),
@@ -195,7 +192,7 @@ pub fn run_pair(terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failu
     }
 }
 
-/// The address with this port, if it has none. IPv6 addresses may come with or without brackets.
+/// Appends `port` to an address without a port. An IPv6 address may stand in brackets.
 pub(crate) fn with_port(address: &str, port: u16) -> String {
     if address.parse::<Ipv6Addr>().is_ok() {
         format!("[{address}]:{port}")
@@ -208,8 +205,7 @@ pub(crate) fn with_port(address: &str, port: u16) -> String {
 
 /// Checks that an address has a host and a port.
 ///
-/// # Errors
-/// Where options contradict each other or are out of range.
+/// # Errors If one of the two is missing or invalid.
 pub(crate) fn check_address(address: &str) -> Result<(), Failure> {
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     match port {
@@ -224,13 +220,13 @@ pub(crate) fn check_address(address: &str) -> Result<(), Failure> {
 /// How the ranks of one host share its cores.
 #[derive(Clone, Copy, Debug)]
 pub struct Cores {
-    /// There are more ranks than cores.
+    /// Whether there are more ranks than cores.
     pub shared: bool,
-    /// The core that this rank is pinned to.
+    /// The core to which this rank is pinned.
     pub pinned: Option<usize>,
 }
 
-/// Pins this rank as asked, as far as the kernel lets it.
+/// Pins this rank as `bind` asks, if the kernel permits it.
 #[must_use]
 pub fn bind(group: &Group, bind: Bind) -> Cores {
     let us = Pid::from_raw(0);

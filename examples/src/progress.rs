@@ -1,16 +1,16 @@
-//! A line on standard error that says how far a long run is, where somebody is there to see it.
+//! A progress line on standard error, shown only on a terminal.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How far a run of several steps is. Shows nothing where standard error is not a terminal, and is
-/// gone when dropped.
+/// The progress of a run of several steps. Shows nothing if standard error is not a terminal, and
+/// disappears when dropped.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Begins a run of so many steps.
+    /// Begins a run of `steps` steps.
     #[must_use]
     pub fn new(steps: usize) -> Self {
         let style = ProgressStyle::with_template("{msg} [{pos}/{len}] {elapsed}");
@@ -21,13 +21,13 @@ impl Progress {
         Self(bar)
     }
 
-    /// Says what is being done, `done` steps being over.
+    /// Shows the present step, after `done` finished ones.
     pub fn step(&self, what: &str, done: usize) {
         self.0.set_message(what.to_owned());
         self.0.set_position(done as u64);
     }
 
-    /// Prints something, with the line out of the way.
+    /// Runs `print` with the progress line hidden.
     pub fn print<T>(&self, print: impl FnOnce() -> T) -> T {
         self.0.suspend(print)
     }

@@ -5,24 +5,24 @@ use serde::Serialize;
 /// Statistics of a set of samples, in the samples' unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Summary {
-    /// The smallest.
+    /// The smallest sample.
     pub(crate) min: f64,
-    /// The largest.
+    /// The largest sample.
     pub(crate) max: f64,
-    /// Half are at or below it.
+    /// Half of the samples are at or below this value.
     pub(crate) median: f64,
-    /// The average.
+    /// The average of the samples.
     pub(crate) mean: f64,
     /// Standard deviation of the samples around the mean.
     pub(crate) stdev: f64,
-    /// 99 % are at or below it.
+    /// 99 % of the samples are at or below this value.
     pub(crate) p99: f64,
-    /// 99.9 % are at or below it.
+    /// 99.9 % of the samples are at or below this value.
     pub(crate) p999: f64,
 }
 
 impl Summary {
-    /// Summarises samples, which it sorts; all zeros where there are none.
+    /// Summarises samples, and sorts them; all fields are zero if there are none.
     pub(crate) fn of(samples: &mut [f64]) -> Self {
         let n = samples.len();
         if n == 0 {

@@ -1,26 +1,27 @@
-//! The tables of nccl-tests and perftest, column for column, so that scripts that read those read
-//! these.
+//! nccl-tests' table, column for column, so that scripts that parse nccl-tests' output also parse
+//! this.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-/// One collective, measured out of place or in place.
+/// The result of one collective, measured out of place or in place.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CollectiveTime {
     /// Mean time of one operation, in microseconds.
     pub time: f64,
-    /// Size over time, GB/s (1e9).
+    /// Size divided by time, in GB/s (1e9 bytes).
     pub alg_bw: f64,
     /// `alg_bw` times the collective's factor: comparable with the hardware's speed for any number
     /// of ranks.
     pub bus_bw: f64,
-    /// Elements with a wrong value; `None` where nothing was checked.
+    /// Number of elements with a wrong value; `None` if the result was not checked.
     pub nwrong: Option<u64>,
 }
 
 impl CollectiveTime {
-    /// From a mean time in seconds, for an all-reduce of `bytes` among `world` ranks.
+    /// Computes the figures of an all-reduce of `bytes` among `world` ranks from its mean time in
+    /// seconds.
     #[must_use]
     pub fn all_reduce(seconds: f64, bytes: usize, world: usize, nwrong: Option<u64>) -> Self {
         let alg_bw = if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 };
@@ -36,23 +37,23 @@ pub struct CollectiveRow {
     pub size: usize,
     /// Elements per rank.
     pub count: usize,
-    /// Element type, nccl-tests' name for it.
+    /// Element type, by nccl-tests' name.
     #[serde(rename = "type")]
     pub dtype: &'static str,
-    /// Reduction.
+    /// Name of the reduction.
     pub redop: &'static str,
-    /// Root, or -1 where there is none.
+    /// Root rank, or -1 if there is none.
     pub root: i32,
-    /// Result in another buffer than the input.
+    /// The time with the result in another buffer than the input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_of_place: Option<CollectiveTime>,
-    /// Result in the input's buffer.
+    /// The time with the result in the input's buffer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_place: Option<CollectiveTime>,
 }
 
-/// Fits a number into `width` columns as nccl-tests does: two decimals, one, none, and then an
-/// exponent.
+/// Formats a number in `width` columns as nccl-tests does: with two decimals, one, none, and then
+/// with an exponent.
 #[must_use]
 pub fn fit(value: f64, width: usize) -> String {
     for decimals in [2, 1, 0] {
@@ -66,8 +67,7 @@ pub fn fit(value: f64, width: usize) -> String {
 
 /// Prints nccl-tests' column heads.
 ///
-/// # Errors
-/// Errors of writing to `out`.
+/// # Errors If writing to `out` fails.
 pub fn collective_head(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "#")?;
     let (name, units) = (["time", "algbw", "busbw", "#wrong"], ["(us)", "(GB/s)", "(GB/s)", ""]);
@@ -85,8 +85,7 @@ pub fn collective_head(out: &mut dyn Write) -> io::Result<()> {
 
 /// Prints one row of nccl-tests' table.
 ///
-/// # Errors
-/// Errors of writing to `out`.
+/// # Errors If writing to `out` fails.
 pub fn collective_row(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()> {
     let CollectiveRow { size, count, dtype, redop, root, .. } = row;
     write!(out, "{size:>12}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
@@ -105,8 +104,7 @@ pub fn collective_row(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()
 
 /// Prints nccl-tests' closing lines; the average is over all columns of all rows.
 ///
-/// # Errors
-/// Errors of writing to `out`.
+/// # Errors If writing to `out` fails.
 pub fn collective_foot(out: &mut dyn Write, rows: &[CollectiveRow]) -> io::Result<()> {
     let columns = || rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
     let wrong: u64 = columns().filter_map(|t| t.nwrong).sum();
@@ -118,9 +116,9 @@ pub fn collective_foot(out: &mut dyn Write, rows: &[CollectiveRow]) -> io::Resul
     writeln!(out, "#")
 }
 
-/// Six significant digits, as C's `%g` would print a bandwidth.
+/// Formats a bandwidth with six significant digits, as C's `%g` does.
 fn significant(value: f64) -> String {
-    // The first that has six digits before or after the point; very small values are none at all.
+    // Finds the number of decimals that gives six significant digits; very small values get nine.
     let mut bound = 1e5;
     let mut decimals: usize = 0;
     while value < bound && decimals < 9 {

@@ -1,4 +1,4 @@
-//! Waiting: for completions, and for descriptors.
+//! Waits for completions and for file descriptors.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use rdma::{Completion, CompletionChannel, CompletionQueue, Context, Poller};
 use crate::Failure;
 use crate::bootstrap::Watch;
 
-/// How often to look whether the other rank still lives.
+/// Interval of the checks whether the other rank still lives.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A completion queue that is waited for with a deadline, and as long as no rank is lost.
+/// A completion queue whose waits end at a deadline, and early if a rank is lost.
 #[derive(Debug)]
 pub(crate) struct Completions {
     cq: CompletionQueue,
@@ -25,11 +25,10 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// A queue with room for `depth` completions. With `sleeps`, a wait sleeps at once, in place of
-    /// polling for a while.
+    /// Creates a queue with room for `depth` completions. With `sleeps`, a wait sleeps at once and
+    /// does not poll first.
     ///
-    /// # Errors
-    /// Errors of the device.
+    /// # Errors Errors of the device.
     pub(crate) fn new(
         context: &Context,
         depth: u32,
@@ -42,15 +41,14 @@ impl Completions {
         Ok(Self { poller: cq.poller(), cq, channel, sleeps, watch, timeout })
     }
 
-    /// The queue.
+    /// The completion queue.
     pub(crate) fn queue(&self) -> &CompletionQueue {
         &self.cq
     }
 
     /// Hands the next completion to `take`, if there is one now.
     ///
-    /// # Errors
-    /// Errors of polling, and of `take`.
+    /// # Errors Errors of polling, and of `take`.
     pub(crate) fn poll<T>(
         &mut self,
         take: impl FnOnce(Completion<'_>) -> Result<T, Failure>,
@@ -58,10 +56,9 @@ impl Completions {
         self.poller.poll()?.map(take).transpose()
     }
 
-    /// Waits for the next completion and hands it to `take`; `None` where there is none in time.
+    /// Waits for the next completion and hands it to `take`; returns `None` if none comes in time.
     ///
-    /// # Errors
-    /// Errors of polling and of `take`; the loss of a rank.
+    /// # Errors Errors of polling and of `take`; the loss of a rank.
     pub(crate) fn wait<T>(
         &mut self,
         take: impl FnOnce(Completion<'_>) -> Result<T, Failure>,
@@ -74,7 +71,7 @@ impl Completions {
             let look = LOOK.min(deadline.saturating_duration_since(Instant::now()));
             if self.sleeps {
                 self.cq.request_notify(false)?;
-                // A completion that came before the queue was armed makes no event.
+                // A completion that came before the CQ was armed raises no event.
                 if let Some(completion) = self.poller.poll()? {
                     return take(completion).map(Some);
                 }
@@ -93,16 +90,16 @@ impl Completions {
     }
 }
 
-/// Sleeps until one of the descriptors is readable, or broken; `false` at the deadline. It may also
-/// return early.
+/// Sleeps until one of the descriptors is readable or has an error; returns `false` at the
+/// deadline. May also return early.
 ///
-/// # Errors
-/// Errors of poll(2).
+/// # Errors Errors of poll(2).
 pub(crate) fn readable(descriptors: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<bool, Failure> {
     let timeout = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
         None => PollTimeout::NONE,
         Some(left) if left.is_zero() => PollTimeout::ZERO,
-        // Rounded up: a wait that ends early would be repeated without end.
+        // Rounds up: with less than 1 ms left, a rounded-down wait would return at once, again and
+        // again.
         Some(left) => PollTimeout::try_from(left.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX),
     };
     let mut all: Vec<PollFd<'_>> = descriptors.iter().map(|&fd| PollFd::new(fd, PollFlags::POLLIN)).collect();

@@ -32,7 +32,7 @@ pub struct Tuning {
     pub watch_memory: bool,
     /// Announce arrivals by separate messages on every device, as iWARP needs it.
     pub by_messages: bool,
-    /// There are more ranks than cores.
+    /// Set if there are more ranks than cores.
     pub shared_cores: bool,
     /// Longest time that the other ranks may make no progress.
     pub stall: Duration,

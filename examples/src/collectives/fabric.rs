@@ -223,7 +223,7 @@ impl Fabric {
         place: RemoteSlice,
     ) -> Result<u64, Failure> {
         if source.is_empty() {
-            // Nothing to wait for, either: earlier sends are not less complete for it.
+            // 0 waits for no request: there is no source memory to protect.
             return self.notify(to, lane).map(|()| 0);
         }
         let notices = self.notices;

@@ -1,10 +1,11 @@
-//! Ring all-reduce: every rank talks to its two neighbours only, and sends as little as is possible
-//! at all.
+//! Ring all-reduce: every rank communicates with its two neighbours only, and sends the least data
+//! that an all-reduce can.
 //!
-//! The [schedule](super::schedule) says what is sent when. Partial sums go into slots of the right
-//! neighbour's scratch memory, which it gives back by credits; results go straight to their place
-//! in its output. That needs no credit: a result comes only after the neighbour has sent its own
-//! part of it, so it has entered the operation and needs the place no more.
+//! The [schedule](super::schedule) decides what is sent when. Partial sums go into slots of the
+//! right neighbour's scratch memory, which the neighbour returns by credits. Results go straight to
+//! their place in the neighbour's output and need no credit: a result comes only after the
+//! neighbour has sent its own part of it, so the neighbour has entered the operation and no longer
+//! needs that place.
 
 use std::ops::Range;
 
@@ -18,10 +19,11 @@ use super::tensor::{Operation, bytes};
 use crate::Failure;
 use crate::bootstrap::Group;
 
-/// Places of the staging memory: enough that a send is complete when its place is needed again.
+/// Places of the staging memory: enough that a send is usually complete when its place is needed
+/// again.
 const STAGES: usize = 4;
 
-/// Bytes of scratch memory, at most (but for 4 KiB a slot).
+/// Most bytes of scratch memory; rounding may add up to 4 KiB per slot.
 const SCRATCH: usize = 8 << 20;
 
 /// State of the ring between operations.
@@ -33,33 +35,34 @@ pub(super) struct Ring {
     lead: usize,
     left: usize,
     right: usize,
-    /// Where the left neighbour writes its partial sums: slots of one chunk.
+    /// Slots of one chunk each, into which the left neighbour writes its partial sums.
     slots: ExposedRegion,
     right_slots: RemoteSlice,
     slot_count: usize,
-    /// Sums on their way to the right neighbour.
+    /// Partial sums being sent to the right neighbour.
     staging: ExposedRegion,
     staged: usize,
     /// Sequence number of the send from each place of the staging memory.
     staging_sends: Vec<u64>,
-    /// Messages to the right neighbour's slots, and from the left one, since the beginning.
+    /// Partial sums sent to the right neighbour, and received from the left one, since the start.
     sent: usize,
     taken: usize,
-    /// Messages of either kind that came from the left neighbour and are accounted for.
+    /// Messages of either kind from the left neighbour that this rank has waited for or counted.
     expected: u64,
-    /// Slots that one credit stands for.
+    /// Number of slots that one credit returns.
     credit: usize,
     /// Slots read since the last credit.
     uncredited: usize,
 }
 
 impl Ring {
-    /// Gets the memory; collective.
+    /// Allocates the memory; collective.
     pub(super) fn new(fabric: &Fabric, group: &mut Group, chunk: usize, lead: usize) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
         let hops = world - 1;
-        // Messages of `lead + 1` ticks, and slots not yet credited: enough by the schedule's tests.
+        // Slots for the messages of `lead + 1` ticks, and for slots not yet credited. The
+        // schedule's tests show that these suffice.
         let slot_count = (lead + 1) * hops + hops - 1;
         // Many ranks need many slots, and then have small segments.
         let chunk = chunk.min((SCRATCH / slot_count).next_multiple_of(4096));
@@ -87,7 +90,7 @@ impl Ring {
         })
     }
 
-    /// One all-reduce.
+    /// Runs one all-reduce.
     pub(super) fn run<T: Element>(&mut self, operation: Operation<'_, T>) -> Result<(), Failure> {
         let Self { rank, world, chunk, lead, left, right, .. } = *self;
         let plan = Schedule::new(rank, world, operation.count, chunk / size_of::<T>(), lead);
@@ -123,7 +126,7 @@ impl Ring {
     }
 }
 
-/// One ring all-reduce under way.
+/// One ring all-reduce in progress.
 struct Turn<'a, T> {
     ring: &'a mut Ring,
     operation: Operation<'a, T>,
@@ -136,7 +139,7 @@ impl<T: Element> Turn<'_, T> {
         self.operation.fabric.wait_for(self.ring.left, Lane::Ring, self.ring.expected)
     }
 
-    /// Sends a partial sum into the right neighbour's next slot, when that is free.
+    /// Sends a partial sum into the right neighbour's next slot, once that slot is free.
     fn send_partial(&mut self, part: ExposedSlice) -> Result<u64, Failure> {
         let (ring, fabric) = (&mut *self.ring, &mut *self.operation.fabric);
         if let Some(over) = (ring.sent + 1).checked_sub(ring.slot_count) {
@@ -148,7 +151,7 @@ impl<T: Element> Turn<'_, T> {
         fabric.send(ring.right, Lane::Ring, part, place)
     }
 
-    /// Adds the own part to the partial sum that came in, and passes it on.
+    /// Adds this rank's part to the received partial sum and passes the sum on.
     fn reduce_and_pass(&mut self, elements: Range<usize>) -> Result<(), Failure> {
         let place = self.ring.staged % STAGES;
         self.ring.staged += 1;
@@ -163,14 +166,14 @@ impl<T: Element> Turn<'_, T> {
         Ok(())
     }
 
-    /// Adds the own part to the partial sum that came in: the result.
+    /// Adds this rank's part to the received partial sum, which completes the result.
     fn finish(&mut self, elements: Range<usize>) -> Result<(), Failure> {
         let (output, base) = (self.operation.output, bytes::<T>(elements.clone()).start);
         self.add(elements, |_, offset, sums| output.region().copy_in(base + offset, sums))
     }
 
-    /// Sums the next slot and the own input, block by block, into where `keep` puts it; gives the
-    /// slot back.
+    /// Sums the next slot and this rank's input block by block, stores each block with `keep`, and
+    /// returns the slot to its writer.
     fn add(
         &mut self,
         elements: Range<usize>,

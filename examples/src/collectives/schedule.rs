@@ -1,17 +1,17 @@
 //! The schedule of a ring all-reduce, without any communication.
 //!
-//! The elements are cut into *blocks*, and each block into one *segment* per rank. A block takes
-//! `2 (N - 1)` steps: in the first `N - 1` a rank adds its own part to the segment that comes from
-//! its left neighbour and passes the sum on; in the others the finished segments go round. A rank
-//! sends at step `t` what it received at step `t - 1`.
+//! The elements are cut into *blocks*, and each block into one *segment* per rank. A block takes `2
+//! (N - 1)` steps. In the first `N - 1` steps a rank adds its own part to the segment that its left
+//! neighbour sends and passes the sum on; in the other steps the finished segments go round the
+//! ring. A rank sends at step `t` the segment that it received at step `t - 1`.
 //!
 //! Blocks overlap like the stages of a pipeline: block `b` is at step `t` in *tick* `b + t * lead`.
-//! Every rank sends its messages in the order of ticks, and of steps within a tick, so that both
-//! ends of a connection can tell which message is the next from its number alone.
+//! Every rank sends its messages in the order of ticks, and within a tick in the order of steps.
+//! Both ends of a connection can therefore tell which message comes next from its number alone.
 
 use std::ops::Range;
 
-/// Cuts of this many elements keep segments on cache lines of their own.
+/// Segment lengths are multiples of this many elements, so that no two segments share a cache line.
 const ALIGNMENT: usize = 16;
 
 /// A message of the schedule: one segment of one block, at one step.
@@ -23,16 +23,16 @@ pub(super) struct Message {
     pub(super) step: usize,
 }
 
-/// What a rank does with a received message.
+/// How a rank handles a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Add the own part, pass the sum on to the right neighbour's scratch memory.
+    /// Add this rank's part and pass the sum on to the right neighbour's scratch memory.
     Reduce,
-    /// Add the own part: the sum is complete. Keep it as result and pass it on as result.
+    /// Add this rank's part: the sum is complete. Keep the result and pass it on as a result.
     Finish,
     /// The message is a result: pass it on.
     Forward,
-    /// The message is a result that the right neighbour has already.
+    /// The message is a result that the right neighbour has already: keep it only.
     Keep,
 }
 
@@ -42,51 +42,51 @@ pub(super) struct Schedule {
     rank: usize,
     world: usize,
     count: usize,
-    /// Elements of a segment, except for the last ones.
+    /// Elements of a segment; the last segments may have fewer.
     segment: usize,
     blocks: usize,
     lead: usize,
 }
 
 impl Schedule {
-    /// A schedule whose segments have at most `chunk` elements; `lead` is how many ticks lie
-    /// between a block's steps.
+    /// Creates a schedule whose segments have at most `chunk` elements, with `lead` ticks between
+    /// the steps of a block.
     pub(super) fn new(rank: usize, world: usize, count: usize, chunk: usize, lead: usize) -> Self {
         let even = count.div_ceil(world);
         let blocks = even.div_ceil(chunk.max(ALIGNMENT)).max(1);
         let segment = even.div_ceil(blocks).next_multiple_of(ALIGNMENT);
-        // Rounding up the segments may have left nothing for the last blocks.
+        // Rounded-up segments may leave no elements for the last blocks.
         let blocks = count.div_ceil(segment * world).max(1);
         Self { rank, world, count, segment, blocks, lead: lead.max(1) }
     }
 
-    /// Steps that a block takes.
+    /// Number of steps of a block.
     pub(super) fn steps(&self) -> usize {
         2 * (self.world - 1)
     }
 
-    /// The elements that a rank sends in this message.
+    /// The elements that this rank sends in a message.
     pub(super) fn sent(&self, message: Message) -> Range<usize> {
         self.segment(message.block, self.rank + 2 * self.world - message.step)
     }
 
-    /// The elements that a rank receives in this message.
+    /// The elements that this rank receives in a message.
     pub(super) fn received(&self, message: Message) -> Range<usize> {
         self.segment(message.block, self.rank + 2 * self.world - message.step - 1)
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// The elements of a block's segment, which are none where the elements have come to an end.
+    /// The elements of a block's segment; an empty range past the last element.
     pub(super) fn segment(&self, block: usize, segment: usize) -> Range<usize> {
         let start = (block * self.world + segment % self.world) * self.segment;
         start.min(self.count)..(start + self.segment).min(self.count)
     }
 
-    /// What the rank does with a message from its left neighbour.
+    /// How the rank handles a message from its left neighbour.
     pub(super) fn action(&self, step: usize) -> Action {
         match self.world {
             n if step + 2 < n => Action::Reduce,
@@ -106,14 +106,14 @@ impl Schedule {
         self.lead
     }
 
-    /// The left neighbour's message that comes after all those that this rank passes on in `tick`:
-    /// nobody passes it on.
+    /// The left neighbour's last message of a block, which follows those that this rank passes on
+    /// in `tick`; this rank does not pass it on.
     pub(super) fn last_of_left(&self, tick: usize) -> Option<Message> {
         let block = tick.checked_sub(self.steps() * self.lead)?;
         (block < self.blocks).then_some(Message { block, step: self.steps() - 1 })
     }
 
-    /// The messages that a rank sends in a tick, in their order.
+    /// The messages that a rank sends in a tick, in sending order.
     pub(super) fn messages(&self, tick: usize) -> impl Iterator<Item = Message> + use<> {
         let (blocks, lead, steps) = (self.blocks, self.lead, self.steps());
         (0..steps)
@@ -131,14 +131,13 @@ mod tests {
         step < plan.world - 1
     }
 
-    /// Plays the schedule of all ranks with vectors in place of memory, and at most `slots` unread
-    /// scratch messages.
+    /// Runs the schedules of all ranks with vectors in place of memory, and checks that at most
+    /// `slots` scratch messages are unread.
     fn play(world: usize, count: usize, chunk: usize, lead: usize) {
         let plans: Vec<Schedule> = (0..world).map(|r| Schedule::new(r, world, count, chunk, lead)).collect();
         let input = |rank: usize, i: usize| (i * 31 + rank * 7) as u64 % 1000;
         let mut out = vec![vec![u64::MAX; count]; world];
-        // Messages on their way from each rank's left neighbour, and those it has taken but not
-        // passed on.
+        // The messages in flight from each rank's left neighbour.
         let mut wires: Vec<std::collections::VecDeque<(Message, Vec<u64>)>> = vec![Default::default(); world];
         let order = |plan: &Schedule| (0..plan.ticks()).flat_map(|t| plan.messages(t)).collect::<Vec<_>>();
         let mut orders: Vec<Vec<Message>> = plans.iter().map(|p| order(p).into_iter().rev().collect()).collect();
@@ -157,8 +156,8 @@ mod tests {
                 let data = if next.step == 0 {
                     plan.sent(next).map(|i| input(rank, i)).collect()
                 } else {
-                    // Its own order says which message it waits for: the one that this one passes
-                    // on.
+                    // The next message to send determines the expected message: the one of the step
+                    // before.
                     let Some((message, mut data)) = wires[rank].pop_front() else { continue };
                     received[rank].push(message);
                     assert_eq!(message, Message { step: next.step - 1, ..next }, "world {world}");
@@ -179,7 +178,7 @@ mod tests {
                 wires[right].push_back((next, data));
                 moved = true;
             }
-            // What is only kept is taken out whenever it is the next.
+            // Takes out results that are only kept, whenever one is next.
             for rank in 0..world {
                 while let Some((m, _)) = wires[rank].front() {
                     if plans[rank].action(m.step) != Action::Keep {

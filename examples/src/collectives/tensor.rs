@@ -1,4 +1,4 @@
-//! Memory that a collective works on.
+//! The memory that a collective works on.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -10,13 +10,15 @@ use super::element::Element;
 use super::fabric::{Fabric, Lane};
 use crate::Failure;
 
-/// Bytes of one copy between exposed memory and a rank's own: some lines of the first-level cache.
+/// Bytes of one copy between exposed and private memory: small enough for the first-level cache.
 pub(super) const BLOCK: usize = 4096;
 
-/// Elements that every rank has as many of, in memory that the others may write to.
+/// A tensor: the same number of elements at every rank, in memory that the other ranks may write
+/// to.
 ///
-/// A collective's result lands in it without another copy. It is never lent as a slice, since
-/// others may write to it at any time; [`read`](Self::read) and [`write`](Self::write) copy.
+/// A collective writes its result here without another copy. The memory is never borrowed as a
+/// slice, since other ranks may write to it at any time; [`read`](Self::read) and
+/// [`write`](Self::write) copy.
 #[derive(Debug)]
 pub struct Tensor<T> {
     region: ExposedRegion,
@@ -30,32 +32,30 @@ impl<T: Element> Tensor<T> {
         Self { region, remotes, count, element: PhantomData }
     }
 
-    /// How many elements there are.
+    /// Number of elements.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Copies elements in, the first to place `start`.
+    /// Copies elements into the tensor, the first to index `start`.
     ///
-    /// # Errors
-    /// Where they do not fit.
+    /// # Errors If the elements do not fit.
     pub fn write(&self, start: usize, elements: &[T]) -> Result<(), Failure> {
         self.region.copy_in(start * size_of::<T>(), bytemuck::cast_slice(elements)).map_err(Failure::from)
     }
 
-    /// Copies elements out, the first from place `start`.
+    /// Copies elements out of the tensor, the first from index `start`.
     ///
-    /// # Errors
-    /// Where there are not as many.
+    /// # Errors If the tensor has fewer elements.
     pub fn read(&self, start: usize, elements: &mut [T]) -> Result<(), Failure> {
         self.region.copy_out(start * size_of::<T>(), bytemuck::cast_slice_mut(elements)).map_err(Failure::from)
     }
 
-    /// Calls `fill` for blocks of the first `count` elements, and copies in what it made of them.
+    /// Calls `fill` for blocks of the first `count` elements and copies each filled block into the
+    /// tensor.
     ///
-    /// # Errors
-    /// Where there are not as many.
+    /// # Errors If the tensor has fewer elements.
     pub fn fill(&self, count: usize, mut fill: impl FnMut(usize, &mut [T])) -> Result<(), Failure> {
         let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
         for start in (0..count).step_by(block.len()) {
@@ -66,10 +66,9 @@ impl<T: Element> Tensor<T> {
         Ok(())
     }
 
-    /// Calls `look` for blocks of the first `count` elements.
+    /// Calls `look` with copies of blocks of the first `count` elements.
     ///
-    /// # Errors
-    /// Where there are not as many.
+    /// # Errors If the tensor has fewer elements.
     pub fn for_each(&self, count: usize, mut look: impl FnMut(usize, &[T])) -> Result<(), Failure> {
         let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
         for start in (0..count).step_by(block.len()) {
@@ -80,28 +79,28 @@ impl<T: Element> Tensor<T> {
         Ok(())
     }
 
-    /// The own memory of some elements.
+    /// The local memory of some elements.
     pub(super) fn local(&self, elements: Range<usize>) -> Result<ExposedSlice, Failure> {
         self.region.slice(bytes::<T>(elements)).map_err(Failure::from)
     }
 
-    /// The same elements at another rank.
+    /// The memory of the same elements at another rank.
     pub(super) fn remote(&self, rank: usize, elements: Range<usize>) -> Result<RemoteSlice, Failure> {
         self.remotes[rank].slice(bytes::<T>(elements)).map_err(Failure::from)
     }
 
-    /// The memory itself.
+    /// The local memory of the tensor.
     pub(super) fn region(&self) -> &ExposedRegion {
         &self.region
     }
 
-    /// Whether two tensors are one.
+    /// Whether two references name the same tensor.
     pub(super) fn is(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
 }
 
-/// One all-reduce under way.
+/// One all-reduce in progress.
 #[derive(Debug)]
 pub(super) struct Operation<'a, T> {
     pub(super) fabric: &'a mut Fabric,
@@ -119,7 +118,7 @@ impl<T: Element> Operation<'_, T> {
     }
 }
 
-/// Where some elements lie.
+/// The byte range of some elements.
 pub(super) fn bytes<T>(elements: Range<usize>) -> Range<usize> {
     elements.start * size_of::<T>()..elements.end * size_of::<T>()
 }

@@ -1,24 +1,23 @@
-//! Waiting: spin briefly, then give the core away, then sleep.
+//! Waiting: spin briefly, then yield the core, then sleep.
 //!
-//! With more ranks than cores the peer that we wait for may need this very core: a rank that only
-//! spins holds it until the scheduler's tick, which is a thousand times longer than the message
-//! takes.
+//! With more ranks than cores, the awaited peer may need this very core: a rank that only spins
+//! holds the core until the scheduler's tick, a thousand times longer than a message takes.
 
 use std::time::{Duration, Instant};
 
 use crate::Failure;
 use crate::bootstrap::Watch;
 
-/// Yields between two looks at the clock and at the other ranks' health.
+/// Yields between two checks of the clock and of the other ranks.
 const YIELDS_PER_CHECK: u32 = 32;
-/// How long to go on yielding before sleeping; waking a halted core costs some 25 us.
+/// Time to go on yielding before sleeping; waking a halted core costs some 25 us.
 const YIELDING: Duration = Duration::from_millis(2);
-/// The first sleep, and each is twice as long as the one before, up to the longest: a death is
-/// noticed after this time at the latest.
+/// Durations of the first and of the longest sleep; each sleep is twice as long as the one before.
+/// A rank's death is noticed after the longest sleep at the latest.
 const FIRST_SLEEP: Duration = Duration::from_micros(50);
 const SLEEP: Duration = Duration::from_millis(1);
 
-/// How a rank waits.
+/// The waiting policy of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Patience {
     spins: u32,
@@ -26,7 +25,7 @@ pub(crate) struct Patience {
     watch: Watch,
 }
 
-/// State of a wait; made by `Wait::default()`.
+/// The state of one wait; starts as `Wait::default()`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wait {
     turns: u32,
@@ -35,24 +34,23 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// True at every 64th turn, for checks too expensive for each.
+    /// True at every 64th turn, for checks that are too expensive at each turn.
     pub(crate) fn is_time_to_look(&self) -> bool {
         self.turns % 64 == 63
     }
 }
 
 impl Patience {
-    /// `shared_cores`: there are more ranks than cores, so spinning keeps others from running.
-    /// `stall` is how long the others may make no progress at all.
+    /// `shared_cores` says that there are more ranks than cores, so that spinning keeps other ranks
+    /// from running. `stall` is the longest time without any progress.
     pub(crate) fn new(watch: Watch, shared_cores: bool, stall: Duration) -> Self {
         Self { spins: if shared_cores { 4 } else { 2000 }, stall, watch }
     }
 
-    /// Lets some time pass, after the caller has looked and found nothing. With a duration, the
-    /// caller has waited so long that it is to sleep, for that time at most.
+    /// Pauses briefly, after the caller has looked for progress and found none. If a duration is
+    /// returned, the wait has been long and the caller should sleep for at most that time.
     ///
-    /// # Errors
-    /// Where another rank has died, or nothing has happened for too long.
+    /// # Errors If another rank has died, or nothing has happened for `stall`.
     #[inline]
     pub(crate) fn pause(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
         wait.turns = wait.turns.saturating_add(1);
@@ -101,7 +99,7 @@ mod tests {
             naps.extend(patience.pause(&mut wait).unwrap());
         }
         assert!(naps[0] == FIRST_SLEEP && naps.is_sorted() && naps[7] == SLEEP, "{naps:?}");
-        // The wait has lasted longer than this shorter limit.
+        // The wait has already lasted longer than this new limit.
         patience.stall = Duration::ZERO;
         let failure = patience.pause(&mut wait).unwrap_err();
         assert!(failure.to_string().contains("no progress"), "{failure}");

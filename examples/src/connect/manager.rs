@@ -1,9 +1,9 @@
-//! Connecting by the connection manager.
+//! Connects ranks by the connection manager.
 //!
-//! Of two ranks, the higher one calls. Each listens on a port of its own, which the others hear of
-//! over the bootstrap, and calls and answers at the same time, so that nobody waits for somebody
-//! who waits. The private data says for which job, from whom and to whom a call is; others are
-//! rejected, and told why.
+//! In each pair of ranks, the higher one calls. Each rank listens on a port of its own and sends
+//! the address to the others over the bootstrap. It calls and answers at the same time, so that no
+//! cycle of waiting ranks can form. The private data of a call names the job, the caller and the
+//! callee; any other call is rejected with the reason.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -21,14 +21,14 @@ use crate::bootstrap::{Group, Watch};
 use crate::device::Chosen;
 use crate::failure::say;
 
-/// How long one step of a connection may take.
+/// Longest time of one step of a connection.
 const STEP: Duration = Duration::from_secs(10);
-/// How long all of this rank's may take.
+/// Longest time of all connections of this rank.
 const ALL: Duration = Duration::from_secs(60);
-/// How often to look whether a rank has died meanwhile.
+/// Interval of the checks whether a rank has died.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The beginning of the private data; changes with what follows.
+/// The beginning of the private data; changes with the format of the rest.
 const MAGIC: &str = "rdma-cm2";
 
 /// Caller and callee of a connection, sent as private data.
@@ -50,7 +50,7 @@ impl Identity {
         format!("{MAGIC} {:x} {} {}", self.job, self.from, self.to)
     }
 
-    /// Reads private data, which may be filled up with zeros.
+    /// Parses private data, which may be padded with zeros.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?.trim_end_matches('\0');
         let mut fields = text.strip_prefix(MAGIC)?.strip_prefix(' ')?.split(' ');
@@ -68,7 +68,7 @@ struct Work<'a> {
     job: u64,
     watch: Watch,
     deadline: Instant,
-    /// Why one half has failed, and the other need not go on.
+    /// The reason why one half has failed, which ends the other half too.
     failed: OnceLock<Failure>,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn connect(
     let listener = Listener::bind(&chosen.context, SocketAddr::new(ip, 0), &ListenOptions::new());
     let listener = listener.map_err(|error| Failure::from(error).context(format_args!("cannot listen at {ip}")));
     let listener = group.agree("the listeners", listener)?;
-    // Rank 0's random number is the job's.
+    // Rank 0's random number identifies the job.
     let random = RandomState::new().build_hasher().finish();
     let told: Vec<(u64, SocketAddr)> =
         group.all_gather("the listeners' addresses", &(random, listener.local_addr()))?;
@@ -115,7 +115,7 @@ pub(super) fn connect(
             Ok(called)
         })
     });
-    // Not an agreement: those that wait for a call of this rank hear of its failure when it ends.
+    // Not an agreement: ranks that wait for a call of this rank learn of its failure when it ends.
     let mut connected = connected?;
     group.barrier("the connections")?;
     connected.sort_by_key(|one| order.iter().position(|&peer| peer == one.peer));
@@ -191,7 +191,7 @@ fn connected(peer: usize, connection: Connection, qp: QueuePair<Rc>, theirs: u32
     Connected { peer, qp, connection: Some(connection), is_active, ends }
 }
 
-/// Rejects a call that is not for this rank, and says so.
+/// Rejects a call that is not for this rank, and logs the reason.
 fn refuse(request: IncomingConnection, job: u64, caller: Option<Identity>) {
     let why = match caller {
         None => "it does not speak our protocol",
@@ -200,7 +200,7 @@ fn refuse(request: IncomingConnection, job: u64, caller: Option<Identity>) {
     };
     let from = request.peer_addr().map_or_else(|| "somewhere".to_owned(), |address| address.to_string());
     say(&format!("ignored a connection from {from}: {why}"));
-    // The caller may have gone.
+    // Errors are ignored: the caller may have gone.
     let _rejected = request.reject(why.as_bytes());
 }
 
@@ -247,7 +247,7 @@ mod tests {
         Work { chosen, how, rank, job, watch: Watch::new(), deadline, failed: OnceLock::new() }
     }
 
-    /// Rank 0 expects rank 1 of job 5, and gets calls of others first.
+    /// Rank 0 expects rank 1 of job 5, and first gets calls of others.
     #[test]
     fn strangers_are_rejected_and_told_why() {
         let chosen = chosen();
@@ -285,7 +285,7 @@ mod tests {
         });
     }
 
-    /// A call is answered by the called rank, or fails.
+    /// A call fails unless the called rank itself answers.
     #[test]
     fn an_answer_of_somebody_else_is_refused() {
         let chosen = chosen();
@@ -298,7 +298,7 @@ mod tests {
             scope.spawn(|| {
                 let request = listener.next_request(Some(STEP)).unwrap().unwrap();
                 let qp = request.init(unconnected(&chosen, 0).qp).unwrap();
-                // The caller has gone before, or has not.
+                // Errors are ignored: the caller may have gone already.
                 drop(request.accept(qp, &ConnOptions::new().private_data(b"yes?"), STEP));
             });
             let called = work(&chosen, &how, 1, 5).call(SocketAddr::new(ip, 0), target, unconnected(&chosen, 0));

@@ -1,5 +1,5 @@
-//! Connecting queue pairs to those of other ranks: by an exchange of endpoints over the bootstrap,
-//! or by the connection manager.
+//! Connects queue pairs to those of other ranks, by an exchange of endpoints over the bootstrap or
+//! by the connection manager.
 
 mod manager;
 
@@ -28,29 +28,28 @@ pub struct ConnectionOptions {
     pub cm_address: Option<IpAddr>,
 }
 
-/// The key of datagram queue pairs: perftest's.
+/// The Q_Key of datagram queue pairs: perftest's.
 const QKEY: u32 = 0x1111_1111;
 
-/// How the ranks of a job connect.
+/// The method by which the ranks of a job connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Each tells the others the endpoints of its queue pairs.
+    /// Each rank sends the others the endpoints of its queue pairs.
     Endpoints,
-    /// By the connection manager; this is our address.
+    /// The connection manager connects; holds this rank's address.
     Manager(IpAddr),
 }
 
 impl ConnectionOptions {
-    /// Whether they ask for the connection manager.
+    /// Whether the options ask for the connection manager.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.cm || self.cm_address.is_some()
     }
 
-    /// Agrees on a method; collective. Where any rank's device is iWARP, all take the connection
-    /// manager, and `speaker` says so.
+    /// Agrees on a method; collective. If any rank's device is iWARP, all ranks take the connection
+    /// manager, and rank `speaker` announces it.
     ///
-    /// # Errors
-    /// Where a rank has no address for the connection manager.
+    /// # Errors If a rank has no address for the connection manager.
     pub fn settle(
         &self,
         chosen: &Chosen,
@@ -77,16 +76,16 @@ impl ConnectionOptions {
     }
 }
 
-/// Whether a device's transport is iWARP, which has no immediate data and does not wait for
-/// receives.
+/// Whether a device's transport is iWARP, which has no immediate data and whose senders do not wait
+/// for receives.
 pub(crate) fn is_iwarp(context: &Context) -> bool {
     context.device().transport() == TransportType::IWARP
 }
 
-/// The receives of a queue pair, which have to be posted before its peer can send.
+/// The receives of a queue pair, which must be posted before its peer can send.
 #[derive(Debug)]
 pub(crate) struct Receives {
-    /// The memory of each; none for messages without data.
+    /// The memory of each receive; `None` for a message without data.
     pub(crate) rooms: Vec<Option<Buffer>>,
     pub(crate) token: u64,
 }
@@ -103,15 +102,15 @@ impl Receives {
     }
 }
 
-/// One end of a connection that the connection manager is about to make.
+/// One end of a connection that the connection manager is about to establish.
 pub(crate) enum End {
     Active(Resolved<Rc>),
     Passive(IncomingConnection<Rc>),
 }
 
 impl End {
-    /// Brings a queue pair to INIT, posts its receives, and connects it. What a rejection says is
-    /// part of the error.
+    /// Brings a queue pair to INIT, posts its receives, and connects it. The error of a rejection
+    /// includes the peer's private data.
     pub(crate) fn connect(
         self,
         qp: PreparedQueuePair<Rc>,
@@ -139,20 +138,20 @@ impl End {
     }
 }
 
-/// A queue pair for a rank.
+/// A queue pair to be connected to a rank.
 pub(crate) struct Unconnected<T: Transport = Rc> {
     pub(crate) peer: usize,
     pub(crate) qp: PreparedQueuePair<T>,
     pub(crate) receives: Receives,
 }
 
-/// How to connect.
+/// Parameters of the connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(crate) method: Method,
-    /// Remote access of the peers.
+    /// The remote access that peers get.
     pub(crate) access: RemoteAccess,
-    /// The path's MTU, which the connection manager chooses itself.
+    /// The path MTU; the connection manager chooses its own.
     pub(crate) mtu: Option<Mtu>,
     pub(crate) min_rnr_timer: RnrTimer,
 }
@@ -162,16 +161,16 @@ pub(crate) struct How {
 pub(crate) struct Connected {
     pub(crate) peer: usize,
     pub(crate) qp: QueuePair<Rc>,
-    /// Has to live as long as the connection is needed.
+    /// The connection manager's handle, which must live as long as the connection is needed.
     pub(crate) connection: Option<Connection>,
-    /// Whether this end is the one that has called.
+    /// Whether this end called.
     pub(crate) is_active: bool,
-    /// This end and the other, for a report.
+    /// This end and the peer's end, as text for a report.
     pub(crate) ends: (String, String),
 }
 
-/// Connects every rank to those of its peers; collective. The result is in the order of what was
-/// given.
+/// Connects each given queue pair to its peer; collective. The results are in the order of
+/// `queue_pairs`.
 pub(crate) fn connect(
     chosen: &Chosen,
     group: &mut Group,
@@ -184,8 +183,8 @@ pub(crate) fn connect(
     }
 }
 
-/// Makes every queue pair ready to be addressed, and exchanges the addresses; collective. Returns
-/// each queue pair with its peer and the peer's address.
+/// Makes every queue pair ready to receive and exchanges the addresses; collective. Returns each
+/// queue pair with its peer and the peer's address.
 fn exchange<T: Transport, Q>(
     group: &mut Group,
     queue_pairs: Vec<Unconnected<T>>,
@@ -198,7 +197,7 @@ fn exchange<T: Transport, Q>(
     let all = group.all_gather("the addresses of the queue pairs", &own)?;
     let mut used = vec![0; all.len()];
     let paired = ready.into_iter().map(|(peer, (qp, _))| {
-        // The peer's queue pairs for this rank, in its order.
+        // The peer's queue pairs for this rank, in the peer's order.
         let theirs = all[peer].iter().filter(|(to, _)| *to == rank).nth(used[peer]);
         used[peer] += 1;
         (peer, qp, theirs.map_or_else(Vec::new, |(_, address)| address.clone()))
@@ -243,7 +242,7 @@ fn one_by_endpoint(
     Ok(Connected { peer, qp, connection: None, is_active, ends })
 }
 
-/// The address of a queue pair, as perftest prints it.
+/// The address of a queue pair, in perftest's format.
 fn text(lid: Lid, qpn: u32, psn: u32, gid: Option<Gid>) -> String {
     let gid = gid.map_or_else(String::new, |gid| {
         let bytes: Vec<String> = gid.to_bytes().iter().map(|byte| format!("{byte:02}")).collect();
@@ -252,7 +251,7 @@ fn text(lid: Lid, qpn: u32, psn: u32, gid: Option<Gid>) -> String {
     format!("LID {:#04x} QPN {qpn:#06x} PSN {psn:#06x}{gid}", lid.0)
 }
 
-/// A datagram queue pair that is ready, and the peer's that it sends to.
+/// A ready datagram queue pair, and the peer's queue pair to which it sends.
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     pub(crate) qp: QueuePair<Ud>,
@@ -261,7 +260,7 @@ pub(crate) struct Datagrams {
     pub(crate) ends: (String, String),
 }
 
-/// Makes datagram queue pairs ready, each to send to one of its peer's; collective.
+/// Makes datagram queue pairs ready, each to send to one of its peer's queue pairs; collective.
 pub(crate) fn exchange_datagrams(
     chosen: &Chosen,
     group: &mut Group,

@@ -1,25 +1,25 @@
-//! Hydra's process on this host, from which all ranks of a job descend that run here: what tells
-//! two of its jobs apart.
+//! Hydra's process on this host, the ancestor of all ranks of its job that run here; its identity
+//! tells two Hydra jobs apart.
 
 use std::fs;
 
 use nix::unistd::getppid;
 
-/// Prefix of Hydra's process names: `hydra_pmi_proxy`, and Intel's `hydra_bstrap_proxy`
+/// Prefix of the names of Hydra's processes: `hydra_pmi_proxy`, and Intel's `hydra_bstrap_proxy`
 /// above it.
 const NAME: &str = "hydra_";
-/// More generations than shells and wrappers of a rank make.
+/// Most ancestors to examine: more than the shells and wrappers between a rank and Hydra.
 const MOST_GENERATIONS: usize = 32;
 
-/// A text that no other job of this host has, and all ranks of this one that run here: `None` where
-/// Hydra has not started it, or the process is not to be seen, as in a container.
+/// A text that all ranks of this job on this host share and no other job there has. `None` if Hydra
+/// has not started this process, or if Hydra's process is not visible, as in a container.
 pub(super) fn identity() -> Option<String> {
     let mut pid = getppid().as_raw();
     for _ in 0..MOST_GENERATIONS {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let ancestor = Ancestor::from_stat(&stat)?;
         if ancestor.name.starts_with(NAME) {
-            // Numbers come again.
+            // The kernel reuses process numbers, so the start time is part of the text.
             return Some(format!("{pid} {}", ancestor.started));
         }
         pid = ancestor.parent;
@@ -27,17 +27,17 @@ pub(super) fn identity() -> Option<String> {
     None
 }
 
-/// A line of the kernel about a process.
+/// The fields of `/proc/PID/stat` that matter here.
 #[derive(Debug, PartialEq, Eq)]
 struct Ancestor<'a> {
     name: &'a str,
     parent: i32,
-    /// Since the machine's start.
+    /// Start time, in clock ticks since boot.
     started: &'a str,
 }
 
 impl<'a> Ancestor<'a> {
-    /// Reads `PID (NAME) STATE PARENT ...`; names may have brackets and spaces.
+    /// Parses `PID (NAME) STATE PARENT ...`; the name may contain brackets and spaces.
     fn from_stat(stat: &'a str) -> Option<Self> {
         let (front, rest) = stat.rsplit_once(") ")?;
         let (_, name) = front.split_once(" (")?;

@@ -1,6 +1,6 @@
-//! Contents of messages: different in every message, and at every place of a message.
+//! Message contents that differ between messages, and between the places of a message.
 
-/// Makes bytes the contents of a message.
+/// Fills `bytes` with the contents of message `number`.
 pub(super) fn fill(bytes: &mut [u8], number: u64) {
     let mut value = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for chunk in bytes.chunks_mut(8) {
@@ -13,13 +13,13 @@ pub(super) fn fill(bytes: &mut [u8], number: u64) {
     }
 }
 
-/// The last byte of a message: never the same in two that follow each other, and never what fresh
-/// memory has.
+/// The last byte of a message: differs between consecutive messages, and is never 0 as in fresh
+/// memory.
 pub(super) fn last_byte(number: u64) -> u8 {
     u8::try_from(number % 255).unwrap_or(0) + 1
 }
 
-/// Whether bytes are the contents of a message.
+/// Whether `bytes` are the contents of message `number`.
 pub(super) fn is_intact(bytes: &[u8], number: u64) -> bool {
     let mut expected = vec![0; bytes.len()];
     fill(&mut expected, number);

@@ -21,10 +21,11 @@ use crate::connect::{self, Connected, Datagrams, How, Method, Receives, Unconnec
 use crate::device::Chosen;
 use crate::wait::Completions;
 
-/// Where a completion's token says which queue pair it is of; the rest is the number of a request.
+/// The lowest bit of the queue pair's index in a token; the bits below hold the number of a
+/// request.
 const LANE: u32 = 48;
 
-/// A queue pair that is ready.
+/// A ready queue pair.
 #[derive(Debug)]
 enum Qp {
     Rc(QueuePair<Rc>),
@@ -46,7 +47,7 @@ impl Qp {
         }
     }
 
-    /// The connection, which all but sends need.
+    /// The connected queue pair, which every operation but sends needs.
     fn connected(&mut self) -> Result<&mut QueuePair<Rc>, Failure> {
         match self {
             Self::Rc(qp) => Ok(qp),
@@ -62,7 +63,7 @@ impl Qp {
     }
 }
 
-/// One queue pair, and its messages in flight.
+/// One queue pair and its messages in flight.
 #[derive(Debug)]
 struct Lane {
     index: usize,
@@ -70,12 +71,12 @@ struct Lane {
     _connection: Option<Connection>,
     /// The peer's memory for this queue pair.
     there: RemoteSlice,
-    /// Buffers that may be sent.
+    /// Buffers that are free for sends.
     spare: VecDeque<Buffer>,
-    /// Requests, and those that are known to be complete.
+    /// Requests posted, and requests known to be complete.
     posted: u64,
     completed: u64,
-    /// Messages that were sent, that may be sent in all, and that have come.
+    /// Messages sent, messages that may be sent in all, and messages received.
     sent: u64,
     permitted: u64,
     arrived: u64,
@@ -88,13 +89,14 @@ impl Lane {
         (self.index as u64) << LANE | self.posted
     }
 
-    /// A message without contents: word of a write on iWARP, or permission to send more.
+    /// Sends a message without contents: the notice of a write on iWARP, or a permission to send
+    /// more.
     fn send_nothing(&mut self) -> Result<(), Failure> {
         let token = self.token();
         self.qp.send(Send::new(()).token(token))
     }
 
-    /// Posts a receive again.
+    /// Posts a receive with the memory of a completed one.
     fn receive(&mut self, room: Option<Buffer>) -> Result<(), Failure> {
         let token = (self.index as u64) << LANE;
         match room {
@@ -104,7 +106,7 @@ impl Lane {
     }
 }
 
-/// Everything of a link before it is connected.
+/// All parts of a link before it is connected.
 struct Prepared {
     mtu: Mtu,
     completions: Completions,
@@ -161,12 +163,12 @@ pub(super) struct Link {
     completions: Completions,
     patience: Patience,
     pub(super) mtu: Mtu,
-    /// Writes land in order: their arrival can be watched in memory.
+    /// Whether writes land in order, so that their arrival can be watched in memory.
     in_order: bool,
-    /// The two ends of each queue pair.
+    /// The two ends of each queue pair, as text.
     pub(super) ends: Vec<(String, String)>,
-    /// What the peer writes to, or reads from; and what this side writes from, or reads into. A
-    /// part for each lane.
+    /// `window` is the memory that the peer writes to or reads from; `source` is the memory that
+    /// this side writes from or reads into. Each lane has a part of both.
     window: ExposedRegion,
     source: ExposedRegion,
 }
@@ -213,34 +215,34 @@ impl Link {
         Ok(Self { plan, lanes, wrong: 0, completions, patience, mtu, in_order, ends, window, source })
     }
 
-    /// Largest message that is copied into its request.
+    /// Largest message that is sent inline.
     pub(super) fn inline(&self) -> u32 {
         self.lanes.iter().map(|lane| lane.qp.max_inline()).min().unwrap_or(0).min(self.plan.inline)
     }
 
-    /// Messages that the first queue pair has sent.
+    /// Number of messages that the first queue pair has sent.
     pub(super) fn sent(&self) -> u64 {
         self.lanes[0].sent
     }
 
-    /// Messages that have come on all queue pairs.
+    /// Number of messages received on all queue pairs.
     pub(super) fn arrived(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.arrived).sum()
     }
 
-    /// Whether requests are not known to be complete.
+    /// Whether some requests are not known to be complete.
     pub(super) fn is_busy(&self) -> bool {
         self.lanes.iter().any(|lane| lane.posted > lane.completed)
     }
 
-    /// Whether a queue pair may take another message.
+    /// Whether a queue pair may send another message.
     pub(super) fn has_room(&self, lane: usize) -> bool {
         let Lane { posted, completed, sent, permitted, .. } = self.lanes[lane];
         posted - completed < self.plan.depth.into() && sent < permitted
     }
 
-    /// Posts the next message of a queue pair that has room. A write is `told` to the peer, unless
-    /// it watches memory.
+    /// Posts the next message of a queue pair that has room. With `told`, the peer is notified of a
+    /// write unless it watches memory.
     pub(super) fn post(&mut self, at: usize, told: bool) -> Result<(), Failure> {
         let Plan { op, size, check, .. } = self.plan;
         let told = told && op == Op::Write && !self.in_order;
@@ -296,7 +298,7 @@ impl Link {
         if told && self.plan.is_iwarp { lane.send_nothing() } else { Ok(()) }
     }
 
-    /// Makes the first message what the peer's reads get.
+    /// Fills the window with the first message, which the peer's reads fetch.
     pub(super) fn offer(&self) -> Result<(), Failure> {
         (0..self.lanes.len()).try_for_each(|lane| set_last(&self.window, self.range(lane), 0, true))
     }
@@ -305,7 +307,7 @@ impl Link {
         lane * self.plan.size..(lane + 1) * self.plan.size
     }
 
-    /// Waits until message `number`, counted from 0, has come to the first queue pair.
+    /// Waits until message `number`, counted from 0, has arrived on the first queue pair.
     pub(super) fn wait_for_message(&mut self, number: u64) -> Result<(), Failure> {
         if self.plan.op == Op::Write && self.in_order {
             self.watch(number)?;
@@ -317,7 +319,7 @@ impl Link {
         if self.plan.check && self.plan.op == Op::Write { self.inspect(number + 1) } else { Ok(()) }
     }
 
-    /// Watches the last byte of the window.
+    /// Polls the last byte of the window until message `number` has arrived.
     fn watch(&mut self, number: u64) -> Result<(), Failure> {
         let expected = last_byte(number);
         let mut last = [0];
@@ -336,8 +338,8 @@ impl Link {
         }
     }
 
-    /// Compares what `count` messages of the peer to each queue pair have left, or what this side
-    /// has read.
+    /// Checks the contents that `count` messages of the peer left for each queue pair, or that this
+    /// side has read.
     pub(super) fn inspect(&mut self, count: u64) -> Result<(), Failure> {
         let region = if self.plan.op == Op::Read { &self.source } else { &self.window };
         for lane in 0..self.lanes.len() {
@@ -353,7 +355,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits until at most `count` requests of the first queue pair are under way.
+    /// Waits until at most `count` requests of the first queue pair are outstanding.
     pub(super) fn drain(&mut self, count: u64) -> Result<(), Failure> {
         while self.lanes[0].posted - self.lanes[0].completed > count {
             self.take_next()?;
@@ -361,7 +363,7 @@ impl Link {
         Ok(())
     }
 
-    /// Fails where a message had wrong contents.
+    /// Fails if a message had wrong contents.
     pub(super) fn verdict(&self) -> Result<(), Failure> {
         match self.wrong {
             0 => Ok(()),
@@ -369,7 +371,7 @@ impl Link {
         }
     }
 
-    /// Handles the next completion, if there is one; tells whether there was.
+    /// Handles the next completion, if there is one; returns whether there was one.
     pub(super) fn take(&mut self) -> Result<bool, Failure> {
         let (lanes, wrong, plan) = (&mut self.lanes, &mut self.wrong, &self.plan);
         Ok(self.completions.poll(|completion| take(lanes, wrong, plan, completion))?.is_some())
@@ -390,7 +392,7 @@ fn out_of_buffers() -> Failure {
     Failure::new("there is no buffer left to send from")
 }
 
-/// Makes message `number` the contents of a range: all of it, or its last byte alone.
+/// Writes the contents of message `number` to a range: all of it, or its last byte alone.
 fn set_last(region: &ExposedRegion, range: std::ops::Range<usize>, number: u64, all: bool) -> Result<(), Failure> {
     if !all {
         return Ok(region.copy_in(range.end - 1, &[last_byte(number)])?);
@@ -405,7 +407,7 @@ fn take(lanes: &mut [Lane], wrong: &mut u64, plan: &Plan, mut completion: Comple
     let (index, number) = ((completion.token() >> LANE) as usize, completion.token() & ((1 << LANE) - 1));
     let opcode = completion.opcode();
     completion.status().map_err(|error| {
-        // The end of a datagram is not heard of.
+        // Only a connection reports an unreachable peer; datagrams get no acknowledgement.
         let lost = if error.status == WcStatus::RETRY_EXC_ERR { "; the other side does not answer" } else { "" };
         Failure::new(format!("the connection broke: {}: {error}{lost}", name(opcode)))
     })?;
@@ -435,7 +437,7 @@ fn take(lanes: &mut [Lane], wrong: &mut u64, plan: &Plan, mut completion: Comple
     }
     *wrong += u64::from(is_wrong);
     lane.arrived += 1;
-    // The receive has been posted again, so the peer may send one more.
+    // The receive has been posted again, so the peer may send one more message.
     if plan.is_by_permission() && lane.arrived % plan.permission() == 0 { lane.send_nothing() } else { Ok(()) }
 }
 

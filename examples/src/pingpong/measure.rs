@@ -1,4 +1,4 @@
-//! Latency, and how much goes through, of messages of one size.
+//! Measures the latency and bandwidth of messages of one size.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use crate::Failure;
 use crate::bootstrap::Group;
 use crate::statistics::Summary;
 
-/// Messages before the measured ones, in each of two runs.
+/// Messages before the measured ones, in each of two warm-up runs.
 const WARM_UP: u64 = 16;
-/// Between the two, a device may set up its paths in the background.
+/// Pause between the warm-up runs, in which a device may set up its paths in the background.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long one run lasts of a test that has a duration.
+/// Duration of one run of a test with `--duration`.
 const RUN: Duration = Duration::from_millis(50);
 
 /// Result of a run.
@@ -40,8 +40,8 @@ pub(super) fn run(
 
 /// Measures the latency of messages.
 ///
-/// Half the round trip for sends and writes, all of it for reads and atomic operations, like
-/// perftest.
+/// The latency is half the round trip for sends and writes, and all of it for reads and atomic
+/// operations, as in perftest.
 fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Row, Failure> {
     let mut samples = Vec::new();
     let factor = if link.plan.op.is_one_sided() { 1.0 } else { 0.5 };
@@ -57,7 +57,7 @@ fn latency(link: &mut Link, group: &mut Group, options: &Options, size: usize) -
     Ok(Row::latency(size, total.messages, &Summary::of(&mut samples)))
 }
 
-/// Measures how many messages go through.
+/// Measures the message rate.
 fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize) -> Result<Row, Failure> {
     let both = options.bidirectional;
     let total =
@@ -65,13 +65,13 @@ fn bandwidth(link: &mut Link, group: &mut Group, options: &Options, size: usize)
     let rate = if total.seconds > 0.0 { total.messages as f64 / total.seconds } else { 0.0 };
     let peak = if options.duration.is_some() { 0.0 } else { total.peak.max(rate) };
     let rates = group.all_gather("the rates", &(rate, peak))?;
-    // Of two directions, the sum.
+    // In bidirectional tests the result is the sum of both directions.
     let counted = if both { &rates[..] } else { &rates[1..] };
     let (rate, peak) = counted.iter().fold((0.0, 0.0), |(rate, peak), one| (rate + one.0, peak + one.1));
     Ok(Row::bandwidth(size, total.messages, rate, peak, options.report_gbits))
 }
 
-/// Runs until what was asked for is measured; collective.
+/// Repeats runs until the requested amount is measured; collective.
 fn measure(
     link: &mut Link,
     group: &mut Group,
@@ -103,8 +103,8 @@ fn measure(
     Ok(total)
 }
 
-/// Run after run, until the time is over. Returns those that begin in its middle half, and the
-/// messages of all.
+/// Repeats runs until the time is over. Returns the sum of the runs that begin in its middle half,
+/// and the number of messages of all runs.
 fn for_a_time(
     link: &mut Link,
     group: &mut Group,
@@ -114,12 +114,12 @@ fn for_a_time(
     let (begun, mut count, mut all) = (Instant::now(), 2 * WARM_UP, 0);
     let (mut counted, mut last) = (Run::default(), Run::default());
     loop {
-        // The client's clock counts.
+        // The client's clock decides.
         let at = begun.elapsed();
         let next = if at < duration { count } else { 0 };
         count = group.all_gather("the next run", &next)?[1];
         if count == 0 {
-            // Where a run takes very long, none may have begun in the middle.
+            // If a run takes very long, none may have begun in the middle half.
             return Ok((if counted.messages > 0 { counted } else { last }, all));
         }
         last = run(link, group, count)?;
@@ -135,7 +135,7 @@ fn for_a_time(
     }
 }
 
-/// Sends messages back and forth, on the first queue pair.
+/// Sends messages back and forth on the first queue pair.
 fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut Vec<f64>) -> Result<Run, Failure> {
     let is_client = group.rank() == 1;
     let first = link.sent();
@@ -148,7 +148,7 @@ fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut 
                 link.post(0, true)?;
                 link.drain(0)?;
             }
-            // Nothing tells the server of these messages: it waits for their end, without a core.
+            // The server does not see these messages: it waits for their end without using a core.
             (true, false) => break,
             (false, true) => {
                 message(link)?;
@@ -170,8 +170,8 @@ fn back_and_forth(link: &mut Link, group: &mut Group, count: u64, samples: &mut 
 }
 
 fn message(link: &mut Link) -> Result<(), Failure> {
-    // The answer to a message says that it has come, so one under way is the most there is;
-    // completions are late news.
+    // The peer's answer proves that a message arrived, often before its send completes. At most one
+    // send is outstanding, so the completion need not be waited for.
     link.drain(1)?;
     while !link.has_room(0) {
         link.take_next()?;
@@ -179,7 +179,7 @@ fn message(link: &mut Link) -> Result<(), Failure> {
     link.post(0, true)
 }
 
-/// Sends `count` messages on each queue pair: the client, or both sides.
+/// Sends `count` messages on each queue pair, from the client or from both sides.
 fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<Run, Failure> {
     let is_client = group.rank() == 1;
     let lanes = link.plan.lanes;
@@ -189,7 +189,7 @@ fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<
     let mut left = vec![to_send; lanes];
     group.barrier("the other side")?;
     let begun = Instant::now();
-    // The best rate is that of the best tenth.
+    // The peak rate is that of the best tenth of the messages.
     let part = (all / 10).max(1);
     let (mut sent, mut mark, mut peak) = (0_u64, begun, 0_f64);
     while left.iter().any(|&left| left > 0) || link.is_busy() || link.arrived() < expected {
@@ -213,8 +213,8 @@ fn stream(link: &mut Link, group: &mut Group, count: u64, both: bool) -> Result<
     }
     let seconds = begun.elapsed().as_secs_f64();
     group.wait_for_work("the messages")?;
-    // Messages posted but not complete when a part ends make its rate too high, unless a part is
-    // many times the depth.
+    // Messages posted but not complete at the end of a part make its rate too high, unless a part
+    // is many times the depth.
     let is_long = part >= 4 * u64::from(link.plan.depth) * lanes as u64;
     Ok(Run { messages: all, seconds, peak: if is_long { peak } else { 0.0 } })
 }

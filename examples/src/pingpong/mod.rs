@@ -1,4 +1,4 @@
-//! Latency and bandwidth between two processes, measured and reported as perftest does it.
+//! Measures latency and bandwidth between two processes and reports them as perftest does.
 
 pub mod compat;
 mod contents;
@@ -23,15 +23,14 @@ use link::Link;
 use options::{Connection, LocalOptions, Options, Test};
 use report::Row;
 
-/// One of the two processes. The client, rank 1, measures and prints.
+/// Runs one of the two processes. The client, rank 1, measures and prints.
 ///
-/// # Errors
-/// Where either side fails.
+/// # Errors If either side fails.
 pub fn run(local: &LocalOptions, options: &Options, group: &mut Group) -> Result<(), Failure> {
     let chosen = local.device().open_together(group)?;
     let cores = placement::bind(group, local.bind);
     let is_client = group.rank() == 1;
-    // The launcher's two processes share one output, and one line is enough.
+    // The launcher's two processes share one output, where one line is enough.
     if is_client || !is_launched() {
         announce(&chosen.using(), local.json)?;
     }

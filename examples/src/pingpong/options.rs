@@ -1,4 +1,4 @@
-//! The options of `pingpong`: perftest's, in perftest's meaning.
+//! The options of `pingpong`: perftest's, with perftest's meaning.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::placement::{self, Bind};
 
 /// Bytes of an atomic operation.
 const ATOMIC: usize = 8;
-/// perftest's sizes where no other is given: of latency and bandwidth tests.
+/// perftest's default sizes of latency and of bandwidth tests.
 const USUAL: (usize, usize) = (2, 64 << 10);
 
 /// Operations that carry the messages.
@@ -32,7 +32,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether the other side knows nothing of the messages, and sends no answer.
+    /// Whether the other side does not notice the messages, and sends no answer.
     pub(super) fn is_one_sided(self) -> bool {
         matches!(self, Self::Read | Self::Atomic)
     }
@@ -61,7 +61,7 @@ pub enum Connection {
 }
 
 impl Connection {
-    /// perftest's name.
+    /// perftest's name of the transport.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -105,10 +105,9 @@ pub struct Sides {
 }
 
 impl Sides {
-    /// This process's place; `None` where it has been the launcher of two that have ended well.
+    /// This process's place; `None` if it was the launcher of two processes that have ended well.
     ///
-    /// # Errors
-    /// Where these failed, and what is wrong with the options.
+    /// # Errors If these processes failed, or the options are invalid.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
         let by_hand = match (&self.server, &self.connect) {
             (Some(address), _) => Some((0, address)),
@@ -144,7 +143,7 @@ pub struct LocalOptions {
 }
 
 impl LocalOptions {
-    /// The device that they ask for.
+    /// The device options among these.
     #[must_use]
     pub fn device(&self) -> DeviceOptions {
         DeviceOptions { device: self.device.clone(), port: self.ib_port, gid_index: self.gid_index }
@@ -223,10 +222,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Checks the options for what makes no sense together.
+    /// Checks that the options fit together.
     ///
-    /// # Errors
-    /// Where options contradict each other or are out of range.
+    /// # Errors If options contradict each other or are out of range.
     pub fn validate(&self) -> Result<(), Failure> {
         let refuse = |text: &str| Err(Failure::usage(text));
         match (self.size, self.op) {
@@ -254,13 +252,13 @@ impl Options {
         cli::check_memory(8 * largest as u128 * u128::from(self.qp), "the buffers")
     }
 
-    /// The largest size that the chosen way to connect can carry.
+    /// The largest size that the chosen connection method can carry.
     ///
-    /// # Errors
-    /// Where that way and the options do not go together.
+    /// # Errors If the method and the options contradict each other.
     pub(super) fn most(&self, chosen: &Chosen, method: Method) -> Result<usize, Failure> {
         if method != Method::Endpoints {
-            // On iWARP, it is taken unasked.
+            // iWARP uses the connection manager even without `--cm`, so `validate` may not have
+            // checked this.
             self.check_mtu()?;
         }
         if self.connection == Connection::Rc {
@@ -275,7 +273,7 @@ impl Options {
         }
     }
 
-    /// The connection manager chooses the MTU.
+    /// Refuses `--mtu`: the connection manager chooses the MTU.
     fn check_mtu(&self) -> Result<(), Failure> {
         let refuse = |mtu| Failure::usage(format!("--mtu {mtu}: the connection manager chooses the MTU; leave it out"));
         self.mtu.map_or(Ok(()), |mtu| Err(refuse(mtu)))
@@ -289,7 +287,7 @@ impl Options {
         }
     }
 
-    /// The sizes for a kind of test.
+    /// The message sizes for a kind of test.
     pub(super) fn sizes(&self, test: Test) -> Vec<usize> {
         match (self.size, self.op) {
             (Some(size), _) => vec![size.0],
@@ -299,7 +297,7 @@ impl Options {
         }
     }
 
-    /// How many messages of a size to measure.
+    /// The number of messages of a size to measure.
     pub(super) fn iterations(&self, test: Test, size: usize) -> usize {
         let most = if test == Test::Lat { 1000 } else { 5000 };
         self.iters.unwrap_or_else(|| ((256 << 20) / size).clamp(50, most))

@@ -1,20 +1,19 @@
-//! What queue pairs and their traffic depend on: depths, memory, and how a sender is held back.
+//! The parameters of queue pairs and their traffic: depths, memory, and the flow control of sends.
 
 use rdma::{Grh, PreparedQueuePair, QpBuilder, RemoteAccess, Transport};
 
 use super::options::{self, AtomicType, Op, Options, Test};
 use crate::wait::Completions;
 
-/// Largest message that latency tests copy into their requests, where the device can.
+/// Largest message that latency tests send inline, if the device allows it.
 const INLINE: u32 = 220;
-/// The same on iWARP, whose devices refuse queue pairs with more inline space than their limit.
+/// The same limit on iWARP, whose devices refuse queue pairs with more inline space than they have.
 const IWARP_INLINE: u32 = 64;
-/// Longest message that may be asked to be copied.
+/// Largest inline size that may be requested.
 pub(super) const MOST_INLINE: u32 = 1024;
-/// Messages under way hold at most about this much memory.
+/// Most bytes of memory for messages in flight, approximately.
 const MEMORY: usize = 32 << 20;
-/// Permissions to send more that may be under way to a queue pair, beside messages; there is a
-/// receive for each.
+/// Most permissions in flight to a queue pair at a time, besides messages; each has a receive.
 pub(super) const PERMISSIONS: u32 = 2;
 /// Parameters of the queue pairs and of their traffic.
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +23,10 @@ pub(super) struct Plan {
     pub(super) check: bool,
     pub(super) size: usize,
     pub(super) lanes: usize,
-    /// Requests and receives of a queue pair.
+    /// Send queue and receive queue depths of a queue pair.
     pub(super) sends: u32,
     pub(super) receives: u32,
-    /// Messages under way at once on a queue pair.
+    /// Most messages in flight on a queue pair.
     pub(super) depth: u32,
     pub(super) inline: u32,
     pub(super) is_datagram: bool,
@@ -50,8 +49,7 @@ impl Plan {
             check: options.check,
             size,
             lanes,
-            // On iWARP a message follows each write that is told, and permissions go between
-            // messages.
+            // On iWARP a notice follows each write, and permissions are sent between messages.
             sends: 2 * depth + 2,
             receives: options.rx_depth.min(2 * in_memory) + PERMISSIONS,
             depth,
@@ -61,18 +59,18 @@ impl Plan {
         }
     }
 
-    /// Whether the receiver says when more may be sent, because nothing else makes a sender wait
-    /// for receives.
+    /// Whether the receiver grants permission to send more, because the transport does not make a
+    /// sender wait for receives.
     pub(super) fn is_by_permission(&self) -> bool {
         self.op == Op::Send && (self.is_iwarp || self.is_datagram)
     }
 
-    /// Messages that one permission stands for.
+    /// Number of messages that one permission grants.
     pub(super) fn permission(&self) -> u64 {
         u64::from((self.receives - PERMISSIONS) / 2)
     }
 
-    /// The memory of each receive.
+    /// Bytes of memory of each receive.
     pub(super) fn room(&self) -> Option<usize> {
         match self.op {
             Op::Send if self.is_datagram => Some(Grh::LEN + self.size),
@@ -83,12 +81,12 @@ impl Plan {
         }
     }
 
-    /// Buffers to send from, and their length.
+    /// Number of send buffers, and their length.
     pub(super) fn spares(&self) -> (u32, usize) {
         match self.op {
-            // The kernel's siw completes requests whose data TCP has yet to look at. Taken in turn,
-            // none of so many buffers is needed again before its message has come: no more than
-            // that are permitted ahead.
+            // The kernel's siw completes requests before TCP has read their data. With this many
+            // buffers, used in turn, none is needed again before its message has arrived: the
+            // receiver permits fewer messages ahead.
             Op::Send if self.is_iwarp => (self.depth + self.receives, self.size),
             Op::Send | Op::Atomic => (self.depth, self.size),
             Op::Write | Op::Read => (0, 0),

@@ -1,4 +1,5 @@
-//! perftest's tables, column for column, so that scripts that read those read these.
+//! perftest's tables, column for column, so that scripts that parse perftest's output also parse
+//! this.
 
 use std::io::{self, Write};
 
@@ -9,10 +10,10 @@ use super::options::{Op, Options, Test};
 use crate::device::Chosen;
 use crate::statistics::Summary;
 
-/// perftest's rulers.
+/// The horizontal line of perftest's tables.
 const RULER: &str = "---------------------------------------------------------------------------------------";
 
-/// A row of one of the tables; as JSON, with perftest's names.
+/// A row of one of the tables; its JSON form has perftest's names.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Row {
     #[serde(rename = "MsgSize")]
@@ -23,7 +24,7 @@ pub(super) struct Row {
     figures: Figures,
 }
 
-/// Figures that a test gives.
+/// The results of a test.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
 enum Figures {
@@ -38,7 +39,7 @@ enum Figures {
         #[serde(rename = "percentile_99.9")]
         percentile_999: f64,
     },
-    /// The latency, and messages per second, of a test that has a duration.
+    /// The latency, and messages per second, of a test with `--duration`.
     Duration { t_avg: f64, tps_average: f64 },
     /// MiB or Gbit per second, and millions of messages per second.
     Bandwidth {
@@ -54,7 +55,7 @@ enum Figures {
 }
 
 impl Row {
-    /// A row from a summary of latencies in microseconds.
+    /// Makes a row from a summary of latencies in microseconds.
     pub(super) fn latency(size: usize, iterations: u64, summary: &Summary) -> Self {
         let Summary { min: t_min, max: t_max, median: t_typical, mean: t_avg, stdev: t_stdev, p99, p999 } = *summary;
         let (percentile_99, percentile_999) = (p99, p999);
@@ -62,12 +63,12 @@ impl Row {
         Self { size, iterations, figures }
     }
 
-    /// A row of a latency test that has a duration.
+    /// Makes a row of a latency test with `--duration`.
     pub(super) fn latency_of_duration(size: usize, iterations: u64, t_avg: f64, tps_average: f64) -> Self {
         Self { size, iterations, figures: Figures::Duration { t_avg, tps_average } }
     }
 
-    /// A row from rates in messages per second: on average, and the best.
+    /// Makes a row from the average and the best rate, in messages per second.
     pub(super) fn bandwidth(size: usize, iterations: u64, rate: f64, peak: f64, gbits: bool) -> Self {
         let unit = if gbits { 1e9 / 8.0 } else { f64::from(1 << 20) };
         let message = size as f64 / unit;
@@ -87,7 +88,7 @@ impl Row {
                 writeln!(out, " {size:<7}       {iterations}            {t_avg:<7.2}        {tps_average:<7.2}")
             }
             Figures::Bandwidth { peak, average, rate, gbits } => {
-                // As perftest does, which would print zeros otherwise.
+                // perftest prints more digits for small rates, which would round to zero.
                 let digits = if *gbits && *average < 0.1 { 6 } else { 2 };
                 write!(out, " {size:<7}    {iterations:<10}       {peak:<7.digits$}            {average:<7.digits$}")?;
                 writeln!(out, "\t\t     {rate:<7.6}")
@@ -97,7 +98,7 @@ impl Row {
     }
 }
 
-/// Prints the title, the settings, the addresses and the heads of the columns.
+/// Prints the title, the settings, the addresses and the column heads.
 pub(super) fn heading(
     chosen: &Chosen,
     link: &Link,
@@ -156,7 +157,7 @@ pub(super) fn heading(
     }
 }
 
-/// Prints what closes a table.
+/// Prints the end of a table.
 pub(super) fn foot() -> io::Result<()> {
     writeln!(io::stdout(), "{RULER}")
 }
@@ -171,7 +172,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// Rows of perftest 4.5 with these figures.
+    /// Compares with rows of perftest 4.5 with these figures.
     #[test]
     fn rows_are_those_of_perftest() {
         let row = Row::bandwidth(1 << 20, 100, 200.0, 400.0, false);

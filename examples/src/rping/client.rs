@@ -1,4 +1,4 @@
-//! The side that pings.
+//! The client: the side that pings.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,13 +12,12 @@ use super::{Advert, Settings, ping_text};
 use crate::Failure;
 use crate::connect::{End, is_iwarp};
 
-/// How long the address and the route may take: what rdmacm-utils gives them.
+/// Timeout of resolving the address and the route: rdmacm-utils' value.
 const RESOLUTION: Duration = Duration::from_secs(2);
 
-/// Connects to a server, pings it, and disconnects; says how many pings there were.
+/// Connects to a server, pings it, and disconnects; returns the number of pings.
 ///
-/// # Errors
-/// Where the connection cannot be made or breaks, and where a wrong text came back.
+/// # Errors If the connection cannot be made or breaks, or if a wrong text came back.
 pub fn run(
     context: &Context,
     settings: &Settings,
@@ -72,10 +71,10 @@ fn ping(
     Ok(settings.show("ping data", &came)?)
 }
 
-/// Waits until the server has done its part.
+/// Waits for the server's "go ahead".
 fn go_ahead(session: &mut Session) -> Result<(), Failure> {
     match session.next()? {
-        // The contents of the server's messages are not defined.
+        // The contents of the server's messages are undefined.
         Arrival::Message(_) => Ok(()),
         Arrival::Gone => Err(Failure::new("the server has disconnected")),
         Arrival::Data => Err(Failure::new("a transfer of ours has ended, and there was none")),

@@ -1,9 +1,10 @@
 //! The ping of rdmacm-utils' `rping`: a client and a server that the connection manager connects.
 //!
-//! A ping: the client sends the address of its text; the server reads the text and sends "go
-//! ahead"; the client sends the address of its answer buffer; the server writes the text there and
-//! sends "go ahead". Each message has 16 bytes: an [`Advert`] from the client, anything from the
-//! server. There is no private data; the client ends the run by disconnecting.
+//! One ping has four messages. The client sends the address of its text; the server reads the text
+//! and sends "go ahead". The client sends the address of its answer buffer; the server writes the
+//! text there and sends "go ahead". Each message has 16 bytes: an [`Advert`] from the client,
+//! undefined contents from the server. There is no private data; the client ends the run by
+//! disconnecting.
 
 mod client;
 mod server;
@@ -26,7 +27,7 @@ use wire::{ping_text, until_nul};
 
 /// The port of rdmacm-utils' rping.
 pub const PORT: u16 = 7174;
-/// The smallest text: rdmacm-utils' own limit, which leaves room for the number.
+/// The smallest text: rdmacm-utils' own limit, which leaves room for the ping's number.
 pub const SMALLEST: Size = Size(26);
 /// The largest text.
 pub const LARGEST: usize = 64 << 10;
@@ -67,25 +68,26 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 impl Settings {
-    /// How long the other side may be silent.
+    /// The longest time that the other side may be silent.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(30))
     }
 
-    /// Says what is being done, where that is wanted.
+    /// Prints the present step on standard error with `--debug`.
     fn step(&self, text: std::fmt::Arguments<'_>) {
         if self.debug {
             say(&format!("rping: {text}"));
         }
     }
 
-    /// Prints a text as far as its closing zero, where that is wanted.
+    /// With `--verbose`, prints a text up to its NUL.
     fn show(&self, what: &str, text: &[u8]) -> io::Result<()> {
         if !self.verbose {
             return Ok(());
         }
-        // The peer's bytes, and somebody's terminal: what cannot be printed is not.
+        // Replaces bytes that are not printable: the text comes from the peer and may go to a
+        // terminal.
         let printable = |byte: &u8| if byte.is_ascii_graphic() || *byte == b' ' { char::from(*byte) } else { '?' };
         let text: String = until_nul(text).iter().map(printable).collect();
         let mut out = io::stdout().lock();
@@ -93,7 +95,7 @@ impl Settings {
         out.flush()
     }
 
-    /// Prints what a connection has done, where JSON is wanted. `extra` is an object.
+    /// With `--json`, prints the result of a connection. `extra` is a JSON object.
     fn report(&self, context: &Context, pings: u64, mut extra: Value) -> io::Result<()> {
         if !self.json {
             return Ok(());
@@ -101,7 +103,8 @@ impl Settings {
         extra["program"] = "rping".into();
         extra["device"] = context.name().into();
         extra["pings"] = pings.into();
-        // In one piece: clients of a persistent server end at the same time.
+        // Holds the lock for the whole line: clients of a persistent server may end at the same
+        // time.
         let mut out = io::stdout().lock();
         writeln!(out, "{extra}")?;
         out.flush()

@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The server: the side that answers.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -17,16 +17,15 @@ use crate::Failure;
 use crate::connect::{End, is_iwarp};
 use crate::failure::say;
 
-/// Clients that are served at the same time; others are turned away.
+/// Most clients served at the same time; further ones are turned away.
 const MOST_CLIENTS: usize = 256;
 /// The "go ahead" message.
 const GO_AHEAD: [u8; MESSAGE] = [0; MESSAGE];
 
-/// Answers one client until it disconnects; says how many pings there were.
+/// Answers one client until it disconnects; returns the number of pings.
 ///
-/// # Errors
-/// Where none comes in time, if there is one; where the client breaks the connection in the middle
-/// of a ping, or the rules.
+/// # Errors If no client comes within `timeout`, or if the client breaks the connection in the
+/// middle of a ping or violates the protocol.
 pub fn serve_one(
     context: &Context,
     settings: &Settings,
@@ -42,9 +41,8 @@ pub fn serve_one(
 /// Answers any number of clients, each in a thread of its own; returns after `clients` of them, if
 /// that is given.
 ///
-/// # Errors
-/// At the end, how many clients did not end well: each has been told of on standard error. Where
-/// there are no more files, memory or threads for a client, that client is turned away.
+/// # Errors At the end, the number of clients that did not end well; each was reported on standard
+/// error. A shortage of files, memory or threads only turns the client away.
 pub fn serve_all(
     context: &Context,
     settings: &Settings,
@@ -57,11 +55,11 @@ pub fn serve_all(
 /// The work of a client's thread; returns whether the client ended well.
 type Work = Box<dyn FnOnce() -> bool + Send>;
 
-/// Room for clients: where it ends, they are turned away.
+/// Limits of the clients served; further clients are turned away.
 struct ClientPool {
-    /// How many are served at the same time.
+    /// Most clients served at the same time.
     most: usize,
-    /// How a client gets its thread.
+    /// Starts a client's thread.
     start: fn(Builder, Work) -> io::Result<JoinHandle<bool>>,
 }
 
@@ -77,10 +75,11 @@ impl ClientPool {
         let mut running: Vec<JoinHandle<bool>> = Vec::new();
         let (mut served, mut failed) = (0u64, 0);
         while clients.is_none_or(|clients| served < clients) {
-            // Wake up every second to join the threads that have ended.
+            // Wakes up every second to join the threads that have ended.
             let request = match listener.next_request(Some(Duration::from_secs(1))) {
                 Ok(request) => request,
-                // The shortage costs this client; the next one may find room again.
+                // The shortage costs this client its connection; the next one may find resources
+                // again.
                 Err(error) if is_shortage(error) => {
                     complain(&Failure::from(error).context("a client was turned away"));
                     None
@@ -93,7 +92,7 @@ impl ClientPool {
             let Some(request) = request else { continue };
             if running.len() >= self.most {
                 complain(&Failure::new(format!("a client was turned away, there are {} already", running.len())));
-                // The client may have gone.
+                // Errors are ignored: the client may have gone.
                 request.reject(&[]).ok();
                 continue;
             }
@@ -108,7 +107,7 @@ impl ClientPool {
             });
             match (self.start)(Builder::new().name(format!("client-{served}")), work) {
                 Ok(client) => running.push(client),
-                // The request goes with its work, which rejects it.
+                // The request is dropped with its work, which rejects it.
                 Err(error) => {
                     complain(&Failure::from(error).context("a client was turned away, there is no thread for it"));
                     continue;
@@ -123,7 +122,7 @@ impl ClientPool {
     }
 }
 
-/// Whether this process has too much of something, which may be over soon.
+/// Whether this process has run out of a resource, perhaps only for a while.
 fn is_shortage(error: rdma::Error) -> bool {
     let too_many = |errno| matches!(Errno::from_raw(errno), Errno::EMFILE | Errno::ENFILE);
     error.kind() == ErrorKind::OutOfMemory || error.errno().is_some_and(too_many)
@@ -139,7 +138,7 @@ fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>
     let session = Session::open(context, End::Passive(request), "the client", how);
     let mut session = session.map_err(|failure| failure.context("cannot accept the client"))?;
     settings.step(format_args!("connected"));
-    // On iWARP what a read fills has to be open to writes.
+    // On iWARP the destination of a read must be open to remote writes.
     let text = session.region(LARGEST, RemoteAccess::WRITE)?;
     if is_iwarp(context) {
         session.nudge_by(Nudge::Read(text.slice(..0)?));
@@ -169,7 +168,7 @@ fn answer(settings: &Settings, session: &mut Session, text: &ExposedRegion) -> R
     settings.show("server ping data", &bytes)?;
     session.send(GO_AHEAD)?;
 
-    // The text and its zero go back; what follows it does not.
+    // Only the text and its NUL go back, not the bytes after them.
     let answer = (until_nul(&bytes).len() + 1).min(length);
     let sink = match session.next()? {
         Arrival::Message(message) => Advert::from_bytes(message).slice(answer, LARGEST)?,
@@ -207,7 +206,7 @@ mod tests {
         rdma::open(&"soft0".parse::<DeviceSelector>().unwrap()).unwrap().context
     }
 
-    /// A client that has connected, and waits.
+    /// A client that has connected and waits.
     struct Guest {
         session: Session,
         text: ExposedRegion,
@@ -263,7 +262,7 @@ mod tests {
             }
             let [leaving, mut staying] = guests;
             leaving.session.disconnect();
-            // Its thread may take a moment to end.
+            // The thread of the client that left may take a moment to end.
             let mut late = loop {
                 match Guest::enter(context, server) {
                     Ok(guest) => break guest,

@@ -16,15 +16,15 @@ use super::wire::MESSAGE;
 use crate::connect::{End, Receives};
 use crate::{Failure, wait};
 
-/// Receives that are posted; one message is under way at a time, and one more is a peer's mistake
-/// that is noticed.
+/// Number of posted receives: one message is in flight at a time, and a second receive makes a
+/// peer's surplus message visible.
 const RECEIVES: u32 = 2;
-/// Sends under way: a message and the data that it follows.
+/// Send queue depth: room for a message and the data transfer before it.
 const SENDS: u32 = 4;
-/// After the queue was flushed, how long to wait for the word that the peer has disconnected.
+/// Time to wait, after the queue was flushed, for the event that the peer has disconnected.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The token of a nudge.
+/// The token of a nudge's request.
 const NUDGE: u64 = 1;
 
 /// Work-around for iWARP, used if nothing arrives at first.
@@ -36,13 +36,14 @@ pub(super) enum Nudge {
     /// A write of no bytes by the end that connected, each second, since it cannot know when the
     /// other end has accepted.
     Write,
-    /// A read of no bytes, into this slice, by the end that accepted; the response wakes the
-    /// connection. Once is enough, after the other end had time to become ready for a request.
+    /// A read of no bytes into this slice by the end that accepted; the response wakes the
+    /// connection. It is posted once, after the other end has had time to become ready for a
+    /// request.
     Read(ExposedSlice),
 }
 
 impl Nudge {
-    /// The nudge, and the time at which it is due.
+    /// Returns the nudge with the time at which it is due.
     fn planned(self) -> (Self, Instant) {
         let seconds = if matches!(self, Self::Write) { 1 } else { 3 };
         (self, Instant::now() + Duration::from_secs(seconds))
@@ -54,7 +55,7 @@ impl Nudge {
 pub(super) enum Arrival {
     /// A message came.
     Message([u8; MESSAGE]),
-    /// A read or a write is done.
+    /// A read or a write has completed.
     Data,
     /// The peer has disconnected, or is gone.
     Gone,
@@ -77,14 +78,14 @@ pub(super) struct Session {
     peer: &'static str,
     flushed: bool,
     gone: bool,
-    /// A message has come.
+    /// Whether a message has come.
     heard: bool,
-    /// The nudge to give if nothing has arrived by this time.
+    /// The nudge to post if nothing has arrived by this time.
     nudge: Option<(Nudge, Instant)>,
 }
 
 impl Session {
-    /// Makes a queue pair with receives, and connects it. `peer` names the other side in messages.
+    /// Creates a queue pair with receives and connects it. `peer` names the other side in messages.
     pub(super) fn open(
         context: &Context,
         end: End,
@@ -118,12 +119,12 @@ impl Session {
         })
     }
 
-    /// Memory for the texts.
+    /// Allocates memory for texts.
     pub(super) fn region(&self, size: usize, access: RemoteAccess) -> Result<ExposedRegion, Failure> {
         Ok(self.pd.allocate_exposed(size, access)?)
     }
 
-    /// Sets what to do when nothing comes at first.
+    /// Sets the nudge to post if nothing comes at first.
     pub(super) fn nudge_by(&mut self, nudge: Nudge) {
         self.nudge = Some(nudge.planned());
     }
@@ -152,16 +153,16 @@ impl Session {
         }
     }
 
-    /// Ends the connection, and waits for a moment until the peer knows.
+    /// Ends the connection, and waits a moment until the peer has noticed.
     pub(super) fn disconnect(self) {
-        // Where the peer was first, or is not there any more, there is nothing left to end.
+        // If the peer disconnected first or is gone, there is nothing left to end.
         if self.connection.disconnect(&self.qp).is_ok() && !self.gone {
             self.connection.wait_disconnected(Some(FAREWELL)).ok();
         }
     }
 
-    /// Handles one completion, or says that the peer is gone; sleeps until there is something to
-    /// do.
+    /// Handles one completion, or reports that the peer is gone; sleeps until one of the two
+    /// happens.
     fn pump(&mut self, deadline: Instant) -> Result<(), Failure> {
         let mut deadline = deadline;
         loop {
@@ -169,7 +170,7 @@ impl Session {
                 return Ok(());
             }
             if self.gone {
-                // All earlier completions have been taken.
+                // All earlier completions have been handled by now.
                 self.arrivals.push_back(Arrival::Gone);
                 return Ok(());
             }
@@ -177,7 +178,7 @@ impl Session {
                 deadline = deadline.min(Instant::now() + FAREWELL);
             }
             self.cq.request_notify(false)?;
-            // A completion that came before the queue was armed makes no event.
+            // A completion that came before the CQ was armed raises no event.
             if self.take()? {
                 return Ok(());
             }
@@ -194,9 +195,9 @@ impl Session {
     }
 
     fn give_nudge(&mut self) {
-        // A key that stands for nothing: with no bytes, nobody looks at it.
+        // The rkey is arbitrary: no key is checked for zero bytes.
         let nothing = RemoteSlice::new(0, 0, 1);
-        // Whatever keeps it from being posted shows elsewhere, as the end of the connection.
+        // Errors are ignored: their cause also ends the connection, which is reported elsewhere.
         match self.nudge.take() {
             Some((Nudge::Write, _)) => drop(self.qp.post_send(Write::inline(&[], nothing).token(NUDGE))),
             Some((Nudge::Read(sink), _)) => drop(self.qp.post_send(Read::new(sink, nothing).token(NUDGE))),
@@ -212,13 +213,13 @@ impl Session {
         Failure::new(format!("{peer} has been silent for {} s", self.patience.as_secs()))
     }
 
-    /// Takes a completion, if there is one.
+    /// Handles a completion, if there is one; returns whether there was one.
     fn take(&mut self) -> Result<bool, Failure> {
         let Some(mut completion) = self.poller.poll()? else { return Ok(false) };
         let (opcode, is_nudge) = (completion.opcode(), completion.token() == NUDGE);
         if let Err(error) = completion.status() {
             if error.status == WcStatus::WR_FLUSH_ERR {
-                // The end of the connection, whatever its reason is: that comes by another way.
+                // A flush means that the connection has ended; another event reports the reason.
                 self.flushed = true;
                 return Ok(true);
             }
@@ -261,8 +262,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A client's end and a server's, on the software device, and where the server reads no bytes
-    /// to.
+    /// A client's end and a server's end on the software device, and memory for the server's read
+    /// of no bytes.
     fn pair() -> (Session, Session, ExposedRegion) {
         let device = crate::device::DeviceOptions::named(Some("soft0".to_owned())).open();
         let context = device.unwrap().context;
@@ -282,20 +283,21 @@ mod tests {
         })
     }
 
-    /// The end of a nudge is no transfer's, and the other end hears nothing of it.
+    /// The completion of a nudge is not reported as a transfer, and the other end does not notice
+    /// the nudge.
     #[test]
     fn nudges_are_no_news() {
         let (mut client, mut server, sink) = pair();
         client.nudge = Some((Nudge::Write, Instant::now()));
         server.nudge = Some((Nudge::Read(sink.slice(..0).unwrap()), Instant::now()));
         for end in [&mut client, &mut server] {
-            // Nothing else comes that this could have handled.
+            // Returns only because a nudge completed: no other completion can come.
             end.pump(Instant::now() + LIMIT).unwrap();
             assert!(end.arrivals.is_empty());
         }
         assert!(matches!(client.nudge, Some((Nudge::Write, _))), "a client nudges until it hears something");
         assert!(server.nudge.is_none(), "a server nudges once");
-        // The connection is as good as before.
+        // The connection still works.
         for turn in 0..3 {
             client.send([turn; MESSAGE]).unwrap();
             assert_eq!(server.next().unwrap(), Arrival::Message([turn; MESSAGE]));

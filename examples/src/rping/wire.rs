@@ -7,7 +7,8 @@ use crate::Failure;
 /// Bytes of every message.
 pub(super) const MESSAGE: usize = 16;
 
-/// A range of the client's memory: address, key and length, each in network byte order.
+/// An advertisement of a range of the client's memory: address, rkey and length, each in network
+/// byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advert {
     address: u64,
@@ -16,16 +17,15 @@ pub struct Advert {
 }
 
 impl Advert {
-    /// Tells of a range.
+    /// Advertises a range.
     ///
-    /// # Errors
-    /// Where it is longer than the message can say.
+    /// # Errors If the range is longer than 32 bits can say.
     pub fn of(slice: &RemoteSlice) -> Result<Self, Failure> {
         let size = u32::try_from(slice.len()).map_err(|_| Failure::new("a ping of 4 GiB cannot be told of"))?;
         Ok(Self { address: slice.address(), rkey: slice.rkey(), size })
     }
 
-    /// The message.
+    /// Encodes the message.
     #[must_use]
     pub fn to_bytes(self) -> [u8; MESSAGE] {
         let mut bytes = [0; MESSAGE];
@@ -35,7 +35,7 @@ impl Advert {
         bytes
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     #[must_use]
     pub fn from_bytes(bytes: [u8; MESSAGE]) -> Self {
         let number = u128::from_be_bytes(bytes);
@@ -44,10 +44,10 @@ impl Advert {
         Self { address, rkey, size }
     }
 
-    /// The range that it tells of, which has at least `least` bytes and at most `most`.
+    /// The advertised range, which must have at least `least` bytes; more than `most` bytes are
+    /// refused.
     ///
-    /// # Errors
-    /// Where it cannot be one.
+    /// # Errors If the range is too short, too long, or wraps around the address space.
     pub fn slice(self, least: usize, most: usize) -> Result<RemoteSlice, Failure> {
         let Self { address, rkey, size } = self;
         let nonsense = |why: String| Failure::new(format!("the client tells of {size} bytes at {address:#x}: {why}"));
@@ -65,10 +65,10 @@ impl Advert {
     }
 }
 
-/// The letters of the text: from `A` to `z`, and what lies between.
+/// The letters of the text: the bytes from `A` to `z`.
 const LETTERS: std::ops::RangeInclusive<u8> = 65..=122;
 
-/// The text of a ping, with its closing zero: its number, and letters that begin with another one
+/// The text of a ping with its closing NUL: its number, and letters that start with a different one
 /// each time.
 pub(super) fn ping_text(number: u64, size: usize) -> Vec<u8> {
     let mut text = format!("rdma-ping-{number}: ").into_bytes();
@@ -81,7 +81,7 @@ pub(super) fn ping_text(number: u64, size: usize) -> Vec<u8> {
     text
 }
 
-/// The text in front of the first zero: all of it, where there is none.
+/// The part of the text before the first NUL; the whole text if there is none.
 pub(super) fn until_nul(text: &[u8]) -> &[u8] {
     text.split(|&byte| byte == 0).next().unwrap_or(text)
 }

@@ -1,10 +1,11 @@
 //! Contents of the messages.
 //!
-//! `ibv_rc_pingpong` fills its buffer with one byte, and receives into the buffer that it sends
-//! from: its server returns every message, its client repeats the answer to its first one. With
-//! `-c` its client zeroes the first byte of each page, and its server checks those bytes at the
-//! end. A client may therefore send any contents with zeros in those places, and must get them
-//! back. A server receives the C program's first message, or the numbered messages of our client.
+//! `ibv_rc_pingpong` fills its buffer with one byte, and receives into the buffer from which it
+//! sends: its server returns every message, and its client repeats the answer to its first message.
+//! With `-c` its client zeroes the first byte of each page, and its server checks those bytes at
+//! the end. A client may therefore send any contents with zeros in those places, and must get them
+//! back. A server receives the C program's first message or the numbered messages of this program's
+//! client.
 
 use crate::pingpong::contents::fill;
 
@@ -37,21 +38,22 @@ impl Contents {
         &self.plain
     }
 
-    /// Makes it message `number`, different from all others as far as the size allows.
+    /// Fills `bytes` with message `number`, which differs from all other messages as far as the
+    /// size allows.
     pub(super) fn fill(&self, bytes: &mut [u8], number: u64) {
         fill(bytes, number);
         mark(bytes, self.page);
     }
 
-    /// Whether these bytes are the answer to our message `number`.
+    /// Whether these bytes are the answer to this client's message `number`.
     pub(super) fn is_answer(&mut self, bytes: &[u8], number: u64) -> bool {
         fill(&mut self.expected, number);
         mark(&mut self.expected, self.page);
         bytes == self.expected
     }
 
-    /// Whether these bytes are a client's message `number`: the C program's, started with `-c`, or
-    /// ours.
+    /// Whether these bytes are a client's message `number`: from the C program with `-c`, or from
+    /// this program.
     pub(super) fn is_message(&mut self, bytes: &[u8], number: u64) -> bool {
         bytes == self.plain || self.is_answer(bytes, number)
     }
@@ -70,7 +72,7 @@ mod tests {
     fn both_programs_contents_are_recognized() {
         for size in [1, 63, 4096, 4097, 10_000] {
             let mut contents = Contents::with_pages(size, 4096);
-            // As the C program makes it.
+            // The C program's message with `-c`.
             let mut theirs = vec![0x7b; size];
             theirs.chunks_mut(4096).for_each(|page| page[0] = 0);
             assert!(contents.is_message(&theirs, 0) && contents.is_message(&theirs, 9));
@@ -79,7 +81,7 @@ mod tests {
                 contents.fill(&mut ours, number);
                 assert!(ours.chunks(4096).all(|page| page[0] == 0));
                 assert!(contents.is_message(&ours, number) && contents.is_answer(&ours, number));
-                // A message of one byte has only that which must be zero.
+                // A message of one byte has only the byte that must be zero.
                 assert_eq!(contents.is_answer(&ours, number + 1), size == 1);
                 let last = size - 1;
                 ours[last] ^= 1;

@@ -1,8 +1,8 @@
-//! The exchange of addresses over TCP, from either side of it.
+//! The exchange of addresses over TCP, from either side.
 //!
-//! The client speaks first, and the server answers when it is ready to receive. The client's last
-//! word says that it has the answer; after it both close. `ibv_rc_pingpong` reads each with a
-//! single call, so each is written with one.
+//! The client sends its address first, and the server answers when it is ready to receive. The
+//! client's last message confirms the answer; after it both sides close. `ibv_rc_pingpong` reads
+//! each message with a single call, so each is written with one.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use super::wire::{Address, DONE, LINE, Quoted};
 use crate::Failure;
 use crate::bootstrap::{self, Until, is_timeout};
 
-/// Hint for an option that users of the C program forget.
+/// Advice about an option that users of the C program forget.
 const GID_HINT: &str = "on RoCE, ibv_rc_pingpong needs -g with the index of its GID";
 
-/// The server: waits for one client, lets `connect` take its address, and only then gives away our
-/// own.
+/// The server's half: waits for one client, lets `connect` take its address, and only then sends
+/// this side's address.
 pub(super) fn serve<T>(
     listener: &Socket,
     own: Address,
@@ -42,8 +42,8 @@ pub(super) fn serve<T>(
     Ok((connected, remote))
 }
 
-/// The client: gives our address to the server, and returns the server's, which can receive by
-/// then.
+/// The client's half: sends this side's address to the server and returns the server's address. The
+/// server can receive by then.
 pub(super) fn join(address: &str, own: Address, timeout: Duration) -> Result<Address, Failure> {
     let deadline = Instant::now() + timeout;
     let stream = bootstrap::connect(address, "the server", timeout)?;
@@ -55,7 +55,7 @@ pub(super) fn join(address: &str, own: Address, timeout: Duration) -> Result<Add
     Ok(remote)
 }
 
-/// The next connection, and what to call its other end.
+/// Accepts the next connection; also returns the name of its other end for messages.
 fn accept(listener: &Socket, deadline: Instant, timeout: Duration) -> Result<(Socket, String), Failure> {
     listener.set_nonblocking(true)?;
     loop {
@@ -137,8 +137,8 @@ mod tests {
         (listener, address)
     }
 
-    /// What the server makes of a client that says `words`, then `last` after the server's line,
-    /// and closes.
+    /// Runs the server against a client that sends `words`, sends `last` after the server's line,
+    /// and closes; returns the server's result.
     fn serve_client(words: &'static [u8], last: &'static [u8]) -> Result<Address, Failure> {
         let (listener, at) = listener();
         let client = thread::spawn(move || {
@@ -151,7 +151,7 @@ mod tests {
             let mut bytes = [0; LINE];
             if stream.read_exact(&mut bytes).is_ok() {
                 line.extend(bytes);
-                // The server may have had enough already.
+                // Errors are ignored: the server may have closed the connection already.
                 drop(stream.write_all(last));
             }
             line
@@ -211,7 +211,7 @@ mod tests {
         let _silent = TcpStream::connect(&at).unwrap();
         let silent = serve(&listener, address(1), short, |_| Ok(())).unwrap_err().to_string();
         assert!(silent.contains("says nothing"), "{silent}");
-        // Accepted by the kernel, and heard by nobody.
+        // The kernel accepts this connection, but no program reads from it.
         let unheard = join(&at, address(2), short).unwrap_err().to_string();
         assert!(unheard.contains("says nothing"), "{unheard}");
     }

@@ -1,9 +1,9 @@
-//! The exchange and the traffic of rdma-core's `ibv_rc_pingpong`, so that `pingpong --compat` can
-//! be either end of it.
+//! The address exchange and the traffic of rdma-core's `ibv_rc_pingpong`, so that `pingpong
+//! --compat` can be either end of it.
 //!
-//! Both sides post receives of one size, tell each other over TCP where their queue pairs are, and
-//! then send one message back and forth, as often as both were told. The server sends back what it
-//! has received.
+//! Both sides post receives of one size, exchange the addresses of their queue pairs over TCP, and
+//! then send one message back and forth as often as the options say. The server sends back each
+//! received message.
 
 mod contents;
 mod exchange;
@@ -26,7 +26,7 @@ use crate::{Failure, cli};
 use session::{Outcome, Session};
 use wire::Address;
 
-/// Receives hold at most about this much memory, however many are asked for.
+/// Most bytes of memory for receives, approximately, whatever number of receives is asked for.
 const MEMORY: usize = 64 << 20;
 
 /// Ping-pong with rdma-core's ibv_rc_pingpong on the other side, with its options in its meaning.
@@ -78,18 +78,18 @@ pub struct Args {
 }
 
 impl Args {
-    /// Receives that are posted: as many as asked for, or what memory allows, and never too few for
-    /// a message each way.
+    /// Number of posted receives: the requested number or what memory allows, and at least two
+    /// unless fewer are requested.
     fn depth(&self) -> u32 {
         let in_memory = u32::try_from((MEMORY / self.size.0).max(2)).unwrap_or(u32::MAX);
         self.rx_depth.min(in_memory)
     }
 }
 
-/// Runs one side: the server where the place is that of rank 0, else its client.
+/// Runs one side: the server if the place is that of rank 0, else its client.
 ///
-/// # Errors
-/// Where the device cannot do it, the other side is none, or goes away, or sends something else.
+/// # Errors If the device does not support the traffic, or the other side is no such program, goes
+/// away, or sends other contents.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let size = args.size.0;
     if size == 0 || size > 1 << 30 {
@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let device = DeviceOptions { device: args.device.clone(), port: args.ib_port, gid_index: args.gid_index };
     let result = device.open().and_then(|chosen| run_side(rank == 0, root, &chosen, args));
     match result {
-        // The launcher's two share one standard error.
+        // The launcher's two processes share one standard error, so each names itself.
         Err(failure) if failure.kind() == Kind::Failed && is_launched() => {
             Err(failure.context(Roles::ServerAndClient.name(rank)))
         }
@@ -117,7 +117,7 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
         return Err(Failure::usage(format!("--size {size}: the port's messages have at most {most} bytes")));
     }
     let prepared = Session::prepare(chosen, options)?;
-    // Without a GID index the C program goes by LID.
+    // Without a GID index the C program addresses by LID.
     let own = Address::of(&prepared.endpoint(), !is_ethernet && options.gid_index.is_none());
     if !is_server || !is_launched() {
         announce(&chosen.using(), options.json)?;
@@ -151,12 +151,12 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
     if !is_server || !is_launched() {
         report(&outcome, chosen, options)?;
     }
-    // Some drivers complete the last receive before they acknowledge it: leave them time.
+    // Some drivers complete the last receive before they acknowledge it; the pause gives them time.
     std::thread::sleep(Duration::from_millis(50));
     outcome.wrong.map_or(Ok(()), |what| Err(Failure::new(what)))
 }
 
-/// How the other side is to be started.
+/// A line that tells how to start the other side.
 fn advice(is_server: bool, is_ethernet: bool, options: &Args) -> String {
     let Args { size: Size(size), iters, mtu, sl, .. } = options;
     let gid = if is_ethernet { " -g INDEX" } else { "" };

@@ -15,7 +15,7 @@ use crate::device::Chosen;
 use crate::pingpong::link::name;
 use crate::wait::Completions;
 
-/// A queue pair with its receives posted: not connected, and then connected.
+/// A queue pair with its receives posted: `Q` is the state before or after connecting.
 pub(super) struct Session<Q> {
     completions: Completions,
     qp: Q,
@@ -23,13 +23,13 @@ pub(super) struct Session<Q> {
     options: Args,
 }
 
-/// The messages of a side.
+/// The messages of one side.
 struct Traffic {
     options: Args,
     is_server: bool,
     contents: Contents,
     qp: QueuePair<Rc>,
-    /// Buffers that are neither posted nor hold what was received last.
+    /// Buffers that are neither posted nor hold the last received message.
     spare: Vec<Buffer>,
     /// The last received message, which a server sends back.
     last: Option<Buffer>,
@@ -38,16 +38,16 @@ struct Traffic {
 
 #[derive(Default)]
 struct Counts {
-    /// Messages whose send has been posted, is complete, and that have come.
+    /// Messages whose send has been posted, whose send is complete, and that were received.
     posted: u64,
     sent: u64,
     received: u64,
-    /// Messages with wrong contents, and the first of them.
+    /// Number of messages with wrong contents, and the number of the first such message.
     wrong: u64,
     first_wrong: u64,
 }
 
-/// How it went.
+/// The result of a session.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) seconds: f64,
@@ -63,7 +63,7 @@ impl Session<InitializedQueuePair<Rc>> {
         let completions = Completions::new(context, depth + 1, options.events, Watch::new(), options.sides.timeout)?;
         let qp = QueuePair::<Rc>::builder(&pd).cq(completions.queue()).max_send_wr(1).max_recv_wr(depth).build()?;
         let mut qp = qp.init(&chosen.init_options(RemoteAccess::empty()))?;
-        // Beside the receives: the last received message, and the one being sent.
+        // Two buffers besides the receives: the last received message, and the one being sent.
         let mut all = pd.allocate((depth as usize + 2) * size)?;
         for _ in 0..depth {
             qp.post_recv(all.split_to(size), 0)?;
@@ -83,7 +83,7 @@ impl Session<InitializedQueuePair<Rc>> {
 }
 
 impl Session<QueuePair<Rc>> {
-    /// Sends and receives as often as asked for, the client first.
+    /// Sends and receives as often as the options say, the client first.
     pub(super) fn run(self, is_server: bool) -> Result<Outcome, Failure> {
         let Self { mut completions, qp, spare, options } = self;
         let contents = Contents::new(options.size.0);
@@ -100,8 +100,8 @@ impl Session<QueuePair<Rc>> {
             }
             let (received, posted) = (traffic.counts.received, traffic.counts.posted);
             let is_answered = if traffic.is_server { received > posted } else { received >= posted };
-            // As the C program: a send follows when the one before it is complete and a message has
-            // come.
+            // As in the C program, a send follows when the one before it is complete and a message
+            // has been received.
             if posted < iterations && is_answered && traffic.counts.sent == posted {
                 traffic.send()?;
             }
@@ -113,8 +113,8 @@ impl Session<QueuePair<Rc>> {
 }
 
 impl Traffic {
-    /// Sends the next message: a server what it has received, a client one with contents of its
-    /// own.
+    /// Sends the next message: a server sends back the received one, a client one with contents of
+    /// its own.
     fn send(&mut self) -> Result<(), Failure> {
         let mut buffer = self.last.take().or_else(|| self.spare.pop()).ok_or_else(|| Failure::new("out of buffers"))?;
         if !self.is_server {
@@ -128,7 +128,7 @@ impl Traffic {
         Ok(self.qp.post_send(Send::new(buffer))?)
     }
 
-    /// Takes note of a completion.
+    /// Handles a completion.
     fn take(&mut self, mut completion: Completion<'_>) -> Result<(), Failure> {
         let size = self.options.size.0;
         let opcode = completion.opcode();
@@ -165,7 +165,7 @@ impl Traffic {
         Ok(self.qp.post_recv(next, 0)?)
     }
 
-    /// The failure where no message comes in time.
+    /// The failure if no message comes in time.
     fn silence(&self) -> Failure {
         let (iterations, timeout) = (self.options.iters, self.options.sides.timeout);
         Failure::new(format!(
@@ -182,10 +182,10 @@ impl Traffic {
     }
 }
 
-/// The failure behind a completion with an error.
+/// The failure that explains a completion with an error.
 fn broken(opcode: Opcode, error: WcError, size: usize, received: u64, iterations: u64) -> Failure {
     let what = match error.status {
-        // The kernel's rxe says the second.
+        // The kernel's rxe reports the second status.
         WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR if opcode == Opcode::Recv => {
             format!("the other side's messages are longer than ours of {size} bytes; give both the same size (-s)")
         }

@@ -1,37 +1,37 @@
-//! What `ibv_rc_pingpong` says over TCP: one line with an address each way, and a word from the
-//! client.
+//! The messages of `ibv_rc_pingpong` over TCP: one line with an address in each direction, and a
+//! confirmation from the client.
 
 use std::fmt;
 
 use rdma::{Endpoint, Gid, Lid, Mtu};
 
-/// `LID:QPN:PSN:GID` in hexadecimal digits, 4, 6, 6 and 32 of them, and the zero byte that ends a
-/// string in C.
+/// Length of a line: `LID:QPN:PSN:GID` with 4, 6, 6 and 32 hexadecimal digits, and the NUL that
+/// ends a C string.
 pub(super) const LINE: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 
-/// The client's answer to the server's line, with the zero byte.
+/// The client's answer to the server's line, with its NUL.
 pub(super) const DONE: [u8; 5] = *b"done\0";
 
-/// The address of a queue pair, as its line has it.
+/// The address of a queue pair, as a line carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) lid: Lid,
     pub(super) qpn: u32,
     pub(super) psn: u32,
-    /// All zeros on the wire if the program was started without a GID index.
+    /// `None` is all zeros on the wire: the program was started without a GID index.
     pub(super) gid: Option<Gid>,
 }
 
 impl Address {
-    /// Our own; without the GID where `by_lid`, as `ibv_rc_pingpong` does it when it is given no
-    /// GID index.
+    /// The address of a local endpoint; with `by_lid` it has no GID, as in `ibv_rc_pingpong`
+    /// without a GID index.
     pub(super) fn of(endpoint: &Endpoint, by_lid: bool) -> Self {
         let gid = endpoint.gid.filter(|_| !by_lid);
         Self { lid: endpoint.lid, qpn: endpoint.qpn, psn: endpoint.psn, gid }
     }
 
-    /// The endpoint to connect to. The line does not say the MTU, which both sides are given, nor
-    /// how many reads the peer serves, which is none: only messages are sent.
+    /// The endpoint to connect to. The line lacks the MTU, which both sides get as an option, and
+    /// the number of reads that the peer serves. No reads are sent, so that number does not matter.
     pub(super) fn endpoint(&self, mtu: Mtu) -> Endpoint {
         Endpoint { qpn: self.qpn, psn: self.psn, gid: self.gid, lid: self.lid, mtu, responder_resources: 1 }
     }
@@ -44,7 +44,7 @@ impl Address {
         line
     }
 
-    /// Reads what a peer sent; says what is wrong with it otherwise.
+    /// Parses a peer's line; the error says what is wrong with it.
     pub(super) fn from_line(line: &[u8; LINE]) -> Result<Self, String> {
         let strange = || format!("it sent {:?} and no address", Quoted(line));
         let [text @ .., 0] = line else { return Err(strange()) };
@@ -69,15 +69,15 @@ impl fmt::Display for Address {
     }
 }
 
-/// A number with exactly so many hexadecimal digits.
+/// Parses a number with exactly `digits` hexadecimal digits.
 fn hexadecimal(field: &[u8], digits: usize) -> Option<u128> {
-    // `from_str_radix` would take a sign, too.
+    // The check is needed: `from_str_radix` would accept a sign.
     let all_digits = field.len() == digits && field.iter().all(u8::is_ascii_hexdigit);
     let text = std::str::from_utf8(field).ok().filter(|_| all_digits)?;
     u128::from_str_radix(text, 16).ok()
 }
 
-/// The beginning of what a peer sent, made fit for a terminal.
+/// Formats the beginning of a peer's message so that it is safe for a terminal.
 pub(super) struct Quoted<'a>(pub(super) &'a [u8]);
 
 impl fmt::Debug for Quoted<'_> {
@@ -95,7 +95,7 @@ mod tests {
         Address { lid: Lid(0x1a), qpn: 0x11, psn: 0x7b_1c2d, gid: Some(gid) }
     }
 
-    /// What `ibv_rc_pingpong` of rdma-core 44 sends for this address.
+    /// Compares with the line that `ibv_rc_pingpong` of rdma-core 44 sends for this address.
     #[test]
     fn the_line_is_that_of_the_c_program() {
         let line = address().to_line();
@@ -119,7 +119,8 @@ mod tests {
     #[test]
     fn garbage_is_refused_and_quoted() {
         let good = address().to_line();
-        // Each byte of a good line, spoilt in turn: none of these is taken, save other digits.
+        // Replaces each byte of a valid line in turn: the parser refuses all results but other
+        // digits.
         for at in 0..LINE {
             for byte in [0, b':', b'g', b'+', b' ', 0x80, 0xff] {
                 let mut bad = good;
