@@ -14,7 +14,8 @@ use crate::device::Chosen;
 
 /// Resolves a host name or an address in text form. An IPv6 address may stand in brackets.
 ///
-/// # Errors If the text resolves to no address.
+/// # Errors
+/// If the text resolves to no address.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     if host.is_empty() {
         return Err(Failure::usage("an empty text is not an address; give one, or the name of a host"));
@@ -37,7 +38,8 @@ pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
 
 /// Resolves the local address to connect to `server` from.
 ///
-/// # Errors If there is none, or if its IP version differs from the server's.
+/// # Errors
+/// If there is none, or if its IP version differs from the server's.
 pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Failure> {
     let source = resolve(host, 0)?;
     if source.is_ipv4() == server.is_ipv4() {
@@ -52,7 +54,8 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
 /// An address of this host that the connection manager maps to the device: the address in the
 /// port's GID, if there is one, else the first interface address that leads to the device.
 ///
-/// # Errors If this host has no such address.
+/// # Errors
+/// If this host has no such address.
 pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
     // Every local address reaches soft0, and the loopback address never changes.
     if chosen.context.is_software() {
@@ -76,7 +79,8 @@ pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
 
 /// Checks that the connection manager maps an address of this host to the device.
 ///
-/// # Errors The reason why it does not.
+/// # Errors
+/// The reason why it does not.
 pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
     Listener::<Rc>::bind(context, SocketAddr::new(ip, 0), &ListenOptions::new()).map(drop).map_err(Failure::from)
 }
@@ -84,7 +88,8 @@ pub fn leads_to(context: &Context, ip: IpAddr) -> Result<(), Failure> {
 /// Tells the other processes of a pair the address on which rank 0 listens. Rank 0 passes the
 /// address as `own`; every process has to call this function.
 ///
-/// # Errors If another process has failed, or rank 0 passed `None`.
+/// # Errors
+/// If another process has failed, or rank 0 passed `None`.
 pub fn tell(group: &mut Group, own: Option<SocketAddr>) -> Result<SocketAddr, Failure> {
     let told = group.all_gather("the server's address", &own)?.swap_remove(0);
     told.ok_or_else(|| Failure::new("the server has no address"))

@@ -59,7 +59,8 @@ impl fmt::Display for Size {
 
 /// Parses a number within a range, for an option's `value_parser`.
 ///
-/// # Errors If `text` is no number of the range; the message gives the range.
+/// # Errors
+/// If `text` is no number of the range; the message gives the range.
 pub fn number_in<T: FromStr + PartialOrd + fmt::Display>(text: &str, range: RangeInclusive<T>) -> Result<T, String> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| format!("give {} to {}", range.start(), range.end()))
@@ -67,7 +68,8 @@ pub fn number_in<T: FromStr + PartialOrd + fmt::Display>(text: &str, range: Rang
 
 /// Parses a size that is a multiple of `of`, for an option's `value_parser`.
 ///
-/// # Errors If the size is no multiple of `of`, or larger than `most`.
+/// # Errors
+/// If the size is no multiple of `of`, or larger than `most`.
 pub fn multiple(text: &str, of: Size, most: Size) -> Result<Size, String> {
     let size: Size = text.parse()?;
     let is_one = size.0 % of.0 == 0 && (of..=most).contains(&size);
@@ -76,21 +78,24 @@ pub fn multiple(text: &str, of: Size, most: Size) -> Result<Size, String> {
 
 /// Parses a time in seconds, for an option's `value_parser`.
 ///
-/// # Errors If the time is zero or longer than a day.
+/// # Errors
+/// If the time is zero or longer than a day.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     number_in(text, 1..=86400).map(Duration::from_secs).map_err(|range| format!("{range} seconds"))
 }
 
 /// Parses a positive count, for an option's `value_parser`.
 ///
-/// # Errors If the count is zero or larger than 10^9.
+/// # Errors
+/// If the count is zero or larger than 10^9.
 pub fn count(text: &str) -> Result<usize, String> {
     number_in(text, 1..=1_000_000_000)
 }
 
 /// Parses an MTU in bytes, for an option's `value_parser`.
 ///
-/// # Errors If the value is no RDMA path MTU.
+/// # Errors
+/// If the value is no RDMA path MTU.
 pub fn mtu(text: &str) -> Result<u32, String> {
     let bytes = text.parse().ok().filter(|&bytes| Mtu::from_bytes(bytes).is_some());
     bytes.ok_or_else(|| "an MTU is 256, 512, 1024, 2048 or 4096".to_owned())
@@ -98,7 +103,8 @@ pub fn mtu(text: &str) -> Result<u32, String> {
 
 /// Parses the command line. `--help` and `--version` print their text and return `None`.
 ///
-/// # Errors One line that says which argument is wrong.
+/// # Errors
+/// One line that says which argument is wrong.
 pub fn parse<A: Parser>() -> Result<Option<A>, Failure> {
     match A::try_parse() {
         Ok(args) => Ok(Some(args)),
@@ -119,7 +125,8 @@ pub fn parse<A: Parser>() -> Result<Option<A>, Failure> {
 /// The sizes from `min` to `max`, each `factor` times the one before, each rounded down to whole
 /// elements.
 ///
-/// # Errors If the three values contradict each other.
+/// # Errors
+/// If the three values contradict each other.
 pub fn size_steps(min: Size, max: Size, factor: usize, element: usize) -> Result<Vec<usize>, Failure> {
     if min > max {
         return Err(Failure::usage(format!("--min {min} is larger than --max {max}; swap them")));
@@ -145,7 +152,8 @@ pub fn size_steps(min: Size, max: Size, factor: usize, element: usize) -> Result
 /// Checks that `bytes` of memory are available, so that the kernel's OOM killer does not end a
 /// process later.
 ///
-/// # Errors If less memory is available; the message says how much.
+/// # Errors
+/// If less memory is available; the message says how much.
 pub fn check_memory(bytes: u128, what: &str) -> Result<(), Failure> {
     // Without /proc the amount is unknown; then the allocation itself fails.
     let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return Ok(()) };

@@ -46,7 +46,8 @@ impl DeviceOptions {
 
     /// Opens the device that the options or the environment ask for.
     ///
-    /// # Errors If there is no such device, port or GID; the message lists those that exist.
+    /// # Errors
+    /// If there is no such device, port or GID; the message lists those that exist.
     pub fn open(&self) -> Result<Chosen, Failure> {
         let mut selector = match &self.device {
             // An empty RDMA_DEVICE counts as unset.
@@ -77,8 +78,8 @@ impl DeviceOptions {
 
     /// Opens the device of every rank; collective.
     ///
-    /// # Errors If any rank has no device, or if the software device would have to reach another
-    /// host.
+    /// # Errors
+    /// If any rank has no device, or if the software device would have to reach another host.
     pub fn open_together(&self, group: &mut Group) -> Result<Chosen, Failure> {
         let opened = self.open().and_then(|chosen| chosen.check_hosts(group).map(|()| chosen));
         group.agree("the devices of all", opened)
@@ -133,7 +134,8 @@ impl Chosen {
 
     /// The requested MTU if the port supports it; the port's active MTU if none is requested.
     ///
-    /// # Errors If the port does not support the MTU.
+    /// # Errors
+    /// If the port does not support the MTU.
     pub fn mtu(&self, bytes: Option<u32>) -> Result<Mtu, Failure> {
         let active = self.context.port_attr(self.port)?.active_mtu();
         let Some(bytes) = bytes else { return Ok(active) };
@@ -149,7 +151,8 @@ impl Chosen {
 /// Prints a line about the run: as a comment of the table, or on standard error if standard output
 /// carries JSON.
 ///
-/// # Errors If writing fails.
+/// # Errors
+/// If writing fails.
 pub fn announce(line: &str, stdout_taken: bool) -> Result<(), Failure> {
     if stdout_taken {
         say(line);

@@ -36,7 +36,8 @@ fn text(name: &'static str, value: impl Into<String>) -> Line {
 impl Report {
     /// Opens a device and reads all of its attributes; with `only`, those of one port only.
     ///
-    /// # Errors If the device cannot be opened or queried, or has no such port.
+    /// # Errors
+    /// If the device cannot be opened or queried, or has no such port.
     pub fn of(device: &Device, only: Option<u8>) -> Result<Self, Failure> {
         let context = device.open().map_err(|e| Failure::from(e).context(device.name()))?;
         let mut ports = Vec::new();
@@ -52,7 +53,8 @@ impl Report {
 
     /// Prints the report as `ibv_devinfo -v` does; without `verbose`, as `ibv_devinfo` does.
     ///
-    /// # Errors If writing to `out` fails.
+    /// # Errors
+    /// If writing to `out` fails.
     pub fn print(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
         const BRIEF: [&str; 15] = [
             "transport",

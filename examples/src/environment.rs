@@ -95,8 +95,9 @@ const LAUNCHERS: [Launcher; 4] = [
 
 /// The place that the environment gives to this process; `None` without a launcher.
 ///
-/// # Errors If a relevant variable is set and invalid, by itself or together with another one. A
-/// fallback would misread such an environment.
+/// # Errors
+/// If a relevant variable is set and invalid, by itself or together with another one. A fallback
+/// would misread such an environment.
 pub(crate) fn job_place() -> Result<Option<JobPlace>, Failure> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     job_place_by(&Variables(&variable), proxy::identity)
@@ -161,7 +162,8 @@ impl Launcher {
     /// Whether this launcher has started this process: it has set both the rank and the number of
     /// ranks.
     ///
-    /// # Errors If only one of the two is set.
+    /// # Errors
+    /// If only one of the two is set.
     fn has_been_here(&self, variables: &Variables<'_>) -> Result<bool, Failure> {
         let (rank, world) = (variables.is_set(self.rank), self.world.iter().any(|name| variables.is_set(name)));
         // srun in the role of mpiexec: Slurm's own variables are more specific.

@@ -90,7 +90,7 @@ impl Failure {
         self
     }
 
-    /// The exit status that says this.
+    /// The exit status for this failure.
     pub(crate) fn exit_status(&self) -> u8 {
         match self.kind {
             // The launcher must be able to tell a closed pipe from the end of a finished job.

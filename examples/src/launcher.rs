@@ -28,7 +28,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// The place that a launcher of this package gave to this process; `None` without such a launcher.
 ///
-/// # Errors If the variable does not hold a value that a launcher sets.
+/// # Errors
+/// If the variable does not hold a value that a launcher sets.
 pub(crate) fn launched_place() -> Result<Option<Place>, Failure> {
     let Ok(text) = env::var(LAUNCH) else { return Ok(None) };
     let place: (usize, usize, u64, i32, String) = serde_json::from_str(&text)
@@ -57,8 +58,8 @@ struct Rank {
 /// Runs `world` copies of this program with the same arguments, one per rank, and waits until all
 /// have ended.
 ///
-/// # Errors How a rank died, why one could not be started, or a failure that a rank has already
-/// reported.
+/// # Errors
+/// How a rank died, why one could not be started, or a failure that a rank has already reported.
 pub(crate) fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
     // Other processes of this host can find the socket, but not this number.
     let job = RandomState::new().build_hasher().finish();

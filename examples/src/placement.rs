@@ -67,7 +67,8 @@ impl PlacementOptions {
 
     /// This process's place; `None` if it was the launcher of a job that has ended well.
     ///
-    /// # Errors If the job failed, or the options are invalid.
+    /// # Errors
+    /// If the job failed, or the options are invalid.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
         let by_hand = match (self.rank, self.world, &self.root) {
             (Some(rank), Some(world), _) if rank >= world => {
@@ -84,7 +85,8 @@ impl PlacementOptions {
 /// address of rank 0), another launcher. If there is none, starts local ranks and returns `None`
 /// when they have ended well.
 ///
-/// # Errors If the local ranks failed, or the options are invalid.
+/// # Errors
+/// If the local ranks failed, or the options are invalid.
 pub fn place(
     roles: Roles,
     by_hand: Option<(usize, usize, String)>,
@@ -127,7 +129,8 @@ pub fn place(
 /// The place that another launcher has given to this process. `root` overrides the environment's
 /// meeting address.
 ///
-/// # Errors If the place is invalid, or no meeting address is known.
+/// # Errors
+/// If the place is invalid, or no meeting address is known.
 fn place_of(told: JobPlace, roles: Roles, root: Option<&str>) -> Result<Place, Failure> {
     let JobPlace { launcher, rank, world, meeting, job, .. } = told;
     if roles == Roles::ServerAndClient && world != 2 {
@@ -174,7 +177,8 @@ fn meet_at(meeting: &Meeting, rank: usize) -> Result<Root, Failure> {
 
 /// Runs one rank: meets the others, does the work, and ends together with them.
 ///
-/// # Errors If this rank or another failed.
+/// # Errors
+/// If this rank or another failed.
 pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut group = Group::meet(place, terms)?;
     let result = work(&mut group);
@@ -184,7 +188,8 @@ pub fn run(place: Place, terms: &Terms, work: impl FnOnce(&mut Group) -> Result<
 /// Starts a server (rank 0) and its client on this host, each of which does `work`, and waits for
 /// both.
 ///
-/// # Errors If one of them failed.
+/// # Errors
+/// If one of them failed.
 pub fn run_pair(terms: &Terms, work: impl FnOnce(&mut Group) -> Result<(), Failure>) -> Result<(), Failure> {
     match launcher::launched_place()? {
         Some(place) => run(place, terms, work),
@@ -205,7 +210,8 @@ pub(crate) fn with_port(address: &str, port: u16) -> String {
 
 /// Checks that an address has a host and a port.
 ///
-/// # Errors If one of the two is missing or invalid.
+/// # Errors
+/// If one of the two is missing or invalid.
 pub(crate) fn check_address(address: &str) -> Result<(), Failure> {
     let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     match port {
@@ -232,7 +238,7 @@ pub fn bind(group: &Group, bind: Bind) -> Cores {
     let us = Pid::from_raw(0);
     let (place, ranks) = group.place_on_host();
     let cores: Vec<usize> = sched_getaffinity(us).map_or_else(
-        // A sandbox may refuse to tell.
+        // A sandbox may refuse this call.
         |_| Vec::new(),
         |allowed| (0..CpuSet::count()).filter(|&core| allowed.is_set(core).unwrap_or(false)).collect(),
     );

@@ -67,7 +67,8 @@ pub fn fit(value: f64, width: usize) -> String {
 
 /// Prints nccl-tests' column heads.
 ///
-/// # Errors If writing to `out` fails.
+/// # Errors
+/// If writing to `out` fails.
 pub fn collective_head(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "#")?;
     let (name, units) = (["time", "algbw", "busbw", "#wrong"], ["(us)", "(GB/s)", "(GB/s)", ""]);
@@ -85,7 +86,8 @@ pub fn collective_head(out: &mut dyn Write) -> io::Result<()> {
 
 /// Prints one row of nccl-tests' table.
 ///
-/// # Errors If writing to `out` fails.
+/// # Errors
+/// If writing to `out` fails.
 pub fn collective_row(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()> {
     let CollectiveRow { size, count, dtype, redop, root, .. } = row;
     write!(out, "{size:>12}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
@@ -104,7 +106,8 @@ pub fn collective_row(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()
 
 /// Prints nccl-tests' closing lines; the average is over all columns of all rows.
 ///
-/// # Errors If writing to `out` fails.
+/// # Errors
+/// If writing to `out` fails.
 pub fn collective_foot(out: &mut dyn Write, rows: &[CollectiveRow]) -> io::Result<()> {
     let columns = || rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten();
     let wrong: u64 = columns().filter_map(|t| t.nwrong).sum();

@@ -28,7 +28,8 @@ impl Completions {
     /// Creates a queue with room for `depth` completions. With `sleeps`, a wait sleeps at once and
     /// does not poll first.
     ///
-    /// # Errors Errors of the device.
+    /// # Errors
+    /// Errors of the device.
     pub(crate) fn new(
         context: &Context,
         depth: u32,
@@ -48,7 +49,8 @@ impl Completions {
 
     /// Hands the next completion to `take`, if there is one now.
     ///
-    /// # Errors Errors of polling, and of `take`.
+    /// # Errors
+    /// Errors of polling, and of `take`.
     pub(crate) fn poll<T>(
         &mut self,
         take: impl FnOnce(Completion<'_>) -> Result<T, Failure>,
@@ -58,7 +60,8 @@ impl Completions {
 
     /// Waits for the next completion and hands it to `take`; returns `None` if none comes in time.
     ///
-    /// # Errors Errors of polling and of `take`; the loss of a rank.
+    /// # Errors
+    /// Errors of polling and of `take`; the loss of a rank.
     pub(crate) fn wait<T>(
         &mut self,
         take: impl FnOnce(Completion<'_>) -> Result<T, Failure>,
@@ -93,7 +96,8 @@ impl Completions {
 /// Sleeps until one of the descriptors is readable or has an error; returns `false` at the
 /// deadline. May also return early.
 ///
-/// # Errors Errors of poll(2).
+/// # Errors
+/// Errors of poll(2).
 pub(crate) fn readable(descriptors: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<bool, Failure> {
     let timeout = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
         None => PollTimeout::NONE,

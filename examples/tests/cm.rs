@@ -1,4 +1,4 @@
-//! The programs with connections by the connection manager. That of the software device here, the
+//! The programs with connections by the connection manager: the software device's here, the
 //! kernel's in the virtual machine.
 
 mod common;
@@ -46,7 +46,7 @@ fn every_number_of_ranks_sums() {
     for ranks in 1..=5 {
         is_right(&all_reduce(&["--ranks", &ranks.to_string()]), ranks);
     }
-    // Only neighbours are connected.
+    // With 18 ranks, each is connected to its neighbours only.
     succeed("all_reduce", &["--cm", "--ranks", "18", "--max", "64", "-n", "2"]);
 }
 
@@ -82,7 +82,7 @@ fn refuses_bad_input() {
         ("pingpong", &["--cm", "--mtu", "512"], "--mtu 512"),
         ("pingpong", &["--cm", "--compat"], "'--cm'"),
         ("pingpong", &["--cm-address", "localhost"], "localhost"),
-        // Of a network that is nobody's.
+        // An address of a documentation network, which no host has.
         ("all_reduce", &["--ranks", "2", "--cm-address", "203.0.113.7"], "--cm-address 203.0.113.7"),
         ("all_reduce", &["--ranks", "1", "--cm-address", "203.0.113.7"], "--cm-address 203.0.113.7"),
     ];

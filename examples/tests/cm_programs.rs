@@ -1,5 +1,5 @@
-//! `rping` and `cm_time` on the software device: with themselves, and with peers that keep no
-//! rules. What they do with rdmacm-utils' programs is for `tests/vm`.
+//! `rping` and `cm_time` on the software device: against themselves, and against peers that violate
+//! the protocol. `tests/vm` runs them against rdmacm-utils' programs.
 
 mod common;
 
@@ -21,10 +21,10 @@ use rdma::{
 use rdma_examples::rping::Advert;
 use serde_json::Value;
 
-/// How long anything here may take, on a machine that does other things as well.
+/// Time limit of each wait; generous, because the machine runs other work too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server in the background, and where it listens.
+/// A server in the background and its address.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -34,12 +34,12 @@ struct Server {
 impl Server {
     const ARGS: [&str; 7] = ["-s", "-d", "-a", "127.0.0.1", "-p", "0", "--timeout=60"];
 
-    /// Starts `rping -s` on a port that nobody has; it says where it listens.
+    /// Starts `rping -s` on a free port and reads the address from its output.
     fn start(args: &[&str]) -> Self {
         Self::of(program("rping").args(Self::ARGS).args(args))
     }
 
-    /// The same, with that many open files at most.
+    /// Starts the server with a limit of `files` open files.
     fn with_files(files: u32, args: &[&str]) -> Self {
         let mut shell = Command::new("sh");
         let limited = format!("ulimit -n {files}; exec \"$@\"");
@@ -51,7 +51,7 @@ impl Server {
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let (mut said, mut address) = (String::new(), None);
-        // A server that does not begin says why, and ends.
+        // A server that fails to start prints the reason and ends.
         while address.is_none() {
             let start = said.len();
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "the server did not begin: {said}");
@@ -73,7 +73,8 @@ impl Server {
         run("rping", &args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// How it ended, and what it said besides its steps.
+    /// Waits for the server's end; returns whether it succeeded, and its output besides the usual
+    /// steps.
     fn end(mut self) -> (bool, String) {
         let mut complaints = String::new();
         let steps = ["listening", "connected", "the client has disconnected"];
@@ -97,14 +98,14 @@ impl Server {
         assert!(well && complaints.is_empty(), "{complaints}");
     }
 
-    /// It says one line with `part`, and fails.
+    /// Checks that the server fails with one line that contains `part`.
     fn has_failed(self, part: &str) {
         let (well, complaints) = self.end();
         assert!(!well && complaints.lines().count() == 1 && complaints.contains(part), "{part:?}: {complaints}");
     }
 }
 
-/// A peer of one of the programs that does as the test says.
+/// A peer of one of the programs, controlled by the test.
 struct Peer {
     connection: Connection,
     qp: QueuePair<Rc>,
@@ -137,23 +138,23 @@ fn options() -> ConnOptions {
 }
 
 impl Peer {
-    /// A client of a server.
+    /// Connects a client to a server.
     fn of(server: &Server) -> Self {
         Self::may_be_refused(server, PATIENCE).expect("the server accepts")
     }
 
-    /// The same, if the server accepts.
+    /// Connects a client to a server, unless the server refuses.
     fn may_be_refused(server: &Server, patience: Duration) -> Option<Self> {
         let context = soft0();
         let route = blocking::resolve::<Rc>(&context, None, server.address, PATIENCE).unwrap();
         let (qp, parts) =
             queue_pair(&context, |qp| route.init_with(qp, RemoteAccess::READ | RemoteAccess::WRITE).unwrap());
-        // One without its files may say nothing at all.
+        // A server without free descriptors may not answer at all.
         let (connection, qp) = route.connect(qp, &options(), patience).ok()?;
         Some(Self::new(connection, qp, parts))
     }
 
-    /// A server, and the `rping -c` that has connected to it.
+    /// Accepts the connection of an `rping -c` that this function starts.
     fn with_client(args: &[&str]) -> (Self, Child) {
         let context = soft0();
         let listener: Listener =
@@ -192,7 +193,7 @@ impl Peer {
         }
     }
 
-    /// Memory with a text, as a client has it.
+    /// Allocates memory with a text, as a client does.
     fn region(&self, text: &[u8]) -> ExposedRegion {
         let region = self.pd.allocate_exposed(text.len(), RemoteAccess::READ | RemoteAccess::WRITE).unwrap();
         region.copy_in(0, text).unwrap();
@@ -203,13 +204,13 @@ impl Peer {
         self.send(&Advert::of(&slice).unwrap().to_bytes());
     }
 
-    /// Leaves as a client does.
+    /// Disconnects as a client does.
     fn leave(self) {
         self.connection.disconnect(&self.qp).unwrap();
         self.connection.wait_disconnected(Some(PATIENCE)).unwrap();
     }
 
-    /// Stays until the program has ended the connection.
+    /// Waits until the program has ended the connection.
     fn wait(&self) {
         assert!(self.connection.wait_disconnected(Some(PATIENCE)).unwrap());
     }
@@ -231,7 +232,7 @@ mod rping {
     #[test]
     fn ipv6_is_an_address_as_well() {
         if !std::fs::read_to_string("/proc/net/if_inet6").is_ok_and(|list| list.contains("00000001 01")) {
-            // A host without IPv6.
+            // The host has no IPv6.
             return;
         }
         let out = succeed("rping", &["-C", "5", "-a", "::1"]);
@@ -284,7 +285,8 @@ mod rping {
         server.ends_well();
     }
 
-    /// rdmacm-utils' rping takes `-C` at its server, and its client says when it is over.
+    /// The server of rdmacm-utils' rping accepts `-C` too, but its client decides when the run
+    /// ends.
     #[test]
     fn a_server_takes_a_count_and_leaves_it_to_its_client() {
         let server = Server::start(&["-C", "2"]);
@@ -308,7 +310,7 @@ mod rping {
         server.ends_well();
     }
 
-    /// For both sides as for a client.
+    /// A count of 0 means the same for a local pair as for a client.
     #[test]
     fn a_count_of_0_is_without_end() {
         let mut child = start("rping", &["-C", "0", "-v"]);
@@ -397,7 +399,7 @@ mod rping {
         peer.leave();
         server.has_failed("ping 0: the client has disconnected, or gone on, in the middle of the ping");
 
-        // Before its first ping, it may.
+        // A client may leave before its first ping.
         let server = Server::start(&[]);
         Peer::of(&server).leave();
         server.ends_well();
@@ -409,7 +411,8 @@ mod rping {
         let args = server.with(&[]);
         let client = start("rping", &args.iter().map(String::as_str).collect::<Vec<_>>());
         let mut server = server;
-        // It pings for ever: the first text that the server shows says that it has begun.
+        // The client pings without end: the first text that the server prints shows that pings have
+        // begun.
         let mut stdout = BufReader::new(server.child.stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains("ping data") {
@@ -419,8 +422,8 @@ mod rping {
         let reader = std::thread::spawn(move || drop(std::io::read_to_string(stdout)));
         kill(Pid::from_raw(client.id().cast_signed()), Signal::SIGKILL).unwrap();
         drop(finish(client));
-        // In the middle of a ping or between two: which one it was is not known, but it ends and
-        // does not panic.
+        // The client may have died in the middle of a ping or between two; in both cases the server
+        // ends and does not panic.
         let (well, complaints) = server.end();
         assert!(well || complaints.lines().count() == 1 && complaints.contains(": ping "), "{complaints}");
         reader.join().unwrap();
@@ -428,7 +431,7 @@ mod rping {
 
     #[test]
     fn a_text_without_an_end_and_a_sink_without_room() {
-        // All of it goes back, and nothing that lies behind it.
+        // The whole text goes back, and no byte after it.
         let server = Server::start(&[]);
         let mut peer = Peer::of(&server);
         let (source, sink) = (peer.region(&[b'x'; 64]), peer.region(&[b'.'; 100]));
@@ -439,7 +442,7 @@ mod rping {
         let mut bytes = [0; 100];
         sink.copy_out(0, &mut bytes).unwrap();
         assert_eq!((&bytes[..64], &bytes[64..]), (&[b'x'; 64][..], &[b'.'; 36][..]));
-        // The next one has nowhere to go.
+        // The answer to the next ping does not fit the sink.
         peer.advertise(source.remote(..).unwrap());
         peer.receive();
         peer.advertise(sink.remote(..63).unwrap());
@@ -458,9 +461,9 @@ mod rping {
         assert!(complaints.contains("1 of 2 clients did not end well"), "{complaints}");
     }
 
-    /// Clients that only hold their connections take all the files that a server may open. Later
-    /// ones are refused, and the server is there for others when they have gone. What the last free
-    /// file is wanted for depends on the limit.
+    /// Clients that only hold their connections use up the files that a server may open. Further
+    /// clients are refused, and the server serves others once the first ones have gone. The call
+    /// that needs the last free descriptor depends on the limit.
     #[test]
     fn a_persistent_server_outlives_the_end_of_its_files() {
         for files in 36..40 {
@@ -480,7 +483,7 @@ mod rping {
 
     #[test]
     fn a_server_that_keeps_no_rules_is_noticed() {
-        // It says what is not so.
+        // A server that confirms a transfer without doing it.
         let (mut peer, client) = Peer::with_client(&[]);
         peer.receive();
         peer.send(&[0; 16]);
@@ -488,19 +491,19 @@ mod rping {
         peer.send(&[0; 16]);
         client_has_failed(client, "ping 0: data mismatch: byte 0 of 64");
 
-        // It leaves.
+        // A server that disconnects.
         let (mut peer, client) = Peer::with_client(&[]);
         peer.receive();
         peer.leave();
         client_has_failed(client, "ping 0: the server has disconnected");
 
-        // It sends something else.
+        // A server that sends a message of another length.
         let (mut peer, client) = Peer::with_client(&[]);
         peer.receive();
         peer.send(&[0; 17]);
         client_has_failed(client, "ping 0: cannot receive a message");
 
-        // It says nothing.
+        // A server that sends nothing.
         let (mut peer, client) = Peer::with_client(&["--timeout", "1"]);
         peer.receive();
         client_has_failed(client, "ping 0: the server has been silent for 1 s");
@@ -537,7 +540,7 @@ mod cm_time {
     fn both_sides_are_ours() {
         is_right(&json(&[]), 100, &[1, 32]);
         is_right(&json(&["-c", "1"]), 1, &[1, 1]);
-        // More queue pairs than a completion queue has room for.
+        // More queue pairs than one completion queue has room for.
         is_right(&json(&["-c", "300", "-n", "300"]), 300, &[300]);
         let out = succeed("cm_time", &["-c", "3", "-n", "2"]);
         for part in ["# 3 connections, 2 at a time", "resolve route:", "disconnect   :", "connections/s "] {
@@ -549,7 +552,7 @@ mod cm_time {
     fn server_and_client_are_started_apart() {
         let (_, port) = listener();
         let server = start("cm_time", &["-b", "127.0.0.1", "-p", &port, "--patience", "60"]);
-        // Nothing says when it listens.
+        // Repeats until the server listens, which it does not announce.
         let report = loop {
             let output = run("cm_time", &["-s", "127.0.0.1", "-b", "127.0.0.1", "-p", &port, "-c", "7", "-J"]);
             if output.status.success() {
@@ -559,11 +562,11 @@ mod cm_time {
         };
         is_right(&report, 7, &[1, 7]);
         assert_eq!(report["rounds"][0]["steps"][1]["step"], "bind addr");
-        // It was told how many come, and ends by itself.
+        // The client announced its number of connections, so the server ends by itself.
         assert!(finish(server).status.success());
     }
 
-    /// A listener of the test's own, and its port as text.
+    /// A listener of the test, and its port as text.
     fn listener() -> (Listener, String) {
         let listener: Listener =
             Listener::bind(&soft0(), "127.0.0.1:0".parse().unwrap(), &ListenOptions::new()).unwrap();
@@ -581,35 +584,35 @@ mod cm_time {
 
     #[test]
     fn a_server_that_breaks_off_is_noticed() {
-        // It ends the first connection as soon as it is there.
+        // A server that ends the first connection as soon as it is established.
         let (listener, port) = listener();
         let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "-c", "3", "-n", "1", "--patience", "60"]);
         accept(&listener).leave();
-        // The second one may be on its way.
+        // The request for the second connection may be on its way.
         let _second = listener.next_request(Some(Duration::ZERO));
         has_failed("cm_time -s", &finish(client), "127.0.0.1:");
 
-        // It refuses.
+        // A server that rejects.
         let (listener, port) = self::listener();
         let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port]);
         listener.next_request(Some(PATIENCE)).unwrap().expect("the client comes").reject(b"no").unwrap();
         has_failed("cm_time -s", &finish(client), "rejected by the peer");
 
-        // It has one round only.
+        // A server with one round only.
         let (listener, port) = self::listener();
         let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "-c", "1", "-n", "1,1"]);
         accept(&listener).leave();
         listener.next_request(Some(PATIENCE)).unwrap().expect("the client comes").reject(b"no").unwrap();
         has_failed("cm_time -s", &finish(client), "round 2: cannot connect to");
 
-        // It does not answer.
+        // A server that does not answer.
         let (listener, port) = self::listener();
         let client = start("cm_time", &["-s", "127.0.0.1", "-p", &port, "--patience", "1"]);
         let _request = listener.next_request(Some(PATIENCE)).unwrap();
         has_failed("cm_time -s", &finish(client), "nothing has come from 127.0.0.1:");
     }
 
-    /// What the server of C's cmtime relies on.
+    /// The server of rdmacm-utils' cmtime relies on this order.
     #[test]
     fn a_client_ends_its_first_connection_first() {
         let (listener, port) = listener();
@@ -628,14 +631,14 @@ mod cm_time {
         let address = listener.local_addr();
         drop(listener);
         let server = start("cm_time", &["-b", "127.0.0.1", "-p", &port, "-c", "5", "--patience", "3"]);
-        // One of five, without a word about their number.
+        // Makes one connection of five, without an announcement.
         let context = soft0();
         let (connection, qp, _parts) = loop {
             let route = blocking::resolve::<Rc>(&context, None, address, PATIENCE).unwrap();
             let (qp, parts) = queue_pair(&context, |qp| route.init_with(qp, RemoteAccess::empty()).unwrap());
             match route.connect(qp, &options(), PATIENCE) {
                 Ok((connection, qp)) => break (connection, qp, parts),
-                // Nothing says when it listens.
+                // Repeats until the server listens, which it does not announce.
                 Err(error) => assert_eq!(error.error.kind(), rdma::ErrorKind::NotListening, "{error}"),
             }
         };

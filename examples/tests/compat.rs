@@ -1,5 +1,5 @@
-//! `pingpong --compat` with itself, and with peers that are no such program. What it does with the
-//! real `ibv_rc_pingpong` is for `tests/vm/compat.sh`.
+//! `pingpong --compat` against itself, and against peers that are no such program.
+//! `tests/vm/compat.sh` runs it against the real `ibv_rc_pingpong`.
 
 mod common;
 
@@ -69,7 +69,7 @@ fn says_what_it_measures_and_how_to_start_the_other_side() {
 fn server_and_client_find_each_other() {
     let address = free_address(10);
     let common = ["--compat", "--size", "256", "-n", "10"];
-    // The client comes first, and waits.
+    // The client starts first, and waits for the server.
     let client = start("pingpong", &[&[address.as_str()], &common[..]].concat());
     let server = run("pingpong", &[&["--server", &address], &common[..]].concat());
     let client = finish(client);
@@ -79,8 +79,8 @@ fn server_and_client_find_each_other() {
     }
 }
 
-/// Starts a server and a client with different options; each has to fail and say why, unless the
-/// part is empty.
+/// Starts a server and a client with different options. Each must fail with a line that contains
+/// its part; an empty part means that the program must succeed.
 fn differ(host: u8, server: &[&str], client: &[&str], parts: [&str; 2]) {
     let address = free_address(host);
     let common = ["--compat", "--timeout", "5"];
@@ -100,7 +100,7 @@ fn differ(host: u8, server: &[&str], client: &[&str], parts: [&str; 2]) {
 fn other_sizes_are_said() {
     let says = "give both the same size (-s)";
     differ(11, &["-s", "64"], &["-s", "128"], [says, says]);
-    // The client's message arrives, and is none; the client hears no more.
+    // The client's message arrives with the wrong size; the client gets no answer.
     differ(12, &["-s", "128"], &["-s", "64"], [says, "has sent 0 of"]);
 }
 
@@ -110,13 +110,13 @@ fn other_counts_are_said() {
     differ(14, &["-n", "5"], &["-n", "10"], ["", "5 of 10 messages"]);
 }
 
-/// Without `--check` a client sends what the C program's does with it.
+/// Without `--check`, a client sends the same contents as the C program with `-c`.
 #[test]
 fn a_server_may_check_alone() {
     differ(15, &["--check", "-n", "5"], &["-n", "5"], ["", ""]);
 }
 
-/// A server that a test can talk to.
+/// Starts a server and connects to it.
 fn serving(address: &str) -> (Child, TcpStream) {
     let server = start("pingpong", &["--compat", "--server", address, "--timeout", "8"]);
     (server, connect(address))
@@ -129,7 +129,7 @@ fn clients_that_are_none_are_refused() {
         (21, b"", false, "says nothing"),
         (22, b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n", false, "no ibv_rc_pingpong"),
         (23, b"0000:000002:0000", true, "16 bytes where 52 are due"),
-        // The C program without its option -g.
+        // The line of the C program without its option `-g`.
         (24, b"0000:000002:000007:00000000000000000000000000000000\0", false, "needs -g"),
         (25, b"0000:000000:000007:00000000000000000000ffff0a090001\0", false, "number 0"),
     ];
@@ -145,16 +145,17 @@ fn clients_that_are_none_are_refused() {
     }
 }
 
-/// Who has a queue pair's address and none itself: the server waits for messages, and then ends.
+/// A client with the address of a queue pair that does not exist: the server waits for messages,
+/// and then ends.
 #[test]
 fn a_client_that_only_talks_is_given_up() {
     let (server, mut stream) = serving(&free_address(26));
-    // Nobody has this queue pair; the address is that of the server itself, which nothing but its
-    // own line tells.
+    // No queue pair has this number. The GID is the server's own, which only one of its lines
+    // contains.
     let gid = own_gid();
     stream.write_all(format!("0001:fffffe:000007:{gid}\0").as_bytes()).unwrap();
     let mut line = [0; 52];
-    // The device may find out at once that there is no such queue pair.
+    // The device may notice at once that there is no such queue pair.
     if stream.read_exact(&mut line).is_ok() {
         assert!(line.ends_with(&[0]));
         drop(stream.write_all(b"done\0"));
@@ -164,8 +165,8 @@ fn a_client_that_only_talks_is_given_up() {
     assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
 }
 
-/// A client with messages of its own: full of one byte, as the C program's are without `-c`, and
-/// more of them than were asked for.
+/// A client with messages of its own: filled with one byte, as the C program's are without `-c`,
+/// and more messages than the server asked for.
 #[test]
 fn wrong_contents_are_said() {
     let opened = rdma::open(&"soft0".parse().unwrap()).unwrap();
@@ -199,8 +200,7 @@ fn wrong_contents_are_said() {
     has_failed("the server", &output, "messages of 64 bytes had wrong contents, number 0 the first");
 }
 
-/// The software device's GID, as a line has it: what a client of ours tells a server that is this
-/// test.
+/// The software device's GID in the form of a line, read from a client that connects to this test.
 fn own_gid() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -255,7 +255,7 @@ fn what_the_c_program_does_not_have_is_refused() {
     }
 }
 
-/// Each kind has options of its own, and says so.
+/// The two kinds have different options, which `--help` shows.
 #[test]
 fn help_says_what_belongs_to_which() {
     let (usual, compat) = (succeed("pingpong", &["--help"]), succeed("pingpong", &["--compat", "--help"]));

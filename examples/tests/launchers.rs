@@ -1,6 +1,5 @@
-//! The programs as ranks of a job that somebody else has started: by mpirun, and in the
-//! environments of Slurm, torchrun and Hydra. No rank is told its number or that of the others by
-//! an option.
+//! The programs as ranks of a job of another launcher: of mpirun, and in the environments of Slurm,
+//! torchrun and Hydra. No option gives a rank its number or the number of ranks.
 
 mod common;
 
@@ -15,7 +14,7 @@ use serde_json::Value;
 
 const SMALL: [&str; 7] = ["--json", "--max", "4K", "-f", "8", "-n", "2"];
 
-/// Starts a rank for each environment, in the order given, and returns how they ended.
+/// Starts a rank for each environment, in the given order, and returns their outputs.
 fn ranks(name: &str, args: &[&str], environments: &[Vec<(&str, String)>]) -> Vec<Output> {
     let start = |environment: &Vec<(&str, String)>| {
         let mut command = program(name);
@@ -33,7 +32,7 @@ fn all_succeed(outputs: &[Output]) {
     }
 }
 
-/// Checks that these ranks have summed, and that one of them has printed so.
+/// Checks that these ranks have summed, and that one of them has printed the result.
 fn have_summed(outputs: &[Output]) {
     all_succeed(outputs);
     let printed: Vec<String> =
@@ -49,7 +48,7 @@ fn is_right(out: &str, ranks: usize) {
     assert!(!results.is_empty() && results.iter().all(|row| row["in_place"]["nwrong"] == 0), "{out}");
 }
 
-/// A number that no other job on this machine has: from it comes the port.
+/// A job number that no other job on this machine has; the port is derived from it.
 fn job(test: u32) -> String {
     (u64::from(std::process::id()) * 100 + u64::from(test)).to_string()
 }
@@ -72,7 +71,7 @@ fn slurm_on_one_host() {
     let job = job(1);
     let more =
         [("SLURM_JOB_ID", job.as_str()), ("SLURM_STEP_ID", "0"), ("SLURM_NNODES", "1"), ("SLURM_NODELIST", "node7")];
-    // Rank 0 comes last, and the others wait for it.
+    // Rank 0 starts last, so the others wait for it.
     let environments: Vec<_> = (0..4).rev().map(|rank| set(rank, 4, SLURM, &more)).collect();
     have_summed(&ranks("all_reduce", &SMALL, &environments));
 }
@@ -81,7 +80,7 @@ fn slurm_on_one_host() {
 fn slurm_with_a_list_of_hosts() {
     let job = job(2);
     for more in [
-        // The first host of the list is this one.
+        // This host is the first one of the list.
         [("SLURM_JOB_ID", job.as_str()), ("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "localhos[t-x],other")],
         [("SLURM_JOB_ID", job.as_str()), ("SLURM_NNODES", "2"), ("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")],
     ] {
@@ -122,7 +121,7 @@ fn hydra_needs_a_port_of_its_own() {
     let hydra = |world, local| move |rank| set(rank, world, ("PMI_RANK", "PMI_SIZE"), &[("MPI_LOCALNRANKS", local)]);
     let environments: Vec<_> = (0..3).map(hydra(3, "3")).collect();
     have_summed(&ranks("all_reduce", &[&SMALL[..], &["--root", &address]].concat(), &environments));
-    // On several hosts nobody knows which is the first.
+    // On several hosts, Hydra does not tell which host is the first.
     let environments: Vec<_> = (0..1).map(hydra(3, "1")).collect();
     has_failed("rank 0", &ranks("all_reduce", &SMALL, &environments)[0], "mpiexec, which does not say where");
 }
@@ -174,17 +173,17 @@ fn an_environment_that_makes_no_sense_is_said() {
             has_failed(name, &output, said);
         }
     }
-    // With --ranks, an environment that makes no sense is not asked.
+    // With --ranks, an invalid environment is ignored.
     let output = ranks("all_reduce", &[&SMALL[..], &["--ranks", "2"]].concat(), &[with(&[("MASTER_PORT", "http")])]);
     all_succeed(&output);
-    // What is not text is not a number, either.
+    // A value that is not UTF-8 is refused like any other invalid number.
     let mut command = program("all_reduce");
     command.envs(with(&[])).env("RANK", OsStr::from_bytes(b"\xff"));
     has_failed("all_reduce", &finish(command.spawn().unwrap()), "RANK is ");
 }
 
-/// A job that Hydra has started, as far as its ranks can tell: they descend from a process with
-/// that name. Rank 0 starts at once, and rank 1 when a line has come.
+/// Starts a job as Hydra does: its ranks descend from a process with Hydra's name. Rank 0 starts at
+/// once, and rank 1 when a line arrives on standard input.
 fn hydra_job(folder: &Path) -> Child {
     let ranks = r#"
         PMI_RANK=0 "$@" & zero=$!
@@ -198,7 +197,7 @@ fn hydra_job(folder: &Path) -> Child {
     proxy.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Hydra tells its ranks nothing that other jobs do not hear as well.
+/// The environments of two Hydra jobs do not differ.
 #[test]
 fn two_jobs_of_hydra_do_not_meet() {
     let folder = std::env::temp_dir().join(format!("rdma-launchers-{}", std::process::id()));
@@ -214,13 +213,13 @@ fn two_jobs_of_hydra_do_not_meet() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// The same for the output of two ranks in one.
+/// Checks two ranks' sums in a common output.
 fn have_summed_together(output: &Output) {
     assert!(output.status.success(), "{}", text(&output.stderr));
     is_right(&text(&output.stdout), 2);
 }
 
-/// Else each of the launcher's ranks would start a job of its own.
+/// If this were allowed, each of the launcher's ranks would start a job of its own.
 #[test]
 fn ranks_of_another_launcher_do_not_start_ranks() {
     let more = [("SLURM_JOB_ID", "1"), ("SLURM_NNODES", "1")];
@@ -232,13 +231,13 @@ fn ranks_of_another_launcher_do_not_start_ranks() {
         &output,
         "Slurm has started this process as rank 1 of 7; leave --ranks out, or unset SLURM_PROCID",
     );
-    // The only rank is as good as none: the shell of an allocation has such an environment.
+    // A single rank counts as no job: the shell of an allocation has such an environment.
     let outputs = ranks("all_reduce", &args, &[set(0, 1, SLURM, &more)]);
     all_succeed(&outputs);
     is_right(&text(&outputs[0].stdout), 2);
 }
 
-/// Open MPI's launcher with so many processes of a program.
+/// Runs `count` processes of a program under Open MPI's launcher.
 fn mpirun(count: &str, name: &str, args: &[&str]) -> Output {
     let mut command = Command::new("mpirun");
     command.args(["-n", count, "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]);

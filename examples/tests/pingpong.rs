@@ -1,4 +1,4 @@
-//! `pingpong` on the software device: every option, and what perftest's users know of it.
+//! `pingpong` on the software device: every option, with results as perftest defines them.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn datagrams_carry_what_was_sent() {
     for more in [&[][..], &["--events"], &["-b"], &["-q", "4"], &["-r", "2"], &["-r", "7", "-b", "-t", "200"]] {
         checked(&[&["-c", "UD", "--size", "1000", "-n", "500"], more].concat());
     }
-    // As far as the MTU allows.
+    // All sizes up to the MTU.
     let report = report(&["-c", "UD", "-a", "-n", "20", "--test", "bw", "-m", "1024"]);
     let sizes: Vec<_> = report["bandwidth"].as_array().unwrap().iter().map(|row| row["MsgSize"].clone()).collect();
     assert_eq!(sizes, (1..=10).map(|shift| 1 << shift).collect::<Vec<u64>>());
@@ -61,7 +61,7 @@ fn all_sizes_are_the_powers_of_two() {
     assert_eq!(sizes, (1..=23).map(|shift| 1 << shift).collect::<Vec<u64>>());
 }
 
-/// As in perftest, the messages of all queue pairs are counted, and those of one direction.
+/// As in perftest, the count includes the messages of all queue pairs, but of one direction only.
 #[test]
 fn several_queue_pairs_and_both_directions() {
     for op in ["send", "write", "read"] {

@@ -1,4 +1,4 @@
-//! Runs the programs as a user does: on the software device, with good and with bad arguments, and
+//! Runs the programs as a user does: on the software device, with valid and invalid arguments, and
 //! with ranks that die.
 
 mod common;
@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// As [`finish`], for a program whose output goes elsewhere.
+/// [`finish`] for a program whose standard output is not a pipe of this test.
 fn finish_without_output(mut child: Child) -> Output {
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
@@ -124,7 +124,7 @@ mod all_reduce {
         }
     }
 
-    /// As on iWARP, with more of them than may be under way.
+    /// As on iWARP, with more messages than may be unconfirmed at a time.
     #[test]
     fn arrivals_told_by_messages_sum() {
         for algo in ["auto", "ring", "direct"] {
@@ -153,7 +153,7 @@ mod all_reduce {
             let args = ["--rank", rank, "--world", "3", "--root", &root, "--max", "4K", "-n", "2"];
             start("all_reduce", &args)
         };
-        // Rank 0 last: the others have to wait for it.
+        // Rank 0 starts last, so the others have to wait for it.
         let ranks = [rank("1"), rank("2"), rank("0")].map(finish);
         for output in &ranks {
             assert!(output.status.success(), "{}", text(&output.stderr));
@@ -202,7 +202,7 @@ mod all_reduce {
             command.env_remove("RDMA_DEVICE").env(name, value).args(["-r", "1", "--max", "64"]);
             finish(command.spawn().unwrap())
         };
-        // Where there is hardware, it is used.
+        // A machine with hardware uses it.
         let off = with("RDMA_SOFT", "OFF");
         if !off.status.success() {
             has_failed("RDMA_SOFT=OFF", &off, "unset RDMA_SOFT");
@@ -218,16 +218,16 @@ mod all_reduce {
         assert!(with("RDMA_DEVICE", "").status.success());
     }
 
-    /// Something that connects to rank 0, says some bytes and stays, does not keep it beyond its
-    /// time.
+    /// A peer that connects to rank 0, sends some bytes and stays does not delay rank 0 beyond its
+    /// timeout.
     #[test]
     fn a_stranger_at_the_door_does_not_keep_it_open() {
         let root = free_address(6);
         let common = ["--world", "2", "--root", &root, "--timeout", "3", "--max", "64"];
         let rank = start("all_reduce", &[&common[..], &["--rank", "0"]].concat());
         let mut stream = connect(&root);
-        // In the version of the protocol that is spoken: a hello of 16384 bytes, of which one comes
-        // each tenth of a second.
+        // A header of the current protocol version, then a hello of 16384 bytes that arrives at one
+        // byte per tenth of a second.
         let begun = Instant::now();
         let dripping = stream.write_all(b"rdma-job\0\0\0\x03\0\0\x40\0").is_ok();
         while dripping && stream.write_all(b"x").is_ok() && begun.elapsed() < Duration::from_secs(30) {
@@ -267,7 +267,7 @@ mod all_reduce {
         has_failed("rank 0", &finish(zero), said);
     }
 
-    /// The processes that a program has started.
+    /// The child processes of a program.
     fn children(of: u32) -> Vec<u32> {
         let path = format!("/proc/{of}/task/{of}/children");
         let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -328,7 +328,8 @@ mod all_reduce {
         }
     }
 
-    /// During an operation, and during set-up: a stopped process keeps its sockets open.
+    /// Stops a rank during an operation, or during set-up: a stopped process keeps its sockets
+    /// open.
     #[test]
     fn a_stopped_rank_is_named() {
         for victim in 0..3 {
@@ -346,7 +347,7 @@ mod all_reduce {
         let start = |rank| start("all_reduce", &["--rank", rank, "--world", "2", "--root", &root, "--timeout", "9"]);
         for victim in ["0", "1"] {
             let (stopped, other) = (start(victim), start(if victim == "0" { "1" } else { "0" }));
-            // When it has said hello, or has yet to.
+            // The victim may or may not have introduced itself by now.
             std::thread::sleep(Duration::from_millis(30));
             send(Signal::SIGSTOP, stopped.id());
             let err = text(&finish(other).stderr);
@@ -386,7 +387,7 @@ fn limited(limit: &str, program: &str, args: &str) -> Output {
 #[test]
 fn limits_of_memory_and_files_are_said() {
     has_failed("all_reduce", &limited("ulimit -n 20", env!("CARGO_BIN_EXE_all_reduce"), ""), "ulimit -n");
-    // Fails while buffers are made, at both ends; one line says so.
+    // The allocation of buffers fails at both ends; one line reports the failure.
     let output = limited("ulimit -v 100000", env!("CARGO_BIN_EXE_pingpong"), "--size 8M");
     has_failed("pingpong", &output, "memory");
 }

@@ -1,5 +1,5 @@
-//! The programs where something is missing: the network, `/proc`, the right to pin threads; and
-//! many on one terminal.
+//! The programs in environments that lack something: the network, `/proc`, or the right to pin
+//! threads; and many ranks on one terminal.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use common::*;
 use rdma_test_support::{program::has_succeeded, skip};
 
-/// Runs both kinds of programs by a command that runs its arguments in a sandbox.
+/// Runs both kinds of programs with a command that runs its arguments in a sandbox.
 fn run_in(sandbox: &[&str]) {
     for (name, args, last) in [
         ("all_reduce", &["-r", "3", "--max", "1K", "-n", "2"][..], "# Collective test concluded: all_reduce"),
@@ -26,7 +26,7 @@ fn run_in(sandbox: &[&str]) {
     }
 }
 
-/// The options of `unshare` that work here: root's, or those for a user who may become root of a
+/// The options of `unshare` that work here: root's, or those of a user who may become root in a
 /// namespace.
 fn unshare(option: &'static str) -> Option<Vec<&'static str>> {
     let ways = [vec!["unshare", option], vec!["unshare", "--user", "--map-root-user", option]];
@@ -64,14 +64,14 @@ fn ranks_that_may_not_be_pinned_run() {
     run_in(&["strace", "-f", "-o", "/dev/null", "-e", refuse]);
 }
 
-/// Where a process of another user listens, the client says so, and not that nobody listens.
+/// If a process of another user listens, the client reports that, and not that no process listens.
 #[test]
 fn a_listener_of_another_user_is_said() {
     if !has("setpriv", "util-linux") || !nix::unistd::getuid().is_root() {
         skip("only root can become two other users");
         return;
     }
-    // The build's folder need not be open to them.
+    // The other users may be unable to read the build's folder.
     let folder = std::env::temp_dir().join(format!("rdma-two-users-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();
     std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
@@ -99,7 +99,7 @@ fn a_listener_of_another_user_is_said() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Standard error has no buffer: a line in pieces would be mixed with those of others.
+/// Standard error has no buffer: a line written in pieces would be mixed with other ranks' lines.
 #[test]
 fn lines_of_ranks_are_not_mixed() {
     let loop_over = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do \"$0\" \"$@\" & done; wait";

@@ -1,5 +1,4 @@
-//! Helpers for tests of the connection manager: the device's addresses, and pairs that the manager
-//! connected.
+//! Helpers for tests of the connection manager: the device's addresses, and connected pairs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +12,17 @@ use rdma::{
 
 use crate::LIMIT;
 
-/// Names an IPv4 address of the device under test, for a device whose GIDs tell none.
+/// Environment variable with an IPv4 address of the device under test, for a device whose GIDs
+/// contain none.
 pub const ADDRESS: &str = "RDMA_TEST_ADDRESS";
-/// Names an IPv6 address of the device under test.
+/// Environment variable with an IPv6 address of the device under test.
 pub const ADDRESS6: &str = "RDMA_TEST_ADDRESS6";
 
-/// An IPv4 address of the device: from the environment, else from an IPv4-mapped GID.
+/// An IPv4 address of the device: from the environment, or from an IPv4-mapped GID.
 ///
 /// # Panics
 ///
-/// If the device has no address: the environment promises one.
+/// If the device has no address, although the environment promises a device with one.
 #[must_use]
 pub fn address(context: &Context) -> IpAddr {
     if let Ok(text) = std::env::var(ADDRESS) {
@@ -54,37 +54,39 @@ pub fn any_port(address: IpAddr) -> SocketAddr {
     SocketAddr::new(address, 0)
 }
 
-/// The objects of one end's queue pairs.
+/// The objects that the queue pairs of one end share.
 #[derive(Debug)]
 pub struct End {
-    /// The domain.
+    /// The protection domain.
     pub pd: ProtectionDomain,
     /// The completion queue of both queues.
     pub cq: CompletionQueue,
 }
 
 impl End {
+    /// Creates the objects of one end.
+    ///
     /// # Panics
     ///
-    /// If the device cannot.
+    /// If the device cannot create them.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         let pd = context.alloc_pd().expect("a protection domain");
         Self { cq: context.create_cq(64).expect("a completion queue"), pd }
     }
 
-    /// A new queue pair.
+    /// Creates a queue pair.
     ///
     /// # Panics
     ///
-    /// If the device cannot.
+    /// If the device cannot create one.
     #[must_use]
     pub fn qp(&self) -> PreparedQueuePair<Rc> {
         QueuePair::builder(&self.pd).cq(&self.cq).build().expect("a queue pair")
     }
 }
 
-/// Whether the device has a connection manager; skips the test if not.
+/// Whether the device has a connection manager; reports the test as skipped if not.
 ///
 /// # Panics
 ///
@@ -101,21 +103,21 @@ pub fn available(context: &Context) -> bool {
     }
 }
 
-/// A listener at a free port of the device.
+/// Creates a listener at a free port of the device.
 ///
 /// # Panics
 ///
-/// If the device cannot.
+/// If the device cannot create one.
 #[must_use]
 pub fn listen(context: &Context) -> Listener {
     Listener::bind(context, any_port(address(context)), &ListenOptions::new()).expect("a listener")
 }
 
-/// An identifier with the route to a listener.
+/// Creates an identifier with the route to a listener.
 ///
 /// # Panics
 ///
-/// If there is none.
+/// If there is no route.
 #[must_use]
 pub fn resolve(context: &Context, to: SocketAddr) -> blocking::Resolved<Rc> {
     blocking::resolve(context, None, to, LIMIT).expect("a route")
@@ -125,7 +127,7 @@ pub fn resolve(context: &Context, to: SocketAddr) -> blocking::Resolved<Rc> {
 ///
 /// # Panics
 ///
-/// If that fails.
+/// If the connection fails.
 #[must_use]
 pub fn connect(
     context: &Context,
@@ -142,7 +144,7 @@ pub fn connect(
 ///
 /// # Panics
 ///
-/// If there is none, or it fails.
+/// If no request comes, or accepting fails.
 #[must_use]
 pub fn accept(listener: &Listener, qp: PreparedQueuePair<Rc>, options: &ConnOptions) -> (Connection, QueuePair<Rc>) {
     let request = listener.next_request(Some(LIMIT)).expect("a listener").expect("a request");
@@ -150,11 +152,11 @@ pub fn accept(listener: &Listener, qp: PreparedQueuePair<Rc>, options: &ConnOpti
     request.accept(qp, options, LIMIT).expect("a connection")
 }
 
-/// Connects two queue pairs of this process: the first is the active end.
+/// Connects two queue pairs of this process: `active` is the active end.
 ///
 /// # Panics
 ///
-/// If that fails.
+/// If the connection fails.
 #[must_use]
 pub fn connect_pair(
     context: &Context,
@@ -188,7 +190,7 @@ pub fn wait_accepted(context: &Context, accepted: &AtomicBool) {
 ///
 /// # Panics
 ///
-/// If that fails.
+/// If the transition fails.
 #[must_use]
 pub fn init_unconnected(
     qp: PreparedQueuePair<Rc>,
@@ -201,5 +203,5 @@ pub fn init_unconnected(
     id.init(qp, access).expect("INIT")
 }
 
-/// How long a test waits to see that nothing happens.
+/// How long a test waits to verify that nothing happens.
 pub const MOMENT: Duration = Duration::from_millis(50);

@@ -10,18 +10,18 @@ use rdma::{
 
 use crate::{LIMIT, skip};
 
-/// The queue key of the tests.
+/// The Q_Key of the tests.
 pub const QKEY: u32 = 0x1122_3344;
 
-/// Silence after which a datagram counts as lost. A late datagram is not lost, so no test rests on
-/// this alone.
+/// Silence after which a datagram counts as lost. A datagram may also be late, so no test relies on
+/// this time alone.
 pub const SILENCE: Duration = Duration::from_millis(20);
 
 /// Opens the device under test, if it has datagrams.
 ///
 /// # Panics
 ///
-/// If the device is not there.
+/// If the device is missing.
 #[must_use]
 pub fn open() -> Option<Opened> {
     let opened = crate::open();
@@ -32,30 +32,30 @@ pub fn open() -> Option<Opened> {
     Some(opened)
 }
 
-/// A datagram queue pair.
+/// A datagram queue pair with its device and completion queues.
 #[derive(Debug)]
 pub struct Post {
     /// The open device.
     pub context: Context,
-    /// Its port.
+    /// The port of the queue pair.
     pub port: u8,
-    /// Its protection domain.
+    /// The protection domain.
     pub pd: ProtectionDomain,
     /// The queue pair.
     pub qp: QueuePair<Ud>,
-    /// Completions of sends.
+    /// Poller of the sends' completions.
     pub sends: Poller,
-    /// Completions of receives.
+    /// Poller of the receives' completions.
     pub receives: Poller,
     /// The address of the queue pair.
     pub endpoint: DatagramEndpoint,
 }
 
-/// A queue pair that is only bound to its port, and its completion queues.
+/// Creates a queue pair in INIT and its completion queues.
 ///
 /// # Panics
 ///
-/// If the device cannot.
+/// If the device cannot create them.
 #[must_use]
 pub fn initialized(opened: &Opened, qkey: u32) -> (InitializedQueuePair<Ud>, [CompletionQueue; 2], ProtectionDomain) {
     let pd = opened.context.alloc_pd().expect("a protection domain");
@@ -74,21 +74,21 @@ pub fn initialized(opened: &Opened, qkey: u32) -> (InitializedQueuePair<Ud>, [Co
 }
 
 impl Post {
-    /// Makes a queue pair that is ready to send.
+    /// Creates a queue pair that is ready to send.
     ///
     /// # Panics
     ///
-    /// If the device cannot.
+    /// If the device cannot create one.
     #[must_use]
     pub fn new(opened: &Opened) -> Self {
         Self::with_key(opened, QKEY)
     }
 
-    /// Makes a queue pair with a queue key of its own.
+    /// Creates a queue pair with its own Q_Key.
     ///
     /// # Panics
     ///
-    /// If the device cannot.
+    /// If the device cannot create one.
     #[must_use]
     pub fn with_key(opened: &Opened, qkey: u32) -> Self {
         let (qp, [sends, receives], pd) = initialized(opened, qkey);
@@ -104,17 +104,17 @@ impl Post {
         }
     }
 
-    /// An address handle for another queue pair.
+    /// Creates an address handle for another queue pair.
     ///
     /// # Panics
     ///
-    /// If the device cannot make one.
+    /// If the device cannot create one.
     #[must_use]
     pub fn address_of(&self, peer: &Self) -> AddressHandle {
         self.qp.address_of(&peer.endpoint).expect("an address handle")
     }
 
-    /// Posts memory for a payload of `len` bytes.
+    /// Posts a receive for a payload of `len` bytes.
     ///
     /// # Panics
     ///
@@ -136,17 +136,17 @@ impl Post {
         Arrived { token, imm, byte_len, datagram }
     }
 
-    /// Waits for the next send to end.
+    /// Waits for the next completion of a send.
     ///
     /// # Panics
     ///
-    /// If the send does not end in time.
+    /// If no send completes in time.
     pub fn sent(&mut self) -> (u64, Result<(), WcError>) {
         let completion = self.sends.wait(Some(LIMIT)).expect("poll").expect("a completion in time");
         (completion.token(), completion.status())
     }
 
-    /// Whether nothing has arrived for a while.
+    /// Whether no datagram arrives within [`SILENCE`].
     ///
     /// # Panics
     ///
@@ -163,14 +163,14 @@ pub struct Arrived {
     pub token: u64,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// The payload, after the 40 bytes of the header.
+    /// Bytes of the completion: the payload and the 40 bytes of the GRH.
     pub byte_len: usize,
-    /// The payload and the source.
+    /// The payload and its source.
     pub datagram: Datagram,
 }
 
-/// A group that no other test and no other process uses, in the form that the device's addresses
-/// have.
+/// A multicast group that no other test and no other process uses, in the form of the device's
+/// addresses.
 ///
 /// # Panics
 ///
@@ -184,25 +184,25 @@ pub fn group(post: &Post, number: u8) -> Gid {
     }
 }
 
-/// Lets the host's network deliver a group to its own members, as joining by the connection manager
-/// does on RoCE, as long as the socket lives.
+/// Makes the host's network deliver a group to local members while the socket lives, as joining by
+/// the connection manager does on RoCE.
 ///
 /// # Panics
 ///
-/// If there is no socket.
+/// If no socket can be created.
 #[must_use]
 pub fn join(post: &Post, gid: Gid) -> Option<UdpSocket> {
     let (group, interface) = (gid.ipv4()?, post.endpoint.gid?.ipv4()?);
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-    // The software device needs no network, and its host may have none.
+    // A failed join is ignored: the software device needs no network, and its host may have none.
     socket.join_multicast_v4(&group, &interface).ok().map(|()| socket)
 }
 
-/// An address handle for a group, from the GID of the queue pair.
+/// Creates an address handle for a group, from the GID of the queue pair.
 ///
 /// # Panics
 ///
-/// If there is no address handle.
+/// If the device cannot create one.
 #[must_use]
 pub fn address_of_group(post: &Post, gid: Gid) -> AddressHandle {
     let mut path = post.qp.path_to(&post.endpoint).unwrap();

@@ -1,7 +1,7 @@
 //! Helpers for device tests: the device under test, connected pairs of queue pairs, waits with a
-//! limit. The tests run on the device that `RDMA_TEST_DEVICE` names (`rxe0`, `mlx5_0:1`), and
-//! without it on the software device. A device that was promised and is missing is a failure, never
-//! a skip. A test of a feature that the device lacks is skipped by [`skip`], with the reason.
+//! limit. The tests run on the device that `RDMA_TEST_DEVICE` names (`rxe0`, `mlx5_0:1`); without
+//! the variable, they run on the software device. A named device that is missing is a failure,
+//! never a skip. A test of a feature that the device lacks is skipped by [`skip`], with the reason.
 
 pub mod cm;
 pub mod datagram;
@@ -20,20 +20,20 @@ use rdma_test_support::{Channel, role};
 
 pub use rdma_test_support::skip;
 
-/// Names the device under test.
+/// Environment variable that names the device under test.
 pub const VARIABLE: &str = "RDMA_TEST_DEVICE";
-/// Names the device of the second end of a connection, and of a second process; by default the
-/// device under test.
+/// Environment variable that names the device of the second end of a connection, and of a second
+/// process; by default the device under test.
 pub const PEER_VARIABLE: &str = "RDMA_TEST_PEER_DEVICE";
 
-/// How long a test waits for anything. Generous: machines are slow and shared.
+/// Time limit of each wait of a test; generous, because machines may be slow and shared.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Opens the device under test.
 ///
 /// # Panics
 ///
-/// If the device is not there: a test that was promised a device fails without it.
+/// If the device is missing: a test fails without the device that the environment names.
 #[must_use]
 pub fn open() -> Opened {
     open_end(role().is_some())
@@ -43,7 +43,7 @@ pub fn open() -> Opened {
 ///
 /// # Panics
 ///
-/// If the device is not there.
+/// If the device is missing.
 #[must_use]
 pub fn open_peer() -> Opened {
     open_end(true)
@@ -56,7 +56,7 @@ fn open_end(second: bool) -> Opened {
     rdma::open(&selector).unwrap_or_else(|error| panic!("the device to test on: {error}"))
 }
 
-/// All rights that a peer can have.
+/// All remote access rights that a peer can have.
 #[must_use]
 pub fn all_rights() -> RemoteAccess {
     RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC
@@ -65,15 +65,15 @@ pub fn all_rights() -> RemoteAccess {
 /// The settings of a test's queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Slots of each queue.
+    /// Depth of each queue.
     pub depth: u32,
-    /// Segments of a request.
+    /// Most segments of a request.
     pub sges: u32,
-    /// Bytes of inline data.
+    /// Most bytes of inline data.
     pub inline: u32,
-    /// How to connect.
+    /// The parameters of the connection.
     pub connect: ConnectOptions,
-    /// The peer's rights.
+    /// The peer's remote access rights.
     pub access: RemoteAccess,
 }
 
@@ -88,26 +88,26 @@ impl Default for Options {
 pub struct Side {
     /// The open device.
     pub context: Context,
-    /// Its protection domain.
+    /// The protection domain.
     pub pd: ProtectionDomain,
     /// The queue pair.
     pub qp: QueuePair<Rc>,
-    /// Completions of sends.
+    /// Poller of the sends' completions.
     pub sends: Poller,
-    /// Completions of receives.
+    /// Poller of the receives' completions.
     pub receives: Poller,
-    /// The connection manager's part of the connection, on iWARP.
+    /// The connection manager's handle of the connection, on iWARP.
     pub connection: Option<Connection>,
 }
 
-/// An end that is not connected yet.
+/// One end of a connection before it is connected.
 #[derive(Debug)]
 pub struct Unconnected {
     /// The open device.
     pub context: Context,
-    /// Its protection domain.
+    /// The protection domain.
     pub pd: ProtectionDomain,
-    /// The queue pair, which takes receives.
+    /// The queue pair, in INIT: it takes receives.
     pub qp: rdma::InitializedQueuePair<Rc>,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
@@ -115,11 +115,11 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// Makes a queue pair, up to INIT.
+    /// Creates a queue pair and brings it to INIT.
     ///
     /// # Panics
     ///
-    /// If the device cannot.
+    /// If the device cannot create it.
     #[must_use]
     pub fn new(opened: &Opened, options: Options) -> Self {
         let context = opened.context.clone();
@@ -144,12 +144,12 @@ impl Unconnected {
         Self { context, pd, qp, send_cq, recv_cq, options }
     }
 
-    /// Brings the queue pair up to RTS, on devices whose queue pairs connect by an exchange of
+    /// Brings the queue pair to RTS, on devices whose queue pairs connect by an exchange of
     /// endpoints.
     ///
     /// # Panics
     ///
-    /// If the device cannot.
+    /// If a transition fails.
     #[must_use]
     pub fn connect(self, peer: &Endpoint) -> Side {
         let qp = self.qp.connect(peer, &self.options.connect).expect("RTS");
@@ -163,12 +163,12 @@ impl Unconnected {
         }
     }
 
-    /// Connects to an end in another process, which calls this too: by an exchange over the
-    /// channel, or on iWARP by the connection manager.
+    /// Connects to an end in another process, which calls this method too: by an exchange of
+    /// endpoints over the channel, or on iWARP by the connection manager.
     ///
     /// # Panics
     ///
-    /// If that fails.
+    /// If the connection fails.
     #[must_use]
     pub fn meet(self, channel: &mut Channel) -> Side {
         if !is_iwarp(&self.context) {
@@ -183,7 +183,7 @@ impl Unconnected {
             return side;
         }
         let side = self.call(channel.hear().parse().expect("an address"));
-        // siw may leave an earlier message unread.
+        // Waits for the peer's accept: siw may leave an earlier message unread.
         assert_eq!(channel.hear(), "accepted");
         side
     }
@@ -215,7 +215,7 @@ impl Unconnected {
 ///
 /// # Panics
 ///
-/// If the other process is gone, or sends something else.
+/// If the other process is gone, or sends another message.
 pub fn exchange(channel: &mut Channel, ours: &Endpoint) -> Endpoint {
     channel.send(&ours.to_bytes());
     Endpoint::from_bytes(&channel.receive()).expect("an endpoint")
@@ -230,7 +230,7 @@ pub fn receive_slice(channel: &mut Channel) -> RemoteSlice {
 ///
 /// # Panics
 ///
-/// If that fails.
+/// If the connection fails.
 #[must_use]
 pub fn join(a: Unconnected, b: Unconnected) -> (Side, Side) {
     if is_iwarp(&a.context) {
@@ -245,19 +245,19 @@ pub fn join(a: Unconnected, b: Unconnected) -> (Side, Side) {
     (a.connect(&to_b), b.connect(&to_a))
 }
 
-/// Why iWARP skips tests that exchange endpoints.
+/// Reason for skipping a test that exchanges endpoints, on iWARP.
 pub const MANAGED: &str = "iWARP connects by the connection manager only";
-/// Why iWARP skips tests of a peer's refusals.
+/// Reason for skipping a test of a peer's refusals, on iWARP.
 pub const LOCAL: &str = "iWARP completes a request when it is sent; what the peer refuses ends the connection";
 
-/// Whether the device speaks iWARP, which connects by the connection manager only, and has neither
-/// immediate data nor a way to wait for a receive.
+/// Whether the device is iWARP, which connects by the connection manager only, has no immediate
+/// data, and does not make a sender wait for a receive.
 #[must_use]
 pub fn is_iwarp(context: &Context) -> bool {
     context.device().transport() == TransportType::IWARP
 }
 
-/// Skips a test on iWARP, with this reason.
+/// Whether the device is iWARP; if so, reports the test as skipped with this reason.
 #[must_use]
 pub fn skipped_on_iwarp(context: &Context, reason: &str) -> bool {
     let skipped = is_iwarp(context);
@@ -273,35 +273,35 @@ pub fn pair(options: Options) -> (Side, Side) {
     join(Unconnected::new(&open(), options), Unconnected::new(&open_peer(), options))
 }
 
-/// A completion, taken out of its poller.
+/// The contents of a completion, independent of its poller.
 #[derive(Debug)]
 pub struct Done {
-    /// The status.
+    /// The status of the request.
     pub status: Result<(), WcError>,
     /// The request's token.
     pub token: u64,
-    /// Bytes received.
+    /// Number of bytes received.
     pub byte_len: usize,
     /// Immediate data.
     pub imm: Option<u32>,
     /// The operation.
     pub opcode: Opcode,
-    /// Its buffers, in order.
+    /// The buffers of the request, in order.
     pub buffers: Vec<Buffer>,
-    /// Its slices of exposed regions, in order.
+    /// The exposed slices of the request, in order.
     pub exposed: Vec<ExposedSlice>,
-    /// The old value of an atomic operation.
+    /// The old value that an atomic operation returned.
     pub old_value: Option<u64>,
     /// Tokens of the unsignaled requests that the completion released.
     pub unsignaled: Vec<u64>,
 }
 
 impl Done {
-    /// The only buffer.
+    /// The only buffer of the completion.
     ///
     /// # Panics
     ///
-    /// If there is another number of buffers.
+    /// If there is not exactly one buffer.
     #[must_use]
     pub fn buffer(mut self) -> Buffer {
         assert_eq!(self.buffers.len(), 1, "one buffer was posted");
@@ -349,7 +349,7 @@ pub fn wait(poller: &mut Poller) -> Done {
     wait_within(poller, LIMIT).expect("no completion in time")
 }
 
-/// Waits for the next completion for so long.
+/// Waits for the next completion for at most `limit`.
 pub fn wait_within(poller: &mut Poller, limit: Duration) -> Option<Done> {
     let end = Instant::now() + limit;
     loop {
@@ -363,11 +363,11 @@ pub fn wait_within(poller: &mut Poller, limit: Duration) -> Option<Done> {
     }
 }
 
-/// Reads from the peer. All earlier requests have taken effect there when this returns.
+/// Reads from the peer. When the read returns, all earlier requests have taken effect at the peer.
 ///
 /// # Panics
 ///
-/// If that fails.
+/// If the read fails.
 #[must_use]
 pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
     let len = usize::try_from(remote.len()).expect("a length");
@@ -377,7 +377,7 @@ pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
         assert_eq!((done.status, done.opcode), (Ok(()), Opcode::Read));
         return done.buffer().to_vec();
     }
-    // On iWARP the peer answers by a write.
+    // On iWARP the read response writes to the sink, which must be open to remote writes.
     let sink = side.pd.allocate_exposed(len, RemoteAccess::WRITE).expect("a region");
     side.qp.post_send(Read::new(sink.slice(..).expect("a slice"), remote)).expect("post");
     assert_eq!(wait(&mut side.sends).status, Ok(()));
@@ -386,11 +386,11 @@ pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
     bytes
 }
 
-/// A buffer with this content.
+/// Allocates a buffer with this content.
 ///
 /// # Panics
 ///
-/// If there is no memory.
+/// If the allocation fails.
 #[must_use]
 pub fn buffer(pd: &ProtectionDomain, content: &[u8]) -> Buffer {
     let mut buffer = pd.allocate(content.len().max(1)).expect("a buffer");
@@ -399,7 +399,7 @@ pub fn buffer(pd: &ProtectionDomain, content: &[u8]) -> Buffer {
     buffer
 }
 
-/// Bytes that are different everywhere.
+/// Pseudo-random bytes that depend on `seed`.
 #[must_use]
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     let mut state = u32::from(seed).wrapping_mul(0x9e37_79b9) | 1;
@@ -413,7 +413,7 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     bytes
 }
 
-/// The README's program compiles and runs.
+/// Compiles and runs the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;

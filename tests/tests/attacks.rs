@@ -1,5 +1,5 @@
-//! Attacks by programs without `unsafe`: on descriptors that the crate lends, and by a shortage of
-//! what a process may have. Nothing panics, hangs, or stops another queue.
+//! Attacks by programs without `unsafe`: on descriptors that the crate lends, and by exhausting a
+//! limit of the process. No call panics or hangs, and no other queue stops.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use rdma::{DeviceSelector, InitOptions, QueuePair};
 use rdma_test_support::passes_alone;
 use rdma_tests::{LIMIT, Options, Side, VARIABLE, open, pair, wait};
 
-/// A copy of a lent descriptor, as the epoll that it may be.
+/// Duplicates a lent descriptor and treats it as an epoll descriptor.
 fn epoll(lent: &impl AsFd) -> Epoll {
     Epoll(lent.as_fd().try_clone_to_owned().unwrap())
 }
@@ -27,12 +27,12 @@ fn a_lent_descriptor_that_is_always_readable_makes_nobody_wait() {
     let context = &opened.context;
     let channel = context.create_completion_channel().unwrap();
     let cq = context.cq_builder(16).channel(&channel).build().unwrap();
-    // Data that nobody reads: what the epoll watches is readable from now on.
+    // Unread data: the pipe is readable from now on, and so is an epoll that watches it.
     let (reader, writer) = std::io::pipe().unwrap();
     nix::unistd::write(&writer, b"x").unwrap();
     let always = |data| EpollEvent::new(EpollFlags::EPOLLIN, data);
     let lent = [epoll(&channel), epoll(context)];
-    // A descriptor of another kind refuses it, and is none that could be misused so.
+    // A descriptor of another kind refuses the addition, and cannot be misused in this way.
     let misused = lent.iter().filter(|epoll| epoll.add(&reader, always(7)).is_ok()).count();
     assert!(!context.is_software() || misused == 2, "{misused}");
     let start = Instant::now();
@@ -44,7 +44,7 @@ fn a_lent_descriptor_that_is_always_readable_makes_nobody_wait() {
         assert!(cq.poller().wait(brief).unwrap().is_none());
     }
     assert!(start.elapsed() < LIMIT);
-    // Nor does the end of a copy, or of the pipe, end anything here.
+    // Closing the copies or the pipe stops nothing here either.
     drop((lent, reader, writer));
     cq.request_notify(false).unwrap();
     assert_eq!(channel.next_event(brief).unwrap(), None);
@@ -57,7 +57,7 @@ fn a_shortage_of_descriptors_is_an_error_at_every_step_and_leaves_nothing_broken
     passes_alone(&["descriptors_run_out"], &[]);
 }
 
-/// Everything that takes descriptors, from the device to queue pairs.
+/// Creates every object that takes descriptors, from the device to queue pairs.
 fn everything(selector: &DeviceSelector) -> Result<(), Box<dyn Error>> {
     let opened = rdma::open(selector)?;
     let channel = opened.context.create_completion_channel()?;
@@ -78,7 +78,8 @@ fn descriptors_run_out() {
     let selector: DeviceSelector = name.parse().unwrap();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let mut refusals = 0;
-    // The first calls find no room for the device itself, later ones for parts of it.
+    // The lowest limits leave no descriptors for the device itself, higher ones too few for its
+    // objects.
     for limit in 3..64 {
         setrlimit(Resource::RLIMIT_NOFILE, limit, hard).unwrap();
         let outcome = everything(&selector);
@@ -94,7 +95,7 @@ fn descriptors_run_out() {
     message(&mut a, &mut b);
 }
 
-/// One message from `a` to `b`, and both completions.
+/// Sends one message from `a` to `b` and takes both completions.
 fn message(a: &mut Side, b: &mut Side) {
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
     a.qp.post_send(Send::new(a.pd.allocate(8).unwrap())).unwrap();
@@ -110,7 +111,7 @@ fn a_forgotten_poller_or_completion_hides_no_other() {
         b.qp.post_recv(b.pd.allocate(8).unwrap(), token).unwrap();
         a.qp.post_send(Send::new(a.pd.allocate(8).unwrap()).token(token)).unwrap();
     }
-    // What the poller has fetched with the completion that it hands out is not lost with it.
+    // Completions that a poller has fetched from the CQ survive the poller's leak.
     let cq = a.sends.completion_queue();
     let mut tokens = vec![wait(&mut a.sends).token];
     std::mem::forget(std::mem::replace(&mut a.sends, cq.poller()));
@@ -129,7 +130,7 @@ fn a_forgotten_poller_or_completion_hides_no_other() {
     for _ in 0..8 {
         assert!(wait(&mut b.receives).status.is_ok());
     }
-    // A scope finds its completions, too.
+    // A scope finds its completions too.
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 1).unwrap();
     let buffer = a.pd.allocate(8).unwrap();
     let Side { qp, sends, .. } = &mut a;
@@ -139,7 +140,7 @@ fn a_forgotten_poller_or_completion_hides_no_other() {
     assert!(wait(&mut b.receives).status.is_ok());
 }
 
-/// Uses its queue pairs once more when it is dropped.
+/// Uses its queue pairs once more when dropped.
 struct Late(Side, Side);
 
 impl Drop for Late {
@@ -152,7 +153,8 @@ impl Drop for Late {
 fn objects_in_thread_locals_work_until_their_thread_has_ended() {
     thread_local! { static KEPT: RefCell<Option<Late>> = const { RefCell::new(None) } }
     let thread = thread::spawn(|| {
-        // Used before the library is, so that its destructor runs after the library's.
+        // Accessed before the library's thread-local values, so that its destructor runs after
+        // theirs.
         KEPT.with(|kept| assert!(kept.borrow().is_none()));
         let (mut a, mut b) = pair(Options::default());
         message(&mut a, &mut b);

@@ -1,4 +1,4 @@
-//! The connection manager on a device: reliable connections, by the blocking interface.
+//! Reliable connections by the connection manager's blocking interface, on a device.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ fn try_connect(context: &Context, to: SocketAddr, options: &ConnOptions) -> Resu
     route.connect(qp, options, LIMIT).map(drop).map_err(Box::new)
 }
 
-/// Both ends send a message and receive one.
+/// Sends a message in each direction.
 fn talk((a, a_qp): (&End, &mut QueuePair<Rc>), (b, b_qp): (&End, &mut QueuePair<Rc>)) {
     one_way(a, a_qp, b, b_qp);
     one_way(b, b_qp, a, a_qp);
@@ -87,7 +87,7 @@ fn two_ends_connect_and_talk() {
         assert!(!connection.wait_disconnected(Some(Duration::ZERO)).unwrap());
         connection.disconnect(&qp).unwrap();
         assert!(connection.wait_disconnected(Some(LIMIT)).unwrap());
-        // The state is final.
+        // The disconnected state is final.
         assert!(connection.wait_disconnected(None).unwrap());
     });
 }
@@ -114,18 +114,19 @@ fn what_was_posted_before_a_reset_receives_nothing() {
     let (a, b) = (End::new(&context), End::new(&context));
     let route = resolve(&context, to);
     let mut qp = route.init(a.qp()).unwrap();
-    // Two receives, so that the queue is not empty after the one message.
+    // Two receives, so that the queue is not empty after the single message.
     for token in [7, 8] {
         qp.post_recv(a.pd.allocate(64).unwrap(), token).unwrap();
     }
     let failed = route.connect(qp, &ConnOptions::new(), LIMIT).unwrap_err();
     let qp = match failed.qp.reset() {
-        // The buffers are freed here: a device that still used them would write to other memory.
+        // The buffers are freed here: a device that still used them would write to memory of
+        // others.
         Ok(qp) => qp,
         Err(failed) => {
             assert!(is_iwarp(&context), "{failed}");
             assert_eq!(failed.error.kind(), ErrorKind::InUse);
-            // A destroy ends the requests that a reset does not.
+            // Destroying the queue pair ends the requests that a reset does not.
             failed.object.into_manual().close().unwrap();
             a.qp()
         }
@@ -173,7 +174,7 @@ fn a_dropped_listener_rejects_who_waits() {
     let to = listener.local_addr();
     thread::scope(|scope| {
         let clients: Vec<_> = (0..3).map(|_| scope.spawn(|| try_connect(&context, to, &ConnOptions::new()))).collect();
-        // One request is served, the others wait.
+        // One request is served, and the others wait.
         let request = listener.next_request(Some(LIMIT)).unwrap().unwrap();
         thread::sleep(MOMENT);
         drop(listener);
@@ -196,7 +197,7 @@ fn addresses_that_lead_nowhere_are_named() {
     let to = SocketAddr::new(nowhere, 7174);
     let error = blocking::resolve::<Rc>(&context, None, to, Duration::from_millis(300)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoRoute | ErrorKind::Timeout), "{error}");
-    // The source address is not this host's.
+    // The source address is not an address of this host.
     let from = Some(any_port(nowhere));
     let error = blocking::resolve::<Rc>(&context, from, listen(&context).local_addr(), LIMIT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoRoute, "{error}");
@@ -213,7 +214,7 @@ fn a_port_is_taken_once() {
     drop(first);
     let again: Listener = Listener::bind(&context, to, &ListenOptions::new()).unwrap();
     assert_eq!(again.local_addr(), to);
-    // The unspecified address stands for every address.
+    // The unspecified address covers every address.
     let error = Listener::<Rc>::bind(&context, SocketAddr::new([0, 0, 0, 0].into(), to.port()), &ListenOptions::new());
     assert_eq!(error.unwrap_err().kind(), ErrorKind::AddressInUse);
 }
@@ -249,7 +250,7 @@ fn every_address_of_the_host_is_listened_to() {
     });
 }
 
-/// An address of the link under the device, with its scope.
+/// A link-local address of the interface under the device, with its scope.
 fn link_local() -> Option<SocketAddr> {
     let interface = std::env::var("RDMA_TEST_NETDEV").ok()?;
     let table = std::fs::read_to_string("/proc/net/if_inet6").ok()?;
@@ -302,7 +303,7 @@ fn whoever_goes_first_is_noticed() {
             }
         }
         assert!(passive.wait_disconnected(Some(LIMIT)).unwrap(), "{order}");
-        // The requests in flight are flushed once both ends disconnect.
+        // The requests in flight are flushed once both ends have disconnected.
         if b_qp.state().unwrap() == QpState::RTS {
             passive.disconnect(&b_qp).ok();
             b_qp.set_error().unwrap();
@@ -355,7 +356,7 @@ fn private_data_is_limited_by_the_transport() {
         });
         let options = ConnOptions::new().private_data(&longest);
         let failed = route_error(&context, listener.local_addr(), failed.qp, &options);
-        // The rejection's private data was too long, so the request was dropped.
+        // The rejection's private data was too long, so the request was dropped instead.
         assert!(matches!(failed.error.kind(), ErrorKind::Rejected(_)), "{failed}");
     });
 }
@@ -378,8 +379,8 @@ fn waiting_ends_at_the_deadline() {
     let qp = route.init(end.qp()).unwrap();
     let failed = route.connect(qp, &ConnOptions::new(), MOMENT).unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::Timeout, "{failed}");
-    // The peer has given up when the request is accepted: that fails, at once or for want of an
-    // answer. On iWARP it may fail only later.
+    // The peer has given up by the time the request is accepted, so the accept fails at once or for
+    // lack of an answer. On iWARP the failure may come later.
     let Some(request) = listener.next_request(Some(MOMENT)).unwrap() else { return };
     let accepted = match request.init(End::new(&context).qp()) {
         Ok(qp) => request.accept(qp, &ConnOptions::new(), MOMENT).map_err(|failed| failed.error),
@@ -431,7 +432,7 @@ fn many_connect_at_the_same_time() {
                     qp.post_recv(end.pd.allocate(8).unwrap(), 0).unwrap();
                     let (connection, mut qp) = request.accept(qp, &options, LIMIT).unwrap();
                     accepted[usize::from(name[1])][usize::from(name[2])].store(true, Ordering::Release);
-                    // On iWARP the active end sends first.
+                    // On iWARP the active end must send first.
                     assert_eq!(wait(&mut end.cq.poller()).buffer()[..4], name);
                     qp.post_send(Send::new(buffer(&end.pd, &name))).unwrap();
                     assert_eq!(wait(&mut end.cq.poller()).status, Ok(()));
@@ -496,7 +497,7 @@ fn held() -> [usize; 2] {
 #[test]
 fn what_ends_leaves_nothing_behind() {
     const WARM: usize = 3;
-    // In a process of its own: other tests open and close descriptors, too.
+    // Runs in a process of its own: other tests open and close descriptors too.
     if role().is_none() {
         if device().is_some() {
             Peer::start("what_ends_leaves_nothing_behind", "peer").finish();
@@ -507,7 +508,7 @@ fn what_ends_leaves_nothing_behind() {
     let listener = listen(&context);
     let to = listener.local_addr();
     let mut before = [0; 2];
-    // Guests are slow.
+    // Emulated guests are slow.
     let rounds = if context.is_software() { 100 } else { 10 };
     for round in 0..WARM + rounds {
         if round == WARM {
@@ -521,10 +522,10 @@ fn what_ends_leaves_nothing_behind() {
             let _connected = connect(&context, to, End::new(&context).qp(), &ConnOptions::new());
             try_connect(&context, to, &ConnOptions::new()).unwrap_err();
         });
-        // An identifier that was only resolved, and a listener without a request.
+        // Drops an identifier that was only resolved, and a listener without a request.
         drop((resolve(&context, to), listen(&context)));
     }
-    // Threads that were joined may still exist for a moment, in both counts.
+    // Joined threads may still exist for a moment, and count in both numbers.
     let patience = std::time::Instant::now() + LIMIT;
     while held().iter().zip(before).any(|(&now, before)| now > before) {
         assert!(std::time::Instant::now() < patience, "{:?} descriptors and threads, {before:?} before", held());

@@ -1,4 +1,4 @@
-//! The connection manager on a device: datagrams and multicast groups.
+//! Datagrams and multicast groups by the connection manager, on a device.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -104,7 +104,7 @@ fn nobody_is_told_apart_from_no() {
     drop(listener);
     let failed = ask().unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::NotListening, "{failed}");
-    // The two port spaces are separate.
+    // Datagrams and connections have separate port spaces.
     let stream = rdma_tests::cm::listen(&context).local_addr();
     let route = blocking::resolve::<Ud>(&context, None, stream, LIMIT).unwrap();
     let failed = route.connect(&UdOptions::new(), LIMIT).unwrap_err();
@@ -118,7 +118,7 @@ fn nobody_is_told_apart_from_no() {
 fn a_group_hears_its_members() {
     let Some(context) = device() else { return };
     let local = any_port(address(&context));
-    // Each run has a group of its own, since several may run at the same time.
+    // Several runs may be active at the same time, so each has a group of its own.
     let number = std::process::id().to_be_bytes();
     let group = SocketAddr::new([239, 1, number[2], number[3]].into(), 0);
     let joined: Vec<_> =
@@ -136,7 +136,7 @@ fn a_group_hears_its_members() {
             (end, qp.ready().unwrap(), attached)
         })
         .collect();
-    // A queue pair that is no member sends.
+    // The sending queue pair is no member of the group.
     let sender = End::new(&context);
     let mut qp = joined[0].id().init(sender.qp()).unwrap().ready().unwrap();
     let to = sender.pd.create_ah(&joined[0].group().path).unwrap();
@@ -164,7 +164,7 @@ fn groups_are_joined_and_left_in_any_order() {
     for last in 1..4 {
         id.join_multicast(group(last), Membership::Full).unwrap();
     }
-    // One group is left before the event of its join.
+    // Leaves one group before the event of its join.
     id.leave_multicast(group(3)).unwrap();
     let mut seen = Vec::new();
     while seen.len() < 2 {
@@ -179,7 +179,7 @@ fn groups_are_joined_and_left_in_any_order() {
     id.leave_multicast(group(2)).unwrap();
     assert_eq!(id.leave_multicast(group(2)).unwrap_err().kind(), ErrorKind::NotFound);
     assert!(channel.next_event(Some(MOMENT)).unwrap().is_none());
-    // The last group is left when its identifier is destroyed, on either channel.
+    // Destroying the identifier leaves the last group, whichever channel the identifier is on.
     let mut id = id;
     id.migrate(&EventChannel::new(&context).unwrap()).unwrap();
     drop(id);

@@ -1,5 +1,5 @@
-//! The connection manager on a device: events for event loops, and identifiers that are dropped at
-//! any moment.
+//! The connection manager's events for event loops, and identifiers dropped at any moment, on a
+//! device.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ fn device() -> Option<Context> {
     available(&context).then_some(context)
 }
 
-/// The rights that a peer can have on every device.
+/// The remote access rights that a peer can have on the device.
 fn access(context: &Context) -> rdma::RemoteAccess {
     if context.device().transport() == TransportType::IWARP {
         return rdma::RemoteAccess::READ | rdma::RemoteAccess::WRITE;
@@ -36,7 +36,8 @@ fn sleep_until_readable(channel: &EventChannel) {
 fn poll(fd: BorrowedFd<'_>) -> i32 {
     let mut slot = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let limit = i32::try_from(LIMIT.as_millis()).unwrap();
-    // SAFETY: poll wants an array of as many entries as its count says: one local entry, and 1.
+    // SAFETY: poll requires an array with as many entries as its count says: the array is one local
+    // entry, and the count is 1.
     unsafe { libc::poll(&raw mut slot, 1, limit) }
 }
 
@@ -49,7 +50,7 @@ fn next(channel: &EventChannel) -> Event {
     }
 }
 
-/// The next event, which must be this identifier's.
+/// Takes the next event, which must be this identifier's.
 fn next_of(channel: &EventChannel, key: IdKey) -> EventKind {
     let event = next(channel);
     assert_eq!(event.id, key, "{event:?}");
@@ -81,7 +82,7 @@ fn request(channel: &EventChannel, listener: &Id<Rc>) -> ConnectRequest<Rc> {
     }
 }
 
-/// The active end's answer to the event that asks for its last step.
+/// Handles the event that asks the active end for its last step; returns the connected queue pair.
 fn established(channel: &EventChannel, id: &Id<Rc>, qp: InitializedQueuePair<Rc>) -> QueuePair<Rc> {
     match next_of(channel, id.key()) {
         EventKind::ConnectResponse(_) => id.establish(qp, &ConnOptions::new()).unwrap(),
@@ -111,7 +112,7 @@ fn one_thread_does_both_ends_on_one_channel() {
     let key = request.key();
     let (passive, b_qp) = request.accept(b_qp, &ConnOptions::new().private_data(b"from b")).unwrap();
     assert_eq!(passive.key(), key);
-    // The answers arrive in any order, each with its identifier.
+    // The events of both ends arrive in any order, each with its identifier.
     let (mut a_waits, mut a_qp, mut passive_waits) = (Some(a_qp), None, true);
     while a_waits.is_some() || passive_waits {
         let event = next(&channel);
@@ -132,7 +133,7 @@ fn one_thread_does_both_ends_on_one_channel() {
     assert_eq!(wait(&mut a.cq.poller()).status, Ok(()));
     assert_eq!(wait(&mut b.cq.poller()).byte_len, 7);
     id.disconnect(&a_qp).unwrap();
-    // On iWARP the end that disconnects gets its event at once, elsewhere after the peer's answer.
+    // On iWARP the end that disconnects gets its event at once; elsewhere, after the peer's answer.
     let mut ended = Vec::new();
     while ended.len() < 2 {
         let event = next(&channel);
@@ -163,7 +164,7 @@ fn ids_move_between_channels_at_any_step() {
     id.connect(&a_qp, &ConnOptions::new()).unwrap();
     let mut request = request(&channels[0], &listener);
     request.migrate(&channels[3]).unwrap();
-    // A move to the same channel.
+    // Moves the identifier to the channel that it is on.
     request.migrate(&channels[3]).unwrap();
     let b_qp = request.init(b.qp(), access(&context)).unwrap();
     let (mut passive, b_qp) = request.accept(b_qp, &ConnOptions::new()).unwrap();
@@ -204,7 +205,7 @@ fn steps_out_of_order_are_errors() {
     let qp = id.init(failed.object, access(&context)).unwrap();
     assert!(id.connect(&qp, &ConnOptions::new()).is_err(), "there is no route");
     let failed = id.establish(qp, &ConnOptions::new());
-    // On iWARP the call does nothing, so it cannot fail; the queue pair fails when it is used.
+    // On iWARP `establish` does nothing, so it cannot fail; the queue pair fails when it is used.
     let qp = match failed {
         Ok(qp) => qp,
         Err(failed) => failed.object.into_manual(),
@@ -217,7 +218,7 @@ fn steps_out_of_order_are_errors() {
     assert!(channel.try_next_event().unwrap().is_none());
 }
 
-/// Starts a connection and drops everything after so many steps.
+/// Starts a connection and drops all objects after `steps` steps.
 fn give_up_after(context: &Context, to: SocketAddr, steps: usize) {
     let channel = EventChannel::new(context).unwrap();
     let id = channel.create_id::<Rc>().unwrap();
@@ -266,7 +267,7 @@ fn whatever_ends_at_any_step_ends() {
                 }
             });
         }
-        // A request is accepted, rejected or dropped, while other ends are still connecting.
+        // Requests are accepted, rejected or dropped while other ends are still connecting.
         let begin = Instant::now();
         for turn in 0.. {
             let Some(request) = listener.next_request(Some(Duration::from_millis(100))).unwrap() else {
@@ -286,7 +287,7 @@ fn whatever_ends_at_any_step_ends() {
             }
         }
     });
-    // A new connection works as before.
+    // A new connection still works.
     thread::scope(|scope| {
         scope.spawn(|| {
             // Requests of ends that gave up may still be in the queue.
@@ -324,7 +325,7 @@ fn threads_share_a_channel() {
         for number in 0..IDS {
             let id = channel.create_id::<Rc>().unwrap();
             id.resolve_addr(None, to, LIMIT).unwrap();
-            // Some identifiers are dropped at once, and their events with them.
+            // Some identifiers are dropped at once, together with their events.
             if number % 3 != 0 {
                 ids.insert(id.key(), id);
             }
@@ -384,23 +385,23 @@ fn who_writes_to_a_channels_descriptor_commands_nobody() {
 fn edge_triggered_epoll_misses_no_event() {
     let Some(context) = device() else { return };
     let channel = EventChannel::new(&context).unwrap();
-    // SAFETY: epoll_create1 has no requirement.
+    // SAFETY: epoll_create1 has no requirement on memory.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     assert!(epoll >= 0);
-    // SAFETY: from_raw_fd wants an open descriptor without another owner: epoll_create1 just
-    // returned it.
+    // SAFETY: from_raw_fd requires an open descriptor without another owner: epoll_create1 has just
+    // returned it, and the assertion has excluded an error.
     let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
     let mut interest = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-    // SAFETY: epoll_ctl wants an event that lives during the call, a local.
+    // SAFETY: epoll_ctl requires an event that lives during the call: `interest` is a local.
     let added =
         unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, channel.as_raw_fd(), &raw mut interest) };
     assert_eq!(added, 0);
-    // Waits for readability, then takes every event.
+    // Waits until the descriptor is readable, then takes every event.
     let wait = || {
         let mut slot = libc::epoll_event { events: 0, u64: 0 };
         let limit = i32::try_from(LIMIT.as_millis()).unwrap();
-        // SAFETY: epoll_wait wants room for as many events as its count says: one local event, and
-        // 1.
+        // SAFETY: epoll_wait requires room for as many events as its count says: `slot` is one
+        // local event, and the count is 1.
         assert_eq!(unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut slot, 1, limit) }, 1, "no edge in time");
         std::iter::from_fn(|| channel.try_next_event().unwrap()).collect::<Vec<_>>()
     };
@@ -438,7 +439,7 @@ fn ids_cross_each_other_between_channels_that_threads_take_from() {
                 count + std::iter::from_fn(|| channel.try_next_event().unwrap()).count()
             })
         });
-        // Two threads move the identifier in opposite directions.
+        // Two threads move identifiers between the channels in opposite directions.
         let movers = [0, 1].map(|first| {
             let (channels, to) = (&channels, listener.local_addr());
             scope.spawn(move || {
@@ -462,8 +463,8 @@ fn ids_cross_each_other_between_channels_that_threads_take_from() {
         }
         ended.store(true, std::sync::atomic::Ordering::Release);
         let taken: usize = takers.map(|taker| taker.join().unwrap()).into_iter().sum();
-        // The address's event is taken before the route is requested; the route's event may vanish
-        // with its identifier.
+        // The event of the address is taken before the route is requested; the event of the route
+        // may be dropped with its identifier.
         assert!((2 * TURNS..=4 * TURNS).contains(&taken), "{taken}");
     });
 }

@@ -1,6 +1,6 @@
-//! Mistakes that must not compile: one in each file in `ui/`, with the compiler's message.
+//! Programs that must not compile: one in each file in `ui/`, with the compiler's message.
 
-/// The release whose messages are recorded: other releases word them differently.
+/// The compiler release whose messages are recorded: other releases word them differently.
 const RECORDED_WITH: &str = "rustc 1.95.";
 
 #[test]

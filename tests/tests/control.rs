@@ -1,4 +1,4 @@
-//! The control path on a device: listing, choosing, attributes, bring-up, destruction.
+//! The control path on a device: listing, selection, attributes, bring-up, destruction.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn the_device_is_listed_and_says_what_it_is() {
     let device = listed.iter().find(|device| device.name() == opened.context.name()).unwrap();
     assert_eq!(device.is_software(), device.name() == "soft0");
     assert_eq!(device.guid(), opened.context.device().guid());
-    // Hardware comes first.
+    // The list has hardware before software devices.
     assert!(listed.is_sorted_by_key(Device::is_software));
     assert_eq!(opened.choice.is_software(), device.is_software());
     assert!(opened.choice.to_string().contains(&device.name()));
@@ -114,7 +114,7 @@ fn the_port_reports_sane_values() {
     if port.link_layer() == LinkLayer::ETHERNET {
         assert!(context.best_gid(opened.port).unwrap().is_some());
     }
-    // iWARP has no partitions.
+    // iWARP has no partition keys.
     if port.pkey_table_len() > 0 {
         assert_ne!(context.pkey(opened.port, 0).unwrap(), 0);
     }
@@ -177,7 +177,7 @@ fn a_refused_change_is_explained() {
     assert_eq!(not_allowed.to_string(), "PATH_MTU");
     let error = qp.modify(&QpAttr::to(QpState::RTS)).unwrap_err();
     assert!(error.to_string().contains("no such transition"), "{error}");
-    // iWARP takes a new queue pair to the error state.
+    // iWARP allows a change from RESET to ERR.
     if !rdma_tests::is_iwarp(&opened.context) {
         let error = qp.modify(&QpAttr::to(QpState::ERR)).unwrap_err();
         assert!(error.to_string().contains("from RESET to ERR: there is no such transition"), "{error}");
@@ -229,7 +229,7 @@ fn requests_beyond_the_completion_queue_are_refused_at_creation() {
     let error = QueuePair::builder(&pd).cq(&cq).max_send_wr(depth).max_recv_wr(1).build().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::CompletionQueueTooSmall { .. }), "{error}");
     let fits = QueuePair::builder(&pd).cq(&cq).max_send_wr(depth - 1).max_recv_wr(1);
-    // A drop gives the queue pair's reservation back.
+    // Dropping a queue pair returns its reserved CQ entries.
     for _ in 0..3 {
         let qp = fits.clone().build().unwrap();
         assert!(fits.clone().build().is_err());

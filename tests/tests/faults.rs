@@ -1,9 +1,9 @@
 //! Faults under a connection: a peer killed in mid-transfer, an interface set down. The right error
-//! comes in time, and no object is left behind.
+//! must come in time, and no object may be left behind.
 //!
-//! These tests need a device that no other process uses, because they compare the kernel's counts
-//! of objects. `RDMA_TEST_NETDEV` names an interface that may be set down; without it, the tests
-//! that need one are skipped.
+//! These tests need a device that no other process uses, because they compare the kernel's object
+//! counts. `RDMA_TEST_NETDEV` names an interface that may be set down; without it, the tests that
+//! need one are skipped.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use rdma_tests::{
 };
 
 const BLOCK: usize = 32 << 10;
-/// More than the timeouts of [`options`]: 4.096 us * 2^14 * 7 = 470 ms, and the delays of an
-/// emulated machine. Six retries, because rxe takes 7 for retries without end (seen on 6.1).
+/// More than the timeouts of [`options`], 4.096 us * 2^14 * 7 = 470 ms, plus the delays of an
+/// emulated machine. The retry count is six, because rxe treats 7 as unlimited (seen on 6.1).
 const IN_TIME: Duration = Duration::from_secs(10);
 
 fn options() -> Options {
@@ -28,7 +28,7 @@ fn options() -> Options {
     Options { connect, ..Options::default() }
 }
 
-/// The kernel's number of objects of each kind on each device.
+/// The kernel's number of objects of each kind on each device; `None` if it cannot be read.
 #[derive(Debug)]
 struct Objects(Option<String>);
 
@@ -36,7 +36,7 @@ impl Objects {
     fn now() -> Self {
         let output = Command::new("rdma").args(["resource", "show"]).output();
         Self(output.ok().filter(|output| output.status.success()).map(|output| {
-            // Contexts are not compared: librdmacm keeps the devices open that it has found, until
+            // Contexts are not compared: librdmacm keeps the devices that it has found open until
             // the process ends.
             let text = String::from_utf8(output.stdout).unwrap();
             let mut words = Vec::new();
@@ -48,8 +48,8 @@ impl Objects {
         }))
     }
 
-    /// Waits until the counts are as before: identifiers of connections live until their last
-    /// timer.
+    /// Waits until the counts are as before: identifiers of connections live until their last timer
+    /// expires.
     fn are_back(&self) {
         let begin = Instant::now();
         loop {
@@ -66,14 +66,15 @@ impl Objects {
 /// How a stream of requests ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// By the first completion that is not a success.
+    /// A completion reported an error; holds the first such status.
     Failed(WcStatus),
-    /// By the end of the connection, without a failure: iWARP's writes are complete when they are
-    /// sent, so none may be in flight. siw never flushes requests that were posted afterwards.
+    /// The connection ended without a failed completion. On iWARP a write is complete once it is
+    /// sent, so none may have been in flight; siw never flushes requests that were posted
+    /// afterwards.
     Disconnected,
 }
 
-/// Writes to the peer until a write fails. `watch` gets the number of successes after each.
+/// Writes to the peer until a write fails. `watch` gets the number of successes after each success.
 fn write_until_it_fails(side: &mut Side, remote: RemoteSlice, mut watch: impl FnMut(u32)) -> End {
     let begin = Instant::now();
     for seed in 0..8 {
@@ -103,14 +104,14 @@ fn write_until_it_fails(side: &mut Side, remote: RemoteSlice, mut watch: impl Fn
 }
 
 fn is_in_error(side: &Side) {
-    // siw of 6.1 reports nothing.
+    // siw of 6.1 does not report the state.
     if !is_iwarp(&side.context) {
         assert_eq!(side.qp.state().unwrap(), QpState::ERR);
     }
 }
 
-/// The end on iWARP: requests in flight are flushed, and the connection manager reports the
-/// disconnect.
+/// Checks the end of an iWARP connection: requests in flight are flushed, and the connection
+/// manager reports the disconnect.
 fn is_disconnected(side: &Side, end: &End) {
     let connection = side.connection.as_ref().unwrap();
     match end {
@@ -126,8 +127,8 @@ fn is_disconnected(side: &Side, end: &End) {
 fn a_peer_killed_in_mid_transfer_ends_it() {
     if role().is_some() {
         let mut channel = first();
-        // Regions end in the reverse order of their creation when a process dies, and so do queue
-        // pairs.
+        // When a process dies, the kernel destroys its regions, and likewise its queue pairs, in
+        // the reverse order of their creation.
         let side = Unconnected::new(&open(), options()).meet(&mut channel);
         let region = side.pd.allocate_exposed(BLOCK, all_rights()).unwrap();
         channel.send(&region.remote(..).unwrap().to_bytes());
@@ -153,7 +154,8 @@ fn a_peer_killed_in_mid_transfer_ends_it() {
         if is_iwarp(&side.context) {
             is_disconnected(&side, &end);
         } else {
-            // The kernel takes the key before the queue pair, and a request may come in between.
+            // The kernel invalidates the rkey before it destroys the queue pair; a request may
+            // arrive in between.
             let expected = [WcStatus::RETRY_EXC_ERR, WcStatus::REM_ACCESS_ERR].map(End::Failed);
             assert!(expected.contains(&end), "{end:?}");
         }
@@ -169,7 +171,7 @@ fn a_peer_killed_in_mid_transfer_ends_it() {
     }
 }
 
-/// An interface that is set up again when this is dropped.
+/// An interface, which dropping this value sets up again.
 struct Link(String);
 
 impl Link {
@@ -185,7 +187,7 @@ impl Drop for Link {
     }
 }
 
-/// Waits for an event of the port.
+/// Waits for an asynchronous event of the port.
 fn port_event(context: &Context, port: u8, kind: AsyncEventKind) {
     let begin = Instant::now();
     loop {
@@ -213,7 +215,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
     let objects = Objects::now();
     let opened = open();
     let (context, port) = (&opened.context, opened.port);
-    // Then the other end has the interface.
+    // With a peer device, the interface belongs to the other end.
     let is_far = std::env::var_os(rdma_tests::PEER_VARIABLE).is_some();
     for _ in 0..if is_far { 1 } else { 2 } {
         let (mut a, b) = connect();
@@ -235,8 +237,8 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
         } else if is_far {
             assert_eq!(end, End::Failed(WcStatus::RETRY_EXC_ERR));
         } else {
-            // rxe finds no route for the packet. 6.1 reports that for the request; 6.12 flushes the
-            // request like the others.
+            // rxe finds no route for the packet. 6.1 reports an error for the request; 6.12 flushes
+            // the request like the others.
             let expected = [WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR].map(End::Failed);
             assert!(expected.contains(&end), "{end:?}");
         }
@@ -262,7 +264,7 @@ fn a_link_set_down_in_mid_transfer_ends_it_and_comes_back() {
     objects.are_back();
 }
 
-/// Two connected ends, as soon as the interface has its addresses.
+/// Connects two ends once the interface has its addresses.
 fn connect() -> (Side, Side) {
     let (a, b) = (open(), open_peer());
     for opened in [&a, &b] {

@@ -45,7 +45,7 @@ fn addresses_that_wrap_around_are_refused_by_the_target() {
     for make in bad {
         for kind in 0..4 {
             let (mut a, b) = pair(Options::default());
-            // On iWARP a write is complete when it is sent.
+            // On iWARP a write is complete once it is sent.
             if kind == 0 && is_iwarp(&a.context) {
                 continue;
             }
@@ -54,7 +54,7 @@ fn addresses_that_wrap_around_are_refused_by_the_target() {
             let (address, len) = make(real.address());
             let remote = RemoteSlice::new(address, len, real.rkey());
             let local = a.pd.allocate(8).unwrap();
-            // A fault that our own side can see may be refused at once.
+            // A fault that is visible on this side may be refused at once.
             let posted = match kind {
                 0 => a.qp.post_send(WriteOp::new(local, remote)).is_ok(),
                 1 => a.qp.post_send(Read::new(local, remote)).is_ok(),
@@ -84,15 +84,14 @@ fn who_writes_to_an_event_descriptor_makes_nobody_wait_for_ever() {
     let channel = context.create_completion_channel().unwrap();
     let cq = context.cq_builder(16).channel(&channel).build().unwrap();
     let start = Instant::now();
-    // Safe functions lend descriptors, so safe code can write to them, if they are of a kind that
-    // can be written.
+    // Safe functions lend descriptors, so safe code can write to those whose kind permits writing.
     for fd in [channel.as_fd(), context.as_fd()] {
         let mut file = File::from(fd.try_clone_to_owned().unwrap());
         let _refused = file.write_all(&(u64::MAX - 1).to_ne_bytes());
     }
     assert_eq!(channel.next_event(Some(Duration::from_millis(20))).ok().flatten(), None);
     assert_eq!(context.next_event(Some(Duration::from_millis(20))).ok().flatten(), None);
-    // The device still reports an event afterwards.
+    // The device still accepts a request for events afterwards.
     cq.request_notify(false).unwrap();
     assert!(start.elapsed() < Duration::from_secs(10));
     cq.close().unwrap();
@@ -122,7 +121,8 @@ fn resets_under_load_hand_out_every_buffer_once() {
                     while let Some(mut completion) = poller.poll().unwrap() {
                         let token = completion.token();
                         let mut buffer = completion.take_buffer().unwrap();
-                        // The buffer is exclusive: neither the device nor another thread writes.
+                        // The buffer is exclusive: neither the device nor another thread writes to
+                        // it.
                         assert_eq!(buffer[..8], token.to_ne_bytes());
                         buffer.fill(0xee);
                         thread::yield_now();
@@ -146,7 +146,7 @@ fn resets_under_load_hand_out_every_buffer_once() {
             }
             token += 1;
             if token % 500 == 0 {
-                // A reset, with requests in flight.
+                // Resets the queue pair with requests in flight.
                 let (qpn, endpoint) = (qp.qpn(), b.qp.qpn());
                 let init = qp.reset().unwrap().init(&rdma::InitOptions::new()).unwrap();
                 let near = init.endpoint();

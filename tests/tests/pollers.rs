@@ -1,4 +1,4 @@
-//! Many threads on one completion queue: some post, some collect completions, some run scopes.
+//! Many threads on one completion queue: some post, some take completions, some run scopes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,7 +17,7 @@ const DEPTH: u32 = 8;
 const POSTERS: usize = 3;
 const SCOPERS: usize = 2;
 
-/// Two queue pairs of this process, connected to each other, that report to one queue.
+/// Two connected queue pairs of this process that report to one CQ.
 fn pair(opened: &Opened, pd: &ProtectionDomain, cq: &CompletionQueue) -> [QueuePair<Rc>; 2] {
     let end = || {
         let qp = pd.queue_pair().cq(cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).build().unwrap();
@@ -29,7 +29,7 @@ fn pair(opened: &Opened, pd: &ProtectionDomain, cq: &CompletionQueue) -> [QueueP
     ends.map(|end| end.connect(endpoints.next().unwrap(), &ConnectOptions::new()).unwrap())
 }
 
-/// Takes completions until all is done, and sends their buffers back to where their tokens say.
+/// Takes completions until `done`, and returns each buffer to the sender that its token names.
 fn collect(cq: &CompletionQueue, home: &[Sender<Buffer>], done: &AtomicBool, taken: &AtomicU64, sleep: bool) {
     let mut poller = cq.poller();
     while !done.load(Ordering::Acquire) {
@@ -39,16 +39,17 @@ fn collect(cq: &CompletionQueue, home: &[Sender<Buffer>], done: &AtomicBool, tak
         let home = &home[usize::try_from(completion.token()).unwrap()];
         let buffer = completion.take_buffer().unwrap();
         taken.fetch_add(1, Ordering::Relaxed);
-        // The last ones may come back after their owner has ended.
+        // Sending fails if the owner of the last buffers has ended.
         let _ended = home.send(buffer);
         if sleep && taken.load(Ordering::Relaxed) % 64 == 0 {
-            // What this poller has fetched and not handed out is not hidden from the others.
+            // Completions that this poller has fetched but not handed out stay visible to other
+            // pollers.
             thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-/// Sends messages from one end to the other, each with the buffer that some collector gave back.
+/// Sends messages from one end to the other, each with a buffer that some collector returned.
 fn post([mut a, mut b]: [QueuePair<Rc>; 2], pd: &ProtectionDomain, token: u64, back: &Receiver<Buffer>) {
     let mut buffers = vec![pd.allocate(16).unwrap(), pd.allocate(16).unwrap()];
     for _ in 0..MESSAGES {

@@ -13,7 +13,7 @@ use rdma_tests::{
 
 const REGION: usize = 1 << 20;
 
-/// Both ends connect; the child exposes a region to the parent.
+/// Starts the child and connects to it; the child exposes a region to the parent.
 fn parent(test: &str, options: Options) -> (Peer, Side, rdma::RemoteSlice) {
     let mut running = Peer::start(test, "peer");
     let side = Unconnected::new(&open(), options).meet(&mut running);
@@ -33,8 +33,8 @@ fn child_side(options: Options) -> (Channel, Side, rdma::ExposedRegion) {
 fn two_processes_do_everything() {
     if role().is_some() {
         let (mut channel, mut side, region) = child_side(Options::default());
-        // siw may read the buffer after the completion, when TCP sends: the buffer stays unchanged
-        // until the parent has the message.
+        // siw may read the buffer after the completion, when TCP sends: the buffer must stay
+        // unchanged until the parent has the message.
         let mut sent = None;
         for round in 0..50 {
             side.qp.post_recv(side.pd.allocate(REGION).unwrap(), round).unwrap();
@@ -55,21 +55,21 @@ fn two_processes_do_everything() {
             }
         }
         channel.tell("checked");
-        // The parent writes over the compared bytes.
+        // The parent overwrites the compared bytes.
         channel.tell("compared");
         assert_eq!(channel.hear(), "done");
         assert_eq!(region.load_u64(0, Ordering::Acquire).unwrap(), 25);
         return;
     }
     let (mut running, mut side, remote) = parent("two_processes_do_everything", Options::default());
-    // iWARP has neither immediate data nor atomics.
+    // iWARP has neither immediate data nor atomic operations.
     let is_iwarp = is_iwarp(&side.context);
     for round in 0..50_u8 {
         assert_eq!(running.hear(), "ready");
         let len = [1, 64, 4096, 300_000, REGION][usize::from(round) % 5];
         let content = pattern(len, round);
         if round % 2 == 0 || is_iwarp {
-            // Echoed by a send.
+            // The child returns the message by a send.
             side.qp.post_recv(side.pd.allocate(REGION).unwrap(), 0).unwrap();
             side.qp.post_send(Send::new(buffer(&side.pd, &content))).unwrap();
             let done = wait(&mut side.receives);
@@ -81,7 +81,7 @@ fn two_processes_do_everything() {
         }
         assert_eq!(wait(&mut side.sends).status, Ok(()));
     }
-    // From now on the first word changes.
+    // From now on the first word may change.
     assert_eq!(running.hear(), "checked");
     assert_eq!(running.hear(), "compared");
     let first = if is_iwarp { 25_u64 } else { 0 };
@@ -101,7 +101,7 @@ fn two_processes_do_everything() {
 fn writes_complete_while_the_target_sleeps() {
     if role().is_some() {
         let (mut channel, _side, region) = child_side(Options::default());
-        // No verbs call until the parent reports that it is done.
+        // Makes no verbs call until the parent reports that it is done.
         assert_eq!(channel.hear(), "done");
         let mut seen = vec![0; 4096];
         region.copy_out(0, &mut seen).unwrap();
@@ -133,7 +133,7 @@ fn a_killed_peer_fails_what_is_outstanding_in_time() {
     }
     for delay in [0, 1, 5] {
         let (mut running, mut side, remote) = parent("a_killed_peer_fails_what_is_outstanding_in_time", options);
-        // The peer has no receive, so the first request stays outstanding for ever.
+        // The peer has posted no receive, so the first request stays outstanding.
         side.qp.post_send(Send::new(buffer(&side.pd, b"hello")).token(0)).unwrap();
         for token in 1..4 {
             side.qp.post_send(Write::new(buffer(&side.pd, &pattern(1000, 1)), remote).token(token)).unwrap();
@@ -150,7 +150,8 @@ fn a_killed_peer_fails_what_is_outstanding_in_time() {
             assert_eq!((done.status.unwrap_err().status, done.token), (WcStatus::WR_FLUSH_ERR, token));
         }
         assert_eq!(wait(&mut side.receives).status.unwrap_err().status, WcStatus::WR_FLUSH_ERR);
-        // The timeouts are 4.096 us * 2^13 * 4 = 134 ms; the rest is for slow machines.
+        // The timeouts add up to 4.096 us * 2^13 * 4 = 134 ms; the rest is margin for slow
+        // machines.
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 }
@@ -173,7 +174,7 @@ fn a_stopped_peer_only_makes_us_wait() {
     assert_eq!(running.hear(), "ready");
     running.stop();
     side.qp.post_send(Send::new(buffer(&side.pd, b"hello"))).unwrap();
-    // Longer than the timeouts, 67 ms * 8.
+    // Waits longer than the timeouts, 67 ms * 8.
     assert!(rdma_tests::wait_within(&mut side.sends, Duration::from_millis(800)).is_none());
     running.resume();
     assert_eq!(wait(&mut side.sends).status, Ok(()));

@@ -1,8 +1,9 @@
-//! Random mixtures of requests against a model: every message arrives unchanged and in order.
+//! Random mixtures of requests, checked against a model: every message arrives unchanged and in
+//! order.
 //!
-//! Both ends make the same plan from one seed. The requester keeps a model of the peer's memory
+//! Both ends derive the same plan from one seed. The requester keeps a model of the peer's memory
 //! after each request; the responder knows the messages. `RDMA_TEST_SEED` repeats a run.
-//! `RDMA_TEST_UNFENCED` leaves fences out: rxe executes requests in order, and its fence can stall.
+//! `RDMA_TEST_UNFENCED` omits fences: rxe executes requests in order, and its fence can stall.
 
 use std::collections::VecDeque;
 
@@ -34,7 +35,7 @@ struct Step {
     kind: Kind,
     offset: usize,
     len: usize,
-    /// Seeds the content; also the immediate data and the operand of atomics.
+    /// Seed of the content; also the immediate data and the operand of atomic operations.
     content: u8,
     inline: bool,
     signaled: bool,
@@ -52,7 +53,7 @@ impl Step {
     }
 }
 
-/// The same requests for the same seed.
+/// The requests of a seed; equal seeds give equal requests.
 fn plan(seed: u64) -> impl Iterator<Item = Step> {
     let mut state = seed | 1;
     let mut below = move |bound: usize| {
@@ -70,7 +71,7 @@ fn plan(seed: u64) -> impl Iterator<Item = Step> {
         };
         let offset = match kind {
             CompareSwap | FetchAdd => below(REGION / 8 - 1) * 8,
-            // Half of the requests go to the front, so that they overlap.
+            // Half of the requests go to the beginning of the region, so that they overlap.
             _ if below(2) == 0 => below(64),
             _ => below(REGION - len),
         };
@@ -117,7 +118,7 @@ impl Requester<'_> {
             self.outstanding.push_back(expected);
             self.post(token, &step);
         }
-        // A last signaled request releases the unsignaled ones.
+        // The last request is signaled, so that its completion releases the unsignaled ones.
         let last = Step {
             kind: Kind::Read,
             offset: 0,
@@ -136,7 +137,7 @@ impl Requester<'_> {
         }
     }
 
-    /// Applies the request to the model.
+    /// Applies a request to the model and returns the expected completion.
     fn expect(&mut self, token: u64, step: &Step) -> Expected {
         let range = step.offset..step.offset + step.len;
         let before = self.memory[range.clone()].to_vec();
@@ -212,8 +213,8 @@ impl Requester<'_> {
         }
     }
 
-    /// Posts, and polls while the queue is full. Requests are fenced, so that none passes a read,
-    /// except where the device's fence is broken.
+    /// Posts a request, and polls while the queue is full. Requests are fenced, so that none
+    /// overtakes a read, except where the device's fence is broken.
     fn post_one<O, L>(&mut self, request: Work<O, L>, token: u64, step: &Step)
     where
         O: rdma::op::Operation,
@@ -255,7 +256,7 @@ impl Requester<'_> {
     }
 }
 
-/// Takes the messages of a plan, and checks each.
+/// Receives the messages of a plan and checks each.
 fn respond(side: &mut Side, seed: u64, depth: u64) {
     for token in 0..depth {
         side.qp.post_recv(side.pd.allocate(LONGEST).unwrap(), token).unwrap();
@@ -317,7 +318,7 @@ fn random_requests_between_processes() {
         channel.send(&region.remote(..).unwrap().to_bytes());
         let seed = u64::from_ne_bytes(channel.receive_exact());
         respond(&mut side, seed, 16);
-        // The channel's messages are short, so the text goes in pieces.
+        // The channel's messages are short, so the memory arrives in pieces.
         let mut memory = Vec::new();
         while memory.len() < REGION {
             memory.extend(channel.receive());

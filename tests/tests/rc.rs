@@ -1,4 +1,4 @@
-//! Reliable connections in one process: every operation, every error, on the device under test.
+//! Reliable connections in one process: every operation and every error, on the device under test.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn messages_of_all_sizes_arrive_whole() {
     }
 }
 
-/// Bytes that the machine can spare.
+/// Bytes of memory that the machine has available.
 fn available_memory() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").expect("/proc/meminfo");
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:")).expect("MemAvailable");
@@ -111,8 +111,8 @@ fn writes_and_reads_reach_exposed_memory() {
     let len = 1 << 20;
     let region = b.pd.allocate_exposed(len, all_rights()).unwrap();
     let remote = region.remote(..).unwrap();
-    // More than once: the software device accesses the peer's memory directly as soon as it has
-    // mapped it.
+    // Repeats the write: the software device accesses the peer's memory directly once it has mapped
+    // it.
     for round in 0..5 {
         let content = pattern(len, round);
         a.qp.post_send(Write::new(buffer(&a.pd, &content), remote)).unwrap();
@@ -242,7 +242,7 @@ fn rights_that_the_key_lacks_fail_both_ends() {
     b.qp.post_recv(b.pd.allocate(8).unwrap(), 7).unwrap();
     a.qp.post_send(Write::new(buffer(&a.pd, b"no"), region.remote(..).unwrap())).unwrap();
     assert_eq!(status(&wait(&mut a.sends)), WcStatus::REM_ACCESS_ERR);
-    // The responder's queue pair is in error too: its receives are flushed.
+    // The responder's queue pair is in the error state too: its receives are flushed.
     let flushed = wait(&mut b.receives);
     assert_eq!((status(&flushed), flushed.token), (WcStatus::WR_FLUSH_ERR, 7));
     let mut seen = [1; 2];
@@ -287,7 +287,7 @@ fn a_slice_beyond_its_region_is_caught_by_the_device() {
         return;
     }
     let region = b.pd.allocate_exposed(4096, all_rights()).unwrap();
-    // A hostile peer sends a wrong length.
+    // A hostile peer advertises a wrong length.
     let honest = region.remote(..).unwrap();
     let lie = rdma::RemoteSlice::new(honest.address(), 8192, honest.rkey());
     a.qp.post_send(Write::new(buffer(&a.pd, &pattern(8192, 1)), lie)).unwrap();
@@ -375,7 +375,7 @@ fn a_queue_pair_works_again_after_a_reset_under_load() {
     }
     let prepared = a.qp.reset().unwrap();
     assert_eq!(a.receives.completion_queue().poller().poll().unwrap().map(|done| done.token()), None);
-    // The peer's requests find no responder that may take them.
+    // The reset responder does not execute the requests of the peer; the error state flushes them.
     b.qp.set_error().unwrap();
     let prepared_b = b.qp.reset().unwrap();
     let init = rdma::InitOptions::new().port(opened.port).remote_access(all_rights());

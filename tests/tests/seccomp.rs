@@ -1,15 +1,16 @@
-//! What a program is told where the kernel refuses the system calls that the software device needs.
+//! The errors that a program gets if the kernel refuses the system calls that the software device
+//! needs.
 
 use std::{io, thread};
 
 use rdma::{Device, ErrorKind};
 
-/// Makes a system call fail with EPERM, in this thread and those that it starts.
+/// Makes a system call fail with EPERM in this thread and the threads that it starts.
 fn refuse(call: libc::c_long) -> io::Result<()> {
     const NUMBER: u32 = 0;
     let statement = |code: u32, k: u32| libc::sock_filter { code: u16::try_from(code).unwrap(), jt: 0, jf: 0, k };
     let load = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER);
-    // Another call skips the refusal.
+    // Any other system call skips the refusal.
     let compare = libc::sock_filter {
         jf: 1,
         ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, u32::try_from(call).unwrap())
@@ -18,18 +19,19 @@ fn refuse(call: libc::c_long) -> io::Result<()> {
     let allowance = statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW);
     let mut program = [load, compare, refusal, allowance];
     let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
-    // SAFETY: PR_SET_NO_NEW_PRIVS takes numbers alone.
+    // SAFETY: prctl with PR_SET_NO_NEW_PRIVS takes numbers only.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: PR_SET_SECCOMP wants a program that lives during the call, of the length it says.
+    // SAFETY: prctl with PR_SET_SECCOMP requires a filter program of the stated length that lives
+    // during the call: `filter` names the local `program` of 4 statements.
     if unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// What opening the device says where a call is refused; `None` if the host has no filters.
+/// Opens the device where a system call is refused; `None` if the host does not support filters.
 fn opened_without(call: libc::c_long) -> Option<Result<(), rdma::Error>> {
     let opening = thread::spawn(move || {
         refuse(call).ok()?;
@@ -41,7 +43,7 @@ fn opened_without(call: libc::c_long) -> Option<Result<(), rdma::Error>> {
 
 #[test]
 fn a_refused_system_call_is_named() {
-    // The first opening starts the device's thread, and fails before it has.
+    // The first attempt to open the device would start its thread; it fails before that.
     for (number, call) in [(libc::SYS_epoll_create1, "epoll_create1"), (libc::SYS_eventfd2, "eventfd2")] {
         let Some(opened) = opened_without(number) else { return };
         let error = opened.unwrap_err();
@@ -49,9 +51,9 @@ fn a_refused_system_call_is_named() {
         let text = error.to_string();
         assert!(text.contains(call) && !text.contains("/dev/infiniband"), "{text}");
     }
-    // Refused once is not refused for good.
+    // A refusal is not permanent: the next attempt succeeds.
     let device = Device::list().unwrap().into_iter().find(|device| device.name() == "soft0").unwrap();
     device.open().unwrap();
-    // Registration finds out by other means whether memory is there.
+    // Registration has another way to check whether memory is mapped.
     assert!(opened_without(libc::SYS_madvise).is_none_or(|opened| opened.is_ok()));
 }

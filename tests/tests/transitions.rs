@@ -1,6 +1,6 @@
-//! Every change of a queue pair's state, with each attribute that is missing or too much, against
-//! the table of `rdma-sys`: the device accepts the changes of the table and refuses all others, and
-//! the error names the attributes.
+//! Every change of a queue pair's state, with each missing or surplus attribute, against the table
+//! of `rdma-sys`: the device accepts the changes of the table and refuses all others, and the error
+//! names the attributes.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use rdma::{
 use rdma_sys::{QpTransition, ibv_qp_state, ibv_qp_type};
 use rdma_tests::{LIMIT, open, skipped_on_iwarp};
 
-/// States that a test can bring about; only a failed send queue leads to SQE.
+/// The states that a test can reach; only a failed send queue leads to SQE.
 const STATES: [QpState; 6] = [QpState::RESET, QpState::INIT, QpState::RTR, QpState::RTS, QpState::SQD, QpState::ERR];
 
-/// Settings that the device accepts.
+/// Attribute values that the device accepts.
 struct Settings {
     port: u8,
     path: Path,
@@ -22,8 +22,8 @@ struct Settings {
 
 type Setter = fn(QpAttr, &Settings, QpState) -> QpAttr;
 
-/// The attributes that the safe crate can set. (`ALT_PATH`, `CAP` and `RATE_LIMIT` are not among
-/// them.)
+/// The attributes that the safe crate can set; `ALT_PATH`, `CAP` and `RATE_LIMIT` are not among
+/// them.
 const SETTERS: [(M, Setter); 17] = [
     (M::CUR_STATE, |attr, _, from| attr.current_state(from)),
     (M::EN_SQD_ASYNC_NOTIFY, |attr, _, _| attr.notify_drained(false)),
@@ -58,7 +58,7 @@ fn table(qp_type: ibv_qp_type, from: QpState, to: QpState) -> Option<QpTransitio
     QpTransition::of(qp_type, ibv_qp_state(from.as_raw()), ibv_qp_state(to.as_raw()))
 }
 
-/// Tries a change with these attributes on a fresh queue pair in the state `from`.
+/// Attempts a change with these attributes on a fresh queue pair in the state `from`.
 fn change<T: Transport>(
     mut qp: QueuePair<T>,
     qp_type: ibv_qp_type,
@@ -84,7 +84,8 @@ fn change<T: Transport>(
     let deadline = Instant::now() + LIMIT;
     loop {
         let result = qp.modify(&asked);
-        // A send queue may need a moment to drain; the table has nothing against the change.
+        // A send queue may need a moment to drain, during which the device refuses a change that
+        // the table allows.
         let drains = from == QpState::SQD && result.is_err_and(|error| error.kind() == ErrorKind::InvalidInput);
         if !drains || Instant::now() > deadline {
             return result;
@@ -93,7 +94,7 @@ fn change<T: Transport>(
     }
 }
 
-/// Compares each change of one type with the table. Returns the number of refusals.
+/// Compares every change of one queue pair type with the table; returns the number of refusals.
 fn compare<T: Transport>(qp_type: ibv_qp_type, settings: &Settings, fresh: impl Fn() -> QueuePair<T>) -> usize {
     let mut refused = 0;
     for [from, to] in STATES.iter().flat_map(|&from| STATES.map(|to| [from, to])) {
@@ -136,7 +137,8 @@ fn a_device_accepts_the_changes_of_the_table_and_no_others() {
     let cq = opened.context.create_cq(8).unwrap();
     let connected = || QueuePair::builder(&pd).cq(&cq).max_send_wr(1).max_recv_wr(1).build().unwrap().into_manual();
     let refused = compare(ibv_qp_type::IBV_QPT_RC, &settings, connected);
-    // 18 pairs of states without a change; each of the other rows refuses most of 17 attributes.
+    // There are 18 pairs of states without a transition; each of the other rows refuses most of 17
+    // attributes.
     assert!(refused > 250, "{refused}");
     let datagrams = || QueuePair::datagram(&pd).cq(&cq).max_send_wr(1).max_recv_wr(1).build().unwrap().into_manual();
     compare(ibv_qp_type::IBV_QPT_UD, &settings, datagrams);

@@ -7,7 +7,7 @@ use rdma::{DatagramOptions, ErrorKind, Grh, Lid, MULTICAST_QPN, QpState, QueuePa
 use rdma_tests::datagram::{Post, QKEY, address_of_group, group, initialized, join, open};
 use rdma_tests::{LIMIT, buffer, pattern, skip};
 
-/// Two queue pairs, or `None` where the device has no datagrams.
+/// Creates two queue pairs; `None` if the device has no datagrams.
 fn two() -> Option<(Post, Post)> {
     let opened = open()?;
     Some((Post::new(&opened), Post::new(&opened)))
@@ -48,7 +48,7 @@ fn the_header_says_where_it_came_from() {
         (None, None) => assert_eq!(source.lid, a.endpoint.lid),
         (grh, route) => panic!("sent by {route:?}, arrived with {grh:?}"),
     }
-    // The same memory takes the next datagram.
+    // The memory of the first datagram is posted again for the next one.
     let whole = arrived.datagram.into_buffer();
     assert_eq!(whole.len(), Grh::LEN + 8);
     b.qp.post_recv(whole, 9).unwrap();
@@ -70,7 +70,7 @@ fn a_server_answers_by_what_the_completion_says() {
             0 => server.qp.answer(&source).unwrap(),
             1 => server.pd.create_ah_for(server.port, &source).unwrap(),
             _ => {
-                // An address by hand, from the GID that the bring-up chose.
+                // An address built by hand, from the GID that the bring-up chose.
                 let index = server.qp.path_to(&client.endpoint).unwrap().route.map_or(0, |route| route.source_index);
                 server.pd.create_ah(&source.path(server.port, index)).unwrap()
             }
@@ -164,11 +164,11 @@ fn a_receive_that_is_too_small_does_not_get_it() {
     let address = a.address_of(&b);
     b.receive(4, 0);
     a.qp.post_send(Send::new(buffer(&a.pd, b"five!")).to(&address, b.endpoint.qpn, QKEY)).unwrap();
-    // The sender gets no error. The receiver reports an error, or drops the message.
+    // The sender gets no error. The receiver reports an error or drops the message.
     assert_eq!(a.sent().1, Ok(()));
     if let Some(done) = b.receives.wait(Some(Duration::from_millis(100))).unwrap() {
         let error = done.status().expect_err("it does not fit");
-        // rxe reports the second.
+        // rxe reports the second status.
         assert!(matches!(error.status, WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR), "{error}");
         return;
     }
@@ -191,7 +191,7 @@ fn many_send_to_one_and_each_gets_its_answer() {
             client.receive(64, number);
             let question = [round, u8::try_from(number).unwrap()];
             client.qp.post_send(Send::inline(&question).to(&to_server, server.endpoint.qpn, QKEY)).unwrap();
-            // The handle is dropped before the send's completion is polled.
+            // The address handle is dropped before the send's completion is polled.
         }
         for _ in 0..clients.len() {
             let arrived = server.arrived();
@@ -235,7 +235,7 @@ fn unsignaled_and_batched_datagrams_come_back_with_the_next_signaled_one() {
 fn lists_are_gathered_and_scattered_behind_the_header() {
     let Some((mut a, mut b)) = two() else { return };
     let address = a.address_of(&b);
-    // One segment for the header, one for the payload.
+    // One segment takes the GRH, and one the payload.
     b.qp.post_recv([b.pd.allocate(Grh::LEN).unwrap(), b.pd.allocate(8).unwrap()], 0).unwrap();
     let parts = [buffer(&a.pd, b"gath"), buffer(&a.pd, b"ered")];
     a.qp.post_send(Send::new(parts).to(&address, b.endpoint.qpn, QKEY)).unwrap();
@@ -305,7 +305,8 @@ fn a_queue_pair_that_is_closed_with_requests_under_way_frees_everything() {
         address.close().unwrap();
         drop((a.sends, a.receives));
         a.pd.close().unwrap();
-        // The first datagram may have left before the end, or all may have been flushed.
+        // The first datagram may have left before the queue pair was destroyed, or all may have
+        // been flushed.
         while b.receives.wait(Some(Duration::from_millis(5))).unwrap().is_some() {}
         b.qp = b.qp.reset().unwrap().init(&DatagramOptions::new(QKEY).port(opened.port)).unwrap().ready().unwrap();
     }
@@ -348,7 +349,7 @@ fn events_wake_a_sleeper() {
         let channel = channel.clone();
         move || channel.next_event(Some(LIMIT)).unwrap()
     });
-    // The first datagram is not solicited.
+    // The first datagram is unsolicited and does not wake the sleeper.
     a.qp.post_send(Send::inline(b"plain").to(&address, b.qpn(), QKEY)).unwrap();
     a.qp.post_send(Send::inline(b"wake").to(&address, b.qpn(), QKEY).solicited()).unwrap();
     assert_eq!(sleeper.join().unwrap(), Some(cq.id()));
@@ -415,9 +416,9 @@ fn raw_requests_go_to_an_address_too() {
     wr.wr.ud.ah = address.as_raw();
     wr.wr.ud.remote_qpn = b.endpoint.qpn;
     wr.wr.ud.remote_qkey = QKEY;
-    // SAFETY: a raw post wants valid requests whose memory and address handles outlive the
-    // completions: one request, whose completion is awaited below, before the memory and the handle
-    // are dropped.
+    // SAFETY: a raw post requires valid requests, and memory and address handles that outlive the
+    // completions: `wr` is one request, and its completion is awaited below, before the memory and
+    // the handle are dropped.
     unsafe { qp.post_send(&raw mut wr) }.unwrap();
     assert_eq!(&b.arrived().datagram[..], b"raw");
     let mut room = [rdma_sys::ibv_wc::default(); 2];
@@ -432,7 +433,8 @@ fn raw_requests_go_to_an_address_too() {
     memory[0] = 0;
 }
 
-/// Groups over InfiniBand need a LID from the subnet manager, which only a join yields.
+/// Creates three queue pairs, or skips the test: groups over InfiniBand need a LID from the subnet
+/// manager, which only a join yields.
 fn three() -> Option<[Post; 3]> {
     let opened = open()?;
     if opened.context.port_attr(opened.port).unwrap().link_layer() != rdma::LinkLayer::ETHERNET {
@@ -463,7 +465,8 @@ fn a_group_reaches_all_that_are_attached_and_nobody_else() {
         let grh = source.grh.expect("multicast is by GID");
         assert!(source.is_to_a_group(), "{grh:?}");
         assert_eq!(Some(grh.source_gid()), a.endpoint.gid);
-        // ibv_init_ah_from_wc refuses datagrams to a group; the queue pair makes the address.
+        // ibv_init_ah_from_wc refuses datagrams to a group; the queue pair builds the address
+        // itself.
         assert_eq!(source.query_path(&post.context, post.port).unwrap_err().kind(), ErrorKind::NotFound);
         let back = post.qp.answer(&source).unwrap();
         post.qp.post_send(Send::inline(b"here").to(&back, source.qpn, QKEY)).unwrap();
@@ -508,7 +511,7 @@ fn attachments_end_in_any_order() {
     let outlives = b.qp.attach_multicast(gid, Lid::NONE).unwrap();
     b.qp.close().unwrap();
     outlives.detach().unwrap();
-    // The attachment is forgotten: the queue pair detaches before it is destroyed.
+    // Leaks the attachment: the queue pair detaches before it is destroyed.
     let forgotten = Box::leak(Box::new(c.qp.attach_multicast(gid, Lid::NONE).unwrap()));
     assert_eq!(forgotten.gid(), gid);
     c.qp.close().unwrap();

@@ -16,7 +16,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 const CLIENTS: usize = 3;
 const QUESTIONS: u8 = 20;
 
-/// The next datagram, if there is one within `patience`; its receive is posted again.
+/// Takes the next datagram, if one comes within `patience`, and posts its receive again.
 fn arrived(post: &mut Post, patience: Duration) -> Option<(Vec<u8>, rdma::Source)> {
     let mut completion = post.receives.wait(Some(patience)).expect("poll")?;
     assert_eq!(completion.status(), Ok(()));
@@ -45,7 +45,7 @@ fn client(mut channel: Channel) {
                     assert_eq!(source.qpn, server.qpn);
                     break;
                 }
-                // The datagram is lost, or answers a question that was sent twice.
+                // The datagram was lost, or it answers a question that was sent twice.
                 _ => {}
             }
         }
@@ -103,7 +103,7 @@ fn member(mut channel: Channel) {
     assert_eq!(&datagram[..], b"to all");
     assert!(datagram.source().is_to_a_group());
     channel.tell("heard");
-    // The parent tells members when to end, except one, which is killed while it is attached.
+    // The parent tells all members but one when to end; it kills that one while it is attached.
     assert_eq!(channel.hear(), "leave");
     attached.detach().unwrap();
     channel.tell("left");
@@ -141,7 +141,7 @@ fn a_group_reaches_members_in_other_processes() {
     for member in &mut members {
         assert_eq!(member.hear(), "heard");
     }
-    // One member leaves and the other dies: the sender gets no error.
+    // One member leaves and another dies: the sender gets no error.
     let [mut leaves, dies] = members;
     leaves.tell("leave");
     assert_eq!(leaves.hear(), "left");

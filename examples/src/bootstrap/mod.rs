@@ -66,7 +66,8 @@ pub enum Root {
 
 /// Opens the socket on which rank 0 waits for the others.
 ///
-/// # Errors If the address cannot be bound; the message says whether another program uses it.
+/// # Errors
+/// If the address cannot be bound; the message says whether another program uses it.
 pub fn listen(address: &str) -> Result<Socket, Failure> {
     TcpListener::bind(address).map(Socket::from).map_err(|error| {
         Failure::new(match error.kind() {
@@ -120,7 +121,8 @@ pub struct Group {
 impl Group {
     /// Meets the other ranks: rank 0 waits for them, every other rank looks for rank 0.
     ///
-    /// # Errors If ranks do not come in time, or do not agree.
+    /// # Errors
+    /// If ranks do not come in time, or do not agree.
     pub fn meet(place: Place, terms: &Terms) -> Result<Self, Failure> {
         let Place { rank, world, root, job } = place;
         if rank >= world {
@@ -199,7 +201,8 @@ impl Group {
     ///
     /// `what` names the values in messages: "the addresses of the queue pairs".
     ///
-    /// # Errors If a rank has failed, or does not come in time.
+    /// # Errors
+    /// If a rank has failed, or does not come in time.
     pub fn all_gather<T: Serialize + DeserializeOwned>(&mut self, what: &str, own: &T) -> Result<Vec<T>, Failure> {
         self.gather_within(what, own, Some(self.timeout))
     }
@@ -207,7 +210,8 @@ impl Group {
     /// Waits as [`all_gather`](Self::all_gather) does, but for as long as the other ranks are
     /// alive: for a phase in which one rank works alone.
     ///
-    /// # Errors If a rank has failed.
+    /// # Errors
+    /// If a rank has failed.
     pub fn wait_for_work(&mut self, what: &str) -> Result<(), Failure> {
         self.gather_within(what, &(), None).map(drop)
     }
@@ -262,7 +266,8 @@ impl Group {
 
     /// Returns when every rank has called this function. `what` names the barrier in messages.
     ///
-    /// # Errors If a rank has failed, or does not come in time.
+    /// # Errors
+    /// If a rank has failed, or does not come in time.
     pub fn barrier(&mut self, what: &str) -> Result<(), Failure> {
         self.all_gather(what, &()).map(drop)
     }
@@ -270,7 +275,8 @@ impl Group {
     /// Makes one result of all ranks' results: if any rank failed, all fail, and the first failed
     /// rank gives the reason.
     ///
-    /// # Errors This rank's failure, or the news of another rank's failure.
+    /// # Errors
+    /// This rank's failure, or the news of another rank's failure.
     pub fn agree<T>(&mut self, what: &str, result: Result<T, Failure>) -> Result<T, Failure> {
         let all = self.all_gather(what, &result.as_ref().err().map(ToString::to_string))?;
         match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
@@ -282,7 +288,8 @@ impl Group {
     /// Ends the job with this rank's result: leaves together with the others on success, or tells
     /// them what went wrong.
     ///
-    /// # Errors The error in `result`, or the loss of another rank if that explains it.
+    /// # Errors
+    /// The error in `result`, or the loss of another rank if that explains it.
     pub fn conclude<T>(mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         let result = match result {
             Ok(value) => self.barrier("the end").map(|()| value),

@@ -58,7 +58,8 @@ impl Watch {
 
     /// Fails if another rank has failed.
     ///
-    /// # Errors The reason of that rank's failure.
+    /// # Errors
+    /// The reason of that rank's failure.
     pub fn check(&self) -> Result<(), Failure> {
         if !self.0.failed.load(Ordering::Acquire) {
             return Ok(());

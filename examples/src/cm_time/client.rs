@@ -54,7 +54,8 @@ struct Client<'a> {
 /// Makes all connections of a round, at most `in_flight` at a time, then ends them. `total` is the
 /// number of connections of all rounds.
 ///
-/// # Errors If a connection cannot be made or breaks, or if no event comes for too long.
+/// # Errors
+/// If a connection cannot be made or breaks, or if no event comes for too long.
 pub fn run(
     context: &Context,
     settings: &Settings,

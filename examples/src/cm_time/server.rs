@@ -31,7 +31,8 @@ pub struct Server {
 impl Server {
     /// Binds the listener.
     ///
-    /// # Errors If the address cannot be bound.
+    /// # Errors
+    /// If the address cannot be bound.
     pub fn bind(context: &Context, address: SocketAddr) -> Result<Self, Failure> {
         let listen = || {
             let channel = EventChannel::new(context)?;
@@ -58,7 +59,8 @@ impl Server {
     /// announcement, the number in the settings. The wait for the first request has no limit: a
     /// client may resolve thousands of addresses before it sends one.
     ///
-    /// # Errors If the client leaves early, or if no event comes for too long.
+    /// # Errors
+    /// If the client leaves early, or if no event comes for too long.
     pub fn serve(&mut self, settings: &Settings) -> Result<usize, Failure> {
         let mut expected = settings.connections;
         while self.ended < expected {

@@ -145,7 +145,8 @@ impl Round {
 
 /// Prints the table of a round.
 ///
-/// # Errors If writing to `out` fails.
+/// # Errors
+/// If writing to `out` fails.
 pub fn print(out: &mut dyn Write, round: &Round) -> io::Result<()> {
     let Round { connections, in_flight, connections_per_second, disconnections_per_second, .. } = round;
     writeln!(out, "# {connections} connections, {in_flight} at a time")?;

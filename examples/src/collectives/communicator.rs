@@ -59,7 +59,8 @@ pub struct Communicator {
 impl Communicator {
     /// Connects the ranks of a group; collective.
     ///
-    /// # Errors If any rank fails; every rank is told.
+    /// # Errors
+    /// If any rank fails; every rank is told.
     pub fn new(chosen: &Chosen, group: &mut Group, tuning: Tuning) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
@@ -83,7 +84,8 @@ impl Communicator {
 
     /// Allocates a tensor of `count` elements at every rank; collective.
     ///
-    /// # Errors If any rank lacks the memory; every rank is told.
+    /// # Errors
+    /// If any rank lacks the memory; every rank is told.
     pub fn allocate<T: Element>(&self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
         let (region, remotes) = expose_together(&self.fabric, group, "the tensors", count * size_of::<T>())?;
         Ok(Tensor::new(region, remotes, count))
@@ -100,7 +102,8 @@ impl Communicator {
     ///
     /// Returns when this rank's output is complete and both tensors may be changed again.
     ///
-    /// # Errors If the tensors are too short, or if a rank fails.
+    /// # Errors
+    /// If the tensors are too short, or if a rank fails.
     pub fn all_reduce<T: Element>(
         &mut self,
         input: &Tensor<T>,
@@ -128,7 +131,8 @@ impl Communicator {
 
     /// Returns when every rank has called this function.
     ///
-    /// # Errors If a rank fails.
+    /// # Errors
+    /// If a rank fails.
     pub fn barrier(&mut self) -> Result<(), Failure> {
         let Some(tensor) = self.token.take() else { return Ok(()) };
         let result = self.all_reduce(&tensor, &tensor, 1);

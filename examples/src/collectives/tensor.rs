@@ -40,14 +40,16 @@ impl<T: Element> Tensor<T> {
 
     /// Copies elements into the tensor, the first to index `start`.
     ///
-    /// # Errors If the elements do not fit.
+    /// # Errors
+    /// If the elements do not fit.
     pub fn write(&self, start: usize, elements: &[T]) -> Result<(), Failure> {
         self.region.copy_in(start * size_of::<T>(), bytemuck::cast_slice(elements)).map_err(Failure::from)
     }
 
     /// Copies elements out of the tensor, the first from index `start`.
     ///
-    /// # Errors If the tensor has fewer elements.
+    /// # Errors
+    /// If the tensor has fewer elements.
     pub fn read(&self, start: usize, elements: &mut [T]) -> Result<(), Failure> {
         self.region.copy_out(start * size_of::<T>(), bytemuck::cast_slice_mut(elements)).map_err(Failure::from)
     }
@@ -55,7 +57,8 @@ impl<T: Element> Tensor<T> {
     /// Calls `fill` for blocks of the first `count` elements and copies each filled block into the
     /// tensor.
     ///
-    /// # Errors If the tensor has fewer elements.
+    /// # Errors
+    /// If the tensor has fewer elements.
     pub fn fill(&self, count: usize, mut fill: impl FnMut(usize, &mut [T])) -> Result<(), Failure> {
         let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
         for start in (0..count).step_by(block.len()) {
@@ -68,7 +71,8 @@ impl<T: Element> Tensor<T> {
 
     /// Calls `look` with copies of blocks of the first `count` elements.
     ///
-    /// # Errors If the tensor has fewer elements.
+    /// # Errors
+    /// If the tensor has fewer elements.
     pub fn for_each(&self, count: usize, mut look: impl FnMut(usize, &[T])) -> Result<(), Failure> {
         let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
         for start in (0..count).step_by(block.len()) {

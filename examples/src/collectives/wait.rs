@@ -50,7 +50,8 @@ impl Patience {
     /// Pauses briefly, after the caller has looked for progress and found none. If a duration is
     /// returned, the wait has been long and the caller should sleep for at most that time.
     ///
-    /// # Errors If another rank has died, or nothing has happened for `stall`.
+    /// # Errors
+    /// If another rank has died, or nothing has happened for `stall`.
     #[inline]
     pub(crate) fn pause(&self, wait: &mut Wait) -> Result<Option<Duration>, Failure> {
         wait.turns = wait.turns.saturating_add(1);

@@ -49,7 +49,8 @@ impl ConnectionOptions {
     /// Agrees on a method; collective. If any rank's device is iWARP, all ranks take the connection
     /// manager, and rank `speaker` announces it.
     ///
-    /// # Errors If a rank has no address for the connection manager.
+    /// # Errors
+    /// If a rank has no address for the connection manager.
     pub fn settle(
         &self,
         chosen: &Chosen,

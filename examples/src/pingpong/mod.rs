@@ -25,7 +25,8 @@ use report::Row;
 
 /// Runs one of the two processes. The client, rank 1, measures and prints.
 ///
-/// # Errors If either side fails.
+/// # Errors
+/// If either side fails.
 pub fn run(local: &LocalOptions, options: &Options, group: &mut Group) -> Result<(), Failure> {
     let chosen = local.device().open_together(group)?;
     let cores = placement::bind(group, local.bind);

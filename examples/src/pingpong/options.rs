@@ -107,7 +107,8 @@ pub struct Sides {
 impl Sides {
     /// This process's place; `None` if it was the launcher of two processes that have ended well.
     ///
-    /// # Errors If these processes failed, or the options are invalid.
+    /// # Errors
+    /// If these processes failed, or the options are invalid.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
         let by_hand = match (&self.server, &self.connect) {
             (Some(address), _) => Some((0, address)),
@@ -224,7 +225,8 @@ pub struct Options {
 impl Options {
     /// Checks that the options fit together.
     ///
-    /// # Errors If options contradict each other or are out of range.
+    /// # Errors
+    /// If options contradict each other or are out of range.
     pub fn validate(&self) -> Result<(), Failure> {
         let refuse = |text: &str| Err(Failure::usage(text));
         match (self.size, self.op) {
@@ -254,7 +256,8 @@ impl Options {
 
     /// The largest size that the chosen connection method can carry.
     ///
-    /// # Errors If the method and the options contradict each other.
+    /// # Errors
+    /// If the method and the options contradict each other.
     pub(super) fn most(&self, chosen: &Chosen, method: Method) -> Result<usize, Failure> {
         if method != Method::Endpoints {
             // iWARP uses the connection manager even without `--cm`, so `validate` may not have

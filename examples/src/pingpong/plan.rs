@@ -75,7 +75,7 @@ impl Plan {
         match self.op {
             Op::Send if self.is_datagram => Some(Grh::LEN + self.size),
             Op::Send => Some(self.size),
-            // Only word of writes comes, which has no bytes; but siw refuses receives without
+            // Only notices of writes arrive, which have no bytes; but siw refuses receives without
             // memory.
             _ => self.is_iwarp.then_some(1),
         }

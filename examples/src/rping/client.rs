@@ -17,7 +17,8 @@ const RESOLUTION: Duration = Duration::from_secs(2);
 
 /// Connects to a server, pings it, and disconnects; returns the number of pings.
 ///
-/// # Errors If the connection cannot be made or breaks, or if a wrong text came back.
+/// # Errors
+/// If the connection cannot be made or breaks, or if a wrong text came back.
 pub fn run(
     context: &Context,
     settings: &Settings,

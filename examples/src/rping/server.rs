@@ -24,8 +24,9 @@ const GO_AHEAD: [u8; MESSAGE] = [0; MESSAGE];
 
 /// Answers one client until it disconnects; returns the number of pings.
 ///
-/// # Errors If no client comes within `timeout`, or if the client breaks the connection in the
-/// middle of a ping or violates the protocol.
+/// # Errors
+/// If no client comes within `timeout`, or if the client breaks the connection in the middle of a
+/// ping or violates the protocol.
 pub fn serve_one(
     context: &Context,
     settings: &Settings,
@@ -41,8 +42,9 @@ pub fn serve_one(
 /// Answers any number of clients, each in a thread of its own; returns after `clients` of them, if
 /// that is given.
 ///
-/// # Errors At the end, the number of clients that did not end well; each was reported on standard
-/// error. A shortage of files, memory or threads only turns the client away.
+/// # Errors
+/// At the end, the number of clients that did not end well; each was reported on standard error. A
+/// shortage of files, memory or threads only turns the client away.
 pub fn serve_all(
     context: &Context,
     settings: &Settings,
@@ -153,7 +155,7 @@ fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>
     Ok(number)
 }
 
-/// Answers a ping; `false` where the client has disconnected instead.
+/// Answers a ping; returns `false` if the client has disconnected instead.
 fn answer(settings: &Settings, session: &mut Session, text: &ExposedRegion) -> Result<bool, Failure> {
     let source = match session.next()? {
         Arrival::Message(message) => Advert::from_bytes(message).slice(1, LARGEST)?,

@@ -33,8 +33,8 @@ const NUDGE: u64 = 1;
 /// arrive.
 #[derive(Debug)]
 pub(super) enum Nudge {
-    /// A write of no bytes by the end that connected, each second, since it cannot know when the
-    /// other end has accepted.
+    /// A write of no bytes by the end that connected, repeated each second, since this end cannot
+    /// know when the other end has accepted.
     Write,
     /// A read of no bytes into this slice by the end that accepted; the response wakes the
     /// connection. It is posted once, after the other end has had time to become ready for a

@@ -19,7 +19,8 @@ pub struct Advert {
 impl Advert {
     /// Advertises a range.
     ///
-    /// # Errors If the range is longer than 32 bits can say.
+    /// # Errors
+    /// If the range is longer than 32 bits can say.
     pub fn of(slice: &RemoteSlice) -> Result<Self, Failure> {
         let size = u32::try_from(slice.len()).map_err(|_| Failure::new("a ping of 4 GiB cannot be told of"))?;
         Ok(Self { address: slice.address(), rkey: slice.rkey(), size })
@@ -47,7 +48,8 @@ impl Advert {
     /// The advertised range, which must have at least `least` bytes; more than `most` bytes are
     /// refused.
     ///
-    /// # Errors If the range is too short, too long, or wraps around the address space.
+    /// # Errors
+    /// If the range is too short, too long, or wraps around the address space.
     pub fn slice(self, least: usize, most: usize) -> Result<RemoteSlice, Failure> {
         let Self { address, rkey, size } = self;
         let nonsense = |why: String| Failure::new(format!("the client tells of {size} bytes at {address:#x}: {why}"));

@@ -1,4 +1,4 @@
-//! Running a program of this package, and judging how it ended.
+//! Helpers that run a program of this package and check how it ended.
 
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary has this module, and needs a part of it")]
 
@@ -29,7 +29,7 @@ pub fn run(name: &str, args: &[&str]) -> Output {
     finish(start(name, args))
 }
 
-/// Runs a program that is to succeed, and returns its standard output.
+/// Runs a program that must succeed, and returns its standard output.
 pub fn succeed(name: &str, args: &[&str]) -> String {
     rdma_test_support::program::has_succeeded(&format!("{name} {args:?}"), &run(name, args))
 }
@@ -38,9 +38,9 @@ pub fn fail(name: &str, args: &[&str], part: &str) {
     has_failed(&format!("{name} {args:?}"), &run(name, args), part);
 }
 
-/// An address of this host that nobody listens on: `host` is a number that no other test uses.
+/// Finds an address of this host with a free port; `host` is a number that no other test uses.
 pub fn free_address(host: u8) -> String {
-    // Ports of 127.0.0.1 come and go with other connections; those of its neighbours are the test's
+    // Other connections use ports of 127.0.0.1 at any time; those of 127.0.0.`host` are the test's
     // own.
     TcpListener::bind(format!("127.0.0.{host}:0")).unwrap().local_addr().unwrap().to_string()
 }

@@ -1,14 +1,15 @@
-//! Tests in a process of their own.
+//! Runs tests in a process of their own.
 
 use std::process::Command;
 
-/// A command that runs tests of this test program, ignored ones too, in a process of its own.
+/// Builds a command that runs tests of this test program, ignored ones too, in a process of its
+/// own.
 ///
 /// `tests` are full names, as libtest prints them.
 ///
 /// # Panics
 ///
-/// If this program's file is gone.
+/// If the path of this program is unknown.
 #[must_use]
 pub fn alone(tests: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program's file"));
@@ -16,11 +17,11 @@ pub fn alone(tests: &[&str]) -> Command {
     command
 }
 
-/// Runs tests of this test program in a process of its own, with these variables set.
+/// Runs tests of this test program in a process of its own, with these environment variables set.
 ///
 /// # Panics
 ///
-/// If one fails or does not exist.
+/// If a test fails or does not exist.
 pub fn passes_alone(tests: &[&str], environment: &[(&str, &str)]) {
     let output = alone(tests).envs(environment.iter().copied()).output().expect("a second process");
     let out = String::from_utf8_lossy(&output.stdout);

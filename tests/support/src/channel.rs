@@ -1,4 +1,4 @@
-//! A conversation between two processes over pipes, line by line.
+//! A line-based conversation between two processes over pipes.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::LIMIT;
 
-/// Begins each line of the conversation: the test harness prints to the same pipe.
+/// Prefix of each line of the conversation: the test harness prints to the same pipe.
 const MARK: &str = "@peer ";
 
 /// One end of a conversation.
@@ -29,7 +29,8 @@ impl Channel {
         self.output = None;
     }
 
-    /// The next line of the pipe, whoever printed it; `None` at its end.
+    /// Reads the next line of the pipe, from the conversation or from the harness; `None` at the
+    /// end.
     pub(crate) fn next_line(&mut self) -> Option<String> {
         if self.input.buffer().is_empty() {
             wait_readable(self.input.get_ref());
@@ -45,7 +46,8 @@ impl Channel {
     /// If the other process is gone.
     pub fn tell(&mut self, line: &str) {
         let output = self.output.as_mut().expect("open until the end");
-        // One write, so that nothing of the harness's comes in between; it may have begun a line.
+        // A single write, so that no output of the harness comes in between. The leading newline
+        // ends a line that the harness may have begun.
         output.write_all(format!("\n{MARK}{line}\n").as_bytes()).expect("the other process is gone");
     }
 
@@ -62,7 +64,7 @@ impl Channel {
     ///
     /// # Panics
     ///
-    /// If the other process is gone, or says nothing within [`LIMIT`].
+    /// If the other process is gone, or sends nothing within [`LIMIT`].
     pub fn hear(&mut self) -> String {
         self.try_hear().expect("the other process is gone")
     }
@@ -71,17 +73,17 @@ impl Channel {
     ///
     /// # Panics
     ///
-    /// As [`tell`](Self::tell) and [`hear`](Self::hear).
+    /// Like [`tell`](Self::tell) and [`hear`](Self::hear).
     pub fn ask(&mut self, line: &str) -> String {
         self.tell(line);
         self.hear()
     }
 
-    /// Receives a line of words and parses each.
+    /// Receives a line of numbers.
     ///
     /// # Panics
     ///
-    /// As [`hear`](Self::hear), and if a word is no number.
+    /// Like [`hear`](Self::hear), and if a word is no number.
     pub fn hear_numbers(&mut self) -> Vec<u64> {
         self.hear().split_whitespace().map(|word| word.parse().expect("a number")).collect()
     }
@@ -99,7 +101,7 @@ impl Channel {
     ///
     /// # Panics
     ///
-    /// As [`hear`](Self::hear).
+    /// Like [`hear`](Self::hear).
     pub fn receive(&mut self) -> Vec<u8> {
         let line = self.hear();
         (0..line.len() / 2).map(|i| u8::from_str_radix(&line[2 * i..2 * i + 2], 16).expect("hex")).collect()
@@ -109,13 +111,13 @@ impl Channel {
     ///
     /// # Panics
     ///
-    /// As [`hear`](Self::hear), and if it is another number.
+    /// Like [`hear`](Self::hear), and if another number of bytes comes.
     pub fn receive_exact<const N: usize>(&mut self) -> [u8; N] {
         self.receive().try_into().expect("a message of another length")
     }
 }
 
-/// Waits until there is something to read, or the other end is closed.
+/// Waits until there are bytes to read, or the other end is closed.
 fn wait_readable(file: &File) {
     let mut poll_fd = [PollFd::new(file.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(LIMIT).expect("a short time");

@@ -15,12 +15,12 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler in `CC`, or `cc`, which works in `folder`. Without one, or without headers, the
-    /// test counts as skipped, and in CI as failed.
+    /// Finds the compiler in `CC`, or `cc`, and lets it work in `folder`. Without a compiler or the
+    /// headers, the test counts as skipped, and in CI as failed.
     ///
     /// # Panics
     ///
-    /// If the folder cannot be made; in CI, if there is no compiler.
+    /// If the folder cannot be created; in CI, if there is no compiler.
     #[must_use]
     pub fn find(folder: impl AsRef<Path>) -> Option<Self> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -41,7 +41,7 @@ impl Compiler {
         None
     }
 
-    /// Whether the headers are the newest: those from which the bindings were made.
+    /// Whether the headers are the newest: those from which the bindings were generated.
     #[must_use]
     pub fn newest(&self) -> bool {
         self.include.is_some()
@@ -62,7 +62,7 @@ impl Compiler {
         command.env("LC_ALL", "C").arg("-std=gnu11").args(arguments).arg(path).output()
     }
 
-    /// A path for what the compiler makes.
+    /// A path for an output of the compiler.
     ///
     /// # Panics
     ///

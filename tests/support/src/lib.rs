@@ -1,13 +1,13 @@
 //! Support for tests that need more than one process.
 //!
 //! * [`Peer`]: a second process that runs the same test program, and a conversation with it.
-//! * [`passes_alone`]: tests that need a process, and an environment, of their own.
-//! * [`program`]: running a program under a time limit and judging how it ended.
+//! * [`passes_alone`]: runs tests that need a process and an environment of their own.
+//! * [`program`]: runs a program under a time limit and checks how it ended.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
-//! * [`skip`] and [`lacks`]: tests that cannot run here.
+//! * [`skip`] and [`lacks`]: report tests that cannot run here.
 //!
-//! No test waits longer than [`LIMIT`] for another process, so that a hang is a failure that names
-//! what was awaited.
+//! No test waits longer than [`LIMIT`] for another process, so a hang becomes a failure that names
+//! the awaited thing.
 
 mod alone;
 mod channel;
@@ -23,10 +23,10 @@ pub use channel::Channel;
 pub use compiler::Compiler;
 pub use peer::{Peer, first, role};
 
-/// How long a test waits for another process. Generous, because machines are slow and shared.
+/// Time limit of a wait for another process; generous, because machines may be slow and shared.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Prints past the test harness, which hides what a passing test prints through the macros.
+/// Prints a line directly: the test harness hides the output of the print macros in a passing test.
 pub fn say(line: &str) {
     let _printed = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
@@ -41,7 +41,7 @@ pub fn skip(reason: &str) {
 ///
 /// # Panics
 ///
-/// If `CI` is `true`: there the test must run.
+/// If `CI` is `true`, where the test must run.
 pub fn lacks(reason: &str) {
     assert!(std::env::var_os("CI").is_none_or(|value| value != "true"), "in CI, this test must run: {reason}");
     skip(reason);
@@ -51,7 +51,7 @@ pub fn lacks(reason: &str) {
 ///
 /// # Panics
 ///
-/// If it does not within [`LIMIT`]; `what` says what was awaited.
+/// If the condition does not hold within [`LIMIT`]; `what` names the condition.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !holds() {

@@ -1,4 +1,4 @@
-//! A second process: the same test program again, which runs one test in a role.
+//! A second process that runs one test of the same test program in a role.
 
 use std::io::{stdin, stdout};
 use std::ops::{Deref, DerefMut};
@@ -20,20 +20,20 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// In a second process: the conversation with the first.
+/// The conversation with the first process, for a second process.
 ///
 /// # Panics
 ///
-/// If there is no descriptor left for it.
+/// If no descriptor is left.
 #[must_use]
 pub fn first() -> Channel {
     let own = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
     Channel::new(own(stdin().as_fd()), own(stdout().as_fd()))
 }
 
-/// A second process, as the first one sees it. Killed when dropped.
+/// A second process, as the first one sees it; killed when dropped.
 ///
-/// Derefs to the conversation with it.
+/// Dereferences to the conversation with the process.
 #[derive(Debug)]
 pub struct Peer {
     channel: Channel,
@@ -42,7 +42,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts this test program again to run one test, which finds its part in [`role`].
+    /// Starts this test program again to run one test, which reads its part from [`role`].
     ///
     /// # Panics
     ///
@@ -52,7 +52,7 @@ impl Peer {
         Self::start_with(test, role, |_| {})
     }
 
-    /// [`start`](Self::start), with a change to the command.
+    /// Like [`start`](Self::start), with a change to the command.
     ///
     /// # Panics
     ///
@@ -69,7 +69,7 @@ impl Peer {
         Self { channel: Channel::new(input, output), child, pid }
     }
 
-    /// Its process number.
+    /// The process number.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid.as_raw()
@@ -81,11 +81,11 @@ impl Peer {
     ///
     /// If the process has ended.
     pub fn signal(&self, signal: Signal) {
-        // Not waited for yet, so the number is still its own.
+        // The child has not been waited for, so the number cannot have been reused.
         kill(self.pid, signal).expect("a signal");
     }
 
-    /// Stops the process and waits until all of its threads stand still.
+    /// Stops the process and waits until all of its threads have stopped.
     ///
     /// # Panics
     ///
@@ -94,11 +94,11 @@ impl Peer {
         self.signal(Signal::SIGSTOP);
         let stopped = waitpid(self.pid, Some(WaitPidFlag::WUNTRACED));
         assert!(matches!(stopped, Ok(WaitStatus::Stopped(..))), "{stopped:?}");
-        // The kernel stops one thread after the other, and tells when it has begun.
+        // The kernel stops one thread after the other; `waitpid` returns when it has begun.
         until("the threads of a stopped process stand still", || all_threads_are_stopped(self.pid));
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     ///
     /// # Panics
     ///
@@ -107,11 +107,11 @@ impl Peer {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Kills the process, and waits until it is gone.
+    /// Kills the process and waits for its end.
     ///
     /// # Panics
     ///
-    /// If it cannot be waited for.
+    /// If the process cannot be waited for.
     pub fn kill(&mut self) {
         self.child.kill().expect("a signal");
         self.wait();
@@ -121,7 +121,7 @@ impl Peer {
     ///
     /// # Panics
     ///
-    /// If it cannot be waited for.
+    /// If the process cannot be waited for.
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().expect("a child")
     }
@@ -130,7 +130,7 @@ impl Peer {
     ///
     /// # Panics
     ///
-    /// If its test failed or did not run.
+    /// If the process's test failed or did not run.
     pub fn finish(mut self) {
         self.channel.hang_up();
         let mut has_passed = false;
@@ -158,7 +158,7 @@ impl DerefMut for Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Both fail where the process has ended, as it should have.
+        // Both calls fail if the process has ended already, as usual.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Runs of programs: with a time limit, and judged by what they print.
+//! Runs programs with a time limit and checks their output.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -12,11 +12,11 @@ use crate::{LIMIT, lacks};
 ///
 /// # Panics
 ///
-/// If it still runs after [`LIMIT`].
+/// If the program still runs after [`LIMIT`].
 #[must_use]
 pub fn finish(mut child: Child) -> Output {
     let deadline = Instant::now() + LIMIT;
-    // Read while it runs: a full pipe would stop it.
+    // Reads while the program runs: a full pipe would stop it.
     let out = child.stdout.take().map(read_all);
     let err = child.stderr.take().map(read_all);
     let status = loop {
@@ -44,7 +44,7 @@ fn read_all(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Output as text.
+/// Converts output to text.
 #[must_use]
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -54,7 +54,7 @@ pub fn text(bytes: &[u8]) -> String {
 ///
 /// # Panics
 ///
-/// If it has not.
+/// If the program has failed.
 #[must_use]
 pub fn has_succeeded(what: &str, output: &Output) -> String {
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -66,7 +66,7 @@ pub fn has_succeeded(what: &str, output: &Output) -> String {
 ///
 /// # Panics
 ///
-/// If it has not, or if it has panicked.
+/// If the program has succeeded or panicked, or printed anything else.
 pub fn has_failed(what: &str, output: &Output, part: &str) {
     let err = text(&output.stderr);
     assert!(!output.status.success(), "{what} succeeded");
@@ -79,7 +79,7 @@ pub fn has_failed(what: &str, output: &Output, part: &str) {
 ///
 /// # Panics
 ///
-/// If nothing listens within [`LIMIT`].
+/// If the program does not listen within [`LIMIT`].
 #[must_use]
 pub fn connect(address: &str) -> TcpStream {
     let deadline = Instant::now() + LIMIT;
@@ -92,8 +92,8 @@ pub fn connect(address: &str) -> TcpStream {
     }
 }
 
-/// Whether a tool that the test needs is installed. Without it the test counts as skipped, and in
-/// CI as failed.
+/// Whether a tool that the test needs is installed. Without the tool the test counts as skipped,
+/// and in CI as failed.
 ///
 /// # Panics
 ///

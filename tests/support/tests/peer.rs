@@ -1,4 +1,4 @@
-//! The second process does what it is told, and its failure is one of the test's.
+//! Tests of [`Peer`]: the second process follows commands, and its failure fails the test.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -88,8 +88,9 @@ impl Args {
 
 /// Runs one side: the server if the place is that of rank 0, else its client.
 ///
-/// # Errors If the device does not support the traffic, or the other side is no such program, goes
-/// away, or sends other contents.
+/// # Errors
+/// If the device does not support the traffic, or the other side is no such program, goes away, or
+/// sends other contents.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let size = args.size.0;
     if size == 0 || size > 1 << 30 {
