@@ -1,11 +1,11 @@
-//! The cores of this process, and threads pinned to one of them.
+//! The cores of this process, and pinning threads to one of them.
 
 use std::io;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// The calling thread, to the scheduler's calls.
+/// The calling thread, as an argument of the scheduler's calls.
 const SELF: Pid = Pid::from_raw(0);
 
 /// The cores that the calling thread may run on, in ascending order.
@@ -18,7 +18,7 @@ pub fn cores() -> io::Result<Vec<usize>> {
     Ok((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect())
 }
 
-/// Pins the calling thread, and the threads and processes that it starts from now on, to `core`.
+/// Pins the calling thread, and the threads and processes that it starts later, to `core`.
 ///
 /// # Errors
 ///
@@ -27,7 +27,7 @@ pub fn pin(core: usize) -> io::Result<()> {
     set(&[core])
 }
 
-/// Lets the calling thread, and the threads and processes that it starts from now on, run on all of
+/// Lets the calling thread, and the threads and processes that it starts later, run on all of
 /// `cores`.
 ///
 /// # Errors
@@ -46,7 +46,7 @@ pub fn set(cores: &[usize]) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// When the process may use only one core: a comparison between cores would mean nothing there.
+/// If the process may use only one core: a comparison between cores would be meaningless.
 pub fn two_cores() -> io::Result<(usize, usize)> {
     match cores()?[..] {
         [first, second, ..] => Ok((first, second)),

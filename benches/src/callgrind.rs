@@ -1,13 +1,13 @@
-//! Instruction counts: this executable again, under valgrind's callgrind, with N and with 2N
+//! Instruction counts: runs this executable again under valgrind's callgrind, with N and with 2N
 //! iterations.
 
 use std::io;
 use std::process::Command;
 
-/// The instructions per iteration of this executable with `--count=<name> --iterations=<n>`.
+/// Instructions per iteration of this executable with `--count=<name> --iterations=<n>`.
 ///
-/// The instructions of start-up, connection and clean-up are the same in both runs and drop out of
-/// the difference.
+/// The instructions of start-up, connection and clean-up are equal in both runs, so the difference
+/// does not contain them.
 ///
 /// # Errors
 ///
@@ -32,7 +32,7 @@ fn instructions(name: &str, iterations: u32) -> io::Result<u64> {
     collected(&text).ok_or_else(|| io::Error::other(format!("no instruction count in valgrind's output:\n{text}")))
 }
 
-/// The number after `Collected :` in callgrind's report.
+/// Parses the number after `Collected :` in callgrind's report.
 fn collected(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.split_once("Collected :"))?.1;
     line.split_whitespace().next()?.parse().ok()

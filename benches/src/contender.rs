@@ -1,4 +1,4 @@
-//! The contenders of the comparisons: the software device, and its competitors. One module each.
+//! The contenders of the comparisons, one per module: the software device and its competitors.
 
 mod cache_line;
 mod copy;

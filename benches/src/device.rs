@@ -1,4 +1,4 @@
-//! A connection over the software device, to the other process or within this one.
+//! Connections over the software device, to the other process or within this one.
 
 use std::io;
 
@@ -9,28 +9,28 @@ use rdma::{
 
 use crate::pair::Channel;
 
-/// Work requests that a queue takes.
+/// Depth of a queue in work requests.
 pub const DEPTH: u32 = 64;
 
-/// Bytes that a request may carry itself.
+/// Most bytes of inline data in a request.
 pub const INLINE: u32 = 64;
 
-/// The software device: the benchmarks compare processes of one host.
+/// Opens the software device: the benchmarks compare processes of one host.
 ///
 /// # Errors
 ///
-/// When it is switched off or cannot be set up.
+/// If the device is switched off or cannot be set up.
 pub fn open() -> io::Result<Opened> {
     let selector = DeviceSelector::Named { name: "soft0".into(), port: None };
     rdma::open(&selector).map_err(io::Error::other)
 }
 
-/// One end of a connection before it is connected: receives may be posted.
+/// One end before it is connected: its receives may be posted.
 #[derive(Debug)]
 pub struct Prepared {
-    /// The domain of its memory.
+    /// The protection domain.
     pub pd: ProtectionDomain,
-    /// The completion queue of both of its queues.
+    /// The completion queue of both queues.
     pub cq: CompletionQueue,
     /// The queue pair.
     pub qp: InitializedQueuePair<Rc>,
@@ -41,14 +41,14 @@ pub struct Prepared {
 pub struct End {
     /// The queue pair.
     pub qp: QueuePair<Rc>,
-    /// The completion queue of both of its queues.
+    /// The completion queue of both queues.
     pub cq: CompletionQueue,
-    /// The domain of its memory.
+    /// The protection domain.
     pub pd: ProtectionDomain,
 }
 
 impl Prepared {
-    /// A queue pair of its own domain and completion queue.
+    /// Creates a queue pair with a protection domain and a completion queue of its own.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Prepared {
         Ok(End { qp, cq: self.cq, pd: self.pd })
     }
 
-    /// Connects to the end that the other process prepares, and returns when both are connected.
+    /// Connects to the end that the other process prepares; returns when both ends are connected.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-//! The parts that the benchmarks share: pinning, quiet moments, comparisons of two processes,
-//! statistics, tables.
+//! Shared parts of the benchmarks: pinning, waiting for a quiet machine, comparisons of two
+//! processes, statistics, tables.
 //!
-//! Benchmarks print measurements, and how these stand against the project's own bars; they fail
-//! only when something does not work. `RESULTS.md` has the last full run.
+//! Benchmarks print their measurements and compare them with the project's own bars. A missed bar
+//! is no failure; a benchmark fails only if an operation does. `RESULTS.md` has the last full run.
 
 pub mod affinity;
 pub mod allocations;

@@ -1,6 +1,6 @@
 //! The mode and the options of a benchmark.
 
-/// Whether to run everything once and briefly, only to show that it works.
+/// Whether this is a smoke run, which runs everything once and briefly to show that it works.
 ///
 /// Cargo passes `--bench` for `cargo bench`, and nothing (or `--test`) when it runs a benchmark as
 /// a test.
@@ -10,7 +10,7 @@ pub fn is_smoke() -> bool {
     has("--test") || !has("--bench")
 }
 
-/// The value of `name=value` among the arguments.
+/// The value of the argument `name=value`.
 #[must_use]
 pub fn option(name: &str) -> Option<String> {
     std::env::args().find_map(|argument| Some(argument.strip_prefix(name)?.strip_prefix('=')?.to_owned()))

@@ -7,29 +7,29 @@ use std::process::{Command, Output, Stdio};
 
 use crate::affinity;
 
-/// A point of the comparison.
+/// One point of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// Processes.
+    /// Number of processes.
     pub ranks: usize,
     /// Bytes that every rank contributes.
     pub size: usize,
     /// All-reduces in the timed loop.
     pub iterations: usize,
-    /// All-reduces before it.
+    /// All-reduces before the timed loop.
     pub warmup: usize,
 }
 
-/// An all-reduce program that can be timed.
+/// An all-reduce program to be timed.
 #[derive(Clone, Debug)]
 pub enum Program {
-    /// Open MPI, with these extra arguments for `mpirun`.
+    /// Open MPI, run by `mpirun` with extra arguments.
     OpenMpi {
         /// The compiled `allreduce.c`.
         executable: PathBuf,
-        /// Its name in the table.
+        /// The name in the table.
         name: &'static str,
-        /// `--mca ...`.
+        /// The extra arguments: `--mca ...`.
         settings: &'static [&'static str],
     },
     /// The project's own `all_reduce` on the software device.
@@ -40,7 +40,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Its name in the table.
+    /// The name in the table.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// When the program fails, prints something else, or reports wrong elements.
+    /// If the program fails, prints other output, or reports wrong elements.
     pub fn time(&self, point: Point) -> io::Result<f64> {
         let Point { ranks, size, iterations, warmup } = point;
         match self {
@@ -81,7 +81,7 @@ impl Program {
     }
 }
 
-/// Runs `command` to its end; its output is an error's text when it fails.
+/// Runs `command` to its end; its output becomes the error's text if it fails.
 fn run(command: &mut Command) -> io::Result<Output> {
     let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {
@@ -95,7 +95,7 @@ fn malformed(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not the output of an all-reduce: {text}"))
 }
 
-/// The time in a line of `allreduce.c`: bytes, microseconds, wrong elements.
+/// Parses the time in a line of `allreduce.c`: bytes, microseconds, wrong elements.
 fn mpi_time(text: &str, size: usize) -> io::Result<f64> {
     let fields: Vec<&str> = text.split_whitespace().collect();
     match fields[..] {
@@ -104,7 +104,7 @@ fn mpi_time(text: &str, size: usize) -> io::Result<f64> {
     }
 }
 
-/// The out-of-place time in the JSON of the project's `all_reduce`.
+/// Parses the out-of-place time in the JSON of the project's `all_reduce`.
 fn our_time(json: &[u8], size: usize) -> io::Result<f64> {
     let value: serde_json::Value = serde_json::from_slice(json)?;
     let result = &value["results"][0];
@@ -129,7 +129,7 @@ pub fn compile(folder: &Path) -> io::Result<PathBuf> {
     Ok(executable)
 }
 
-/// Builds the project's `all_reduce` in release mode and returns where it is.
+/// Builds the project's `all_reduce` in release mode and returns its path.
 ///
 /// # Errors
 ///

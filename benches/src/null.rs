@@ -1,18 +1,19 @@
-//! A provider that does nothing: posting keeps the identifiers of signaled requests, polling
+//! A provider without a device: posting stores the identifiers of signaled requests, and polling
 //! reports success for them.
 //!
-//! The cost of a post and a poll over this provider is the cost of the code above a provider.
+//! The cost of a post and a poll with this provider is the cost of the code above a provider.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rdma_sys::{ibv_context, ibv_cq, ibv_qp, ibv_send_flags, ibv_send_wr, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
-/// Signaled requests that can wait for a poll.
+/// Most signaled requests that wait for a poll.
 const DEPTH: usize = 256;
 
 /// Identifiers that were posted and not yet polled. Atomics keep these C-callable functions sound
-/// from any thread; no order between threads is needed, because a benchmark posts and polls on one.
+/// from any thread; no order between threads is needed, because a benchmark posts and polls on one
+/// thread.
 static IDS: [AtomicU64; DEPTH] = [const { AtomicU64::new(0) }; DEPTH];
 static POSTED: AtomicUsize = AtomicUsize::new(0);
 static POLLED: AtomicUsize = AtomicUsize::new(0);
@@ -25,25 +26,26 @@ static QP_NUM: AtomicU32 = AtomicU32::new(0);
 /// `context` is a live context, and no other thread uses the context or its objects during the
 /// call. Until the context is closed, no memory access depends on a transfer by its queues.
 pub unsafe fn install(context: *mut ibv_context) {
-    // SAFETY: the reference wants a live context that nothing else uses meanwhile, this function's
-    // condition.
+    // SAFETY: the reference requires a live context that nothing else uses at the same time: both
+    // are conditions of this function.
     let ops = unsafe { &mut (*context).ops };
     ops.post_send = Some(post_send);
     ops.poll_cq = Some(poll_cq);
 }
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the read wants a live queue pair, which ibv_post_send wants of its caller.
+    // SAFETY: the read requires a live queue pair: ibv_post_send requires one of its caller.
     QP_NUM.store(unsafe { (*qp).qp_num }, Ordering::Relaxed);
     let mut next = wr;
     while !next.is_null() {
-        // SAFETY: the reference wants a request that nothing changes meanwhile: ibv_post_send wants
-        // a chain of requests of its caller.
+        // SAFETY: the reference requires a request that nothing changes at the same time:
+        // ibv_post_send requires of its caller a chain of valid requests for the duration of the
+        // call.
         let request = unsafe { &*next };
         if request.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0 {
             let posted = POSTED.load(Ordering::Relaxed);
             if posted.wrapping_sub(POLLED.load(Ordering::Relaxed)) == DEPTH {
-                // SAFETY: the write wants room for a pointer, which ibv_post_send wants of its
+                // SAFETY: the write requires room for a pointer: ibv_post_send requires that of its
                 // caller.
                 unsafe { *bad_wr = next };
                 return libc::ENOMEM;
@@ -69,8 +71,8 @@ unsafe extern "C" fn poll_cq(_cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_
             qp_num: QP_NUM.load(Ordering::Relaxed),
             ..Default::default()
         };
-        // SAFETY: write wants room for a completion: ibv_poll_cq wants room for `num_entries` of
-        // its caller, and `index` is smaller.
+        // SAFETY: write requires room for a completion: ibv_poll_cq requires of its caller room for
+        // `num_entries` completions, and `index` is smaller.
         unsafe { wc.wrapping_add(index).write(completion) };
     }
     POLLED.store(polled.wrapping_add(count), Ordering::Relaxed);
@@ -88,7 +90,7 @@ mod tests {
     #[test]
     fn a_signaled_request_is_reported_once() {
         let mut context = ibv_context::default();
-        // SAFETY: install wants a context that nothing else uses: a local.
+        // SAFETY: install requires a live context that nothing else uses: `context` is a local.
         unsafe { install(&raw mut context) };
         let mut qp = ibv_qp { qp_num: 7, context: &raw mut context, ..Default::default() };
         let mut cq = ibv_cq { context: &raw mut context, ..Default::default() };
@@ -97,13 +99,13 @@ mod tests {
         let mut second = ibv_send_wr { wr_id: 2, send_flags, ..Default::default() };
         let mut first = ibv_send_wr { wr_id: 1, next: &raw mut second, ..Default::default() };
         let mut bad = ptr::null_mut();
-        // SAFETY: ibv_post_send wants a queue pair whose context has a `post_send`, a chain that
-        // ends in NULL and room for a pointer: all are locals.
+        // SAFETY: ibv_post_send requires a queue pair whose context has a `post_send`, a chain that
+        // ends in NULL, and room for a pointer: all are locals, and `install` set `post_send`.
         assert_eq!(unsafe { ibv_post_send(&raw mut qp, &raw mut first, &raw mut bad) }, 0);
 
         let mut wc = [ibv_wc::default(); 4];
-        // SAFETY: ibv_poll_cq wants a queue whose context has a `poll_cq`, and room for 4
-        // completions: both are locals.
+        // SAFETY: ibv_poll_cq requires a queue whose context has a `poll_cq`, and room for 4
+        // completions: both are locals, and `install` set `poll_cq`.
         let mut poll = || unsafe { ibv_poll_cq(&raw mut cq, 4, wc.as_mut_ptr()) };
         assert_eq!((poll(), poll()), (1, 0));
         assert_eq!((wc[0].wr_id, wc[0].qp_num, wc[0].status), (2, 7, ibv_wc_status::IBV_WC_SUCCESS));

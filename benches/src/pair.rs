@@ -1,9 +1,9 @@
 //! Comparisons between two processes: the leader measures, the follower answers.
 //!
-//! The leader spawns its own executable again as the follower; both build the same list of
-//! contenders, connected through a [`Channel`], and then the leader tells the follower which
-//! contender runs next, and how many iterations. Every round runs every contender once, so that a
-//! change of the machine's state hits all of them.
+//! The leader spawns its own executable again as the follower. Both build the same list of
+//! contenders, connected through a [`Channel`]. The leader then tells the follower which contender
+//! runs next and for how many iterations. Every round runs every contender once, so that a change
+//! of the machine's state affects all of them.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 
 use crate::{affinity, quiet, stats};
 
-/// The first argument of a process that is a follower; the second is its core.
+/// The first argument of a follower process; the second is its core.
 const FOLLOW: &str = "--follow";
 
-/// The end of the comparison that this process is.
+/// The role of this process in the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Measures, on the first core.
+    /// The leader measures, on the first core.
     Leader,
-    /// Answers, on the second.
+    /// The follower answers, on the second core.
     Follower,
 }
 
-/// Lines of text between the two processes.
+/// A channel of text lines between the two processes.
 #[derive(Debug)]
 pub struct Channel {
     reader: BufReader<UnixStream>,
@@ -65,7 +65,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::send`] and [`Self::receive`]; `InvalidData` when the answer is no list
+    /// The errors of [`Self::send`] and [`Self::receive`]; `InvalidData` if the answer is no list
     /// of bytes.
     pub fn exchange(&mut self, bytes: &[u8]) -> io::Result<Vec<u8>> {
         self.send(&serde_json::to_string(bytes)?)?;
@@ -73,24 +73,25 @@ impl Channel {
     }
 }
 
-/// One participant of a comparison. Both processes hold an end of each.
+/// A participant of a comparison; each process holds one end of it.
 pub trait Contender {
-    /// Its name in the table.
+    /// The name in the table.
     fn name(&self) -> String;
 
-    /// Whether each call runs a program of its own that measures itself: once in a round is enough.
+    /// Whether each call runs an external program that measures itself; such a contender runs once
+    /// per round.
     fn is_a_program(&self) -> bool {
         false
     }
 
-    /// The leader's side of `iterations`; returns how long they took.
+    /// Runs the leader's side of `iterations` iterations; returns their duration.
     ///
     /// # Errors
     ///
     /// The error that stops the comparison.
     fn lead(&mut self, iterations: u64) -> io::Result<Duration>;
 
-    /// The follower's side; nothing where the follower has no part.
+    /// Runs the follower's side; does nothing if the follower takes no part.
     ///
     /// # Errors
     ///
@@ -104,25 +105,24 @@ pub trait Contender {
 /// The contenders of a comparison, in the same order in both processes.
 pub type Contenders = Vec<Box<dyn Contender>>;
 
-/// How long a comparison runs.
+/// The durations and counts of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Rounds, each of which runs every contender once.
+    /// Number of rounds, each of which runs every contender once.
     pub rounds: usize,
-    /// Blocks at the start of a contender's turn that do not count: until the effects of its last
-    /// turn are over (a thread that was put to sleep meanwhile takes up to a scheduler's tick to
-    /// wake up).
+    /// Blocks at the start of a contender's turn that do not count, until effects of the pause are
+    /// over: a thread that slept meanwhile takes up to a scheduler's tick to wake up.
     pub warm_up: usize,
     /// Timed blocks of a contender within a round; the round's value is their median.
     pub blocks: usize,
-    /// How long a block should take.
+    /// Intended duration of a block.
     pub block: Duration,
-    /// How long to wait for a quiet machine before each round.
+    /// Longest wait for a quiet machine before each round.
     pub patience: Duration,
 }
 
 impl Plan {
-    /// The plan for a real run, or with `smoke` the shortest that runs everything once.
+    /// The plan for a real run, or with `smoke` the shortest plan that runs everything once.
     #[must_use]
     pub fn new(smoke: bool, rounds: usize, block: Duration) -> Self {
         if smoke {
@@ -138,10 +138,10 @@ impl Plan {
 pub struct Outcome {
     /// The contender's name.
     pub name: String,
-    /// Nanoseconds per iteration, a value per round: index `i` is the same round for every
+    /// Nanoseconds per iteration, one value per round: index `i` is the same round for every
     /// contender.
     pub rounds: Vec<f64>,
-    /// Rounds in which the scheduler took a core away from one of the ends.
+    /// Number of rounds in which the scheduler took a core away from one of the ends.
     pub disturbed: usize,
 }
 
@@ -167,7 +167,7 @@ pub fn compare(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Con
 
 fn follow(core: usize, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<()> {
     affinity::pin(core)?;
-    // A follower that spins must not outlive its leader.
+    // A spinning follower must not outlive its leader.
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
     let socket: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
     let mut channel = Channel::new(UnixStream::from(socket))?;
@@ -193,7 +193,8 @@ fn lead(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders
         .args(std::env::args().skip(1))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .spawn()?;
-    // A leader that spins for an answer would spin for ever if the follower died.
+    // Without this watcher, a leader that spins for an answer would spin forever if the follower
+    // died.
     let finished = Arc::new(AtomicBool::new(false));
     let watched = Arc::clone(&finished);
     let watcher = std::thread::spawn(move || {
@@ -240,7 +241,7 @@ fn play(plan: &Plan, channel: &mut Channel, contenders: &mut [Box<dyn Contender>
     Ok(outcomes)
 }
 
-/// How many iterations fill a block.
+/// Finds the number of iterations that fill a block.
 fn calibrate(block: Duration, channel: &mut Channel, index: usize, contender: &mut dyn Contender) -> io::Result<u64> {
     let mut iterations = 1;
     loop {
@@ -268,8 +269,8 @@ struct Turn {
 }
 
 impl Turn {
-    /// Runs the blocks; returns the median block's nanoseconds per iteration, and whether a core
-    /// was taken away meanwhile.
+    /// Runs the blocks; returns the median block's nanoseconds per iteration, and whether the
+    /// scheduler took a core away meanwhile.
     fn run(&self, channel: &mut Channel, contender: &mut dyn Contender) -> io::Result<(f64, bool)> {
         let blocks = self.warm_up + self.blocks;
         channel.send(&serde_json::to_string(&(self.index, self.iterations, blocks))?)?;
@@ -287,7 +288,7 @@ impl Turn {
     }
 }
 
-/// Nanoseconds per iteration.
+/// Converts a duration to nanoseconds per iteration.
 #[must_use]
 pub fn per_iteration(took: Duration, iterations: u64) -> f64 {
     let iterations = u32::try_from(iterations).unwrap_or(u32::MAX);

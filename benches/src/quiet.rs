@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// The machine counts as quiet below this share of busy time.
+/// The machine counts as quiet if the share of busy time is below this value.
 const QUIET: f64 = 0.10;
 
-/// Waits until the cores have been idle for a moment, at most `bound`.
+/// Waits until the cores have been idle for a moment, for at most `bound`.
 pub fn wait(bound: Duration) {
     let start = Instant::now();
     loop {
@@ -27,19 +27,19 @@ fn share(part: u64, whole: u64) -> f64 {
     f64::from(u32::try_from(permille).unwrap_or(u32::MAX)) / 1000.0
 }
 
-/// Busy ticks of all cores, and all ticks, since the machine started.
+/// Busy ticks and all ticks of all cores since the machine started.
 fn busy_and_total() -> Option<(u64, u64)> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let fields: Vec<u64> =
         stat.lines().next()?.split_whitespace().skip(1).take(8).filter_map(|f| f.parse().ok()).collect();
     let total: u64 = fields.iter().sum();
-    // The fourth and fifth fields are idle and waiting for storage.
+    // The fourth and fifth fields are the idle time and the wait for storage.
     let idle = fields.get(3)? + fields.get(4)?;
     Some((total - idle, total))
 }
 
-/// How often the scheduler took a core away from this process so far. A measurement during which
-/// the number grew was disturbed.
+/// Number of times that the scheduler has taken a core away from this process. A measurement during
+/// which the number grew was disturbed.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
 //! The calls of a C program for one operation: fill in a request, post it, poll until its
-//! completion is there.
+//! completion arrives.
 //!
 //! Invariants:
 //! 1. `qp`, `cq` and `mr` are live objects of one context: `new` wants that of its caller, for as
@@ -18,16 +18,16 @@ use rdma_sys::{
 /// Bytes in a message.
 const LEN: u32 = 64;
 
-/// The target of a one-sided write.
+/// The remote memory of a one-sided write.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
-    /// The address at the target.
+    /// The address at the peer.
     pub address: u64,
-    /// The key for it.
+    /// The rkey of the address.
     pub rkey: u32,
 }
 
-/// One signaled request at a time, on a queue that nothing else posts to or polls.
+/// Posts one signaled request at a time, on queues that nothing else posts to or polls.
 #[derive(Debug)]
 pub struct RawSequence {
     table: &'static Ibverbs,
@@ -40,17 +40,17 @@ pub struct RawSequence {
 }
 
 impl RawSequence {
-    /// Sends of 64 bytes through `qp`, or with `remote` writes.
+    /// Creates a sequence of sends of 64 bytes through `qp`, or of writes if `remote` is given.
     ///
     /// # Safety
     ///
-    /// `pd`, `qp` and `cq` are live objects that `table` made, until the sequence is dropped. `cq`
-    /// is the completion queue for sends of `qp`. Nothing else uses these queues while
+    /// `pd`, `qp` and `cq` are objects that `table` created, live until the sequence is dropped.
+    /// `cq` is the completion queue for sends of `qp`. Nothing else uses these queues while
     /// [`Self::run`] runs.
     ///
     /// # Errors
     ///
-    /// When the memory cannot be registered.
+    /// If the memory cannot be registered.
     pub unsafe fn new(
         table: &'static Ibverbs,
         pd: *mut ibv_pd,
@@ -60,9 +60,9 @@ impl RawSequence {
     ) -> io::Result<Self> {
         let mut source = Box::new([0x5a; LEN as usize]);
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        // SAFETY: ibv_reg_mr wants a live domain, this function's condition, and memory that stays
-        // valid until it is deregistered: the box's, which the sequence keeps until its drop, which
-        // deregisters.
+        // SAFETY: ibv_reg_mr requires a live domain, which is this function's condition, and memory
+        // that stays valid until it is deregistered: the box's memory, which the sequence keeps
+        // until its drop, which deregisters it.
         let mr = unsafe { table.ibv_reg_mr(pd, source.as_mut_ptr().cast(), source.len(), access) };
         if mr.is_null() {
             return Err(io::Error::last_os_error());
@@ -74,7 +74,7 @@ impl RawSequence {
     ///
     /// # Errors
     ///
-    /// When a post is refused or an operation fails.
+    /// If a post is refused or an operation fails.
     #[inline(never)]
     pub fn run(&mut self, iterations: u64) -> io::Result<()> {
         for _ in 0..iterations {
@@ -86,7 +86,7 @@ impl RawSequence {
 
     #[inline]
     fn post(&mut self) -> io::Result<()> {
-        // SAFETY: the read wants a live region (1).
+        // SAFETY: the read requires a live region (1).
         let lkey = unsafe { (*self.mr).lkey };
         let mut sge = ibv_sge { addr: self.source.as_ptr().addr() as u64, length: LEN, lkey };
         let mut wr = ibv_send_wr {
@@ -104,9 +104,9 @@ impl RawSequence {
         }
         self.next_id += 1;
         let mut bad = ptr::null_mut();
-        // SAFETY: ibv_post_send wants a live queue pair (1), a chain of requests with lists that
-        // live during the call: locals, and memory that stays registered and unchanged until the
-        // completion (2): `run` polls before it posts again.
+        // SAFETY: ibv_post_send requires a live queue pair (1), a chain of requests with lists that
+        // live during the call, which are locals, and memory that stays registered and unchanged
+        // until the completion (2): `run` polls before it posts again.
         match unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) } {
             0 => Ok(()),
             errno => Err(io::Error::from_raw_os_error(errno)),
@@ -117,7 +117,8 @@ impl RawSequence {
     fn poll(&mut self) -> io::Result<()> {
         let mut wc = ibv_wc::default();
         loop {
-            // SAFETY: ibv_poll_cq wants a live queue (1) and room for one completion, a local.
+            // SAFETY: ibv_poll_cq requires a live queue (1) and room for one completion: `wc` is a
+            // local.
             match unsafe { ibv_poll_cq(self.cq, 1, &raw mut wc) } {
                 0 => {}
                 1 if wc.status == ibv_wc_status::IBV_WC_SUCCESS && wc.wr_id == self.next_id - 1 => return Ok(()),
@@ -130,8 +131,8 @@ impl RawSequence {
 
 impl Drop for RawSequence {
     fn drop(&mut self) {
-        // SAFETY: the symbol wants a live region (1) that no request uses: `run` returns after the
-        // last completion, or with an error that has ended the queue pair.
+        // SAFETY: ibv_dereg_mr requires a live region (1) that no request uses: `run` returns after
+        // the last completion, or with an error that has ended the queue pair.
         unsafe { (self.table.ibv_dereg_mr)(self.mr) };
     }
 }

@@ -1,4 +1,4 @@
-//! Pages that both processes of a comparison see.
+//! Memory pages that both processes of a comparison share.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// A shared mapping of whole pages, zero at first.
+/// A shared mapping of whole pages, initially zero.
 #[derive(Debug)]
 pub struct SharedPages {
     map: MmapRaw,
@@ -16,7 +16,7 @@ pub struct SharedPages {
 }
 
 impl SharedPages {
-    /// New pages, all of them present, so that no fault falls into a measurement.
+    /// Creates pages and makes all of them present, so that no page fault falls into a measurement.
     ///
     /// # Errors
     ///
@@ -33,7 +33,7 @@ impl SharedPages {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// The pages that another process made, by its [`Self::path`].
+    /// Opens the pages that another process created, by its [`Self::path`].
     ///
     /// # Errors
     ///
@@ -47,13 +47,13 @@ impl SharedPages {
         Ok(Self { map, file })
     }
 
-    /// The first byte.
+    /// Pointer to the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// The number of bytes.
+    /// Number of bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
@@ -64,14 +64,14 @@ impl SharedPages {
     ///
     /// # Panics
     ///
-    /// When the line lies outside.
+    /// If the line lies outside the mapping.
     #[must_use]
     pub fn word(&self, line: usize) -> &AtomicU64 {
         let offset = line * 64;
         assert!(offset + 8 <= self.len(), "line {line} lies outside");
-        // SAFETY: from_ptr wants an aligned word that is valid while `self` is borrowed, and atomic
-        // accesses alone: the mapping begins at a page, the offset is a multiple of 64 inside it,
-        // and a page whose words are used is used in no other way.
+        // SAFETY: from_ptr requires an aligned word that is valid while `self` is borrowed, and
+        // only atomic accesses to it. The mapping begins at a page, and the offset is a multiple of
+        // 64 inside it. A page whose words are used is used in no other way.
         unsafe { AtomicU64::from_ptr(self.as_ptr().wrapping_add(offset).cast()) }
     }
 }

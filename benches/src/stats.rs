@@ -1,13 +1,13 @@
 //! Order statistics over the rounds of a comparison.
 
-/// The smallest, the middle and the largest of some measurements.
+/// The minimum, median and maximum of some measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The smallest: nothing disturbed the machine.
+    /// The minimum, from a moment in which nothing disturbed the machine.
     pub min: f64,
-    /// The median: the number to quote.
+    /// The median, which is the number to quote.
     pub median: f64,
-    /// The largest.
+    /// The maximum.
     pub max: f64,
 }
 
@@ -20,8 +20,8 @@ impl Spread {
         Some(Self { min: *sorted.first()?, median: median_of_sorted(&sorted), max: *sorted.last()? })
     }
 
-    /// The spread after `f` was applied to each of the three; a decreasing `f` (a rate from a time)
-    /// swaps the ends.
+    /// Applies `f` to each of the three values; a decreasing `f` (a rate from a time) swaps the
+    /// minimum and the maximum.
     #[must_use]
     pub fn map(self, f: impl Fn(f64) -> f64) -> Self {
         let (a, b) = (f(self.min), f(self.max));
@@ -46,7 +46,7 @@ fn median_of_sorted(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The ratios `a / b` round by round, so that a disturbance of a whole round cancels out.
+/// The ratios `a / b` of each round, so that a disturbance of a whole round cancels out.
 #[must_use]
 pub fn paired_ratio(a: &[f64], b: &[f64]) -> Option<Spread> {
     let ratios: Vec<f64> = a.iter().zip(b).filter(|&(_, &b)| b != 0.0).map(|(a, b)| a / b).collect();

@@ -1,4 +1,4 @@
-//! Tables that read well in a terminal and are Markdown as they are.
+//! Tables that read well in a terminal and are valid Markdown.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table under `title` with these column heads.
+    /// Creates an empty table with a title and column heads.
     pub fn new(title: impl Into<String>, heads: &[&str]) -> Self {
         Self { title: title.into(), rows: vec![heads.iter().map(ToString::to_string).collect()] }
     }
@@ -56,7 +56,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// A number with three significant digits and no exponent.
+/// Formats a number with three significant digits and no exponent.
 #[must_use]
 pub fn number(value: f64) -> String {
     match value.abs() {
@@ -67,13 +67,13 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// `median (min-max)`.
+/// Formats a spread as `median (min-max)`.
 #[must_use]
 pub fn spread(spread: Option<Spread>) -> String {
     spread.map_or_else(String::new, |s| format!("{} ({}-{})", number(s.median), number(s.min), number(s.max)))
 }
 
-/// A number of bytes as people write it: `64 KiB`, `1 MiB`, `8 B`.
+/// Formats a number of bytes with a unit: `64 KiB`, `1 MiB`, `8 B`.
 #[must_use]
 pub fn bytes(size: usize) -> String {
     match size {
@@ -83,8 +83,8 @@ pub fn bytes(size: usize) -> String {
     }
 }
 
-/// Prints a measurement and the project's own bar for it. A benchmark does not fail on a bar; a
-/// smoke run prints none.
+/// Prints a measurement and the project's own bar for it. A missed bar does not fail the benchmark;
+/// a smoke run prints no bars.
 pub fn bar(what: &str, bar: &str, measured: &str, reached: bool) {
     if mode::is_smoke() {
         return;

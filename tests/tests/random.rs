@@ -39,7 +39,7 @@ struct Step {
     content: u8,
     inline: bool,
     signaled: bool,
-    /// The offset at which the local memory is split.
+    /// The offset at which the local memory is split into two segments.
     cut: usize,
 }
 

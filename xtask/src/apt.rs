@@ -1,5 +1,5 @@
-//! Debian packages, fetched with this machine's mirror and keys, but with lists, cache and suites
-//! of our own: nothing of the machine changes, and no root is needed.
+//! Debian packages, fetched with this machine's mirror and keys, but with separate lists, cache and
+//! suites: the machine does not change, and no root is needed.
 
 use std::{
     fs,
@@ -11,8 +11,8 @@ use crate::system::{list, make, output, write};
 
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Unpacks the package `$1` into the folder `$2`. `dpkg-deb -x` would replace a link from lib to
-/// usr/lib by a folder.
+/// Script that unpacks the package `$1` into the folder `$2`. `dpkg-deb -x` would replace a link
+/// from lib to usr/lib by a folder.
 const UNPACK: &str = "set -o pipefail
 dpkg-deb --fsys-tarfile \"$1\" | tar -x --keep-directory-symlink --no-same-owner -C \"$2\"";
 
@@ -23,7 +23,7 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Sets up an apt in `folder` that knows these suites, and fetches their lists.
+    /// Sets up an apt in `folder` for these suites, and fetches their lists.
     pub(crate) fn new(folder: &Path, suites: &[&str]) -> Result<Self, String> {
         for part in ["lists/partial", "cache/archives/partial"] {
             make(&folder.join(part))?;
@@ -71,7 +71,7 @@ pub(crate) fn unpack_all(packages: &Path, target: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The Debian mirror of this machine's apt.
+/// Finds the Debian mirror of this machine's apt.
 fn mirror() -> Result<String, String> {
     let parts = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|entry| entry.path());
     let mut files: Vec<_> = parts.chain(["/etc/apt/sources.list".into()]).collect();

@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The workspace's folder.
+/// The root folder of the workspace.
 fn root() -> PathBuf {
     let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.pop();

@@ -1,4 +1,4 @@
-//! Files and programs, with errors that name them.
+//! File and process helpers whose errors name the file or the program.
 
 use std::{
     ffi::OsStr,
@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// Puts the path before an error's text.
+/// Prefixes an error's text with the path.
 pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> String {
     move |error| format!("{}: {error}", path.display())
 }
@@ -36,7 +36,7 @@ pub(crate) fn remove(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// The files in a folder with that extension, in the order of their names.
+/// The files in a folder with that extension, sorted by name.
 pub(crate) fn list(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).map_err(at(folder))?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(at(folder))?;
@@ -45,7 +45,7 @@ pub(crate) fn list(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, Strin
     Ok(paths)
 }
 
-/// The cargo that runs this program, in the workspace's folder.
+/// Creates a command for the cargo that runs this program, in the workspace's folder.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root);

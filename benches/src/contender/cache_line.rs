@@ -1,5 +1,5 @@
-//! One cache line that goes from one core to the other and back: the lower limit of a message
-//! between them.
+//! A cache line that moves from one core to the other and back: the lower limit for the latency of
+//! a message between cores.
 
 use std::hint::spin_loop;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::pair::{Channel, Contender, Role};
 use crate::shared::SharedPages;
 
-/// A number that both cores increment in turn.
+/// A number that the two cores increment in turn.
 #[derive(Debug)]
 pub struct CacheLine {
     pages: SharedPages,

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use crate::pair::{Channel, Contender, Role};
 use crate::shared::SharedPages;
 
-/// The follower's memory that the copies go to: shared pages, at `address` in the follower.
+/// The destination of the copies: the follower's shared pages, at `address` in the follower.
 #[derive(Debug)]
 pub struct Target {
     pages: SharedPages,
@@ -20,11 +20,11 @@ pub struct Target {
 }
 
 impl Target {
-    /// Connects the two ends; the follower makes `len` bytes.
+    /// Connects the two ends; the follower allocates `len` bytes.
     ///
     /// # Errors
     ///
-    /// When the pages cannot be shared.
+    /// If the pages cannot be shared.
     pub fn connect(role: Role, channel: &mut Channel, len: usize) -> io::Result<Rc<Self>> {
         let target = match role {
             Role::Leader => {
@@ -45,16 +45,17 @@ impl Target {
     }
 }
 
-/// A way to copy.
+/// The method of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// `process_vm_writev`: one system call per write, page by page.
+    /// `process_vm_writev`: one system call per write, which copies page by page.
     CrossProcessWrite,
-    /// The C library's `memcpy` to the same pages, mapped here: the limit of memory itself.
+    /// The C library's `memcpy` to the same pages, mapped here: the speed limit of the memory
+    /// itself.
     Memcpy,
 }
 
-/// Copies to a [`Target`].
+/// Repeated copies to a [`Target`].
 #[derive(Debug)]
 pub struct Copy {
     target: Rc<Target>,
@@ -63,7 +64,7 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Copies of all of `target`.
+    /// Creates copies of the whole size of `target`.
     #[must_use]
     pub fn new(target: &Rc<Target>, method: Method) -> Self {
         Self { target: Rc::clone(target), source: vec![0x5a; target.pages.len()], method }
@@ -80,10 +81,10 @@ impl Copy {
                 }
             }
             Method::Memcpy => {
-                // SAFETY: memcpy wants `len` readable and `len` writable bytes that do not overlap,
-                // and no other access to the latter: `source` has `len` bytes, as many as the
-                // target, a mapping, to which no reference exists and which the follower does not
-                // touch.
+                // SAFETY: memcpy requires `len` readable bytes and `len` writable bytes that do not
+                // overlap, and no other access to the latter. `source` has `len` bytes, the size of
+                // the target. The target is a mapping to which no reference exists, and the
+                // follower does not touch it.
                 unsafe { libc::memcpy(self.target.pages.as_ptr().cast(), self.source.as_ptr().cast(), len) };
             }
         }

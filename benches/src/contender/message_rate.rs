@@ -1,5 +1,5 @@
-//! Small messages in one direction, posted in batches: the calls of a C program, by the raw
-//! interface.
+//! Small messages in one direction, posted in batches: the calls of a C program, made through the
+//! raw interface.
 //!
 //! Invariants:
 //! 1. The requests of `sends` and `receives` are chains that end with a null pointer and point into
@@ -20,15 +20,15 @@ use rdma_sys::{ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc
 
 use crate::pair::{Channel, Contender, Role};
 
-/// Requests of one call.
+/// Requests posted by one call.
 const BATCH: usize = 16;
-/// Batches of sends that may be on their way.
+/// Most batches of sends in flight.
 const WINDOW: usize = 4;
-/// Batches of receives that are posted.
+/// Number of posted batches of receives.
 const RECEIVES: usize = 16;
-/// Batches of an iteration.
+/// Batches per iteration.
 const ROUND: u64 = 64;
-/// Messages of an iteration.
+/// Messages per iteration.
 pub const MESSAGES: u64 = ROUND * BATCH as u64;
 
 /// One end of a stream of messages.
@@ -40,13 +40,13 @@ pub struct MessageRate {
     _list: Vec<ibv_sge>,
     _buffer: Buffer,
     completions: [ibv_wc; BATCH],
-    /// Batches of sends that are on their way.
+    /// Number of batches of sends in flight.
     in_flight: usize,
-    /// Messages whose receives are not posted again.
+    /// Number of received messages whose receives have not been posted again.
     received: usize,
 }
 
-/// An end that is not connected yet.
+/// One end before it is connected.
 struct Prepared {
     pd: ProtectionDomain,
     cq: RawCompletionQueue,
@@ -110,7 +110,7 @@ impl MessageRate {
         Ok(this)
     }
 
-    /// Sends batches of messages from one end to another in this process, and takes them there.
+    /// Sends batches of messages from one end to another in this process and receives them there.
     ///
     /// # Errors
     ///
@@ -130,13 +130,12 @@ impl MessageRate {
     }
 
     fn post_receives(&mut self) -> io::Result<()> {
-        // SAFETY: post_recv wants a chain (1) of requests that name memory which stays valid and
-        // which nothing else uses (2); a batch is posted when one is complete, so the queue has
-        // room.
+        // SAFETY: post_recv requires a chain (1) of requests whose memory stays valid and is used
+        // by nothing else (2). A batch is posted only when one is complete, so the queue has room.
         unsafe { self.qp.post_recv(self.receives.as_mut_ptr()) }.map_err(|error| error.error.into())
     }
 
-    /// Polls once: how many requests completed.
+    /// Polls once; returns the number of completed requests.
     fn poll(&mut self) -> io::Result<usize> {
         let found = self.cq.poll(&mut self.completions)?;
         if found.iter().any(|wc| wc.status != ibv_wc_status::IBV_WC_SUCCESS) {
@@ -145,26 +144,26 @@ impl MessageRate {
         Ok(found.len())
     }
 
-    /// Posts a batch of messages, when fewer than the window are on their way.
+    /// Posts a batch of messages once fewer than `WINDOW` batches are in flight.
     fn send(&mut self) -> io::Result<()> {
         while self.in_flight == WINDOW {
             self.reap()?;
         }
-        // SAFETY: post_send wants a chain (1) of requests that name memory which stays valid and
-        // unchanged (2); each batch signals its last one, and only so many are on their way as the
-        // queue has room for.
+        // SAFETY: post_send requires a chain (1) of requests whose memory stays valid and unchanged
+        // (2). Each batch signals its last request, and the number of batches in flight is limited
+        // to what the queue has room for.
         unsafe { self.qp.post_send(self.sends.as_mut_ptr()) }.map_err(|error| error.error)?;
         self.in_flight += 1;
         Ok(())
     }
 
-    /// Looks for batches that are complete.
+    /// Handles the completions of batches.
     fn reap(&mut self) -> io::Result<()> {
         self.in_flight -= self.poll()?;
         Ok(())
     }
 
-    /// Takes messages that have come, and posts their receives again: how many they were.
+    /// Receives messages and posts their receives again; returns the number of messages.
     fn receive(&mut self) -> io::Result<usize> {
         let count = self.poll()?;
         self.received += count;
@@ -206,7 +205,7 @@ impl Contender for MessageRate {
                 count => left = left.saturating_sub(count as u64),
             }
         }
-        // The last acknowledgement goes out with the next poll.
+        // The next poll sends the last acknowledgement.
         self.receive().map(drop)
     }
 }

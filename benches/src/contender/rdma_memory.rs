@@ -1,5 +1,5 @@
-//! RDMA writes into private memory on which the target spins, without a call of verbs meanwhile:
-//! what comes has to be brought there by the target's agent.
+//! RDMA writes into private memory on which the target spins without any verbs call: the target's
+//! agent must place the data there.
 
 use std::hint::spin_loop;
 use std::io;
@@ -12,7 +12,7 @@ use rdma::{ExposedRegion, Opened, Poller, RemoteAccess, RemoteSlice};
 use crate::device::{End, Prepared};
 use crate::pair::{Channel, Contender, Role};
 
-/// Posts between two looks at the completion queue.
+/// Posts between two polls of the completion queue.
 const POSTS: u64 = 16;
 
 /// Writes of one size that go back and forth.
@@ -20,7 +20,7 @@ const POSTS: u64 = 16;
 pub struct RdmaMemory {
     poller: Poller,
     end: End,
-    /// What the peer writes to, and what is written to the peer.
+    /// The memory that the peer writes to, and the source of the writes to the peer.
     inbox: ExposedRegion,
     outbox: ExposedRegion,
     target: RemoteSlice,
@@ -46,7 +46,7 @@ impl RdmaMemory {
     }
 
     fn write(&mut self) -> io::Result<()> {
-        // The last word of a write is visible last.
+        // The last word of a write becomes visible last.
         self.outbox.store_u64(self.size - 8, self.count, Ordering::Relaxed)?;
         if self.count % POSTS == 0 {
             while let Some(completion) = self.poller.poll()? {

@@ -1,5 +1,5 @@
-//! Messages over a reliable connection between two processes that poll, by the safe owned
-//! interface.
+//! Messages over a reliable connection between two polling processes, through the safe interface
+//! with owned buffers.
 
 use std::hint::spin_loop;
 use std::io;
@@ -17,9 +17,9 @@ pub struct RdmaSend {
     poller: Poller,
     end: End,
     message: Vec<u8>,
-    /// The message again, if it is too long to be inline and not in flight.
+    /// The message in registered memory, if it is too long for inline data; `None` while in flight.
     long: Option<Buffer>,
-    /// The buffer of the last message, to be posted again once the answer has left.
+    /// The buffer of the last message, which is posted again once the answer has left.
     spare: Option<Buffer>,
 }
 
@@ -41,7 +41,7 @@ impl RdmaSend {
         Ok(Self { poller: end.cq.poller(), end, message: vec![0x5a; size], long, spare: None })
     }
 
-    /// Sends a message, and posts the buffer of the last one that came.
+    /// Sends a message, and posts the buffer of the last received message again.
     #[inline]
     fn send(&mut self) -> io::Result<()> {
         if self.message.len() <= INLINE as usize {
@@ -75,7 +75,8 @@ impl RdmaSend {
             if completion.opcode() == Opcode::Recv {
                 received = buffer;
             } else if buffer.is_some() {
-                // Some inline sends are signaled to release their slots, and carry nothing.
+                // Some inline sends are signaled to release their slots; their completions carry no
+                // buffer.
                 self.long = buffer;
             }
             let is_back = self.message.len() <= INLINE as usize || self.long.is_some();

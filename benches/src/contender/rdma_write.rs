@@ -1,4 +1,4 @@
-//! RDMA writes into the other process's memory, by the safe owned interface. The target sleeps.
+//! RDMA writes into the other process's memory through the safe interface. The target sleeps.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rdma::{ExposedRegion, ExposedSlice, Opened, Poller, RemoteAccess, RemoteSlic
 use crate::device::{End, Prepared};
 use crate::pair::{Channel, Contender, Role};
 
-/// Writes of one size to one place, some of them in flight at a time.
+/// Writes of one size to one place, several of them in flight at a time.
 #[derive(Debug)]
 pub struct RdmaWrite {
     poller: Poller,
@@ -21,7 +21,7 @@ pub struct RdmaWrite {
 }
 
 impl RdmaWrite {
-    /// Connects the two ends; `in_flight` writes of `size` bytes may be on their way.
+    /// Connects the two ends; at most `in_flight` writes of `size` bytes are in flight.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! TCP over the loopback interface, both ends spinning on non-blocking sockets: the fastest that
-//! TCP gets.
+//! TCP over the loopback interface, with both ends spinning on non-blocking sockets: the lowest
+//! latency that TCP reaches.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! UCX over shared memory between two processes: its own benchmark, `ucx_perftest` of Debian's
-//! ucx-utils.
+//! UCX over shared memory between two processes, measured by its own benchmark: `ucx_perftest` of
+//! Debian's ucx-utils.
 
 use std::io;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::pair::Contender;
 
-/// What `ucx_perftest` measures.
+/// The kind of measurement of `ucx_perftest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Active messages that go back and forth, one at a time.
@@ -16,21 +16,22 @@ pub enum Test {
     Rate,
 }
 
-/// Active messages, in iterations of so many.
+/// Active messages, counted in iterations of `messages` messages.
 #[derive(Debug)]
 pub struct Ucx {
     test: Test,
     cores: (usize, usize),
     size: usize,
-    /// Messages of an iteration.
+    /// Messages per iteration.
     messages: u64,
 }
 
-/// Messages of one run: long beside the start of two processes.
+/// Messages per run, so many that the start of two processes does not matter.
 const RUN: u64 = 1_000_000;
 
 impl Ucx {
-    /// Messages of `size` bytes between two cores; `None` where `ucx_perftest` is not installed.
+    /// Measures messages of `size` bytes between two cores; `None` if `ucx_perftest` is not
+    /// installed.
     #[must_use]
     pub fn new(test: Test, cores: (usize, usize), size: usize, messages: u64) -> Option<Self> {
         let found = Command::new("ucx_perftest").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -38,7 +39,7 @@ impl Ucx {
     }
 }
 
-/// `ucx_perftest` on a core.
+/// Creates a command for `ucx_perftest` on a core.
 fn perftest(core: usize, port: u16) -> Command {
     let mut command = Command::new("taskset");
     command.args(["-c", &core.to_string(), "ucx_perftest", "-p", &port.to_string()]);
@@ -46,12 +47,12 @@ fn perftest(core: usize, port: u16) -> Command {
     command
 }
 
-/// A child that does not outlive the value.
+/// A child process that is killed when this value is dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // One that has ended already needs neither.
+        // Both calls have nothing to do if the child has ended.
         let _ended = (self.0.kill(), self.0.wait());
     }
 }
@@ -69,7 +70,7 @@ impl Contender for Ucx {
         let (here, there) = self.cores;
         let port = 13_000 + u16::try_from(std::process::id() % 1000).unwrap_or(0);
         let _server = Killed(perftest(there, port).stdout(Stdio::null()).spawn()?);
-        // The client does not wait for the server to listen.
+        // The client does not wait for the server to listen, so this pause lets it start.
         std::thread::sleep(Duration::from_millis(200));
         let (size, count) = (self.size.to_string(), RUN.to_string());
         let test = if self.test == Test::Latency { "ucp_am_lat" } else { "ucp_am_bw" };
@@ -81,7 +82,7 @@ impl Contender for Ucx {
     }
 }
 
-/// The overall message rate: the last number of the line that begins with `Final:`.
+/// Parses the overall message rate: the last number of the line that begins with `Final:`.
 fn rate(text: &str) -> Option<f64> {
     text.lines().find(|line| line.starts_with("Final:"))?.split_whitespace().last()?.parse().ok()
 }

@@ -1,8 +1,8 @@
-//! `cargo xtask bindings`: makes `rdma-sys/src/bindings.rs` and the lists for its tests from
+//! `cargo xtask bindings`: generates `rdma-sys/src/bindings.rs` and the lists for its tests from
 //! rdma-core's headers, or checks them.
 //!
-//! bindgen takes long to build and needs libclang, so it is behind feature `bindings`: without the
-//! feature, this command runs itself again with the feature.
+//! bindgen takes long to build and needs libclang, so it is behind the feature `bindings`. Without
+//! the feature, this command runs itself again with the feature.
 
 #[cfg(feature = "bindings")]
 mod headers;

@@ -1,5 +1,5 @@
-//! Rules of dependencies: each one is used, none needs a newer compiler than ours, and none builds
-//! C.
+//! Rules for dependencies: each one is used, none needs a newer compiler than the workspace's
+//! minimum, and none builds C.
 
 use std::{path::Path, process::Command};
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::system::{cargo, output, read};
 
-/// Packages that run a C compiler, cmake or libclang when a dependent is built.
+/// Packages that run a C compiler, cmake or libclang when a dependent package is built.
 const C_BUILDERS: [&str; 6] = ["autotools", "bindgen", "cc", "clang-sys", "cmake", "pkg-config"];
 /// The targets of the committed bindings.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
-/// The faults of the workspace in `root`.
+/// Lists the faults of the workspace in `root`.
 pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
     let manifest = read(&root.join("Cargo.toml"))?;
     let default = packages(root, &[])?;
@@ -31,7 +31,7 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(faults)
 }
 
-/// Entries of `[workspace.dependencies]` that no member names.
+/// Entries of `[workspace.dependencies]` that no member uses.
 fn unused_in_workspace(manifest: &str, members: &[&Value]) -> Vec<String> {
     let table = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
     let entries = table.take_while(|line| !line.starts_with('[')).filter_map(|line| line.split_once(" = "));
@@ -40,7 +40,7 @@ fn unused_in_workspace(manifest: &str, members: &[&Value]) -> Vec<String> {
     unused.map(|entry| format!("Cargo.toml: no crate uses the workspace's dependency {entry}")).collect()
 }
 
-/// Dependencies of a member that none of its sources names.
+/// Dependencies of a member that none of its sources mentions.
 fn unused_in_member(member: &Value) -> impl Iterator<Item = String> {
     let manifest = text(member, "manifest_path");
     let names = |dependency: &&str| {
@@ -53,13 +53,13 @@ fn unused_in_member(member: &Value) -> impl Iterator<Item = String> {
     unused.map(move |dependency| format!("{manifest}: no source names the dependency {dependency}"))
 }
 
-/// The fault of a package that needs a newer compiler than `minimum`.
+/// The fault of a package that needs a newer compiler than `minimum`, if it does.
 fn too_new(package: &Value, minimum: (u32, u32)) -> Option<String> {
     let needed = version(package).filter(|needed| *needed > minimum)?;
     Some(format!("{} needs Rust {}.{}, newer than ours, 1.{}", name(package), needed.0, needed.1, minimum.1))
 }
 
-/// The packages of `cargo metadata` that are built for our targets.
+/// The packages in `cargo metadata` that are built for [`TARGETS`].
 fn packages(root: &Path, options: &[&str]) -> Result<Vec<Value>, String> {
     let mut cargo = cargo(root);
     cargo.args(["metadata", "--format-version", "1", "--locked"]).args(options);
@@ -83,7 +83,7 @@ fn text<'a>(package: &'a Value, key: &str) -> &'a str {
     package[key].as_str().unwrap_or_default()
 }
 
-/// The `rust-version` of a package that has one.
+/// The `rust-version` of a package, if it has one.
 fn version(package: &Value) -> Option<(u32, u32)> {
     let mut numbers = package["rust_version"].as_str()?.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

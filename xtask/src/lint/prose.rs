@@ -1,15 +1,15 @@
-//! Rules of prose: the length of lines in comments and documents, and SAFETY comments that argue
-//! nothing.
+//! Rules for prose: the length of lines in comments and documents, and SAFETY comments without an
+//! argument.
 
 use std::{fs, path::Path, process::Command};
 
 use crate::system::output;
 
-/// The last column of a comment or of a line of a document.
+/// The last permitted column of a comment or of a line in a document.
 const COLUMNS: usize = 100;
 
-/// Texts that are no SAFETY argument: a reference to another argument, or a requirement
-/// without the reason why it is met.
+/// Texts that are no SAFETY argument: a reference to another argument, or a requirement without the
+/// reason why it is met.
 const EMPTY_ARGUMENTS: [&str; 12] = [
     "as above",
     "as before",
@@ -25,14 +25,14 @@ const EMPTY_ARGUMENTS: [&str; 12] = [
     "valid",
 ];
 
-/// The faults of every file that git does not ignore.
+/// Lists the faults of all files that git does not ignore.
 pub(super) fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut git = Command::new("git");
     git.current_dir(root).args(["ls-files", "--cached", "--others", "--exclude-standard"]);
     let files = output(&mut git)?;
     let mut faults = Vec::new();
     for file in files.lines().filter(|file| !is_generated(file)) {
-        // A file that git still lists may be gone, and a file without text has no prose.
+        // Skips files that git still lists after they were deleted, and files that are not text.
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
         faults.extend(faults_of(file, &text).map(|(line, fault)| format!("{file}:{line}: {fault}")));
     }
@@ -43,16 +43,16 @@ fn is_generated(file: &str) -> bool {
     file.ends_with(".stderr") || ["bindings.rs", "functions.rs", "layout.rs"].iter().any(|name| file.ends_with(name))
 }
 
-/// Line numbers and faults of one file.
+/// The faults of one file, with their line numbers.
 fn faults_of<'a>(file: &str, text: &'a str) -> impl Iterator<Item = (usize, String)> + 'a {
     let (is_rust, is_document) = (file.ends_with(".rs"), file.ends_with(".md"));
-    // A table's row cannot be broken.
+    // A row of a table cannot be broken into lines.
     let is_prose = move |line: &str| {
         let text = line.trim_start_matches(['/', '!', '#', ' ']);
         !text.starts_with('|') && (is_document || line.starts_with(if is_rust { "//" } else { "#" }))
     };
     let lines = text.lines().enumerate();
-    // A block of code or output in a document is as wide as it is.
+    // A block of code or output in a document may be wider.
     let mut in_block = false;
     let long = lines.clone().filter(move |(_, line)| {
         let is_prose = is_prose(line.trim_start());
@@ -65,7 +65,7 @@ fn faults_of<'a>(file: &str, text: &'a str) -> impl Iterator<Item = (usize, Stri
     long.chain(empty.map(|(index, _)| (index + 1, "a SAFETY comment without an argument".to_owned())))
 }
 
-/// Whether a SAFETY comment begins here that consists of nothing but an empty argument.
+/// Whether a SAFETY comment that consists of nothing but an empty argument begins here.
 fn argues_nothing<'a>(mut lines: impl Iterator<Item = &'a str>) -> bool {
     let comment = |line: &'a str| line.trim_start().strip_prefix("//");
     let Some(first) = lines.next().and_then(comment).and_then(|text| text.trim().strip_prefix("SAFETY:")) else {

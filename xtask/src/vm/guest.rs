@@ -1,4 +1,4 @@
-//! Boots the guest, runs one command there, and waits until the guest has switched itself off.
+//! Boots the guest, runs one command there, and waits until the guest has shut down.
 
 use std::{
     fs,
@@ -12,29 +12,30 @@ use super::kernel::Image;
 use crate::system;
 
 /// The emulated processor: all of QEMU's features but the slow ones. With ERMS and FSRM the kernel
-/// copies and clears byte by byte, one step of the emulation each; without, by eight bytes. LA57
-/// adds a level to each walk of the page tables; SMAP and SMEP add instructions around each of the
+/// copies and clears memory byte by byte, one emulation step each; without them, by eight bytes.
+/// LA57 adds a level to each page table walk; SMAP and SMEP add instructions around each of the
 /// kernel's copies.
 const EMULATED: &str = "max,la57=off,erms=off,fsrm=off,smap=off,smep=off";
-/// The kernel finds that the time stamps of emulated processors differ, and would read the HPET, a
-/// device, for each look at the clock, one processor at a time. All of the stamps are the host's.
+/// Makes the kernel trust the time stamp counter, which comes from the host on every emulated
+/// processor. The kernel would otherwise find that the counters differ and read the HPET, a device,
+/// for each clock access, one processor at a time.
 const EMULATED_CLOCK: &str = "tsc=reliable";
 
 /// A guest and its settings.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) image: Image,
-    /// `/out` in the guest.
+    /// The folder that is `/out` in the guest.
     pub(crate) out: PathBuf,
     pub(crate) accelerator: Accelerator,
     pub(crate) processors: u8,
-    /// Guests that run at the same time, this one included.
+    /// Number of guests that run at the same time, including this one.
     pub(crate) guests: usize,
     pub(crate) memory: u32,
     pub(crate) limit: Duration,
 }
 
-/// The guest's processor.
+/// The implementation of the guest's processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Accelerator {
     /// KVM where a guest starts with it, else TCG.
@@ -46,7 +47,8 @@ pub(crate) enum Accelerator {
 }
 
 impl Guest {
-    /// Runs the command, with its output on ours. Fails if the guest does not reach its end.
+    /// Runs the command with its output on standard output. Fails if the guest does not reach its
+    /// end.
     pub(crate) fn run(&self, command: &str) -> Result<(), String> {
         system::make(&self.out)?;
         system::write(self.out.join("command"), command)?;
@@ -77,7 +79,7 @@ impl Guest {
         text(&self.console_path())
     }
 
-    /// All messages of the kernel; the console's, if the guest did not reach its end.
+    /// All messages of the kernel, or the console's if the guest did not reach its end.
     pub(crate) fn messages(&self) -> String {
         let all = text(&self.out.join("dmesg"));
         if all.is_empty() { self.console() } else { all }
@@ -90,7 +92,7 @@ impl Guest {
     fn start(&self, accelerator: Accelerator, stdout: Stdio) -> Result<Child, String> {
         drop(fs::remove_file(self.console_path()));
         let share = |path: &Path, tag: &str, mode: &str| {
-            // A comma ends an option, unless it is doubled.
+            // A comma ends a QEMU option unless it is doubled.
             let path = path.display().to_string().replace(',', ",,");
             ["-virtfs".into(), format!("local,path={path},mount_tag={tag},security_model=none,{mode}multidevs=remap")]
         };
@@ -98,9 +100,9 @@ impl Guest {
             Accelerator::Kvm => ("kvm", "host", ""),
             Accelerator::Tcg | Accelerator::Auto => (self.emulator(), EMULATED, EMULATED_CLOCK),
         };
-        // Warnings do not go to the slow console: `init` copies them from the kernel's buffer,
-        // which has room for a run's. An emulated processor that waits for a real one is no fault:
-        // no watchdog, and no panic over a timer that seems to stand still.
+        // Warnings do not go to the slow console: `init` copies them from the kernel's log buffer,
+        // which has room for a whole run. An emulated processor may have to wait for a real one,
+        // which is no fault. The watchdog and the check for a stopped timer are therefore disabled.
         let settings =
             "console=ttyS0 quiet log_buf_len=4M nowatchdog no_timer_check panic=-1 mitigations=off random.trust_cpu=on";
         let machine = format!("-accel {accelerator} -cpu {processor} -smp {} -m {}", self.processors, self.memory);
@@ -118,17 +120,17 @@ impl Guest {
             .map_err(|error| format!("cannot run qemu-system-x86_64: {error}"))
     }
 
-    /// Guests with more processors than the machine emulate theirs by turns in one thread, which
-    /// ends a turn when its processor waits or spins. With a thread for each, a processor that
-    /// spins for a lock keeps the lock's holder from running: two guests on two processors then
-    /// take twice the time.
+    /// The emulation mode for this number of processors. Guests with more processors than the
+    /// machine emulate theirs by turns in one thread, which ends a turn when its processor waits or
+    /// spins. With one thread per processor, a processor that spins for a lock would keep the
+    /// lock's holder from running: two guests on two processors would take twice the time.
     fn emulator(&self) -> &'static str {
         let real = thread::available_parallelism().map_or(1, usize::from);
         if self.guests * usize::from(self.processors) > real { "tcg,thread=single" } else { "tcg,thread=multi" }
     }
 
-    /// Decides between KVM and TCG, by a trial the first time: on some machines KVM starts a guest
-    /// that never gets through its first second.
+    /// Decides between KVM and TCG, with a trial the first time: on some machines a guest that KVM
+    /// starts hangs within its first second.
     pub(crate) fn choose(&mut self, cache: &Path) -> Result<(), String> {
         if self.accelerator != Accelerator::Auto {
             return Ok(());
@@ -168,17 +170,17 @@ fn text(path: &Path) -> String {
 }
 
 fn stop(qemu: &mut Child) {
-    // Both fail only if the process is gone already.
+    // Both calls fail only if the process is gone already.
     drop(qemu.kill());
     drop(qemu.wait());
 }
 
-/// Whether the guest's first process has reported this step.
+/// Whether the guest's init process has reported this step.
 fn reached(console: &str, step: &str) -> bool {
     console.lines().any(|line| line.trim_end().strip_suffix(step).is_some_and(|rest| rest.contains("@@ ")))
 }
 
-/// The console's last lines.
+/// The last lines of the console.
 fn tail(console: &str) -> String {
     let lines: Vec<_> = console.lines().collect();
     lines[lines.len().saturating_sub(25)..].join("\n")

@@ -1,5 +1,5 @@
-//! A kernel and the user space of the RDMA stack, from Debian's packages, unpacked (never
-//! installed) under `target/vm`.
+//! A kernel and the user space of the RDMA stack from Debian's packages, unpacked (never installed)
+//! under `target/vm`.
 
 use std::{
     fs,
@@ -13,14 +13,14 @@ use crate::{
     system,
 };
 
-/// Packages over the host's files in the guest. Built against an old C library, so they run with
-/// every newer one.
+/// Packages whose files overlay the host's in the guest. They were built against an old C library,
+/// so they run with every newer one.
 const USER_SPACE: &str = "busybox-static ibverbs-providers ibverbs-utils iproute2 libbpf1 libbsd0 libcap2 libelf1 \
     libibumad3 libibverbs1 libmd0 libmnl0 libnl-3-200 libnl-route-3-200 libpci3 librdmacm1 libxtables12 perftest \
     rdmacm-utils";
 const USER_SPACE_SUITE: &str = "bookworm";
 
-/// A series of kernels that Debian has.
+/// A kernel series that Debian has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kernel {
     /// Debian 12's.
@@ -35,7 +35,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Whether siw can be built for the kernel here.
+    /// Whether siw can be built for this kernel here.
     pub(crate) fn has_siw(self) -> bool {
         self != Self::V7_2
     }
@@ -54,11 +54,11 @@ impl Kernel {
 pub(crate) struct Image {
     pub(crate) kernel: PathBuf,
     pub(crate) initrd: PathBuf,
-    /// The files over the host's in the guest.
+    /// The folder of files that overlay the host's in the guest.
     pub(crate) packages: PathBuf,
 }
 
-/// Downloads and builds the parts of an image that do not exist yet.
+/// Downloads and builds the missing parts of an image.
 pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image, String> {
     if with_siw && !kernel.has_siw() {
         let why =
@@ -72,7 +72,8 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
         let apt = Apt::new(&all.join("apt-user-space"), &[USER_SPACE_SUITE])?;
         let debs = all.join("apt-user-space/debs");
         apt.download(&USER_SPACE.split_whitespace().collect::<Vec<_>>(), &debs)?;
-        // The host's folders of these names are links; a folder would hide their contents.
+        // In the host, folders of these names are links; real folders would hide the links'
+        // targets.
         for name in ["lib", "bin", "sbin"] {
             let link = packages.join(name);
             std::os::unix::fs::symlink(format!("usr/{name}"), &link).map_err(system::at(&link))?;
@@ -100,7 +101,7 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
         once(&siw, "", || {
             let apt = Apt::new(&own.join("apt"), &[kernel.suite()])?;
             if system::read(&own.join("package"))? != kernel_package(&apt, kernel)? {
-                // The suite has another kernel by now, and headers for that one only.
+                // The suite has a newer kernel by now, and headers for that one only.
                 drop(fs::remove_file(unpacked.with_extension("complete")));
                 once(&unpacked, "", fetch)?;
             }
@@ -123,8 +124,8 @@ pub(crate) fn image(root: &Path, kernel: Kernel, with_siw: bool) -> Result<Image
     Ok(Image { kernel: vmlinux, initrd, packages })
 }
 
-/// Fills a folder, and marks it as complete, with its contents' name. A folder of an interrupted
-/// run, or with other contents, is filled again.
+/// Fills a folder and marks it as complete, together with the name of its contents. Fills a folder
+/// again if a run was interrupted or the contents' name differs.
 fn once(folder: &Path, contents: &str, fill: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let mark = folder.with_extension("complete");
     if fs::read_to_string(&mark).is_ok_and(|complete| complete == contents) {
@@ -136,26 +137,26 @@ fn once(folder: &Path, contents: &str, fill: impl FnOnce() -> Result<(), String>
     system::write(mark, contents).map(drop)
 }
 
-/// The package of the suite's newest kernel of the series.
+/// The package of the newest kernel of the series in the suite.
 fn kernel_package(apt: &Apt, kernel: Kernel) -> Result<String, String> {
     let prefix = format!("linux-image-{}.", name_of(kernel));
     let depends = apt.cache(&["depends", "linux-image-amd64"])?;
     if let Some(package) = dependencies(&depends).find(|package| package.starts_with(&prefix)) {
         return Ok(package.to_owned());
     }
-    // The suite may have gone on to a newer series and still have this one.
+    // The suite's default kernel may belong to a newer series while this series is still there.
     let names = apt.cache(&["pkgnames", &prefix])?;
     let plain = |name: &&str| name.ends_with("-amd64") && !["-cloud-", "-rt-"].iter().any(|kind| name.contains(kind));
     let newest = names.lines().filter(plain).max_by_key(|name| numbers(name)).map(str::to_owned);
     newest.ok_or_else(|| format!("{} has no kernel {} any more", kernel.suite(), name_of(kernel)))
 }
 
-/// The numbers in a name, to compare versions by.
+/// The numbers in a name, for the comparison of versions.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|symbol: char| !symbol.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-/// The package, and the parts into which newer kernels are divided.
+/// The package itself and the packages into which newer kernels are split.
 fn with_parts(apt: &Apt, image: &str) -> Result<Vec<String>, String> {
     let depends = apt.cache(&["depends", image])?;
     let is_part = |package: &&str| package.starts_with("linux-binary-") || package.starts_with("linux-modules-");
@@ -189,14 +190,14 @@ fn build_siw(root: &Path, apt: &Apt, own: &Path, image: &str, kernel: Kernel, si
     system::remove(&debs)
 }
 
-/// The version in the name of the build scripts' package.
+/// The version of the package with the kernel's build scripts, which is part of its name.
 fn kbuild(apt: &Apt, version: &str) -> Result<String, String> {
     let depends = apt.cache(&["depends", &format!("linux-headers-{version}")])?;
     let found = dependencies(&depends).find_map(|package| package.strip_prefix("linux-kbuild-"));
     found.map(str::to_owned).ok_or_else(|| format!("linux-headers-{version} depends on no linux-kbuild"))
 }
 
-/// Whether `source` changed after `made` was made, or `made` does not exist.
+/// Whether `source` was changed after `made` was created, or `made` does not exist.
 fn is_newer(source: &Path, made: &Path) -> bool {
     let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified());
     match (time(source), time(made)) {

@@ -1,8 +1,8 @@
-//! `cargo xtask vm`: the device tests and the programs on a kernel's own RDMA devices, in a virtual
-//! machine.
+//! `cargo xtask vm`: runs the device tests and the programs on a kernel's own RDMA devices, in a
+//! virtual machine.
 //!
-//! The guest is a Debian kernel with the host's files, read-only, and Debian's RDMA user space over
-//! them, so the binaries that cargo has just built run there from where they lie.
+//! The guest is a Debian kernel with the host's files, read-only, overlaid by Debian's RDMA user
+//! space. The binaries that cargo has just built therefore run there from their usual paths.
 
 mod guest;
 mod kernel;
@@ -76,12 +76,12 @@ enum Device {
     All,
 }
 
-/// The name of an option's value.
+/// The command line name of an option's value.
 fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// One device on one kernel; the software device runs on this machine's.
+/// One device on one kernel; the software device runs on this machine's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     device: Device,
@@ -112,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         }
         return session.shell(run, command);
     }
-    // The downloads for the guests need no processor, and the build no network.
+    // The downloads need no processor, and the build needs no network, so they run in parallel.
     let built = &thread::scope(|scope| {
         scope.spawn(|| runs.iter().for_each(|&run| session.fetch(run)));
         Built::new(&root, !options.no_programs, !options.no_build)
@@ -136,10 +136,10 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     table.verdict()
 }
 
-/// The runs of a command: the software device once, each driver on each kernel.
+/// The runs of a command: the software device once, and each driver on each kernel.
 fn runs(devices: &[Device], kernels: &[Kernel]) -> Vec<Run> {
     let is_asked = |device| devices.contains(&device) || devices.contains(&Device::All);
-    // A kernel without a driver is left out where all devices are asked for.
+    // With `all`, a kernel is skipped for a driver that it lacks.
     let exists = |run: &Run| run.kernel.is_none_or(|kernel| run.device != Device::Siw || kernel.has_siw());
     let mut kernels = kernels.to_vec();
     kernels.dedup();
@@ -151,7 +151,7 @@ fn runs(devices: &[Device], kernels: &[Kernel]) -> Vec<Run> {
     asked.filter(|run| exists(run) || devices.contains(&run.device)).collect()
 }
 
-/// A command at work.
+/// A command in progress.
 #[derive(Clone, Copy, Debug)]
 struct Session<'a> {
     options: &'a Options,
@@ -162,15 +162,16 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Downloads a guest's parts before several guests need them at the same time. The run reports
-    /// errors.
+    /// Downloads a guest's parts before several guests need them at the same time. Errors are
+    /// ignored here: the run reports them.
     fn fetch(self, run: Run) {
         if let Some(kernel) = run.kernel {
             drop(self.guest(run, kernel, &self.cache.join("run-trial")));
         }
     }
 
-    /// Runs everything on one device. An error that prevents the run is a failure in the report.
+    /// Runs the whole plan on one device. An error that prevents the run is a failure in the
+    /// report.
     fn report(self, built: &Built, run: Run) -> Report {
         let begin = Instant::now();
         let mut report = Report::default();
@@ -226,7 +227,7 @@ impl Session<'_> {
         }
     }
 
-    /// An empty folder for a run's output, with the guest's script in it.
+    /// Creates an empty folder for a run's output, with the guest's script in it.
     fn out(self, run: Run) -> Result<PathBuf, String> {
         let out = self.cache.join(format!("run-{}-{}", run.kernel_name(), run.device_name()));
         system::remove(&out)?;
@@ -250,7 +251,7 @@ impl Session<'_> {
         Ok(guest)
     }
 
-    /// The folder of the workspace's programs, first in `PATH`.
+    /// The folder of the workspace's programs, which comes first in `PATH`.
     fn programs(self) -> String {
         plan::programs(self.root).display().to_string()
     }
@@ -265,7 +266,7 @@ impl Session<'_> {
         )
     }
 
-    /// The same plan on the software device, without a guest.
+    /// Runs the same plan on the software device, without a guest.
     fn on_this_machine(self, out: &Path) -> Result<(), String> {
         let mut bash = Command::new("bash");
         bash.args(["-c", "PATH=$PROGRAMS:$PATH; . \"$OUT\"/guest.sh; run"]).current_dir(self.root).env("OUT", out);
@@ -294,7 +295,7 @@ mod tests {
         let both = [Kernel::V6_1, Kernel::V7_2];
         assert_eq!(named(&[All], &both), pairs([("soft", "host"), ("rxe", "6.1"), ("siw", "6.1"), ("rxe", "7.2")]));
         assert_eq!(named(&[Rxe, Rxe], &[Kernel::V6_1; 2]), pairs([("rxe", "6.1")]));
-        // A device that was asked for by name is not left out in silence.
+        // A device that was given by name is never skipped silently.
         assert_eq!(named(&[Siw], &both[1..]), pairs([("siw", "7.2")]));
     }
 

@@ -1,5 +1,5 @@
-//! The plan of a run: the device tests, one process each so that a test that hangs or dies is known
-//! by name; the programs; scripts of cases.
+//! The plan of a run: the device tests, each in a process of its own so that a test that hangs or
+//! dies is reported by name; the programs; and scripts of cases.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,17 +10,18 @@ use serde_json::Value;
 
 use crate::system::{self, cargo, list, output, read};
 
-/// Seconds that one test or program may take in an emulated machine.
+/// Time limit of one test or program in an emulated machine, in seconds.
 const LIMIT: u32 = 120;
-/// Test binaries that need a compiler and no device.
+/// Test binaries that need a compiler but no device.
 const NOT_FOR_A_DEVICE: [&str; 1] = ["compile_fail"];
 /// Packages that are optimized for the guest, where an emulated processor computes checksums and
-/// contents of messages. The other packages are those of `cargo test`: `--release` takes longer
-/// than it saves.
+/// message contents. The other packages are shared with `cargo test`: a `--release` build takes
+/// longer than it saves.
 const OPTIMIZED: [&str; 6] = ["rdma", "rdma-sys", "rdma-mem", "rdma-soft", "rdma-tests", "rdma-examples"];
-/// The beginning of a script of cases, after its interpreter's line.
+/// The start of the second line of a script of cases.
 const CASES: &str = "# cases:";
-/// Planned last: the faults disturb the device's links, and the leftovers are those of all tests.
+/// Prefixes of the items that run last: the fault tests disturb the device's links, and the
+/// leftovers are those of all tests.
 const LAST: [&str; 2] = ["faults::", "leftovers::"];
 
 /// One test, program or case.
@@ -28,7 +29,7 @@ const LAST: [&str; 2] = ["faults::", "leftovers::"];
 pub(crate) struct Item {
     /// `binary::test`, `program::name` or `script::case`.
     pub(crate) name: String,
-    /// A line for the guest's shell.
+    /// The line that the guest's shell runs.
     pub(crate) command: String,
 }
 
@@ -37,7 +38,7 @@ pub(crate) fn programs(root: &Path) -> PathBuf {
     root.join("target/vm/programs")
 }
 
-/// The tests and the programs that cargo has built.
+/// The tests and programs that cargo has built.
 #[derive(Debug)]
 pub(crate) struct Built {
     root: PathBuf,
@@ -59,12 +60,12 @@ impl Built {
         for (binary, path) in entries(&read(&binaries)?) {
             tests.extend(list_tests(root, binary, path)?);
         }
-        // cargo reports binaries in the order in which it finishes them.
+        // cargo reports binaries in the order in which their builds finish.
         tests.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(Self { root: root.to_owned(), tests, with_programs })
     }
 
-    /// The plan for a device.
+    /// The plan of a device.
     pub(crate) fn items(&self, device: &str) -> Result<Vec<Item>, String> {
         let mut items = self.tests.clone();
         if self.with_programs {
@@ -87,8 +88,8 @@ struct Binary {
     path: String,
 }
 
-/// Builds the device tests and the programs. The whole workspace, because the features of shared
-/// dependencies are then those of `cargo test`, which need not be built again.
+/// Builds the device tests and the programs. Builds the whole workspace, because shared
+/// dependencies then have the same features as in `cargo test` and need not be built again.
 fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, String> {
     let mut command = cargo(root);
     command.args(["build", "--workspace", "--message-format=json-render-diagnostics"]);
@@ -105,7 +106,7 @@ fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, Strin
     if !output.status.success() {
         return Err("the device tests and the programs do not build".into());
     }
-    // Other packages have tests of the same names.
+    // Other packages have tests with the same names.
     let ours =
         [("test", "tests"), ("bin", "examples")].map(|(kind, folder)| (kind, root.join(folder).join("Cargo.toml")));
     let binary = |line: &str| {
@@ -119,8 +120,8 @@ fn build_binaries(root: &Path, with_programs: bool) -> Result<Vec<Binary>, Strin
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(binary).collect())
 }
 
-/// Copies the binaries of a kind into a folder, without debug information, which an emulated
-/// machine is slow to map. Returns lines of a name and a path.
+/// Copies the binaries of a kind into a folder without their debug information, which an emulated
+/// machine is slow to map. Returns lines with a name and a path each.
 fn strip(binaries: &[Binary], kind: &str, folder: &Path) -> Result<String, String> {
     system::make(folder)?;
     let mut lines = String::new();
@@ -143,13 +144,13 @@ fn list_tests(root: &Path, binary: &str, path: &str) -> Result<Vec<Item>, String
     Ok(names(&all).filter(|test| !names(&ignored).any(|ignored| ignored == *test)).map(item).collect())
 }
 
-/// The tests in the harness' list.
+/// The names of the tests in the harness's list.
 fn names(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter_map(|line| line.strip_suffix(": test"))
 }
 
-/// The lines of `programs.txt` for a device: `NAME COMMAND` is for each device, `rxe,siw: NAME
-/// COMMAND` for those.
+/// The items of `programs.txt` for a device. `NAME COMMAND` applies to every device, `rxe,siw: NAME
+/// COMMAND` to the named ones.
 fn program_lines(text: &str, device: &str) -> Vec<Item> {
     let line = |(first, rest): (&str, &str)| {
         let (name, command) = match first.strip_suffix(':') {
@@ -162,8 +163,8 @@ fn program_lines(text: &str, device: &str) -> Vec<Item> {
     entries(text).filter_map(line).collect()
 }
 
-/// The cases of the scripts in a folder: `bash SCRIPT list DEVICE` names them, `bash SCRIPT run
-/// CASE` runs one.
+/// The cases of the scripts in a folder: `bash SCRIPT list DEVICE` prints their names, and `bash
+/// SCRIPT run CASE` runs one.
 fn script_cases(folder: &Path, device: &str) -> Result<Vec<Item>, String> {
     let mut items = Vec::new();
     for path in list(folder, "sh")? {
@@ -182,17 +183,17 @@ fn script_cases(folder: &Path, device: &str) -> Result<Vec<Item>, String> {
     Ok(items)
 }
 
-/// Known faults: tests that are not run, and complaints of the kernel that have other causes. One
-/// name and one reason a line.
+/// Known faults: tests that are not run, and kernel messages with other causes. Each line of a file
+/// has one name and one reason.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// File, name, reason.
+    /// File name, item name and reason of each entry.
     entries: Vec<(String, String, String)>,
 }
 
 impl Known {
-    /// Reads `exclude-DEVICE.txt`, the tests that the device is not made for, and
-    /// `exclude-KERNEL-DEVICE.txt`, that kernel's faults.
+    /// Reads `exclude-DEVICE.txt`, the tests that do not apply to the device, and
+    /// `exclude-KERNEL-DEVICE.txt`, the faults of that kernel.
     pub(crate) fn read(folder: &Path, device: &str, kernel: &str) -> Result<Self, String> {
         let mut known = Self::default();
         for file in [format!("exclude-{device}.txt"), format!("exclude-{kernel}-{device}.txt")] {
@@ -214,7 +215,7 @@ impl Known {
         Ok(())
     }
 
-    /// Removes the listed items, and returns each with the reason.
+    /// Removes the listed items from the plan; returns each removed item with the reason.
     pub(crate) fn exclude(&self, items: &mut Vec<Item>) -> Result<Vec<(String, String)>, String> {
         let mut excluded = Vec::new();
         let with_programs = items.iter().any(|item| item.name.starts_with("program::"));
@@ -229,32 +230,32 @@ impl Known {
         Ok(excluded)
     }
 
-    /// The reason for a known complaint of the kernel: `kernel::TEXT` is listed, and the complaint
-    /// has the text.
+    /// The reason for a known message of the kernel: an entry `kernel::TEXT` whose text the message
+    /// contains.
     pub(crate) fn complaint(&self, line: &str) -> Option<&str> {
         let texts = self.entries.iter().filter_map(|(_, name, reason)| Some((name.strip_prefix("kernel::")?, reason)));
         texts.filter(|(text, _)| line.contains(text)).map(|(_, reason)| reason.as_str()).next()
     }
 }
 
-/// The plan in the form that `guest.sh` reads.
+/// Formats the plan for `guest.sh`.
 pub(crate) fn lines(items: &[Item]) -> String {
     items.iter().map(|item| format!("{LIMIT}\t{}\t{}\n", item.name, item.command)).collect()
 }
 
-/// Lines of a name and the rest; `#` begins a comment.
+/// Parses lines of a name and a rest; skips comment lines that start with `#`.
 fn entries(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(entry)
 }
 
-/// A name and the rest.
+/// Splits a line into a name and the rest.
 fn entry(line: &str) -> (&str, &str) {
     let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     (name, rest.trim())
 }
 
-/// Whether the name is the pattern, or begins with the pattern up to its final `*`.
+/// Whether the name equals the pattern, or starts with the part of the pattern before a final `*`.
 fn matches(pattern: &str, name: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == name, |prefix| name.starts_with(prefix))
 }

@@ -1,30 +1,30 @@
-//! The results of a run, and the table at the end.
+//! The results of a run, and the final table.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path};
 
 use super::plan::Known;
 
-/// Words in the kernel's messages about its faults.
+/// Words by which the kernel reports its own faults.
 const COMPLAINTS: [&str; 5] = ["BUG: ", "Oops", "WARNING: ", "general protection fault", "Kernel panic"];
 
 /// The outcome of a run on one device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     passed: usize,
-    /// Names and reasons.
+    /// Name and reason of each skipped item.
     skipped: Vec<(String, String)>,
     pub(crate) failed: Vec<String>,
-    /// Known faults, which were not run: names and reasons.
+    /// Name and reason of each known fault, which was not run.
     pub(crate) excluded: Vec<(String, String)>,
-    /// Planned, and not run.
+    /// Number of items that were planned but not run.
     missing: usize,
     pub(crate) seconds: u64,
-    /// The seconds in which the guest ran.
+    /// Seconds during which the guest ran.
     pub(crate) guest_seconds: u64,
 }
 
 impl Report {
-    /// Reads `out/results`: lines of a word, a status, seconds and a name.
+    /// Reads `out/results`, whose lines have a word, a status, seconds and a name.
     pub(crate) fn read(&mut self, out: &Path, planned: usize) {
         let text = fs::read_to_string(out.join("results")).unwrap_or_default();
         self.parse(&text, planned, |index| {
@@ -49,7 +49,7 @@ impl Report {
         self.missing = planned.saturating_sub(seen);
     }
 
-    /// A complaint of the kernel is a failure, unless it is known.
+    /// Counts a fault message of the kernel as a failure, unless it is known.
     pub(crate) fn complaints(&mut self, console: &str, known: &Known) {
         for line in complaints(console) {
             match known.complaint(line) {
@@ -75,7 +75,7 @@ impl Report {
     }
 }
 
-/// The reason in a log: the text after `SKIP` and the test's own name.
+/// The reason of a skip in a log: the text after `SKIP` and the test's own name.
 fn reason(log: &str) -> String {
     let text = log.lines().find_map(|line| line.split_once("SKIP ")).map_or("?", |(_, text)| text);
     let is_name = |name: &str| !name.is_empty() && !name.contains(char::is_whitespace);
@@ -85,12 +85,12 @@ fn reason(log: &str) -> String {
     }
 }
 
-/// The kernel's messages about its faults.
+/// The lines in which the kernel reports a fault.
 pub(crate) fn complaints(console: &str) -> impl Iterator<Item = &str> {
     console.lines().map(str::trim).filter(|line| COMPLAINTS.iter().any(|word| line.contains(word)))
 }
 
-/// One row for each device and kernel.
+/// The table of results, one row for each device and kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Table(Vec<(String, String, Report)>);
 
@@ -99,7 +99,7 @@ impl Table {
         self.0.push((device, kernel, report));
     }
 
-    /// An error if something failed, was not run, or if on some device nothing was tested.
+    /// Fails if an item failed or was not run, or if nothing was tested on some device.
     pub(crate) fn verdict(&self) -> Result<(), String> {
         let verdict = |(device, kernel, report): &(String, String, Report)| {
             report.verdict().err().map(|error| format!("{device} {kernel}: {error}"))
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_absent_is_a_failure() {
-        // The guest's script ends before the first test.
+        // The guest's script ended before the first test.
         assert_eq!(parsed("", 12, |_| String::new()).verdict(), Err("0 failed, 12 were not run".into()));
     }
 

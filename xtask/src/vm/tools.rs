@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-/// Needed for every run.
+/// Programs needed for every run.
 const ALWAYS: [(&str, &str); 2] = [("bash", "bash"), ("strip", "binutils")];
-/// Needed to build and to boot a guest.
+/// Programs needed to fetch, build and boot a guest.
 const TOOLS: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("apt-get", "apt"),
@@ -14,10 +14,10 @@ const TOOLS: [(&str, &str); 7] = [
     ("gzip", "gzip"),
     ("grep", "grep"),
 ];
-/// Needed to build the module siw.
+/// Programs needed to build the siw module.
 const COMPILER: [(&str, &str); 2] = [("make", "make"), ("gcc-12", "gcc-12")];
 
-/// An error that names every missing program and its package.
+/// Fails with a list of every missing program and its package.
 pub(crate) fn check(with_guest: bool, with_compiler: bool) -> Result<(), String> {
     let tools = if with_guest { &TOOLS[..] } else { &[] };
     let compiler = if with_compiler { &COMPILER[..] } else { &[] };

@@ -8,8 +8,8 @@ const PACKAGES: [&str; 2] = ["libibverbs-dev", "librdmacm-dev"];
 /// Suites that may have a newer version than this machine's.
 const SUITES: [&str; 3] = ["sid", "experimental", "stable-backports"];
 
-/// Fetches the -dev packages of that version, or of the newest one. Returns the headers' folder and
-/// version.
+/// Fetches the -dev packages of that version, or of the newest one. Returns the folder of the
+/// headers and their version.
 pub(crate) fn fetch(root: &Path, version: Option<&str>) -> Result<(PathBuf, String), String> {
     let folder = root.join("target/xtask/bindings");
     let apt = Apt::new(&folder, &SUITES)?;
@@ -24,7 +24,7 @@ pub(crate) fn fetch(root: &Path, version: Option<&str>) -> Result<(PathBuf, Stri
     Ok((unpacked.join("usr/include"), version))
 }
 
-/// The newest version in `apt-cache madison`'s table, which lists the newest first.
+/// Finds the newest version in the table of `apt-cache madison`, which lists the newest first.
 fn newest(table: &str) -> Result<String, String> {
     let version = table.lines().find_map(|line| line.split('|').nth(1)).map(str::trim);
     version.map(Into::into).ok_or_else(|| format!("no suite has {}", PACKAGES[0]))

@@ -14,7 +14,7 @@ pub(crate) struct Generated {
     pub(crate) functions: String,
 }
 
-/// Generates both from the headers in `include`, which are those of `version`.
+/// Generates both texts from the headers of `version` in `include`.
 pub(crate) fn generate(root: &Path, include: &Path, version: &str) -> Result<Generated, String> {
     let include = Some(include.to_str().ok_or_else(|| format!("{}: not UTF-8", include.display()))?);
     let run = |builder: bindgen::Builder| {

@@ -1,24 +1,24 @@
-//! Reads bindgen's output back.
+//! Parses bindgen's output.
 
-// Its feature `span-locations` keeps the source of each item.
+// Needed for its feature `span-locations`, which keeps the source of each item.
 use proc_macro2 as _;
 use quote::ToTokens;
 use syn::{Fields, FieldsNamed, ImplItem, Item, spanned::Spanned};
 
-/// The definitions of a generated file, in their order.
+/// The definitions of a generated file, in file order.
 #[derive(Debug, Default)]
 pub(crate) struct Items {
-    /// Constants, those of enums included.
+    /// Constants, including those of enums.
     pub(crate) constants: Vec<Constant>,
     /// Structs and unions with fields.
     pub(crate) records: Vec<Record>,
-    /// The names of enums: newtypes around an integer.
+    /// The names of enums, each of which is a newtype around an integer.
     pub(crate) enums: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Constant {
-    /// The enum of the constant.
+    /// The enum to which the constant belongs, if any.
     pub(crate) of: Option<String>,
     pub(crate) name: String,
 }
@@ -27,12 +27,12 @@ pub(crate) struct Constant {
 pub(crate) struct Record {
     pub(crate) name: String,
     pub(crate) is_union: bool,
-    /// Names and types.
+    /// The name and the type of each field.
     pub(crate) fields: Vec<(String, String)>,
 }
 
 impl Items {
-    /// Reads a file.
+    /// Parses a generated file.
     pub(crate) fn parse(source: &str) -> Result<Self, String> {
         let file = syn::parse_file(source).map_err(|error| format!("bindgen's output: {error}"))?;
         let mut items = Self::default();
@@ -40,7 +40,7 @@ impl Items {
         Ok(items)
     }
 
-    /// The struct or union of that name.
+    /// Finds the struct or union with that name.
     pub(crate) fn record(&self, name: &str) -> Option<&Record> {
         self.records.iter().find(|record| record.name == name)
     }
@@ -78,7 +78,7 @@ fn record(name: &syn::Ident, is_union: bool, fields: &FieldsNamed) -> Record {
     Record { name: name.to_string(), is_union, fields: fields.named.iter().filter_map(field).collect() }
 }
 
-/// The source of a type in one spelling, however rustfmt broke its lines.
+/// The source of a type in one canonical spelling, independent of rustfmt's line breaks.
 fn text(item: &(impl ToTokens + Spanned)) -> String {
     let source = item.span().source_text().unwrap_or_else(|| item.to_token_stream().to_string());
     let line = source.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -1,5 +1,5 @@
-//! The list for rdma-sys' ABI test: every struct, field, enum and constant of the bindings, once as
-//! Rust and once as C.
+//! The list for rdma-sys' ABI test: every struct, field, enum and constant of the bindings, once in
+//! Rust and once in C.
 
 use std::fmt::Write as _;
 
@@ -12,8 +12,7 @@ use super::{
 pub(crate) fn layout(items: &Items, version: &str) -> String {
     let mut text = generate::header("What the ABI test compares: layouts and constants", version);
     text.push_str("layout! {\n");
-    // Types inside other types have no name in C: they are compared through the field that holds
-    // them.
+    // Nested types have no name in C: the test compares them through the field that holds them.
     for record in items.records.iter().filter(|record| !record.name.contains("__bindgen_ty_")) {
         if record.fields.iter().any(|(name, _)| is_opaque(name)) {
             continue;
@@ -39,7 +38,7 @@ pub(crate) fn layout(items: &Items, version: &str) -> String {
     text
 }
 
-/// Whether a field stands for the contents of a type that the headers name and do not define.
+/// Whether a field stands for the contents of a type that the headers declare and do not define.
 pub(crate) fn is_opaque(field: &str) -> bool {
     matches!(field, "_unused" | "_address")
 }
@@ -58,7 +57,7 @@ impl Path {
         if name.starts_with("__bindgen_anon_") {
             return Self { rust, c: self.c.clone() };
         }
-        // A Rust keyword gets an underscore.
+        // bindgen appends an underscore to a Rust keyword.
         let c = if matches!(name, "type_" | "priv_") { &name[..name.len() - 1] } else { name };
         Self { rust, c: join(&self.c, c) }
     }

@@ -1,4 +1,4 @@
-//! Writes the generated files, or says how they differ.
+//! Writes the generated files, or reports how they differ.
 
 mod debian;
 mod generate;
@@ -40,7 +40,7 @@ fn update(root: &Path, options: &Options) -> Result<(), String> {
 fn check(root: &Path) -> Result<(), String> {
     let committed = Generated { types: read(&root.join(TYPES))?, functions: read(&root.join(FUNCTIONS))? };
     let version = version_of(&committed.types).ok_or_else(|| format!("{TYPES} does not say its version"))?;
-    // The list follows from the bindings, with any headers.
+    // The list depends on the bindings alone, so this check needs no headers.
     same(LAYOUT, &read(&root.join(LAYOUT))?, &layout(&Items::parse(&committed.types)?, version))?;
     let include = match debian::fetch(root, Some(version)) {
         Ok((include, _)) => include,
