@@ -146,7 +146,7 @@ impl Post {
         (completion.token(), completion.status())
     }
 
-    /// Whether no datagram arrives within [`SILENCE`].
+    /// Whether no datagram arrives within `SILENCE`.
     ///
     /// # Panics
     ///

@@ -34,7 +34,7 @@ pub enum Step {
     DestroyId,
 }
 
-/// The names of the steps in the table, in the order of [`Step`].
+/// The names of the steps in the table, in the order of `Step`.
 const NAMES: [&str; 12] = [
     "create id",
     "bind addr",

@@ -1,4 +1,4 @@
-//! Tests of [`Peer`]: the second process follows commands, and its failure fails the test.
+//! Tests of `Peer`: the second process follows commands, and its failure fails the test.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -59,7 +59,7 @@ fn too_new(package: &Value, minimum: (u32, u32)) -> Option<String> {
     Some(format!("{} needs Rust {}.{}, newer than ours, 1.{}", name(package), needed.0, needed.1, minimum.1))
 }
 
-/// The packages in `cargo metadata` that are built for [`TARGETS`].
+/// The packages in `cargo metadata` that are built for `TARGETS`.
 fn packages(root: &Path, options: &[&str]) -> Result<Vec<Value>, String> {
     let mut cargo = cargo(root);
     cargo.args(["metadata", "--format-version", "1", "--locked"]).args(options);
