@@ -1,4 +1,4 @@
-//! Accepting takes the queue pair along: two requests cannot have the same.
+//! Accepting a request consumes the queue pair: a second request cannot use the same one.
 
 use rdma::cm::{ConnOptions, ConnectRequest};
 use rdma::{InitializedQueuePair, Rc};

@@ -1,4 +1,4 @@
-//! There is one owner of a connection request, and of an id.
+//! A connection request, like every identifier, has a single owner.
 
 use rdma::cm::{ConnectRequest, Id};
 use rdma::Rc;

@@ -1,4 +1,4 @@
-//! Events come from a channel: a program cannot make one with a forged request.
+//! Only a channel creates events: a program cannot construct one with a forged request.
 
 use rdma::cm::{Event, EventKind, Id};
 use rdma::Rc;

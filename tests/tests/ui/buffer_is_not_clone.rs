@@ -1,4 +1,4 @@
-//! A buffer is exclusive.
+//! A buffer has exclusive memory, so it cannot be cloned.
 
 fn copy(buffer: &rdma::Buffer) -> rdma::Buffer {
     buffer.clone()

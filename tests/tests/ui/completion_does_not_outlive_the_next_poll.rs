@@ -1,4 +1,4 @@
-//! Polling again drops the buffers of the last completion, so that completion must be gone.
+//! Polling drops the buffers of the last completion, which must therefore be out of use.
 
 fn two(poller: &mut rdma::Poller) -> rdma::Result<()> {
     let first = poller.poll()?;

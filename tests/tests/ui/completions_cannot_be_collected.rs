@@ -1,4 +1,4 @@
-//! Completions are seen one at a time: none is an alias of another.
+//! A completion borrows its poller: only one exists at a time, so none aliases another.
 
 fn all(poller: &mut rdma::Poller) -> Vec<rdma::Completion<'_>> {
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Each step of bring-up takes the queue pair: the earlier state cannot be used again.
+//! Each step of bring-up consumes the queue pair: the earlier state cannot be used again.
 
 fn twice(qp: rdma::InitializedQueuePair<rdma::Rc>, remote: rdma::Endpoint) {
     let options = rdma::ConnectOptions::new();

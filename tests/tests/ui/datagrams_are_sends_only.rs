@@ -1,4 +1,4 @@
-//! A datagram queue pair has no writes, reads and atomic operations.
+//! A datagram queue pair does not accept writes, reads or atomic operations.
 
 use rdma::op::{FetchAdd, Read, Write, WriteImm};
 

@@ -1,4 +1,4 @@
-//! A datagram queue pair has no peer to connect to, and a connection is not ready without one.
+//! A datagram queue pair does not connect, and a connection cannot become ready without a peer.
 
 fn connect(qp: rdma::InitializedQueuePair<rdma::Ud>, remote: &rdma::Endpoint) {
     let _qp = qp.connect(remote, &rdma::ConnectOptions::new());

@@ -1,4 +1,4 @@
-//! The port space of an id decides its operations.
+//! The transport of an identifier decides which operations it has.
 
 use rdma::cm::{Id, Membership};
 use rdma::{QueuePair, Rc, Ud};

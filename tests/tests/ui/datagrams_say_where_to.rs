@@ -1,4 +1,4 @@
-//! A datagram without an address is not posted: alone, in a batch, by a half.
+//! A datagram without an address cannot be posted: not alone, in a batch, or by a half.
 
 fn post(mut qp: rdma::QueuePair<rdma::Ud>, buffers: [rdma::Buffer; 3]) {
     let [a, b, c] = buffers;

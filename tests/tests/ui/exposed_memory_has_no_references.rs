@@ -1,4 +1,4 @@
-//! Memory that peers may write is never lent as bytes.
+//! Memory that peers may write to cannot be borrowed as bytes.
 
 fn look(region: &rdma::ExposedRegion) -> &[u8] {
     &region[..]

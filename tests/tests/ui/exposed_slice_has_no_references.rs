@@ -1,4 +1,4 @@
-//! Nor is a part of it.
+//! A part of memory that peers may write to cannot be borrowed as bytes either.
 
 fn look(slice: &rdma::ExposedSlice) -> u8 {
     slice[0]

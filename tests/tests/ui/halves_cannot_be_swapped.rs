@@ -1,4 +1,4 @@
-//! The halves of a queue pair stay with it: exchanged, one would outlive its device object.
+//! The halves of a queue pair stay with it: a swapped half would outlive its device object.
 
 fn swap(a: &mut rdma::QueuePair<rdma::Rc>, b: &mut rdma::QueuePair<rdma::Rc>) {
     let ((mut first, _), (mut second, _)) = (a.split_mut(), b.split_mut());

@@ -1,4 +1,4 @@
-//! The half of a connection does not take the place of a datagram queue pair's.
+//! A half of a connection cannot replace a half of a datagram queue pair.
 
 fn swap(a: &mut rdma::QueuePair<rdma::Rc>, b: &mut rdma::QueuePair<rdma::Ud>) {
     let (mut send_a, _) = a.split_mut();

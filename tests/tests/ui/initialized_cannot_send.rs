@@ -1,4 +1,4 @@
-//! A queue pair that can receive cannot send yet.
+//! A queue pair in INIT can post receives, but it cannot send yet.
 
 fn send(mut qp: rdma::InitializedQueuePair<rdma::Rc>, buffer: rdma::Buffer) {
     qp.post_send(rdma::op::Send::new(buffer));

@@ -1,4 +1,4 @@
-//! Bytes that are copied when a request is posted cannot be the place that a read goes to.
+//! Inline data, which posting copies, cannot be the destination of a read.
 
 fn read(remote: rdma::RemoteSlice) {
     let _request = rdma::op::Read::inline(&[0; 8], remote);

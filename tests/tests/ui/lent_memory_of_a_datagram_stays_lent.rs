@@ -1,4 +1,4 @@
-//! A scope's datagram takes memory that outlives the scope, not of its own body.
+//! Memory of a datagram in a scope must outlive the scope; a local of the body does not.
 
 fn lend(qp: &mut rdma::QueuePair<rdma::Ud>, poller: &mut rdma::Poller, to: &rdma::AddressHandle, pd: &rdma::ProtectionDomain) {
     let _result = qp.scope(poller, std::time::Duration::from_secs(1), |scope| {

@@ -1,4 +1,4 @@
-//! An owner of registered memory makes promises that the compiler cannot check.
+//! An owner of registered memory needs `unsafe impl`: the compiler cannot check its promises.
 
 struct Mine;
 

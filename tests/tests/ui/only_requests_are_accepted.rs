@@ -1,4 +1,4 @@
-//! An id that this process made is never a request.
+//! Only a connection request can be accepted, not an identifier that this process created.
 
 use rdma::cm::{ConnOptions, Id};
 use rdma::{InitializedQueuePair, Rc};

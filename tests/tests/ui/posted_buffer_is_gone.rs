@@ -1,4 +1,4 @@
-//! A posted buffer belongs to the device until its completion: no code can write to it meanwhile.
+//! A posted buffer belongs to the device until its completion: the program cannot write to it.
 
 fn post(qp: &mut rdma::QueuePair<rdma::Rc>, mut buffer: rdma::Buffer) {
     let _posted = qp.post_send(rdma::op::Send::new(buffer));

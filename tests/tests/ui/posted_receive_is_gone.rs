@@ -1,4 +1,4 @@
-//! A buffer that waits for a message cannot be read before it has come.
+//! The buffer of a posted receive cannot be read before its message has arrived.
 
 fn post(qp: &mut rdma::QueuePair<rdma::Rc>, buffer: rdma::Buffer) -> u8 {
     let _posted = qp.post_recv(buffer, 0);

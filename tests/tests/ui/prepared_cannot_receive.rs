@@ -1,4 +1,4 @@
-//! Receives can be posted from INIT on, not before.
+//! Receives cannot be posted before INIT.
 
 fn receive(mut qp: rdma::PreparedQueuePair<rdma::Rc>, buffer: rdma::Buffer) {
     qp.post_recv(buffer, 0);

@@ -1,4 +1,4 @@
-//! A handle that destroys its object exists once.
+//! A handle that destroys its object has a single owner, so it cannot be cloned.
 
 fn copy(qp: &rdma::QueuePair<rdma::Rc>) -> rdma::QueuePair<rdma::Rc> {
     qp.clone()

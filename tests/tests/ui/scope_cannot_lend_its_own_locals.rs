@@ -1,4 +1,4 @@
-//! Memory that a scope lends to the device outlives the scope.
+//! Memory that a scope lends to the device must outlive the scope.
 
 fn lend(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, pd: &rdma::ProtectionDomain) {
     let _result = qp.scope(poller, std::time::Duration::from_secs(1), |scope| {

@@ -1,4 +1,4 @@
-//! Memory that was lent to the device for writing cannot be read before the scope has ended.
+//! Memory lent to the device for writing cannot be read before the scope has ended.
 
 fn lend(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, mut buffer: rdma::Buffer) {
     let lent = buffer.lend_mut(..);

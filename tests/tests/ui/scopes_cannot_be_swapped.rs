@@ -1,4 +1,4 @@
-//! A scope stays with its queue pair: else the one would end while the other's memory is in flight.
+//! Scopes cannot be swapped: one could end while the other's memory is still in flight.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Memory that is only lent for reading is no place to receive into.
+//! Memory lent for reading only cannot be the destination of a receive.
 
 fn receive(qp: &mut rdma::QueuePair<rdma::Rc>, poller: &mut rdma::Poller, buffer: &rdma::Buffer) {
     let lent = buffer.lend(..);

@@ -1,4 +1,4 @@
-//! Unsafe code trusts the constants of a transport, so other crates cannot make one.
+//! Other crates cannot implement a transport: unsafe code relies on the constants of each one.
 
 enum Mine {}
 

@@ -1,4 +1,4 @@
-//! Only sends can be made datagrams.
+//! Only sends take a datagram's address; writes do not.
 
 fn to(buffer: rdma::Buffer, remote: rdma::RemoteSlice, address: &rdma::AddressHandle) {
     let _write = rdma::op::Write::new(buffer, remote).to(address, 5, 6);
