@@ -11,8 +11,8 @@ fail() {
   exit 1
 }
 
-# Sleeps without a program, which an emulated machine is slow to start. In a subshell, because it
-# sets $!.
+# Sleeps without starting a program, which is slow in an emulated machine. Runs in a subshell,
+# because it sets $!.
 pause() ( read -rt "$1" <> <(:) )
 
 # Waits until a program listens on the port.
@@ -32,13 +32,13 @@ begin() { # whose, command
   timeout 60 "$@" >"$out/$who.stdout" 2>"$out/$who.stderr" &
 }
 
-# Runs a program; its failure is the case's.
+# Runs a program; the case fails if the program does.
 well() { # whose, command
   begin "$@"
   ended_well $! "$1"
 }
 
-# Waits for a program in the background.
+# Waits for a background program, which must succeed.
 ended_well() { # process, whose
   local status=0
   wait "$1" || status=$?

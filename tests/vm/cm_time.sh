@@ -9,7 +9,7 @@ list() {
   esac
 }
 
-# Checks that ours has printed so many tables, in which every step took some time.
+# Checks that our program has printed this number of tables, in which every step took some time.
 tables() { # number
   [ "$(grep -c '^connections/s [0-9.]*[1-9]' "$out/ours.stdout")" -eq "$1" ] || fail "ours did not print $1 tables"
   [ "$(grep -c '^full connect *: ' "$out/ours.stdout")" -eq "$1" ] || fail 'a table lacks a step'
@@ -28,7 +28,7 @@ run() {
       begin theirs cmtime -b "$address" -p "$port" && server=$! && listening
       # The C server serves several rounds unless its first connection is the last to end.
       well ours cm_time -s "$address" -p "$port" -c 10 -n 4,1,10
-      # The server does not end by itself.
+      # The C server does not end by itself.
       tables 3 && kill $server ;;
     server)
       begin ours cm_time -b "$address" -p "$port" -c 10 && server=$! && listening

@@ -33,7 +33,7 @@ c_client() {
   printf -v listens ':%04X 0+:0000 0A ' "$port"
   for _ in $(seq 200); do
     [[ ! $(</proc/net/tcp)$(</proc/net/tcp6) =~ $listens ]] || break
-    # Sleeps without a program, in a subshell, because it sets $!.
+    # Sleeps without starting a program; in a subshell, because this sets $!.
     (read -rt 0.05 <> <(:))
   done
   for _ in $(seq 200); do

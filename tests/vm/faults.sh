@@ -1,7 +1,7 @@
 #!/bin/bash
-# cases: lost packets (netem) and links set down; tests and programs pass, and the kernel has sent
-# again. rxe: two devices on a veth pair in one network namespace, with real packets between them.
-# siw: its connections between addresses of one host go over lo, on every device.
+# cases: lost packets (netem) and links set down: tests and programs must pass, and the kernel must
+# have retransmitted. rxe: two devices on a veth pair in one network namespace, with real packets
+# between them. siw: its connections between addresses of one host go over lo, on every device.
 set -uo pipefail
 LOSS=2%
 TESTS="messages_of_all_sizes_arrive_whole writes_and_reads_reach_exposed_memory lists_are_gathered_and_scattered_in_order
@@ -19,7 +19,7 @@ fi
 veth() {
   local setting
   ip link add v1 mtu 4200 type veth peer name v2 mtu 4200 || return
-  # Packets to an address of this host arrive by the other end.
+  # Accepts packets to an address of this host from the other end of the pair.
   echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
   for setting in accept_local=1 rp_filter=0 arp_ignore=1 arp_announce=2; do
     for end in v1 v2; do echo "${setting#*=}" >"/proc/sys/net/ipv4/conf/$end/${setting%=*}"; done
@@ -29,7 +29,7 @@ veth() {
   export RDMA_TEST_DEVICE=rxe1 RDMA_TEST_PEER_DEVICE=rxe2 RDMA_TEST_NETDEV=v2 RDMA_TEST_ADDRESS=10.9.1.1 RDMA_TEST_PEER_ADDRESS=10.9.2.1
 }
 
-# The devices' and TCP's counts of repeated packets, and netem's count of dropped ones.
+# The devices' and TCP's counts of retransmitted packets, and netem's count of dropped ones.
 count() { cat /sys/class/infiniband/rxe[12]/ports/1/hw_counters/"$1" | awk '{ n += $1 } END { print n }'; }
 segments() { awk '/^Tcp:/ && !names { for (i = 1; i <= NF; i++) at[$i] = i; names = 1; next } /^Tcp:/ { print $at["RetransSegs"] }' /proc/net/snmp; }
 dropped() { tc -s qdisc show | awk '/qdisc netem/ { on = 1 } on && /dropped/ { sub(",", "", $7); n += $7; on = 0 } END { print n + 0 }'; }
@@ -38,7 +38,7 @@ dropped() { tc -s qdisc show | awk '/qdisc netem/ { on = 1 } on && /dropped/ { s
 tests() {
   local binary; binary=$(awk -v name="$1" '$1 == name { print $2 }' target/vm/tests.txt); shift
   for test in "$@"; do
-    # The harness does not fail for a name without a test.
+    # The harness passes a run whose name matches no test, so the name is checked first.
     [ "$("$binary" --list --format=terse --exact "$test")" = "$test: test" ] || { echo "there is no test $test"; return 1; }
     (cd tests && "$binary" --exact "$test" --nocapture --test-threads=1) || return
   done
@@ -69,7 +69,7 @@ killed_rank() {
   if wait $first; then echo "the survivor says that all is well"; return 1; else echo "NOTE the survivor's status is $?"; fi
 }
 
-# Not the present count: the case before this one may still be freeing objects.
+# The count of objects at the start of the run: the previous case may still be freeing its objects.
 before=$(</tmp/resources)
 interface=lo
 undo() { { tc qdisc del dev lo root; ip link set lo mtu 65536 gso_max_segs 65535; rdma link del rxe1; rdma link del rxe2; ip link del v1; } 2>/dev/null; }
@@ -77,11 +77,11 @@ trap undo EXIT
 if [[ $RDMA_DEVICE == rxe* && $2 != killed* ]]; then
   veth || exit
   interface="v1 v2"
-  # iWARP has no such tests.
+  # These tests do not exist for iWARP.
   TESTS+=" atomics_return_what_was_there write_with_immediate_notifies_after_the_data immediate_data_arrives_in_host_order"
 fi
 case $2 in loss_*)
-  # lo carries 64 KiB at once, so 2 % of a test's packets may be no packet at all.
+  # lo carries 64 KiB in one packet, so 2 % of a test's packets may be less than one packet.
   [ "$interface" != lo ] || ip link set lo mtu 4096 gso_max_segs 1 || exit
   for one in $interface; do tc qdisc add dev "$one" root netem loss $LOSS || exit; done ;;
 esac
@@ -108,6 +108,6 @@ case $2 in loss_*)
   [ "$(dropped)" -gt 0 ] && [ "$(again)" -gt "$sent_again" ] || { echo "nothing was lost"; status=1; } ;;
 esac
 undo
-# No object is left behind, now that the devices of this case are gone.
+# The devices of this case are gone, so none of its objects may be left.
 for _ in $(seq 50); do [ "$(rdma resource show)" = "$before" ] && exit $status; sleep 0.1; done
 echo "left behind:"; rdma resource show; exit 1

@@ -57,8 +57,8 @@ result() { # status, milliseconds, name
   printf '%-5s %-70s %s  %s s\n' "$RDMA_DEVICE" "$3" "$word" "$seconds"
 }
 
-# limit COMMAND SECONDS: as timeout(1), without a program, which an emulated machine is slow to
-# start.
+# limit COMMAND SECONDS: like timeout(1), but starts no program, which is slow in an emulated
+# machine.
 limit() {
   local job watch status
   (eval "$1") </dev/null >"$log" 2>&1 & job=$!
@@ -68,7 +68,7 @@ limit() {
   ) & watch=$!
   wait $job; status=$?
   kill -KILL -- -$watch; wait $watch
-  # Processes that the command has left running.
+  # Kills the processes that the command has left running.
   kill -KILL -- -$job
   [ ! -e "$OUT"/late ] || { rm "$OUT"/late; return 124; }
   return $status
@@ -77,7 +77,7 @@ limit() {
 run() {
   local seconds name command begin log never
   local -i n=0
-  # Each job is a process group of its own.
+  # Makes each job a process group of its own.
   set -m
   mkdir -p "$OUT"/log
   never=$(mktemp -u); mkfifo "$never"

@@ -14,7 +14,7 @@ Z=$(find "$K" -name 'vmlinuz*' -type f -print -quit)
 for c in 'xz \xfd7zXZ\x00' 'zstd \x28\xb5\x2f\xfd'; do
   at=$(LC_ALL=C grep -aboP "${c#* }" "$Z" | head -1 | cut -d: -f1) || continue
   [ -n "$at" ] || continue
-  # Bytes follow the payload, so the exit status means nothing; the output does.
+  # Other bytes follow the payload, so only the output shows success, not the exit status.
   tail -c +$((at + 1)) "$Z" | ${c% *} -dcq >"$O"/vmlinux 2>/dev/null || true
   [ "$(head -c 4 "$O"/vmlinux | tail -c 3)" = ELF ] && break
 done

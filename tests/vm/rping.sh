@@ -51,8 +51,8 @@ transfer() { # role, family, size
   [ "$(pings theirs)" -eq $count ] || fail "theirs printed $(pings theirs) pings"
 }
 
-# Our program prints the C program's texts. One of the two ends is always ours: on siw two C
-# programs can wait for each other for ever.
+# Our program must print the C program's texts. One of the two ends is always ours: on siw, two C
+# programs can wait for each other forever.
 texts() { # role
   local both=(-a "$RDMA_TEST_ADDRESS" -p "$port" -S 200 -v -C 70) who other server
   for who in "$ours" "$theirs"; do
@@ -116,7 +116,7 @@ run() {
       begin theirs "$theirs" -s -a "$address" -p "$port" && server=$! && listening
       begin ours "$ours" -c -a "$address" -p "$port" -v
       pinging ours
-      # The program itself, not only the shell that watches its time.
+      # Kills the program itself; $server is the shell that limits its time.
       pkill -KILL -P $server
       wait $! || status=$?
       failed $status 'ping ' ;;

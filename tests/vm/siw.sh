@@ -7,7 +7,7 @@ tarball=$(find "$S" -name 'linux-source-*.tar.xz' -print -quit)
 name=$(basename "$tarball" .tar.xz)
 tar -xJf "$tarball" -C "$O" --strip-components=5 "$name/drivers/infiniband/sw/siw"
 tree=$(find "$H" -maxdepth 1 -name 'linux-headers-*-amd64' -print -quit)
-# The only line with the folder in which the packages expect to be.
+# Replaces the installation folder of the headers, which only this line of the Makefile names.
 sed -i "s|include /usr/src|include $H|" "$tree"/Makefile
 # The programs of the build scripts need libelf, which the machine may lack.
 export LD_LIBRARY_PATH=$P/usr/lib/x86_64-linux-gnu

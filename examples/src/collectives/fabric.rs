@@ -4,9 +4,9 @@
 //! How a rank learns of an arrival depends on the device ([`Notices`]). Where writes land in order,
 //! a second write of a counter follows the data, and the receiver watches its own memory, which
 //! costs no call. Everywhere else the write carries immediate data, and the receiver's completion
-//! queue reports the arrival: verbs promise no other order. iWARP has no immediate data, so a
-//! message follows the write. An iWARP sender does not wait for receives, so the receiver also
-//! reports how many messages it has taken.
+//! queue reports the arrival, which is the only guarantee that verbs give. iWARP has no immediate
+//! data, so a message follows the write. An iWARP sender does not wait for receives, so the
+//! receiver also reports how many messages it has taken.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

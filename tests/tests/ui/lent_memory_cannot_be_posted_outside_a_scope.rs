@@ -1,4 +1,4 @@
-//! Posting borrowed memory needs a scope: a forgotten queue pair would not end the borrow's use.
+//! Posting borrowed memory needs a scope: a forgotten queue pair never stops using it.
 
 fn post(qp: &mut rdma::QueuePair<rdma::Rc>, buffer: &rdma::Buffer) {
     let _posted = qp.post_send(rdma::op::Send::new(buffer.lend(..)));
