@@ -2,8 +2,8 @@
 //! completion arrives.
 //!
 //! Invariants:
-//! 1. `qp`, `cq` and `mr` are live objects of one context: `new` wants that of its caller, for as
-//!    long as the sequence exists, and makes `mr` itself.
+//! 1. `qp`, `cq` and `mr` are live objects of one context: `new` requires the first two of its
+//!    caller for as long as the sequence exists, and creates `mr` itself.
 //! 2. `source` is the memory of `mr`: `LEN` bytes, which nothing else uses while a request is in
 //!    flight.
 

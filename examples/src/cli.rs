@@ -114,7 +114,7 @@ pub fn parse<A: Parser>() -> Result<Option<A>, Failure> {
         }
         Err(error) => {
             let text = error.to_string();
-            // Clap says what is wrong in the paragraph before its usage and tips.
+            // Clap's first paragraph says what is wrong; its usage and tips follow.
             let first = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
             let first = first.strip_prefix("error: ").unwrap_or(&first).to_owned();
             Err(Failure::usage(format!("{first} (--help shows all options)")))

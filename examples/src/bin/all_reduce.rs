@@ -1,8 +1,8 @@
 //! Sums tensors over ranks with RDMA writes, checks every element of every result, and prints
 //! nccl-tests' table.
 //!
-//! Without arguments it starts four ranks on this machine; `--rank --world --root` start one rank
-//! of a job.
+//! Without arguments the program starts four ranks on this machine; `--rank --world --root` start
+//! one rank of a job.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};

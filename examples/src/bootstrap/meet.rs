@@ -21,7 +21,8 @@ const GONE: Duration = Duration::from_secs(12);
 /// Most accepted connections that have not yet introduced themselves; further connections wait.
 const MOST_UNHEARD: usize = 64;
 
-/// The hosts of all ranks, and connections to some of them.
+/// The hosts of all ranks, and the connections: rank 0 has one to each other rank, the others have
+/// one to rank 0.
 type Met = (Vec<String>, Vec<(usize, Socket)>);
 
 /// Rank 0's half of the meeting: waits until every other rank has come.
@@ -32,7 +33,8 @@ pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Me
     let mut unheard = 0;
     listener.set_nonblocking(true)?;
     while ranks[1..].iter().any(Option::is_none) {
-        // Connections introduce themselves side by side: a slow one must not delay the others.
+        // Each connection is read in a thread of its own: a slow introduction must not delay the
+        // others.
         let accepted = if unheard < MOST_UNHEARD { listener.accept() } else { Err(io::ErrorKind::WouldBlock.into()) };
         match accepted {
             Ok((stream, from)) => {
@@ -110,9 +112,9 @@ impl Read for Until<'_> {
 
 /// The reason why a connection does not become a rank.
 enum Rejected {
-    /// The connection is not of this job: go on waiting.
+    /// The connection is not of this job, so the wait goes on.
     Stranger(String),
-    /// The connection is of this job and does not fit: the job cannot start.
+    /// The connection is of this job and does not fit, so the job cannot start.
     Rank(String),
 }
 

@@ -319,7 +319,7 @@ impl Group {
         }
     }
 
-    /// Waits for a moment for the news of a lost rank.
+    /// Waits up to `EXPLANATION` for the news of a lost rank.
     fn news(&self) -> Option<Failure> {
         let deadline = Instant::now() + EXPLANATION;
         loop {

@@ -116,7 +116,7 @@ impl Ring {
                     Action::Forward | Action::Keep => turn.operation.send_result(right, Lane::Ring, elements)?,
                 }
             }
-            // The left neighbour's last steps need no answer; they are only counted.
+            // The left neighbour's last messages need no answer; they are only counted.
             if plan.last_of_left(tick).is_some_and(|message| !plan.received(message).is_empty()) {
                 turn.ring.expected += 1;
             }

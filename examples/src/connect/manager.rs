@@ -271,7 +271,7 @@ mod tests {
                 let failure = call(rank, job, to).unwrap_err().to_string();
                 assert!(failure.contains(why), "{why:?} is not in {failure}");
             }
-            // A caller without an identity.
+            // This caller sends private data without an identity.
             let route = blocking::resolve::<Rc>(&chosen.context, Some(source), target, STEP).unwrap();
             let Unconnected { qp, receives, .. } = unconnected(&chosen, 0);
             let options = ConnOptions::new().private_data(b"let me in");
