@@ -180,7 +180,7 @@ pub fn connect_pair(
 /// If no report comes within [`LIMIT`].
 pub fn wait_accepted(context: &Context, accepted: &AtomicBool) {
     let end = Instant::now() + LIMIT;
-    while crate::is_iwarp(context) && !accepted.load(Ordering::Acquire) {
+    while context.capabilities().active_side_sends_first && !accepted.load(Ordering::Acquire) {
         assert!(Instant::now() < end, "nobody has accepted in time");
         std::thread::yield_now();
     }

@@ -136,10 +136,10 @@ impl Unconnected {
             .max_inline_data(options.inline)
             .build()
             .expect("a queue pair");
-        let qp = if is_iwarp(&context) {
-            cm::init_unconnected(qp, &context, options.access)
-        } else {
+        let qp = if context.capabilities().manual_connect {
             qp.init(&InitOptions::new().port(opened.port).remote_access(options.access)).expect("INIT")
+        } else {
+            cm::init_unconnected(qp, &context, options.access)
         };
         Self { context, pd, qp, send_cq, recv_cq, options }
     }
@@ -171,7 +171,7 @@ impl Unconnected {
     /// If the connection fails.
     #[must_use]
     pub fn meet(self, channel: &mut Channel) -> Side {
-        if !is_iwarp(&self.context) {
+        if self.context.capabilities().manual_connect {
             let peer = exchange(channel, &self.qp.endpoint());
             return self.connect(&peer);
         }
@@ -233,7 +233,7 @@ pub fn receive_slice(channel: &mut Channel) -> RemoteSlice {
 /// If the connection fails.
 #[must_use]
 pub fn join(a: Unconnected, b: Unconnected) -> (Side, Side) {
-    if is_iwarp(&a.context) {
+    if !a.context.capabilities().manual_connect {
         let listener = cm::listen(&b.context);
         let address = listener.local_addr();
         return std::thread::scope(|scope| {
@@ -250,8 +250,8 @@ pub const MANAGED: &str = "iWARP connects by the connection manager only";
 /// Reason for skipping a test of a peer's refusals, on iWARP.
 pub const LOCAL: &str = "iWARP completes a request when it is sent; what the peer refuses ends the connection";
 
-/// Whether the device is iWARP, which connects by the connection manager only, has no immediate
-/// data, and does not make a sender wait for a receive.
+/// Whether the device is iWARP: for faults of the kernel's siw, and for rules of iWARP that
+/// `Capabilities` does not name.
 #[must_use]
 pub fn is_iwarp(context: &Context) -> bool {
     context.device().transport() == TransportType::IWARP
@@ -371,7 +371,7 @@ pub fn wait_within(poller: &mut Poller, limit: Duration) -> Option<Done> {
 #[must_use]
 pub fn read(side: &mut Side, remote: RemoteSlice) -> Vec<u8> {
     let len = usize::try_from(remote.len()).expect("a length");
-    if !is_iwarp(&side.context) {
+    if !side.context.capabilities().read_needs_exposed_sink {
         side.qp.post_send(Read::new(side.pd.allocate(len).expect("a buffer"), remote)).expect("post");
         let done = wait(&mut side.sends);
         assert_eq!((done.status, done.opcode), (Ok(()), Opcode::Read));

@@ -14,7 +14,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rdma::op::Send;
 use rdma::{DeviceSelector, InitOptions, QueuePair};
 use rdma_test_support::passes_alone;
-use rdma_tests::{LIMIT, Options, Side, VARIABLE, is_iwarp, open, pair, wait};
+use rdma_tests::{LIMIT, Options, Side, VARIABLE, open, pair, wait};
 
 /// Duplicates a lent descriptor and treats it as an epoll descriptor.
 fn epoll(lent: &impl AsFd) -> Epoll {
@@ -66,7 +66,7 @@ fn everything(selector: &DeviceSelector) -> Result<(), Box<dyn Error>> {
     let region = pd.allocate_exposed(4096, rdma_tests::all_rights())?;
     let qp = QueuePair::builder(&pd).cq(&cq).build().map_err(|error| error.to_string())?;
     let _lent: OwnedFd = channel.as_fd().try_clone_to_owned()?;
-    if !is_iwarp(&opened.context) {
+    if opened.context.capabilities().manual_connect {
         drop(qp.init(&InitOptions::new().port(opened.port)).map_err(|failed| failed.to_string())?);
     }
     drop(region);

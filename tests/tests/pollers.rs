@@ -9,7 +9,7 @@ use rdma::op::{Send, Write};
 use rdma::{
     Buffer, CompletionQueue, ConnectOptions, InitOptions, Opened, ProtectionDomain, QueuePair, Rc, RemoteAccess,
 };
-use rdma_tests::{LIMIT, is_iwarp, open, skip};
+use rdma_tests::{LIMIT, open, skip};
 
 const MESSAGES: u64 = 1500;
 const SCOPES: u32 = 300;
@@ -82,7 +82,7 @@ fn run_scopes([mut a, b]: [QueuePair<Rc>; 2], pd: &ProtectionDomain, cq: &Comple
 #[test]
 fn posters_collectors_and_scopes_share_a_queue() {
     let opened = open();
-    if is_iwarp(&opened.context) {
+    if !opened.context.capabilities().manual_connect {
         return skip(rdma_tests::MANAGED);
     }
     let pd = opened.context.alloc_pd().unwrap();

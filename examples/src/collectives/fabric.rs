@@ -22,7 +22,7 @@ use super::communicator::Tuning;
 use super::wait::{Patience, Wait};
 use crate::Failure;
 use crate::bootstrap::Group;
-use crate::connect::{self, Connected, How, Receives, Unconnected, is_iwarp};
+use crate::connect::{self, Connected, How, Receives, Unconnected};
 use crate::device::Chosen;
 
 /// Independent streams of notices between two ranks.
@@ -129,7 +129,7 @@ impl Fabric {
         patience: Patience,
     ) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
-        let own = tuning.by_messages || is_iwarp(&chosen.context);
+        let own = tuning.by_messages || !chosen.context.capabilities().write_with_immediate;
         let by_messages = group.all_gather("the kinds of notices", &own)?.contains(&true);
         let notices = if by_messages { Notices::Messages } else { Notices::Immediate };
         let prepared = Self::prepare(chosen, world, peers, notices, patience);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{ConnectError, Connection, IncomingConnection, Resolved};
 use rdma::{
-    AddressHandle, Buffer, ConnectOptions, Context, DatagramEndpoint, Endpoint, ErrorKind, Gid, InitializedQueuePair,
-    Lid, Mtu, PreparedQueuePair, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, TransportType, Ud,
+    AddressHandle, Buffer, ConnectOptions, DatagramEndpoint, Endpoint, ErrorKind, Gid, InitializedQueuePair, Lid, Mtu,
+    PreparedQueuePair, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, Ud,
 };
 
 use crate::bootstrap::Group;
@@ -58,10 +58,10 @@ impl ConnectionOptions {
         speaker: usize,
         stdout_taken: bool,
     ) -> Result<Method, Failure> {
-        let (iwarp, asked) = (is_iwarp(&chosen.context), self.is_asked_for());
-        let votes = group.all_gather("the ways to connect", &(iwarp, asked))?;
-        let (any_iwarp, any_asked) = (votes.iter().any(|vote| vote.0), votes.iter().any(|vote| vote.1));
-        if !any_iwarp && !any_asked {
+        let (managed, asked) = (!chosen.context.capabilities().manual_connect, self.is_asked_for());
+        let votes = group.all_gather("the ways to connect", &(managed, asked))?;
+        let (any_managed, any_asked) = (votes.iter().any(|vote| vote.0), votes.iter().any(|vote| vote.1));
+        if !any_managed && !any_asked {
             return Ok(Method::Endpoints);
         }
         if !any_asked && group.rank() == speaker {
@@ -75,12 +75,6 @@ impl ConnectionOptions {
         };
         group.agree("the addresses of the devices", found).map(Method::Manager)
     }
-}
-
-/// Whether a device's transport is iWARP, which has no immediate data and whose senders do not wait
-/// for receives.
-pub(crate) fn is_iwarp(context: &Context) -> bool {
-    context.device().transport() == TransportType::IWARP
 }
 
 /// The receives of a queue pair, which must be posted before its peer can send.

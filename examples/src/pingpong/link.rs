@@ -17,7 +17,7 @@ use super::plan::{MOST_INLINE, PERMISSIONS, Plan};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::collectives::wait::{Patience, Wait};
-use crate::connect::{self, Connected, Datagrams, How, Method, Receives, Unconnected, is_iwarp};
+use crate::connect::{self, Connected, Datagrams, How, Method, Receives, Unconnected};
 use crate::device::Chosen;
 use crate::wait::Completions;
 
@@ -183,7 +183,7 @@ impl Link {
         method: Method,
         shared_cores: bool,
     ) -> Result<Self, Failure> {
-        let plan = Plan::new(options, test, size, is_iwarp(&chosen.context));
+        let plan = Plan::new(options, test, size, chosen.context.capabilities());
         let prepared = Prepared::new(chosen, group, options, &plan);
         let Prepared { mtu, completions, window, source, connections, datagrams, spares } =
             group.agree("the queue pairs", prepared)?;
@@ -246,7 +246,7 @@ impl Link {
     pub(super) fn post(&mut self, at: usize, told: bool) -> Result<(), Failure> {
         let Plan { op, size, check, .. } = self.plan;
         let told = told && op == Op::Write && !self.in_order;
-        let with_immediate = told && !self.plan.is_iwarp;
+        let with_immediate = told && self.plan.capabilities.write_with_immediate;
         let mut copy = [0; MOST_INLINE as usize];
         let is_inline = !check && size <= self.inline() as usize;
         let range = at * size..(at + 1) * size;
@@ -295,7 +295,7 @@ impl Link {
                 }
             }
         }
-        if told && self.plan.is_iwarp { lane.send_nothing() } else { Ok(()) }
+        if told && !with_immediate { lane.send_nothing() } else { Ok(()) }
     }
 
     /// Fills the window with the first message, which the peer's reads fetch.

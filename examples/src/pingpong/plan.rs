@@ -1,6 +1,6 @@
 //! The parameters of queue pairs and their traffic: depths, memory, and the flow control of sends.
 
-use rdma::{Grh, PreparedQueuePair, QpBuilder, RemoteAccess, Transport};
+use rdma::{Capabilities, Grh, PreparedQueuePair, QpBuilder, RemoteAccess, Transport, TransportType};
 
 use super::options::{self, AtomicType, Op, Options, Test};
 use crate::wait::Completions;
@@ -30,16 +30,16 @@ pub(super) struct Plan {
     pub(super) depth: u32,
     pub(super) inline: u32,
     pub(super) is_datagram: bool,
-    pub(super) is_iwarp: bool,
+    pub(super) capabilities: Capabilities,
 }
 
 impl Plan {
-    pub(super) fn new(options: &Options, test: Test, size: usize, is_iwarp: bool) -> Self {
+    pub(super) fn new(options: &Options, test: Test, size: usize, capabilities: Capabilities) -> Self {
         let lanes = if test == Test::Lat { 1 } else { usize::from(options.qp) };
         let in_memory = u32::try_from((MEMORY / size / lanes).clamp(2, 1 << 14)).unwrap_or(2);
         let depth = options.tx_depth.min(in_memory);
         let usual = match test {
-            Test::Lat if is_iwarp => IWARP_INLINE,
+            Test::Lat if capabilities.transport == TransportType::IWARP => IWARP_INLINE,
             Test::Lat => INLINE,
             _ => 0,
         };
@@ -55,14 +55,14 @@ impl Plan {
             depth,
             inline: options.inline_size.unwrap_or(usual),
             is_datagram: options.connection == options::Connection::Ud,
-            is_iwarp,
+            capabilities,
         }
     }
 
     /// Whether the receiver grants permission to send more, because the transport does not make a
     /// sender wait for receives.
     pub(super) fn is_by_permission(&self) -> bool {
-        self.op == Op::Send && (self.is_iwarp || self.is_datagram)
+        self.op == Op::Send && (self.is_datagram || !self.capabilities.waits_for_receives)
     }
 
     /// Number of messages that one permission grants.
@@ -77,7 +77,7 @@ impl Plan {
             Op::Send => Some(self.size),
             // Only notices of writes arrive, which have no bytes; but siw refuses receives without
             // memory.
-            _ => self.is_iwarp.then_some(1),
+            _ => (!self.capabilities.write_with_immediate).then_some(1),
         }
     }
 
@@ -87,7 +87,7 @@ impl Plan {
             // The kernel's siw completes requests before TCP has read their data. With this many
             // buffers, used in turn, none is needed again before its message has arrived: the
             // receiver permits fewer messages ahead.
-            Op::Send if self.is_iwarp => (self.depth + self.receives, self.size),
+            Op::Send if !self.capabilities.acknowledged => (self.depth + self.receives, self.size),
             Op::Send | Op::Atomic => (self.depth, self.size),
             Op::Write | Op::Read => (0, 0),
         }

@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use rdma::TransportType;
 use serde::Serialize;
 
 use super::link::Link;
@@ -110,7 +111,7 @@ pub(super) fn heading(
     let port = chosen.context.port_attr(chosen.port);
     let layer = port.map_or_else(|_| "unknown".to_owned(), |port| port.link_layer().to_string());
     let depth = if test == Test::Lat { 1 } else { link.plan.depth };
-    let transport = if link.plan.is_iwarp { "IW" } else { "IB" };
+    let transport = if link.plan.capabilities.transport == TransportType::IWARP { "IW" } else { "IB" };
     writeln!(out, "{RULER}\n                    {}", options.title(test))?;
     if options.events {
         writeln!(out, " Test with events. Using {}", chosen.context.name())?;

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::session::{Arrival, Nudge, Session};
 use super::{Advert, Settings, ping_text};
 use crate::Failure;
-use crate::connect::{End, is_iwarp};
+use crate::connect::End;
 
 /// Timeout of resolving the address and the route: rdmacm-utils' value.
 const RESOLUTION: Duration = Duration::from_secs(2);
@@ -33,7 +33,7 @@ pub fn run(
     let text = session.region(settings.size, RemoteAccess::READ)?;
     let answer = session.region(settings.size, RemoteAccess::WRITE)?;
     settings.step(format_args!("connected to {server}"));
-    if is_iwarp(context) {
+    if context.capabilities().active_side_sends_first {
         session.nudge_by(Nudge::Write);
     }
     let (begun, mut number) = (Instant::now(), 0);

@@ -14,7 +14,7 @@ use super::session::{Arrival, Nudge, Session};
 use super::wire::MESSAGE;
 use super::{Advert, LARGEST, Settings, until_nul};
 use crate::Failure;
-use crate::connect::{End, is_iwarp};
+use crate::connect::End;
 use crate::failure::say;
 
 /// Most clients served at the same time; further ones are turned away.
@@ -142,7 +142,7 @@ fn serve(context: &Context, settings: &Settings, request: IncomingConnection<Rc>
     settings.step(format_args!("connected"));
     // On iWARP the destination of a read must be open to remote writes.
     let text = session.region(LARGEST, RemoteAccess::WRITE)?;
-    if is_iwarp(context) {
+    if context.capabilities().active_side_sends_first {
         session.nudge_by(Nudge::Read(text.slice(..0)?));
     }
     let mut number = 0;

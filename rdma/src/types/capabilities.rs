@@ -38,6 +38,11 @@ pub struct Capabilities {
     /// Whether a request completes only once the peer has acknowledged it. If not, it may complete
     /// once it is sent.
     pub acknowledged: bool,
+    /// Whether a sender waits until the peer has posted a receive. If not, a message without a
+    /// receive breaks the connection.
+    pub waits_for_receives: bool,
+    /// Whether the side that connected must send the first message.
+    pub active_side_sends_first: bool,
     /// Whether a reset ends the requests in flight. If not, only destroying the queue pair ends
     /// them.
     pub reset_ends_requests: bool,
@@ -54,6 +59,8 @@ impl Capabilities {
             write_with_immediate: infiniband,
             read_needs_exposed_sink: !infiniband,
             acknowledged: infiniband,
+            waits_for_receives: infiniband,
+            active_side_sends_first: !infiniband,
             reset_ends_requests: infiniband,
         }
     }
