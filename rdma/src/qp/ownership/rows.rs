@@ -1,4 +1,4 @@
-//! The table "who gets buffers back, and when" of SAFETY.md, tested row by row.
+//! The table "who gets memory back, and when" of the crate documentation, tested row by row.
 
 use super::*;
 use crate::testing::fail;
