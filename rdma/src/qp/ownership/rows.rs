@@ -1,4 +1,4 @@
-//! The table "who gets memory back, and when" of the crate documentation, tested row by row.
+//! The crate documentation's table of where a buffer is after its request, tested row by row.
 
 use super::*;
 use crate::testing::fail;
