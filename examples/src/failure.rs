@@ -11,8 +11,8 @@ use nix::errno::Errno;
 use crate::cli;
 
 /// The paragraph of `--help` about exit statuses.
-pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 arguments that make no sense, 3 another rank \
-                               failed. RUST_LOG=debug shows more on standard error.";
+pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 invalid arguments, 3 another rank failed. \
+                               RUST_LOG=debug shows more on standard error.";
 
 /// The environment variable in which this package's launcher gives a rank its place.
 pub(crate) const LAUNCH: &str = "RDMA_EXAMPLES_LAUNCH";

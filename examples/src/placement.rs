@@ -25,22 +25,22 @@ pub struct PlacementOptions {
     #[arg(short = 'r', long, value_name = "N", conflicts_with_all = ["rank", "world", "root"])]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=MOST_RANKS))]
     pub ranks: Option<usize>,
-    /// This process's rank, in a job that is started by hand (default: what mpirun, Slurm or
-    /// torchrun says)
+    /// Rank of this process in a job that is started by hand (default: as set by mpirun, Slurm or
+    /// torchrun)
     #[arg(long, value_name = "N", requires = "world", requires = "root")]
     pub rank: Option<usize>,
-    /// How many ranks the job has
+    /// Number of ranks of the job
     #[arg(long, value_name = "N", requires = "rank")]
     #[arg(value_parser = |text: &str| cli::number_in(text, 1..=bootstrap::MOST_RANKS))]
     pub world: Option<usize>,
-    /// Where rank 0 listens: an address of its host (default: what the environment says, or the one
-    /// host of all ranks)
+    /// Address at which rank 0 listens (default: from the environment of mpirun, Slurm or torchrun)
     #[arg(long, value_name = "HOST:PORT")]
     pub root: Option<String>,
-    /// Seconds to wait for another rank; one that is silent for a third of it is given up
+    /// Seconds to wait for another rank; a rank that is silent for a third of this time counts as
+    /// dead
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
     pub timeout: Duration,
-    /// Pin each rank to a core; auto: if there are enough cores
+    /// Pin each rank to a core
     #[arg(long, value_enum, default_value_t = Bind::Auto)]
     pub bind: Bind,
 }
@@ -48,9 +48,9 @@ pub struct PlacementOptions {
 /// Whether ranks are pinned to cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Bind {
-    /// To one core each, if there are as many as ranks.
+    /// One core per rank, if there are enough cores.
     Auto,
-    /// To one core each, in turn.
+    /// Ranks take the cores in turn.
     Core,
     /// No pinning.
     None,

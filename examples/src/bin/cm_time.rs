@@ -22,14 +22,13 @@ struct Args {
     /// Connect to the server at this address
     #[arg(short, long, value_name = "ADDRESS")]
     server: Option<String>,
-    /// With --server, the client's own address; without it, wait for a client on this one (0.0.0.0:
-    /// on all)
+    /// With --server, the client's own address; otherwise the address to listen on (0.0.0.0: all)
     #[arg(short, long, value_name = "ADDRESS")]
     bind: Option<String>,
     #[command(flatten)]
     settings: Settings,
-    /// A round for each of these numbers: how many connections are under way at the same time, at
-    /// most (rdmacm-utils' cmtime 44 refuses what follows a round of 1 connection)
+    /// One round per number: the most connections that are set up at the same time (cmtime of
+    /// rdmacm-utils 44 supports no further round after a round of 1 connection)
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
     #[arg(value_parser = cli::count)]
     in_flight: Vec<usize>,
@@ -39,7 +38,7 @@ struct Args {
     /// Device: soft0, mlx5_0, any, hardware
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
     device: Option<String>,
-    /// Print one JSON object in place of tables
+    /// Print one JSON object instead of tables
     #[arg(short = 'J', long)]
     json: bool,
 }

@@ -16,7 +16,7 @@ use rdma_examples::{Failure, placement};
 ///
 /// Options that perftest has mean what they mean there.
 #[derive(Clone, Parser)]
-#[command(version, args_override_self = true, about, long_about = None, after_help = rdma_examples::failure::STATUS_HELP)]
+#[command(version, args_override_self = true, long_about = None, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
     #[command(flatten)]
     sides: Sides,
@@ -24,7 +24,7 @@ struct Args {
     local: LocalOptions,
     #[command(flatten)]
     options: Options,
-    /// Speak to rdma-core's ibv_rc_pingpong on the other side; its options are others: see --compat
+    /// Exchange messages with rdma-core's ibv_rc_pingpong; for the options of this mode see --compat
     /// --help
     #[arg(long)]
     compat: bool,

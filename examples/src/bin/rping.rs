@@ -28,7 +28,8 @@ struct Args {
     /// Ping a server
     #[arg(short, long, requires = "address")]
     client: bool,
-    /// The server's address, or the one to wait on (default: any, IPv4; ::0 is any, IPv6)
+    /// The server's address; with --server, the address to listen on (default: all IPv4 addresses;
+    /// ::0: all IPv6 addresses)
     #[arg(short, long, value_name = "ADDRESS")]
     address: Option<String>,
     /// The client's own address
@@ -39,14 +40,13 @@ struct Args {
     port: Option<u16>,
     #[command(flatten)]
     settings: Settings,
-    /// Wait for the next client after one has gone; serve several at the same time
+    /// Keep serving after a client has disconnected, and serve several clients at the same time
     #[arg(short = 'P', long, requires = "server")]
     persistent: bool,
-    /// End after so many clients
+    /// Exit after this number of clients
     #[arg(long, value_name = "N", requires = "persistent", value_parser = clap::value_parser!(u64).range(1..))]
     clients: Option<u64>,
-    /// Make the queue pair without the connection manager's help: always so here, and only for
-    /// compatibility
+    /// Accepted for compatibility: the queue pair is always created without the connection manager
     #[arg(short = 'q', long)]
     own_qp: bool,
     /// Device: soft0, mlx5_0, any, hardware

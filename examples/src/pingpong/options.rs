@@ -88,7 +88,7 @@ pub struct Sides {
     /// The server's address; without it, both processes are started here
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "server")]
     pub connect: Option<String>,
-    /// Wait for a client, on this address (default: all of the host's)
+    /// Wait for a client on this address (default: on all addresses of the host)
     #[arg(long, value_name = "ADDRESS[:PORT]", num_args = 0..=1, default_missing_value = "0.0.0.0")]
     pub server: Option<String>,
     /// Port of the server's socket
@@ -99,7 +99,8 @@ pub struct Sides {
     /// environment says, or the one host of both)
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["server", "connect"])]
     pub root: Option<String>,
-    /// Seconds to wait for the other process; one that is silent for a third of it is given up
+    /// Seconds to wait for the other process; a process that is silent for a third of this time
+    /// counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = cli::seconds)]
     pub timeout: Duration,
 }
@@ -129,16 +130,16 @@ pub struct LocalOptions {
     /// Port of the device
     #[arg(short = 'i', long = "ib-port", value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub ib_port: Option<u8>,
-    /// Entry of the port's GID table (default: the GID that reaches farthest)
+    /// Index in the port's GID table (default: the GID that reaches farthest)
     #[arg(short = 'x', long, value_name = "N")]
     pub gid_index: Option<u32>,
     /// Pin each process to a core
     #[arg(long, value_enum, default_value_t = Bind::Auto)]
     pub bind: Bind,
-    /// Print one JSON object in place of tables
+    /// Print one JSON object instead of tables
     #[arg(short = 'J', long)]
     pub json: bool,
-    /// Accepted as perftest has it: the frequency of the processors is not looked at
+    /// Accepted for compatibility with perftest; the processors' frequency is never checked
     #[arg(short = 'F', long = "CPU-freq")]
     pub cpu_freq: bool,
 }
@@ -155,10 +156,10 @@ impl LocalOptions {
 #[derive(Clone, Debug, clap::Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Options {
-    /// What to measure with: perftest's ib_send_*, ib_write_*, ib_read_*, ib_atomic_*
+    /// Operation: perftest's ib_send_*, ib_write_*, ib_read_*, ib_atomic_*
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub op: Op,
-    /// What to measure: perftest's *_lat, *_bw
+    /// Measurement: perftest's *_lat, *_bw
     #[arg(long, value_enum, default_value_t = Test::Both)]
     pub test: Test,
     /// Atomic operation
@@ -178,7 +179,7 @@ pub struct Options {
     /// for large ones)
     #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
     pub iters: Option<usize>,
-    /// Run each test for so long; the first and the last quarter are not counted
+    /// Duration of each test; its first and last quarter are not counted
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     #[arg(conflicts_with_all = ["iters", "all", "events"])]
     pub duration: Option<u64>,
@@ -189,7 +190,7 @@ pub struct Options {
     #[arg(short = 'q', long = "qp", value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub qp: u16,
-    /// Messages under way at once on each queue pair in bandwidth tests, as far as memory allows
+    /// Most messages in flight on each queue pair in bandwidth tests, as far as memory allows
     #[arg(short, long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub tx_depth: u32,
@@ -206,13 +207,13 @@ pub struct Options {
     /// Largest packet payload on the path: 256, 512, 1024, 2048, 4096 (default: the port's)
     #[arg(short, long, value_name = "BYTES", value_parser = cli::mtu)]
     pub mtu: Option<u32>,
-    /// Wait for completion events in place of polling
+    /// Sleep until a completion event instead of polling
     #[arg(short, long)]
     pub events: bool,
     /// Check the contents of every message
     #[arg(long)]
     pub check: bool,
-    /// Bandwidth in Gbit/s in place of MiB/s
+    /// Print bandwidth in Gbit/s instead of MiB/s
     #[arg(long = "report_gbits")]
     #[serde(rename = "report_gbits")]
     pub report_gbits: bool,

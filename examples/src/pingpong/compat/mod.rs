@@ -29,14 +29,14 @@ use wire::Address;
 /// Most bytes of memory for receives, approximately, whatever number of receives is asked for.
 const MEMORY: usize = 64 << 20;
 
-/// Ping-pong with rdma-core's ibv_rc_pingpong on the other side, with its options in its meaning.
+/// Ping-pong with rdma-core's ibv_rc_pingpong; the options have that program's meaning.
 ///
 /// Size, count, MTU and service level have to be those of the other side, which cannot be asked.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "pingpong --compat", version, args_override_self = true, about, long_about = None)]
+#[command(name = "pingpong --compat", version, args_override_self = true, long_about = None)]
 #[command(after_help = crate::failure::STATUS_HELP)]
 pub struct Args {
-    /// Speak to ibv_rc_pingpong
+    /// Exchange messages with ibv_rc_pingpong
     #[arg(long, required = true)]
     compat: bool,
     #[command(flatten)]
@@ -47,7 +47,7 @@ pub struct Args {
     /// Port of the device
     #[arg(short = 'i', long = "ib-port", value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     ib_port: Option<u8>,
-    /// Entry of the port's GID table (default: the GID that reaches farthest)
+    /// Index in the port's GID table (default: the GID that reaches farthest)
     #[arg(short = 'g', long = "gid-idx", visible_short_alias = 'x', visible_alias = "gid-index", value_name = "N")]
     gid_index: Option<u32>,
     /// Bytes of a message
