@@ -11,10 +11,12 @@ mod fabric;
 mod pattern;
 mod ring;
 mod schedule;
+mod step;
 mod tensor;
 pub(crate) mod wait;
 
 pub use communicator::{Communicator, Tuning};
 pub use element::Element;
 pub use pattern::Pattern;
+pub use step::{Place, Schedule, Source, Span, Step};
 pub use tensor::Tensor;

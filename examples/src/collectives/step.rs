@@ -1,0 +1,74 @@
+//! The steps of which every algorithm consists.
+//!
+//! A schedule is the list of steps of one rank. Messages between two ranks arrive in the order of
+//! their sends, so a step names the peer alone; both ends compute the length of a message from the
+//! same parameters.
+//!
+//! 1. A send may end only when its receiver has taken the message: a schedule must not rely on
+//!    buffering.
+//! 2. A combination that overwrites elements waits until every earlier send of these elements was
+//!    taken. A schedule in which two ranks wait for each other in this way is wrong.
+//! 3. With input and output in the same memory, rule 2 holds for the memory, not for its name.
+
+use std::ops::Range;
+
+/// The memory that a step reads or writes at its own rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// The rank's input; never written, unless it is the memory of the output.
+    Input,
+    /// The rank's output.
+    Output,
+    /// Memory of the schedule's own, of [`Schedule::scratch`] elements.
+    Scratch,
+}
+
+/// A range of elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The memory.
+    pub place: Place,
+    /// The elements.
+    pub elements: Range<usize>,
+}
+
+/// An operand of a combination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Elements of this rank, as many as the result has.
+    Local(Span),
+    /// The next message from a rank, of as many elements as the result.
+    Message {
+        /// The sending rank.
+        from: usize,
+    },
+}
+
+/// One step of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Offers elements to a rank, as its next message from this one. Does not wait.
+    Send {
+        /// The receiving rank.
+        to: usize,
+        /// The elements.
+        span: Span,
+    },
+    /// Stores the reduction of the sources, from the first to the last. One source is a copy. The
+    /// result may be one of the local sources, but must not overlap one in part.
+    Combine {
+        /// The operands, at least one.
+        sources: Vec<Source>,
+        /// The result.
+        into: Span,
+    },
+}
+
+/// The steps of one rank in one collective.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Elements of scratch memory that the rank needs.
+    pub scratch: usize,
+    /// The steps, in the order of execution.
+    pub steps: Vec<Step>,
+}
