@@ -13,7 +13,7 @@ use clap::Parser;
 use rdma_examples::Failure;
 use rdma_examples::bootstrap::{Group, Roles, Terms};
 use rdma_examples::cli::{self, Size};
-use rdma_examples::collectives::{Communicator, Element, Pattern, Tensor, Tuning};
+use rdma_examples::collectives::{Communicator, Element, Pattern, Reduction, Tensor, Tuning};
 use rdma_examples::connect::{ConnectionOptions, Method};
 use rdma_examples::device::{DeviceOptions, announce};
 use rdma_examples::failure::is_launched;
@@ -226,8 +226,8 @@ fn warm_up<T: Element>(
     for _ in 0..4 {
         for size in [smallest, largest.min(1 << 20)] {
             let count = size / size_of::<T>();
-            comm.all_reduce(input, output, count)?;
-            comm.all_reduce(output, input, count)?;
+            comm.all_reduce(input, output, count, Reduction::Sum)?;
+            comm.all_reduce(output, input, count, Reduction::Sum)?;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -272,13 +272,13 @@ impl Bench<'_> {
     /// Times operations back to back as nccl-tests does and averages over ranks, then checks one
     /// result.
     fn measure<T: Element>(&mut self, input: &Tensor<T>, output: &Tensor<T>) -> Result<CollectiveTime, Failure> {
-        let (rank, world, count) = (self.group.rank(), self.group.world(), self.count);
-        let pattern = Pattern::<T>::new(rank, world, self.size);
-        input.fill(count, |start, elements| pattern.fill(start, elements))?;
+        let (world, count) = (self.group.world(), self.count);
+        let pattern = Pattern::<T>::new(world, self.size, Reduction::Sum);
+        input.fill(count, |start, elements| pattern.fill(self.group.rank(), start, elements))?;
         self.group.barrier(self.what)?;
         let warming = Instant::now();
         for _ in 0..self.args.warmup {
-            self.comm.all_reduce(input, output, count)?;
+            self.comm.all_reduce(input, output, count, Reduction::Sum)?;
         }
         // All ranks must run the same number of iterations: the slowest rank decides.
         let warming = warming.elapsed() / u32::try_from(self.args.warmup.max(1)).unwrap_or(u32::MAX);
@@ -287,7 +287,7 @@ impl Bench<'_> {
         self.comm.barrier()?;
         let started = Instant::now();
         for _ in 0..iterations {
-            self.comm.all_reduce(input, output, count)?;
+            self.comm.all_reduce(input, output, count, Reduction::Sum)?;
         }
         let mine = started.elapsed().as_secs_f64() / iterations as f64;
         let seconds = self.group.all_gather(self.what, &mine)?.iter().sum::<f64>();
@@ -305,9 +305,9 @@ impl Bench<'_> {
     ) -> Result<u64, Failure> {
         let count = self.count;
         output.fill(count, |_, elements| elements.fill(T::from_small(u16::MAX)))?;
-        input.fill(count, |start, elements| pattern.fill(start, elements))?;
+        input.fill(count, |start, elements| pattern.fill(self.group.rank(), start, elements))?;
         self.group.barrier(self.what)?;
-        self.comm.all_reduce(input, output, count)?;
+        self.comm.all_reduce(input, output, count, Reduction::Sum)?;
         let mut wrong = 0_u64;
         output.for_each(count, |start, elements| wrong += pattern.count_wrong(start, elements))?;
         Ok(self.group.all_gather(self.what, &wrong)?.iter().sum())

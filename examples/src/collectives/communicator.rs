@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::blocks::{Blocks, parts};
 use super::direct::Direct;
-use super::element::Element;
+use super::element::{Element, Reduction};
 use super::fabric::{Fabric, expose_together};
 use super::ring::Ring;
 use super::tensor::{Operation, Tensor};
@@ -97,7 +97,7 @@ impl Communicator {
         self.fabric.notice()
     }
 
-    /// Sums the first `count` elements of every rank's `input` into every rank's `output`, which
+    /// Reduces the first `count` elements of every rank's `input` into every rank's `output`, which
     /// may be the same tensor.
     ///
     /// Returns when this rank's output is complete and both tensors may be changed again.
@@ -109,6 +109,7 @@ impl Communicator {
         input: &Tensor<T>,
         output: &Tensor<T>,
         count: usize,
+        reduction: Reduction,
     ) -> Result<(), Failure> {
         if count > input.count() || count > output.count() {
             return Err(Failure::new(format!("all-reduce of {count} elements in tensors that have fewer")));
@@ -120,7 +121,8 @@ impl Communicator {
             return self.copy(input, output, count);
         }
         let bytes = count * size_of::<T>();
-        let operation = Operation { fabric: &mut self.fabric, blocks: &mut self.blocks, input, output, count };
+        let (fabric, blocks) = (&mut self.fabric, &mut self.blocks);
+        let operation = Operation { fabric, blocks, input, output, count, reduction };
         match (&mut self.direct, &mut self.ring) {
             (Some(direct), _) if bytes <= self.tuning.one_step => direct.one_step(operation),
             (Some(direct), _) if bytes <= self.tuning.two_steps => direct.two_steps(operation),
@@ -135,7 +137,7 @@ impl Communicator {
     /// If a rank fails.
     pub fn barrier(&mut self) -> Result<(), Failure> {
         let Some(tensor) = self.token.take() else { return Ok(()) };
-        let result = self.all_reduce(&tensor, &tensor, 1);
+        let result = self.all_reduce(&tensor, &tensor, 1, Reduction::Sum);
         self.token = Some(tensor);
         result
     }

@@ -107,7 +107,7 @@ impl Direct {
 
     /// All-reduce in one step with one line per peer.
     fn one_line<T: Element>(&mut self, operation: Operation<'_, T>) -> Result<(), Failure> {
-        let Operation { fabric, blocks, input, output, count } = operation;
+        let Operation { fabric, blocks, input, output, count, reduction } = operation;
         self.lines.rounds += 1;
         let (round, lines) = (self.lines.rounds, &self.lines);
         let (sums, more) = blocks.of::<T>();
@@ -130,9 +130,10 @@ impl Direct {
                 lines.region.copy_out(line, bytemuck::cast_slice_mut(into))?;
             }
             if from > 0 {
-                T::accumulate(sums, more);
+                T::reduce(reduction, sums, more);
             }
         }
+        reduction.finish(sums, self.world);
         output.write(0, sums)
     }
 
@@ -179,7 +180,7 @@ impl Direct {
         round: u64,
         elements: Range<usize>,
     ) -> Result<(), Failure> {
-        let Operation { input, output, .. } = *operation;
+        let Operation { input, output, reduction, .. } = *operation;
         let (sums, more) = operation.blocks.of::<T>();
         let first = elements.start;
         for part in parts(elements, sums.len()) {
@@ -193,9 +194,10 @@ impl Direct {
                     self.slots.region.copy_out(at, bytemuck::cast_slice_mut(into))?;
                 }
                 if from > 0 {
-                    T::accumulate(sums, more);
+                    T::reduce(reduction, sums, more);
                 }
             }
+            reduction.finish(sums, self.world);
             output.write(part.start, sums)?;
         }
         Ok(())

@@ -1,46 +1,117 @@
-//! Element types of tensors, and the loop that adds them up.
+//! Element types of tensors, and the loops that reduce them.
+//!
+//! Integers wrap around. The 16-bit floating-point types are computed in `f32` and rounded to
+//! nearest even after each reduction. `min` and `max` ignore a NaN unless both operands are NaN, and
+//! prefer the first operand of two equal ones, which matters for the sign of zero. A reduction is
+//! therefore a function of the order of its operands alone.
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use serde::Serialize;
 
-/// A type of elements that all-reduce can sum.
+/// A reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduction {
+    /// The sum.
+    Sum,
+    /// The product.
+    Prod,
+    /// The smallest value.
+    Min,
+    /// The largest value.
+    Max,
+    /// The sum, divided by the number of ranks. The quotients of integers are truncated.
+    Avg,
+}
+
+impl Reduction {
+    /// All reductions, in nccl-tests' order.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
+
+    /// nccl-tests' name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+        }
+    }
+
+    /// Completes the reduction of all ranks' elements.
+    #[inline]
+    pub(super) fn finish<T: Element>(self, elements: &mut [T], ranks: usize) {
+        if self == Self::Avg {
+            T::divide(elements, ranks);
+        }
+    }
+}
+
+/// A type of elements that collectives can move and reduce.
 pub trait Element: Pod + PartialEq + Send + Sync + std::fmt::Debug {
     /// nccl-tests' name of the type.
     const NAME: &'static str;
 
-    /// Adds each element of `more` to its counterpart in `sums`; ignores the rest of the longer
-    /// slice.
-    fn accumulate(sums: &mut [Self], more: &[Self]);
+    /// Every whole number from 0 to this one has an exact representation, and so have all sums up to
+    /// it. The sums of an integer type are always exact, modulo its range.
+    const EXACT: u32;
 
-    /// Converts a small whole number; sums of some thousand such values are exact.
+    /// Reduces each element of `into` with its counterpart in `more`, which is the second operand;
+    /// ignores the rest of the longer slice. [`Reduction::Avg`] sums.
+    fn reduce(reduction: Reduction, into: &mut [Self], more: &[Self]);
+
+    /// Divides every element, which makes an average of a sum. Quotients of integers are truncated.
+    fn divide(elements: &mut [Self], divisor: usize);
+
+    /// Converts a small whole number, modulo the range of an integer type.
     fn from_small(value: u16) -> Self;
 }
 
-/// Elements per iteration of the loop: four times the widest vector register of any machine.
+/// Elements per iteration of a loop: four times the widest vector register of any machine.
 const LANES: usize = 32;
 
-macro_rules! element {
-    ($($type:ty, $name:literal, $add:expr;)*) => {$(
+/// Combines each element of `into` with its counterpart in `more`.
+#[inline(always)]
+fn combine<T: Pod>(into: &mut [T], more: &[T], with: impl Fn(T, T) -> T) {
+    let n = into.len().min(more.len());
+    let (into, more) = (&mut into[..n], &more[..n]);
+    let mut wide_into = into.chunks_exact_mut(LANES);
+    let mut wide_more = more.chunks_exact(LANES);
+    // Arrays need no bounds checks, so this loop becomes vector instructions.
+    for (a, b) in wide_into.by_ref().zip(wide_more.by_ref()) {
+        if let (Ok(a), Ok(b)) = (<&mut [T; LANES]>::try_from(a), <&[T; LANES]>::try_from(b)) {
+            for i in 0..LANES {
+                a[i] = with(a[i], b[i]);
+            }
+        }
+    }
+    for (a, b) in wide_into.into_remainder().iter_mut().zip(wide_more.remainder()) {
+        *a = with(*a, *b);
+    }
+}
+
+macro_rules! floats {
+    ($($type:ty, $name:literal;)*) => {$(
         impl Element for $type {
             const NAME: &'static str = $name;
+            const EXACT: u32 = if <$type>::MANTISSA_DIGITS > 31 { u32::MAX } else { 1 << <$type>::MANTISSA_DIGITS };
 
             #[inline]
-            fn accumulate(sums: &mut [Self], more: &[Self]) {
-                let add: fn(Self, Self) -> Self = $add;
-                let n = sums.len().min(more.len());
-                let (sums, more) = (&mut sums[..n], &more[..n]);
-                let mut wide_sums = sums.chunks_exact_mut(LANES);
-                let mut wide_more = more.chunks_exact(LANES);
-                // Arrays need no bounds checks, so this loop becomes vector instructions.
-                for (s, m) in wide_sums.by_ref().zip(wide_more.by_ref()) {
-                    if let (Ok(s), Ok(m)) = (<&mut [Self; LANES]>::try_from(s), <&[Self; LANES]>::try_from(m)) {
-                        for i in 0..LANES {
-                            s[i] = add(s[i], m[i]);
-                        }
-                    }
+            fn reduce(reduction: Reduction, into: &mut [Self], more: &[Self]) {
+                match reduction {
+                    Reduction::Sum | Reduction::Avg => combine(into, more, |a, b| a + b),
+                    Reduction::Prod => combine(into, more, |a, b| a * b),
+                    Reduction::Min => combine(into, more, |a, b| if a <= b || b.is_nan() { a } else { b }),
+                    Reduction::Max => combine(into, more, |a, b| if a >= b || b.is_nan() { a } else { b }),
                 }
-                for (s, m) in wide_sums.into_remainder().iter_mut().zip(wide_more.remainder()) {
-                    *s = add(*s, *m);
-                }
+            }
+
+            fn divide(elements: &mut [Self], divisor: usize) {
+                elements.iter_mut().for_each(|element| *element /= divisor as Self);
             }
 
             fn from_small(value: u16) -> Self {
@@ -50,44 +121,209 @@ macro_rules! element {
     )*};
 }
 
-element! {
-    f32, "float", |a, b| a + b;
-    f64, "double", |a, b| a + b;
-    i32, "int32", Self::wrapping_add;
-    u32, "uint32", Self::wrapping_add;
-    i64, "int64", Self::wrapping_add;
-    u64, "uint64", Self::wrapping_add;
+floats! {
+    f32, "float";
+    f64, "double";
+}
+
+macro_rules! integers {
+    ($($type:ty, $wide:ty, $name:literal;)*) => {$(
+        impl Element for $type {
+            const NAME: &'static str = $name;
+            const EXACT: u32 = u32::MAX;
+
+            #[inline]
+            fn reduce(reduction: Reduction, into: &mut [Self], more: &[Self]) {
+                match reduction {
+                    Reduction::Sum | Reduction::Avg => combine(into, more, Self::wrapping_add),
+                    Reduction::Prod => combine(into, more, Self::wrapping_mul),
+                    Reduction::Min => combine(into, more, Self::min),
+                    Reduction::Max => combine(into, more, Self::max),
+                }
+            }
+
+            fn divide(elements: &mut [Self], divisor: usize) {
+                let divisor = divisor as $wide;
+                for element in elements {
+                    // A quotient by one or more is no larger than its dividend.
+                    *element = Self::try_from(<$wide>::from(*element) / divisor).unwrap_or(*element);
+                }
+            }
+
+            #[allow(clippy::cast_possible_truncation, reason = "the value is converted modulo the range")]
+            fn from_small(value: u16) -> Self {
+                value as Self
+            }
+        }
+    )*};
+}
+
+integers! {
+    i8, i64, "int8";
+    u8, u64, "uint8";
+    i32, i64, "int32";
+    u32, u64, "uint32";
+    i64, i64, "int64";
+    u64, u64, "uint64";
+}
+
+/// Elements of a 16-bit type that are converted at a time.
+const CONVERTED: usize = 256;
+
+macro_rules! halves {
+    ($($type:ty, $name:literal;)*) => {$(
+        impl Element for $type {
+            const NAME: &'static str = $name;
+            const EXACT: u32 = 1 << <$type>::MANTISSA_DIGITS;
+
+            fn reduce(reduction: Reduction, into: &mut [Self], more: &[Self]) {
+                let (mut a, mut b) = ([f32::zeroed(); CONVERTED], [f32::zeroed(); CONVERTED]);
+                for (into, more) in into.chunks_mut(CONVERTED).zip(more.chunks(CONVERTED)) {
+                    let n = into.len().min(more.len());
+                    let (a, b) = (&mut a[..n], &mut b[..n]);
+                    into[..n].convert_to_f32_slice(a);
+                    more[..n].convert_to_f32_slice(b);
+                    f32::reduce(reduction, a, b);
+                    into[..n].convert_from_f32_slice(a);
+                }
+            }
+
+            fn divide(elements: &mut [Self], divisor: usize) {
+                let divisor = divisor as f32;
+                elements.iter_mut().for_each(|element| *element = Self::from_f32(element.to_f32() / divisor));
+            }
+
+            fn from_small(value: u16) -> Self {
+                Self::from_f32(value.into())
+            }
+        }
+    )*};
+}
+
+halves! {
+    f16, "half";
+    bf16, "bfloat16";
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sums<T: Element>() {
-        for n in [0, 1, 31, 32, 33, 1000] {
-            let small = |i: usize| T::from_small(u16::try_from(i).unwrap());
-            let mut acc: Vec<T> = (0..n).map(small).collect();
-            let more: Vec<T> = (0..n).map(|i| small(2 * i)).collect();
-            T::accumulate(&mut acc, &more);
-            let expected: Vec<T> = (0..n).map(|i| small(3 * i)).collect();
-            assert_eq!(acc, expected, "{} x {n}", T::NAME);
+    /// Calls a generic test for every type.
+    macro_rules! for_every_type {
+        ($test:ident) => {{
+            $test::<f32>();
+            $test::<f64>();
+            $test::<f16>();
+            $test::<bf16>();
+            $test::<i8>();
+            $test::<u8>();
+            $test::<i32>();
+            $test::<u32>();
+            $test::<i64>();
+            $test::<u64>();
+        }};
+    }
+
+    fn reduced<T: Element>(reduction: Reduction, a: &[u16], b: &[u16]) -> Vec<T> {
+        let convert = |values: &[u16]| values.iter().map(|&value| T::from_small(value)).collect::<Vec<T>>();
+        let mut into = convert(a);
+        T::reduce(reduction, &mut into, &convert(b));
+        into
+    }
+
+    fn reductions<T: Element>() {
+        for n in [0_u16, 1, 31, 32, 33, 300] {
+            let a: Vec<u16> = (0..n).map(|i| i % 11).collect();
+            let b: Vec<u16> = (0..n).map(|i| i * 7 % 11).collect();
+            for reduction in Reduction::ALL {
+                let expected = |a: u16, b: u16| match reduction {
+                    Reduction::Sum | Reduction::Avg => a + b,
+                    Reduction::Prod => a * b,
+                    Reduction::Min => a.min(b),
+                    Reduction::Max => a.max(b),
+                };
+                let expected: Vec<T> = a.iter().zip(&b).map(|(&a, &b)| T::from_small(expected(a, b))).collect();
+                assert_eq!(reduced::<T>(reduction, &a, &b), expected, "{} {reduction:?} x {n}", T::NAME);
+            }
         }
     }
 
     #[test]
-    fn every_type_sums() {
-        sums::<f32>();
-        sums::<f64>();
-        sums::<i32>();
-        sums::<u32>();
-        sums::<i64>();
-        sums::<u64>();
+    fn every_type_reduces() {
+        for_every_type!(reductions);
+    }
+
+    fn quotients<T: Element>() {
+        let mut sums: Vec<T> = [0, 3, 60, 126].map(T::from_small).into();
+        T::divide(&mut sums, 3);
+        assert_eq!(sums, [0, 1, 20, 42].map(T::from_small), "{}", T::NAME);
+    }
+
+    #[test]
+    fn every_type_divides() {
+        for_every_type!(quotients);
+        let mut bytes = [-128_i8, -7, 7];
+        i8::divide(&mut bytes, 2);
+        assert_eq!(bytes, [-64, -3, 3]);
+        i8::divide(&mut bytes, 300);
+        assert_eq!(bytes, [0; 3]);
     }
 
     #[test]
     fn the_shorter_slice_decides() {
         let mut acc = [1.0f32; 4];
-        f32::accumulate(&mut acc, &[1.0; 2]);
+        f32::reduce(Reduction::Sum, &mut acc, &[1.0; 2]);
         assert_eq!(acc, [2.0, 2.0, 1.0, 1.0]);
+        let mut acc = [f16::ONE; 4];
+        f16::reduce(Reduction::Sum, &mut acc, &[f16::ONE; 2]);
+        assert_eq!(acc, [2, 2, 1, 1].map(f16::from_small));
+    }
+
+    #[test]
+    fn integers_wrap_around() {
+        assert_eq!(reduced::<i8>(Reduction::Sum, &[127], &[1]), [-128]);
+        assert_eq!(reduced::<u8>(Reduction::Prod, &[16], &[17]), [16]);
+    }
+
+    #[test]
+    fn extremes_ignore_nan_and_keep_the_first_zero() {
+        for (a, b, min, max) in [
+            (f32::NAN, 1.0, 1.0, 1.0),
+            (1.0, f32::NAN, 1.0, 1.0),
+            (0.0, -0.0, 0.0, 0.0),
+            (-0.0, 0.0, -0.0, -0.0),
+            (f32::INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY, f32::INFINITY),
+        ] {
+            for (reduction, expected) in [(Reduction::Min, min), (Reduction::Max, max)] {
+                let mut into = [a];
+                f32::reduce(reduction, &mut into, &[b]);
+                assert_eq!(into[0].to_bits(), expected.to_bits(), "{reduction:?} of {a} and {b}");
+            }
+        }
+        let mut both = [f32::NAN];
+        f32::reduce(Reduction::Min, &mut both, &[f32::NAN]);
+        assert!(both[0].is_nan());
+    }
+
+    #[test]
+    fn small_floats_round_to_nearest_even() {
+        // The sum 257 lies between 256 and 258; 259 lies between 258 and 260.
+        let sums = reduced::<bf16>(Reduction::Sum, &[256, 256, 258], &[1, 3, 1]);
+        assert_eq!(sums, [256, 260, 260].map(bf16::from_small));
+    }
+
+    fn exactness<T: Element>() {
+        for value in [1, 7, u16::try_from(T::EXACT).unwrap_or(1000)] {
+            let one = T::from_small(1);
+            let mut sum = [T::from_small(value - 1)];
+            T::reduce(Reduction::Sum, &mut sum, &[one]);
+            assert_eq!(sum[0], T::from_small(value));
+        }
+    }
+
+    #[test]
+    fn exact_sums_are_exact() {
+        for_every_type!(exactness);
     }
 }

@@ -16,7 +16,7 @@ mod tensor;
 pub(crate) mod wait;
 
 pub use communicator::{Communicator, Tuning};
-pub use element::Element;
+pub use element::{Element, Reduction};
 pub use pattern::Pattern;
 pub use step::{Place, Schedule, Source, Span, Step};
 pub use tensor::Tensor;

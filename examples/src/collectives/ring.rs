@@ -159,7 +159,7 @@ impl<T: Element> Turn<'_, T> {
         self.operation.fabric.wait_sent(self.ring.right, self.ring.staging_sends[place])?;
         let at = place * self.ring.chunk;
         let length = elements.len() * size_of::<T>();
-        self.add(elements, |ring, offset, sums| ring.staging.copy_in(at + offset, sums))?;
+        self.add(elements, |ring, offset, sums| ring.staging.copy_in(at + offset, bytemuck::cast_slice(sums)))?;
         let part = self.ring.staging.slice(at..at + length)?;
         let sequence = self.send_partial(part)?;
         self.ring.staging_sends[place] = sequence;
@@ -168,8 +168,12 @@ impl<T: Element> Turn<'_, T> {
 
     /// Adds this rank's part to the received partial sum, which completes the result.
     fn finish(&mut self, elements: Range<usize>) -> Result<(), Failure> {
-        let (output, base) = (self.operation.output, bytes::<T>(elements.clone()).start);
-        self.add(elements, |_, offset, sums| output.region().copy_in(base + offset, sums))
+        let Operation { output, reduction, .. } = self.operation;
+        let base = bytes::<T>(elements.clone()).start;
+        self.add(elements, |ring, offset, sums| {
+            reduction.finish(sums, ring.world);
+            output.region().copy_in(base + offset, bytemuck::cast_slice(sums))
+        })
     }
 
     /// Sums the next slot and this rank's input block by block, stores each block with `keep`, and
@@ -177,12 +181,12 @@ impl<T: Element> Turn<'_, T> {
     fn add(
         &mut self,
         elements: Range<usize>,
-        mut keep: impl FnMut(&Ring, usize, &[u8]) -> Result<(), rdma::Error>,
+        mut keep: impl FnMut(&Ring, usize, &mut [T]) -> Result<(), rdma::Error>,
     ) -> Result<(), Failure> {
         let ring = &mut *self.ring;
         let slot = (ring.taken % ring.slot_count) * ring.chunk;
         ring.taken += 1;
-        let Operation { fabric, blocks, input, .. } = &mut self.operation;
+        let Operation { fabric, blocks, input, reduction, .. } = &mut self.operation;
         let (sums, more) = blocks.of::<T>();
         let first = elements.start;
         for part in parts(elements, sums.len()) {
@@ -190,8 +194,8 @@ impl<T: Element> Turn<'_, T> {
             let offset = (part.start - first) * size_of::<T>();
             ring.slots.copy_out(slot + offset, bytemuck::cast_slice_mut(sums))?;
             input.read(part.start, more)?;
-            T::accumulate(sums, more);
-            keep(ring, offset, bytemuck::cast_slice(sums))?;
+            T::reduce(*reduction, sums, more);
+            keep(ring, offset, sums)?;
         }
         ring.uncredited += 1;
         if ring.uncredited == ring.credit {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
 use super::blocks::Blocks;
-use super::element::Element;
+use super::element::{Element, Reduction};
 use super::fabric::{Fabric, Lane};
 use crate::Failure;
 
@@ -112,6 +112,7 @@ pub(super) struct Operation<'a, T> {
     pub(super) input: &'a Tensor<T>,
     pub(super) output: &'a Tensor<T>,
     pub(super) count: usize,
+    pub(super) reduction: Reduction,
 }
 
 impl<T: Element> Operation<'_, T> {
