@@ -42,6 +42,7 @@ operations! {
     AllocPd = "ibv_alloc_pd",
     DeallocPd = "ibv_dealloc_pd",
     RegisterMr = "ibv_reg_mr",
+    RegisterDmaBuf = "ibv_reg_dmabuf_mr",
     DeregisterMr = "ibv_dereg_mr",
     Allocate = "allocate memory",
     Access = "access memory",
@@ -305,6 +306,12 @@ impl Error {
             }
             (Operation::RegisterMr, ErrorKind::Os) if self.errno() == Some(libc::EFAULT) => {
                 "the memory is not mapped, or not writable"
+            }
+            (Operation::RegisterDmaBuf, ErrorKind::NotSupported) => {
+                "the device cannot import dma-bufs (soft0, rxe and siw cannot), or Linux is older than 5.12"
+            }
+            (Operation::RegisterDmaBuf, ErrorKind::InvalidInput) => {
+                "offset and length must lie in the dma-buf, and address and offset at the same place of a page"
             }
             (Operation::ModifyQp, ErrorKind::Timeout) => {
                 "the peer's address could not be resolved: check the GID index and the route to the peer's GID"

@@ -236,3 +236,14 @@ fn requests_beyond_the_completion_queue_are_refused_at_creation() {
         drop(qp);
     }
 }
+
+#[test]
+fn a_device_says_whether_it_imports_dma_bufs() {
+    let opened = open();
+    let pd = opened.context.alloc_pd().unwrap();
+    match pd.probe_dmabuf() {
+        Ok(()) => assert!(!opened.choice.is_software()),
+        // soft0, rxe and siw cannot.
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}"),
+    }
+}

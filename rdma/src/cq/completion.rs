@@ -36,10 +36,20 @@ macro_rules! takes {
                 Some(unsafe { Buffer::from_segment(segment) })
             }
 
-            /// Takes the request's next segment, if it is a slice of an exposed region.
+            /// Takes the request's next segment, if it is a slice of an exposed region of host
+            /// memory.
             #[must_use = "the slice is given up otherwise"]
             pub fn take_exposed(&mut self) -> Option<ExposedSlice> {
-                let segment = self.take_if(Kind::Exposed)?;
+                let segment = self.take_if(Kind::ExposedHost)?;
+                // SAFETY: ExposedSlice::from_segment requires a segment of this kind: `take_if`
+                // returns no other.
+                Some(unsafe { ExposedSlice::from_segment(segment) })
+            }
+
+            /// Takes the request's next segment, if it is a slice of a region of GPU memory.
+            #[must_use = "the slice is given up otherwise"]
+            pub fn take_gpu_slice(&mut self) -> Option<ExposedSlice<Gpu>> {
+                let segment = self.take_if(Kind::ExposedGpu)?;
                 // SAFETY: ExposedSlice::from_segment requires a segment of this kind: `take_if`
                 // returns no other.
                 Some(unsafe { ExposedSlice::from_segment(segment) })

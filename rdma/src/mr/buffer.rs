@@ -46,7 +46,7 @@ impl<M: Placement> Buffer<M> {
 
     /// A buffer of a whole local region of `M`'s kind; the region must have no segments yet.
     pub(super) fn whole(region: Arc<Handle<Region>>) -> Self {
-        debug_assert_eq!(region.kind == Kind::LocalHost, M::IS_HOST);
+        debug_assert_eq!(region.kind, Kind::local::<M>());
         // SAFETY: from_segment wants a segment of `M`'s kind that overlaps no other: the region is
         // of `M`'s kind, and has no other segment.
         unsafe { Self::from_segment(Segment::whole(region)) }

@@ -1,12 +1,13 @@
 //! Exposed regions: memory that peers may read or write.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::buffer::resolve;
-use super::memory::{Host, Memory, MemoryOwner, RawMemory};
+use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::remote::RemoteSlice;
 use super::{Kind, Region, Segment};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
@@ -75,8 +76,8 @@ impl ProtectionDomain {
         if access.is_empty() {
             return Err(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput));
         }
-        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::Exposed, access);
-        region.map(|region| ExposedRegion { region }).map_err(|(error, _)| error)
+        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, None);
+        region.map(ExposedRegion::new).map_err(|(error, _)| error)
     }
 }
 
@@ -85,6 +86,9 @@ impl ProtectionDomain {
 /// References into the region do not exist, because its contents may change at any time. Bytes are
 /// copied in and out, and aligned words are loaded and stored atomically. A copy out of a range
 /// that a peer writes at the same time may mix old and new bytes.
+///
+/// The contents of a region in GPU memory ([`Gpu`](super::Gpu)) cannot be accessed from here at
+/// all: its slices are only posted, and its ranges given to peers.
 ///
 /// # Examples
 ///
@@ -100,8 +104,9 @@ impl ProtectionDomain {
 /// assert_eq!(&memory[..5], b"hello");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct ExposedRegion {
+pub struct ExposedRegion<M: Placement = Host> {
     region: Arc<Handle<Region>>,
+    placement: PhantomData<M>,
 }
 
 /// A counted range of an [`ExposedRegion`]: the local end of a request, or a range to copy from and
@@ -119,18 +124,21 @@ pub struct ExposedRegion {
 /// drop(slice);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct ExposedSlice {
+pub struct ExposedSlice<M: Placement = Host> {
     segment: Segment,
+    placement: PhantomData<M>,
 }
 
-impl Clone for ExposedSlice {
+impl<M: Placement> Clone for ExposedSlice<M> {
     fn clone(&self) -> Self {
         let Segment { region, pointer, len } = &self.segment;
-        Self { segment: Segment { region: region.clone(), pointer: *pointer, len: *len } }
+        let segment = Segment { region: region.clone(), pointer: *pointer, len: *len };
+        Self { segment, placement: PhantomData }
     }
 }
 
-macro_rules! access {
+/// The methods for memory of any placement.
+macro_rules! ranges {
     ($whole:expr) => {
         /// The number of bytes.
         #[must_use]
@@ -144,6 +152,69 @@ macro_rules! access {
             self.len() == 0
         }
 
+        /// A counted part of the range. It keeps the region from being revoked.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// let slot = region.slice(64..128)?;
+        /// slot.copy_in(0, b"the slot's first bytes")?;
+        /// assert_eq!(slot.len(), 64);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice<M>> {
+            let range = resolve(range, self.len()).ok_or(Error::new(Operation::Access, ErrorKind::OutOfBounds))?;
+            let pointer = $whole(self).0.map_addr(|address| address.saturating_add(range.start));
+            let segment = Segment { region: self.region().clone(), pointer, len: range.len() };
+            Ok(ExposedSlice { segment, placement: PhantomData })
+        }
+
+        /// A part of the range for a peer to access: send the returned value to the peer.
+        ///
+        /// # Errors
+        ///
+        /// `OutOfBounds`.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// let slot = region.remote(64..128)?;
+        /// // 20 bytes that tell the peer where to read and write.
+        /// assert_eq!(rdma::RemoteSlice::from_bytes(&slot.to_bytes()).len(), 64);
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<RemoteSlice> {
+            let slice = self.slice(range)?;
+            Ok(RemoteSlice::new(slice.segment.iova(), slice.segment.len as u64, slice.segment.region.rkey))
+        }
+
+        /// The operations that peers may do.
+        #[must_use]
+        pub fn access(&self) -> RemoteAccess {
+            self.region().access
+        }
+
+        /// The region's local key, for requests of a raw queue pair.
+        #[must_use]
+        pub fn lkey(&self) -> u32 {
+            self.region().lkey
+        }
+    };
+}
+
+/// The methods that access the contents, which need host memory.
+macro_rules! contents {
+    ($whole:expr) => {
         /// Copies bytes in at `offset`.
         ///
         /// # Errors
@@ -348,65 +419,6 @@ macro_rules! access {
             Ok(unsafe { rdma_mem::word::compare_exchange_u64(word, current, new, Ordering::AcqRel) })
         }
 
-        /// A counted part of the range. It keeps the region from being revoked.
-        ///
-        /// # Errors
-        ///
-        /// `OutOfBounds`.
-        ///
-        /// # Examples
-        ///
-        /// ```
-        /// # use rdma::RemoteAccess;
-        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
-        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
-        /// let slot = region.slice(64..128)?;
-        /// slot.copy_in(0, b"the slot's first bytes")?;
-        /// assert_eq!(slot.len(), 64);
-        /// # Ok::<(), Box<dyn std::error::Error>>(())
-        /// ```
-        pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<ExposedSlice> {
-            let range = resolve(range, self.len()).ok_or(Error::new(Operation::Access, ErrorKind::OutOfBounds))?;
-            // SAFETY: NonNull::add wants a result inside the allocation or one past its end:
-            // `resolve` checked the range, and the whole lies in the region (M3).
-            let pointer = unsafe { $whole(self).0.add(range.start) };
-            Ok(ExposedSlice { segment: Segment { region: self.region().clone(), pointer, len: range.len() } })
-        }
-
-        /// A part of the range for a peer to access: send the returned value to the peer.
-        ///
-        /// # Errors
-        ///
-        /// `OutOfBounds`.
-        ///
-        /// # Examples
-        ///
-        /// ```
-        /// # use rdma::RemoteAccess;
-        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
-        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
-        /// let slot = region.remote(64..128)?;
-        /// // 20 bytes that tell the peer where to read and write.
-        /// assert_eq!(rdma::RemoteSlice::from_bytes(&slot.to_bytes()).len(), 64);
-        /// # Ok::<(), Box<dyn std::error::Error>>(())
-        /// ```
-        pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<RemoteSlice> {
-            let slice = self.slice(range)?;
-            Ok(RemoteSlice::new(slice.segment.iova(), slice.segment.len as u64, slice.segment.region.rkey))
-        }
-
-        /// The operations that peers may do.
-        #[must_use]
-        pub fn access(&self) -> RemoteAccess {
-            self.region().access
-        }
-
-        /// The region's local key, for requests of a raw queue pair.
-        #[must_use]
-        pub fn lkey(&self) -> u32 {
-            self.region().lkey
-        }
-
         /// The address of `len` bytes at `offset`, if they lie in the range.
         #[inline]
         fn place(&self, offset: usize, len: usize) -> Result<*mut u8> {
@@ -437,8 +449,18 @@ macro_rules! access {
     };
 }
 
-impl ExposedRegion {
-    access!(|this: &Self| (this.region.address, this.region.len));
+impl ExposedRegion<Host> {
+    contents!(|this: &Self| (this.region.address, this.region.len));
+}
+
+impl<M: Placement> ExposedRegion<M> {
+    ranges!(|this: &Self| (this.region.address, this.region.len));
+
+    /// Requires an exposed region of `M`'s kind.
+    pub(super) fn new(region: Arc<Handle<Region>>) -> Self {
+        debug_assert_eq!(region.kind, Kind::exposed::<M>());
+        Self { region, placement: PhantomData }
+    }
 
     #[inline]
     fn region(&self) -> &Arc<Handle<Region>> {
@@ -472,15 +494,17 @@ impl ExposedRegion {
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::mem_forget, reason = "peers may still write to it")]
-    pub fn revoke(self) -> Result<Memory, RevokeError> {
+    pub fn revoke(self) -> Result<Memory<M>, RevokeError<M>> {
         let region = match Handle::close(self.region) {
             Ok(region) => region,
-            Err(Failed { error, object: region }) => return Err(RevokeError { error, region: Some(Self { region }) }),
+            Err(Failed { error, object: region }) => {
+                return Err(RevokeError { error, region: Some(Self::new(region)) });
+            }
         };
         let mut memory = region.memory;
         match memory.make_private() {
             // SAFETY: from_raw wants memory that is not registered and lies where `M` says: the
-            // region is deregistered (M2) and private now, and exposed regions are host memory.
+            // region is deregistered (M2) and private now, and was of `M`'s kind.
             Ok(()) => Ok(unsafe { Memory::from_raw(memory) }),
             Err(error) => {
                 // Peers may still write to the memory, so it must never be used as private memory.
@@ -492,8 +516,12 @@ impl ExposedRegion {
     }
 }
 
-impl ExposedSlice {
-    access!(|this: &Self| (this.segment.pointer, this.segment.len));
+impl ExposedSlice<Host> {
+    contents!(|this: &Self| (this.segment.pointer, this.segment.len));
+}
+
+impl<M: Placement> ExposedSlice<M> {
+    ranges!(|this: &Self| (this.segment.pointer, this.segment.len));
 
     #[inline]
     fn region(&self) -> &Arc<Handle<Region>> {
@@ -507,13 +535,13 @@ impl ExposedSlice {
 
     /// # Safety
     ///
-    /// The segment belongs to an exposed region.
+    /// The segment belongs to an exposed region of `M`'s kind.
     pub(crate) unsafe fn from_segment(segment: Segment) -> Self {
-        Self { segment }
+        Self { segment, placement: PhantomData }
     }
 }
 
-impl fmt::Debug for ExposedRegion {
+impl<M: Placement> fmt::Debug for ExposedRegion<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Region { address, len, access, .. } = &**self.region;
         let mut f = f.debug_struct("ExposedRegion");
@@ -521,7 +549,7 @@ impl fmt::Debug for ExposedRegion {
     }
 }
 
-impl fmt::Debug for ExposedSlice {
+impl<M: Placement> fmt::Debug for ExposedSlice<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Segment { pointer, len, .. } = &self.segment;
         f.debug_struct("ExposedSlice").field("address", pointer).field("len", len).finish_non_exhaustive()
@@ -529,25 +557,29 @@ impl fmt::Debug for ExposedSlice {
 }
 
 /// The error of revoking a region.
-pub struct RevokeError {
+pub struct RevokeError<M: Placement = Host> {
     /// The reason of the failure.
     pub error: Error,
     /// The region, if it is unchanged; `None` if its memory had to be leaked.
-    pub region: Option<ExposedRegion>,
+    pub region: Option<ExposedRegion<M>>,
 }
 
-impl fmt::Display for RevokeError {
+impl<M: Placement> fmt::Display for RevokeError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-debug_is_display!(RevokeError);
+impl<M: Placement> fmt::Debug for RevokeError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
-impl std::error::Error for RevokeError {}
+impl<M: Placement> std::error::Error for RevokeError<M> {}
 
-impl From<RevokeError> for Error {
-    fn from(error: RevokeError) -> Self {
+impl<M: Placement> From<RevokeError<M>> for Error {
+    fn from(error: RevokeError<M>) -> Self {
         error.error
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::buffer::Buffer;
-use super::memory::{Host, MemoryOwner, Pages, Placement, RawMemory};
+use super::memory::{Host, MemoryOwner, Pages, RawMemory};
 use super::{Kind, Region};
 use crate::error::{Error, Operation, Result};
 use crate::pd::{PdInner, ProtectionDomain};
@@ -39,7 +39,9 @@ impl ProtectionDomain {
     /// Registers memory with its owner for the local device only.
     ///
     /// Shared memory is made private first: peers that have mapped it keep the old pages.
-    /// [`Buffer::into_memory`] returns the owner. If registration fails, the owner is dropped.
+    /// [`Buffer::into_memory`] returns the owner. If registration fails, the owner is dropped. GPU
+    /// memory is registered by its address, as by
+    /// [`register_peer_memory`](Self::register_peer_memory).
     ///
     /// # Errors
     ///
@@ -58,15 +60,14 @@ impl ProtectionDomain {
     /// ```
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<O: MemoryOwner>(&self, owner: O) -> Result<Buffer<O::Placement>> {
-        let kind = if O::Placement::IS_HOST { Kind::LocalHost } else { Kind::LocalGpu };
         let mut memory = RawMemory::new(owner);
         // Buffers lend references, so no other process may have the memory mapped; other processes
         // may have obtained SharedMemory's file.
         memory
             .make_private()
             .map_err(|error| Error::from_errno(Operation::RegisterMr, error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
-        let region = Region::new(&self.inner, memory, kind, RemoteAccess::empty());
-        // `Buffer::whole` wants a region of `M`'s kind: the kind was made from the placement above.
+        let region = Region::new(&self.inner, memory, Kind::local::<O::Placement>(), RemoteAccess::empty(), None);
+        // `Buffer::whole` wants a region of `M`'s kind: the kind was made from the placement.
         region.map(Buffer::whole).map_err(|(error, _)| error)
     }
 }

@@ -6,7 +6,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::{io, slice};
 
@@ -62,9 +61,6 @@ impl Placement for Gpu {
 /// * Dropping the parts without `from_parts` leaks the memory. It must not unmap, free or reuse the
 ///   memory, unless freeing is sound at that time (the device has no access any more when parts are
 ///   dropped).
-///
-/// `dma_buf`, if it returns one, names a dma-buf of this memory that stays open while the parts
-/// live.
 pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// The place of the memory.
     type Placement: Placement;
@@ -81,12 +77,6 @@ pub unsafe trait MemoryOwner: Sized + Send + 'static {
     /// The arguments were returned by one call of `into_parts`, which is undone at most once, and
     /// neither the device nor peers can access the memory any more.
     unsafe fn from_parts(address: NonNull<u8>, len: usize, parts: Self::Parts) -> Self;
-
-    /// The memory as a dma-buf and its offset in the dma-buf, for memory that can only be
-    /// registered that way.
-    fn dma_buf(_parts: &Self::Parts) -> Option<(RawFd, u64)> {
-        None
-    }
 
     /// Ends every access to the memory other than the device's. Called before the contents are lent
     /// as bytes: when a local region is registered, and after an exposed one was deregistered.
@@ -216,7 +206,6 @@ trait AnyParts: Send {
     ///
     /// The contract of [`MemoryOwner::from_parts`].
     unsafe fn reassemble(self: Box<Self>, address: NonNull<u8>, len: usize) -> Box<dyn Any + Send>;
-    fn dma_buf(&self) -> Option<(RawFd, u64)>;
     fn make_private(&mut self) -> io::Result<()>;
 }
 
@@ -228,10 +217,6 @@ impl<O: MemoryOwner> AnyParts for Parts<O> {
         // that no device or peer accesses: `reassemble` has the same contract, and `Box<Self>` is
         // consumed.
         Box::new(unsafe { O::from_parts(address, len, self.0) })
-    }
-
-    fn dma_buf(&self) -> Option<(RawFd, u64)> {
-        O::dma_buf(&self.0)
     }
 
     fn make_private(&mut self) -> io::Result<()> {
@@ -271,10 +256,6 @@ impl RawMemory {
 
     pub(super) fn len(&self) -> usize {
         self.len
-    }
-
-    pub(super) fn dma_buf(&self) -> Option<(RawFd, u64)> {
-        self.parts.as_ref()?.dma_buf()
     }
 
     pub(super) fn make_private(&mut self) -> io::Result<()> {

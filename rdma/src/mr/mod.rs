@@ -3,7 +3,7 @@
 //! A region owns its memory through any [`MemoryOwner`]. *Local* regions give no right to peers;
 //! they are split into [`Buffer`]s, each exclusive, and posting moves a buffer into the queue.
 //! *Exposed* regions ([`ExposedRegion`]) give rights to peers; references into them do not exist,
-//! only copies and atomic words.
+//! only copies and atomic words. Regions of GPU memory (`gpu`) have neither.
 //!
 //! # Invariants
 //!
@@ -26,11 +26,13 @@
 
 mod buffer;
 mod exposed;
+mod gpu;
 mod local;
 mod memory;
 mod remote;
 
 use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -55,7 +57,36 @@ use crate::types::RemoteAccess;
 pub(crate) enum Kind {
     LocalHost,
     LocalGpu,
-    Exposed,
+    ExposedHost,
+    ExposedGpu,
+}
+
+impl Kind {
+    fn local<M: Placement>() -> Self {
+        if M::IS_HOST { Self::LocalHost } else { Self::LocalGpu }
+    }
+
+    fn exposed<M: Placement>() -> Self {
+        if M::IS_HOST { Self::ExposedHost } else { Self::ExposedGpu }
+    }
+
+    fn is_host(self) -> bool {
+        matches!(self, Self::LocalHost | Self::ExposedHost)
+    }
+
+    /// Access flags beyond the rights. Relaxed ordering lets PCIe writes of GPU memory overtake
+    /// each other: only a processor that polls memory in place of completions could notice, and no
+    /// processor polls GPU memory.
+    fn optional_flags(self) -> u32 {
+        if self.is_host() { 0 } else { ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0 }
+    }
+}
+
+/// A dma-buf that holds a region's memory, from `offset` on.
+#[derive(Clone, Copy, Debug)]
+struct DmaBuf<'fd> {
+    fd: BorrowedFd<'fd>,
+    offset: u64,
 }
 
 /// A registered region.
@@ -78,43 +109,36 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers memory. On failure returns the memory.
+    /// Registers memory, by its address or by its dma-buf. On failure returns the memory. The memory
+    /// must be of `kind`, and in the dma-buf.
     fn new(
         pd: &Arc<Handle<PdInner>>,
         memory: RawMemory,
         kind: Kind,
         access: RemoteAccess,
+        dma_buf: Option<DmaBuf<'_>>,
     ) -> Result<Arc<Handle<Self>>, (Error, RawMemory)> {
-        let context = &pd.context;
-        if let Err(error) = context.check(Operation::RegisterMr) {
+        let operation = if dma_buf.is_some() { Operation::RegisterDmaBuf } else { Operation::RegisterMr };
+        if let Err(error) = pd.context.check(operation) {
             return Err((error, memory));
         }
         if memory.len() == 0 {
-            return Err((Error::new(Operation::RegisterMr, ErrorKind::InvalidInput), memory));
+            return Err((Error::new(operation, ErrorKind::InvalidInput), memory));
         }
         // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();
         let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | access.bits();
-        let (address, len) = (memory.address(), memory.len());
-        let raw = match memory.dma_buf() {
-            Some((fd, offset)) => {
-                let iova = address.as_ptr().addr() as u64;
-                let reg = context.table.ibv_reg_dmabuf_mr;
-                // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` holds,
-                // and an open descriptor: it is open while `memory` lives, until after
-                // deregistration (M1, M2). The flags are small positive numbers.
-                unsafe { reg(pd.raw.as_ptr(), offset, len, iova, fd, i32::try_from(flags).unwrap_or(0)) }
-            }
-            None => {
-                // SAFETY: ibv_reg_mr wants a live domain of this table, which `pd` holds, and
-                // memory that is valid until after deregistration (M1, M2).
-                unsafe { context.table.ibv_reg_mr(pd.raw.as_ptr(), address.as_ptr().cast(), len, flags) }
-            }
+        let raw = match dma_buf {
+            Some(dma_buf) => register_dma_buf(pd, &memory, dma_buf, flags, kind.optional_flags()),
+            None => register_address(pd, &memory, flags | kind.optional_flags()),
         };
-        let raw = match Raw::created(Operation::RegisterMr, raw) {
+        let raw = match raw {
             Ok(raw) => raw,
             Err(error) => return Err((error, memory)),
         };
+        // The region's address is the owner's: the C object of a dma-buf has its offset in place of
+        // the address.
+        let (address, len) = (memory.address(), memory.len());
         // The device accesses the memory by its numeric address.
         address.as_ptr().expose_provenance();
         // SAFETY: the reference wants a live region that nobody writes to: it was just registered,
@@ -123,6 +147,38 @@ impl Region {
         let pd = Arc::clone(pd);
         Ok(Arc::new(Handle::new(Self { address, len, lkey, rkey, kind, access, raw, memory, pd })))
     }
+}
+
+fn register_address(pd: &Handle<PdInner>, memory: &RawMemory, flags: u32) -> Result<Raw<ibv_mr>> {
+    let address = memory.address().as_ptr().cast();
+    // SAFETY: ibv_reg_mr wants a live domain of this table, which `pd` is, and memory that is valid
+    // until after deregistration (M1, M2).
+    let raw = unsafe { pd.context.table.ibv_reg_mr(pd.raw.as_ptr(), address, memory.len(), flags) };
+    Raw::created(Operation::RegisterMr, raw)
+}
+
+/// Registers a dma-buf with the optional flags, or without them if the device refuses them: the
+/// library does not remove them for this verb.
+fn register_dma_buf(
+    pd: &Handle<PdInner>,
+    memory: &RawMemory,
+    DmaBuf { fd, offset }: DmaBuf<'_>,
+    flags: u32,
+    optional: u32,
+) -> Result<Raw<ibv_mr>> {
+    let iova = memory.address().as_ptr().addr() as u64;
+    let register = |flags: u32| {
+        let reg = pd.context.table.ibv_reg_dmabuf_mr;
+        let flags = i32::try_from(flags).unwrap_or(0);
+        // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` is, and an open
+        // descriptor, which `fd` borrows for the call; the kernel keeps the dma-buf afterwards.
+        let raw = unsafe { reg(pd.raw.as_ptr(), offset, memory.len(), iova, fd.as_raw_fd(), flags) };
+        Raw::created(Operation::RegisterDmaBuf, raw)
+    };
+    register(flags | optional).or_else(|error| match error.kind() {
+        ErrorKind::InvalidInput | ErrorKind::NotSupported if optional != 0 => register(flags),
+        _ => Err(error),
+    })
 }
 
 impl Object for Region {
@@ -184,7 +240,7 @@ impl Segment {
     /// A copy of the first `N` bytes, if the segment has as many and is host memory.
     pub(crate) fn front<const N: usize>(&self) -> Option<[u8; N]> {
         let mut bytes = [0; N];
-        if self.len < N || self.kind() == Kind::LocalGpu {
+        if self.len < N || !self.kind().is_host() {
             return None;
         }
         // SAFETY: copy wants two valid ranges that do not overlap: the segment is valid for `N`

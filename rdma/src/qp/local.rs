@@ -238,7 +238,7 @@ macro_rules! segments {
 }
 segments! {
     [M: Placement] Buffer<M>, |_buffer| false;
-    [] ExposedSlice, |slice| slice.access().contains(RemoteAccess::WRITE);
+    [M: Placement] ExposedSlice<M>, |slice| slice.access().contains(RemoteAccess::WRITE);
 }
 
 impl HostBytes for Buffer {}

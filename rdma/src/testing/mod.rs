@@ -36,7 +36,18 @@ pub(super) struct World {
     calls: Vec<&'static str>,
     live: HashMap<&'static str, isize>,
     post_fault: Option<(usize, i32, BadWr)>,
+    dma_bufs: Vec<DmaBuf>,
     datagrams: datagrams::Datagrams,
+}
+
+/// The arguments of a call of `ibv_reg_dmabuf_mr`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DmaBuf {
+    pub(crate) offset: u64,
+    pub(crate) length: usize,
+    pub(crate) iova: u64,
+    pub(crate) fd: i32,
+    pub(crate) access: i32,
 }
 
 thread_local! {
@@ -65,6 +76,11 @@ pub(crate) fn fail(operation: &'static str, errno: i32) {
 /// The calls made so far.
 pub(crate) fn calls() -> Vec<&'static str> {
     world(|world| world.calls.clone())
+}
+
+/// The dma-bufs that were to be registered, in order.
+pub(crate) fn dma_bufs() -> Vec<DmaBuf> {
+    world(|world| world.dma_bufs.clone())
 }
 
 /// How many objects of a kind are alive.

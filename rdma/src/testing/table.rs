@@ -26,6 +26,7 @@ pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_dealloc_pd: dealloc_pd,
     ibv_reg_mr: reg_mr,
     ibv_reg_mr_iova2: reg_mr_iova2,
+    ibv_reg_dmabuf_mr: reg_dmabuf_mr,
     ibv_dereg_mr: dereg_mr,
     ibv_create_comp_channel: create_channel,
     ibv_destroy_comp_channel: destroy_channel,
@@ -281,6 +282,29 @@ unsafe extern "C" fn reg_mr_iova2(
 ) -> *mut ibv_mr {
     // SAFETY: reg_mr wants a live domain of this provider (1): the caller gives one.
     unsafe { reg_mr(pd, addr, length, 0) }
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    super::world(|world| world.dma_bufs.push(super::DmaBuf { offset, length, iova, fd, access }));
+    if fails("reg_dmabuf_mr") {
+        return ptr::null_mut();
+    }
+    if fd < 0 {
+        set_errno(libc::EBADF);
+        return ptr::null_mut();
+    }
+    // SAFETY: the caller gives a live domain of this provider (1).
+    let context = unsafe { (*pd).context };
+    // As in libibverbs, the address is the offset.
+    let addr = ptr::without_provenance_mut(usize::try_from(offset).unwrap());
+    boxed("mr", ibv_mr { context, pd, addr, length, handle: 0, lkey: 0x33, rkey: 0x44 })
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {

@@ -4,6 +4,7 @@
 mod attacks;
 mod datagrams;
 mod failures;
+mod gpu;
 mod limits;
 mod pollers;
 mod rows;

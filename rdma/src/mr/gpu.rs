@@ -1,0 +1,125 @@
+//! Regions of GPU memory, and of the memory of other devices.
+//!
+//! The kernel has two ways to such memory: a dma-buf, which the driver of the memory's device
+//! exports, and peer memory, where the driver answers for its addresses (`nvidia-peermem`). Both
+//! make an [`ExposedRegion`] whose contents the processor cannot access, whether peers have rights
+//! or not.
+
+use std::os::fd::BorrowedFd;
+
+use rdma_sys::ibv_access_flags;
+
+use super::exposed::ExposedRegion;
+use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
+use super::{DmaBuf, Kind, Region};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::pd::ProtectionDomain;
+use crate::types::RemoteAccess;
+
+/// The smallest page of a host: other pages are multiples of it.
+const SMALLEST_PAGE: u16 = 4096;
+
+impl ProtectionDomain {
+    /// Registers memory of a GPU by a dma-buf, in which the memory begins at `offset`.
+    ///
+    /// Peers and requests use the owner's address, whatever the offset. The region has the owner's
+    /// length exactly, also if the dma-buf holds whole pages. The descriptor is used during the
+    /// call only: close it afterwards. Relaxed ordering is asked for, and left out if the device
+    /// refuses it.
+    ///
+    /// The owner lives as long as the region, its slices, and requests on them.
+    ///
+    /// # Errors
+    ///
+    /// With the memory: `InvalidInput` if the memory has no bytes, if its address and `offset`
+    /// differ within a page, or if it does not lie in the dma-buf; `NotSupported` if the device
+    /// cannot import dma-bufs; errors of the device.
+    ///
+    /// # Safety
+    ///
+    /// The dma-buf holds the owner's memory, from `offset` on: the device accesses what the dma-buf
+    /// holds.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub unsafe fn register_dmabuf<O: MemoryOwner<Placement = Gpu>>(
+        &self,
+        owner: O,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        access: RemoteAccess,
+    ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
+        let memory = RawMemory::new(owner);
+        if (memory.address().addr().get() as u64 ^ offset) % u64::from(SMALLEST_PAGE) != 0 {
+            return Err(failed(Error::new(Operation::RegisterDmaBuf, ErrorKind::InvalidInput), memory));
+        }
+        self.register_gpu(memory, access, Some(DmaBuf { fd, offset }))
+    }
+
+    /// Registers memory of a GPU by its address, which needs the kernel's peer memory interface and
+    /// the GPU driver's module for it (`nvidia-peermem`).
+    ///
+    /// The owner lives as long as the region, its slices, and requests on them.
+    ///
+    /// # Errors
+    ///
+    /// With the memory: `InvalidInput` if the memory has no bytes; `Os` with `EFAULT` if no module
+    /// answers for the address; errors of the device.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_peer_memory<O: MemoryOwner<Placement = Gpu>>(
+        &self,
+        owner: O,
+        access: RemoteAccess,
+    ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
+        self.register_gpu(RawMemory::new(owner), access, None)
+    }
+
+    /// Asks whether the device, its driver and the kernel can register dma-bufs.
+    ///
+    /// # Errors
+    ///
+    /// `NotSupported` if one of them cannot, and any other refusal of the device.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+    /// match pd.probe_dmabuf() {
+    ///     Ok(()) => println!("GPU memory can be registered by a dma-buf"),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn probe_dmabuf(&self) -> Result<()> {
+        let table = self.inner.context.table;
+        self.inner.context.check(Operation::RegisterDmaBuf)?;
+        let flags = i32::try_from(ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0).unwrap_or(0);
+        // A device that knows the verb looks the descriptor up, and finds that -1 is none.
+        // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `self` is; it checks
+        // the descriptor itself.
+        let raw = unsafe { (table.ibv_reg_dmabuf_mr)(self.as_raw(), 0, SMALLEST_PAGE.into(), 0, -1, flags) };
+        if raw.is_null() {
+            let error = Error::last(Operation::RegisterDmaBuf);
+            return if error.errno() == Some(libc::EBADF) { Ok(()) } else { Err(error) };
+        }
+        // SAFETY: ibv_dereg_mr wants a live region of this table that nobody uses: the region that
+        // the line above made.
+        unsafe { (table.ibv_dereg_mr)(raw) };
+        Err(Error::new(Operation::RegisterDmaBuf, ErrorKind::Unknown))
+    }
+
+    fn register_gpu(
+        &self,
+        memory: RawMemory,
+        access: RemoteAccess,
+        dma_buf: Option<DmaBuf<'_>>,
+    ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
+        let region = Region::new(&self.inner, memory, Kind::ExposedGpu, access, dma_buf);
+        region.map(ExposedRegion::new).map_err(|(error, memory)| failed(error, memory))
+    }
+}
+
+/// Requires GPU memory that is not registered.
+fn failed(error: Error, memory: RawMemory) -> Failed<Memory<Gpu>> {
+    // SAFETY: from_raw wants memory that is not registered and lies on a GPU: the callers pass the
+    // memory of a Gpu owner that was not registered.
+    Failed::new(error, unsafe { Memory::from_raw(memory) })
+}
