@@ -313,6 +313,9 @@ impl Error {
             (Operation::RegisterDmaBuf, ErrorKind::InvalidInput) => {
                 "offset and length must lie in the dma-buf, and address and offset at the same place of a page"
             }
+            (Operation::PostRecv, ErrorKind::NotSupported) => {
+                "the provider would copy short messages to GPU memory with the processor: set MLX5_SCATTER_TO_CQE=0"
+            }
             (Operation::ModifyQp, ErrorKind::Timeout) => {
                 "the peer's address could not be resolved: check the GID index and the route to the peer's GID"
             }

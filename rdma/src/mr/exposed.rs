@@ -88,7 +88,9 @@ impl ProtectionDomain {
 /// that a peer writes at the same time may mix old and new bytes.
 ///
 /// The contents of a region in GPU memory ([`Gpu`](super::Gpu)) cannot be accessed from here at
-/// all: its slices are only posted, and its ranges given to peers.
+/// all: its slices are only posted, and its ranges given to peers. A receive on a device of mlx5
+/// takes GPU memory only with `MLX5_SCATTER_TO_CQE=0` in the environment: otherwise the provider
+/// copies short messages to it with the processor.
 ///
 /// # Examples
 ///

@@ -7,7 +7,7 @@ use rdma_sys::ibv_qp_cap;
 
 use super::recv::RecvQueue;
 use super::send::{SendLimits, SendQueue};
-use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, datagram};
+use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, datagram, scatter};
 use crate::cq::{Attached, CompletionQueue};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::handle::Handle;
@@ -164,15 +164,17 @@ impl<T: Transport> QpBuilder<T> {
         let send_ring = Attached::new(send_cq, cap.max_send_wr, cap.max_send_sge)?;
         let recv_ring = Attached::new(recv_cq, cap.max_recv_wr, cap.max_recv_sge)?;
         let control = QpInner::create(pd, send_cq, recv_cq, T::TYPE, cap, self.signal_all)?;
+        let processor_writes = scatter::processor_writes(&pd.context);
         let limits = SendLimits {
             max_sge: cap.max_send_sge,
             max_inline: control.cap.max_inline_data,
             signal_all: self.signal_all,
+            processor_writes: processor_writes && self.signal_all,
             capabilities: pd.context.capabilities(),
             max_message: datagram::LONGEST,
         };
         let send = SendQueue::new(control.raw, send_ring, pd, limits);
-        let recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge);
+        let recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge, processor_writes);
         Ok(PreparedQueuePair::new(QueuePair { control, send, recv, transport: PhantomData }))
     }
 }

@@ -52,6 +52,10 @@ pub trait Local {
     #[doc(hidden)]
     const INLINE: u32 = 0;
 
+    /// Whether some of the memory is on a GPU.
+    #[doc(hidden)]
+    const ON_GPU: bool = false;
+
     #[doc(hidden)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal>;
 
@@ -210,6 +214,8 @@ macro_rules! segments {
         impl<$($generics)*> Writable for $memory {}
 
         impl<$($generics)*> Local for $memory {
+            const ON_GPU: bool = !M::IS_HOST;
+
             #[inline(always)]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
                 list.push_segment(self.segment(), 0..self.segment().len)
@@ -276,6 +282,8 @@ impl<M: Placement> Buffer<M> {
 impl HostBytes for Part {}
 
 impl<M: Placement> Local for Part<M> {
+    const ON_GPU: bool = !M::IS_HOST;
+
     #[inline(always)]
     fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
         list.push_segment(self.buffer.segment(), self.range.clone())
@@ -355,6 +363,7 @@ macro_rules! lists {
 
         impl<L: Local, $($generics)*> Local for $list {
             const INLINE: u32 = L::INLINE;
+            const ON_GPU: bool = L::ON_GPU;
 
             #[inline]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {
@@ -406,6 +415,7 @@ macro_rules! tuples {
                 assert!($($name::INLINE == A::INLINE)&&*, "bytes that are copied do not mix with registered memory");
                 A::INLINE
             };
+            const ON_GPU: bool = $($name::ON_GPU)||*;
 
             #[inline]
             fn describe(&self, list: &mut SgeList<'_>) -> Result<(), Refusal> {

@@ -39,6 +39,7 @@ pub(crate) mod posting;
 pub(crate) mod raw;
 pub(crate) mod recv;
 pub(crate) mod ring;
+mod scatter;
 pub(crate) mod scope;
 pub(crate) mod send;
 mod shortcut;

@@ -21,12 +21,20 @@ use crate::types::Opcode;
 /// Posting needs `&mut`; completions are polled from the completion queue, on any thread.
 pub struct RecvQueue {
     pub(super) half: Half<ibv_recv_wr>,
+    /// Whether the provider may write received data with the processor.
+    pub(super) processor_writes: bool,
 }
 
 impl RecvQueue {
     /// Creates the receive half of a new queue pair (S1).
-    pub(crate) fn new(raw: *mut ibv_qp, attached: Attached, pd: &Arc<Handle<PdInner>>, max_sge: u32) -> Self {
-        Self { half: Half::new(raw, attached, pd, 1, max_sge) }
+    pub(crate) fn new(
+        raw: *mut ibv_qp,
+        attached: Attached,
+        pd: &Arc<Handle<PdInner>>,
+        max_sge: u32,
+        processor_writes: bool,
+    ) -> Self {
+        Self { half: Half::new(raw, attached, pd, 1, max_sge), processor_writes }
     }
 
     /// The number of requests that the queue can hold.
@@ -69,6 +77,9 @@ impl RecvQueue {
         token: u64,
         keep: &impl Keep,
     ) -> Outcome {
+        if L::ON_GPU && self.processor_writes {
+            return Outcome::Returned(self.half.refused(Refusal::NotSupported));
+        }
         let fill = |_: &mut ibv_recv_wr, list: &mut SgeList<'_>| {
             let has_room = !T::IS_DATAGRAM || list.total() >= Grh::LEN as u64;
             if has_room { Ok(()) } else { Err(Refusal::OutOfBounds) }

@@ -28,6 +28,8 @@ pub(crate) struct SendLimits {
     pub(crate) max_inline: u32,
     /// Whether the device signals every request.
     pub(crate) signal_all: bool,
+    /// Whether the provider may write responses with the processor.
+    pub(crate) processor_writes: bool,
     pub(crate) capabilities: Capabilities,
     /// The maximum length of a datagram, in bytes.
     pub(crate) max_message: u32,
@@ -132,6 +134,9 @@ impl SendQueue {
             work.operation.fill(wr, len, list.count())?;
             if flags & INLINE != 0 && len > u64::from(limits.max_inline) {
                 return Err(Refusal::TooLong);
+            }
+            if L::ON_GPU && limits.processor_writes && O::OPCODE.writes_local() {
+                return Err(Refusal::NotSupported);
             }
             if matches!(O::OPCODE, Opcode::Read) && limits.capabilities.read_needs_exposed_sink {
                 if !work.local.is_open_to_writes() {

@@ -41,6 +41,11 @@ impl Opcode {
             _ => Self::RecvWriteImm,
         }
     }
+
+    /// Whether the response to a request is written to its local memory.
+    pub(crate) const fn writes_local(self) -> bool {
+        matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
+    }
 }
 
 c_enum! {

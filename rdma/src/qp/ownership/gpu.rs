@@ -176,3 +176,27 @@ fn a_queue_pair_that_ends_returns_the_memory() {
     drop(rig.qp);
     assert!(dropped.load(Ordering::Relaxed));
 }
+
+#[test]
+fn gpu_memory_does_not_receive_what_the_processor_would_write() {
+    let mut rig = Rig::new();
+    let region = register(&rig.pd, Vram::new(LEN), 0x46, RemoteAccess::empty()).unwrap();
+    let slice = || region.slice(..8).unwrap();
+    rig.qp.post_recv(slice(), 1).unwrap();
+    rig.qp.recv.processor_writes = true;
+    let error = rig.qp.post_recv([slice(), slice()], 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert!(error.to_string().contains("MLX5_SCATTER_TO_CQE=0"), "{error}");
+    assert_eq!(error.into_memory().unwrap().len(), 2);
+    let error = rig.qp.post_recv((rig.buffer(8), slice()), 3).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    rig.qp.post_recv(rig.buffer(8), 4).unwrap();
+
+    // Responses are written so if every request is signaled.
+    rig.qp.post_send(op::Read::new(slice(), remote().slice(..8).unwrap())).unwrap();
+    rig.qp.send.limits.processor_writes = true;
+    let error = rig.qp.post_send(op::Read::new(slice(), remote().slice(..8).unwrap())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    rig.qp.post_send(op::Write::new(slice(), remote().slice(..8).unwrap())).unwrap();
+    drop(rig);
+}
