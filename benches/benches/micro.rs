@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use rdma_examples::collectives::Element;
+use rdma_examples::collectives::{Element, Reduction};
 
 const SIZES: [usize; 6] = [8, 64, 256, 4 << 10, 64 << 10, 1 << 20];
 
@@ -47,7 +47,7 @@ fn sums(criterion: &mut Criterion) {
         let mut sums = vec![0.0_f32; size / 4];
         group.throughput(Throughput::Bytes(size as u64));
         group.bench_function(BenchmarkId::new("accumulate", size), |bencher| {
-            bencher.iter(|| f32::accumulate(black_box(&mut sums), black_box(&more)));
+            bencher.iter(|| f32::reduce(Reduction::Sum, black_box(&mut sums), black_box(&more)));
         });
         // One element at a time: the cost of the loop without vector instructions.
         group.bench_function(BenchmarkId::new("one by one", size), |bencher| {
