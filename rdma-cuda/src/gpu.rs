@@ -1,0 +1,273 @@
+//! GPUs: how to find one, and what it says about itself.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::attribute::DeviceAttribute;
+use crate::context::Primary;
+use crate::driver::{DeviceHandle, Driver};
+use crate::error::{CudaError, Error, Result};
+
+/// Room for a name or an address of a device, with its NUL.
+const TEXT_SIZE: u16 = 256;
+
+/// A GPU of this machine. Clones are the same GPU.
+///
+/// To list GPUs and to read their attributes costs little; the first use of a GPU's memory creates
+/// its primary context, which takes some hundred milliseconds and some hundred megabytes.
+#[derive(Clone)]
+pub struct Gpu(Arc<Described>);
+
+struct Described {
+    driver: &'static Driver,
+    device: DeviceHandle,
+    ordinal: i32,
+    name: String,
+    pci_id: String,
+    uuid: Uuid,
+    primary: Mutex<Option<Arc<Primary>>>,
+}
+
+impl Gpu {
+    /// All GPUs that the process may use, by ordinal.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`] on a machine without a driver or a GPU.
+    pub fn all() -> Result<Vec<Self>> {
+        Driver::load()?.gpus()
+    }
+
+    /// The GPU with an ordinal.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`] on a machine without a driver or a GPU, [`CudaError::INVALID_DEVICE`] if
+    /// there are fewer GPUs.
+    pub fn new(ordinal: i32) -> Result<Self> {
+        Driver::load()?.gpu(ordinal)
+    }
+
+    pub(crate) fn describe(driver: &'static Driver, device: DeviceHandle, ordinal: i32) -> Result<Self> {
+        let mut uuid = [0; 16];
+        // SAFETY: cuDeviceGetUuid wants room for 16 bytes, and a device of cuDeviceGet.
+        unsafe { driver.cuDeviceGetUuid(&raw mut uuid, device) }?;
+        let name = text(|buffer, size| {
+            // SAFETY: cuDeviceGetName wants room for `size` bytes, and a device of cuDeviceGet.
+            unsafe { driver.cuDeviceGetName(buffer, size, device) }
+        })?;
+        let pci_id = text(|buffer, size| {
+            // SAFETY: cuDeviceGetPCIBusId wants the same as cuDeviceGetName.
+            unsafe { driver.cuDeviceGetPCIBusId(buffer, size, device) }
+        })?;
+        let pci_id = pci_id.to_ascii_lowercase();
+        let primary = Mutex::new(None);
+        Ok(Self(Arc::new(Described { driver, device, ordinal, name, pci_id, uuid: Uuid(uuid), primary })))
+    }
+
+    /// The driver of this GPU.
+    #[must_use]
+    pub fn driver(&self) -> &'static Driver {
+        self.0.driver
+    }
+
+    /// The GPU's number among those that the process may use.
+    #[must_use]
+    pub fn ordinal(&self) -> i32 {
+        self.0.ordinal
+    }
+
+    /// The product's name, such as `NVIDIA H100 80GB HBM3`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The PCI address as sysfs writes it, such as `0000:1b:00.0`.
+    #[must_use]
+    pub fn pci_id(&self) -> &str {
+        &self.0.pci_id
+    }
+
+    /// The identity of the GPU, the same in every process.
+    #[must_use]
+    pub fn uuid(&self) -> Uuid {
+        self.0.uuid
+    }
+
+    /// The size of the GPU's memory in bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the driver does not say.
+    pub fn total_memory(&self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: cuDeviceTotalMem wants room for a size, and a device of cuDeviceGet.
+        unsafe { self.0.driver.cuDeviceTotalMem_v2(&raw mut bytes, self.0.device) }?;
+        Ok(bytes)
+    }
+
+    /// The value of an attribute.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::INVALID_VALUE`] if the driver does not know the attribute.
+    pub fn attribute(&self, attribute: DeviceAttribute) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: cuDeviceGetAttribute wants room for an integer and a device of cuDeviceGet; it
+        // takes any number for an attribute.
+        unsafe { self.0.driver.cuDeviceGetAttribute(&raw mut value, attribute.0, self.0.device) }?;
+        Ok(value)
+    }
+
+    /// Whether an attribute is known and not 0.
+    #[must_use]
+    pub fn has(&self, attribute: DeviceAttribute) -> bool {
+        self.attribute(attribute).is_ok_and(|value| value != 0)
+    }
+
+    /// The compute capability: major and minor number.
+    ///
+    /// # Errors
+    ///
+    /// If the driver does not say.
+    pub fn compute_capability(&self) -> Result<(i32, i32)> {
+        let major = self.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR)?;
+        Ok((major, self.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MINOR)?))
+    }
+
+    /// Waits until all work that any thread has given to this GPU's primary context is done.
+    ///
+    /// # Errors
+    ///
+    /// The error of an earlier work item that failed.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: cuCtxSynchronize wants a current context: `with` sets it.
+        Ok(self.with(|driver| unsafe { driver.cuCtxSynchronize() })?)
+    }
+
+    /// Makes the RDMA writes that have completed visible to all work that is launched on this GPU
+    /// from now on (`cuFlushGPUDirectRDMAWrites`).
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NOT_SUPPORTED`] if the flush options
+    /// ([`DeviceAttribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`]) lack bit 0.
+    pub fn flush_rdma_writes(&self) -> Result<()> {
+        let (current_context, to_owner) = (0, 100);
+        // SAFETY: cuFlushGPUDirectRDMAWrites wants a current context: `with` sets it.
+        Ok(self.with(|driver| unsafe { driver.cuFlushGPUDirectRDMAWrites(current_context, to_owner) })?)
+    }
+
+    /// Calls the driver with the primary context current in this thread.
+    pub(crate) fn with<T>(&self, call: impl FnOnce(&'static Driver) -> Result<T, CudaError>) -> Result<T, CudaError> {
+        self.primary()?.with(call)
+    }
+
+    fn primary(&self) -> Result<Arc<Primary>, CudaError> {
+        let mut primary = self.0.primary.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(primary) = &*primary {
+            return Ok(Arc::clone(primary));
+        }
+        let retained = Arc::new(Primary::retain(self.0.driver, self.0.device)?);
+        Ok(Arc::clone(primary.insert(retained)))
+    }
+}
+
+impl PartialEq for Gpu {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0.driver, other.0.driver) && self.0.device == other.0.device
+    }
+}
+
+impl Eq for Gpu {}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({}, {})", self.0.ordinal, self.0.pci_id)
+    }
+}
+
+impl fmt::Display for Gpu {
+    /// Writes the name and the PCI address.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.0.name, self.0.pci_id)
+    }
+}
+
+/// The identity of a GPU, written as `nvidia-smi` writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Uuid(pub [u8; 16]);
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(index, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The text that a call writes into a buffer of the given size.
+fn text(call: impl FnOnce(*mut std::ffi::c_char, c_int) -> Result<(), CudaError>) -> Result<String, Error> {
+    let mut buffer = [0_u8; TEXT_SIZE as usize];
+    call(buffer.as_mut_ptr().cast(), TEXT_SIZE.into())?;
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{CudaError, DeviceAttribute, Uuid, testing};
+
+    #[test]
+    fn a_gpu_describes_itself() {
+        for gpu in testing::driver().gpus().unwrap() {
+            assert!(!gpu.name().is_empty());
+            assert!(gpu.total_memory().unwrap() > 1 << 20);
+            assert!(gpu.compute_capability().unwrap().0 >= 3);
+            assert_eq!(gpu, testing::driver().gpu(gpu.ordinal()).unwrap());
+            let (bus, function) = gpu.pci_id().rsplit_once('.').unwrap();
+            assert_eq!(bus.split(':').count(), 3, "{gpu}");
+            assert!(function.len() == 1 && gpu.pci_id() == gpu.pci_id().to_lowercase(), "{gpu}");
+            gpu.synchronize().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_ordinal_too_many_is_an_error() {
+        let driver = testing::driver();
+        let count = i32::try_from(driver.gpus().unwrap().len()).unwrap();
+        let error = driver.gpu(count).unwrap_err();
+        assert_eq!(error.cuda().unwrap().code(), CudaError::INVALID_DEVICE);
+        assert!(error.to_string().starts_with("cuDeviceGet: CUDA_ERROR_INVALID_DEVICE (101): "), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_attribute_is_an_error_and_not_had() {
+        let gpu = testing::driver().gpu(0).unwrap();
+        let unknown = DeviceAttribute(1_000_000);
+        assert_eq!(gpu.attribute(unknown).unwrap_err().cuda().unwrap().code(), CudaError::INVALID_VALUE);
+        assert!(!gpu.has(unknown));
+    }
+
+    #[test]
+    fn contexts_are_used_from_many_threads() {
+        let gpus = testing::driver().gpus().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let gpu = &gpus[thread % gpus.len()];
+                scope.spawn(|| (0..50).for_each(|_| gpu.synchronize().unwrap()));
+            }
+        });
+    }
+
+    #[test]
+    fn a_uuid_is_written_as_nvidia_smi_does() {
+        let uuid = Uuid(std::array::from_fn(|index| u8::try_from(index).unwrap()));
+        assert_eq!(uuid.to_string(), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}
