@@ -51,15 +51,17 @@ pub fn resolve_source(host: &str, server: &SocketAddr) -> Result<SocketAddr, Fai
     )))
 }
 
-/// An address of this host that the connection manager maps to the device: the address in the
-/// port's GID, if there is one, else the first interface address that leads to the device.
+/// An address of this host that the connection manager maps to the device: a loopback address of a
+/// software device; else the address in the port's GID, if there is one; else the first interface
+/// address that leads to the device.
 ///
 /// # Errors
 /// If this host has no such address.
 pub fn of_device(chosen: &Chosen) -> Result<IpAddr, Failure> {
-    // Every local address reaches soft0, and the loopback address never changes.
-    if chosen.context.is_software() {
-        return Ok(Ipv4Addr::LOCALHOST.into());
+    // A software device has a loopback address of its own, which never changes.
+    let own = (1..=64).map(|last| IpAddr::from(Ipv4Addr::new(127, 0, 0, last)));
+    if let Some(own) = own.filter(|_| chosen.context.is_software()).find(|&ip| leads_to(&chosen.context, ip).is_ok()) {
+        return Ok(own);
     }
     let of_gid = chosen.gid.filter(|entry| !entry.gid.is_link_local()).map(|entry| entry.gid);
     let of_gid = of_gid.map(|gid| gid.ipv4().map_or(IpAddr::V6(gid.ipv6()), IpAddr::V4));

@@ -34,6 +34,19 @@ mod devinfo {
     }
 
     #[test]
+    fn shows_every_software_device() {
+        let two = |args: &[&str]| {
+            let mut command = program("devinfo");
+            command.args(args).env("RDMA_SOFT_DEVICES", "2");
+            rdma_test_support::program::has_succeeded(&format!("devinfo {args:?}"), &finish(command.spawn().unwrap()))
+        };
+        let list = two(&["--list"]);
+        let names: Vec<_> = list.lines().filter(|name| name.starts_with("soft")).collect();
+        assert_eq!(names, ["soft0", "soft1"]);
+        assert!(two(&["-d", "soft1"]).contains("hca_id:\tsoft1"));
+    }
+
+    #[test]
     fn prints_json() {
         let report: Value = serde_json::from_str(&succeed("devinfo", &["--json"])).unwrap();
         let soft = report["devices"].as_array().unwrap().iter().find(|d| d["hca_id"] == "soft0").unwrap();
@@ -210,6 +223,7 @@ mod all_reduce {
         for (name, value) in [
             ("RDMA_DEVICE", "a b"),
             ("RDMA_SOFT", "maybe"),
+            ("RDMA_SOFT_DEVICES", "65"),
             ("RDMA_SOFT_LINK_LAYER", "foo"),
             ("RDMA_IBVERBS_PATH", "/nonexistent/libibverbs.so"),
         ] {

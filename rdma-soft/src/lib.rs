@@ -3,8 +3,9 @@
 //! [`ibverbs`] returns a table of functions with the names, signatures and conventions of
 //! libibverbs. The objects are real verbs objects with the op tables of `verbs.h` filled in, so
 //! every inline function of the header works on them, in C and in Rust. The device is called
-//! `soft0`. The device needs no kernel module, no root and no daemon: processes of one user find
-//! each other by queue pair number and exchange data through shared memory.
+//! `soft0`; `RDMA_SOFT_DEVICES` adds `soft1` and so on. The device needs no kernel module, no root
+//! and no daemon: processes of one user find each other by queue pair number and exchange data
+//! through shared memory.
 //!
 //! # Features
 //!
@@ -28,6 +29,16 @@
 //! process has a port and frees the port when the process dies. When a process dies, its peers get
 //! the same events as if the process had destroyed its ids.
 //!
+//! Several devices of a host are ports of one network, like several NICs on one switch: queue pairs
+//! of any two of them connect, also within a process. Each device has a name, a GUID, a GID and,
+//! with the link layer InfiniBand, a LID of its own. `soft0` has the addresses of the host, and
+//! `soft1` to `soft63` have only the loopback addresses 127.0.0.2 to 127.0.0.64, one each.
+//!
+//! The connection manager puts an id on the device that has its local address; `soft0` has those
+//! that no other device has. A listener on a wildcard address takes requests to all devices. An id
+//! that connects without a source address to a loopback address is on the device of that address,
+//! because Linux chooses the same address as source.
+//!
 //! A forked child can open the device, also after its parent has opened it. In the child, the
 //! parent's objects fail with `ENODEV`.
 //!
@@ -39,6 +50,7 @@
 //! | Variable | Meaning |
 //! | --- | --- |
 //! | `RDMA_SOFT=off` | the device list is empty |
+//! | `RDMA_SOFT_DEVICES` | how many devices there are, 1 (the default) to 64; the same in all processes that connect to each other |
 //! | `RDMA_SOFT_LINK_LAYER` | `ethernet` (RoCE v2, a GID for each IPv4 address of the host; the default) or `infiniband` |
 //! | `RDMA_SOFT_PTRACER=off` | does not ask Yama to let peers prove that they may trace this process |
 //! | `RDMA_SOFT_CM_TIMEOUT` | milliseconds (1 to 60000) after which the connection manager asks again, instead of 6000; its other times shrink or grow with it |

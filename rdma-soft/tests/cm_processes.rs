@@ -1,14 +1,15 @@
 //! Connections between two processes: the death of one in every state, a stopped process, forks;
-//! and timeouts, which the environment shortens.
+//! and what the environment changes: timeouts, and the number of devices.
 
 mod cm_support;
 
+use std::net::SocketAddr;
 use std::ptr;
 use std::time::Duration;
 
 use cm_support::*;
 use rdma_sys::*;
-use rdma_test_support::{Peer, first, role};
+use rdma_test_support::{Peer, first, passes_alone, role};
 
 const TCP: rdma_port_space = rdma_port_space::RDMA_PS_TCP;
 
@@ -344,4 +345,34 @@ fn the_end_of_a_channel_is_the_end_of_its_ids() {
     unsafe { (cm().rdma_destroy_event_channel)(own) };
     channel.expect_status(Event::RDMA_CM_EVENT_REJECTED, 28);
     assert_eq!(id.establish(), libc::EINVAL);
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn an_address_of_the_second_device() {
+    let mut count = -1;
+    // SAFETY: valid for writes.
+    let list = unsafe { (cm().rdma_get_devices)(&raw mut count) };
+    assert_eq!(count, 2);
+    // SAFETY: a list of two and an end.
+    let [first, second, end] = unsafe { list.cast::<[*mut ibv_context; 3]>().read() };
+    assert!(first != second && end.is_null());
+    // SAFETY: a list that was just made.
+    unsafe { (cm().rdma_free_devices)(list) };
+    let channel = Channel::new();
+    for (address, context) in
+        [("127.0.0.1", first), ("127.0.0.2", second), ("::ffff:127.0.0.2", second), ("::1", first)]
+    {
+        let id = channel.tcp();
+        assert_eq!(id.bind(SocketAddr::new(address.parse().unwrap(), 0)), 0);
+        assert_eq!(id.public().verbs, context, "{address}");
+    }
+}
+
+#[test]
+fn an_id_is_on_the_device_of_its_address() {
+    for link_layer in ["ethernet", "infiniband"] {
+        let environment = [("RDMA_SOFT_DEVICES", "2"), ("RDMA_SOFT_LINK_LAYER", link_layer)];
+        passes_alone(&["an_address_of_the_second_device"], &environment);
+    }
 }

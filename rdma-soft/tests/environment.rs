@@ -2,25 +2,20 @@
 
 mod common;
 
+use std::ffi::CStr;
 use std::ptr;
 
-use common::datagram::{Datagrams, GRH, answer_to};
-use common::{open, verbs};
+use common::datagram::{Datagrams, GRH, QKEY, answer_to};
+use common::{Config, Side, devices, open, open_nth, verbs};
 use rdma_sys::*;
 use rdma_test_support::passes_alone;
 
-fn count() -> i32 {
-    let mut count = -1;
-    // SAFETY: valid for writes.
-    let list = unsafe { (verbs().ibv_get_device_list)(&raw mut count) };
-    assert!(!list.is_null());
-    // SAFETY: not used below.
-    unsafe { (verbs().ibv_free_device_list)(list) };
-    count
+fn port() -> (ibv_port_attr, ibv_gid_entry) {
+    port_of(open())
 }
 
-fn port() -> (ibv_port_attr, ibv_gid_entry) {
-    let context = open();
+/// The attributes and the first GID of the port of a context, which is then closed.
+fn port_of(context: *mut ibv_context) -> (ibv_port_attr, ibv_gid_entry) {
     let (mut port, mut entry) = (ibv_port_attr::default(), ibv_gid_entry::default());
     // SAFETY: an open context, a valid structure.
     assert_eq!(unsafe { verbs().ibv_query_port(context, 1, &raw mut port) }, 0);
@@ -34,7 +29,7 @@ fn port() -> (ibv_port_attr, ibv_gid_entry) {
 
 #[test]
 fn without_a_word_there_is_one_device_on_ethernet() {
-    assert_eq!(count(), 1);
+    assert_eq!(devices().len(), 1);
     let (port, entry) = port();
     assert_eq!(u32::from(port.link_layer), IBV_LINK_LAYER_ETHERNET);
     assert_eq!(entry.gid_type, ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0);
@@ -44,7 +39,7 @@ fn without_a_word_there_is_one_device_on_ethernet() {
 #[test]
 #[ignore = "run by the test below"]
 fn switched_off() {
-    assert_eq!(count(), 0);
+    assert!(devices().is_empty());
     // SAFETY: null is refused.
     assert!(unsafe { (verbs().ibv_open_device)(ptr::null_mut()) }.is_null());
 }
@@ -102,6 +97,100 @@ fn the_link_layer_can_be_chosen() {
     passes_alone(&["datagrams_on_infiniband"], &[("RDMA_SOFT_LINK_LAYER", "infiniband")]);
 }
 
+/// A device as the list and its port show it.
+#[derive(Debug)]
+struct Listed {
+    device: *mut ibv_device,
+    name: String,
+    guid: u64,
+    gid: [u8; 16],
+    lid: u16,
+}
+
+fn listed() -> Vec<Listed> {
+    let describe = |device| {
+        // SAFETY: a device of the list.
+        let name = unsafe { (verbs().ibv_get_device_name)(device) };
+        // SAFETY: a C string that lives as long as the process.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned();
+        // SAFETY: a device of the list.
+        let guid = unsafe { (verbs().ibv_get_device_guid)(device) };
+        // SAFETY: a device of the list.
+        let (port, entry) = port_of(unsafe { (verbs().ibv_open_device)(device) });
+        // SAFETY: 16 bytes of any value are a GID.
+        Listed { device, name, guid, gid: unsafe { entry.gid.raw }, lid: port.lid }
+    };
+    devices().into_iter().map(describe).collect()
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn three_devices() {
+    let all = listed();
+    assert_eq!(all.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["soft0", "soft1", "soft2"]);
+    for (index, a) in all.iter().enumerate() {
+        assert!(rdma_soft::is_soft(a.device));
+        for b in &all[..index] {
+            assert!(a.guid != b.guid && a.gid != b.gid, "{a:?} {b:?}");
+            assert_eq!(a.lid == b.lid, a.lid == 0, "{a:?} {b:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn sixty_four_devices() {
+    let all = listed();
+    assert_eq!(all.last().map(|last| (last.name.as_str(), all.len())), Some(("soft63", 64)));
+}
+
+/// Datagrams, whose address handles hold GIDs and LIDs, from one device to another and back.
+#[test]
+#[ignore = "run by the test below"]
+fn datagrams_between_devices() {
+    let (first, second) = (Datagrams::new(), Datagrams::with(Config { device: 1, ..Config::default() }, false));
+    second.bring_up(QKEY);
+    let to = first.try_handle(first.route_to(second.gid(0))).unwrap();
+    first.side.put(0, b"across");
+    second.recv(1, 0, 64);
+    first.sent(2, 0, 6, &to, second.qpn());
+    let wc = second.side.success(1);
+    assert_eq!(second.side.peek(GRH, 6), b"across");
+    let back = answer_to(&second, &wc, 0).unwrap();
+    first.recv(3, 0, 64);
+    second.sent(4, 0, 6, &back, wc.src_qp);
+    first.side.success(3);
+    let (port, _) = port_of(open_nth(1));
+    if port.lid != 0 {
+        let by_lid = ibv_ah_attr { dlid: port.lid, port_num: 1, ..Default::default() };
+        second.recv(5, 0, 64);
+        first.sent(6, 0, 6, &first.try_handle(by_lid).unwrap(), second.qpn());
+        second.side.success(5);
+    }
+}
+
+/// The objects of two devices do not mix.
+#[test]
+#[ignore = "run by the test below"]
+fn a_queue_pair_has_a_completion_queue_of_its_device() {
+    let (first, second) = (Side::new(Config::default()), Side::new(Config { device: 1, ..Config::default() }));
+    let mut init = ibv_qp_init_attr { recv_cq: second.cq, ..first.init_attr() };
+    // SAFETY: live objects, a valid structure.
+    assert!(unsafe { (verbs().ibv_create_qp)(first.pd, &raw mut init) }.is_null());
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+}
+
+#[test]
+fn there_can_be_several_devices() {
+    for link_layer in ["ethernet", "infiniband"] {
+        let environment = |count| [("RDMA_SOFT_DEVICES", count), ("RDMA_SOFT_LINK_LAYER", link_layer)];
+        passes_alone(&["three_devices"], &environment("3"));
+        let pairs = ["datagrams_between_devices", "a_queue_pair_has_a_completion_queue_of_its_device"];
+        passes_alone(&pairs, &environment("2"));
+    }
+    passes_alone(&["sixty_four_devices"], &[("RDMA_SOFT_DEVICES", "64")]);
+}
+
 #[test]
 #[ignore = "run by the test below"]
 fn refused() {
@@ -118,6 +207,9 @@ fn a_value_that_means_nothing_is_an_error() {
     for (name, value) in [
         ("RDMA_SOFT", "maybe"),
         ("RDMA_SOFT_LINK_LAYER", "foo"),
+        ("RDMA_SOFT_DEVICES", "0"),
+        ("RDMA_SOFT_DEVICES", "65"),
+        ("RDMA_SOFT_DEVICES", "two"),
         ("RDMA_SOFT_PTRACER", "no"),
         ("RDMA_SOFT_CM_TIMEOUT", "0"),
     ] {

@@ -28,11 +28,13 @@ pub fn address(context: &Context) -> IpAddr {
     if let Ok(text) = std::env::var(ADDRESS) {
         return text.parse().unwrap_or_else(|error| panic!("{ADDRESS}={text}: {error}"));
     }
-    if context.is_software() {
-        return Ipv4Addr::LOCALHOST.into();
-    }
     let gids = (1..=context.port_count()).flat_map(|port| context.gid_table(port).expect("GIDs"));
-    gids.filter_map(|entry| entry.gid.ipv4()).next().unwrap_or_else(|| panic!("no IPv4 address: set {ADDRESS}")).into()
+    let mut addresses = gids.filter_map(|entry| entry.gid.ipv4());
+    if context.is_software() {
+        // The last address of a software device is its own loopback address.
+        return addresses.next_back().unwrap_or(Ipv4Addr::LOCALHOST).into();
+    }
+    addresses.next().unwrap_or_else(|| panic!("no IPv4 address: set {ADDRESS}")).into()
 }
 
 /// An IPv6 address of the device, if it has one.

@@ -18,7 +18,7 @@ use super::service::{self, Service};
 use super::{device, events};
 use crate::engine::{Errno, limits};
 use crate::os::now;
-use crate::verbs::call::{Argument, DataConst, Handle, In, InOut, MinusOne, Out, Own, OwnList, list_of_one};
+use crate::verbs::call::{Argument, DataConst, Handle, In, InOut, MinusOne, Out, Own, OwnList, list};
 use crate::verbs::object::{get_field, set_field};
 
 /// The result of most functions of librdmacm.
@@ -336,13 +336,14 @@ pub(super) fn write_cm_event(id: Handle<rdma_cm_id>, event: rdma_cm_event_type, 
 
 /// `rdma_get_devices`.
 pub(super) fn get_devices(num_devices: Out<c_int>) -> Result<*mut *mut ibv_context, Errno> {
-    let opened = Service::get().and_then(|_| device::open());
+    let opened = Service::get().and_then(|_| device::open_all());
+    let count = opened.as_ref().map_or(0, Vec::len);
     // C may pass null for `num_devices`.
-    let _written = num_devices.write(c_int::from(opened.is_ok()));
-    opened.map(list_of_one)
+    let _written = num_devices.write(c_int::try_from(count).unwrap_or(c_int::MAX));
+    opened.map(|contexts| list(&contexts))
 }
 
-/// `rdma_free_devices`: frees the list; the context stays open.
+/// `rdma_free_devices`: frees the list; the contexts stay open.
 pub(super) fn free_devices(list: OwnList<ibv_context>) {
     list.free();
 }

@@ -121,17 +121,15 @@ impl Object<rdma_cm_id> {
         if let Some(peer) = peer {
             set_field!(self, route.addr.__bindgen_anon_2.dst_storage, address::storage(peer));
         }
-        if on_device {
+        if let Some(local) = local.filter(|_| on_device) {
             let mut inner = self.lock();
             if inner.device.is_none() {
-                let device = inner.device.insert(Device::get()?);
+                let device = inner.device.insert(Device::of(&local)?);
                 set_field!(self, verbs, device.context);
                 set_field!(self, pd, device.pd);
                 set_field!(self, port_num, PORT);
             }
-            if let Some(local) = local {
-                set_field!(self, route.addr.addr.ibaddr.sgid, super::device::gid(&local)?.1);
-            }
+            set_field!(self, route.addr.addr.ibaddr.sgid, super::device::gid(&local)?.1);
             if let Some(peer) = peer {
                 set_field!(self, route.addr.addr.ibaddr.dgid, super::device::gid(&peer)?.1);
             }

@@ -10,7 +10,7 @@ use rdma_sys::{
 use super::device;
 use super::entry::Entry;
 use crate::engine::Errno;
-use crate::verbs::attr::{LID, MTU, PKEY, PORT};
+use crate::verbs::attr::{MTU, PKEY, PORT};
 
 /// Default ACK timeout of queue pairs, as an exponent: 4.096 us * 2^19, some two seconds, as in
 /// Linux on RoCE.
@@ -32,12 +32,12 @@ fn ends(entry: &Entry) -> Result<(SocketAddr, SocketAddr), Errno> {
 pub(super) fn address_vector(entry: &Entry) -> Result<ibv_ah_attr, Errno> {
     let (local, peer) = ends(entry)?;
     let (_, dgid) = device::gid(&peer)?;
-    vector(&local, dgid, entry.options.traffic_class, LID)
+    vector(&local, dgid, entry.options.traffic_class, device::lid(&peer)?)
 }
 
 /// The address vector of a multicast group.
 pub(super) fn group_vector(entry: &Entry, mgid: ibv_gid) -> Result<ibv_ah_attr, Errno> {
-    vector(&entry.local.ok_or(Errno::INVAL)?, mgid, entry.options.traffic_class, MULTICAST_LID)
+    vector(&entry.local.ok_or(Errno::INVAL)?, mgid, entry.options.traffic_class, multicast_lid())
 }
 
 /// The LID of multicast groups; 0 on RoCE, which has none.
@@ -50,7 +50,7 @@ fn vector(local: &SocketAddr, dgid: ibv_gid, traffic_class: u8, dlid: u16) -> Re
     let infiniband = device::is_infiniband()?;
     Ok(ibv_ah_attr {
         grh: ibv_global_route { dgid, flow_label: 0, sgid_index, hop_limit: HOPS, traffic_class },
-        dlid: if infiniband { dlid } else { 0 },
+        dlid,
         // RoCE has only global addresses.
         is_global: u8::from(!infiniband || dlid >= MULTICAST_LID),
         port_num: PORT,
@@ -62,12 +62,11 @@ fn vector(local: &SocketAddr, dgid: ibv_gid, traffic_class: u8, dlid: u16) -> Re
 pub(super) fn record(entry: &Entry) -> Result<ibv_sa_path_rec, Errno> {
     const EXACTLY: u8 = 2;
     let (local, peer) = ends(entry)?;
-    let lid = if device::is_infiniband()? { LID.to_be() } else { 0 };
     Ok(ibv_sa_path_rec {
         dgid: device::gid(&peer)?.1,
         sgid: device::gid(&local)?.1,
-        dlid: lid,
-        slid: lid,
+        dlid: device::lid(&peer)?.to_be(),
+        slid: device::lid(&local)?.to_be(),
         hop_limit: HOPS,
         traffic_class: entry.options.traffic_class,
         reversible: 1,

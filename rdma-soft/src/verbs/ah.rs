@@ -7,7 +7,7 @@ use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_context, ibv_global_route, ibv_grh, ibv_
 
 use super::call::{Bytes, Handle, In, Made, MinusOne, Out};
 use super::context::{Child, ContextState};
-use super::device::LinkLayer;
+use super::device::{self, LinkLayer};
 use super::object::{Object, Public, get_field};
 use super::{Errno, attr, gid};
 use crate::engine::limits::MAX_AH;
@@ -68,10 +68,10 @@ const fn roce_sl(grh: &Grh) -> u8 {
 fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     let infiniband = context.link_layer() == LinkLayer::InfiniBand;
     attr::check_port(u32::from(asked.port_num))?;
-    let (sl, slid) = if infiniband { (asked.sl & 15, attr::LID) } else { (0, 0) };
+    let (sl, slid) = if infiniband { (asked.sl & 15, context.device().lid()) } else { (0, 0) };
     if asked.is_global == 0 {
         // Without a GRH the address is a LID, and only InfiniBand has LIDs.
-        return match (infiniband, asked.dlid == attr::LID) {
+        return match (infiniband, device::all().any(|device| device.lid() == asked.dlid)) {
             (true, true) => Ok(Path { host: Host::LOCAL, grh: Grh::NONE, group: None, sl, slid }),
             (true, false) => Err(HOST_UNREACHABLE),
             (false, _) => Err(Errno::INVAL),
@@ -82,12 +82,9 @@ fn path(context: &ContextState, asked: &ibv_ah_attr) -> Result<Path, Errno> {
     // SAFETY: reading a union field requires a valid value: `raw` is 16 bytes, all of them
     // initialised, and any bytes are a GID.
     let destination = Gid(unsafe { dgid.raw });
-    let is_here =
-        || gid::table(context.link_layer(), context.guid()).iter().any(|entry| entry.address() == destination);
     let group = destination.is_multicast().then_some(destination);
-    // The host may have gained addresses since the device was opened, so look at the current ones
-    // too.
-    if group.is_none() && !context.gids().iter().any(|entry| entry.address() == destination) && !is_here() {
+    let is_own = || context.gids().iter().any(|entry| entry.address() == destination);
+    if group.is_none() && !is_own() && !gid::is_of_host(context.link_layer(), destination) {
         return Err(HOST_UNREACHABLE);
     }
     let network = if infiniband { Network::InfiniBand } else { Network::Ip };

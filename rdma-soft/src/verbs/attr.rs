@@ -20,8 +20,6 @@ use crate::engine::limits;
 pub(crate) const PORT: u8 = 1;
 /// The only partition key: full membership of the default partition.
 pub(crate) const PKEY: u16 = 0xffff;
-/// Local identifier (LID) of the port if the link layer is InfiniBand; Ethernet has none.
-pub(crate) const LID: u16 = 1;
 pub(crate) const MTU: ibv_mtu = ibv_mtu::IBV_MTU_4096;
 
 /// Converts a count to the `int` of the attribute structures; caps it at `INT_MAX`.
@@ -34,7 +32,7 @@ fn device_attr(context: &ContextState) -> ibv_device_attr {
     for (to, &from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").as_bytes()) {
         *to = from as c_char;
     }
-    let guid = context.guid().to_be();
+    let guid = context.device().guid.to_be();
     let sge = int(u32::try_from(limits::MAX_SGE).unwrap_or(u32::MAX));
     let rd_atomic = c_int::from(limits::MAX_RD_ATOMIC);
     ibv_device_attr {
@@ -93,7 +91,7 @@ fn device_attr_ex(context: &ContextState) -> ibv_device_attr_ex {
 fn port_attr(context: &ContextState) -> ibv_port_attr {
     let (link_layer, flags, lid) = match context.link_layer() {
         LinkLayer::Ethernet => (IBV_LINK_LAYER_ETHERNET, ibv_port_cap_flags::IBV_PORT_IP_BASED_GIDS.0, 0),
-        LinkLayer::InfiniBand => (IBV_LINK_LAYER_INFINIBAND, 0, LID),
+        LinkLayer::InfiniBand => (IBV_LINK_LAYER_INFINIBAND, 0, context.device().lid()),
     };
     ibv_port_attr {
         state: ibv_port_state::IBV_PORT_ACTIVE,

@@ -256,22 +256,34 @@ impl Text {
     }
 }
 
-/// Null, or a list that [`list_of_one`] made and that C frees (promise 1).
+/// Largest number of entries in a list for C.
+pub(crate) const LIST_LEN: usize = 64;
+
+/// A null-terminated list for C. All lists have the same length, so that one can be freed whatever
+/// C has written to it.
+type ListForC<T> = [*mut T; LIST_LEN + 1];
+
+/// Null, or a list that [`list`] made and that C frees (promise 1).
 pub(crate) struct OwnList<T>(*mut *mut T);
 
 impl<T> OwnList<T> {
     pub(crate) fn free(self) {
         if !self.0.is_null() {
-            // SAFETY: `Box::from_raw` requires the pointer of a box of this type, once:
-            // `list_of_one` leaked this box, and C frees it only once (promise 1).
-            drop(unsafe { Box::from_raw(self.0.cast::<[*mut T; 2]>()) });
+            // SAFETY: `Box::from_raw` requires the pointer of a box of this type, once: `list`
+            // leaked this box, and C frees it only once (promise 1).
+            drop(unsafe { Box::from_raw(self.0.cast::<ListForC<T>>()) });
         }
     }
 }
 
-/// Makes a null-terminated list of one entry for C.
-pub(crate) fn list_of_one<T>(entry: *mut T) -> *mut *mut T {
-    Box::into_raw(Box::new([entry, ptr::null_mut()])).cast()
+/// Makes a null-terminated list of at most [`LIST_LEN`] entries for C.
+pub(crate) fn list<T>(entries: &[*mut T]) -> *mut *mut T {
+    debug_assert!(entries.len() <= LIST_LEN, "a null follows the entries");
+    let mut list: Box<ListForC<T>> = Box::new([ptr::null_mut(); LIST_LEN + 1]);
+    for (to, &entry) in list[..LIST_LEN].iter_mut().zip(entries) {
+        *to = entry;
+    }
+    Box::into_raw(list).cast()
 }
 
 /// The address of memory that C registers. The memory stays mapped, with the length and access

@@ -41,8 +41,8 @@ pub(crate) struct ContextState {
 }
 
 impl ContextState {
-    pub(crate) fn guid(&self) -> u64 {
-        self.device.guid
+    pub(crate) fn device(&self) -> &'static DeviceState {
+        self.device
     }
 
     pub(crate) fn link_layer(&self) -> LinkLayer {
@@ -154,12 +154,12 @@ impl Pointee for ibv_context {
     }
 }
 
-/// Opens the device.
+/// Opens a device.
 pub(super) fn open(
     ibv_device: *mut ibv_device,
     tables: &'static Tables,
 ) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
-    let device = device::get(ibv_device)?;
+    let device: &'static DeviceState = device::get(ibv_device)?;
     Node::get()?.set_sink(super::events::deliver);
     let events = Arc::new(AsyncEvents::new()?);
     let mut public = verbs_context { sz: size_of::<verbs_context>(), ..(tables.extended)() };
@@ -174,7 +174,7 @@ pub(super) fn open(
         // `verbs.h` reads this value as "a `verbs_context` surrounds this `ibv_context`".
         abi_compat: ptr::without_provenance_mut(usize::MAX),
     };
-    let gids = gid::table(device.link_layer, device.guid);
+    let gids = gid::table(device);
     let state = Arc::new(ContextState { device, tables, gids, events, children: Mutex::default() });
     let object = Object::create(public, Arc::clone(&state));
     Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
@@ -191,7 +191,8 @@ pub(super) fn close_device(context: Own<ibv_context>) -> Done {
         return context.free();
     }
     let objects = orphans.len();
-    log!(WARN, objects, "soft0: a context is closed before its objects");
+    let device = object.device.index;
+    log!(WARN, device, objects, "a context of a software device is closed before its objects");
     orphans.sort_by_key(|orphan| orphan.order);
     for Orphan { pointer, abandon, .. } in orphans {
         // SAFETY: `abandon` requires a live object of its type: `ContextState::create` stored

@@ -1,4 +1,5 @@
-//! `ibv_device`: the device before it is opened, the device list, names and environment variables.
+//! `ibv_device`: the devices before they are opened, the device list, names and environment
+//! variables.
 
 use std::env;
 use std::ffi::{c_char, c_int};
@@ -10,11 +11,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use rdma_sys::{Variable, ibv_device, ibv_node_type, ibv_transport_type};
 
 use super::Errno;
-use super::call::{Out, OwnList, list_of_one};
+use super::call::{LIST_LEN, Out, OwnList, list};
 use super::object::{Object, Public};
 
-/// The device's name.
-const NAME: &str = "soft0";
+/// Name of the variable that says how many devices there are.
+const COUNT: &str = "RDMA_SOFT_DEVICES";
+/// Largest number of devices.
+const MAX_DEVICES: usize = LIST_LEN;
 
 /// The link layer that consumers see. The link layer changes only addresses: GIDs and LIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,37 +44,59 @@ pub(crate) struct PaddedDevice {
     zeroes: [u64; 16],
 }
 
-/// Private part of the device: the attributes that can be read without a context.
+/// Private part of a device: the attributes that can be read without a context.
 #[derive(Debug)]
 pub(crate) struct DeviceState {
+    /// The number in the device's name.
+    pub(crate) index: u8,
     pub(crate) guid: u64,
     pub(crate) link_layer: LinkLayer,
 }
 
+impl DeviceState {
+    /// Local identifier (LID) of the port if the link layer is InfiniBand; Ethernet has none.
+    pub(crate) fn lid(&self) -> u16 {
+        u16::from(self.index) + 1
+    }
+}
+
 impl Public for PaddedDevice {
     const MARK: u64 = 0x0064_6576_6963_6531;
-    // The device holds no descriptor, thread or ring of the process.
+    // A device holds no descriptor, thread or ring of the process.
     const INHERITED: bool = true;
     type Private = DeviceState;
 }
 
-/// The only device, made on first use and never freed.
-fn device() -> *mut PaddedDevice {
-    static DEVICE: OnceLock<AtomicPtr<PaddedDevice>> = OnceLock::new();
-    let device = DEVICE.get_or_init(|| {
-        let mut device = ibv_device {
-            node_type: ibv_node_type::IBV_NODE_CA,
-            transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
-            ..Default::default()
-        };
-        put(&mut device.name, NAME);
-        put(&mut device.dev_name, NAME);
-        put(&mut device.dev_path, "/sys/class/infiniband_verbs/soft0");
-        put(&mut device.ibdev_path, "/sys/class/infiniband/soft0");
-        let state = DeviceState { guid: guid(), link_layer: LinkLayer::from_env() };
-        AtomicPtr::new(Object::create(PaddedDevice { device, zeroes: [0; 16] }, state))
-    });
-    device.load(Ordering::Relaxed)
+/// All devices, made on first use and never freed.
+fn devices() -> impl ExactSizeIterator<Item = *mut PaddedDevice> {
+    static DEVICES: OnceLock<Vec<AtomicPtr<PaddedDevice>>> = OnceLock::new();
+    let devices = DEVICES.get_or_init(|| (0..count()).map(make).map(AtomicPtr::new).collect());
+    devices.iter().map(|device| device.load(Ordering::Relaxed))
+}
+
+/// The number of devices that `RDMA_SOFT_DEVICES` asks for; 1 by default.
+fn count() -> u8 {
+    env::var(COUNT).ok().and_then(|value| device_count(&value)).unwrap_or(1)
+}
+
+fn device_count(value: &str) -> Option<u8> {
+    value.parse().ok().filter(|&count: &u8| (1..=MAX_DEVICES).contains(&usize::from(count)))
+}
+
+/// Makes the device with this number.
+fn make(index: u8) -> *mut PaddedDevice {
+    let name = format!("soft{index}");
+    let mut device = ibv_device {
+        node_type: ibv_node_type::IBV_NODE_CA,
+        transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
+        ..Default::default()
+    };
+    put(&mut device.name, &name);
+    put(&mut device.dev_name, &name);
+    put(&mut device.dev_path, &format!("/sys/class/infiniband_verbs/{name}"));
+    put(&mut device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+    let state = DeviceState { index, guid: guid(index), link_layer: LinkLayer::from_env() };
+    Object::create(PaddedDevice { device, zeroes: [0; 16] }, state)
 }
 
 /// Writes a C string into `field`, which is zeroed and longer than `text`.
@@ -81,19 +106,19 @@ fn put(field: &mut [c_char], text: &str) {
     }
 }
 
-/// The device's GUID: a locally administered EUI-64, made from the host's machine id or boot id, so
-/// that it stays the same while the host runs.
-fn guid() -> u64 {
+/// A device's GUID: a locally administered EUI-64, made from the host's machine id or boot id, so
+/// that it stays the same while the host runs. The devices of a host have consecutive GUIDs.
+fn guid(index: u8) -> u64 {
     let host = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     let name = host.iter().find_map(|path| fs::read(path).ok().filter(|name| !name.is_empty())).unwrap_or_default();
     // 64-bit FNV-1a hash.
     let hash = name
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    (hash & 0x00ff_ffff_ffff_ffff) | 0x0200_0000_0000_0000
+    (hash.wrapping_add(u64::from(index)) & 0x00ff_ffff_ffff_ffff) | 0x0200_0000_0000_0000
 }
 
-/// Checks the environment variables of the device. An empty variable counts as unset.
+/// Checks the environment variables of the devices. An empty variable counts as unset.
 ///
 /// If a variable is invalid, `ibv_get_device_list` fails with `EINVAL`.
 ///
@@ -111,8 +136,9 @@ pub fn check_environment() -> Result<(), &'static Variable> {
         value.parse().is_ok_and(|ms: u64| (1..=60_000).contains(&ms))
     }
     type Rule = (Variable, fn(&str) -> bool);
-    static RULES: [Rule; 4] = [
+    static RULES: [Rule; 5] = [
         (Variable { name: "RDMA_SOFT", values: "on or off" }, on_or_off),
+        (Variable { name: COUNT, values: "1 to 64" }, |value| device_count(value).is_some()),
         (Variable { name: "RDMA_SOFT_LINK_LAYER", values: "ethernet or infiniband" }, link_layer),
         (Variable { name: "RDMA_SOFT_PTRACER", values: "on or off" }, on_or_off),
         (Variable { name: "RDMA_SOFT_CM_TIMEOUT", values: "1 to 60000" }, timeout),
@@ -126,44 +152,46 @@ pub fn check_environment() -> Result<(), &'static Variable> {
     Ok(())
 }
 
-/// Whether the environment enables the device: `RDMA_SOFT` is not `off`.
+/// Whether the environment enables the devices: `RDMA_SOFT` is not `off`.
 fn is_wanted() -> bool {
     !env::var("RDMA_SOFT").is_ok_and(|value| value.eq_ignore_ascii_case("off"))
 }
 
-/// Whether a device is the software device.
+/// Whether a device is a software device.
 ///
 /// Compares addresses only, so any pointer is allowed.
 #[must_use]
 pub fn is_soft(ibv_device: *const ibv_device) -> bool {
-    ptr::addr_eq(ibv_device, device())
+    devices().any(|device| ptr::addr_eq(ibv_device, device))
 }
 
-/// The device behind a pointer from C. Any pointer is allowed; all but the device's own give
+/// The device behind a pointer from C. Any pointer is allowed; all but the devices' own give
 /// `EINVAL`.
-pub(crate) fn get(ibv_device: *mut ibv_device) -> Result<&'static DeviceState, Errno> {
-    if !is_soft(ibv_device) {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: `Object::get` requires a live object: `device()` made it by `Object::create` and
-    // never frees it.
-    let object = unsafe { Object::get(device()) }?;
-    Ok(object)
+pub(crate) fn get(ibv_device: *mut ibv_device) -> Result<&'static Object<PaddedDevice>, Errno> {
+    let device = devices().find(|&device| ptr::addr_eq(ibv_device, device)).ok_or(Errno::INVAL)?;
+    // SAFETY: `Object::get` requires a live object: `make` made it by `Object::create`, and
+    // `devices` never frees it.
+    unsafe { Object::get(device) }
 }
 
-/// The device, or `None` if `RDMA_SOFT=off` disables it. `EINVAL` if an environment variable is
-/// invalid.
-pub(super) fn wanted() -> Result<Option<*mut ibv_device>, Errno> {
+/// The attributes of all devices.
+pub(crate) fn all() -> impl Iterator<Item = &'static DeviceState> {
+    devices().filter_map(|device| get(device.cast()).ok().map(|object| &**object))
+}
+
+/// The devices in the order of their numbers; none if `RDMA_SOFT=off` disables them. `EINVAL` if an
+/// environment variable is invalid.
+pub(super) fn wanted() -> Result<Vec<*mut ibv_device>, Errno> {
     check_environment().map_err(|_| Errno::INVAL)?;
-    Ok(is_wanted().then(|| device().cast()))
+    Ok(if is_wanted() { devices().map(<*mut PaddedDevice>::cast).collect() } else { Vec::new() })
 }
 
 /// `ibv_get_device_list`.
 pub(super) fn get_device_list(num_devices: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
     let wanted = wanted()?;
     // C may pass null for `num_devices`.
-    let _written = num_devices.write(c_int::from(wanted.is_some()));
-    Ok(list_of_one(wanted.unwrap_or(ptr::null_mut())))
+    let _written = num_devices.write(c_int::try_from(wanted.len()).unwrap_or(c_int::MAX));
+    Ok(list(&wanted))
 }
 
 /// `ibv_free_device_list`.
@@ -173,8 +201,10 @@ pub(super) fn free_device_list(list: OwnList<ibv_device>) {
 
 /// `ibv_get_device_name`.
 pub(super) fn get_device_name(ibv_device: *mut ibv_device) -> Result<*const c_char, Errno> {
-    const NAME_C: &std::ffi::CStr = c"soft0";
-    get(ibv_device).map(|_| NAME_C.as_ptr())
+    let public = get(ibv_device)?.public();
+    // SAFETY: a place expression through `public` requires a pointer in bounds: the device is never
+    // freed; `&raw` makes no reference.
+    Ok(unsafe { &raw const (*public).device.name }.cast())
 }
 
 /// `ibv_get_device_guid`.
@@ -182,7 +212,7 @@ pub(super) fn get_device_guid(ibv_device: *mut ibv_device) -> u64 {
     get(ibv_device).map_or(0, |device| device.guid.to_be())
 }
 
-/// `ibv_get_device_index`: -1, because the kernel has no index for the device.
+/// `ibv_get_device_index`: -1, because the kernel has no index for a software device.
 pub(super) fn get_device_index(_: *mut ibv_device) -> c_int {
     -1
 }
@@ -205,6 +235,7 @@ mod tests {
         assert!(second.is_null());
         // SAFETY: a C string that is never freed.
         assert_eq!(unsafe { CStr::from_ptr(get_device_name(first).unwrap()) }, c"soft0");
+        assert_eq!(all().map(|device| (device.index, device.lid())).collect::<Vec<_>>(), [(0, 1)]);
         // SAFETY: the device is alive and nobody writes to it.
         let public = unsafe { &*first };
         assert_eq!(public.node_type, ibv_node_type::IBV_NODE_CA);
@@ -214,6 +245,20 @@ mod tests {
         assert_ne!(get_device_guid(first), 0);
         // SAFETY: a list that was just made.
         unsafe { (verbs.ibv_free_device_list)(list) };
+    }
+
+    #[test]
+    fn the_number_of_devices_is_1_to_64() {
+        assert_eq!(["1", "2", "64"].map(device_count), [Some(1), Some(2), Some(64)]);
+        for text in ["", "0", "65", "256", "-1", "two", "1.5", " 2"] {
+            assert_eq!(device_count(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn guids_differ_by_device() {
+        assert_ne!(guid(0), guid(1));
+        assert_eq!(guid(63) >> 56, 2);
     }
 
     #[test]

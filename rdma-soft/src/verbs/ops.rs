@@ -23,9 +23,10 @@ pub(super) fn open_device(ibv_device: *mut ibv_device) -> Made<ibv_context> {
     context::open(ibv_device, &TABLES).map(|(context, _)| context)
 }
 
-/// Opens the device; `ENODEV` if `RDMA_SOFT=off` disables it.
-pub(crate) fn open_wanted() -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
-    context::open(device::wanted()?.ok_or(Errno(libc::ENODEV))?, &TABLES)
+/// Opens the device with this number; `ENODEV` if there is none or `RDMA_SOFT=off` disables it.
+pub(crate) fn open_wanted(index: u8) -> Result<(*mut ibv_context, Arc<ContextState>), Errno> {
+    let device = device::wanted()?.get(usize::from(index)).copied().ok_or(Errno(libc::ENODEV))?;
+    context::open(device, &TABLES)
 }
 
 /// The classic table, in the `ibv_context`.

@@ -26,18 +26,33 @@ pub(crate) fn verbs() -> &'static Ibverbs {
     rdma_soft::ibverbs()
 }
 
-/// Opens the software device.
+/// Opens the first software device.
 pub(crate) fn open() -> *mut ibv_context {
-    // SAFETY: a null count is allowed.
-    let list = unsafe { (verbs().ibv_get_device_list)(ptr::null_mut()) };
-    // SAFETY: the list has at least its end.
-    let device = unsafe { *list };
-    // SAFETY: the list's first device, or null.
-    let context = unsafe { (verbs().ibv_open_device)(device) };
-    // SAFETY: the list is not used any more.
-    unsafe { (verbs().ibv_free_device_list)(list) };
+    open_nth(0)
+}
+
+/// Opens the software device with this place in the list.
+pub(crate) fn open_nth(index: usize) -> *mut ibv_context {
+    // SAFETY: null, or a device of the list.
+    let context = unsafe { (verbs().ibv_open_device)(devices().get(index).copied().unwrap_or(ptr::null_mut())) };
     assert!(!context.is_null(), "{}", io::Error::last_os_error());
     context
+}
+
+/// The device list, which ends with a null. The devices outlive the list.
+pub(crate) fn devices() -> Vec<*mut ibv_device> {
+    let mut count = 0;
+    // SAFETY: valid for writes.
+    let list = unsafe { (verbs().ibv_get_device_list)(&raw mut count) };
+    assert!(!list.is_null(), "{}", io::Error::last_os_error());
+    let count = usize::try_from(count).unwrap();
+    // SAFETY: the list has `count` entries and a null.
+    let (end, devices) = unsafe { std::slice::from_raw_parts(list, count + 1) }.split_last().unwrap();
+    assert!(end.is_null());
+    let devices = devices.to_vec();
+    // SAFETY: the list is not used any more.
+    unsafe { (verbs().ibv_free_device_list)(list) };
+    devices
 }
 
 /// All access rights.
@@ -46,6 +61,8 @@ pub(crate) const ALL_ACCESS: u32 = 0xf;
 /// Configuration of a [`Side`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
+    /// Place of the device in the list.
+    pub(crate) device: usize,
     pub(crate) memory: usize,
     pub(crate) depth: u32,
     pub(crate) cq_depth: c_int,
@@ -62,6 +79,7 @@ pub(crate) struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            device: 0,
             memory: 1 << 16,
             depth: 64,
             cq_depth: 256,
@@ -170,7 +188,7 @@ impl Request {
 
 impl Side {
     pub(crate) fn new(config: Config) -> Self {
-        let context = open();
+        let context = open_nth(config.device);
         // SAFETY: an open context.
         let pd = unsafe { (verbs().ibv_alloc_pd)(context) };
         assert!(!pd.is_null(), "{}", io::Error::last_os_error());
