@@ -126,8 +126,8 @@ impl Drop for Device {
     }
 }
 
-/// The GID of an address and its index in the GID table of the address's device. For a local address
-/// without an entry, returns the entry of the same interface or else the last one, which is
+/// The GID of an address and its index in the GID table of the address's device. For a local
+/// address without an entry, returns the entry of the same interface or else the last one, which is
 /// loopback's. For a multicast group, returns the group's GID with index 0.
 pub(super) fn gid(address: &SocketAddr) -> Result<(u8, ibv_gid), Errno> {
     let wanted = address::gid_of(address);
