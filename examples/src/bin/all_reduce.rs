@@ -147,6 +147,7 @@ impl Args {
             lead: self.lead,
             one_step,
             two_steps,
+            schedules: false,
             watch_memory: !self.completions,
             by_messages: self.messages,
             shared_cores,
@@ -274,7 +275,7 @@ impl Bench<'_> {
     fn measure<T: Element>(&mut self, input: &Tensor<T>, output: &Tensor<T>) -> Result<CollectiveTime, Failure> {
         let (world, count) = (self.group.world(), self.count);
         let pattern = Pattern::<T>::new(world, self.size, Reduction::Sum);
-        input.fill(count, |start, elements| pattern.fill(self.group.rank(), start, elements))?;
+        input.fill(0..count, |start, elements| pattern.fill(self.group.rank(), start, elements))?;
         self.group.barrier(self.what)?;
         let warming = Instant::now();
         for _ in 0..self.args.warmup {
@@ -304,12 +305,12 @@ impl Bench<'_> {
         pattern: &Pattern<T>,
     ) -> Result<u64, Failure> {
         let count = self.count;
-        output.fill(count, |_, elements| elements.fill(T::from_small(u16::MAX)))?;
-        input.fill(count, |start, elements| pattern.fill(self.group.rank(), start, elements))?;
+        output.fill(0..count, |_, elements| elements.fill(T::from_small(u16::MAX)))?;
+        input.fill(0..count, |start, elements| pattern.fill(self.group.rank(), start, elements))?;
         self.group.barrier(self.what)?;
         self.comm.all_reduce(input, output, count, Reduction::Sum)?;
         let mut wrong = 0_u64;
-        output.for_each(count, |start, elements| wrong += pattern.count_wrong(start, elements))?;
+        output.for_each(0..count, |start, elements| wrong += pattern.count_wrong(start, elements))?;
         Ok(self.group.all_gather(self.what, &wrong)?.iter().sum())
     }
 }

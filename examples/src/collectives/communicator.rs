@@ -3,12 +3,17 @@
 
 use std::time::Duration;
 
+use rdma::ExposedRegion;
+
 use super::blocks::{Blocks, parts};
 use super::direct::Direct;
 use super::element::{Element, Reduction};
+use super::execute::{Execution, Memory};
 use super::fabric::{Fabric, expose_together};
 use super::ring::Ring;
-use super::tensor::{Operation, Tensor};
+use super::step::Schedule;
+use super::streams::{StreamLinks, Streams};
+use super::tensor::{Operation, Part, Tensor};
 use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -28,6 +33,8 @@ pub struct Tuning {
     /// Up to this size (in bytes) every rank sums one segment for all: two steps. Larger tensors
     /// take the ring.
     pub two_steps: usize,
+    /// Prepare for schedules, which needs connections between all ranks.
+    pub schedules: bool,
     /// Watch memory for arrivals where the device says that writes land in order.
     pub watch_memory: bool,
     /// Announce arrivals by separate messages on every device, as iWARP needs it.
@@ -51,6 +58,9 @@ pub struct Communicator {
     tuning: Tuning,
     ring: Option<Ring>,
     direct: Option<Direct>,
+    streams: Option<Streams>,
+    /// Memory for schedules; grows as needed.
+    scratch: ExposedRegion,
     blocks: Blocks,
     /// The tensor that barriers reduce.
     token: Option<Tensor<u64>>,
@@ -64,7 +74,7 @@ impl Communicator {
     pub fn new(chosen: &Chosen, group: &mut Group, tuning: Tuning) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
-        let mesh = world <= MESH;
+        let mesh = world <= MESH || tuning.schedules;
         let is_peer = |peer: usize| peer != rank && (mesh || peer == left || peer == right);
         let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
@@ -76,8 +86,10 @@ impl Communicator {
                 direct = Some(Direct::new(&fabric, group, tuning.one_step.max(tuning.chunk))?);
             }
         }
+        let streams = if tuning.schedules { Some(Streams::new(&fabric, group, tuning.chunk)?) } else { None };
+        let scratch = group.agree("the scratch memory", fabric.expose(0))?;
         let blocks = Blocks::new();
-        let mut comm = Self { world, fabric, tuning, ring, direct, blocks, token: None };
+        let mut comm = Self { world, fabric, tuning, ring, direct, streams, scratch, blocks, token: None };
         comm.token = Some(comm.allocate(group, 1)?);
         Ok(comm)
     }
@@ -129,6 +141,49 @@ impl Communicator {
             (_, Some(ring)) => ring.run(operation),
             _ => Err(Failure::new("ranks that are not connected cannot work together")),
         }
+    }
+
+    /// Runs this rank's part of a collective; the other ranks run theirs.
+    ///
+    /// Returns when this rank's output is complete and both tensors may be changed again.
+    ///
+    /// # Errors
+    /// If a tensor is too short for the schedule, or if a rank fails.
+    pub fn run<T: Element>(
+        &mut self,
+        schedule: &Schedule,
+        input: &Part<'_, T>,
+        output: &Part<'_, T>,
+        reduction: Reduction,
+    ) -> Result<(), Failure> {
+        let scratch = schedule.scratch * size_of::<T>();
+        if scratch > self.scratch.len() {
+            self.scratch = self.fabric.expose(scratch)?;
+        }
+        let (input, output, scratch) = (input.memory()?, output.memory()?, self.scratch.slice(..scratch)?);
+        let memory = Memory { input, output, scratch };
+        let streams = self.streams.as_mut().ok_or_else(|| Failure::new("this communicator runs no schedules"))?;
+        let mut links = StreamLinks { fabric: &mut self.fabric, streams };
+        Execution::new(&mut links, &mut self.blocks, &memory, reduction).run::<T>(schedule)
+    }
+
+    /// Divides a sum by the number of ranks if `reduction` is the average, which no schedule does.
+    ///
+    /// # Errors
+    /// If the tensor has fewer elements.
+    pub fn finish<T: Element>(&mut self, sum: &Part<'_, T>, reduction: Reduction) -> Result<(), Failure> {
+        if reduction != Reduction::Avg {
+            return Ok(());
+        }
+        let memory = sum.memory()?;
+        let (block, _) = self.blocks.of::<T>();
+        for part in parts(0..memory.len() / size_of::<T>(), block.len()) {
+            let (block, at) = (&mut block[..part.len()], part.start * size_of::<T>());
+            memory.copy_out(at, bytemuck::cast_slice_mut(block))?;
+            reduction.finish(block, self.world);
+            memory.copy_in(at, bytemuck::cast_slice(block))?;
+        }
+        Ok(())
     }
 
     /// Returns when every rank has called this function.

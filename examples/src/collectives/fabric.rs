@@ -40,9 +40,13 @@ pub(super) enum Lane {
     First,
     /// The number of messages received, on iWARP: four bytes follow.
     Report,
+    /// Pieces of the messages of schedules.
+    Piece,
+    /// Slots for such pieces that are free again.
+    FreeSlots,
 }
 
-const LANES: usize = 6;
+const LANES: usize = 8;
 /// Distance of two counters in bytes: a cache line.
 pub(super) const LINE: usize = INLINE as usize;
 /// Inline capacity of a request in bytes: one line.
@@ -287,6 +291,39 @@ impl Fabric {
         self.peer_with_room(to)?.notify(notices, lane, false)
     }
 
+    /// The number of notices on `lane` from a peer since the start, as far as this rank has looked.
+    pub(super) fn received(&mut self, from: usize, lane: Lane) -> Result<u64, Failure> {
+        if self.watches_memory() {
+            return Ok(self.counters.load_u64(counter(from, lane), Ordering::Acquire)?);
+        }
+        Ok(peer(&mut self.peers, from)?.counts.received[lane as usize])
+    }
+
+    /// Whether the source memory of a send, and of all earlier sends to the same peer, may change.
+    pub(super) fn is_sent(&mut self, to: usize, number: u64) -> Result<bool, Failure> {
+        if peer(&mut self.peers, to)?.counts.completed < number {
+            self.collect_sent()?;
+        }
+        let Counts { completed, confirmed, last_message, .. } = peer(&mut self.peers, to)?.counts;
+        let is_read = self.notices != Notices::Messages || is_confirmed(confirmed, last_message);
+        Ok(completed >= number && (is_read || number == 0))
+    }
+
+    /// Pauses once in a wait for any progress: of a peer, or of a send.
+    pub(super) fn pause_for_progress(&mut self, wait: &mut Wait) -> Result<(), Failure> {
+        if self.watches_memory() {
+            return self.pause(wait);
+        }
+        if self.collect_received(None)? {
+            return Ok(());
+        }
+        if let Some(nap) = self.patience.pause(wait)? {
+            self.collect_sent()?;
+            self.collect_received(Some(nap))?;
+        }
+        Ok(())
+    }
+
     /// Waits until a peer has sent `count` notices on `lane`, counted since the start.
     #[inline]
     pub(super) fn wait_for(&mut self, from: usize, lane: Lane, count: u64) -> Result<(), Failure> {
@@ -309,7 +346,7 @@ impl Fabric {
             // The kernel's siw completes requests before TCP has read their data, so only the
             // peer's report is proof.
             let last = peer(&mut self.peers, to)?.counts.last_message;
-            self.wait_told(to, |peer| peer.counts.confirmed.wrapping_sub(last) <= u32::MAX / 2)?;
+            self.wait_told(to, |peer| is_confirmed(peer.counts.confirmed, last))?;
         }
         Ok(())
     }
@@ -490,6 +527,11 @@ impl Peer {
         *count.ok_or_else(|| Failure::new("a notice that makes no sense"))? += 1;
         Ok(())
     }
+}
+
+/// Whether a peer that has reported `confirmed` messages has received the one of a number.
+fn is_confirmed(confirmed: u32, message: u32) -> bool {
+    confirmed.wrapping_sub(message) <= u32::MAX / 2
 }
 
 /// Byte offset of a rank's counter of one lane.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
-use super::blocks::Blocks;
+use super::blocks::{Blocks, parts};
 use super::element::{Element, Reduction};
 use super::fabric::{Fabric, Lane};
 use crate::Failure;
@@ -54,33 +54,39 @@ impl<T: Element> Tensor<T> {
         self.region.copy_out(start * size_of::<T>(), bytemuck::cast_slice_mut(elements)).map_err(Failure::from)
     }
 
-    /// Calls `fill` for blocks of the first `count` elements and copies each filled block into the
-    /// tensor.
+    /// Calls `fill` for blocks of some elements, with the position of the block among them, and
+    /// copies each filled block into the tensor.
     ///
     /// # Errors
     /// If the tensor has fewer elements.
-    pub fn fill(&self, count: usize, mut fill: impl FnMut(usize, &mut [T])) -> Result<(), Failure> {
+    pub fn fill(&self, elements: Range<usize>, mut fill: impl FnMut(usize, &mut [T])) -> Result<(), Failure> {
         let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
-        for start in (0..count).step_by(block.len()) {
-            let n = block.len().min(count - start);
-            fill(start, &mut block[..n]);
-            self.write(start, &block[..n])?;
+        for part in parts(elements.clone(), block.len()) {
+            let block = &mut block[..part.len()];
+            fill(part.start - elements.start, block);
+            self.write(part.start, block)?;
         }
         Ok(())
     }
 
-    /// Calls `look` with copies of blocks of the first `count` elements.
+    /// Calls `look` with copies of blocks of some elements, and their position among them.
     ///
     /// # Errors
     /// If the tensor has fewer elements.
-    pub fn for_each(&self, count: usize, mut look: impl FnMut(usize, &[T])) -> Result<(), Failure> {
+    pub fn for_each(&self, elements: Range<usize>, mut look: impl FnMut(usize, &[T])) -> Result<(), Failure> {
         let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
-        for start in (0..count).step_by(block.len()) {
-            let n = block.len().min(count - start);
-            self.read(start, &mut block[..n])?;
-            look(start, &block[..n]);
+        for part in parts(elements.clone(), block.len()) {
+            let block = &mut block[..part.len()];
+            self.read(part.start, block)?;
+            look(part.start - elements.start, block);
         }
         Ok(())
+    }
+
+    /// Some elements, as the input or output of a collective.
+    #[must_use]
+    pub fn part(&self, elements: Range<usize>) -> Part<'_, T> {
+        Part { tensor: self, elements }
     }
 
     /// The local memory of some elements.
@@ -101,6 +107,20 @@ impl<T: Element> Tensor<T> {
     /// Whether two references name the same tensor.
     pub(super) fn is(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
+    }
+}
+
+/// Some elements of a tensor.
+#[derive(Clone, Debug)]
+pub struct Part<'a, T> {
+    tensor: &'a Tensor<T>,
+    elements: Range<usize>,
+}
+
+impl<T: Element> Part<'_, T> {
+    /// The local memory of the elements.
+    pub(super) fn memory(&self) -> Result<ExposedSlice, Failure> {
+        self.tensor.local(self.elements.clone())
     }
 }
 

@@ -1,0 +1,43 @@
+//! Messages between ranks, as the steps of a schedule need them.
+
+use rdma::ExposedSlice;
+
+use super::wait::Wait;
+use crate::Failure;
+
+/// A message that was offered to a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    /// The receiving rank.
+    pub(super) to: usize,
+    /// The number of the message among those to that rank, from 1.
+    pub(super) number: u64,
+}
+
+/// The links of a rank to the other ranks.
+///
+/// Messages from one rank to another arrive in the order of their posts. They travel in pieces, of
+/// which all but the last of a message have the same length, so a long message needs no more memory
+/// than a short one.
+pub(super) trait Links {
+    /// Bytes of a piece; a multiple of the size of every element, and equal at every rank.
+    fn piece(&self) -> usize;
+
+    /// Offers memory to a rank as its next message. Does not wait. The memory must not change until
+    /// the message [is taken](Self::is_taken).
+    fn post(&mut self, to: usize, message: ExposedSlice) -> Result<Ticket, Failure>;
+
+    /// Whether the memory of a message may change.
+    fn is_taken(&mut self, ticket: Ticket) -> Result<bool, Failure>;
+
+    /// The next piece of `length` bytes from a rank, if it has arrived.
+    fn arrived(&mut self, from: usize, length: usize) -> Result<Option<ExposedSlice>, Failure>;
+
+    /// Hands the piece from a rank that [has arrived](Self::arrived) back; its memory may change
+    /// from now on.
+    fn release(&mut self, from: usize) -> Result<(), Failure>;
+
+    /// Pauses once in a wait for any of the above. Whoever waits calls this repeatedly, since it
+    /// also sends what was posted.
+    fn pause(&mut self, wait: &mut Wait) -> Result<(), Failure>;
+}
