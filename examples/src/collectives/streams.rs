@@ -18,7 +18,7 @@ use crate::bootstrap::Group;
 /// Slots of a rank for the pieces from one other rank.
 const SLOTS: usize = 8;
 /// Slots that one notice hands back.
-const BATCH: u64 = 4;
+const BATCH: usize = 4;
 /// Most bytes of all slots of a rank, with more than some ranks.
 const MEMORY: usize = 64 << 20;
 /// Pieces are no shorter than a page.
@@ -44,14 +44,14 @@ struct Stream {
     /// Messages posted.
     posted: u64,
     /// Pieces sent.
-    sent: u64,
+    sent: usize,
     /// The number of the last send of each message that was sent, but whose memory may not change
     /// yet as far as is known.
     sends: VecDeque<u64>,
     /// Messages whose memory may change.
     taken: u64,
     /// Pieces received and released.
-    released: u64,
+    released: usize,
 }
 
 impl Streams {
@@ -67,8 +67,8 @@ impl Streams {
     }
 
     /// Byte offset, in the memory of the receiver, of the slot of a rank's piece.
-    fn slot(&self, from: usize, piece: u64) -> usize {
-        (from * SLOTS + (piece % SLOTS as u64) as usize) * self.piece
+    fn slot(&self, from: usize, piece: usize) -> usize {
+        (from * SLOTS + piece % SLOTS) * self.piece
     }
 }
 
@@ -84,8 +84,8 @@ impl StreamLinks<'_> {
     fn push(&mut self, to: usize) -> Result<(), Failure> {
         while let Some(message) = self.streams.peers[to].queue.front().cloned() {
             let sent = self.streams.peers[to].sent;
-            let freed = self.fabric.received(to, Lane::FreeSlots)? * BATCH;
-            if sent - freed >= SLOTS as u64 {
+            let notices = self.fabric.received(to, Lane::FreeSlots)?;
+            if sent as u64 - notices * BATCH as u64 >= SLOTS as u64 {
                 break;
             }
             let (length, at) = (message.len().min(self.streams.piece), self.streams.slot(self.streams.rank, sent));
@@ -134,7 +134,7 @@ impl Links for StreamLinks<'_> {
 
     fn arrived(&mut self, from: usize, length: usize) -> Result<Option<ExposedSlice>, Failure> {
         let piece = self.streams.peers[from].released;
-        if self.fabric.received(from, Lane::Piece)? <= piece {
+        if self.fabric.received(from, Lane::Piece)? <= piece as u64 {
             return Ok(None);
         }
         let at = self.streams.slot(from, piece);
