@@ -1,9 +1,9 @@
 //! Element types of tensors, and the loops that reduce them.
 //!
 //! Integers wrap around. The 16-bit floating-point types are computed in `f32` and rounded to
-//! nearest even after each reduction. `min` and `max` ignore a NaN unless both operands are NaN, and
-//! prefer the first operand of two equal ones, which matters for the sign of zero. A reduction is
-//! therefore a function of the order of its operands alone.
+//! nearest even after each reduction. `min` and `max` ignore a NaN unless both operands are NaN,
+//! and prefer the first operand of two equal ones, which matters for the sign of zero. A reduction
+//! is therefore a function of the order of its operands alone.
 
 use bytemuck::{Pod, Zeroable};
 use half::slice::HalfFloatSliceExt;
@@ -56,8 +56,8 @@ pub trait Element: Pod + PartialEq + Send + Sync + std::fmt::Debug {
     /// nccl-tests' name of the type.
     const NAME: &'static str;
 
-    /// Every whole number from 0 to this one has an exact representation, and so have all sums up to
-    /// it. The sums of an integer type are always exact, modulo its range.
+    /// Every whole number from 0 to this one has an exact representation, and so have all sums
+    /// up to it. The sums of an integer type are always exact, modulo its range.
     const EXACT: u32;
 
     /// Reduces each element of `into` with its counterpart in `more`, which is the second operand;

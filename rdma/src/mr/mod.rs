@@ -109,8 +109,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers memory, by its address or by its dma-buf. On failure returns the memory, which must
-    /// be of `kind`, and in the dma-buf.
+    /// Registers memory, by its address or by its dma-buf. On failure returns the memory, which
+    /// must be of `kind`, and in the dma-buf.
     fn new(
         pd: &Arc<Handle<PdInner>>,
         memory: RawMemory,
