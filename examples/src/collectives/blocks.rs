@@ -28,7 +28,7 @@ impl Blocks {
 /// Cuts a range into parts of at most `length`.
 pub(super) fn parts(range: Range<usize>, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
-    range.step_by(length.max(1)).map(move |start| start..(start + length).min(end))
+    range.step_by(length.max(1)).map(move |start| start..start.saturating_add(length).min(end))
 }
 
 #[cfg(test)]
@@ -39,5 +39,6 @@ mod tests {
     fn parts_cover_the_range() {
         assert_eq!(parts(3..10, 3).collect::<Vec<_>>(), [3..6, 6..9, 9..10]);
         assert_eq!(parts(3..3, 3).count(), 0);
+        assert!(parts(3..5, usize::MAX).eq(std::iter::once(3..5)));
     }
 }

@@ -13,6 +13,7 @@ mod link;
 mod pattern;
 mod ring;
 mod schedule;
+mod schedules;
 mod step;
 mod streams;
 mod tensor;
@@ -21,5 +22,9 @@ pub(crate) mod wait;
 pub use communicator::{Communicator, Tuning};
 pub use element::{Element, Reduction};
 pub use pattern::Pattern;
+pub use schedules::{
+    Algorithm, Collective, Flaw, InvalidJob, Job, Layout, Mistake, RankTrace, Trace, Unsupported, build, build_all,
+    verify,
+};
 pub use step::{Place, Schedule, Source, Span, Step};
 pub use tensor::{Part, Tensor};

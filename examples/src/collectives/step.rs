@@ -9,13 +9,17 @@
 //! 2. A combination that overwrites elements waits until every earlier send of these elements was
 //!    taken. A schedule in which two ranks wait for each other in this way is wrong.
 //! 3. With input and output in the same memory, rule 2 holds for the memory, not for its name.
+//!    [`Layout`](super::Layout) tells where both lie in it.
+//! 4. A message may have no elements: it is sent and awaited like any other. Barriers consist of
+//!    such messages; all other schedules leave empty messages out at both ends.
 
 use std::ops::Range;
 
 /// The memory that a step reads or writes at its own rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// The rank's input; never written, unless it is the memory of the output.
+    /// The rank's input. A step never writes to it by this name; in place, writing to the output
+    /// changes it.
     Input,
     /// The rank's output.
     Output,

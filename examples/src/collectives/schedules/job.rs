@@ -1,0 +1,175 @@
+//! The parameters of a collective, and the positions of its input and output.
+
+use std::ops::Range;
+
+use super::Collective;
+
+/// The parameters of a collective at one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// This rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// NCCL's count: the elements of the whole operation for all-reduce, broadcast, reduce and
+    /// sendrecv, and of one rank's block for the others.
+    pub count: usize,
+    /// The root, of collectives that have one.
+    pub root: usize,
+    /// Most elements of a message.
+    pub chunk: usize,
+    /// The host of each rank, or nothing if all ranks are on one host. Any numbers will do.
+    pub hosts: Vec<usize>,
+    /// The lengths of the blocks of [`Collective::AllToAllV`]: rank `a` sends `counts[a * ranks +
+    /// b]` elements to rank `b`. Other collectives ignore it.
+    pub counts: Vec<usize>,
+    /// Whether input and output lie in the same memory, as [`Layout`] tells.
+    pub in_place: bool,
+}
+
+/// The elements of a rank's input and output.
+///
+/// Out of place only the lengths count. In place both are ranges of the same memory, with
+/// nccl-tests' offsets: the input of an all-gather is the rank's block of the output, and the
+/// output of a reduce-scatter is the rank's block of the input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The input.
+    pub input: Range<usize>,
+    /// The output.
+    pub output: Range<usize>,
+}
+
+impl Layout {
+    /// Elements of the memory of an operation in place.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.input.end.max(self.output.end)
+    }
+}
+
+/// Parameters that are no job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidJob {
+    /// There is no such rank.
+    #[error("rank {rank} is not below the number of ranks, {ranks}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// There is no such root.
+    #[error("root {root} is not below the number of ranks, {ranks}")]
+    Root {
+        /// The root.
+        root: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// Messages without elements.
+    #[error("messages of at most 0 elements carry nothing: the chunk must be at least 1")]
+    Chunk,
+    /// Hosts of some ranks only.
+    #[error("hosts of {given} ranks for a job of {ranks}")]
+    Hosts {
+        /// Number of hosts given.
+        given: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// Counts that are no square matrix.
+    #[error("{given} counts for {ranks} ranks: alltoallv needs one for each pair of ranks")]
+    Counts {
+        /// Number of counts given.
+        given: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+}
+
+impl Job {
+    /// A job out of place on one host, with root 0 and messages of any length.
+    #[must_use]
+    pub fn new(rank: usize, ranks: usize, count: usize) -> Self {
+        let (hosts, counts) = (Vec::new(), Vec::new());
+        Self { rank, ranks, count, root: 0, chunk: usize::MAX, hosts, counts, in_place: false }
+    }
+
+    /// The same job at another rank.
+    #[must_use]
+    pub fn at(&self, rank: usize) -> Self {
+        Self { rank, ..self.clone() }
+    }
+
+    /// Checks the parameters that a collective uses.
+    pub(super) fn check(&self, op: Collective) -> Result<(), InvalidJob> {
+        let ranks = self.ranks;
+        if self.rank >= ranks {
+            return Err(InvalidJob::Rank { rank: self.rank, ranks });
+        }
+        if op.has_root() && self.root >= ranks {
+            return Err(InvalidJob::Root { root: self.root, ranks });
+        }
+        if self.chunk == 0 {
+            return Err(InvalidJob::Chunk);
+        }
+        if !self.hosts.is_empty() && self.hosts.len() != ranks {
+            return Err(InvalidJob::Hosts { given: self.hosts.len(), ranks });
+        }
+        if op == Collective::AllToAllV && Some(self.counts.len()) != ranks.checked_mul(ranks) {
+            return Err(InvalidJob::Counts { given: self.counts.len(), ranks });
+        }
+        Ok(())
+    }
+
+    /// Where the input and the output of a collective lie at this rank.
+    #[must_use]
+    pub fn layout(&self, op: Collective) -> Layout {
+        let whole = 0..self.count;
+        let blocks = 0..self.count * self.ranks;
+        let own = self.block(self.rank);
+        let at_root = |range: Range<usize>| if self.rank == self.root { range } else { 0..0 };
+        let (input, output) = match op {
+            Collective::AllReduce | Collective::SendRecv => (whole.clone(), whole),
+            Collective::AllGather | Collective::HyperCube => (own, blocks),
+            Collective::ReduceScatter => (blocks, own),
+            Collective::AllToAll => (blocks.clone(), blocks),
+            Collective::AllToAllV => (0..self.sent(op, self.ranks - 1).end, 0..self.received(op, self.ranks - 1).end),
+            Collective::Broadcast => (at_root(whole.clone()), whole),
+            Collective::Reduce => (whole.clone(), at_root(whole)),
+            Collective::Gather if self.rank == self.root => (own, blocks),
+            Collective::Gather => (own, 0..0),
+            Collective::Scatter => (at_root(blocks), own),
+            Collective::Barrier => (0..0, 0..0),
+        };
+        Layout { input, output }
+    }
+
+    /// The elements of a rank's block, where blocks have [`Self::count`] elements.
+    pub(super) fn block(&self, rank: usize) -> Range<usize> {
+        rank * self.count..(rank + 1) * self.count
+    }
+
+    /// The elements of the input that go to a rank in an all-to-all.
+    pub(super) fn sent(&self, op: Collective, to: usize) -> Range<usize> {
+        match op {
+            Collective::AllToAllV => self.uneven(to, |to| self.rank * self.ranks + to),
+            _ => self.block(to),
+        }
+    }
+
+    /// The elements of the output that come from a rank in an all-to-all.
+    pub(super) fn received(&self, op: Collective, from: usize) -> Range<usize> {
+        match op {
+            Collective::AllToAllV => self.uneven(from, |from| from * self.ranks + self.rank),
+            _ => self.block(from),
+        }
+    }
+
+    /// The block of a peer among blocks whose lengths lie in [`Self::counts`].
+    fn uneven(&self, peer: usize, index: impl Fn(usize) -> usize) -> Range<usize> {
+        let start = (0..peer).map(|peer| self.counts[index(peer)]).sum();
+        start..start + self.counts[index(peer)]
+    }
+}

@@ -1,0 +1,264 @@
+//! Algorithms of collectives as data: [`build`] returns the steps of one rank.
+//!
+//! The modules hold one family of algorithms each, as pure functions of a [`Job`]. [`verify`] runs
+//! the schedules of all ranks on symbols in place of elements.
+
+mod bruck;
+mod builder;
+mod direct;
+mod doubling;
+mod hierarchical;
+mod interpreter;
+mod job;
+mod pairwise;
+mod pat;
+mod ring;
+mod rooted;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod two_step;
+mod verify;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use self::builder::Builder;
+pub use self::interpreter::{Flaw, Mistake, RankTrace, Trace};
+pub use self::job::{InvalidJob, Job, Layout};
+pub use self::verify::verify;
+use super::step::Schedule;
+
+/// A collective operation. Counts and positions in place are those of nccl-tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Collective {
+    /// Every rank gets the reduction of all inputs.
+    AllReduce,
+    /// Every rank gets the blocks of all ranks.
+    AllGather,
+    /// Every rank gets its block of the reduction of all inputs.
+    ReduceScatter,
+    /// Every rank sends a block to every rank.
+    #[serde(rename = "alltoall")]
+    #[value(name = "alltoall")]
+    AllToAll,
+    /// Every rank sends a block to every rank; the lengths are those of [`Job::counts`].
+    #[serde(rename = "alltoallv")]
+    #[value(name = "alltoallv")]
+    AllToAllV,
+    /// Every rank gets the input of the root.
+    Broadcast,
+    /// The root gets the reduction of all inputs.
+    Reduce,
+    /// The root gets the blocks of all ranks.
+    Gather,
+    /// Every rank gets its block of the root's input.
+    Scatter,
+    /// Every rank sends to its right neighbour and receives from its left neighbour.
+    #[serde(rename = "sendrecv")]
+    #[value(name = "sendrecv")]
+    SendRecv,
+    /// All-gather by an exchange over each dimension of a hypercube.
+    #[serde(rename = "hypercube")]
+    #[value(name = "hypercube")]
+    HyperCube,
+    /// No rank ends before every rank has begun.
+    Barrier,
+}
+
+/// A way to do a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Algorithm {
+    /// Every rank sends to its right neighbour only.
+    Ring,
+    /// Two binary trees with half of the elements each; most leaves of one are inner in the other.
+    Tree,
+    /// Exchanges between ranks at distances 1, 2, 4...
+    RecursiveDoubling,
+    /// Reduce-scatter by halving the elements, then all-gather by doubling them.
+    HalvingDoubling,
+    /// Every element goes to its reader directly.
+    Direct,
+    /// Every rank reduces or receives a share directly, then passes it on directly.
+    TwoStep,
+    /// Messages to ranks at distances 1, 2, 4...; each carries all blocks so far.
+    Bruck,
+    /// Parallel aggregated trees: the distances of Bruck, the longest with the fewest elements.
+    Pat,
+    /// One peer at a time, at distances 1, 2, 3...
+    Pairwise,
+    /// A binomial tree.
+    Binomial,
+    /// Inside each host, then between hosts, then inside each host.
+    Hierarchical,
+}
+
+impl Collective {
+    /// The name of the program and of the test in nccl-tests.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "alltoall",
+            Self::AllToAllV => "alltoallv",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::SendRecv => "sendrecv",
+            Self::HyperCube => "hypercube",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Whether the collective has a root.
+    #[must_use]
+    pub fn has_root(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
+    }
+
+    /// Whether the collective reduces.
+    #[must_use]
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+}
+
+impl Algorithm {
+    /// The name in the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Tree => "tree",
+            Self::RecursiveDoubling => "recursive-doubling",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Direct => "direct",
+            Self::TwoStep => "two-step",
+            Self::Bruck => "bruck",
+            Self::Pat => "pat",
+            Self::Pairwise => "pairwise",
+            Self::Binomial => "binomial",
+            Self::Hierarchical => "hierarchical",
+        }
+    }
+
+    /// The collectives that the algorithm does.
+    #[must_use]
+    pub fn collectives(self) -> &'static [Collective] {
+        use Collective::*;
+        match self {
+            Self::Ring => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce],
+            Self::Tree => &[AllReduce, Broadcast, Reduce],
+            Self::RecursiveDoubling => &[AllReduce, AllGather, HyperCube, Barrier],
+            Self::HalvingDoubling => &[AllReduce, ReduceScatter],
+            Self::Direct => &[
+                AllReduce,
+                AllGather,
+                ReduceScatter,
+                AllToAll,
+                AllToAllV,
+                Broadcast,
+                Reduce,
+                Gather,
+                Scatter,
+                SendRecv,
+                Barrier,
+            ],
+            Self::TwoStep => &[AllReduce, Broadcast, Reduce],
+            Self::Bruck => &[AllGather, ReduceScatter, Barrier],
+            Self::Pat => &[AllGather, ReduceScatter],
+            Self::Pairwise => &[AllToAll, AllToAllV],
+            Self::Binomial => &[AllReduce, Broadcast, Reduce, Gather, Scatter],
+            Self::Hierarchical => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Barrier],
+        }
+    }
+
+    /// Says whether the algorithm does a collective for a job, and why not.
+    ///
+    /// # Errors
+    /// [`Unsupported`] names the algorithms that do the collective, or the parameter that is wrong.
+    pub fn supports(self, op: Collective, job: &Job) -> Result<(), Unsupported> {
+        job.check(op)?;
+        if self.collectives().contains(&op) { Ok(()) } else { Err(Unsupported::Algorithm { op, algorithm: self }) }
+    }
+}
+
+impl std::fmt::Display for Collective {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Why there is no schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsupported {
+    /// The algorithm does other collectives.
+    #[error("{algorithm} is no algorithm for {op}: use one of {}", alternatives(*op))]
+    Algorithm {
+        /// The collective.
+        op: Collective,
+        /// The algorithm.
+        algorithm: Algorithm,
+    },
+    /// The job is wrong for every algorithm.
+    #[error(transparent)]
+    Job(#[from] InvalidJob),
+}
+
+/// The names of the algorithms that do a collective.
+fn alternatives(op: Collective) -> String {
+    let algorithms = Algorithm::value_variants().iter().filter(|algorithm| algorithm.collectives().contains(&op));
+    algorithms.map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The steps of the job's rank.
+///
+/// # Errors
+/// As [`Algorithm::supports`].
+pub fn build(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Schedule, Unsupported> {
+    algorithm.supports(op, job)?;
+    let mut builder = Builder::new(op, job);
+    if job.ranks == 1 {
+        builder.copy_input_to_output();
+    } else {
+        emit(&mut builder, op, algorithm);
+    }
+    Ok(builder.finish())
+}
+
+/// Adds the steps of an algorithm for at least two ranks.
+fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
+    use {Algorithm as A, Collective as C};
+    match (algorithm, op) {
+        (A::Direct, _) => direct::emit(b, op),
+        (A::TwoStep, _) => two_step::emit(b, op),
+        (A::Pairwise, _) => pairwise::exchange(b),
+        (A::Bruck, _) => bruck::emit(b, op),
+        (A::Pat, _) => pat::emit(b, op),
+        (A::RecursiveDoubling | A::HalvingDoubling, _) => doubling::emit(b, op, algorithm),
+        (A::Ring, C::AllReduce | C::AllGather | C::ReduceScatter) => ring::emit(b, op),
+        (A::Binomial, C::Gather | C::Scatter) => rooted::emit(b, op),
+        (A::Hierarchical, C::AllReduce | C::AllGather | C::ReduceScatter | C::Barrier) => hierarchical::emit(b, op),
+        (A::Ring | A::Tree | A::Binomial | A::Hierarchical, _) => tree::emit(b, op, algorithm),
+    }
+}
+
+/// The schedules of all ranks of a job, whose own rank does not matter.
+///
+/// # Errors
+/// As [`Algorithm::supports`].
+pub fn build_all(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Vec<Schedule>, Unsupported> {
+    (0..job.ranks).map(|rank| build(op, algorithm, &job.at(rank))).collect()
+}
