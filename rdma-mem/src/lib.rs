@@ -8,6 +8,8 @@
 //! * [`word`] has aligned atomic words at raw addresses;
 //! * [`SharedMemory`] is memory that other processes may map, and [`Mapping`] is a peer's view of
 //!   it;
+//! * [`Segment`] is memory that other processes may map to read, and [`SegmentView`] is a peer's
+//!   view of it; [`SharedSlice`] is a bounds-checked range of such memory;
 //! * [`shared::find`] returns the [`SharedMemory`] of this process that contains a range of
 //!   addresses.
 //!
@@ -18,7 +20,9 @@ compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
 
 mod copy;
 pub mod shared;
+mod slice;
 pub mod word;
 
 pub use copy::{copy, copy_ordered};
-pub use shared::{Backing, Mapping, SharedMemory, SharedMemoryError};
+pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError};
+pub use slice::{SharedSlice, SharedSliceMut, SliceError};

@@ -4,14 +4,15 @@
 //! only through raw pointers and the functions of this crate: no reference to it exists while a
 //! peer may have it mapped. A registry of all live [`SharedMemory`] lets a software device find the
 //! memfd behind a range of addresses ([`find`]), to send the memfd to a peer. [`Mapping`] is the
-//! peer's view.
+//! peer's view. A [`Segment`] is memory that peers may only read.
 //!
 //! # Safety
 //!
 //! Invariants that the blocks in this module cite:
 //!
 //! 1. `Pages` is the only owner of its mapping: `mapped` bytes, a positive multiple of the page
-//!    size, readable and writable. Only its drop unmaps them, in the process that mapped them.
+//!    size, readable, and writable unless it was made with `Access::Read`. Only its drop unmaps
+//!    them, in the process that mapped them.
 //! 2. The file behind a mapping is sealed against shrinking before the mapping is made, so an
 //!    access never lies beyond the file's end, where it would fault. (A peer can punch holes: they
 //!    read as zeros and are filled at the next access.)
@@ -34,10 +35,17 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
-/// Seals that fix the size and the seals themselves, so that a mapping stays valid forever.
-const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
+mod segment;
 
-/// From this size in bytes on, [`SharedMemory::new`] first checks that the system has the memory.
+pub use segment::{Segment, SegmentView};
+
+/// Seals that fix the size.
+const SIZE_SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
+
+/// Seals that fix the size and the seals themselves, so that a mapping stays valid forever.
+const SEALS: SealFlag = SIZE_SEALS.union(SealFlag::F_SEAL_SEAL);
+
+/// From this size in bytes on, an allocation first checks that the system has the memory.
 const LARGE: usize = 16 << 20;
 
 static REGISTRY: RwLock<BTreeMap<usize, Arc<Backing>>> = RwLock::new(BTreeMap::new());
@@ -152,23 +160,38 @@ enum Allocation {
     OnDemand,
 }
 
-/// Makes a sealed memfd of `mapped` bytes, a multiple of the page size.
+/// The accesses that a mapping allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// Makes a memfd of `mapped` bytes, a multiple of the page size, without seals.
 fn make_file(mapped: usize, allocation: Allocation) -> Result<OwnedFd, SharedMemoryError> {
     let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create(c"rdma-shared", flags).map_err(SharedMemoryError::system("memfd_create"))?;
     match allocation {
         Allocation::OnDemand => ftruncate(&fd, size).map_err(SharedMemoryError::system("ftruncate"))?,
-        Allocation::Whole => {
-            while let Err(errno) = fallocate(&fd, FallocateFlags::empty(), 0, size) {
-                if errno != Errno::EINTR {
-                    return Err(SharedMemoryError::system("fallocate")(errno));
-                }
-            }
+        Allocation::Whole => allocate(&fd, mapped)?,
+    }
+    Ok(fd)
+}
+
+/// Allocates the pages of the first `mapped` bytes, and makes the file that long.
+fn allocate(fd: &OwnedFd, mapped: usize) -> Result<(), SharedMemoryError> {
+    let size = libc::off_t::try_from(mapped).map_err(|_| SharedMemoryError::Size)?;
+    loop {
+        match fallocate(fd, FallocateFlags::empty(), 0, size) {
+            Err(Errno::EINTR) => {}
+            result => return result.map_err(SharedMemoryError::system("fallocate")),
         }
     }
-    fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS)).map_err(SharedMemoryError::system("fcntl"))?;
-    Ok(fd)
+}
+
+fn add_seals(fd: &OwnedFd, seals: SealFlag) -> Result<(), SharedMemoryError> {
+    fcntl(fd, FcntlArg::F_ADD_SEALS(seals)).map(drop).map_err(SharedMemoryError::system("fcntl"))
 }
 
 /// A shared mapping, which only the process that made it unmaps (1, 3).
@@ -180,13 +203,22 @@ struct Pages {
 
 impl Pages {
     /// Maps the first `mapped` bytes of a memfd that is sealed and has that many bytes (2).
-    fn new(fd: BorrowedFd<'_>, mapped: usize, allocation: Allocation) -> Result<Self, SharedMemoryError> {
+    fn new(
+        fd: BorrowedFd<'_>,
+        mapped: usize,
+        allocation: Allocation,
+        access: Access,
+    ) -> Result<Self, SharedMemoryError> {
         let mut options = MmapOptions::new();
         options.len(mapped);
         if allocation == Allocation::Whole {
             options.populate();
         }
-        let map = options.map_raw(&fd).map_err(SharedMemoryError::mapping)?;
+        let map = match access {
+            Access::Read => options.map_raw_read_only(&fd),
+            Access::Write => options.map_raw(&fd),
+        };
+        let map = map.map_err(SharedMemoryError::mapping)?;
         Ok(Self { map: ManuallyDrop::new(map), owner: std::process::id() })
     }
 
@@ -242,14 +274,10 @@ impl SharedMemory {
     /// `Size` for no bytes or more than the address space holds; `OutOfMemory`; `System` for an
     /// error of memfd_create, fallocate, fcntl or mmap.
     pub fn new(len: usize) -> Result<Self, SharedMemoryError> {
-        let mapped = round_to_pages(len)?;
-        // The kernel does not limit memfds: without this check it would kill processes for lack of
-        // memory.
-        if mapped >= LARGE && available().is_some_and(|available| mapped as u64 > available) {
-            return Err(SharedMemoryError::OutOfMemory);
-        }
+        let mapped = check_memory(len)?;
         let fd = make_file(mapped, Allocation::Whole)?;
-        let pages = Pages::new(fd.as_fd(), mapped, Allocation::Whole)?;
+        add_seals(&fd, SEALS)?;
+        let pages = Pages::new(fd.as_fd(), mapped, Allocation::Whole, Access::Write)?;
         let base = pages.map.as_mut_ptr().expose_provenance();
         let backing = Arc::new(Backing { fd, base, len: mapped });
         REGISTRY.write().unwrap_or_else(PoisonError::into_inner).insert(base, Arc::clone(&backing));
@@ -385,6 +413,7 @@ impl Mapping {
     /// `Size`; `System` for an error of memfd_create, ftruncate, fcntl or mmap.
     pub fn create(len: usize) -> Result<(Self, OwnedFd), SharedMemoryError> {
         let fd = make_file(round_to_pages(len)?, Allocation::OnDemand)?;
+        add_seals(&fd, SEALS)?;
         Ok((Self::map_sparse(fd.as_fd(), len)?, fd))
     }
 
@@ -407,27 +436,8 @@ impl Mapping {
     }
 
     fn check_and_map(fd: BorrowedFd<'_>, len: usize, allocation: Allocation) -> Result<Self, SharedMemoryError> {
-        let mapped = round_to_pages(len)?;
-        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
-        if !SealFlag::from_bits_retain(seals).contains(SEALS) {
-            return Err(SharedMemoryError::Untrusted("is not a sealed memfd"));
-        }
-        let filesystem = fstatfs(fd).map_err(SharedMemoryError::system("fstatfs"))?;
-        // Huge pages come from a pool: an access to a hole in such a file may fail with a signal.
-        if filesystem.filesystem_type() != TMPFS_MAGIC {
-            return Err(SharedMemoryError::Untrusted("is not of ordinary pages"));
-        }
-        let stat = fstat(fd).map_err(SharedMemoryError::system("fstat"))?;
-        if !usize::try_from(stat.st_size).is_ok_and(|size| size >= mapped) {
-            return Err(SharedMemoryError::Untrusted("is shorter than the peer said"));
-        }
-        // st_blocks counts units of 512 bytes for every page size. A sparse file of any size costs
-        // its sender nothing, but a process that maps it pays for all its pages.
-        let is_whole = usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks >= mapped / 512);
-        if allocation == Allocation::Whole && !is_whole {
-            return Err(SharedMemoryError::Untrusted("is not allocated"));
-        }
-        let pages = Pages::new(fd, mapped, allocation)?;
+        let mapped = check_file(fd, len, SEALS, allocation)?;
+        let pages = Pages::new(fd, mapped, allocation, Access::Write)?;
         pages.map.advise(Advice::DontFork).map_err(|error| SharedMemoryError::System { call: "madvise", error })?;
         Ok(Self { pages, len })
     }
@@ -445,6 +455,48 @@ impl Mapping {
     pub fn len(&self) -> usize {
         self.len
     }
+}
+
+/// Checks a descriptor that a peer sent: a memfd that has these seals and at least `len` bytes.
+/// Returns the number of bytes to map.
+fn check_file(
+    fd: BorrowedFd<'_>,
+    len: usize,
+    wanted: SealFlag,
+    allocation: Allocation,
+) -> Result<usize, SharedMemoryError> {
+    let mapped = round_to_pages(len)?;
+    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
+    if !SealFlag::from_bits_retain(seals).contains(wanted) {
+        return Err(SharedMemoryError::Untrusted("is not a sealed memfd"));
+    }
+    let filesystem = fstatfs(fd).map_err(SharedMemoryError::system("fstatfs"))?;
+    // Huge pages come from a pool: an access to a hole in such a file may fail with a signal.
+    if filesystem.filesystem_type() != TMPFS_MAGIC {
+        return Err(SharedMemoryError::Untrusted("is not of ordinary pages"));
+    }
+    let stat = fstat(fd).map_err(SharedMemoryError::system("fstat"))?;
+    if !usize::try_from(stat.st_size).is_ok_and(|size| size >= mapped) {
+        return Err(SharedMemoryError::Untrusted("is shorter than the peer said"));
+    }
+    // st_blocks counts units of 512 bytes for every page size. A sparse file of any size costs
+    // its sender nothing, but a process that maps it pays for all its pages.
+    let is_whole = usize::try_from(stat.st_blocks).is_ok_and(|blocks| blocks >= mapped / 512);
+    if allocation == Allocation::Whole && !is_whole {
+        return Err(SharedMemoryError::Untrusted("is not allocated"));
+    }
+    Ok(mapped)
+}
+
+/// Checks that the system has memory for `len` bytes, and returns the number of bytes to map.
+fn check_memory(len: usize) -> Result<usize, SharedMemoryError> {
+    let mapped = round_to_pages(len)?;
+    // The kernel does not limit memfds: without this check it would kill processes for lack of
+    // memory.
+    if mapped >= LARGE && available().is_some_and(|available| mapped as u64 > available) {
+        return Err(SharedMemoryError::OutOfMemory);
+    }
+    Ok(mapped)
 }
 
 fn round_to_pages(len: usize) -> Result<usize, SharedMemoryError> {
