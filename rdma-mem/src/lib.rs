@@ -10,6 +10,7 @@
 //!   it;
 //! * [`Segment`] is memory that other processes may map to read, and [`SegmentView`] is a peer's
 //!   view of it; [`SharedSlice`] is a bounds-checked range of such memory;
+//! * [`reduce()`] combines the elements of several such ranges in one pass;
 //! * [`shared::find`] returns the [`SharedMemory`] of this process that contains a range of
 //!   addresses.
 //!
@@ -19,10 +20,12 @@
 compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
 
 mod copy;
+pub mod reduce;
 pub mod shared;
 mod slice;
 pub mod word;
 
 pub use copy::{copy, copy_ordered};
+pub use reduce::{Operation, Scalar, Stores, reduce};
 pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError};
 pub use slice::{SharedSlice, SharedSliceMut, SliceError};

@@ -5,7 +5,7 @@
 //!
 //! # Safety
 //!
-//! Invariants that the blocks in this module cite:
+//! Invariants that the blocks in this module and in [`reduce`](mod@crate::reduce) cite:
 //!
 //! 1. The `len` bytes from `start` of a slice are valid for reads during its lifetime, and those of
 //!    a [`SharedSliceMut`] for writes as well.
