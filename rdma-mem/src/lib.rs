@@ -10,6 +10,7 @@
 //!   it;
 //! * [`Segment`] is memory that other processes may map to read, and [`SegmentView`] is a peer's
 //!   view of it; [`SharedSlice`] is a bounds-checked range of such memory;
+//! * [`pass`] moves a segment's descriptor to another process;
 //! * [`reduce()`] combines the elements of several such ranges in one pass;
 //! * [`shared::find`] returns the [`SharedMemory`] of this process that contains a range of
 //!   addresses.
@@ -20,6 +21,7 @@
 compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
 
 mod copy;
+pub mod pass;
 pub mod reduce;
 pub mod shared;
 mod slice;
