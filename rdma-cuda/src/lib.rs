@@ -19,13 +19,17 @@
 
 mod attribute;
 mod context;
+mod detect;
 mod driver;
 mod error;
 mod gpu;
 #[cfg(test)]
 mod testing;
+mod topology;
 
 pub use attribute::DeviceAttribute;
+pub use detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
 pub use driver::{Attempt, Driver, DriverVersion, NoDriver};
 pub use error::{CudaError, Error, Result};
 pub use gpu::{Gpu, Uuid};
+pub use topology::{Distance, Level, ParseLevelError, Topology};

@@ -160,7 +160,8 @@ impl PciDevice {
         let numa_node = fs::read_to_string(path.join("numa_node")).ok().and_then(|node| node.trim().parse().ok());
         let mut bridges = Vec::new();
         let mut host_bridge = path.as_path();
-        while let Some(address) = host_bridge.file_name().and_then(|name| name.to_str()).filter(|name| is_address(name)) {
+        while let Some(address) = host_bridge.file_name().and_then(|name| name.to_str()).filter(|name| is_address(name))
+        {
             bridges.push(address.to_owned());
             host_bridge = host_bridge.parent()?;
         }

@@ -134,6 +134,7 @@ fn this_machine_can_be_asked() {
 #[test]
 fn addresses_are_recognised() {
     assert!(["0000:1b:00.0", "10000:e1:00.7", "0000:FF:1f.f"].iter().all(|name| is_address(name)));
-    let others = ["pci0000:15", "", "0000:1b:00", "0000:1b:00.0.1", "000:1b:00.0", "0000:1b:0.0", "virtual", "0000:1g:00.0"];
+    let others =
+        ["pci0000:15", "", "0000:1b:00", "0000:1b:00.0.1", "000:1b:00.0", "0000:1b:0.0", "virtual", "0000:1g:00.0"];
     assert!(!others.iter().any(|name| is_address(name)));
 }
