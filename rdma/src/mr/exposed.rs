@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::remote::RemoteSlice;
-use super::{Kind, Region, Segment};
+use super::{Kind, Region, Route, Segment};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::handle::Handle;
 use crate::pd::ProtectionDomain;
@@ -76,7 +76,7 @@ impl ProtectionDomain {
         if access.is_empty() {
             return Err(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput));
         }
-        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, None);
+        let region = Region::new(&self.inner, RawMemory::new(owner), Kind::ExposedHost, access, Route::Address);
         region.map(ExposedRegion::new).map_err(|(error, _)| error)
     }
 }

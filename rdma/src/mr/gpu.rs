@@ -1,17 +1,18 @@
 //! Regions of GPU memory, and of the memory of other devices.
 //!
 //! The kernel has two ways to such memory: a dma-buf, which the driver of the memory's device
-//! exports, and peer memory, where the driver answers for its addresses (`nvidia-peermem`). Both
-//! make an [`ExposedRegion`] whose contents the processor cannot access, whether peers have rights
-//! or not.
+//! exports, and peer memory, where the driver answers for its addresses (`nvidia-peermem`). Devices
+//! that are software need a mapping that the processor can access. All make an [`ExposedRegion`]
+//! whose contents have no accessors, whether peers have rights or not.
 
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 
 use rdma_sys::ibv_access_flags;
 
 use super::exposed::ExposedRegion;
 use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
-use super::{DmaBuf, Kind, Region};
+use super::{Kind, Region, Route};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
@@ -48,10 +49,10 @@ impl ProtectionDomain {
         access: RemoteAccess,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
         let memory = RawMemory::new(owner);
-        if (memory.address().addr().get() as u64 ^ offset) % u64::from(SMALLEST_PAGE) != 0 {
+        if differ_within_a_page(&memory, offset) {
             return Err(failed(Error::new(Operation::RegisterDmaBuf, ErrorKind::InvalidInput), memory));
         }
-        self.register_gpu(memory, access, Some(DmaBuf { fd, offset }))
+        self.register_gpu(memory, access, Route::DmaBuf { fd, offset })
     }
 
     /// Registers memory of a GPU by its address, which needs the kernel's peer memory interface and
@@ -69,7 +70,33 @@ impl ProtectionDomain {
         owner: O,
         access: RemoteAccess,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
-        self.register_gpu(RawMemory::new(owner), access, None)
+        self.register_gpu(RawMemory::new(owner), access, Route::Address)
+    }
+
+    /// Registers memory of a GPU by a mapping of it that the processor can access, for devices that
+    /// cannot do without: soft0, rxe and siw. Peers and requests use the owner's address.
+    ///
+    /// # Errors
+    ///
+    /// With the memory: `InvalidInput` if the memory has no bytes, or if its address and `mapping`
+    /// differ within a page; errors of the device.
+    ///
+    /// # Safety
+    ///
+    /// The owner's memory can be read and written at `mapping` too, until the owner is dropped, and
+    /// no reference to it exists: the device accesses the mapping.
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub unsafe fn register_mapped<O: MemoryOwner<Placement = Gpu>>(
+        &self,
+        owner: O,
+        mapping: NonNull<u8>,
+        access: RemoteAccess,
+    ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
+        let memory = RawMemory::new(owner);
+        if differ_within_a_page(&memory, mapping.addr().get() as u64) {
+            return Err(failed(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput), memory));
+        }
+        self.register_gpu(memory, access, Route::Mapping(mapping))
     }
 
     /// Asks whether the device, its driver and the kernel can register dma-bufs.
@@ -110,11 +137,15 @@ impl ProtectionDomain {
         &self,
         memory: RawMemory,
         access: RemoteAccess,
-        dma_buf: Option<DmaBuf<'_>>,
+        route: Route<'_>,
     ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
-        let region = Region::new(&self.inner, memory, Kind::ExposedGpu, access, dma_buf);
+        let region = Region::new(&self.inner, memory, Kind::ExposedGpu, access, route);
         region.map(ExposedRegion::new).map_err(|(error, memory)| failed(error, memory))
     }
+}
+
+fn differ_within_a_page(memory: &RawMemory, place: u64) -> bool {
+    (memory.address().addr().get() as u64 ^ place) % u64::from(SMALLEST_PAGE) != 0
 }
 
 /// Requires GPU memory that is not registered.

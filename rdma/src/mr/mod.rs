@@ -82,11 +82,15 @@ impl Kind {
     }
 }
 
-/// A dma-buf that holds a region's memory, from `offset` on.
+/// How a device gets at a region's memory.
 #[derive(Clone, Copy, Debug)]
-struct DmaBuf<'fd> {
-    fd: BorrowedFd<'fd>,
-    offset: u64,
+enum Route<'fd> {
+    /// By the memory's address.
+    Address,
+    /// By another address, at which the processor can access it.
+    Mapping(NonNull<u8>),
+    /// By a dma-buf that holds it from `offset` on.
+    DmaBuf { fd: BorrowedFd<'fd>, offset: u64 },
 }
 
 /// A registered region.
@@ -116,9 +120,12 @@ impl Region {
         memory: RawMemory,
         kind: Kind,
         access: RemoteAccess,
-        dma_buf: Option<DmaBuf<'_>>,
+        route: Route<'_>,
     ) -> Result<Arc<Handle<Self>>, (Error, RawMemory)> {
-        let operation = if dma_buf.is_some() { Operation::RegisterDmaBuf } else { Operation::RegisterMr };
+        let operation = match route {
+            Route::DmaBuf { .. } => Operation::RegisterDmaBuf,
+            Route::Address | Route::Mapping(_) => Operation::RegisterMr,
+        };
         if let Err(error) = pd.context.check(operation) {
             return Err((error, memory));
         }
@@ -128,9 +135,11 @@ impl Region {
         // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();
         let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | access.bits();
-        let raw = match dma_buf {
-            Some(dma_buf) => register_dma_buf(pd, &memory, dma_buf, flags, kind.optional_flags()),
-            None => register_address(pd, &memory, flags | kind.optional_flags()),
+        let optional = kind.optional_flags();
+        let raw = match route {
+            Route::Address => register_address(pd, &memory, flags | optional),
+            Route::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags | optional),
+            Route::DmaBuf { fd, offset } => register_dma_buf(pd, &memory, (fd, offset), flags, optional),
         };
         let raw = match raw {
             Ok(raw) => raw,
@@ -157,12 +166,22 @@ fn register_address(pd: &Handle<PdInner>, memory: &RawMemory, flags: u32) -> Res
     Raw::created(Operation::RegisterMr, raw)
 }
 
+fn register_mapping(pd: &Handle<PdInner>, memory: &RawMemory, mapping: NonNull<u8>, flags: u32) -> Result<Raw<ibv_mr>> {
+    let iova = memory.address().as_ptr().addr() as u64;
+    mapping.as_ptr().expose_provenance();
+    let mapping = mapping.as_ptr().cast();
+    // SAFETY: ibv_reg_mr_iova wants a live domain of this table, which `pd` is, and memory that is
+    // valid until after deregistration: the mapping leads to the region's memory (M1, M2).
+    let raw = unsafe { pd.context.table.ibv_reg_mr_iova(pd.raw.as_ptr(), mapping, memory.len(), iova, flags) };
+    Raw::created(Operation::RegisterMr, raw)
+}
+
 /// Registers a dma-buf with the optional flags, or without them if the device refuses them: the
 /// library does not remove them for this verb.
 fn register_dma_buf(
     pd: &Handle<PdInner>,
     memory: &RawMemory,
-    DmaBuf { fd, offset }: DmaBuf<'_>,
+    (fd, offset): (BorrowedFd<'_>, u64),
     flags: u32,
     optional: u32,
 ) -> Result<Raw<ibv_mr>> {

@@ -119,6 +119,19 @@ fn memory_that_is_not_registered_comes_back() {
 }
 
 #[test]
+fn memory_is_registered_by_a_mapping_of_it_at_its_own_address() {
+    let pd = testing::context().alloc_pd().unwrap();
+    let mapping = |address| NonNull::new(ptr::without_provenance_mut(address)).unwrap();
+    // SAFETY: register_mapped wants a mapping of the owner's memory: the test provider accesses
+    // nothing.
+    let failed = unsafe { pd.register_mapped(Vram::new(LEN), mapping(0x5047), RemoteAccess::READ) }.unwrap_err();
+    assert_eq!(failed.error, Error::new(Operation::RegisterMr, ErrorKind::InvalidInput));
+    // SAFETY: as for the call above.
+    let region = unsafe { pd.register_mapped(failed.object, mapping(0x5046), RemoteAccess::READ) }.unwrap();
+    assert_eq!(region.remote(..).unwrap(), RemoteSlice::new(ADDRESS as u64, LEN as u64, 0x22));
+}
+
+#[test]
 fn an_offset_that_cannot_fit_is_refused_before_the_device_is_asked() {
     let pd = testing::context().alloc_pd().unwrap();
     for (offset, len) in [(0, LEN), (0x1045, LEN), (0x46, 0)] {
