@@ -5,6 +5,8 @@
 
 mod bruck;
 mod builder;
+#[cfg(test)]
+mod cost;
 mod direct;
 mod doubling;
 mod hierarchical;

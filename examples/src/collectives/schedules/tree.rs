@@ -155,14 +155,18 @@ fn all_reduce(b: &mut Builder<'_>, trees: &[Tree]) {
     let chunks: Vec<Vec<_>> = trees.iter().map(|tree| chunks(b, tree)).collect();
     let longest = chunks.iter().map(Vec::len).max().unwrap_or(0);
     let way = 2 * (usize::BITS - b.ranks().leading_zeros()) as usize;
+    // Others wait for what a rank passes on: a leaf's elements go up first, and come down last.
+    let (leaves, inner): (Vec<_>, Vec<_>) =
+        trees.iter().zip(&chunks).partition(|(tree, _)| tree.node.children.is_empty());
     for tick in 0..longest + way {
-        for (tree, chunks) in trees.iter().zip(&chunks) {
-            if let Some(part) = chunks.get(tick) {
-                up(b, &tree.node, part.clone(), Place::Output);
-                if tree.node.parent.is_none() {
-                    send_to_all(b, &tree.node.children, &output(part.clone()));
-                }
+        for (tree, chunks) in leaves.iter().chain(&inner) {
+            let Some(part) = chunks.get(tick) else { continue };
+            up(b, &tree.node, part.clone(), Place::Output);
+            if tree.node.parent.is_none() {
+                send_to_all(b, &tree.node.children, &output(part.clone()));
             }
+        }
+        for (tree, chunks) in inner.iter().chain(&leaves) {
             if let Some(part) = tick.checked_sub(way).and_then(|index| chunks.get(index)) {
                 down(b, &tree.node, part.clone());
             }

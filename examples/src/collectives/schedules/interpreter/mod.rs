@@ -5,6 +5,8 @@
 mod flaw;
 mod memory;
 mod symbol;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
@@ -43,6 +45,20 @@ pub struct RankTrace {
     pub reduced: usize,
     /// Elements copied inside the rank.
     pub copied: usize,
+}
+
+impl Trace {
+    /// Most elements that a rank sends.
+    #[must_use]
+    pub fn most_sent(&self) -> usize {
+        self.ranks.iter().map(|rank| rank.sent).max().unwrap_or(0)
+    }
+
+    /// Most messages that a rank sends.
+    #[must_use]
+    pub fn most_messages(&self) -> usize {
+        self.ranks.iter().map(|rank| rank.messages_sent).max().unwrap_or(0)
+    }
 }
 
 /// A rank's memories; those of input and output are one in place.
