@@ -14,6 +14,8 @@ mod interpreter;
 mod job;
 mod pairwise;
 mod pat;
+#[cfg(test)]
+mod replay;
 mod ring;
 mod rooted;
 #[cfg(test)]

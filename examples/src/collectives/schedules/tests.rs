@@ -6,9 +6,9 @@ use super::{Algorithm, Collective, Job, Unsupported, build_all, verify};
 
 /// Counts for a number of ranks: none, fewer than ranks, odd ones, more than a cache line each.
 fn counts(ranks: usize) -> Vec<usize> {
-    let mut counts = vec![0, 1, ranks - 1, ranks, ranks + 1, 1007];
-    if ranks < 9 {
-        counts.extend([2, 3, 7, 64]);
+    let mut counts = vec![1, ranks + 1, 1007];
+    if ranks < 10 {
+        counts.extend([0, 2, 3, 7, 64, ranks - 1, ranks]);
     }
     counts.sort_unstable();
     counts.dedup();
