@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{Command, Parser};
 use rdma::Mtu;
 use serde::Serialize;
 
@@ -106,7 +106,18 @@ pub fn mtu(text: &str) -> Result<u32, String> {
 /// # Errors
 /// One line that says which argument is wrong.
 pub fn parse<A: Parser>() -> Result<Option<A>, Failure> {
-    match A::try_parse() {
+    parse_as(A::command())
+}
+
+/// Parses the command line of a variant of the program's command, as [`parse`] does.
+///
+/// # Errors
+/// One line that says which argument is wrong.
+pub fn parse_as<A: Parser>(mut command: Command) -> Result<Option<A>, Failure> {
+    let parsed = command
+        .try_get_matches_from_mut(std::env::args_os())
+        .and_then(|mut matches| A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command)));
+    match parsed {
         Ok(args) => Ok(Some(args)),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             error.print()?;
@@ -146,6 +157,24 @@ pub fn size_steps(min: Size, max: Size, factor: usize, element: usize) -> Result
         }
         size = size.saturating_mul(factor);
     }
+    Ok(sizes)
+}
+
+/// The sizes from `min` to `max`, each `step` bytes larger than the one before, and rounded down to
+/// whole elements.
+///
+/// # Errors
+/// If the three values contradict each other.
+pub fn size_increments(min: Size, max: Size, step: Size, element: usize) -> Result<Vec<usize>, Failure> {
+    if min > max {
+        return Err(Failure::usage(format!("--min {min} is larger than --max {max}; swap them")));
+    }
+    if step.0 < element || min.0 < element {
+        let text = format!("--min {min} or --step-bytes {step} is less than one element; give {element} or more");
+        return Err(Failure::usage(text));
+    }
+    let mut sizes: Vec<usize> = (min.0..=max.0).step_by(step.0).map(|size| size - size % element).collect();
+    sizes.dedup();
     Ok(sizes)
 }
 
@@ -202,6 +231,14 @@ mod tests {
         assert_eq!(size_steps(Size(4), Size(100), 4, 4).unwrap(), [4, 16, 64]);
         for (min, max, factor) in [(64, 8, 2), (8, 64, 1), (8, 64, 0), (0, 64, 2)] {
             assert!(size_steps(Size(min), Size(max), factor, 4).is_err());
+        }
+    }
+
+    #[test]
+    fn increments_cover_the_range() {
+        assert_eq!(size_increments(Size(8), Size(64), Size(20), 8).unwrap(), [8, 24, 48]);
+        for (min, max, step) in [(64, 8, 8), (8, 64, 0), (0, 64, 8)] {
+            assert!(size_increments(Size(min), Size(max), Size(step), 4).is_err());
         }
     }
 

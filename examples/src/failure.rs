@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
-use clap::Parser;
+use clap::{Command, Parser};
 use nix::errno::Errno;
 
 use crate::cli;
@@ -198,8 +198,17 @@ fn out_of_memory_hint() -> String {
 /// Parses the command line, runs a program's body, and turns its result into an exit status; prints
 /// a failure as one line on standard error.
 pub fn run<A: Parser>(program: &str, body: impl FnOnce(A) -> Result<(), Failure>) -> ExitCode {
+    run_as(program, A::command(), body)
+}
+
+/// Runs a program as [`run`] does, with a variant of its command.
+pub(crate) fn run_as<A: Parser>(
+    program: &str,
+    command: Command,
+    body: impl FnOnce(A) -> Result<(), Failure>,
+) -> ExitCode {
     log_to_stderr();
-    let result = cli::parse().and_then(|args| args.map_or(Ok(()), body));
+    let result = cli::parse_as(command).and_then(|args| args.map_or(Ok(()), body));
     let Err(failure) = result else { return ExitCode::SUCCESS };
     let is_quiet = match failure.kind {
         Kind::BrokenPipe => true,

@@ -9,6 +9,7 @@ pub mod address;
 pub mod bootstrap;
 pub mod cli;
 pub mod cm_time;
+pub mod collective_program;
 pub mod collectives;
 pub mod connect;
 pub mod device;

@@ -20,12 +20,11 @@ pub struct CollectiveTime {
 }
 
 impl CollectiveTime {
-    /// Computes the figures of an all-reduce of `bytes` among `world` ranks from its mean time in
-    /// seconds.
+    /// Computes the figures of a collective from its time in seconds, the bytes whose rate is the
+    /// algorithm's bandwidth, and the factor of the bus bandwidth.
     #[must_use]
-    pub fn all_reduce(seconds: f64, bytes: usize, world: usize, nwrong: Option<u64>) -> Self {
-        let alg_bw = if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 };
-        let factor = 2.0 * (world as f64 - 1.0) / world as f64;
+    pub fn new(seconds: f64, (bytes, factor): (f64, f64), nwrong: Option<u64>) -> Self {
+        let alg_bw = if seconds > 0.0 { bytes / seconds / 1e9 } else { 0.0 };
         Self { time: seconds * 1e6, alg_bw, bus_bw: alg_bw * factor, nwrong }
     }
 }
@@ -44,6 +43,8 @@ pub struct CollectiveRow {
     pub redop: &'static str,
     /// Root rank, or -1 if there is none.
     pub root: i32,
+    /// Name of the algorithm.
+    pub algo: &'static str,
     /// The time with the result in another buffer than the input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_of_place: Option<CollectiveTime>,
@@ -119,6 +120,27 @@ pub fn collective_foot(out: &mut dyn Write, rows: &[CollectiveRow]) -> io::Resul
     writeln!(out, "#")
 }
 
+/// The names of the values of [`csv_row`].
+pub const CSV_HEAD: &str = "size,count,type,redop,root,algo,out_of_place_us,out_of_place_algbw,out_of_place_busbw,\
+                            out_of_place_wrong,in_place_us,in_place_algbw,in_place_busbw,in_place_wrong";
+
+/// Formats a row as comma-separated values; what was not measured is empty.
+#[must_use]
+pub fn csv_row(row: &CollectiveRow) -> String {
+    let CollectiveRow { size, count, dtype, redop, root, algo, .. } = row;
+    let mut text = format!("{size},{count},{dtype},{redop},{root},{algo}");
+    for side in [&row.out_of_place, &row.in_place] {
+        text += &match side {
+            None => ",,,,".to_owned(),
+            Some(CollectiveTime { time, alg_bw, bus_bw, nwrong }) => {
+                let wrong = nwrong.map_or_else(String::new, |n| n.to_string());
+                format!(",{time:.3},{alg_bw:.6},{bus_bw:.6},{wrong}")
+            }
+        };
+    }
+    text
+}
+
 /// Formats a bandwidth with six significant digits, as C's `%g` does.
 fn significant(value: f64) -> String {
     // Finds the number of decimals that gives six significant digits; very small values get nine.
@@ -152,7 +174,7 @@ mod tests {
 
     #[test]
     fn rows_and_heads_align() {
-        let time = CollectiveTime::all_reduce(10e-6, 1 << 20, 4, Some(0));
+        let time = CollectiveTime::new(10e-6, (f64::from(1 << 20), 1.5), Some(0));
         assert!((time.alg_bw - 104.8576).abs() < 1e-6);
         assert!((time.bus_bw - 157.2864).abs() < 1e-6);
         let row = CollectiveRow {
@@ -161,6 +183,7 @@ mod tests {
             dtype: "float",
             redop: "sum",
             root: -1,
+            algo: "ring",
             out_of_place: Some(time),
             in_place: Some(CollectiveTime { nwrong: None, ..time }),
         };
@@ -178,14 +201,32 @@ mod tests {
     }
 
     #[test]
-    fn footer_says_what_was_wrong() {
-        let time = CollectiveTime::all_reduce(1e-6, 1000, 2, Some(3));
+    fn csv_rows_have_as_many_values_as_names() {
+        let time = CollectiveTime::new(10e-6, (1000.0, 2.0), Some(0));
         let row = CollectiveRow {
             size: 1000,
             count: 250,
             dtype: "float",
             redop: "sum",
             root: -1,
+            algo: "ring",
+            out_of_place: Some(time),
+            in_place: None,
+        };
+        assert_eq!(csv_row(&row), "1000,250,float,sum,-1,ring,10.000,0.100000,0.200000,0,,,,");
+        assert_eq!(csv_row(&row).split(',').count(), CSV_HEAD.split(',').count());
+    }
+
+    #[test]
+    fn footer_says_what_was_wrong() {
+        let time = CollectiveTime::new(1e-6, (1000.0, 1.0), Some(3));
+        let row = CollectiveRow {
+            size: 1000,
+            count: 250,
+            dtype: "float",
+            redop: "sum",
+            root: -1,
+            algo: "ring",
             out_of_place: Some(time),
             in_place: None,
         };

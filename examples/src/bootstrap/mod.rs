@@ -180,6 +180,12 @@ impl Group {
         self.hosts.iter().all(|host| *host == self.hosts[0])
     }
 
+    /// The host of each rank, as a number: that of its first rank.
+    pub(crate) fn hosts(&self) -> Vec<usize> {
+        let first = |host: &String| self.hosts.iter().position(|other| other == host).unwrap_or_default();
+        self.hosts.iter().map(first).collect()
+    }
+
     /// The position of this rank among the ranks of its host, and the number of ranks there.
     pub(crate) fn place_on_host(&self) -> (usize, usize) {
         let alike = |hosts: &[String]| hosts.iter().filter(|host| **host == self.hosts[self.rank]).count();

@@ -11,6 +11,16 @@ pub use rdma_test_support::program::{connect, finish, has, has_failed, text};
 pub fn program(name: &str) -> Command {
     let path = match name {
         "all_reduce" => env!("CARGO_BIN_EXE_all_reduce"),
+        "all_gather" => env!("CARGO_BIN_EXE_all_gather"),
+        "alltoall" => env!("CARGO_BIN_EXE_alltoall"),
+        "barrier" => env!("CARGO_BIN_EXE_barrier"),
+        "broadcast" => env!("CARGO_BIN_EXE_broadcast"),
+        "gather" => env!("CARGO_BIN_EXE_gather"),
+        "hypercube" => env!("CARGO_BIN_EXE_hypercube"),
+        "reduce" => env!("CARGO_BIN_EXE_reduce"),
+        "reduce_scatter" => env!("CARGO_BIN_EXE_reduce_scatter"),
+        "scatter" => env!("CARGO_BIN_EXE_scatter"),
+        "sendrecv" => env!("CARGO_BIN_EXE_sendrecv"),
         "pingpong" => env!("CARGO_BIN_EXE_pingpong"),
         "rping" => env!("CARGO_BIN_EXE_rping"),
         "cm_time" => env!("CARGO_BIN_EXE_cm_time"),

@@ -1,0 +1,14 @@
+//! Measures the broadcast over RDMA, checks every element of every result, and prints nccl-tests'
+//! table.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use rdma_examples::collectives::Collective;
+
+fn main() -> ExitCode {
+    rdma_examples::collective_program::run(
+        Collective::Broadcast,
+        "Broadcast over RDMA: every rank ends with what the root had",
+    )
+}

@@ -1,0 +1,14 @@
+//! Measures the gather over RDMA, checks every element of every result, and prints nccl-tests'
+//! table.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use rdma_examples::collectives::Collective;
+
+fn main() -> ExitCode {
+    rdma_examples::collective_program::run(
+        Collective::Gather,
+        "Gather over RDMA: the root ends with the blocks of all ranks",
+    )
+}

@@ -1,0 +1,14 @@
+//! Measures the scatter over RDMA, checks every element of every result, and prints nccl-tests'
+//! table.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use rdma_examples::collectives::Collective;
+
+fn main() -> ExitCode {
+    rdma_examples::collective_program::run(
+        Collective::Scatter,
+        "Scatter over RDMA: every rank ends with its block of what the root had",
+    )
+}

@@ -1,0 +1,92 @@
+//! One collective on tensors of one size, ready to run and to check.
+
+use crate::Failure;
+use crate::collectives::{
+    Algorithm, Collective, Communicator, Element, Job, Layout, Pattern, Reduction, Schedule, Tensor, build,
+};
+
+use super::shape::{Expected, expected};
+
+/// How a collective is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By the communicator's own all-reduce, which chooses by size.
+    Tuned,
+    /// By the schedule of an algorithm.
+    Algorithm(Algorithm),
+}
+
+/// A collective of one rank.
+#[derive(Debug)]
+pub(super) struct Case<'a, T> {
+    collective: Collective,
+    job: Job,
+    reduction: Reduction,
+    /// The steps; `None` for the communicator's own all-reduce.
+    schedule: Option<Schedule>,
+    input: &'a Tensor<T>,
+    output: &'a Tensor<T>,
+    layout: Layout,
+}
+
+impl<'a, T: Element> Case<'a, T> {
+    /// Prepares a collective on two tensors, or in place on one.
+    pub(super) fn new(
+        collective: Collective,
+        way: Way,
+        job: Job,
+        reduction: Reduction,
+        input: &'a Tensor<T>,
+        output: &'a Tensor<T>,
+    ) -> Result<Self, Failure> {
+        let schedule = match way {
+            Way::Tuned => None,
+            Way::Algorithm(algorithm) => {
+                let schedule = build(collective, algorithm, &job);
+                Some(schedule.map_err(|unsupported| Failure::usage(unsupported.to_string()))?)
+            }
+        };
+        let mut layout = job.layout(collective);
+        if !job.in_place {
+            layout = Layout { input: 0..layout.input.len(), output: 0..layout.output.len() };
+        }
+        Ok(Self { collective, job, reduction, schedule, input, output, layout })
+    }
+
+    /// Does the collective once, together with the other ranks.
+    pub(super) fn run(&self, comm: &mut Communicator) -> Result<(), Failure> {
+        let Self { input, output, reduction, .. } = *self;
+        let Some(schedule) = &self.schedule else {
+            return comm.all_reduce(input, output, self.job.count, reduction);
+        };
+        let Layout { input: from, output: to } = self.layout.clone();
+        comm.run(schedule, &input.part(from), &output.part(to.clone()), reduction)?;
+        if self.collective.reduces() { comm.finish(&output.part(to), reduction) } else { Ok(()) }
+    }
+
+    /// Fills the input with this rank's contribution.
+    pub(super) fn fill(&self, pattern: &Pattern<T>) -> Result<(), Failure> {
+        let rank = self.job.rank;
+        self.input.fill(self.layout.input.clone(), |start, elements| pattern.fill(rank, start, elements))
+    }
+
+    /// Fills the output with what cannot be right by chance.
+    pub(super) fn spoil(&self) -> Result<(), Failure> {
+        self.output.fill(self.layout.output.clone(), |_, elements| elements.fill(T::from_small(0xfefe)))
+    }
+
+    /// Counts the wrong elements of the output.
+    pub(super) fn count_wrong(&self, pattern: &Pattern<T>) -> Result<u64, Failure> {
+        let mut wrong = 0;
+        for Expected { elements, from, start } in expected(self.collective, &self.job) {
+            let first = self.layout.output.start;
+            self.output.for_each(first + elements.start..first + elements.end, |at, elements| {
+                wrong += match from {
+                    None => pattern.count_wrong(start + at, elements),
+                    Some(rank) => pattern.count_wrong_from(rank, start + at, elements),
+                };
+            })?;
+        }
+        Ok(wrong)
+    }
+}

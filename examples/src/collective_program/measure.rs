@@ -1,0 +1,216 @@
+//! The measurements of a run, by element type, reduction, root and size.
+
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+
+use super::case::{Case, Way};
+use super::options::Args;
+use super::report::Report;
+use super::{shape, way};
+use crate::Failure;
+use crate::bootstrap::Group;
+use crate::cli::Size;
+use crate::collectives::{Collective, Communicator, Element, Job, Pattern, Reduction, Tensor};
+use crate::table::{CollectiveRow, CollectiveTime};
+
+/// One rank's part of a run.
+#[derive(Debug)]
+pub(super) struct Session<'a> {
+    pub(super) args: &'a Args,
+    pub(super) collective: Collective,
+    pub(super) comm: Communicator,
+    pub(super) group: &'a mut Group,
+    pub(super) report: Report,
+    pub(super) roots: Vec<usize>,
+}
+
+/// The tensors of an element type.
+#[derive(Debug)]
+struct Tensors<T> {
+    input: Tensor<T>,
+    output: Tensor<T>,
+}
+
+/// The parameters of one row.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    reduction: Reduction,
+    root: usize,
+    count: usize,
+}
+
+impl Session<'_> {
+    /// Measures all sizes with elements of a type.
+    pub(super) fn measure_type(&mut self, dtype: &str) -> Result<(), Failure> {
+        match dtype {
+            <f32 as Element>::NAME => self.measure_all::<f32>(),
+            <f64 as Element>::NAME => self.measure_all::<f64>(),
+            <f16 as Element>::NAME => self.measure_all::<f16>(),
+            <bf16 as Element>::NAME => self.measure_all::<bf16>(),
+            <i8 as Element>::NAME => self.measure_all::<i8>(),
+            <u8 as Element>::NAME => self.measure_all::<u8>(),
+            <i32 as Element>::NAME => self.measure_all::<i32>(),
+            <u32 as Element>::NAME => self.measure_all::<u32>(),
+            <i64 as Element>::NAME => self.measure_all::<i64>(),
+            _ => self.measure_all::<u64>(),
+        }
+    }
+
+    fn measure_all<T: Element>(&mut self) -> Result<(), Failure> {
+        let counts = self.counts::<T>()?;
+        let tensors = self.allocate::<T>(counts.last().copied().unwrap_or_default())?;
+        self.warm_up(&tensors, &counts)?;
+        let reductions = if self.collective.reduces() { self.args.reductions() } else { vec![Reduction::Sum] };
+        for reduction in reductions {
+            for root in self.roots.clone() {
+                for &count in &counts {
+                    self.measure_row(&tensors, Row { reduction, root, count })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The counts to measure.
+    fn counts<T: Element>(&self) -> Result<Vec<usize>, Failure> {
+        if self.collective == Collective::Barrier {
+            return Ok(vec![0]);
+        }
+        let count = |bytes| shape::count(self.collective, bytes, size_of::<T>(), self.group.world());
+        let mut counts: Vec<usize> = self.args.sizes(size_of::<T>())?.into_iter().map(count).collect();
+        counts.dedup();
+        Ok(counts)
+    }
+
+    /// Allocates tensors that have room for the count at every rank.
+    fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensors<T>, Failure> {
+        let layouts = (0..self.group.world()).map(|rank| self.job(rank, 0, count, true).layout(self.collective));
+        let most = layouts.map(|layout| layout.memory()).max().unwrap_or_default();
+        let input = self.comm.allocate(self.group, most)?;
+        let output = self.comm.allocate(self.group, most)?;
+        Ok(Tensors { input, output })
+    }
+
+    fn job(&self, rank: usize, root: usize, count: usize, in_place: bool) -> Job {
+        let ranks = self.group.world();
+        let counts = match self.collective {
+            Collective::AllToAllV => shape::uneven_counts(count, ranks),
+            _ => Vec::new(),
+        };
+        let mut job = Job::new(rank, ranks, count);
+        (job.root, job.in_place, job.counts, job.hosts) = (root, in_place, counts, self.group.hosts());
+        job
+    }
+
+    fn case<'t, T: Element>(&self, tensors: &'t Tensors<T>, row: Row, in_place: bool) -> Result<Case<'t, T>, Failure> {
+        let mut job = self.job(self.group.rank(), row.root, row.count, in_place);
+        job.chunk = self.args.chunk.0 / size_of::<T>();
+        let input = if in_place { &tensors.output } else { &tensors.input };
+        Case::new(self.collective, self.way(), job, row.reduction, input, &tensors.output)
+    }
+
+    fn way(&self) -> Way {
+        way(self.collective, self.args.algorithm())
+    }
+
+    /// Runs some operations before any measurement: a device may set up its paths in the background
+    /// when they are first used.
+    fn warm_up<T: Element>(&mut self, tensors: &Tensors<T>, counts: &[usize]) -> Result<(), Failure> {
+        let (Some(&least), Some(&most)) = (counts.first(), counts.last()) else { return Ok(()) };
+        let mut cases = Vec::new();
+        for count in [least, most.min((1 << 20) / size_of::<T>())] {
+            for in_place in [false, true] {
+                let row = Row { reduction: Reduction::Sum, root: self.roots[0], count };
+                cases.push(self.case(tensors, row, in_place)?);
+            }
+        }
+        for _ in 0..4 {
+            for case in &cases {
+                case.run(&mut self.comm)?;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    fn measure_row<T: Element>(&mut self, tensors: &Tensors<T>, row: Row) -> Result<(), Failure> {
+        let Row { reduction, root, count } = row;
+        let size = shape::size(self.collective, count, size_of::<T>(), self.group.world());
+        let what = format!("{} of {}", self.collective.name(), Size(size));
+        self.report.step(&what);
+        let case = self.case(tensors, row, false)?;
+        let out_of_place = Some(self.measure(&case, &what, size, reduction)?);
+        let in_place = if self.args.out_of_place || self.collective == Collective::Barrier {
+            None
+        } else {
+            let case = self.case(tensors, row, true)?;
+            Some(self.measure(&case, &what, size, reduction)?)
+        };
+        self.report.row(CollectiveRow {
+            size,
+            count,
+            dtype: T::NAME,
+            redop: if self.collective.reduces() { reduction.name() } else { "none" },
+            root: if self.collective.has_root() { i32::try_from(root).unwrap_or(-1) } else { -1 },
+            algo: match self.way() {
+                Way::Tuned => "tuned",
+                Way::Algorithm(algorithm) => algorithm.name(),
+            },
+            out_of_place,
+            in_place,
+        })
+    }
+
+    /// Times operations back to back as nccl-tests does, then checks one result.
+    fn measure<T: Element>(
+        &mut self,
+        case: &Case<'_, T>,
+        what: &str,
+        size: usize,
+        reduction: Reduction,
+    ) -> Result<CollectiveTime, Failure> {
+        let pattern = Pattern::<T>::new(self.group.world(), size, reduction);
+        case.fill(&pattern)?;
+        self.group.barrier(what)?;
+        let warming = Instant::now();
+        for _ in 0..self.args.warmup {
+            case.run(&mut self.comm)?;
+        }
+        // All ranks must run the same number of iterations: the slowest rank decides.
+        let warming = warming.elapsed() / u32::try_from(self.args.warmup.max(1)).unwrap_or(u32::MAX);
+        let slowest = self.group.all_gather(what, &warming)?.into_iter().max();
+        let iterations = self.args.iterations(size, slowest.unwrap_or_default());
+        let mine = self.time(case, iterations)?;
+        let seconds = self.args.average(&self.group.all_gather(what, &mine)?);
+        let nwrong = if self.args.check == 1 { Some(self.check(case, what, &pattern)?) } else { None };
+        let bandwidth = shape::bandwidth(self.collective, size, self.group.world());
+        Ok(CollectiveTime::new(seconds, bandwidth, nwrong))
+    }
+
+    /// The mean time of one operation in seconds.
+    fn time<T: Element>(&mut self, case: &Case<'_, T>, iterations: usize) -> Result<f64, Failure> {
+        self.comm.barrier()?;
+        let started = Instant::now();
+        for _ in 0..iterations {
+            for _ in 0..self.args.agg_iters {
+                case.run(&mut self.comm)?;
+            }
+            if self.args.blocking == 1 {
+                self.comm.barrier()?;
+            }
+        }
+        Ok(started.elapsed().as_secs_f64() / (iterations * self.args.agg_iters) as f64)
+    }
+
+    /// Runs one more operation, with known input and with an output that cannot be right by chance;
+    /// returns the number of wrong elements over all ranks.
+    fn check<T: Element>(&mut self, case: &Case<'_, T>, what: &str, pattern: &Pattern<T>) -> Result<u64, Failure> {
+        case.spoil()?;
+        case.fill(pattern)?;
+        self.group.barrier(what)?;
+        case.run(&mut self.comm)?;
+        let wrong = case.count_wrong(pattern)?;
+        Ok(self.group.all_gather(what, &wrong)?.iter().sum())
+    }
+}

@@ -1,0 +1,260 @@
+//! The options of the collectives' programs, with nccl-tests' letters and meanings where they are
+//! free.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Command, CommandFactory, ValueEnum};
+use serde::Serialize;
+
+use crate::Failure;
+use crate::cli::{self, Size};
+use crate::collectives::{Algorithm, Collective, Reduction, Tuning};
+use crate::connect::{ConnectionOptions, Method};
+use crate::device::DeviceOptions;
+use crate::placement::PlacementOptions;
+
+/// Options of every collective's program.
+///
+/// The fields that are serialized have to be the same at every rank.
+#[derive(Clone, Debug, clap::Parser, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(version, args_override_self = true, long_about = None, after_help = crate::failure::STATUS_HELP)]
+#[command(mut_arg("device", |arg| arg.short(None)), mut_arg("timeout", |arg| arg.short('T')))]
+pub(super) struct Args {
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(super) placement: PlacementOptions,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(super) device: DeviceOptions,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(super) connection: ConnectionOptions,
+    /// Smallest size in bytes
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "8")]
+    pub(super) min: Size,
+    /// Largest size in bytes
+    #[arg(short = 'e', long, value_name = "SIZE", default_value = "16M")]
+    pub(super) max: Size,
+    /// Each size is this many bytes larger than the one before (default: --factor)
+    #[arg(short = 'i', long, value_name = "SIZE", conflicts_with = "factor")]
+    pub(super) step_bytes: Option<Size>,
+    /// Each size is this many times the one before
+    #[arg(short = 'f', long, value_name = "N", default_value_t = 2)]
+    pub(super) factor: usize,
+    /// Timed iterations of each size (default: 20 to 1000, more for small sizes; fewer, where they
+    /// take long)
+    #[arg(short = 'n', long, value_name = "N", value_parser = cli::count)]
+    pub(super) iters: Option<usize>,
+    /// Iterations before the timed ones
+    #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
+    pub(super) warmup: usize,
+    /// Operations in each iteration; times are those of one operation
+    #[arg(short = 'm', long, value_name = "N", default_value_t = 1, value_parser = cli::count)]
+    pub(super) agg_iters: usize,
+    /// Number of times that all sizes are measured; 0: without end
+    #[arg(short = 'N', long, value_name = "N", default_value_t = 1)]
+    pub(super) run_cycles: usize,
+    /// Check results (1) or not (0)
+    #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(super) check: u8,
+    /// Reduction
+    #[arg(short = 'o', long, default_value = "sum", value_parser = ["sum", "prod", "min", "max", "avg", "all"])]
+    pub(super) op: String,
+    /// Element type; -t is the same
+    #[arg(short = 'd', short_alias = 't', long, alias = "datatype", default_value = "float")]
+    #[arg(value_parser = DTYPES)]
+    pub(super) dtype: String,
+    /// Root rank, or all: each rank in turn (nccl-tests' -r, which here gives the number of ranks)
+    #[arg(long, value_name = "N|all", default_value = "0", value_parser = root)]
+    pub(super) root_rank: Roots,
+    /// The time to print: of rank 0 (0), or the mean (1), the least (2), the greatest (3) of all
+    /// ranks
+    #[arg(short = 'a', long, value_name = "0..3", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(super) average: u8,
+    /// All ranks wait for each other after each operation (1) or not (0)
+    #[arg(short = 'z', long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(super) blocking: u8,
+    /// How to do it; auto: by size
+    #[arg(long, default_value = "auto")]
+    pub(super) algo: String,
+    /// Leave out the in-place half
+    #[arg(long)]
+    pub(super) out_of_place: bool,
+    /// Each rank sends another number of elements to each rank
+    #[arg(long)]
+    pub(super) uneven: bool,
+    /// Write one JSON object to a file; without a file, print it in place of the table
+    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    #[serde(skip)]
+    pub(super) json: Option<PathBuf>,
+    /// Write the table to a file as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(super) csv: Option<PathBuf>,
+    /// Longest piece of a message
+    #[arg(long, value_name = "SIZE", default_value = "128K", hide_short_help = true)]
+    #[arg(value_parser = |text: &str| cli::multiple(text, Size(4 << 10), Size(1 << 30)))]
+    pub(super) chunk: Size,
+    /// Ticks between two steps of a block of the ring
+    #[arg(long, value_name = "N", default_value = "1", hide_short_help = true)]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=64_usize))]
+    lead: usize,
+    /// All-reduce: up to this size, everybody sends everything to everybody
+    #[arg(long, value_name = "SIZE", default_value = "16K", hide_short_help = true)]
+    #[arg(value_parser = |text: &str| cli::multiple(text, Size(64), Size(16 << 20)))]
+    one_step: Size,
+    /// Learn of arrivals by completions, even where the device allows to watch memory
+    #[arg(long, hide_short_help = true)]
+    completions: bool,
+    /// Tell of arrivals by messages of their own, which iWARP does in any case
+    #[arg(long, hide_short_help = true)]
+    messages: bool,
+}
+
+/// The element types by nccl-tests' names.
+const DTYPES: [&str; 11] =
+    ["float", "double", "half", "bfloat16", "int8", "uint8", "int32", "uint32", "int64", "uint64", "all"];
+
+/// The root ranks to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Roots {
+    /// One rank.
+    One(usize),
+    /// Each rank in turn.
+    All(()),
+}
+
+fn root(text: &str) -> Result<Roots, String> {
+    match text {
+        "all" => Ok(Roots::All(())),
+        _ => text.parse().map(Roots::One).map_err(|_| "give a rank's number, or all".to_owned()),
+    }
+}
+
+/// The command of the program of a collective.
+pub(super) fn command(collective: Collective, about: &'static str) -> Command {
+    let algorithms = Algorithm::value_variants().iter().filter(|algo| algo.collectives().contains(&collective));
+    let names: Vec<&str> = ["auto"].into_iter().chain(algorithms.map(|algo| algo.name())).collect();
+    let hides = [
+        ("op", !collective.reduces()),
+        ("root_rank", !collective.has_root()),
+        ("uneven", collective != Collective::AllToAll),
+        ("one_step", collective != Collective::AllReduce),
+        ("lead", collective != Collective::AllReduce),
+    ];
+    let command = Args::command().name(collective.name()).about(about);
+    let command = command.mut_arg("algo", |arg| arg.value_parser(names));
+    hides
+        .into_iter()
+        .filter(|(_, is_hidden)| *is_hidden)
+        .fold(command, |command, (name, _)| command.mut_arg(name, |arg| arg.hide(true)))
+}
+
+impl Args {
+    /// Refuses options that mean nothing for a collective.
+    ///
+    /// # Errors
+    /// If one was given.
+    pub(super) fn check(&self, collective: Collective) -> Result<(), Failure> {
+        let refuse = |option: &str| Err(Failure::usage(format!("{option} means nothing for {}", collective.name())));
+        if self.uneven && collective != Collective::AllToAll {
+            return refuse("--uneven");
+        }
+        if self.root_rank != Roots::One(0) && !collective.has_root() {
+            return refuse("--root-rank");
+        }
+        if self.op != "sum" && !collective.reduces() {
+            return refuse("--op");
+        }
+        Ok(())
+    }
+
+    /// The algorithm that was asked for; `None` if the program chooses.
+    pub(super) fn algorithm(&self) -> Option<Algorithm> {
+        Algorithm::from_str(&self.algo, false).ok()
+    }
+
+    /// Whether the report goes to standard output as JSON, in place of the table.
+    pub(super) fn is_json_printed(&self) -> bool {
+        self.json.as_ref().is_some_and(|file| file.as_os_str() == "-")
+    }
+
+    /// The element types to measure, by nccl-tests' names.
+    pub(super) fn dtypes(&self) -> Vec<&'static str> {
+        let is_asked = |name: &&str| *name != "all" && (self.dtype == "all" || self.dtype == *name);
+        DTYPES.into_iter().filter(is_asked).collect()
+    }
+
+    /// The reductions to measure; a collective without one counts as a sum.
+    pub(super) fn reductions(&self) -> Vec<Reduction> {
+        Reduction::ALL.into_iter().filter(|reduction| self.op == "all" || self.op == reduction.name()).collect()
+    }
+
+    /// The root ranks to measure.
+    ///
+    /// # Errors
+    /// If the job has no such rank.
+    pub(super) fn roots(&self, world: usize) -> Result<Vec<usize>, Failure> {
+        match self.root_rank {
+            Roots::All(()) => Ok((0..world).collect()),
+            Roots::One(root) if root < world => Ok(vec![root]),
+            Roots::One(root) => {
+                Err(Failure::usage(format!("--root-rank {root}: there are {world} ranks, and they count from 0")))
+            }
+        }
+    }
+
+    /// The sizes to measure, in bytes.
+    ///
+    /// # Errors
+    /// If the options contradict each other.
+    pub(super) fn sizes(&self, element: usize) -> Result<Vec<usize>, Failure> {
+        match self.step_bytes {
+            None => cli::size_steps(self.min, self.max, self.factor, element),
+            Some(step) => cli::size_increments(self.min, self.max, step, element),
+        }
+    }
+
+    /// The parameters of the collectives.
+    pub(super) fn tuning(&self, shared_cores: bool, method: Method, schedules: bool, direct: bool) -> Tuning {
+        let (one_step, two_steps) = if direct { (self.one_step.0, usize::MAX) } else { (0, 0) };
+        Tuning {
+            chunk: self.chunk.0,
+            lead: self.lead,
+            one_step,
+            two_steps,
+            schedules,
+            watch_memory: !self.completions,
+            by_messages: self.messages,
+            shared_cores,
+            stall: self.placement.timeout,
+            method,
+        }
+    }
+
+    /// The number of iterations to time for a size, if one iteration takes `one`.
+    pub(super) fn iterations(&self, size: usize, one: Duration) -> usize {
+        let in_time = BUDGET.as_nanos() / one.as_nanos().max(1);
+        let in_time = usize::try_from(in_time).unwrap_or(usize::MAX);
+        self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(20, 1000).min(in_time).max(FEWEST))
+    }
+
+    /// The time to print, of the times of all ranks.
+    pub(super) fn average(&self, times: &[f64]) -> f64 {
+        match self.average {
+            0 => times[0],
+            1 => times.iter().sum::<f64>() / times.len() as f64,
+            2 => times.iter().copied().fold(f64::INFINITY, f64::min),
+            _ => times.iter().copied().fold(0.0, f64::max),
+        }
+    }
+}
+
+/// The longest time that the iterations of one measurement may take if `--iters` is not given. On
+/// busy, shared cores one iteration may take a hundred times as long as on idle ones.
+const BUDGET: Duration = Duration::from_millis(500);
+/// The least number of iterations that counts as a measurement.
+const FEWEST: usize = 5;

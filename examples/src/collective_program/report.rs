@@ -1,0 +1,146 @@
+//! The report of a run: nccl-tests' table, JSON and comma-separated values.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::options::Args;
+use crate::Failure;
+use crate::progress::Progress;
+use crate::table::{self, CSV_HEAD, CollectiveRow};
+
+/// The report of rank 0. The other ranks keep the rows only.
+#[derive(Debug)]
+pub(super) struct Report {
+    name: &'static str,
+    /// Whether this rank prints.
+    is_first: bool,
+    is_json_printed: bool,
+    json: Option<Output>,
+    csv: Option<Output>,
+    rows: Vec<CollectiveRow>,
+    progress: Progress,
+    done: usize,
+}
+
+/// An open file and its name.
+#[derive(Debug)]
+struct Output {
+    name: String,
+    file: BufWriter<File>,
+}
+
+impl Output {
+    /// Creates a file: before the measurements, whose results it must be able to keep.
+    fn create(path: &Path) -> Result<Self, Failure> {
+        let name = path.display().to_string();
+        match File::create(path) {
+            Ok(file) => Ok(Self { name, file: BufWriter::new(file) }),
+            Err(error) => Err(Failure::new(format!("cannot create {name}: {error}; give another path"))),
+        }
+    }
+
+    fn line(&mut self, line: &str) -> Result<(), Failure> {
+        let written = writeln!(self.file, "{line}").and_then(|()| self.file.flush());
+        written.map_err(|error| Failure::new(format!("cannot write {}: {error}", self.name)))
+    }
+}
+
+impl Report {
+    /// Opens the files of the report of a run of `steps` rows.
+    pub(super) fn new(name: &'static str, args: &Args, is_first: bool, steps: usize) -> Result<Self, Failure> {
+        let is_json_printed = args.is_json_printed();
+        let json = args.json.as_deref().filter(|_| is_first && !is_json_printed).map(Output::create).transpose()?;
+        let mut csv = args.csv.as_deref().filter(|_| is_first).map(Output::create).transpose()?;
+        if let Some(csv) = &mut csv {
+            csv.line(CSV_HEAD)?;
+        }
+        let progress = Progress::new(if is_first { steps } else { 0 });
+        Ok(Self { name, is_first, is_json_printed, json, csv, rows: Vec::new(), progress, done: 0 })
+    }
+
+    /// Whether this rank prints the table.
+    fn prints_table(&self) -> bool {
+        self.is_first && !self.is_json_printed
+    }
+
+    /// Prints what precedes the table.
+    pub(super) fn heading(&self, args: &Args, ranks: usize, notice: &str) -> Result<(), Failure> {
+        if !self.prints_table() {
+            return Ok(());
+        }
+        let mut out = io::stdout();
+        let Args { min, max, warmup, check, agg_iters, .. } = args;
+        let iters = args.iters.map_or_else(|| "auto".to_owned(), |n| n.to_string());
+        let step = match args.step_bytes {
+            Some(step) => format!("{}(bytes)", step.0),
+            None => format!("{}(factor)", args.factor),
+        };
+        writeln!(out, "# Collective test starting: {}", self.name)?;
+        writeln!(
+            out,
+            "# nRanks {ranks} minBytes {} maxBytes {} step: {step} warmup iters: {warmup} iters: {iters} agg iters: \
+             {agg_iters} validation: {check} arrivals: {notice}",
+            min.0, max.0
+        )?;
+        table::collective_head(&mut out)?;
+        Ok(())
+    }
+
+    /// Shows what is being measured.
+    pub(super) fn step(&mut self, what: &str) {
+        if self.is_first {
+            self.progress.step(what, self.done);
+        }
+        self.done += 1;
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, row: CollectiveRow) -> Result<(), Failure> {
+        if self.prints_table() {
+            self.progress.print(|| table::collective_row(&mut io::stdout(), &row))?;
+        }
+        if let Some(csv) = &mut self.csv {
+            csv.line(&table::csv_row(&row))?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// Ends the report, with facts about the job for JSON.
+    ///
+    /// # Errors
+    /// If there are wrong values, or the report cannot be written.
+    pub(super) fn conclude(mut self, facts: Value) -> Result<(), Failure> {
+        drop(self.progress);
+        if self.is_first {
+            let report = || {
+                let mut report = facts;
+                report["results"] = json!(self.rows);
+                report
+            };
+            match &mut self.json {
+                Some(file) => file.line(&report().to_string())?,
+                None if self.is_json_printed => writeln!(io::stdout(), "{}", report())?,
+                None => {}
+            }
+            if !self.is_json_printed {
+                let mut out = io::stdout();
+                table::collective_foot(&mut out, &self.rows)?;
+                writeln!(out, "# Collective test concluded: {}", self.name)?;
+            }
+        }
+        verdict(&self.rows, self.is_first)
+    }
+}
+
+fn verdict(rows: &[CollectiveRow], is_first: bool) -> Result<(), Failure> {
+    let wrong: u64 = rows.iter().flat_map(|r| [r.out_of_place, r.in_place]).flatten().filter_map(|t| t.nwrong).sum();
+    match (wrong, is_first) {
+        (0, _) => Ok(()),
+        (_, true) => Err(Failure::new(format!("{wrong} elements have wrong values"))),
+        (_, false) => Err(Failure::peer("there are wrong values")),
+    }
+}

@@ -1,0 +1,225 @@
+//! Runs the programs of the collectives on the software device: every program, element type,
+//! reduction and algorithm, and with ranks that die.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Output};
+use std::time::{Duration, Instant};
+
+use common::*;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// The programs besides `all_reduce`, which `programs.rs` runs.
+const PROGRAMS: [&str; 10] = [
+    "all_gather",
+    "reduce_scatter",
+    "alltoall",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "sendrecv",
+    "hypercube",
+    "barrier",
+];
+
+/// Few iterations of few sizes, of which some are odd.
+const FEW: [&str; 8] = ["-n", "2", "-w", "1", "-b", "36", "-f", "50"];
+
+fn rows(program: &str, args: &[&str]) -> Vec<Value> {
+    let out = succeed(program, &[&["--json"], &FEW[..], args].concat());
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["program"], program);
+    let rows = report["results"].as_array().unwrap().clone();
+    for row in &rows {
+        for side in ["out_of_place", "in_place"] {
+            if side == "out_of_place" || program != "barrier" {
+                assert_eq!(row[side]["nwrong"], 0, "{program} {args:?}: {row}");
+            }
+        }
+    }
+    rows
+}
+
+#[test]
+fn every_program_is_right_with_any_number_of_ranks() {
+    for program in PROGRAMS {
+        for ranks in ["2", "5"] {
+            let rows = rows(program, &["-r", ranks, "-e", "100K"]);
+            assert_eq!(rows.len(), if program == "barrier" { 1 } else { 3 });
+        }
+    }
+    for (program, ranks) in [("all_gather", "1"), ("alltoall", "3"), ("hypercube", "4"), ("reduce", "4")] {
+        rows(program, &["-r", ranks, "-e", "100K"]);
+    }
+}
+
+/// Messages of many pieces, with more of them under way than a rank has slots.
+#[test]
+fn long_messages_are_right() {
+    for program in ["all_gather", "alltoall", "reduce", "sendrecv"] {
+        rows(program, &["-r", "3", "-b", "700K", "-e", "700K", "--chunk", "4K"]);
+        rows(program, &["-r", "2", "-b", "3M", "-e", "3M"]);
+    }
+}
+
+#[test]
+fn every_algorithm_is_right() {
+    let cases: [(&str, &[&str]); 7] = [
+        ("all_reduce", &["tree", "recursive-doubling", "halving-doubling", "two-step", "binomial", "hierarchical"]),
+        ("all_gather", &["ring", "recursive-doubling", "bruck", "pat", "hierarchical"]),
+        ("reduce_scatter", &["ring", "halving-doubling", "bruck", "pat", "hierarchical"]),
+        ("alltoall", &["pairwise"]),
+        ("broadcast", &["ring", "tree", "two-step", "binomial"]),
+        ("reduce", &["ring", "tree", "two-step", "binomial"]),
+        ("barrier", &["direct", "recursive-doubling", "bruck"]),
+    ];
+    for (program, algorithms) in cases {
+        for algorithm in algorithms {
+            let rows = rows(program, &["-r", "4", "-e", "100K", "--chunk", "8K", "--algo", algorithm]);
+            assert!(rows.iter().all(|row| row["algo"] == *algorithm));
+        }
+    }
+}
+
+#[test]
+fn every_type_and_reduction_is_right() {
+    for (program, algorithm) in [("all_reduce", "auto"), ("reduce_scatter", "direct"), ("reduce", "tree")] {
+        let rows = rows(program, &["-r", "3", "-b", "2K", "-e", "2K", "-d", "all", "-o", "all", "--algo", algorithm]);
+        assert_eq!(rows.len(), 10 * 5);
+        for (name, count) in [("bfloat16", 5), ("uint8", 5), ("avg", 10), ("prod", 10)] {
+            let has = |row: &&Value| row["type"] == name || row["redop"] == name;
+            assert_eq!(rows.iter().filter(has).count(), count, "{program} {name}");
+        }
+    }
+    assert_eq!(rows("all_gather", &["-r", "2", "-b", "2K", "-e", "2K", "-d", "all"]).len(), 10);
+}
+
+#[test]
+fn every_rank_can_be_the_root() {
+    for program in ["broadcast", "reduce", "gather", "scatter"] {
+        let rows = rows(program, &["-r", "3", "-b", "2K", "-e", "2K", "--root-rank", "all"]);
+        let roots: Vec<i64> = rows.iter().map(|row| row["root"].as_i64().unwrap()).collect();
+        assert_eq!(roots, [0, 1, 2]);
+        fail(program, &["-r", "2", "--root-rank", "2"], "--root-rank 2: there are 2 ranks");
+    }
+}
+
+#[test]
+fn uneven_blocks_are_right() {
+    for ranks in ["2", "3", "5"] {
+        let algorithm = if ranks == "3" { "pairwise" } else { "direct" };
+        rows("alltoall", &["-r", ranks, "-e", "100K", "--uneven", "--algo", algorithm]);
+    }
+}
+
+/// As on iWARP, and as on a device that does not say that writes land in order.
+#[test]
+fn arrivals_told_otherwise_are_right() {
+    for notice in ["--messages", "--completions"] {
+        for program in ["alltoall", "all_gather", "barrier", "reduce"] {
+            rows(program, &["-r", "3", "-e", "300K", "--chunk", "4K", notice]);
+        }
+    }
+}
+
+#[test]
+fn options_have_the_meaning_of_nccl_tests() {
+    let sizes = |args: &[&str]| -> Vec<i64> {
+        rows("sendrecv", &[&["-r", "2"], args].concat()).iter().map(|row| row["size"].as_i64().unwrap()).collect()
+    };
+    let rate = |args: &[&str]| sizes(&[&["-b", "1K", "-e", "1K"], args].concat());
+    assert_eq!(rate(&["-m", "3", "-z", "1"]), [1024]);
+    assert_eq!(rate(&["-N", "3"]), [1024; 3]);
+    for average in ["0", "1", "2", "3"] {
+        assert_eq!(rate(&["-a", average, "-T", "20"]), [1024]);
+    }
+    let steps = succeed("sendrecv", &["-r", "2", "-b", "1K", "-e", "3K", "-i", "1K", "-n", "2", "-J"]);
+    let steps: Value = serde_json::from_str(&steps).unwrap();
+    assert_eq!(steps["results"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn reports_are_written_to_files() {
+    let folder = std::env::temp_dir().join(format!("rdma-collectives-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let (json, csv) = (path("x.json"), path("x.csv"));
+    let out = succeed("broadcast", &[&["-r", "2", "-e", "2K", "--json", &json, "--csv", &csv], &FEW[..]].concat());
+    assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(report["results"].as_array().unwrap().len(), 2);
+    let lines: Vec<String> = std::fs::read_to_string(csv).unwrap().lines().map(str::to_owned).collect();
+    assert!(lines.len() == 3 && lines[0].starts_with("size,count,type"), "{lines:?}");
+    assert!(lines[1].starts_with("36,9,float,none,0,"), "{lines:?}");
+    std::fs::remove_dir_all(folder).unwrap();
+    fail("broadcast", &["-r", "2", "--csv", "/nonexistent/x.csv"], "cannot create /nonexistent/x.csv");
+}
+
+#[test]
+fn options_that_mean_nothing_are_refused() {
+    for (program, args, part) in [
+        ("broadcast", &["--uneven"][..], "--uneven means nothing for broadcast"),
+        ("all_gather", &["--op", "max"], "--op means nothing for all_gather"),
+        ("alltoall", &["--root-rank", "1"], "--root-rank means nothing for alltoall"),
+        ("alltoall", &["--algo", "tree"], "[possible values: auto, direct, pairwise]"),
+        ("alltoall", &["--root-rank", "x"], "give a rank's number, or all"),
+        ("reduce", &["-b", "1", "-d", "all"], "--min 1 is less than one element"),
+        ("reduce", &["-i", "1"], "--step-bytes 1 is less than one element"),
+        ("reduce", &["-i", "64", "-f", "2"], "cannot be used with"),
+    ] {
+        fail(program, args, part);
+    }
+}
+
+/// Starts a job that would take very long, and waits until it works.
+fn endless(program: &str, more: &[&str]) -> (Child, Vec<u32>, impl BufRead + use<>) {
+    let args = ["-r", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
+    let mut job = start(program, &[&args, more].concat());
+    let mut out = BufReader::new(job.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("(elements)") {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0, "it ended early");
+    }
+    let path = format!("/proc/{}/task/{}/children", job.id(), job.id());
+    let ranks = std::fs::read_to_string(path).unwrap();
+    let ranks: Vec<u32> = ranks.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+    assert_eq!(ranks.len(), 3);
+    (job, ranks, out)
+}
+
+fn end(mut job: Child) -> Output {
+    let mut err = Vec::new();
+    job.stderr.take().unwrap().read_to_end(&mut err).unwrap();
+    Output { status: job.wait().unwrap(), stdout: Vec::new(), stderr: err }
+}
+
+fn send(signal: Signal, pid: u32) {
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
+}
+
+#[test]
+fn a_killed_rank_is_named() {
+    for (victim, program) in ["alltoall", "broadcast", "reduce"].into_iter().enumerate() {
+        let (job, ranks, out) = endless(program, &[]);
+        std::thread::sleep(Duration::from_millis(50));
+        send(Signal::SIGKILL, ranks[victim]);
+        let killed = Instant::now();
+        let said = format!("rank {victim} (process {}) was killed by signal 9", ranks[victim]);
+        has_failed(program, &end(job), &said);
+        assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+        drop(out);
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named() {
+    let (job, ranks, out) = endless("all_gather", &["--timeout", "9", "--algo", "ring"]);
+    send(Signal::SIGSTOP, ranks[1]);
+    has_failed("all_gather", &end(job), "rank 1 has been silent for 3 s");
+    drop(out);
+}
