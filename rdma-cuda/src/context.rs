@@ -4,8 +4,27 @@
 //! call runs in [`Primary::with`], which pushes the GPU's primary context, calls, and pops it, so
 //! the caller's own current context is never changed.
 
+use std::cell::Cell;
+
 use crate::driver::{ContextHandle, DeviceHandle, Driver};
 use crate::error::CudaError;
+
+thread_local! {
+    static REFUSES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Refuses calls of this thread until the result is dropped: it runs a host function, in which a
+/// call might wait for itself.
+pub(crate) fn refuse_calls() -> impl Drop {
+    struct Refusal;
+    impl Drop for Refusal {
+        fn drop(&mut self) {
+            REFUSES.set(false);
+        }
+    }
+    REFUSES.set(true);
+    Refusal
+}
 
 /// A retained primary context; released when dropped.
 #[derive(Debug)]
@@ -24,8 +43,22 @@ impl Primary {
         Ok(Self { driver, device, context })
     }
 
+    /// The context's handle, valid as long as `self`.
+    pub(crate) fn handle(&self) -> ContextHandle {
+        self.context
+    }
+
     /// Calls the driver with the context current in this thread.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&'static Driver) -> Result<T, CudaError>) -> Result<T, CudaError> {
+        if REFUSES.get() {
+            let reason = "a host function on a stream must not call CUDA";
+            return Err(CudaError::new(
+                "cuCtxPushCurrent_v2",
+                CudaError::NOT_PERMITTED,
+                "CUDA_ERROR_NOT_PERMITTED",
+                reason,
+            ));
+        }
         let _current = Current::push(self)?;
         call(self.driver)
     }

@@ -30,6 +30,8 @@ impl CudaError {
     pub const NOT_FOUND: i32 = 500;
     /// `CUDA_ERROR_NOT_READY`
     pub const NOT_READY: i32 = 600;
+    /// `CUDA_ERROR_NOT_PERMITTED`
+    pub const NOT_PERMITTED: i32 = 800;
     /// `CUDA_ERROR_NOT_SUPPORTED`
     pub const NOT_SUPPORTED: i32 = 801;
 
@@ -86,6 +88,70 @@ pub enum Error {
     /// A call of the driver failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// Memory of this many elements cannot be allocated: of none, or of more bytes than can be
+    /// counted.
+    #[error("{len} elements of {size} bytes are no size for a buffer")]
+    BufferSize {
+        /// The number of elements.
+        len: usize,
+        /// The size of an element in bytes.
+        size: usize,
+    },
+    /// A range does not lie in a slice.
+    #[error("the range {start}..{end} does not lie in a slice of {len} elements")]
+    OutOfBounds {
+        /// The first element of the range.
+        start: usize,
+        /// The element after the range.
+        end: usize,
+        /// The number of elements of the slice.
+        len: usize,
+    },
+    /// The two sides of a copy differ in length.
+    #[error("a copy of {from} elements into {to}: both sides must have the same number")]
+    LengthMismatch {
+        /// The number of elements to copy.
+        from: usize,
+        /// The number of elements of the destination.
+        to: usize,
+    },
+    /// Memory cannot be exported as a dma-buf because of its kind.
+    #[error("{0}")]
+    NotExportable(#[from] NotExportable),
+    /// The GPU neither orders a NIC's writes nor flushes them.
+    #[error(
+        "this GPU neither orders the writes of a NIC nor has cuFlushGPUDirectRDMAWrites: only a loopback read by the \
+         NIC makes them visible (Landed::visible_by)"
+    )]
+    NeedsReadBack,
+}
+
+/// The kind of memory that cannot be exported as a dma-buf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotExportable {
+    /// Managed memory, whose pages move.
+    #[error(
+        "managed memory (cuMemAllocManaged) moves between host and GPU, so no NIC can access it: allocate a GpuBuffer"
+    )]
+    Managed,
+    /// Memory of a stream-ordered pool.
+    #[error(
+        "memory of a pool (cuMemAllocAsync, cudaMallocAsync) is not for GPUDirect RDMA: allocate a GpuBuffer, or use cuMemAlloc"
+    )]
+    Pool,
+    /// Host memory.
+    #[error("the address is one of host memory: register it as host memory")]
+    Host,
+    /// An address that the driver does not know.
+    #[error("the driver knows no memory at this address: it is freed, or of another process")]
+    Unknown,
+    /// The driver says that the memory is not capable of GPUDirect RDMA.
+    #[error(
+        "the driver says that this memory is not capable of GPUDirect RDMA: the GPU is one without it, such as a \
+         GeForce, or the memory was made by cuMemCreate without gpuDirectRDMACapable: allocate a GpuBuffer"
+    )]
+    NotCapable,
 }
 
 impl Error {

@@ -2,12 +2,13 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::attribute::DeviceAttribute;
 use crate::context::Primary;
-use crate::driver::{DeviceHandle, Driver};
+use crate::driver::{ContextHandle, DeviceHandle, Driver};
 use crate::error::{CudaError, Error, Result};
+use crate::order::FlushMethod;
 
 /// Room for a name or an address of a device, with its NUL.
 const TEXT_SIZE: u16 = 256;
@@ -27,6 +28,7 @@ struct Described {
     pci_id: String,
     uuid: Uuid,
     primary: Mutex<Option<Arc<Primary>>>,
+    flush_method: OnceLock<FlushMethod>,
 }
 
 impl Gpu {
@@ -62,8 +64,9 @@ impl Gpu {
             unsafe { driver.cuDeviceGetPCIBusId(buffer, size, device) }
         })?;
         let pci_id = pci_id.to_ascii_lowercase();
-        let primary = Mutex::new(None);
-        Ok(Self(Arc::new(Described { driver, device, ordinal, name, pci_id, uuid: Uuid(uuid), primary })))
+        let (primary, flush_method) = (Mutex::new(None), OnceLock::new());
+        let uuid = Uuid(uuid);
+        Ok(Self(Arc::new(Described { driver, device, ordinal, name, pci_id, uuid, primary, flush_method })))
     }
 
     /// The driver of this GPU.
@@ -160,9 +163,24 @@ impl Gpu {
         Ok(self.with(|driver| unsafe { driver.cuFlushGPUDirectRDMAWrites(current_context, to_owner) })?)
     }
 
+    /// What makes a NIC's writes visible to this GPU.
+    #[must_use]
+    pub fn flush_method(&self) -> FlushMethod {
+        *self.0.flush_method.get_or_init(|| FlushMethod::of(self))
+    }
+
+    pub(crate) fn device(&self) -> DeviceHandle {
+        self.0.device
+    }
+
     /// Calls the driver with the primary context current in this thread.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&'static Driver) -> Result<T, CudaError>) -> Result<T, CudaError> {
         self.primary()?.with(call)
+    }
+
+    /// The handle of the primary context, which stays valid as long as this GPU.
+    pub(crate) fn context(&self) -> Result<ContextHandle, CudaError> {
+        Ok(self.primary()?.handle())
     }
 
     fn primary(&self) -> Result<Arc<Primary>, CudaError> {

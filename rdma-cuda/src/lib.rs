@@ -13,6 +13,37 @@
 //! }
 //! ```
 //!
+//! # Memory
+//!
+//! A [`GpuBuffer`] is memory that a NIC can access where the GPU allows it. The processor cannot
+//! read it: there is no `&[T]` of a [`GpuSlice`], and copies on a [`Stream`] bring elements from
+//! and to the host. Work keeps what it uses until it is done, so any handle can be dropped at any
+//! time. An asynchronous copy owns its host memory, a [`PinnedBuffer`], until the copy is done.
+//!
+//! ```no_run
+//! use rdma_cuda::{Gpu, GpuBuffer, Stream};
+//!
+//! # fn main() -> rdma_cuda::Result<()> {
+//! let gpu = Gpu::new(0)?;
+//! let stream = Stream::new(&gpu)?;
+//! let buffer = GpuBuffer::<f32>::new(&gpu, 4)?;
+//! stream.upload(&buffer.slice(), &[1.0, 2.0, 3.0, 4.0])?;
+//! let part = buffer.slice().range(1..3)?;
+//! let mut elements = [0.0; 2];
+//! stream.download(&part, &mut elements)?;
+//! assert_eq!(elements, [2.0, 3.0]);
+//! # Ok(()) }
+//! ```
+//!
+//! Memory that another crate has allocated implements [`DeviceMemory`].
+//!
+//! # The order between GPU and NIC
+//!
+//! | Direction | Type | How it is made |
+//! | --- | --- | --- |
+//! | GPU to NIC | [`Ready`] | by [`Stream::ready`], which waits for the work that writes the slice; [`Stream::ready_later`] can be polled or awaited |
+//! | NIC to GPU | [`Landed`], then [`Visible`] | by [`Landed::visible`], which does what this GPU needs: nothing, a flush, or a read by the NIC |
+//!
 //! # Environment
 //!
 //! `RDMA_LIBCUDA_PATH` names a library to load in place of `libcuda.so.1`.
@@ -22,14 +53,27 @@ mod context;
 mod detect;
 mod driver;
 mod error;
+mod event;
 mod gpu;
+mod memory;
+mod order;
+mod pending;
+mod stream;
 #[cfg(test)]
 mod testing;
 mod topology;
+mod waker;
 
 pub use attribute::DeviceAttribute;
 pub use detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
 pub use driver::{Attempt, Driver, DriverVersion, NoDriver};
-pub use error::{CudaError, Error, Result};
+pub use error::{CudaError, Error, NotExportable, Result};
+pub use event::Event;
 pub use gpu::{Gpu, Uuid};
+pub use memory::{
+    AllocationKind, DeviceMemory, DmaBuf, GpuBuffer, GpuSlice, MemoryType, PinnedBuffer, PointerAttributes,
+};
+pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
+pub use pending::Pending;
+pub use stream::Stream;
 pub use topology::{Distance, Level, ParseLevelError, Topology};

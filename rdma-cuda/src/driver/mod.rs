@@ -16,7 +16,9 @@ use crate::error::{CudaError, Result};
 use crate::gpu::Gpu;
 
 pub use load::{Attempt, NoDriver};
-pub(crate) use table::{ContextHandle, DeviceHandle};
+pub(crate) use table::{
+    AccessDescription, AllocationProperties, ContextHandle, DeviceHandle, EventHandle, StreamHandle,
+};
 
 /// The driver of [`Driver::load`].
 static LOADED: OnceLock<Driver> = OnceLock::new();

@@ -4,7 +4,7 @@
 //! whose result is a [`CudaError`]. A handle of CUDA (context, stream, event) is an integer here:
 //! it is only ever given back to the driver, which any thread may do.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use libloading::os::unix::Library;
 
@@ -15,6 +15,72 @@ use crate::error::CudaError;
 pub(crate) type DeviceHandle = c_int;
 /// `CUcontext`, a pointer to an opaque structure.
 pub(crate) type ContextHandle = usize;
+/// `CUstream`, a pointer to an opaque structure.
+pub(crate) type StreamHandle = usize;
+/// `CUevent`, a pointer to an opaque structure.
+pub(crate) type EventHandle = usize;
+
+/// `CUmemLocation`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+impl Location {
+    /// The memory of a device.
+    pub(crate) fn device(device: DeviceHandle) -> Self {
+        Self { kind: 1, id: device }
+    }
+}
+
+/// `CUmemAllocationProp`
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct AllocationProperties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    windows_meta_data: *const c_void,
+    compression: u8,
+    gpu_direct_rdma_capable: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+impl AllocationProperties {
+    /// Pinned memory of a device that a NIC may access.
+    pub(crate) fn rdma_capable(device: DeviceHandle) -> Self {
+        Self {
+            kind: 1,
+            handle_types: 0,
+            location: Location::device(device),
+            windows_meta_data: std::ptr::null(),
+            compression: 0,
+            gpu_direct_rdma_capable: 1,
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+}
+
+/// `CUmemAccessDesc`
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct AccessDescription {
+    location: Location,
+    flags: c_int,
+}
+
+impl AccessDescription {
+    /// A device may read and write.
+    pub(crate) fn read_write(device: DeviceHandle) -> Self {
+        Self { location: Location::device(device), flags: 3 }
+    }
+}
+
+const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<AccessDescription>() == 12);
 
 macro_rules! table {
     (
@@ -101,8 +167,62 @@ table! {
         fn cuCtxPushCurrent_v2(context: ContextHandle);
         fn cuCtxPopCurrent_v2(context: *mut ContextHandle);
         fn cuCtxSynchronize();
+
+        fn cuMemAlloc_v2(address: *mut u64, size: usize);
+        fn cuMemFree_v2(address: u64);
+        fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint);
+        fn cuMemFreeHost(address: *mut c_void);
+        fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: u64);
+
+        fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize);
+        fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize);
+        fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: StreamHandle);
+        fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: StreamHandle);
+        fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: StreamHandle);
+        fn cuMemcpyPeerAsync(
+            to: u64,
+            to_context: ContextHandle,
+            from: u64,
+            from_context: ContextHandle,
+            size: usize,
+            stream: StreamHandle,
+        );
+        fn cuMemsetD8Async(to: u64, value: c_uchar, size: usize, stream: StreamHandle);
+
+        fn cuStreamCreate(stream: *mut StreamHandle, flags: c_uint);
+        fn cuStreamDestroy_v2(stream: StreamHandle);
+        fn cuStreamSynchronize(stream: StreamHandle);
+        fn cuStreamQuery(stream: StreamHandle);
+        fn cuStreamWaitEvent(stream: StreamHandle, event: EventHandle, flags: c_uint);
+        fn cuEventCreate(event: *mut EventHandle, flags: c_uint);
+        fn cuEventDestroy_v2(event: EventHandle);
+        fn cuEventRecord(event: EventHandle, stream: StreamHandle);
+        fn cuEventQuery(event: EventHandle);
+        fn cuEventSynchronize(event: EventHandle);
     }
     optional {
+        "10.0" fn cuLaunchHostFunc(
+            stream: StreamHandle,
+            function: unsafe extern "C" fn(*mut c_void),
+            data: *mut c_void,
+        );
+
+        "10.2" fn cuMemGetAllocationGranularity(size: *mut usize, properties: *const AllocationProperties, option: c_int);
+        "10.2" fn cuMemCreate(handle: *mut u64, size: usize, properties: *const AllocationProperties, flags: c_ulonglong);
+        "10.2" fn cuMemRelease(handle: u64);
+        "10.2" fn cuMemAddressReserve(address: *mut u64, size: usize, alignment: usize, hint: u64, flags: c_ulonglong);
+        "10.2" fn cuMemAddressFree(address: u64, size: usize);
+        "10.2" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong);
+        "10.2" fn cuMemUnmap(address: u64, size: usize);
+        "10.2" fn cuMemSetAccess(address: u64, size: usize, access: *const AccessDescription, count: usize);
+
+        "11.7" fn cuMemGetHandleForAddressRange(
+            handle: *mut c_int,
+            address: u64,
+            size: usize,
+            kind: c_int,
+            flags: c_ulonglong,
+        );
         "11.3" fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::knobs::FailNext;
+use crate::knobs::{FailNext, Live};
 
 /// The path of the stand-in. Cargo builds it beside the programs that depend on this crate.
 ///
@@ -55,6 +55,7 @@ pub fn without(functions: &[&str], folder: &Path) -> PathBuf {
 #[derive(Debug)]
 pub struct Control {
     fail_next: FailNext,
+    live: Live,
 }
 
 impl Control {
@@ -69,15 +70,24 @@ impl Control {
         let library = unsafe { Library::open(Some(path()), RTLD_NOW | RTLD_LOCAL) }.expect("the stand-in");
         // SAFETY: get wants the function's type, which is `FailNext` (knobs.rs).
         let fail_next = *unsafe { library.get::<FailNext>(b"stand_in_fail_next") }.expect("a function of the stand-in");
-        // The function pointer must stay valid, so the library stays loaded.
+        // SAFETY: get wants the function's type, which is `Live`.
+        let live = *unsafe { library.get::<Live>(b"stand_in_live") }.expect("a function of the stand-in");
+        // The function pointers must stay valid, so the library stays loaded.
         Box::leak(Box::new(library));
-        Self { fail_next }
+        Self { fail_next, live }
     }
 
     /// Makes the next call of a function by the calling thread fail with a code.
     pub fn fail_next(&self, function: &str, code: i32) {
         // SAFETY: stand_in_fail_next wants a name of the given length.
         unsafe { (self.fail_next)(function.as_ptr(), function.len(), code) };
+    }
+
+    /// The number of objects that the process has: allocations, ranges of addresses, pinned memory,
+    /// streams and events.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        (self.live)()
     }
 }
 

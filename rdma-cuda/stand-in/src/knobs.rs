@@ -8,6 +8,9 @@ use std::time::Duration;
 /// The type of `stand_in_fail_next`: a name, its length, a code.
 pub(crate) type FailNext = unsafe extern "C" fn(*const u8, usize, c_int);
 
+/// The type of `stand_in_live`.
+pub(crate) type Live = extern "C" fn() -> usize;
+
 /// The stand-in's settings, read once.
 pub(crate) static KNOBS: LazyLock<Knobs> = LazyLock::new(Knobs::from_environment);
 

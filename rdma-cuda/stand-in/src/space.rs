@@ -106,6 +106,11 @@ impl Space {
         }
     }
 
+    /// The number of ranges and mappings.
+    pub(crate) fn live(&self) -> usize {
+        self.ranges.len() + self.mappings.len()
+    }
+
     /// Gives back a range of addresses.
     pub(crate) fn give_back(&mut self, at: usize) -> Result<(), Code> {
         self.ranges.remove(&at).map(drop).ok_or(INVALID_VALUE)

@@ -23,6 +23,10 @@ pub(crate) fn pinned(address: usize) -> Option<(usize, usize)> {
     (address < start + size).then_some((*start, *size))
 }
 
+pub(crate) fn live() -> usize {
+    PINNED.lock().unwrap_or_else(PoisonError::into_inner).len()
+}
+
 fn allocate(size: usize, kind: Kind) -> Result<usize, Code> {
     let device = current()?;
     let whole = size.checked_next_multiple_of(GPU_PAGE).filter(|&whole| whole > 0).ok_or(INVALID_VALUE)?;

@@ -33,6 +33,10 @@ fn events() -> MutexGuard<'static, Events> {
     EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+pub(crate) fn live() -> usize {
+    streams().len() + events().len()
+}
+
 /// The stream of a handle; 0 is the default stream of the current context.
 fn stream(handle: usize) -> Result<Arc<Stream>, Code> {
     let device = current()?;

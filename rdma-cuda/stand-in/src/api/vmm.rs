@@ -24,6 +24,10 @@ fn handles() -> MutexGuard<'static, HashMap<u64, Arc<Backing>>> {
     HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+pub(crate) fn live() -> usize {
+    handles().len()
+}
+
 fn new_allocation(backing: Arc<Backing>) -> u64 {
     let handle = new_handle() as u64;
     handles().insert(handle, backing);

@@ -1,0 +1,113 @@
+//! Memory by virtual memory management: physical memory, addresses, and a mapping of one at the
+//! other. Each is a guard, so a failure on the way undoes the steps before it.
+
+use std::ffi::c_int;
+
+use crate::driver::{AccessDescription, AllocationProperties};
+use crate::error::{CudaError, Result};
+use crate::gpu::Gpu;
+
+/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`
+const MINIMUM: c_int = 0;
+
+/// Physical memory of a GPU that is mapped and accessible, and that a NIC may access.
+pub(super) struct Mapped {
+    addresses: Addresses,
+    /// Released after the mapping is gone.
+    _physical: Physical,
+}
+
+impl Mapped {
+    /// Maps new memory of at least `size` bytes.
+    pub(super) fn new(gpu: &Gpu, size: usize) -> Result<Self> {
+        let properties = AllocationProperties::rdma_capable(gpu.device());
+        let granularity = granularity(gpu, &properties)?;
+        // CUDA_ERROR_OUT_OF_MEMORY is what the driver says to a size that it can count.
+        let size = size.checked_next_multiple_of(granularity).unwrap_or(usize::MAX / granularity * granularity);
+        let physical = Physical::new(gpu, size, &properties)?;
+        let addresses = Addresses::new(gpu, size)?;
+        // SAFETY: cuMemMap wants reserved addresses and physical memory of the same size.
+        gpu.with(|driver| unsafe { driver.cuMemMap(addresses.address, size, 0, physical.handle, 0) })?;
+        let mapped = Self { addresses, _physical: physical };
+        let access = AccessDescription::read_write(gpu.device());
+        // SAFETY: cuMemSetAccess wants mapped addresses and `count` descriptions.
+        gpu.with(|driver| unsafe { driver.cuMemSetAccess(mapped.address(), size, &raw const access, 1) })?;
+        Ok(mapped)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.addresses.address
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.addresses.gpu
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let Addresses { gpu, address, size } = &self.addresses;
+        // SAFETY: cuMemUnmap wants mapped addresses that nobody uses: every slice, and every work
+        // item that this crate gives to a stream, has an `Arc` of the allocation.
+        warn(gpu.with(|driver| unsafe { driver.cuMemUnmap(*address, *size) }));
+    }
+}
+
+/// Physical memory.
+struct Physical {
+    gpu: Gpu,
+    handle: u64,
+}
+
+impl Physical {
+    fn new(gpu: &Gpu, size: usize, properties: &AllocationProperties) -> Result<Self> {
+        let mut handle = 0;
+        // SAFETY: cuMemCreate wants room for a handle, properties, and flags of 0.
+        gpu.with(|driver| unsafe { driver.cuMemCreate(&raw mut handle, size, properties, 0) })?;
+        Ok(Self { gpu: gpu.clone(), handle })
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: cuMemRelease wants a handle of cuMemCreate that is released once.
+        warn(self.gpu.with(|driver| unsafe { driver.cuMemRelease(self.handle) }));
+    }
+}
+
+/// Reserved addresses.
+struct Addresses {
+    gpu: Gpu,
+    address: u64,
+    size: usize,
+}
+
+impl Addresses {
+    fn new(gpu: &Gpu, size: usize) -> Result<Self> {
+        let mut address = 0;
+        // SAFETY: cuMemAddressReserve wants room for an address, and flags of 0.
+        gpu.with(|driver| unsafe { driver.cuMemAddressReserve(&raw mut address, size, 0, 0, 0) })?;
+        Ok(Self { gpu: gpu.clone(), address, size })
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        // SAFETY: cuMemAddressFree wants the range of a reservation that nothing is mapped at:
+        // `Mapped` has unmapped, and the driver refuses if it could not.
+        warn(self.gpu.with(|driver| unsafe { driver.cuMemAddressFree(self.address, self.size) }));
+    }
+}
+
+fn granularity(gpu: &Gpu, properties: &AllocationProperties) -> Result<usize> {
+    let mut size = 0;
+    // SAFETY: cuMemGetAllocationGranularity wants room for a size, and properties.
+    gpu.with(|driver| unsafe { driver.cuMemGetAllocationGranularity(&raw mut size, properties, MINIMUM) })?;
+    Ok(size.max(1))
+}
+
+fn warn(result: Result<(), CudaError>) {
+    if let Err(error) = result {
+        tracing::warn!("memory of a GPU leaks: {error}");
+    }
+}

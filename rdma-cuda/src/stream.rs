@@ -1,0 +1,365 @@
+//! Streams: queues of work of a GPU.
+//!
+//! # Safety
+//!
+//! 1. What the work of a stream uses (memory, host functions) lives until the work is done: the
+//!    stream parks it, with an event that is recorded after the work.
+//! 2. If the driver does not say that work is done, what it uses leaks: an error of a query or a
+//!    wait may leave the work running.
+//! 3. Memory that a caller lends is given to the driver only in calls that return after their last
+//!    access to it: `cuMemcpyHtoD` and `cuMemcpyDtoH`. Asynchronous copies own their host memory.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::Pod;
+
+use crate::context;
+use crate::driver::{Driver, StreamHandle};
+use crate::error::{CudaError, Error, Result};
+use crate::event::Event;
+use crate::gpu::Gpu;
+use crate::memory::{GpuSlice, PinnedBuffer};
+use crate::order::Ready;
+use crate::pending::Pending;
+
+/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the default stream, nor that for it.
+const NON_BLOCKING: std::ffi::c_uint = 1;
+/// The handle of the default stream.
+const DEFAULT: StreamHandle = 0;
+
+/// A queue of work of a GPU, done in order.
+///
+/// Work keeps the memory that it uses, so a buffer can be dropped at any time. Dropping a stream
+/// waits for its work.
+pub struct Stream {
+    gpu: Gpu,
+    handle: StreamHandle,
+    parked: Mutex<VecDeque<Parked>>,
+}
+
+/// What work uses, and the event after the work.
+struct Parked {
+    event: Event,
+    /// Only kept.
+    _used: Box<dyn Send>,
+}
+
+impl Stream {
+    /// Creates a stream, which does not wait for CUDA's default stream.
+    ///
+    /// # Errors
+    ///
+    /// If the driver cannot create one.
+    pub fn new(gpu: &Gpu) -> Result<Self> {
+        let mut handle = 0;
+        // SAFETY: cuStreamCreate wants room for a handle and a current context, which `with` sets.
+        gpu.with(|driver| unsafe { driver.cuStreamCreate(&raw mut handle, NON_BLOCKING) })?;
+        Ok(Self { gpu: gpu.clone(), handle, parked: Mutex::default() })
+    }
+
+    /// The GPU that does the work.
+    #[must_use]
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The `CUstream`, to launch kernels with another crate. Pass what a kernel uses to
+    /// [`keep`](Self::keep).
+    #[must_use]
+    pub fn as_raw(&self) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.handle)
+    }
+
+    /// Copies elements of the host to the GPU. Returns when they have arrived.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`]; the error of work that failed.
+    pub fn upload<T: Pod>(&self, to: &GpuSlice<T>, from: &[T]) -> Result<()> {
+        check_lengths(from.len(), to.len())?;
+        self.synchronize()?;
+        let source = from.as_ptr().cast::<c_void>();
+        // SAFETY: cuMemcpyHtoD wants as many bytes on both sides: the lengths are equal. (3)
+        self.gpu.with(|driver| unsafe { driver.cuMemcpyHtoD_v2(to.address(), source, to.size()) })?;
+        // The driver has taken the bytes, but they may still be on the way.
+        // SAFETY: cuStreamSynchronize takes the default stream.
+        Ok(self.gpu.with(|driver| unsafe { driver.cuStreamSynchronize(DEFAULT) })?)
+    }
+
+    /// Copies elements of the GPU to the host, after all work that the stream has.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`]; the error of work that failed.
+    pub fn download<T: Pod>(&self, from: &GpuSlice<T>, to: &mut [T]) -> Result<()> {
+        check_lengths(from.len(), to.len())?;
+        self.synchronize()?;
+        let target = to.as_mut_ptr().cast::<c_void>();
+        // SAFETY: cuMemcpyDtoH wants as many bytes on both sides: the lengths are equal. All bytes
+        // are elements of `T`, which is plain old data. (3)
+        Ok(self.gpu.with(|driver| unsafe { driver.cuMemcpyDtoH_v2(target, from.address(), from.size()) })?)
+    }
+
+    /// Begins a copy of pinned elements to the GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`]; errors of the driver. The buffer is lost.
+    pub fn upload_pinned<T: Pod>(&self, to: &GpuSlice<T>, from: PinnedBuffer<T>) -> Result<Pending<PinnedBuffer<T>>> {
+        check_lengths(from.len(), to.len())?;
+        let memory = from.memory();
+        let event = self.submit((to.clone(), Arc::clone(&memory)), |driver, stream| {
+            let source = memory.start().as_ptr().cast();
+            // SAFETY: cuMemcpyHtoDAsync wants as many bytes on both sides until the copy is done:
+            // the lengths are equal, and (1).
+            unsafe { driver.cuMemcpyHtoDAsync_v2(to.address(), source, to.size(), stream) }
+        })?;
+        Ok(Pending::new(from, event))
+    }
+
+    /// Begins a copy of elements of the GPU to pinned memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`]; errors of the driver. The buffer is lost.
+    pub fn download_pinned<T: Pod>(&self, from: &GpuSlice<T>, to: PinnedBuffer<T>) -> Result<Pending<PinnedBuffer<T>>> {
+        check_lengths(from.len(), to.len())?;
+        let memory = to.memory();
+        let event = self.submit((from.clone(), Arc::clone(&memory)), |driver, stream| {
+            let target = memory.start().as_ptr().cast();
+            // SAFETY: cuMemcpyDtoHAsync wants as many bytes on both sides until the copy is done:
+            // the lengths are equal, and (1). `Pending` gives nobody the elements before.
+            unsafe { driver.cuMemcpyDtoHAsync_v2(target, from.address(), from.size(), stream) }
+        })?;
+        Ok(Pending::new(to, event))
+    }
+
+    /// Begins a copy from a GPU to the same or another one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`]; errors of the driver.
+    pub fn copy<T: Pod>(&self, to: &GpuSlice<T>, from: &GpuSlice<T>) -> Result<()> {
+        check_lengths(from.len(), to.len())?;
+        self.submit((to.clone(), from.clone()), |driver, stream| {
+            if to.gpu() == from.gpu() {
+                // SAFETY: cuMemcpyDtoDAsync wants as many bytes on both sides until the copy is
+                // done: the lengths are equal, and (1).
+                return unsafe { driver.cuMemcpyDtoDAsync_v2(to.address(), from.address(), to.size(), stream) };
+            }
+            let (to_context, from_context) = (to.gpu().context()?, from.gpu().context()?);
+            // SAFETY: cuMemcpyPeerAsync wants what cuMemcpyDtoDAsync wants, and the contexts of
+            // both sides, which their GPUs retain.
+            unsafe {
+                let (to, from, size) = (to.address(), from.address(), to.size());
+                driver.cuMemcpyPeerAsync(to, to_context, from, from_context, size, stream)
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Begins to set all bytes of a slice.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the driver.
+    pub fn fill<T: Pod>(&self, slice: &GpuSlice<T>, byte: u8) -> Result<()> {
+        self.submit(slice.clone(), |driver, stream| {
+            // SAFETY: cuMemsetD8Async wants memory of the size until the work is done: (1).
+            unsafe { driver.cuMemsetD8Async(slice.address(), byte, slice.size(), stream) }
+        })?;
+        Ok(())
+    }
+
+    /// Calls a function on a thread of the driver when all work before is done, and holds back all
+    /// work after until the function returns.
+    ///
+    /// The function must not call CUDA: this crate refuses with [`CudaError::NOT_PERMITTED`]. It is
+    /// not called, and leaks, if work before it fails.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NOT_FOUND`] with a driver before CUDA 10.0; errors of the driver.
+    pub fn call_on_host(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
+        let boxed: HostFunction = Box::new(Box::new(function));
+        let data = Box::into_raw(boxed);
+        self.submit((), |driver, stream| {
+            // SAFETY: cuLaunchHostFunc wants a function that may be called with the data on another
+            // thread: the data is a `HostFunction` that only this call gets.
+            unsafe { driver.cuLaunchHostFunc(stream, call_host_function, data.cast()) }
+        })?;
+        Ok(())
+    }
+
+    /// Keeps a value until all work that the stream has now is done.
+    ///
+    /// # Errors
+    ///
+    /// If the driver cannot say when the work is done. The value leaks.
+    pub fn keep(&self, value: impl Send + 'static) -> Result<()> {
+        self.submit(value, |_, _| Ok(()))?;
+        Ok(())
+    }
+
+    /// Marks the work that the stream has now.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the driver.
+    pub fn record(&self) -> Result<Event> {
+        let event = Event::new(&self.gpu)?;
+        self.record_in(&event)?;
+        Ok(event)
+    }
+
+    fn record_in(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: cuEventRecord wants an event and a stream of one context that are not destroyed:
+        // both are of the primary context of this GPU.
+        self.gpu.with(|driver| unsafe { driver.cuEventRecord(event.handle(), self.handle) })
+    }
+
+    /// Holds back the work after this call until an event, of any stream, is done.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the driver.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        self.submit(event.clone(), |driver, stream| {
+            // SAFETY: cuStreamWaitEvent wants a stream and an event that are not destroyed.
+            unsafe { driver.cuStreamWaitEvent(stream, event.handle(), 0) }
+        })?;
+        Ok(())
+    }
+
+    /// Waits until all work that the stream has now is done, after which a NIC may read a slice.
+    ///
+    /// # Errors
+    ///
+    /// The error of work that failed.
+    pub fn ready<S>(&self, slice: S) -> Result<Ready<S>> {
+        self.ready_later(slice)?.wait()
+    }
+
+    /// A slice that a NIC may read once all work that the stream has now is done.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the driver.
+    pub fn ready_later<S>(&self, slice: S) -> Result<Pending<Ready<S>>> {
+        Ok(self.record()?.ready(slice))
+    }
+
+    /// Whether all work is done.
+    ///
+    /// # Errors
+    ///
+    /// The error of work that failed.
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: cuStreamQuery wants a stream that is not destroyed.
+        match self.gpu.with(|driver| unsafe { driver.cuStreamQuery(self.handle) }) {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == CudaError::NOT_READY => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until all work is done.
+    ///
+    /// # Errors
+    ///
+    /// The error of work that failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.wait()?;
+        self.release();
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: cuStreamSynchronize wants a stream that is not destroyed.
+        self.gpu.with(|driver| unsafe { driver.cuStreamSynchronize(self.handle) })
+    }
+
+    /// Gives work to the stream, and parks what it uses until the returned event.
+    fn submit(
+        &self,
+        used: impl Send + 'static,
+        call: impl FnOnce(&Driver, StreamHandle) -> Result<(), CudaError>,
+    ) -> Result<Event> {
+        self.release();
+        let event = Event::new(&self.gpu)?;
+        let used = ManuallyDrop::new(used);
+        let called = self.gpu.with(|driver| call(driver, self.handle));
+        // A call that failed may have given its work to the stream all the same. If the event is
+        // not recorded, `used` leaks. (2)
+        self.record_in(&event)?;
+        let parked = Parked { event: event.clone(), _used: Box::new(ManuallyDrop::into_inner(used)) };
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner).push_back(parked);
+        called?;
+        Ok(event)
+    }
+
+    /// Drops what work used that is done.
+    fn release(&self) {
+        loop {
+            let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+            if !parked.front().is_some_and(|first| matches!(first.event.is_done(), Ok(true))) {
+                return;
+            }
+            let first = parked.pop_front();
+            // What a caller gave to `keep` is dropped outside the lock.
+            drop(parked);
+            drop(first);
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let parked = std::mem::take(self.parked.get_mut().unwrap_or_else(PoisonError::into_inner));
+        match self.wait() {
+            Ok(()) => drop(parked),
+            Err(error) => {
+                tracing::warn!("the work of a stream has failed, and the memory that it uses leaks: {error}");
+                let _leaked = ManuallyDrop::new(parked);
+            }
+        }
+        // SAFETY: cuStreamDestroy wants a stream that nobody uses; the driver finishes its work.
+        if let Err(error) = self.gpu.with(|driver| unsafe { driver.cuStreamDestroy_v2(self.handle) }) {
+            tracing::warn!("a stream leaks: {error}");
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x} of {:?})", self.handle, self.gpu)
+    }
+}
+
+fn check_lengths(from: usize, to: usize) -> Result<()> {
+    if from == to { Ok(()) } else { Err(Error::LengthMismatch { from, to }) }
+}
+
+/// A function for `cuLaunchHostFunc`: the outer box has a thin pointer.
+type HostFunction = Box<Box<dyn FnOnce() + Send>>;
+
+/// # Safety
+///
+/// `data` is the pointer of a [`HostFunction`] that this call takes over.
+unsafe extern "C" fn call_host_function(data: *mut c_void) {
+    let _no_calls = context::refuse_calls();
+    // SAFETY: from_raw wants a pointer of into_raw that nobody else takes over, as this function.
+    let function: HostFunction = unsafe { Box::from_raw(data.cast()) };
+    // A panic must not reach the driver's frames.
+    if catch_unwind(AssertUnwindSafe(function)).is_err() {
+        tracing::error!("a host function on a stream has panicked");
+    }
+}
+
+#[cfg(test)]
+mod tests;
