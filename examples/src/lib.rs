@@ -19,6 +19,7 @@ pub mod failure;
 mod launcher;
 pub mod pingpong;
 pub mod placement;
+pub mod plan;
 pub mod progress;
 pub mod rping;
 mod statistics;

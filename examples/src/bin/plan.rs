@@ -1,0 +1,246 @@
+//! Predicts the time of collectives on a network, for every algorithm, and says what limits it.
+//!
+//! The network is a preset whose numbers options change, or a host whose numbers are fitted to
+//! measured runs. The library's module `plan` documents the model.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use rdma_examples::Failure;
+use rdma_examples::cli::{self, Size};
+use rdma_examples::plan::{self, Algorithm, Fit, FitError, Kind, Network, Operation, Report, Row, Training, units};
+use serde_json::{Value, json};
+
+/// Predicts the time of a collective on a network: for each algorithm the time, and what limits it.
+///
+/// Bandwidth has nccl-tests' meaning. Rates are those of one direction.
+#[derive(Clone, Parser)]
+#[command(version, args_override_self = true, about, long_about = None)]
+#[command(after_help = "Exit status: 0 success, 1 failure, 2 arguments that make no sense.")]
+struct Args {
+    /// The collective
+    #[arg(short, long, value_enum, default_value_t = Operation::AllReduce)]
+    operation: Operation,
+    /// Number of ranks, each with one GPU
+    #[arg(short, long, value_name = "N", default_value = "1024", value_parser = |text: &str| cli::number_in(text, 2..=1_000_000_usize))]
+    ranks: usize,
+    /// Smallest size in bytes
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "1K")]
+    min: Size,
+    /// Largest size in bytes
+    #[arg(short = 'e', long, value_name = "SIZE", default_value = "1G")]
+    max: Size,
+    /// Each size is this many times the one before
+    #[arg(short = 'f', long, value_name = "N", default_value_t = 1024)]
+    factor: usize,
+    /// Predict this algorithm only
+    #[arg(short, long, value_enum)]
+    algo: Option<Algorithm>,
+    #[command(flatten)]
+    network: NetworkOptions,
+    #[command(flatten)]
+    training: TrainingOptions,
+    #[command(flatten)]
+    fit: FitOptions,
+    /// Write the predictions to a file as one JSON object; - is standard output, without the table
+    #[arg(short = 'J', long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the network with the loads of the largest size and the best algorithm
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Numbers of the network; those of the preset if they are not given.
+#[derive(Clone, clap::Args)]
+#[command(next_help_heading = "Network")]
+struct NetworkOptions {
+    /// Shape of the network
+    #[arg(short, long, value_enum, default_value_t = Kind::FatTree)]
+    network: Kind,
+    /// GPUs of a host (default: 8; all with --network host)
+    #[arg(short = 'g', long, value_name = "N", value_parser = cli::count)]
+    per_host: Option<usize>,
+    /// NICs of a host (default: 8)
+    #[arg(long, value_name = "N", value_parser = cli::count)]
+    rails: Option<usize>,
+    /// Rate of a NIC (default: 400Gb/s)
+    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    nic_rate: Option<f64>,
+    /// Latency between hosts at the same switch (default: 4us)
+    #[arg(long, value_name = "TIME", value_parser = units::time)]
+    nic_latency: Option<f64>,
+    /// Rate of a GPU's port to the others of its host (default: 450GB/s)
+    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    intra_rate: Option<f64>,
+    /// Latency inside a host (default: 2us)
+    #[arg(long, value_name = "TIME", value_parser = units::time)]
+    intra_latency: Option<f64>,
+    /// Rate at which all ranks of a host together exchange data, if they share memory
+    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    memory_rate: Option<f64>,
+    /// Latency that each further level of switches adds (default: 1us)
+    #[arg(long, value_name = "TIME", value_parser = units::time)]
+    switch_latency: Option<f64>,
+    /// Hosts per leaf switch, set of rail switches, or router (default: 4, rail: 32)
+    #[arg(long, value_name = "N", value_parser = cli::count)]
+    leaf_hosts: Option<usize>,
+    /// Leaf switches per pod, 0 for two levels; routers per group (default: 32, rail and dragonfly:
+    /// 16)
+    #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 0..=1_000_000_usize))]
+    pod_leaves: Option<usize>,
+    /// Oversubscription of each level, from the hosts outwards, such as 2,1.5
+    #[arg(long, value_name = "RATIO", value_delimiter = ',', num_args = 1..=2, value_parser = units::oversubscription)]
+    oversubscription: Vec<f64>,
+    /// Switches reduce and multicast
+    #[arg(long)]
+    in_network: bool,
+    /// Work per message at the sender (default: 500ns)
+    #[arg(long, value_name = "TIME", value_parser = units::time)]
+    overhead: Option<f64>,
+    /// Rate at which a rank reduces what it receives (default: 1.2TB/s)
+    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    reduce_rate: Option<f64>,
+}
+
+/// A model whose gradients an all-reduce sums in every step; its size replaces --min and --max.
+#[derive(Clone, clap::Args)]
+#[command(next_help_heading = "Training")]
+struct TrainingOptions {
+    /// Parameters of the model, such as 70e9
+    #[arg(long, value_name = "N", value_parser = units::positive)]
+    parameters: Option<f64>,
+    /// Bytes of a gradient
+    #[arg(long, value_name = "N", default_value = "2", value_parser = units::positive, requires = "parameters")]
+    bytes: f64,
+    /// Time of a step
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = units::time, requires = "parameters")]
+    step: f64,
+}
+
+/// Measured runs on one host, whose numbers replace those of --network.
+#[derive(Clone, clap::Args)]
+#[command(next_help_heading = "Fit")]
+struct FitOptions {
+    /// Fit the model to runs: files that all_reduce --json wrote on this host
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    fit: Vec<PathBuf>,
+    /// Print the error of the fit on runs that it does not know
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "fit")]
+    check: Vec<PathBuf>,
+    /// Number of cores that the ranks of the runs shared (default: all of this machine)
+    #[arg(long, value_name = "N", value_parser = cli::count, requires = "fit")]
+    cores: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    rdma_examples::run("plan", run)
+}
+
+fn run(args: Args) -> Result<(), Failure> {
+    let mut out = io::stdout();
+    let is_quiet = args.json.as_deref() == Some(Path::new("-"));
+    let training = args.training.parameters.map(|parameters| {
+        let TrainingOptions { bytes, step, .. } = args.training;
+        Training { parameters, bytes, step }
+    });
+    let sizes = match training {
+        Some(training) => vec![training.size()],
+        None => cli::size_steps(args.min, args.max, args.factor, 1)?.into_iter().map(|size| size as f64).collect(),
+    };
+    let fitted = if args.fit.fit.is_empty() { None } else { Some(args.fit.run()?) };
+    let network = match &fitted {
+        Some(fitted) => fitted.fit.network(args.ranks),
+        None => args.network.network(args.ranks)?,
+    };
+    let report = Report::new(&network, args.operation, args.algo, &sizes)?;
+    if !is_quiet {
+        fitted.iter().try_for_each(|fitted| fitted.print(&mut out))?;
+        training.iter().try_for_each(|training| writeln!(out, "# {}", training.describe(args.ranks)))?;
+        report.print(&mut out)?;
+    }
+    if let Some(path) = &args.json {
+        let fit = fitted.as_ref().map(Fitted::json);
+        let json = json!({"program": "plan", "training": training, "fit": fit, "report": report});
+        write_file(path, &format!("{json}\n"))?;
+    }
+    if let (Some(path), Some(row)) = (&args.svg, report.last_best()) {
+        write_file(path, &plan::draw(&report, row))?;
+    }
+    Ok(())
+}
+
+impl NetworkOptions {
+    /// The preset with the given numbers.
+    fn network(&self, ranks: usize) -> Result<Network, Failure> {
+        let mut network = Network::preset(self.network, ranks);
+        let (leaf, pod) = self.network.tiers();
+        network.set_tiers(self.leaf_hosts.unwrap_or(leaf), self.pod_leaves.unwrap_or(pod), &self.oversubscription);
+        let set = |number: &mut f64, option: Option<f64>| *number = option.unwrap_or(*number);
+        set(&mut network.nic.rate, self.nic_rate);
+        set(&mut network.nic.latency, self.nic_latency);
+        set(&mut network.intra.rate, self.intra_rate);
+        set(&mut network.intra.latency, self.intra_latency);
+        set(&mut network.overhead, self.overhead);
+        set(&mut network.reduce_rate, self.reduce_rate);
+        network.tiers.iter_mut().for_each(|tier| set(&mut tier.latency, self.switch_latency));
+        network.per_host = self.per_host.unwrap_or(network.per_host);
+        network.rails = self.rails.unwrap_or(network.rails);
+        network.memory = self.memory_rate;
+        network.in_network = self.in_network;
+        network.validate()?;
+        Ok(network)
+    }
+}
+
+/// A fit and its errors.
+struct Fitted {
+    fit: Fit,
+    known: FitError,
+    held_out: Option<FitError>,
+}
+
+impl FitOptions {
+    fn run(&self) -> Result<Fitted, Failure> {
+        let cores = self.cores.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+        let known = read_all(&self.fit)?;
+        let fit = Fit::new(&known, cores)?;
+        let held_out = if self.check.is_empty() { None } else { Some(fit.error(&read_all(&self.check)?)?) };
+        Ok(Fitted { fit, known: fit.error(&known)?, held_out })
+    }
+}
+
+impl Fitted {
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Fit { alpha, beta, gamma, cores } = self.fit;
+        let rate = |seconds: f64| if seconds > 0.0 { units::show_rate(1.0 / seconds) } else { "any rate".to_owned() };
+        let (alpha, beta, gamma) = (units::show_time(alpha), rate(beta), rate(gamma));
+        writeln!(out, "# Fit: {alpha} a message, {beta} sent, {gamma} reduced, by ranks that share {cores} cores")?;
+        let errors = [("fitted", Some(self.known)), ("other", self.held_out)];
+        for (name, error) in errors.into_iter().filter_map(|(name, error)| Some((name, error?))) {
+            let (median, worst) = (100.0 * error.median, 100.0 * error.worst);
+            writeln!(out, "# Error on {} {name} rows: median {median:.0} %, worst {worst:.0} %", error.rows)?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        json!({"parameters": self.fit, "error": self.known, "error_held_out": self.held_out})
+    }
+}
+
+fn read_all(paths: &[PathBuf]) -> Result<Vec<Row>, Failure> {
+    let rows = paths.iter().map(|path| plan::read_rows(path)).collect::<Result<Vec<_>, _>>()?;
+    Ok(rows.concat())
+}
+
+/// Writes a file; `-` is standard output.
+fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return Ok(io::stdout().write_all(text.as_bytes())?);
+    }
+    fs::write(path, text).map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))
+}

@@ -1,0 +1,164 @@
+//! Predictions as a table and as JSON.
+
+use std::io::{self, Write};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::algorithm::{Algorithm, Operation};
+use super::cost::{Prediction, Traffic};
+use super::network::{Network, Scope};
+use super::units::{show_bytes, show_rate, show_time};
+use crate::Failure;
+use crate::table::fit;
+
+/// Predictions of an operation, by size and algorithm.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The collective.
+    pub operation: Operation,
+    /// The network.
+    pub network: Network,
+    /// The rows, by size, and for each size in the order of algorithms.
+    pub results: Vec<ReportRow>,
+}
+
+/// A prediction for one size and algorithm.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReportRow {
+    /// Bytes, in nccl-tests' meaning.
+    pub size: f64,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Predicted time, in microseconds.
+    pub time: f64,
+    /// Size divided by time, in GB/s (1e9 bytes).
+    pub alg_bw: f64,
+    /// `alg_bw` times nccl-tests' factor.
+    pub bus_bw: f64,
+    /// What takes the largest part of the time.
+    pub limit: &'static str,
+    /// Whether no other algorithm is faster, so that `auto` takes this one.
+    pub auto: bool,
+    /// The parts of the time.
+    pub prediction: Prediction,
+}
+
+impl Report {
+    /// Predicts an operation for each size with one algorithm, or with all.
+    ///
+    /// # Errors
+    /// If no algorithm, or not the one asked for, serves the operation on this network.
+    pub fn new(
+        network: &Network,
+        operation: Operation,
+        algorithm: Option<Algorithm>,
+        sizes: &[f64],
+    ) -> Result<Self, Failure> {
+        network.validate()?;
+        let asked = algorithm.map_or_else(|| Algorithm::value_variants().to_vec(), |algorithm| vec![algorithm]);
+        let (mut traffics, mut refusals) = (Vec::new(), Vec::new());
+        for algorithm in asked {
+            match Traffic::new(network, operation, algorithm) {
+                Ok(traffic) => traffics.push((algorithm, traffic)),
+                Err(reason) => refusals.push(reason),
+            }
+        }
+        if let (Some(algorithm), Some(reason)) = (algorithm, refusals.first()) {
+            return Err(Failure::usage(format!("--algo {}: {reason}", name(algorithm))));
+        }
+        let mut results = Vec::new();
+        for &size in sizes {
+            let first = results.len();
+            results.extend(traffics.iter().map(|(algorithm, traffic)| {
+                ReportRow::new(operation, network.ranks, size, *algorithm, traffic.predict(size))
+            }));
+            let best = results[first..].iter_mut().min_by(|a, b| a.time.total_cmp(&b.time));
+            best.into_iter().for_each(|row| row.auto = true);
+        }
+        Ok(Self { operation, network: network.clone(), results })
+    }
+
+    /// The row that `auto` takes for the last size.
+    #[must_use]
+    pub fn last_best(&self) -> Option<&ReportRow> {
+        self.results.iter().rev().find(|row| row.auto)
+    }
+
+    /// Prints all rows, and the links of the last size's best row.
+    ///
+    /// # Errors
+    /// If writing to `out` fails.
+    pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.print_network(out)?;
+        let head = ["size", "algorithm", "time", "algbw", "busbw", "limited by", "auto"];
+        let units = ["(B)", "", "(us)", "(GB/s)", "(GB/s)", "", ""];
+        for [size, algorithm, time, alg_bw, bus_bw, limit, auto] in [head, units] {
+            let line = format!("{size:>11}  {algorithm:<20}  {time:>9}  {alg_bw:>7}  {bus_bw:>7}  {limit:<14}  {auto}");
+            writeln!(out, "# {}", line.trim_end())?;
+        }
+        for row in &self.results {
+            let (time, alg_bw, bus_bw) = (fit(row.time, 9), fit(row.alg_bw, 7), fit(row.bus_bw, 7));
+            let (size, algorithm, limit) = (row.size, name(row.algorithm), row.limit);
+            let auto = if row.auto { "  *" } else { "" };
+            let line = format!("{size:>13.0}  {algorithm:<20}  {time:>9}  {alg_bw:>7}  {bus_bw:>7}  {limit:<14}{auto}");
+            writeln!(out, "{}", line.trim_end())?;
+        }
+        self.last_best().map_or(Ok(()), |row| print_links(out, row))
+    }
+
+    fn print_network(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "# {} on {}: {}", name(self.operation), name(self.network.kind), describe(&self.network))
+    }
+}
+
+impl ReportRow {
+    fn new(operation: Operation, ranks: usize, size: f64, algorithm: Algorithm, prediction: Prediction) -> Self {
+        let alg_bw = if prediction.seconds > 0.0 { size / prediction.seconds / 1e9 } else { 0.0 };
+        Self {
+            size,
+            algorithm,
+            time: prediction.seconds * 1e6,
+            alg_bw,
+            bus_bw: alg_bw * operation.bus_factor(ranks),
+            limit: prediction.limit(),
+            auto: false,
+            prediction,
+        }
+    }
+}
+
+/// Prints the load of each level of links.
+fn print_links(out: &mut dyn Write, row: &ReportRow) -> io::Result<()> {
+    let seconds = row.prediction.seconds;
+    let algorithm = name(row.algorithm);
+    writeln!(out, "#")?;
+    writeln!(out, "# Links with {} by {algorithm}, each way, of the busiest group:", show_bytes(row.size))?;
+    writeln!(
+        out,
+        "# {:<14}  {:>9}  {:>9}  {:>9}  {:>9}  {:>5}",
+        "links", "of ranks", "rate", "bytes", "busy", "share"
+    )?;
+    for load in &row.prediction.levels {
+        let of = if load.level.scope == Scope::Port { 1 } else { load.level.group };
+        let (rate, bytes, busy) = (show_rate(load.level.rate), show_bytes(load.bytes), show_time(load.busy));
+        let share = 100.0 * load.busy / seconds;
+        writeln!(out, "  {:<14}  {of:>9}  {rate:>9}  {bytes:>9}  {busy:>9}  {share:>3.0} %", load.level.name)?;
+    }
+    let (alpha, gamma) = (show_time(row.prediction.alpha), show_time(row.prediction.gamma));
+    writeln!(out, "# Messages and latency {alpha}, reduction {gamma}; limited by: {}", row.limit)
+}
+
+/// The number of ranks, hosts and NICs.
+pub(super) fn describe(network: &Network) -> String {
+    let Network { ranks, per_host, rails, .. } = *network;
+    match network.hosts() {
+        1 => format!("{ranks} GPUs in one host"),
+        hosts => format!("{ranks} GPUs in {hosts} hosts, each with {per_host} GPUs and {rails} NICs"),
+    }
+}
+
+/// The name of a value on the command line.
+pub(super) fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
