@@ -224,8 +224,8 @@ impl Algorithm {
         })
     }
 
-    /// All-gather between hosts, among the ranks at one place of their hosts, and then inside hosts:
-    /// `N/n (hosts - 1)` bytes of each rank between hosts.
+    /// All-gather between hosts, among the ranks at one place of their hosts, and then inside
+    /// hosts: `N/n (hosts - 1)` bytes of each rank between hosts.
     fn hierarchical_gather(self, network: &Network, reduces: bool) -> Option<Vec<Phase>> {
         let (hosts, unit) = (network.hosts(), network.per_host);
         let block = share(network.ranks);
@@ -255,7 +255,7 @@ impl Algorithm {
                 let blocks = |d: usize| (n / (2 * d) * d + (n % (2 * d)).saturating_sub(d)) as f64;
                 offsets(n).map(|d| Phase::new(Pattern::Shift(d), blocks(d) * share(n))).collect()
             }
-            // Inside hosts, blocks for all ranks at the receiver's place; then one message per host.
+            // Inside hosts, blocks for all ranks at the receiver's place; then a message per host.
             Self::Hierarchical => {
                 let between = Phase::all_pairs(network.hosts(), share(network.hosts()));
                 vec![block_pairs(network)?, Phase { unit: network.per_host, ..between }]

@@ -16,8 +16,8 @@ use super::cost::Traffic;
 use super::network::{Kind, Network};
 use crate::Failure;
 
-/// Up to this size, `all_reduce --algo auto` sends in one step, above it in two, if a report does not
-/// name the algorithm.
+/// Up to this size, `all_reduce --algo auto` is taken to send in one step, above it in two, if a
+/// report does not name the algorithm.
 const ONE_STEP: f64 = 16384.0;
 /// Rounds of the descent. Each is a pass over all rows for each of the three parameters.
 const ROUNDS: usize = 5000;

@@ -2,8 +2,8 @@
 //!
 //! A collective of `N` bytes is a list of [`Phase`]s. In a phase every rank sends messages of the
 //! same length along one [`Pattern`]; the pattern says how many of them leave any group of
-//! consecutive ranks. A [`Network`] is a hierarchy of such groups (host, leaf switch, pod ...), each
-//! with the rate of its links to the rest. The time of a phase is
+//! consecutive ranks. A [`Network`] is a hierarchy of such groups (host, leaf switch, pod ...),
+//! each with the rate of its links to the rest. The time of a phase is
 //!
 //! ```text
 //! messages * overhead + latency of the longest path      (alpha)

@@ -126,8 +126,8 @@ impl Kind {
 }
 
 impl Network {
-    /// A network of a kind with typical numbers: hosts of 8 GPUs and 8 NICs of 400 Gb/s, switches of
-    /// 64 ports, no oversubscription.
+    /// A network of a kind with typical numbers: hosts of 8 GPUs and 8 NICs of 400 Gb/s, switches
+    /// of 64 ports, no oversubscription.
     #[must_use]
     pub fn preset(kind: Kind, ranks: usize) -> Self {
         let mut network = Self {

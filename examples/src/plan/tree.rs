@@ -2,9 +2,9 @@
 //!
 //! In the first tree, rank 0 is the root and the others form a binary search tree: a rank whose
 //! lowest set bit is `b` has its parent `b` places to the left or to the right, where the lowest
-//! set bit is larger. Odd ranks are leaves. The second tree is the first one mirrored, or rotated by
-//! one rank if the number of ranks is odd, so that every rank but the first ones is a leaf in one
-//! of the two. A rank thus sends and receives about as much as every other.
+//! set bit is larger. Odd ranks are leaves. The second tree is the first one mirrored, or rotated
+//! by one rank if the number of ranks is odd, so that no rank has more than three children in both:
+//! a rank sends and receives about as much as every other.
 
 use std::ops::Range;
 
