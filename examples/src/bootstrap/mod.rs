@@ -428,18 +428,19 @@ struct Reader {
 
 impl Reader {
     fn run(self, stream: &Socket) {
-        let Some((lost, what)) = self.read(stream) else { return };
+        let Some((lost, what, is_first)) = self.read(stream) else { return };
         let news = Frame::Lost(lost, what);
-        if self.rank == 0 {
-            // The other ranks have a connection to rank 0 alone and rely on it for the news.
+        if self.rank == 0 && is_first {
+            // The other ranks have a connection to rank 0 alone and rely on it for the news. A rank
+            // that ends because it was told must not be taken for the cause.
             drop(send_to_all(&self.writers, &news, Some(self.peer)));
         }
         drop(self.outbox.send((self.peer, news)));
     }
 
-    /// Reads until the connection ends; returns the lost rank and what happened to it, or `None` at
-    /// an orderly end.
-    fn read(&self, stream: &Socket) -> Option<(usize, String)> {
+    /// Reads until the connection ends; returns the lost rank, what happened to it, and whether it
+    /// is the first; or `None` at an orderly end.
+    fn read(&self, stream: &Socket) -> Option<(usize, String, bool)> {
         let mut pulse = Pulse::new(stream, self.silence).ok()?;
         loop {
             let (lost, what, seen_here) = match Frame::read(&mut pulse, frame::MAX_LENGTH) {
@@ -468,8 +469,8 @@ impl Reader {
             // A launcher reports a dead rank but not a stopped one: one of the ranks that see it
             // does.
             let speaks = seen_here && (self.rank <= 1 || !is_launched());
-            self.watch.fail(if speaks { Failure::new(text) } else { Failure::peer(text) });
-            return Some((lost, what));
+            let is_first = self.watch.fail(if speaks { Failure::new(text) } else { Failure::peer(text) });
+            return Some((lost, what, is_first));
         }
     }
 }

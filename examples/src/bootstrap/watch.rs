@@ -31,10 +31,11 @@ impl Watch {
         Self::default()
     }
 
-    pub(super) fn fail(&self, why: Failure) {
-        // Keeps the first reason: later ones follow from it.
-        drop(self.0.why.set(why));
+    /// Keeps the reason if it is the first, since later ones follow from it; returns whether it is.
+    pub(super) fn fail(&self, why: Failure) -> bool {
+        let is_first = self.0.why.set(why).is_ok();
         self.0.failed.store(true, Ordering::Release);
+        is_first
     }
 
     pub(super) fn close(&self) {

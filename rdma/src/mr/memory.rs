@@ -55,9 +55,9 @@ impl Placement for Gpu {
 ///
 /// * The pointer is valid for reads and writes of the given length (on the GPU if `Placement` is
 ///   [`Gpu`]) and does not move. Only the code that received the pointer accesses the memory or
-///   asserts unique access to it; work of a GPU may access GPU memory, of which no reference exists.
-///   Moving the parts must not assert unique access either, so a `Box` must be taken apart into its
-///   raw pointer.
+///   asserts unique access to it; work of a GPU may access GPU memory, to which no reference
+///   exists. Moving the parts must not assert unique access either, so a `Box` must be taken apart
+///   into its raw pointer.
 /// * Host memory is initialised.
 /// * Dropping the parts without `from_parts` leaks the memory. It must not unmap, free or reuse the
 ///   memory, unless freeing is sound at that time (the device has no access any more when parts are
