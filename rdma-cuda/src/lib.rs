@@ -44,9 +44,18 @@
 //! | GPU to NIC | [`Ready`] | by [`Stream::ready`], which waits for the work that writes the slice; [`Stream::ready_later`] can be polled or awaited |
 //! | NIC to GPU | [`Landed`], then [`Visible`] | by [`Landed::visible`], which does what this GPU needs: nothing, a flush, or a read by the NIC |
 //!
+//! # The path between GPU and NIC
+//!
+//! [`GpuRegion::register`] registers memory with a NIC: by a dma-buf, or else by the kernel's peer
+//! memory (`nvidia-peermem`). Where neither works, or GPU and NIC are far apart, bytes are staged in
+//! host memory, as far as the program's [`Policy`] allows. [`GpuRegion::path`] says which path is
+//! used and why; each [`Cause`] against the direct path says what to do about it.
+//!
 //! # Environment
 //!
-//! `RDMA_LIBCUDA_PATH` names a library to load in place of `libcuda.so.1`.
+//! `RDMA_LIBCUDA_PATH` names a library to load in place of `libcuda.so.1`. `RDMA_CUDA_PATH`
+//! (`direct`, `prefer`, `staged`) and `RDMA_CUDA_LEVEL` (`LOC`, `PIX`, `PXB`, `PHB`, `SYS`) override
+//! a program's [`Preference`].
 
 mod attribute;
 mod context;
@@ -57,7 +66,9 @@ mod event;
 mod gpu;
 mod memory;
 mod order;
+mod path;
 mod pending;
+mod region;
 mod stream;
 #[cfg(test)]
 mod testing;
@@ -74,6 +85,8 @@ pub use memory::{
     AllocationKind, DeviceMemory, DmaBuf, GpuBuffer, GpuSlice, MemoryType, PinnedBuffer, PointerAttributes,
 };
 pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
+pub use path::{InvalidVariable, Path, Policy, Preference, Reason, Way};
 pub use pending::Pending;
+pub use region::{GpuRegion, RegionError};
 pub use stream::Stream;
 pub use topology::{Distance, Level, ParseLevelError, Topology};

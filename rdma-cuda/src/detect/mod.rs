@@ -12,8 +12,9 @@ use rdma::ProtectionDomain;
 
 use crate::attribute::DeviceAttribute;
 use crate::driver::DriverVersion;
-use crate::error::CudaError;
+use crate::error::Error;
 use crate::gpu::Gpu;
+use crate::memory::{MemoryType, PointerAttributes};
 
 /// The files of which one exists if a peer memory module is loaded: `nvidia_peermem`, its forms in
 /// MLNX_OFED, and the module before it.
@@ -120,10 +121,8 @@ impl NicFacts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// Memory of `cuMemAlloc`, or `cudaMalloc`.
+    /// Memory of a GPU, of `cuMemAlloc`, `cudaMalloc` or `cuMemCreate`.
     Device,
-    /// Memory of `cuMemCreate`, mapped at a reserved address.
-    Vmm,
     /// Memory of a pool: of `cuMemAllocAsync`, or `cudaMallocAsync`.
     Pool,
     /// Managed memory, whose pages move between GPU and host.
@@ -132,6 +131,20 @@ pub enum MemoryKind {
     Host,
     /// Not memory of CUDA.
     Foreign,
+}
+
+impl MemoryKind {
+    /// The kind that a driver's word says; it says nothing about memory that it does not know.
+    #[must_use]
+    pub fn of(attributes: Option<&PointerAttributes>) -> Self {
+        match attributes {
+            None => Self::Foreign,
+            Some(PointerAttributes { is_managed: true, .. }) => Self::Managed,
+            Some(PointerAttributes { is_pool: true, .. }) => Self::Pool,
+            Some(PointerAttributes { memory_type: MemoryType::HOST, .. }) => Self::Host,
+            Some(_) => Self::Device,
+        }
+    }
 }
 
 /// What is known of memory, and of the attempts to register it.
@@ -143,7 +156,7 @@ pub struct MemoryFacts {
     /// question.
     pub rdma: Option<bool>,
     /// Why the driver did not export the memory.
-    pub export: Option<CudaError>,
+    pub export: Option<Error>,
     /// The size of the exported dma-buf, and the size that the registration needs.
     pub exported: Option<(u64, u64)>,
     /// Why the NIC did not register the dma-buf.
@@ -170,13 +183,19 @@ impl Facts {
     /// memory, else one for each way. Empty if nothing is known against a direct path.
     #[must_use]
     pub fn causes(&self) -> Vec<Cause> {
-        if let Some(cause) = self.memory_cause().or_else(|| self.gpu_cause()) {
+        if let Some(cause) = self.common_cause() {
             return vec![cause];
         }
         match (self.dma_buf_cause(), self.peer_memory_cause()) {
             (Some(dma_buf), Some(peer_memory)) => vec![dma_buf, peer_memory],
             _ => Vec::new(),
         }
+    }
+
+    /// The cause that excludes both ways to register memory.
+    pub(crate) fn common_cause(&self) -> Option<Cause> {
+        let is_refused = self.memory.kind.is_some() && self.memory.rdma == Some(false);
+        self.memory_cause().or_else(|| self.gpu_cause()).or(is_refused.then_some(Cause::NotCapable))
     }
 
     /// Memory that no NIC can access.
@@ -187,7 +206,6 @@ impl Facts {
             MemoryKind::Foreign => Some(Cause::NotCuda),
             // A later driver may allow pools: it then says so.
             MemoryKind::Pool if self.memory.rdma != Some(true) => Some(Cause::Pool),
-            MemoryKind::Vmm if self.memory.rdma == Some(false) => Some(Cause::VmmWithoutRdma),
             _ => None,
         }
     }
@@ -217,8 +235,8 @@ impl Facts {
                 _ => Cause::NoExport,
             });
         }
-        if let Some(error) = *export {
-            return Some(Cause::ExportFailed(error));
+        if let Some(error) = export {
+            return Some(Cause::ExportFailed(error.clone()));
         }
         if let Err(error) = self.nic.dma_buf {
             return Some(match self.host.is_too_old() {
@@ -246,8 +264,8 @@ fn registration(error: rdma::Error) -> Cause {
     if error.kind() == rdma::ErrorKind::OutOfMemory { Cause::OutOfMemory(error) } else { Cause::Refused(error) }
 }
 
-/// Why a NIC cannot access memory of a GPU. `Display` says the cause, and what to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a NIC cannot access memory of a GPU, in a clause; [`remedy`](Self::remedy) is the way out.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
     /// The memory is of a pool.
@@ -258,8 +276,8 @@ pub enum Cause {
     HostMemory,
     /// The memory is not CUDA's.
     NotCuda,
-    /// The memory was created without the flag for RDMA.
-    VmmWithoutRdma,
+    /// The driver says that no NIC can access this memory.
+    NotCapable,
     /// The device is the software device, which has no way to a GPU.
     SoftwareDevice,
     /// The GPU is a GeForce, for which the driver refuses RDMA.
@@ -275,7 +293,7 @@ pub enum Cause {
     /// The driver exports no dma-bufs.
     NoExport,
     /// The driver did not export this memory.
-    ExportFailed(CudaError),
+    ExportFailed(Error),
     /// The kernel is older than the registration of dma-bufs.
     KernelTooOld,
     /// The NIC, or its provider, cannot register dma-bufs.
@@ -304,7 +322,7 @@ impl Cause {
             Self::Managed => "allocate with GpuBuffer or cuMemAlloc; managed pages move while a NIC would access them",
             Self::HostMemory => "register it as host memory",
             Self::NotCuda => "check the address; host memory is registered as such",
-            Self::VmmWithoutRdma => "set gpuDirectRDMACapable in cuMemCreate's properties, as GpuBuffer does",
+            Self::NotCapable => "allocate with GpuBuffer, which sets gpuDirectRDMACapable in cuMemCreate's properties",
             Self::SoftwareDevice => "use a NIC, or stage",
             Self::GeForce | Self::GpuWithoutRdma => "use a data-centre or professional GPU, or stage",
             Self::DriverTooOld => "update NVIDIA's driver to one for CUDA 11.7 or later, or load nvidia-peermem",
@@ -329,7 +347,7 @@ impl fmt::Display for Cause {
             Self::Managed => write!(f, "managed memory cannot be registered"),
             Self::HostMemory => write!(f, "the memory is the host's, not a GPU's"),
             Self::NotCuda => write!(f, "the memory is not CUDA's"),
-            Self::VmmWithoutRdma => write!(f, "the memory was created without gpuDirectRDMACapable"),
+            Self::NotCapable => write!(f, "the driver says that no NIC can access this memory"),
             Self::SoftwareDevice => write!(f, "the software device cannot access GPU memory"),
             Self::GeForce => write!(f, "the driver refuses RDMA for GeForce GPUs"),
             Self::GpuWithoutRdma => write!(f, "the driver says that this GPU has no RDMA"),
@@ -346,8 +364,7 @@ impl fmt::Display for Cause {
             Self::NoPeerMemory => write!(f, "no peer memory module (nvidia-peermem) is loaded"),
             Self::OutOfMemory(error) => write!(f, "the NIC cannot map that much: {error}"),
             Self::Refused(error) => write!(f, "the registration failed: {error}"),
-        }?;
-        write!(f, " ({})", self.remedy())
+        }
     }
 }
 

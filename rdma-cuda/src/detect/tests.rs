@@ -1,8 +1,9 @@
 //! Tests of causes: what is said for each set of facts.
 
-use rdma::{Error, ErrorKind, Operation};
+use rdma::{ErrorKind, Operation};
 
 use super::*;
+use crate::error::CudaError;
 
 /// Facts of a machine on which everything works.
 fn sound() -> Facts {
@@ -39,8 +40,8 @@ fn without_peer_memory(change: impl FnOnce(&mut Facts)) -> Vec<Cause> {
     })
 }
 
-fn refused(kind: ErrorKind) -> Error {
-    Error::new(Operation::RegisterDmaBuf, kind)
+fn refused(kind: ErrorKind) -> rdma::Error {
+    rdma::Error::new(Operation::RegisterDmaBuf, kind)
 }
 
 #[test]
@@ -69,12 +70,18 @@ fn memory_of_the_wrong_kind_is_the_only_cause() {
 }
 
 #[test]
-fn the_drivers_word_counts_for_pools_and_mappings() {
+fn the_drivers_word_counts() {
     let memory = |kind, rdma| MemoryFacts { kind: Some(kind), rdma, ..MemoryFacts::default() };
     assert_eq!(causes(|facts| facts.memory = memory(MemoryKind::Pool, Some(true))), []);
-    assert_eq!(causes(|facts| facts.memory = memory(MemoryKind::Vmm, Some(true))), []);
-    assert_eq!(causes(|facts| facts.memory = memory(MemoryKind::Vmm, None)), []);
-    assert_eq!(causes(|facts| facts.memory = memory(MemoryKind::Vmm, Some(false))), [Cause::VmmWithoutRdma]);
+    assert_eq!(causes(|facts| facts.memory = memory(MemoryKind::Device, Some(true))), []);
+    assert_eq!(causes(|facts| facts.memory = memory(MemoryKind::Device, None)), []);
+    let refused = |facts: &mut Facts| facts.memory = memory(MemoryKind::Device, Some(false));
+    assert_eq!(causes(refused), [Cause::NotCapable]);
+    let on_a_geforce = causes(|facts| {
+        refused(facts);
+        facts.gpu = GpuFacts { name: "GeForce".into(), rdma: Some(false), ..GpuFacts::default() };
+    });
+    assert_eq!(on_a_geforce, [Cause::GeForce]);
 }
 
 #[test]
@@ -99,7 +106,7 @@ fn each_way_has_a_cause() {
             change(facts);
         });
         assert_eq!(found[1..], [Cause::NoPeerMemory]);
-        found[0]
+        found[0].clone()
     };
     assert_eq!(without_dma_buf(|_| ()), Cause::NoExport);
     assert_eq!(without_dma_buf(|facts| facts.host.open_modules = Some(false)), Cause::ClosedModules);
@@ -130,20 +137,39 @@ fn a_refused_registration_is_explained() {
         facts.memory.peer_memory = Some(invalid);
     });
     assert_eq!(found, [Cause::OutOfMemory(memory), Cause::Refused(invalid)]);
-    let export = CudaError::new("cuMemGetHandleForAddressRange", 801, "CUDA_ERROR_NOT_SUPPORTED", "not supported");
-    let found = without_peer_memory(|facts| facts.memory.export = Some(export));
+    let export: Error =
+        CudaError::new("cuMemGetHandleForAddressRange", 801, "CUDA_ERROR_NOT_SUPPORTED", "not supported").into();
+    let found = without_peer_memory(|facts| facts.memory.export = Some(export.clone()));
     assert_eq!(found, [Cause::ExportFailed(export), Cause::NoPeerMemory]);
     assert!(found[0].to_string().contains("CUDA_ERROR_NOT_SUPPORTED (801)"), "{}", found[0]);
 }
 
 #[test]
 fn a_cause_says_what_to_do() {
-    assert_eq!(
-        Cause::NoPeerMemory.to_string(),
-        "no peer memory module (nvidia-peermem) is loaded (run `modprobe nvidia-peermem` as root)"
-    );
+    assert_eq!(Cause::NoPeerMemory.to_string(), "no peer memory module (nvidia-peermem) is loaded");
+    assert_eq!(Cause::NoPeerMemory.remedy(), "run `modprobe nvidia-peermem` as root");
     let text = Cause::BeyondExport { size: 1, needed: 2 }.to_string();
     assert!(text.contains("needs 2 bytes, but the driver exported 1"), "{text}");
+}
+
+#[test]
+fn memory_is_classified_by_the_drivers_word() {
+    let plain = PointerAttributes {
+        memory_type: MemoryType::DEVICE,
+        is_managed: false,
+        is_pool: false,
+        ordinal: 0,
+        is_rdma_capable: Some(true),
+    };
+    for (attributes, kind) in [
+        (Some(plain), MemoryKind::Device),
+        (Some(PointerAttributes { is_pool: true, ..plain }), MemoryKind::Pool),
+        (Some(PointerAttributes { is_managed: true, is_pool: true, ..plain }), MemoryKind::Managed),
+        (Some(PointerAttributes { memory_type: MemoryType::HOST, ..plain }), MemoryKind::Host),
+        (None, MemoryKind::Foreign),
+    ] {
+        assert_eq!(MemoryKind::of(attributes.as_ref()), kind);
+    }
 }
 
 #[test]

@@ -1,0 +1,366 @@
+//! Regions: GPU memory that a NIC accesses, or the reason why it cannot.
+//!
+//! # Safety
+//!
+//! 1. Memory is asked what it is before it is exported, because drivers crash on the export of some
+//!    kinds of memory.
+//! 2. A region holds the memory's owner until the NIC has let go of it: `rdma` keeps the owner that
+//!    was registered, also if deregistration fails.
+
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use rdma::{ErrorKind, ExposedRegion, ExposedSlice, Failed, Memory, MemoryOwner, ProtectionDomain, RemoteAccess};
+use rdma::{RemoteSlice, RevokeError};
+
+use crate::detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
+use crate::memory::{DeviceMemory, DmaBuf, GpuSlice, PointerAttributes};
+use crate::order::Ready;
+use crate::path::{InvalidVariable, Path, Preference, Reason, Way, fmt_causes};
+use crate::topology::Topology;
+
+/// Memory of a GPU for a NIC: registered, or to be staged.
+///
+/// [`path`](Self::path) says which, and why. The region keeps the memory; copies and kernels use it
+/// meanwhile.
+///
+/// # Examples
+///
+/// ```no_run
+/// use rdma::RemoteAccess;
+/// use rdma_cuda::{Gpu, GpuBuffer, GpuRegion, Preference, Stream};
+///
+/// # fn f(pd: rdma::ProtectionDomain, mut qp: rdma::QueuePair<rdma::Rc>) -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Gpu::new(0)?;
+/// let buffer = GpuBuffer::<f32>::new(&gpu, 1 << 20)?;
+/// let region = GpuRegion::register(&pd, buffer.memory(), RemoteAccess::empty(), Preference::default())?;
+/// println!("{}", region.path());
+///
+/// // Work on the stream fills the buffer; the NIC sends it once the work is done.
+/// let stream = Stream::new(&gpu)?;
+/// let ready = stream.ready(buffer.slice())?;
+/// qp.post_send(rdma::op::Send::new(region.source(&ready)?))?;
+/// # Ok(()) }
+/// ```
+pub struct GpuRegion {
+    /// `None` if the memory is staged.
+    region: Option<ExposedRegion<rdma::Gpu>>,
+    memory: Arc<dyn DeviceMemory>,
+    path: Path,
+}
+
+impl GpuRegion {
+    /// Registers memory of a GPU with a NIC, by a dma-buf or else by its address.
+    ///
+    /// [`RDMA_CUDA_PATH` and `RDMA_CUDA_LEVEL`](Preference::with_environment) override the
+    /// preference. Under [`Policy::PreferDirect`](crate::Policy::PreferDirect), memory without a
+    /// direct path becomes a staged region, with a warning. Peers cannot access staged memory, so
+    /// with rights for peers it is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::NoDirectPath`] with the causes, [`RegionError::StagedForPeers`],
+    /// [`RegionError::Variable`].
+    pub fn register(
+        pd: &ProtectionDomain,
+        memory: Arc<dyn DeviceMemory>,
+        access: RemoteAccess,
+        preference: Preference,
+    ) -> Result<Self, RegionError> {
+        let host = HostFacts::below(path::Path::new("/"));
+        Self::register_by(pd, host, memory, access, preference.with_environment()?)
+    }
+
+    fn register_by(
+        registrar: &impl Registrar,
+        host: HostFacts,
+        memory: Arc<dyn DeviceMemory>,
+        access: RemoteAccess,
+        preference: Preference,
+    ) -> Result<Self, RegionError> {
+        let gpu = memory.gpu();
+        let nic = registrar.nic();
+        let distance = Topology::of_this_machine().distance(gpu.pci_id(), &nic.name);
+        let (pci_id, name, flush) = (gpu.pci_id().to_owned(), nic.name.clone(), gpu.flush_method());
+        let facts = Facts { host, gpu: GpuFacts::of(gpu), nic, memory: MemoryFacts::default() };
+        let (region, way) = match preference.reason_to_stage(distance) {
+            Some(reason) => (None, Way::Staged(reason)),
+            None => match register_directly(registrar, facts, &memory, access) {
+                Ok((region, way)) => (Some(region), way),
+                Err(causes) if preference.policy == crate::Policy::RequireDirect => {
+                    return Err(RegionError::NoDirectPath { causes });
+                }
+                Err(causes) => (None, Way::Staged(Reason::NotPossible(causes))),
+            },
+        };
+        let path = Path { way, gpu: pci_id, nic: name, distance, flush };
+        match &path.way {
+            Way::Staged(reason) if !access.is_empty() => {
+                return Err(RegionError::StagedForPeers { reason: reason.clone() });
+            }
+            Way::Staged(Reason::Asked) | Way::DmaBuf | Way::PeerMemory => tracing::info!("{path}"),
+            Way::Staged(_) => tracing::warn!("{path}"),
+        }
+        Ok(Self { region, memory, path })
+    }
+
+    /// The path that requests on this region take, and why.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The memory's owner.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<dyn DeviceMemory> {
+        &self.memory
+    }
+
+    /// The memory of a request that sends or writes a slice.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Staged`]; [`RegionError::NotInRegion`].
+    pub fn source<T: Pod>(&self, slice: &Ready<GpuSlice<T>>) -> Result<ExposedSlice<rdma::Gpu>, RegionError> {
+        self.sink(slice.get())
+    }
+
+    /// The memory of a request that receives or reads into a slice. Its completion makes the slice
+    /// [`Landed`](crate::Landed).
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Staged`]; [`RegionError::NotInRegion`].
+    pub fn sink<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<ExposedSlice<rdma::Gpu>, RegionError> {
+        Ok(self.registered()?.slice(self.range(slice)?)?)
+    }
+
+    /// A slice for peers to access, as far as the region's rights allow.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::Staged`]; [`RegionError::NotInRegion`].
+    pub fn remote<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<RemoteSlice, RegionError> {
+        Ok(self.registered()?.remote(self.range(slice)?)?)
+    }
+
+    /// Ends the NIC's access. Dropping the region does too; this reports errors.
+    ///
+    /// # Errors
+    ///
+    /// With the region: `InUse` while slices of it exist, also in requests in flight; errors of the
+    /// device.
+    #[allow(clippy::result_large_err, reason = "the region comes back with the error")]
+    pub fn deregister(self) -> Result<Arc<dyn DeviceMemory>, Failed<Self>> {
+        let Self { region, memory, path } = self;
+        match region.map(ExposedRegion::revoke) {
+            None | Some(Ok(_)) => Ok(memory),
+            Some(Err(RevokeError { error, region })) => Err(Failed { error, object: Self { region, memory, path } }),
+        }
+    }
+
+    fn registered(&self) -> Result<&ExposedRegion<rdma::Gpu>, RegionError> {
+        match (&self.region, &self.path.way) {
+            (Some(region), _) => Ok(region),
+            (None, Way::Staged(reason)) => Err(RegionError::Staged { reason: reason.clone() }),
+            (None, Way::DmaBuf | Way::PeerMemory) => Err(RegionError::NotInRegion),
+        }
+    }
+
+    /// The place of a slice in the region.
+    fn range<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<Range<usize>, RegionError> {
+        let start = slice.address().checked_sub(self.memory.address()).and_then(|start| usize::try_from(start).ok());
+        let range = start.and_then(|start| Some(start..start.checked_add(slice.size())?));
+        let is_here = Arc::ptr_eq(slice.memory(), &self.memory);
+        range.filter(|range| is_here && range.end <= self.memory.size()).ok_or(RegionError::NotInRegion)
+    }
+}
+
+impl fmt::Debug for GpuRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GpuRegion({:?}, {})", self.memory, self.path)
+    }
+}
+
+/// The error of a [`GpuRegion`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// There is no direct path, which is required.
+    NoDirectPath {
+        /// Why not.
+        causes: Vec<Cause>,
+    },
+    /// Peers shall access the memory, which they cannot if it is staged.
+    StagedForPeers {
+        /// Why it is staged.
+        reason: Reason,
+    },
+    /// The NIC shall access the memory, which is staged.
+    Staged {
+        /// Why it is staged.
+        reason: Reason,
+    },
+    /// The slice is of memory other than the region's.
+    NotInRegion,
+    /// A variable of the environment has an invalid value.
+    Variable(InvalidVariable),
+    /// The NIC refused.
+    Rdma(rdma::Error),
+}
+
+impl fmt::Display for RegionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDirectPath { causes } => {
+                f.write_str("no direct path between GPU and NIC: ")?;
+                fmt_causes(causes, f)
+            }
+            Self::StagedForPeers { reason } => {
+                write!(f, "peers cannot access GPU memory that is staged (send messages instead): {reason}")
+            }
+            Self::Staged { reason } => write!(f, "the NIC cannot access GPU memory that is staged: {reason}"),
+            Self::NotInRegion => write!(f, "the slice is of memory other than the region's"),
+            Self::Variable(error) => error.fmt(f),
+            Self::Rdma(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RegionError {}
+
+impl From<InvalidVariable> for RegionError {
+    fn from(error: InvalidVariable) -> Self {
+        Self::Variable(error)
+    }
+}
+
+impl From<rdma::Error> for RegionError {
+    fn from(error: rdma::Error) -> Self {
+        Self::Rdma(error)
+    }
+}
+
+/// A domain that registers GPU memory.
+trait Registrar {
+    fn nic(&self) -> NicFacts;
+
+    fn register_dmabuf(&self, owner: Owner, dma_buf: &DmaBuf, access: RemoteAccess) -> Registered;
+
+    fn register_peer_memory(&self, owner: Owner, access: RemoteAccess) -> Registered;
+}
+
+type Registered = Result<ExposedRegion<rdma::Gpu>, Failed<Memory<rdma::Gpu>>>;
+
+impl Registrar for ProtectionDomain {
+    fn nic(&self) -> NicFacts {
+        NicFacts::of(self)
+    }
+
+    fn register_dmabuf(&self, owner: Owner, dma_buf: &DmaBuf, access: RemoteAccess) -> Registered {
+        // SAFETY: register_dmabuf wants a dma-buf with the owner's memory from the offset on: its
+        // only constructor is the export of this memory.
+        unsafe { self.register_dmabuf(owner, dma_buf.as_fd(), dma_buf.offset(), access) }
+    }
+
+    fn register_peer_memory(&self, owner: Owner, access: RemoteAccess) -> Registered {
+        self.register_peer_memory(owner, access)
+    }
+}
+
+/// Registers memory in the first way that works, or says why none does.
+fn register_directly(
+    registrar: &impl Registrar,
+    mut facts: Facts,
+    memory: &Arc<dyn DeviceMemory>,
+    access: RemoteAccess,
+) -> Result<(ExposedRegion<rdma::Gpu>, Way), Vec<Cause>> {
+    (facts.memory.kind, facts.memory.rdma) = classify(&**memory);
+    if let Some(cause) = facts.common_cause() {
+        return Err(vec![cause]);
+    }
+    if facts.dma_buf_cause().is_none() {
+        match by_dma_buf(registrar, &mut facts.memory, memory, access) {
+            Some(region) => return Ok((region, Way::DmaBuf)),
+            None => tracing::debug!("no registration by a dma-buf: {:?}", facts.memory),
+        }
+    }
+    if facts.peer_memory_cause().is_none() {
+        match registrar.register_peer_memory(Owner(Arc::clone(memory)), access) {
+            Ok(region) => return Ok((region, Way::PeerMemory)),
+            Err(failed) => facts.memory.peer_memory = Some(failed.error),
+        }
+    }
+    Err(facts.causes())
+}
+
+/// What memory is, by the driver's word (1).
+fn classify(memory: &dyn DeviceMemory) -> (Option<MemoryKind>, Option<bool>) {
+    let Ok(attributes) = PointerAttributes::of(memory.gpu(), memory.address()) else { return (None, None) };
+    (Some(MemoryKind::of(attributes.as_ref())), attributes.and_then(|attributes| attributes.is_rdma_capable))
+}
+
+/// Exports and registers memory; notes why that failed.
+fn by_dma_buf(
+    registrar: &impl Registrar,
+    facts: &mut MemoryFacts,
+    memory: &Arc<dyn DeviceMemory>,
+    access: RemoteAccess,
+) -> Option<ExposedRegion<rdma::Gpu>> {
+    let dma_buf = match DmaBuf::export(&**memory) {
+        Ok(dma_buf) => dma_buf,
+        Err(error) => {
+            facts.export = Some(error);
+            return None;
+        }
+    };
+    match registrar.register_dmabuf(Owner(Arc::clone(memory)), &dma_buf, access) {
+        Ok(region) => Some(region),
+        Err(failed) => {
+            facts.dma_buf = Some(failed.error);
+            if failed.error.kind() == ErrorKind::InvalidInput {
+                let needed = dma_buf.offset() + memory.size() as u64;
+                facts.exported = size(&dma_buf).map(|size| (size, needed));
+            }
+            None
+        }
+    }
+}
+
+/// The size of a dma-buf in bytes.
+fn size(dma_buf: &DmaBuf) -> Option<u64> {
+    let copy = dma_buf.as_fd().try_clone_to_owned().ok()?;
+    Some(File::from(copy).metadata().ok()?.len())
+}
+
+/// GPU memory as an owner for `rdma`.
+struct Owner(Arc<dyn DeviceMemory>);
+
+// SAFETY: MemoryOwner wants memory that stays in place until `from_parts` or forever, and of which no
+// reference exists: the contract of DeviceMemory (1, 2, 4), whose owner the parts hold.
+unsafe impl MemoryOwner for Owner {
+    type Placement = rdma::Gpu;
+    type Parts = Self;
+
+    fn into_parts(self) -> (NonNull<u8>, usize, Self) {
+        let address = usize::try_from(self.0.address()).unwrap_or(0);
+        match NonNull::new(ptr::without_provenance_mut(address)) {
+            Some(address) => (address, self.0.size(), self),
+            // Not an address: registration refuses memory of no bytes.
+            None => (NonNull::dangling(), 0, self),
+        }
+    }
+
+    unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests;

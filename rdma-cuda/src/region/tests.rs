@@ -1,0 +1,297 @@
+//! Tests of regions, on the stand-in's GPUs. The NIC is `soft0`, given a mapping of each dma-buf: the
+//! addresses that requests name are the GPU's, which no processor can access.
+
+use std::num::NonZeroUsize;
+use std::os::fd::BorrowedFd;
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::unistd::{Whence, lseek};
+use rdma::{ConnectOptions, InitOptions, Opened, Operation, Poller, QueuePair, Rc, op};
+
+use super::*;
+use crate::topology::{Distance, Level};
+use crate::{Gpu, GpuBuffer, Policy, Stream, testing};
+
+/// A NIC that imports the stand-in's dma-bufs.
+struct Nic {
+    pd: ProtectionDomain,
+    /// The answer to the probe for dma-bufs.
+    dma_buf: Result<(), rdma::Error>,
+    /// The answer to registrations, if they fail.
+    refusal: Option<rdma::Error>,
+}
+
+impl Nic {
+    fn new() -> Self {
+        Self::of(&soft())
+    }
+
+    fn of(opened: &Opened) -> Self {
+        Self { pd: opened.context.alloc_pd().unwrap(), dma_buf: Ok(()), refusal: None }
+    }
+
+    fn register(&self, memory: Arc<dyn DeviceMemory>, access: RemoteAccess) -> Result<GpuRegion, RegionError> {
+        self.register_with(memory, access, Preference::default(), HostFacts::default())
+    }
+
+    fn register_with(
+        &self,
+        memory: Arc<dyn DeviceMemory>,
+        access: RemoteAccess,
+        preference: Preference,
+        host: HostFacts,
+    ) -> Result<GpuRegion, RegionError> {
+        GpuRegion::register_by(self, host, memory, access, preference)
+    }
+
+    /// Makes a registration fail, and the memory come back.
+    fn refuse(&self, owner: Owner, error: rdma::Error) -> Registered {
+        let nothing = Owner(Arc::new(Nowhere(owner.0.gpu().clone())));
+        let refused = self.pd.register_peer_memory(nothing, RemoteAccess::empty());
+        refused.map_err(|failed| Failed { error, ..failed })
+    }
+}
+
+impl Registrar for Nic {
+    fn nic(&self) -> NicFacts {
+        NicFacts { name: "soft0".into(), is_software: false, dma_buf: self.dma_buf }
+    }
+
+    fn register_dmabuf(&self, owner: Owner, dma_buf: &DmaBuf, access: RemoteAccess) -> Registered {
+        if let Some(error) = self.refusal {
+            return self.refuse(owner, error);
+        }
+        let mapping = Mapping::new(dma_buf.as_fd(), owner.0.size() + usize::try_from(dma_buf.offset()).unwrap());
+        // SAFETY: add wants a result in the mapping, which is longer than the offset.
+        let place = unsafe { mapping.start.add(usize::try_from(dma_buf.offset()).unwrap()) };
+        // SAFETY: register_mapped wants the owner's memory at `place` until the owner is dropped:
+        // the owner has the mapping of the dma-buf, in which the memory begins at the offset.
+        unsafe { self.pd.register_mapped(Mapped { owner, mapping }, place, access) }
+    }
+
+    fn register_peer_memory(&self, owner: Owner, _: RemoteAccess) -> Registered {
+        let error = self.refusal.unwrap_or(rdma::Error::from_errno(Operation::RegisterMr, libc::EFAULT));
+        self.refuse(owner, error)
+    }
+}
+
+/// Memory of no bytes, which every registration refuses.
+#[derive(Debug)]
+struct Nowhere(Gpu);
+
+// SAFETY: there are no bytes.
+unsafe impl DeviceMemory for Nowhere {
+    fn address(&self) -> u64 {
+        4096
+    }
+
+    fn size(&self) -> usize {
+        0
+    }
+
+    fn gpu(&self) -> &Gpu {
+        &self.0
+    }
+}
+
+/// A mapping of what the stand-in exported: the file from its position on.
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the value gives no access to the mapping but its address.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, len: usize) -> Self {
+        let position = lseek(fd, 0, Whence::SeekCur).unwrap();
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: mmap wants that a mapping replaces nothing: it is not a fixed one.
+        let start = unsafe { mmap(None, NonZeroUsize::new(len).unwrap(), access, MapFlags::MAP_SHARED, fd, position) };
+        Self { start: start.unwrap().cast(), len }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: munmap wants a mapping that nobody uses: the NIC has let go of it.
+        unsafe { munmap(self.start.cast(), self.len) }.unwrap();
+    }
+}
+
+/// An owner with the mapping by which a software device accesses its memory.
+struct Mapped {
+    owner: Owner,
+    mapping: Mapping,
+}
+
+// SAFETY: as for `Owner`, to which all is left.
+unsafe impl MemoryOwner for Mapped {
+    type Placement = rdma::Gpu;
+    type Parts = (Owner, Mapping);
+
+    fn into_parts(self) -> (NonNull<u8>, usize, Self::Parts) {
+        let (address, size, owner) = self.owner.into_parts();
+        (address, size, (owner, self.mapping))
+    }
+
+    unsafe fn from_parts(_: NonNull<u8>, _: usize, (owner, mapping): Self::Parts) -> Self {
+        Self { owner, mapping }
+    }
+}
+
+fn soft() -> Opened {
+    rdma::open(&"soft0".parse().unwrap()).unwrap()
+}
+
+fn gpu(ordinal: i32) -> Gpu {
+    testing::stand_in().gpu(ordinal).unwrap()
+}
+
+fn buffer(ordinal: i32, len: usize) -> GpuBuffer<u8> {
+    GpuBuffer::new(&gpu(ordinal), len).unwrap()
+}
+
+/// Two connected queue pairs, and the poller of the first.
+fn connected(opened: &Opened, pd: &ProtectionDomain) -> (QueuePair<Rc>, QueuePair<Rc>, Poller) {
+    let options = InitOptions::new().port(opened.port);
+    let cq = opened.context.create_cq(64).unwrap();
+    let [a, b] = [&cq, &opened.context.create_cq(64).unwrap()]
+        .map(|cq| pd.queue_pair().cq(cq).build().unwrap().init(&options).unwrap());
+    let (to_a, to_b) = (a.endpoint(), b.endpoint());
+    let a = a.connect(&to_b, &ConnectOptions::new()).unwrap();
+    let b = b.connect(&to_a, &ConnectOptions::new()).unwrap();
+    (a, b, cq.poller())
+}
+
+#[test]
+fn a_peer_writes_to_the_gpu_and_reads_from_it() {
+    let opened = soft();
+    let nic = Nic::of(&opened);
+    let buffer = buffer(0, 10_000);
+    let stream = Stream::new(&gpu(0)).unwrap();
+    let region = nic.register(buffer.memory(), RemoteAccess::READ | RemoteAccess::WRITE).unwrap();
+    assert_eq!(region.path().way, Way::DmaBuf);
+    let (mut qp, _peer, mut poller) = connected(&opened, &nic.pd);
+
+    // A write from host memory to a part that begins and ends within pages.
+    let part = buffer.slice().range(4000..9000).unwrap();
+    let remote = region.remote(&part).unwrap();
+    assert_eq!(remote.address(), part.address());
+    let pattern: Vec<u8> = (0..=250).cycle().take(5000).collect();
+    let mut message = nic.pd.allocate(5000).unwrap();
+    message.copy_from_slice(&pattern);
+    qp.post_send(op::Write::new(message, remote)).unwrap();
+    poller.wait(None).unwrap().unwrap().status().unwrap();
+    let mut bytes = vec![0; 5000];
+    stream.download(&part, &mut bytes).unwrap();
+    assert!(bytes == pattern);
+
+    // A write from the GPU to another place of the GPU.
+    let ready = stream.ready(part.range(..1000).unwrap()).unwrap();
+    let to = region.remote(&buffer.slice().range(..1000).unwrap()).unwrap();
+    qp.post_send(op::Write::new(region.source(&ready).unwrap(), to)).unwrap();
+    let mut completion = poller.wait(None).unwrap().unwrap();
+    completion.status().unwrap();
+    assert_eq!(completion.take_gpu_slice().unwrap().len(), 1000);
+    let mut copied = vec![0; 1000];
+    stream.download(&buffer.slice().range(..1000).unwrap(), &mut copied).unwrap();
+    assert!(copied == pattern[..1000]);
+}
+
+#[test]
+fn a_region_keeps_the_memory_until_requests_have_ended() {
+    let opened = soft();
+    let nic = Nic::of(&opened);
+    let (mut qp, peer, _poller) = connected(&opened, &nic.pd);
+    let buffer = buffer(0, 4096);
+    let memory = Arc::downgrade(&buffer.memory());
+    let region = nic.register(buffer.memory(), RemoteAccess::empty()).unwrap();
+    qp.post_recv(region.sink(&buffer.slice()).unwrap(), 1).unwrap();
+    let failed = region.deregister().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    drop((failed, buffer));
+    assert!(memory.upgrade().is_some(), "the receive keeps it");
+    drop((qp, peer));
+    assert!(memory.upgrade().is_none());
+}
+
+#[test]
+fn a_region_that_is_not_in_use_ends_and_returns_the_memory() {
+    let nic = Nic::new();
+    let buffer = buffer(1, 100);
+    let region = nic.register(buffer.memory(), RemoteAccess::WRITE).unwrap();
+    let memory = region.deregister().unwrap();
+    assert!(Arc::ptr_eq(&memory, &buffer.memory()));
+}
+
+#[test]
+fn slices_of_other_memory_are_refused() {
+    let nic = Nic::new();
+    let (one, other) = (buffer(0, 100), buffer(0, 100));
+    let region = nic.register(one.memory(), RemoteAccess::READ).unwrap();
+    assert_eq!(region.remote(&other.slice()).unwrap_err(), RegionError::NotInRegion);
+    assert!(region.sink(&other.slice()).is_err());
+}
+
+#[test]
+fn memory_without_a_direct_path_is_staged_or_an_error() {
+    let nic = Nic::new();
+    let geforce = buffer(2, 100);
+    let region = nic.register(geforce.memory(), RemoteAccess::empty()).unwrap();
+    assert_eq!(region.path().way, Way::Staged(Reason::NotPossible(vec![Cause::GeForce])));
+    let error = region.sink(&geforce.slice()).unwrap_err();
+    assert!(error.to_string().contains("staged: the driver refuses RDMA for GeForce"), "{error}");
+    assert!(region.deregister().is_ok());
+
+    let error = nic.register(geforce.memory(), RemoteAccess::READ).unwrap_err();
+    assert!(matches!(error, RegionError::StagedForPeers { .. }), "{error}");
+    let required = Preference { policy: Policy::RequireDirect, ..Preference::default() };
+    let error = nic.register_with(geforce.memory(), RemoteAccess::empty(), required, HostFacts::default());
+    assert_eq!(error.unwrap_err(), RegionError::NoDirectPath { causes: vec![Cause::GeForce] });
+}
+
+#[test]
+fn staging_that_was_asked_for_registers_nothing() {
+    let nic = Nic { refusal: Some(rdma::Error::new(Operation::RegisterMr, ErrorKind::Unknown)), ..Nic::new() };
+    let staged = Preference { policy: Policy::Staged, ..Preference::default() };
+    let region = nic.register_with(buffer(0, 64).memory(), RemoteAccess::empty(), staged, HostFacts::default());
+    assert_eq!(region.unwrap().path().way, Way::Staged(Reason::Asked));
+}
+
+#[test]
+fn an_unknown_distance_is_near_enough() {
+    let near = Preference { level: Level::up_to(Distance::Loc), ..Preference::default() };
+    let region = Nic::new().register_with(buffer(0, 64).memory(), RemoteAccess::empty(), near, HostFacts::default());
+    assert!(region.unwrap().path().is_direct());
+}
+
+#[test]
+fn peer_memory_is_the_second_way() {
+    let invalid = rdma::Error::new(Operation::RegisterDmaBuf, ErrorKind::InvalidInput);
+    let nic = Nic { refusal: Some(invalid), ..Nic::new() };
+    let host = || HostFacts { peer_memory: true, ..HostFacts::default() };
+    let required = Preference { policy: Policy::RequireDirect, ..Preference::default() };
+    let error = nic.register_with(buffer(0, 64).memory(), RemoteAccess::empty(), required, host()).unwrap_err();
+    let RegionError::NoDirectPath { causes } = error else { panic!("{error}") };
+    assert_eq!(causes, [Cause::Refused(invalid), Cause::Refused(invalid)]);
+
+    // A GPU that exports no dma-bufs, on a NIC that knows none.
+    let nic = Nic { dma_buf: Err(rdma::Error::new(Operation::RegisterDmaBuf, ErrorKind::NotSupported)), ..Nic::new() };
+    let error = nic.register_with(buffer(3, 64).memory(), RemoteAccess::empty(), required, host()).unwrap_err();
+    let RegionError::NoDirectPath { causes } = error else { panic!("{error}") };
+    assert_eq!(causes[0], Cause::NoExport);
+    assert!(matches!(causes[1], Cause::Refused(error) if error.errno() == Some(libc::EFAULT)), "{causes:?}");
+}
+
+#[test]
+fn soft0_itself_has_no_way_to_a_gpu() {
+    let pd = soft().context.alloc_pd().unwrap();
+    let memory = buffer(0, 64).memory();
+    let error = GpuRegion::register(&pd, memory.clone(), RemoteAccess::READ, Preference::default()).unwrap_err();
+    assert!(error.to_string().contains("the software device cannot access GPU memory"), "{error}");
+    let region = GpuRegion::register(&pd, memory, RemoteAccess::empty(), Preference::default()).unwrap();
+    let text = region.path().to_string();
+    assert!(text.starts_with("staged in host memory, GPU 0000:1b:00.0 <-> soft0, unknown; can halve"), "{text}");
+}
