@@ -16,6 +16,8 @@ pub mod device;
 pub mod devinfo;
 mod environment;
 pub mod failure;
+#[cfg(feature = "cuda")]
+pub mod gpu_doctor;
 mod launcher;
 pub mod pingpong;
 pub mod placement;
