@@ -4,6 +4,7 @@
 //! memory the other ranks write to directly.
 
 mod blocks;
+mod choose;
 mod communicator;
 mod direct;
 mod element;
@@ -19,6 +20,7 @@ mod streams;
 mod tensor;
 pub(crate) mod wait;
 
+pub use choose::{AlgorithmTable, TableEntry, choose};
 pub use communicator::{Communicator, Tuning};
 pub use element::{Element, Reduction};
 pub use pattern::Pattern;

@@ -4,7 +4,7 @@
 //! the smallest host has ranks: these ranks are *carriers*.
 
 use super::builder::{input, local, message, output, scratch, share};
-use super::ring::{self, Ring};
+use super::ring::{self, RingGroup};
 use super::tree::{Node, binomial, rotated};
 use super::{Builder, Collective, Job, bruck};
 use crate::collectives::step::{Place, Source};
@@ -125,7 +125,7 @@ fn all_reduce(b: &mut Builder<'_>, at: &Position<'_>) {
         }
         let members = at.hosts.iter().map(|ranks| ranks[at.index]).collect();
         let from = if alone { Place::Input } else { Place::Output };
-        ring::all_reduce(b, &Ring { members, index: at.host }, &own, from);
+        ring::all_reduce(b, &RingGroup { members, index: at.host }, &own, from);
         for to in at.others() {
             b.send(to, &output(own.clone()));
         }

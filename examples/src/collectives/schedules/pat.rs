@@ -11,7 +11,7 @@ use super::builder::{input, local, message, output, scratch};
 use super::{Builder, Collective};
 
 /// What a rank sends over one distance.
-struct Round {
+struct PatRound {
     distance: usize,
     /// The positions of the blocks sent, in runs.
     sent: Vec<Range<usize>>,
@@ -20,13 +20,13 @@ struct Round {
 }
 
 /// The offsets of the ranks whose blocks lie at each position, and the rounds.
-fn plan(n: usize) -> (Vec<usize>, Vec<Round>) {
+fn plan(n: usize) -> (Vec<usize>, Vec<PatRound>) {
     let (mut offsets, mut rounds) = (vec![0], Vec::new());
     for distance in distances(n).rev() {
         let added = offsets.len();
         let positions: Vec<_> = (0..added).filter(|&position| offsets[position] + distance < n).collect();
         offsets.extend(positions.iter().map(|&position| offsets[position] + distance).collect::<Vec<_>>());
-        rounds.push(Round { distance, sent: runs(&positions), added });
+        rounds.push(PatRound { distance, sent: runs(&positions), added });
     }
     (offsets, rounds)
 }
@@ -36,7 +36,7 @@ fn runs(numbers: &[usize]) -> Vec<Range<usize>> {
     numbers.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[0] + run.len()).collect()
 }
 
-impl Round {
+impl PatRound {
     /// The runs as they lie at the receiver.
     fn received(&self) -> impl Iterator<Item = Range<usize>> {
         self.sent.iter().scan(self.added, |next, run| {
@@ -56,7 +56,7 @@ pub(super) fn emit(b: &mut Builder<'_>, op: Collective) {
     }
 }
 
-fn all_gather(b: &mut Builder<'_>, offsets: &[usize], rounds: &[Round]) {
+fn all_gather(b: &mut Builder<'_>, offsets: &[usize], rounds: &[PatRound]) {
     let (rank, n, count) = (b.rank(), b.ranks(), b.job.count);
     let place = |run: &Range<usize>| scratch(run.start * count..run.end * count);
     b.copy(b.input(), place(&(0..1)));
@@ -75,7 +75,7 @@ fn all_gather(b: &mut Builder<'_>, offsets: &[usize], rounds: &[Round]) {
 }
 
 /// The all-gather backwards: what was received is sent, and what was sent is added to.
-fn reduce_scatter(b: &mut Builder<'_>, offsets: &[usize], rounds: &[Round]) {
+fn reduce_scatter(b: &mut Builder<'_>, offsets: &[usize], rounds: &[PatRound]) {
     let (rank, n, count) = (b.rank(), b.ranks(), b.job.count);
     let place = |run: &Range<usize>| scratch(run.start * count..run.end * count);
     for (position, offset) in offsets.iter().enumerate() {

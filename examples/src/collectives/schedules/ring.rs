@@ -12,19 +12,19 @@ pub(super) fn emit(b: &mut Builder<'_>, op: Collective) {
         Collective::AllGather => all_gather(b),
         Collective::ReduceScatter => reduce_scatter(b),
         _ => {
-            let ring = Ring { members: (0..b.ranks()).collect(), index: b.rank() };
+            let ring = RingGroup { members: (0..b.ranks()).collect(), index: b.rank() };
             all_reduce(b, &ring, &(0..b.job.count), Place::Input);
         }
     }
 }
 
 /// Ranks in a ring, and this rank's position among them.
-pub(super) struct Ring {
+pub(super) struct RingGroup {
     pub(super) members: Vec<usize>,
     pub(super) index: usize,
 }
 
-impl Ring {
+impl RingGroup {
     fn left(&self) -> usize {
         self.members[self.back(1)]
     }
@@ -43,7 +43,7 @@ impl Ring {
 ///
 /// Segment `i` begins at member `i`, is complete when it has gone round to member `i - 1`, and goes
 /// round once more as a result.
-pub(super) fn all_reduce(b: &mut Builder<'_>, ring: &Ring, range: &Range<usize>, from: Place) {
+pub(super) fn all_reduce(b: &mut Builder<'_>, ring: &RingGroup, range: &Range<usize>, from: Place) {
     let n = ring.members.len();
     let own = |elements: Range<usize>| Span { place: from, elements };
     if n == 1 {

@@ -9,7 +9,7 @@ use super::{Builder, Collective};
 use crate::collectives::step::Span;
 
 /// The tree as drawn with the root as rank 0.
-struct Drawing {
+struct DrawnTree {
     rank: usize,
     ranks: usize,
     root: usize,
@@ -18,7 +18,7 @@ struct Drawing {
 
 pub(super) fn emit(b: &mut Builder<'_>, op: Collective) {
     let (ranks, root, count) = (b.ranks(), b.job.root, b.job.count);
-    let drawing = Drawing { rank: (b.rank() + ranks - root) % ranks, ranks, root, count };
+    let drawing = DrawnTree { rank: (b.rank() + ranks - root) % ranks, ranks, root, count };
     let inner = drawing.below(drawing.rank).len() > 1;
     if drawing.rank > 0 && inner {
         b.reserve_scratch(drawing.below(drawing.rank).len() * count);
@@ -29,7 +29,7 @@ pub(super) fn emit(b: &mut Builder<'_>, op: Collective) {
     }
 }
 
-impl Drawing {
+impl DrawnTree {
     /// The ranks of a subtree, as drawn.
     fn below(&self, top: usize) -> Range<usize> {
         let end = if top == 0 { self.ranks } else { top + (top & top.wrapping_neg()) };
@@ -59,7 +59,7 @@ impl Drawing {
     }
 }
 
-fn gather(b: &mut Builder<'_>, drawing: &Drawing, inner: bool) {
+fn gather(b: &mut Builder<'_>, drawing: &DrawnTree, inner: bool) {
     let node = binomial(drawing.rank, drawing.ranks);
     let own = b.input();
     if drawing.rank == 0 {
@@ -81,7 +81,7 @@ fn gather(b: &mut Builder<'_>, drawing: &Drawing, inner: bool) {
     }
 }
 
-fn scatter(b: &mut Builder<'_>, drawing: &Drawing, inner: bool) {
+fn scatter(b: &mut Builder<'_>, drawing: &DrawnTree, inner: bool) {
     let node = binomial(drawing.rank, drawing.ranks);
     if let Some(parent) = node.parent {
         for run in drawing.runs(drawing.rank) {

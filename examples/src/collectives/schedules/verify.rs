@@ -1,11 +1,11 @@
 //! Verifies the schedules of all ranks together.
 
-use super::interpreter::{Flaw, Machine, Run, Trace};
+use super::interpreter::{Flaw, Machine, SymbolRun, Trace};
 use super::{Collective, Job};
 use crate::collectives::step::Schedule;
 
 /// Consecutive elements of an output as the collective demands them.
-struct Expected {
+struct ExpectedRun {
     length: usize,
     /// The rank whose input they are, or nothing for the reduction of all inputs.
     from: Option<usize>,
@@ -42,7 +42,7 @@ pub fn verify(op: Collective, job: &Job, schedules: &[Schedule], seed: u64) -> R
     Ok(machine.trace())
 }
 
-fn check_output(op: Collective, job: &Job, machine: &Machine<'_>) -> Result<Vec<Run>, Flaw> {
+fn check_output(op: Collective, job: &Job, machine: &Machine<'_>) -> Result<Vec<SymbolRun>, Flaw> {
     let rank = job.rank;
     let wrong = |element, found| Flaw::Output { rank, element, found };
     let output = machine.output(rank).map_err(|element| wrong(element, "missing"))?;
@@ -70,11 +70,11 @@ fn check_output(op: Collective, job: &Job, machine: &Machine<'_>) -> Result<Vec<
 }
 
 /// The output that a collective demands at the job's rank.
-fn expected(op: Collective, job: &Job) -> Vec<Expected> {
+fn expected(op: Collective, job: &Job) -> Vec<ExpectedRun> {
     let (rank, n, count) = (job.rank, job.ranks, job.count);
-    let all = |length, from, first| vec![Expected { length, from, first }];
-    let blocks = || (0..n).map(|from| Expected { length: count, from: Some(from), first: 0 }).collect();
-    let at_root = |expected: Vec<Expected>| if rank == job.root { expected } else { Vec::new() };
+    let all = |length, from, first| vec![ExpectedRun { length, from, first }];
+    let blocks = || (0..n).map(|from| ExpectedRun { length: count, from: Some(from), first: 0 }).collect();
+    let at_root = |expected: Vec<ExpectedRun>| if rank == job.root { expected } else { Vec::new() };
     match op {
         Collective::AllReduce => all(count, None, 0),
         Collective::Reduce => at_root(all(count, None, 0)),
@@ -87,7 +87,7 @@ fn expected(op: Collective, job: &Job) -> Vec<Expected> {
         Collective::AllToAll | Collective::AllToAllV => (0..n)
             .map(|from| {
                 let length = job.received(op, from).len();
-                Expected { length, from: Some(from), first: job.at(from).sent(op, rank).start }
+                ExpectedRun { length, from: Some(from), first: job.at(from).sent(op, rank).start }
             })
             .collect(),
         Collective::Barrier => Vec::new(),

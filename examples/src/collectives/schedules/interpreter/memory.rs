@@ -8,13 +8,13 @@ use super::symbol::Symbol;
 /// The symbols of consecutive elements: element `elements.start + i` is element `first + i` of the
 /// inputs, reduced as `symbol` tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Run {
+pub(in super::super) struct SymbolRun {
     pub(in super::super) elements: Range<usize>,
     pub(in super::super) symbol: Symbol,
     pub(in super::super) first: usize,
 }
 
-impl Run {
+impl SymbolRun {
     /// The part of the run inside a range.
     fn clipped(&self, range: &Range<usize>) -> Option<Self> {
         let elements = self.elements.start.max(range.start)..self.elements.end.min(range.end);
@@ -37,13 +37,13 @@ impl Run {
 
 /// The written elements of one memory, as runs in order of address.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Memory {
-    runs: Vec<Run>,
+pub(super) struct SymbolicMemory {
+    runs: Vec<SymbolRun>,
 }
 
-impl Memory {
+impl SymbolicMemory {
     /// The runs of a range, or the first element that was never written.
-    pub(super) fn read(&self, range: &Range<usize>) -> Result<Vec<Run>, usize> {
+    pub(super) fn read(&self, range: &Range<usize>) -> Result<Vec<SymbolRun>, usize> {
         let mut next = range.start;
         let mut found = Vec::new();
         let first = self.runs.partition_point(|run| run.elements.end <= range.start);
@@ -58,10 +58,10 @@ impl Memory {
     }
 
     /// Overwrites a range with runs that cover it.
-    pub(super) fn write(&mut self, range: &Range<usize>, runs: Vec<Run>) {
+    pub(super) fn write(&mut self, range: &Range<usize>, runs: Vec<SymbolRun>) {
         let first = self.runs.partition_point(|run| run.elements.end < range.start);
         let last = self.runs.partition_point(|run| run.elements.start <= range.end);
-        let mut joined: Vec<Run> = Vec::with_capacity(runs.len() + 2);
+        let mut joined: Vec<SymbolRun> = Vec::with_capacity(runs.len() + 2);
         let (before, after) = (0..range.start, range.end..usize::MAX);
         let kept_before = self.runs[first..last].iter().filter_map(|run| run.clipped(&before));
         let kept_after = self.runs[first..last].iter().filter_map(|run| run.clipped(&after));
@@ -79,13 +79,13 @@ impl Memory {
 mod tests {
     use super::*;
 
-    fn run(elements: Range<usize>, symbol: u32, first: usize) -> Run {
-        Run { elements, symbol: Symbol(symbol), first }
+    fn run(elements: Range<usize>, symbol: u32, first: usize) -> SymbolRun {
+        SymbolRun { elements, symbol: Symbol(symbol), first }
     }
 
     #[test]
     fn runs_are_cut_and_joined() {
-        let mut memory = Memory::default();
+        let mut memory = SymbolicMemory::default();
         memory.write(&(0..10), vec![run(0..10, 0, 100)]);
         memory.write(&(3..5), vec![run(3..5, 1, 3)]);
         assert_eq!(memory.read(&(2..6)), Ok(vec![run(2..3, 0, 102), run(3..5, 1, 3), run(5..6, 0, 105)]));

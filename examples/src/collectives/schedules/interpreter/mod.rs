@@ -11,8 +11,8 @@ mod tests;
 use std::ops::Range;
 
 pub use self::flaw::{Flaw, Mistake};
-use self::memory::Memory;
-pub(super) use self::memory::Run;
+pub(super) use self::memory::SymbolRun;
+use self::memory::SymbolicMemory;
 pub(super) use self::symbol::Symbol;
 use self::symbol::{RankSet, Symbols};
 use super::{Collective, Job, Layout};
@@ -83,12 +83,12 @@ struct Offer {
 }
 
 /// A rank between two steps.
-struct Rank<'a> {
+struct SimulatedRank<'a> {
     schedule: &'a Schedule,
     layout: Layout,
     in_place: bool,
     next: usize,
-    memories: [Memory; 3],
+    memories: [SymbolicMemory; 3],
     offers: Vec<Offer>,
     /// The ranks of whose beginning this rank knows.
     heard: RankSet,
@@ -98,11 +98,11 @@ struct Rank<'a> {
 
 /// All ranks of a collective.
 pub(super) struct Machine<'a> {
-    ranks: Vec<Rank<'a>>,
+    ranks: Vec<SimulatedRank<'a>>,
     symbols: Symbols,
 }
 
-impl Rank<'_> {
+impl SimulatedRank<'_> {
     /// Where a span lies, if it lies inside its memory.
     fn region(&self, span: &Span) -> Result<Region, Mistake> {
         let (memory, start, length) = match span.place {
@@ -124,7 +124,7 @@ impl Rank<'_> {
         self.offers.iter().any(|offer| offer.region.overlaps(region))
     }
 
-    fn read(&self, region: &Region) -> Result<Vec<Run>, Mistake> {
+    fn read(&self, region: &Region) -> Result<Vec<SymbolRun>, Mistake> {
         self.memories[region.memory].read(&region.elements).map_err(Mistake::Unwritten)
     }
 }
@@ -152,17 +152,17 @@ impl<'a> Machine<'a> {
     pub(super) fn new(op: Collective, job: &Job, schedules: &'a [Schedule]) -> Self {
         let rank = |(rank, schedule): (usize, &'a Schedule)| {
             let layout = job.at(rank).layout(op);
-            let mut memories = <[Memory; 3]>::default();
+            let mut memories = <[SymbolicMemory; 3]>::default();
             let memory = if job.in_place { OUTPUT } else { INPUT };
             let start = if job.in_place { layout.input.start } else { 0 };
             let elements = start..start + layout.input.len();
-            let run = Run { elements: elements.clone(), symbol: Symbols::input(rank), first: 0 };
+            let run = SymbolRun { elements: elements.clone(), symbol: Symbols::input(rank), first: 0 };
             if !elements.is_empty() {
                 memories[memory].write(&elements, vec![run]);
             }
             let (in_place, heard) = (job.in_place, RankSet::of(rank, job.ranks));
             let trace = RankTrace { steps: schedule.steps.len(), ..RankTrace::default() };
-            Rank { schedule, layout, in_place, next: 0, memories, offers: Vec::new(), heard, chain: 0, trace }
+            SimulatedRank { schedule, layout, in_place, next: 0, memories, offers: Vec::new(), heard, chain: 0, trace }
         };
         let ranks = schedules.iter().enumerate().map(rank).collect();
         Self { ranks, symbols: Symbols::new(job.ranks) }
@@ -195,7 +195,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The runs of a rank's output, or the first element that was never written.
-    pub(super) fn output(&self, rank: usize) -> Result<Vec<Run>, usize> {
+    pub(super) fn output(&self, rank: usize) -> Result<Vec<SymbolRun>, usize> {
         let rank = &self.ranks[rank];
         let whole = if rank.in_place { rank.layout.output.clone() } else { 0..rank.layout.output.len() };
         let runs = rank.memories[OUTPUT].read(&whole).map_err(|element| element - whole.start)?;
@@ -317,8 +317,8 @@ impl<'a> Machine<'a> {
     }
 
     /// The runs of the reduction of all operands, from the first to the last.
-    fn reduce(&mut self, operands: &[Operand], result: &Region) -> Result<Vec<Run>, Mistake> {
-        let mut sum: Option<Vec<Run>> = None;
+    fn reduce(&mut self, operands: &[Operand], result: &Region) -> Result<Vec<SymbolRun>, Mistake> {
+        let mut sum: Option<Vec<SymbolRun>> = None;
         for operand in operands {
             let runs = self.ranks[operand.rank].read(&operand.region)?;
             let start = operand.region.elements.start;
@@ -348,10 +348,10 @@ impl<'a> Machine<'a> {
 }
 
 /// Reduces two lists of runs that cover the same elements.
-fn reduce_runs(symbols: &mut Symbols, first: &[Run], second: &[Run]) -> Result<Vec<Run>, Mistake> {
+fn reduce_runs(symbols: &mut Symbols, first: &[SymbolRun], second: &[SymbolRun]) -> Result<Vec<SymbolRun>, Mistake> {
     let (mut a, mut b) = (first.iter(), second.iter());
     let (mut x, mut y) = (a.next(), b.next());
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<SymbolRun> = Vec::new();
     while let (Some(p), Some(q)) = (x, y) {
         let elements = p.elements.start.max(q.elements.start)..p.elements.end.min(q.elements.end);
         let (i, j) = (p.first + elements.start - p.elements.start, q.first + elements.start - q.elements.start);
@@ -365,7 +365,7 @@ fn reduce_runs(symbols: &mut Symbols, first: &[Run], second: &[Run]) -> Result<V
         if q.elements.end == elements.end {
             y = b.next();
         }
-        runs.push(Run { elements, symbol, first: i });
+        runs.push(SymbolRun { elements, symbol, first: i });
     }
     Ok(runs)
 }
