@@ -1,6 +1,7 @@
 //! Every algorithm for every collective, for many jobs.
 
 use clap::ValueEnum;
+use proptest::prelude::*;
 
 use super::{Algorithm, Collective, Job, Unsupported, build_all, verify};
 
@@ -171,4 +172,25 @@ fn an_unsupported_algorithm_names_the_others() {
     );
     let wrong = Algorithm::Ring.supports(Collective::AllGather, &Job { chunk: 0, ..Job::new(0, 4, 1) });
     assert!(matches!(wrong, Err(Unsupported::Job(_))));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_job(
+        (ranks, hosts) in (1..40_usize).prop_flat_map(|ranks| (Just(ranks), prop::collection::vec(0..5_usize, ranks))),
+        (count, chunk) in (0..3000_usize, 100..4000_usize),
+        root: prop::sample::Index,
+        pair: prop::sample::Index,
+        in_place: bool,
+    ) {
+        let pairs: Vec<_> = Algorithm::value_variants()
+            .iter()
+            .flat_map(|&algorithm| algorithm.collectives().iter().map(move |&op| (op, algorithm)))
+            .collect();
+        let (op, algorithm) = pairs[pair.index(pairs.len())];
+        let (root, counts) = (root.index(ranks), uneven(ranks, count));
+        check(op, algorithm, &Job { chunk, root, hosts, counts, in_place, ..Job::new(0, ranks, count) });
+    }
 }
