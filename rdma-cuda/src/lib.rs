@@ -47,15 +47,15 @@
 //! # The path between GPU and NIC
 //!
 //! [`GpuRegion::register`] registers memory with a NIC: by a dma-buf, or else by the kernel's peer
-//! memory (`nvidia-peermem`). Where neither works, or GPU and NIC are far apart, bytes are staged in
-//! host memory, as far as the program's [`Policy`] allows. [`GpuRegion::path`] says which path is
+//! memory (`nvidia-peermem`). Where neither works, or GPU and NIC are far apart, bytes are staged
+//! in host memory, if the program's [`Policy`] allows it. [`GpuRegion::path`] says which path is
 //! used and why; each [`Cause`] against the direct path says what to do about it.
 //!
 //! # Environment
 //!
 //! `RDMA_LIBCUDA_PATH` names a library to load in place of `libcuda.so.1`. `RDMA_CUDA_PATH`
-//! (`direct`, `prefer`, `staged`) and `RDMA_CUDA_LEVEL` (`LOC`, `PIX`, `PXB`, `PHB`, `SYS`) override
-//! a program's [`Preference`].
+//! (`direct`, `prefer`, `staged`) and `RDMA_CUDA_LEVEL` (`LOC`, `PIX`, `PXB`, `PHB`, `SYS`)
+//! override a program's [`Preference`].
 
 mod attribute;
 mod context;

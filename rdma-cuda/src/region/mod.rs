@@ -342,8 +342,8 @@ fn size(dma_buf: &DmaBuf) -> Option<u64> {
 /// GPU memory as an owner for `rdma`.
 struct Owner(Arc<dyn DeviceMemory>);
 
-// SAFETY: MemoryOwner wants memory that stays in place until `from_parts` or forever, and of which no
-// reference exists: the contract of DeviceMemory (1, 2, 4), whose owner the parts hold.
+// SAFETY: MemoryOwner wants memory that stays in place until `from_parts` or forever, and of which
+// no reference exists: the contract of DeviceMemory (1, 2, 4), whose owner the parts hold.
 unsafe impl MemoryOwner for Owner {
     type Placement = rdma::Gpu;
     type Parts = Self;

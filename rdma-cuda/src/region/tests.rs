@@ -1,5 +1,5 @@
-//! Tests of regions, on the stand-in's GPUs. The NIC is `soft0`, given a mapping of each dma-buf: the
-//! addresses that requests name are the GPU's, which no processor can access.
+//! Tests of regions, on the stand-in's GPUs. The NIC is `soft0`, given a mapping of each dma-buf:
+//! the addresses that requests name are the GPU's, which no processor can access.
 
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
