@@ -69,8 +69,8 @@ fn a_fit_says_its_error_on_other_runs() {
     let args = ["--fit", &path(2), &path(4), "--check", &path(3), "--cores", "8", "-r", "4"];
     let out = succeed("plan", &args);
     assert!(out.contains("# Fit: 2 us a message"), "{out}");
-    assert!(out.contains("# Error on 42 fitted rows: median 0 %"), "{out}");
-    assert!(out.contains("# Error on 21 other rows: median 0 %"), "{out}");
+    assert!(out.contains("# Error on 42 rows, fitted: median 0 %"), "{out}");
+    assert!(out.contains("# Error on 21 rows, ") && out.contains("3.json: median 0 %"), "{out}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma_examples::Failure;
 use rdma_examples::cli::{self, Size};
-use rdma_examples::plan::{self, Algorithm, Fit, FitError, Kind, Network, Operation, Report, Row, Training, units};
+use rdma_examples::plan::{self, Algorithm, Fit, FitError, Kind, Network, Operation, Report, Training, units};
 use serde_json::{Value, json};
 
 /// Predicts the time of a collective on a network: for each algorithm the time, and what limits it.
@@ -65,7 +65,7 @@ struct NetworkOptions {
     #[arg(short = 'g', long, value_name = "N", value_parser = cli::count)]
     per_host: Option<usize>,
     /// NICs of a host (default: 8)
-    #[arg(long, value_name = "N", value_parser = cli::count)]
+    #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=1024_usize))]
     rails: Option<usize>,
     /// Rate of a NIC (default: 400Gb/s)
     #[arg(long, value_name = "RATE", value_parser = units::rate)]
@@ -86,7 +86,7 @@ struct NetworkOptions {
     #[arg(long, value_name = "TIME", value_parser = units::time)]
     switch_latency: Option<f64>,
     /// Hosts per leaf switch, set of rail switches, or router (default: 4, rail: 32)
-    #[arg(long, value_name = "N", value_parser = cli::count)]
+    #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=1_000_000_usize))]
     leaf_hosts: Option<usize>,
     /// Leaf switches per pod, 0 for two levels; routers per group (default: 32, rail and dragonfly:
     /// 16)
@@ -200,16 +200,17 @@ impl NetworkOptions {
 struct Fitted {
     fit: Fit,
     known: FitError,
-    held_out: Option<FitError>,
+    /// The errors on the files that were held out.
+    held_out: Vec<(PathBuf, FitError)>,
 }
 
 impl FitOptions {
     fn run(&self) -> Result<Fitted, Failure> {
         let cores = self.cores.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
-        let known = read_all(&self.fit)?;
+        let known = self.fit.iter().map(|path| plan::read_rows(path)).collect::<Result<Vec<_>, _>>()?.concat();
         let fit = Fit::new(&known, cores)?;
-        let held_out = if self.check.is_empty() { None } else { Some(fit.error(&read_all(&self.check)?)?) };
-        Ok(Fitted { fit, known: fit.error(&known)?, held_out })
+        let held_out = self.check.iter().map(|path| Ok((path.clone(), fit.error(&plan::read_rows(path)?)?)));
+        Ok(Fitted { fit, known: fit.error(&known)?, held_out: held_out.collect::<Result<_, Failure>>()? })
     }
 }
 
@@ -219,22 +220,21 @@ impl Fitted {
         let rate = |seconds: f64| if seconds > 0.0 { units::show_rate(1.0 / seconds) } else { "any rate".to_owned() };
         let (alpha, beta, gamma) = (units::show_time(alpha), rate(beta), rate(gamma));
         writeln!(out, "# Fit: {alpha} a message, {beta} sent, {gamma} reduced, by ranks that share {cores} cores")?;
-        let errors = [("fitted", Some(self.known)), ("other", self.held_out)];
-        for (name, error) in errors.into_iter().filter_map(|(name, error)| Some((name, error?))) {
-            let (median, worst) = (100.0 * error.median, 100.0 * error.worst);
-            writeln!(out, "# Error on {} {name} rows: median {median:.0} %, worst {worst:.0} %", error.rows)?;
-        }
-        Ok(())
+        print_error(out, "fitted", &self.known)?;
+        self.held_out.iter().try_for_each(|(path, error)| print_error(out, &path.display().to_string(), error))
     }
 
     fn json(&self) -> Value {
-        json!({"parameters": self.fit, "error": self.known, "error_held_out": self.held_out})
+        let held_out: Vec<Value> =
+            self.held_out.iter().map(|(path, error)| json!({"file": path, "error": error})).collect();
+        json!({"parameters": self.fit, "error": self.known, "held_out": held_out})
     }
 }
 
-fn read_all(paths: &[PathBuf]) -> Result<Vec<Row>, Failure> {
-    let rows = paths.iter().map(|path| plan::read_rows(path)).collect::<Result<Vec<_>, _>>()?;
-    Ok(rows.concat())
+fn print_error(out: &mut dyn Write, rows: &str, error: &FitError) -> io::Result<()> {
+    let (median, worst) = (100.0 * error.median, 100.0 * error.worst);
+    let (count, size) = (error.rows, error.worst_size);
+    writeln!(out, "# Error on {count} rows, {rows}: median {median:.0} %, worst {worst:.0} % at {size:.0} bytes")
 }
 
 /// Writes a file; `-` is standard output.

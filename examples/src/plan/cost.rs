@@ -157,11 +157,12 @@ impl Prediction {
 /// the pipeline lengthens the transfer.
 ///
 /// With `k` chunks the time is `(k - 1) overhead + transfer (1 + (hops - 1) / k)`, least for `k^2 =
-/// (hops - 1) transfer / overhead`.
+/// (hops - 1) transfer / overhead`. The number is not rounded, so that more bytes never take less
+/// time.
 fn pipeline(hops: usize, transfer: f64, overhead: f64, size: f64) -> (f64, f64) {
     let later = hops.saturating_sub(1) as f64;
-    let most = (size / SHORTEST_CHUNK).floor().max(1.0);
-    let best = if overhead > 0.0 { (later * transfer / overhead).sqrt().round() } else { most };
+    let most = (size / SHORTEST_CHUNK).max(1.0);
+    let best = if overhead > 0.0 { (later * transfer / overhead).sqrt() } else { most };
     let chunks = if later > 0.0 { best.clamp(1.0, most) } else { 1.0 };
     (chunks, 1.0 + later / chunks)
 }

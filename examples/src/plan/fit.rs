@@ -61,6 +61,8 @@ pub struct FitError {
     pub median: f64,
     /// The largest error.
     pub worst: f64,
+    /// The size of the row with the largest error.
+    pub worst_size: f64,
 }
 
 impl Fit {
@@ -96,11 +98,11 @@ impl Fit {
     /// # Errors
     /// If the model lacks the algorithm of a row.
     pub fn error(&self, rows: &[Row]) -> Result<FitError, Failure> {
-        let of = |row: &Row| Ok((self.predict(row)? / row.seconds - 1.0).abs());
+        let of = |row: &Row| Ok(((self.predict(row)? / row.seconds - 1.0).abs(), row.size));
         let mut errors = rows.iter().map(of).collect::<Result<Vec<_>, Failure>>()?;
-        errors.sort_unstable_by(f64::total_cmp);
-        let Some(&worst) = errors.last() else { return Ok(FitError::default()) };
-        Ok(FitError { rows: errors.len(), median: errors[(errors.len() - 1) / 2], worst })
+        errors.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        let Some(&(worst, worst_size)) = errors.last() else { return Ok(FitError::default()) };
+        Ok(FitError { rows: errors.len(), median: errors[(errors.len() - 1) / 2].0, worst, worst_size })
     }
 
     /// A host with these parameters.

@@ -1,4 +1,9 @@
 //! Networks as hierarchies of groups of consecutive ranks, and typical numbers for some of them.
+//!
+//! On a rail-optimized network a message for another rail changes rails inside its host, over ports
+//! that are much faster than NICs; this is not counted. On a dragonfly, traffic that is not
+//! between all pairs takes indirect routes, which cross two links of a level: the bound of
+//! Valiant's routing for any pattern.
 
 use std::ops::Range;
 
