@@ -273,6 +273,7 @@ impl Algorithm {
         Some(match self {
             // A chain: the ring without the edge to rank 0.
             Self::Ring => vec![with(Phase::new(Pattern::Shift(1), 1.0)).over(n - 1)],
+            // Rank 0 passes half of N to the root of the second tree, a hop that is not counted.
             Self::Tree => {
                 let tree = Phase::new(Pattern::DoubleTree, 0.5).over(tree::depth(n));
                 vec![Phase { reduced: if reduces { 1.0 } else { 0.0 }, ..tree }]

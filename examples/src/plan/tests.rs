@@ -13,7 +13,7 @@ fn small_networks() -> Vec<Network> {
     let mut networks = Vec::new();
     for kind in KINDS {
         for (ranks, per_host) in [(2, 1), (3, 1), (12, 2), (13, 1), (24, 4), (30, 3), (36, 4), (56, 8), (64, 4)] {
-            for (first, second) in [(2, 2), (3, 2), (1, 3), (4, 0)] {
+            for (first, second) in [(2, 2), (3, 2), (4, 0)] {
                 let mut network = Network::preset(kind, ranks);
                 let second = if kind == Kind::Dragonfly { second.max(1) } else { second };
                 network.set_tiers(first, second, &[2.0, 1.5]);
@@ -203,14 +203,16 @@ fn a_rail_keeps_more_traffic_below_its_leaf_switches() {
 
 #[test]
 fn a_hundred_thousand_ranks_are_predicted() {
-    for kind in [Kind::FatTree, Kind::Rail, Kind::Dragonfly] {
-        let mut network = Network::preset(kind, 100_000);
-        network.in_network = true;
-        for operation in [Operation::AllReduce, Operation::AllGather] {
-            let report = Report::new(&network, operation, None, &[8.0, 1e6, 1e9]).unwrap();
-            assert_eq!(report.results.iter().filter(|row| row.auto).count(), 3);
-            assert!(report.results.iter().all(|row| row.time.is_finite() && row.time > 0.0));
-        }
+    let cases = [
+        (Kind::FatTree, Operation::AllReduce),
+        (Kind::Rail, Operation::AllGather),
+        (Kind::Dragonfly, Operation::ReduceScatter),
+    ];
+    for (kind, operation) in cases {
+        let network = Network { in_network: true, ..Network::preset(kind, 100_000) };
+        let report = Report::new(&network, operation, None, &[8.0, 1e6, 1e9]).unwrap();
+        assert_eq!(report.results.iter().filter(|row| row.auto).count(), 3);
+        assert!(report.results.iter().all(|row| row.time.is_finite() && row.time > 0.0));
     }
 }
 
