@@ -28,6 +28,8 @@ mod report;
 mod svg;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trace_tests;
 mod training;
 mod tree;
 pub mod units;

@@ -114,7 +114,7 @@ fn switches_that_reduce_take_every_byte_once() {
 }
 
 /// The bytes that the busiest rank sends.
-fn sent(traffic: &Traffic, ranks: usize) -> f64 {
+pub(super) fn sent(traffic: &Traffic, ranks: usize) -> f64 {
     let of = |phase: &Phase| {
         let messages = rank_messages(phase, ranks);
         let by_rank = |rank| messages.iter().filter(|(from, _)| *from == rank).count();
