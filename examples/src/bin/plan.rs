@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 ///
 /// Bandwidth has nccl-tests' meaning. Rates are those of one direction.
 #[derive(Clone, Parser)]
-#[command(version, args_override_self = true, about, long_about = None)]
-#[command(after_help = "Exit status: 0 success, 1 failure, 2 arguments that make no sense.")]
+#[command(version, args_override_self = true, long_about = None)]
+#[command(after_help = "Exit status: 0 success, 1 failure, 2 invalid arguments.")]
 struct Args {
     /// The collective
     #[arg(short, long, value_enum, default_value_t = Operation::AllReduce)]
