@@ -5,15 +5,33 @@ mod copy;
 mod message_rate;
 mod rdma_memory;
 mod rdma_send;
+mod rdma_sleep;
 mod rdma_write;
 mod tcp;
 mod ucx;
+mod unix;
 
 pub use cache_line::CacheLine;
 pub use copy::{Copy, Method, Target};
 pub use message_rate::{MESSAGES, MessageRate};
 pub use rdma_memory::RdmaMemory;
 pub use rdma_send::RdmaSend;
+pub use rdma_sleep::RdmaSleep;
 pub use rdma_write::RdmaWrite;
 pub use tcp::TcpSpin;
 pub use ucx::{Test, Ucx};
+pub use unix::{Kind, UnixSleep};
+
+/// How the two ends of a comparison sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// In the call that takes the message or its event.
+    InCall,
+    /// In poll(2), before that call.
+    InPoll,
+}
+
+impl Sleep {
+    /// Both ways.
+    pub const ALL: [Self; 2] = [Self::InCall, Self::InPoll];
+}

@@ -54,8 +54,16 @@ impl Prepared {
     ///
     /// The device's error.
     pub fn new(opened: &Opened) -> io::Result<Self> {
+        Self::on(opened, opened.context.create_cq(2 * DEPTH)?)
+    }
+
+    /// Creates a queue pair with a protection domain of its own that reports to `cq`.
+    ///
+    /// # Errors
+    ///
+    /// The device's error.
+    pub fn on(opened: &Opened, cq: CompletionQueue) -> io::Result<Self> {
         let pd = opened.context.alloc_pd()?;
-        let cq = opened.context.create_cq(2 * DEPTH)?;
         let builder = pd.queue_pair().cq(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(INLINE);
         let qp = builder.build()?.init(&InitOptions::new().port(opened.port))?;
         Ok(Self { pd, cq, qp })

@@ -23,7 +23,7 @@ const FOLLOW: &str = "--follow";
 pub enum Role {
     /// The leader measures, on the first core.
     Leader,
-    /// The follower answers, on the second core.
+    /// The follower answers, on the second core, or on the same ([`Plan::on_one_core`]).
     Follower,
 }
 
@@ -119,6 +119,8 @@ pub struct Plan {
     pub block: Duration,
     /// Longest wait for a quiet machine before each round.
     pub patience: Duration,
+    /// Whether both processes run on the same core.
+    pub on_one_core: bool,
 }
 
 impl Plan {
@@ -126,9 +128,11 @@ impl Plan {
     #[must_use]
     pub fn new(smoke: bool, rounds: usize, block: Duration) -> Self {
         if smoke {
-            Self { rounds: 1, warm_up: 0, blocks: 1, block: Duration::ZERO, patience: Duration::ZERO }
+            let patience = Duration::ZERO;
+            Self { rounds: 1, warm_up: 0, blocks: 1, block: Duration::ZERO, patience, on_one_core: false }
         } else {
-            Self { rounds, warm_up: 0, blocks: 9, block, patience: Duration::from_secs(2) }
+            let patience = Duration::from_secs(2);
+            Self { rounds, warm_up: 0, blocks: 9, block, patience, on_one_core: false }
         }
     }
 }
@@ -185,7 +189,10 @@ fn follow(core: usize, build: impl Fn(Role, &mut Channel) -> io::Result<Contende
 }
 
 fn lead(plan: &Plan, build: impl Fn(Role, &mut Channel) -> io::Result<Contenders>) -> io::Result<Vec<Outcome>> {
-    let (here, there) = affinity::two_cores()?;
+    let (here, mut there) = affinity::two_cores()?;
+    if plan.on_one_core {
+        there = here;
+    }
     let all = affinity::cores()?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new(std::env::current_exe()?)
