@@ -52,6 +52,8 @@ struct Counts {
     /// Both counts are modulo 2^32, like the public counters.
     reported: u32,
     completed: u32,
+    /// Threads in [`Ledger::settle`]. Without any, an acknowledgement makes no system call.
+    waiting: u32,
 }
 
 impl Ledger {
@@ -67,14 +69,17 @@ impl Ledger {
         let mut counts = self.lock();
         counts.completed = counts.completed.wrapping_add(events);
         publish(counts.completed);
-        self.acknowledged.notify_all();
+        if counts.waiting > 0 {
+            self.acknowledged.notify_all();
+        }
     }
 
     /// Waits until every event that C has read is acknowledged.
     pub(crate) fn settle(&self) {
-        let counts = self.lock();
+        let mut counts = self.lock();
+        counts.waiting += 1;
         let settled = self.acknowledged.wait_while(counts, |counts| counts.completed != counts.reported);
-        drop(settled.unwrap_or_else(PoisonError::into_inner));
+        settled.unwrap_or_else(PoisonError::into_inner).waiting -= 1;
     }
 
     pub(crate) fn is_open(&self) -> bool {
