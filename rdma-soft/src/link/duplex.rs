@@ -283,25 +283,30 @@ impl Outbound for Link {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::fd::AsFd;
     use std::sync::Arc;
 
     use rdma_mem::Mapping;
 
     use super::super::memory::{Memory, Side};
     use super::*;
+    use crate::os::bell::Bell;
     use crate::os::process::open_pidfd;
     use crate::os::socket::Socket;
 
     /// Two ends of a link, and the socket on which the second one is rung.
     fn link() -> (Link, Link, Socket) {
         let (memory, _) = Memory::create(1 << 20).unwrap();
-        let [socket, bell] = Socket::pair();
+        let [socket, theirs] = Socket::pair();
         let pid = i32::try_from(std::process::id()).unwrap();
         let (directory, _) = Mapping::create(4096).unwrap();
         let pidfd = open_pidfd(pid).unwrap();
-        let peer = Peer { pid, slots: Vec::new(), socket, pidfd, directory: Arc::new(directory) };
+        // Not a bell, so that the peer is rung on the socket.
+        let bell = Bell::of_peer(socket.as_fd().try_clone_to_owned().unwrap());
+        let our_bell = Bell::new().unwrap();
+        let peer = Peer { pid, slots: Vec::new(), socket, bell, our_bell, pidfd, directory: Arc::new(directory) };
         let ours = Link::new(LinkId(0), 0, memory.ends(Side::Opener), Some(peer));
-        (ours, Link::new(LinkId(0), 0, memory.ends(Side::Acceptor), None), bell)
+        (ours, Link::new(LinkId(0), 0, memory.ends(Side::Acceptor), None), theirs)
     }
 
     fn rings(bell: &Socket) -> usize {

@@ -5,8 +5,8 @@
 //!   Hello { token's address, slots }          ->
 //!                                             <-  Hello { opener's token, token's address, slots }
 //!   Offer { acceptor's token, ring capacity } ->
-//!     + link memory, directory
-//!                                             <-  Accept + directory
+//!     + link memory, directory, bell
+//!                                             <-  Accept + directory, bell
 //! ```
 //!
 //! Two processes share one link. The acceptor answers `Known { slots }` to an opener that it has a
@@ -26,6 +26,7 @@ use super::peer::Peer;
 use super::trust::{self, TOKEN, Token};
 use crate::engine::{DIRECTORY_LEN, Slot};
 use crate::os;
+use crate::os::bell::Bell;
 use crate::os::process::Credentials;
 use crate::os::socket::Socket;
 
@@ -172,12 +173,16 @@ struct Agreed {
     ends: Ends,
     hello: Hello,
     directory: Mapping,
+    bell: Bell,
+    our_bell: Bell,
 }
 
 impl Agreed {
     fn over(self, socket: Socket) -> Established {
-        let Hello { pid, pidfd, slots, .. } = self.hello;
-        Established { ends: self.ends, peer: Peer { pid, slots, socket, pidfd, directory: Arc::new(self.directory) } }
+        let Self { ends, hello, directory, bell, our_bell } = self;
+        let Hello { pid, pidfd, slots, .. } = hello;
+        let peer = Peer { pid, slots, socket, bell, our_bell, pidfd, directory: Arc::new(directory) };
+        Established { ends, peer }
     }
 }
 
@@ -209,12 +214,13 @@ fn try_open(socket: &Socket, local: &Local<'_>) -> Result<Result<Agreed, Opened>
     let hello = Hello::read(socket, peer, &mut answer.body)?;
 
     let (memory, file) = Memory::create(local.capacity)?;
-    let fds = [file.as_fd(), fd_of(local.directory)?];
+    let our_bell = Bell::new()?;
+    let fds = [file.as_fd(), fd_of(local.directory)?, our_bell.as_fd()];
     packet::send(socket, Kind::Offer, &Body::default().bytes(&hello.token).u64(local.capacity as u64), &fds)?;
 
-    let [directory] = descriptors(of_kind(next(socket)?, Kind::Accept)?)?;
+    let [directory, bell] = descriptors(of_kind(next(socket)?, Kind::Accept)?)?;
     let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
-    Ok(Ok(Agreed { ends: memory.ends(Side::Opener), hello, directory }))
+    Ok(Ok(Agreed { ends: memory.ends(Side::Opener), hello, directory, bell: Bell::of_peer(bell), our_bell }))
 }
 
 fn try_accept(
@@ -243,11 +249,13 @@ fn try_accept(
     let mut offer = of_kind(next(socket)?, Kind::Offer)?;
     check_proof(&token, peer, &mut offer.body)?;
     let capacity = usize::try_from(offer.body.take_u64()?).unwrap_or(usize::MAX);
-    let [memory, directory] = descriptors(offer)?;
+    let [memory, directory, bell] = descriptors(offer)?;
     let memory = Memory::open(memory.as_fd(), capacity)?;
     let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
-    packet::send(socket, Kind::Accept, &Body::default(), &[fd_of(local.directory)?])?;
-    Ok(Some(Agreed { ends: memory.ends(Side::Acceptor), hello: theirs, directory }))
+    let our_bell = Bell::new()?;
+    packet::send(socket, Kind::Accept, &Body::default(), &[fd_of(local.directory)?, our_bell.as_fd()])?;
+    let (ends, bell) = (memory.ends(Side::Acceptor), Bell::of_peer(bell));
+    Ok(Some(Agreed { ends, hello: theirs, directory, bell, our_bell }))
 }
 
 /// The peer's credentials. Refuses a process of another user, since the kernel as a rule does not

@@ -2,6 +2,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::thread;
 
 use super::*;
+use crate::os::event_loop::EventLoop;
+use crate::os::wait_set::WaitSet;
 
 struct Process {
     directory: SharedMemory,
@@ -71,8 +73,13 @@ fn two_processes_that_mean_well_get_a_link() {
     super::super::doorbell::arm(opened.ends.asleep.word());
     assert!(super::super::doorbell::must_ring(accepted.ends.peer_asleep.word()));
     assert!(!super::super::doorbell::must_ring(opened.ends.asleep.word()));
+    let (event_loop, set) = (EventLoop::new().unwrap(), WaitSet::new().unwrap());
+    let mut rings = 0;
+    set.watch(&accepted.peer.our_bell, 1, &event_loop).unwrap();
+    event_loop.wait(Some(Duration::ZERO), |_| {});
     opened.peer.ring();
-    assert_eq!(take(&accepted.peer.socket).kind, Kind::Doorbell as u32);
+    event_loop.wait(Some(Duration::ZERO), |_| rings += 1);
+    assert_eq!(rings, 1);
 }
 
 #[test]
@@ -158,13 +165,16 @@ fn descriptors_that_could_hurt_are_refused() {
     // made this one.
     let unsealed = unsafe { OwnedFd::from_raw_fd(fd) };
     let directory = good.directory.fd().unwrap();
-    let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 6] = [
+    let made = Bell::new().unwrap();
+    let bell = made.as_fd();
+    let bad: [(&str, u64, Vec<BorrowedFd<'_>>); 7] = [
         ("no descriptors", 1 << 16, vec![]),
-        ("one too many", 1 << 16, vec![memory.as_fd(), directory, directory]),
-        ("unsealed rings", 1 << 16, vec![unsealed.as_fd(), directory]),
-        ("rings shorter than said", 1 << 20, vec![memory.as_fd(), directory]),
-        ("an impossible capacity", (1 << 16) + 1, vec![memory.as_fd(), directory]),
-        ("a directory that is none", 1 << 16, vec![memory.as_fd(), unsealed.as_fd()]),
+        ("one too many", 1 << 16, vec![memory.as_fd(), directory, bell, bell]),
+        ("no bell", 1 << 16, vec![memory.as_fd(), directory]),
+        ("unsealed rings", 1 << 16, vec![unsealed.as_fd(), directory, bell]),
+        ("rings shorter than said", 1 << 20, vec![memory.as_fd(), directory, bell]),
+        ("an impossible capacity", (1 << 16) + 1, vec![memory.as_fd(), directory, bell]),
+        ("a directory that is none", 1 << 16, vec![memory.as_fd(), unsealed.as_fd(), bell]),
     ];
     for (what, capacity, fds) in bad {
         let result = accept_from(|socket| {

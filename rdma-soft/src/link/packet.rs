@@ -16,7 +16,7 @@ use crate::os::socket::{Received, Socket};
 
 /// Version of the protocol between two processes. Increment the version with every change of a
 /// packet, a frame, the rings or the directory.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 const MAGIC: u64 = u64::from_be_bytes(*b"RDMAsoft");
 /// Length of the magic, version and kind, which precede the body.
 const HEAD: usize = 16;
@@ -28,15 +28,16 @@ pub(crate) enum Kind {
     /// The sender's slots and the address of its token; the acceptor's Hello also has the opener's
     /// token.
     Hello = 1,
-    /// The opener's proof (the acceptor's token), the link's memory and the opener's directory.
+    /// The opener's proof (the acceptor's token), the link's memory, the opener's directory and the
+    /// opener's bell.
     Offer = 2,
-    /// The acceptor's directory: the link is up.
+    /// The acceptor's directory and bell: the link is up.
     Accept = 3,
     /// The sender refuses the link; the body is the reason.
     Refuse = 4,
     /// A region that the peer may map.
     Grant = 5,
-    /// Wakes the peer.
+    /// Wakes the peer, if its bell cannot be rung.
     Doorbell = 6,
     /// A link between the two processes exists already; the body has the sender's slots.
     Known = 7,

@@ -7,6 +7,7 @@ use rdma_mem::Mapping;
 
 use super::packet::{self, Body, Kind};
 use crate::engine::Slot;
+use crate::os::bell::Bell;
 use crate::os::{self, process, socket::Socket};
 
 /// A process that has a link to this one.
@@ -16,9 +17,12 @@ pub(crate) struct Peer {
     pub(crate) pid: i32,
     /// The peer's slots, each confirmed by the kernel.
     pub(crate) slots: Vec<Slot>,
-    /// The socket of the handshake. The socket carries doorbells and regions, and hangs up when the
-    /// peer dies.
+    /// The socket of the handshake. The socket carries regions, and hangs up when the peer dies.
     pub(crate) socket: Socket,
+    /// Wakes the peer.
+    pub(crate) bell: Bell,
+    /// Wakes this process.
+    pub(crate) our_bell: Bell,
     /// Becomes readable when the peer dies, even if a child of the peer keeps the socket open.
     pub(crate) pidfd: OwnedFd,
     /// The directory in which the peer publishes its regions and queue pairs.
@@ -26,9 +30,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Wakes the peer. Never blocks, whatever the peer does with its end: this process made the
-    /// AF_UNIX socket, no other process has its descriptor, and a send to a full socket fails.
+    /// Wakes the peer. Never blocks, whatever the peer does with its bell or its end of the socket:
+    /// this process made the AF_UNIX socket, no other process has its descriptor, and a send to a
+    /// full socket fails.
     pub(crate) fn ring(&self) {
+        if self.bell.ring() {
+            return;
+        }
         // A full socket means that the peer has hundreds of unread doorbells, so one more is not
         // needed.
         let _full: os::Result<()> = self.socket.send(&packet::DOORBELL);

@@ -1,8 +1,9 @@
 //! The agent: the thread that does the device's work while the application does something else.
 //!
 //! The agent sleeps in `epoll_wait` on its waker, its timer, the listening sockets, the links'
-//! sockets and the peers' pidfds. While the application polls, the agent only looks in once a
-//! millisecond, to notice the end of the polling; peers do not ring meanwhile.
+//! bells and sockets, and the peers' pidfds. While the application polls, the agent only looks in
+//! once a millisecond, to notice the end of the polling; peers do not ring meanwhile. While a
+//! thread waits for an event (`waiter`), bells wake that thread.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -37,10 +38,7 @@ pub(super) fn start(node: &'static Node) -> os::Result<()> {
 fn take_turn(node: &'static Node, polls_before: &mut u64, is_rung: bool) -> Option<Duration> {
     let (wait, lookups, grants, unmapped) = {
         let mut state = node.lock();
-        state.agent = Agent::Awake;
-        // Timers run before `progress`, which sends the frames and reports the events that timers
-        // cause.
-        state.run_timers();
+        state.begin_agent_turn();
         let more = state.progress();
         let lookups = core::mem::take(&mut state.lookups);
         let grants = core::mem::take(&mut state.grants);
@@ -77,10 +75,11 @@ fn fall_asleep(state: &mut State, polling: bool, more: bool) -> Option<Duration>
     (more || state.fall_asleep()).then_some(Duration::ZERO)
 }
 
-/// Handles a readable descriptor. True if a peer has rung.
+/// Handles a descriptor that the event loop reports. True if a peer has rung.
 fn handle(node: &'static Node, source: Source) -> bool {
     match source {
         Source::Listener(index) => peers::accept(node, index),
+        Source::Bell => return true,
         Source::Socket { link, generation } => return receive(node, link, generation),
         Source::Death { link, generation } => remove(node, link, generation, "the peer has died"),
     }

@@ -18,6 +18,7 @@ use crate::log::log;
 use crate::os;
 use crate::os::event_loop::EventLoop;
 use crate::os::socket::Socket;
+use crate::os::wait_set::WaitSet;
 
 /// Default capacity of each ring in bytes.
 const RING_CAPACITY: usize = 1 << 20;
@@ -62,6 +63,10 @@ pub(crate) struct Node {
     directory: Arc<SharedMemory>,
     /// The agent's event loop.
     pub(super) event_loop: Arc<EventLoop>,
+    /// The links' bells, for the thread that waits in place of the agent.
+    pub(super) wait_set: Arc<WaitSet>,
+    /// Held by the thread that waits in place of the agent. This lock is taken before all others.
+    pub(super) waiter: Mutex<()>,
     /// The slots of this process. While this lock is held, the state's lock is never taken.
     listeners: Mutex<Vec<Listener>>,
     /// Handshakes under way. This lock is taken before the state's.
@@ -73,7 +78,7 @@ pub(crate) struct Node {
 impl Node {
     /// Makes a node without an agent.
     pub(super) fn new() -> os::Result<Self> {
-        let event_loop = Arc::new(EventLoop::new()?);
+        let (event_loop, wait_set) = (Arc::new(EventLoop::new()?), Arc::new(WaitSet::new()?));
         let directory = Arc::new(SharedMemory::new(DIRECTORY_LEN)?);
         // SAFETY: Area::new wants mapped, readable and writable bytes for the life of the owner,
         // accessed only atomically in this process: the directory is DIRECTORY_LEN bytes of shared
@@ -84,11 +89,13 @@ impl Node {
         let slot = listener.slot;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
         let engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
-        let state = State::new(engine, slot, Arc::clone(&event_loop), ring_capacity());
+        let state = State::new(engine, slot, Arc::clone(&event_loop), Arc::clone(&wait_set), ring_capacity());
         Ok(Self {
             state: Mutex::new(state),
             directory,
             event_loop,
+            wait_set,
+            waiter: Mutex::default(),
             listeners: Mutex::new(vec![listener]),
             meetings: Meetings::default(),
             memberships: Memberships::default(),
@@ -170,10 +177,11 @@ impl Node {
         Local { slots, directory: &self.directory, capacity }
     }
 
-    /// Has the agent watch a link's descriptors.
+    /// Has the agent watch a link's descriptors, and waiting threads its bell.
     pub(super) fn watch(&self, link: &Link) -> os::Result<()> {
         let Some(peer) = &link.peer else { return Ok(()) };
         let (id, generation) = (link.id, link.generation);
+        self.wait_set.watch(&peer.our_bell, Source::Bell.token(), &self.event_loop)?;
         self.event_loop.watch(&peer.socket, Source::Socket { link: id, generation }.token())?;
         self.event_loop.watch_once(&peer.pidfd, Source::Death { link: id, generation }.token())
     }

@@ -14,10 +14,12 @@ mod source;
 mod state;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod waiter;
 
 use std::sync::{Once, TryLockError};
 
 pub(crate) use self::device::Node;
+pub(crate) use self::waiter::{Interrupted, Waiter, wake_waiter};
 use crate::engine::Errno;
 use crate::log::{self, log};
 use crate::os;

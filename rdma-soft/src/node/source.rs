@@ -2,11 +2,13 @@
 
 use crate::engine::LinkId;
 
-/// A descriptor that became readable.
+/// A descriptor that the event loop reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// A listening socket has a peer to accept.
     Listener(u32),
+    /// A peer has rung: its frames are in the link's ring.
+    Bell,
     /// A link's socket has a packet, or the peer hung up.
     Socket {
         /// The link.
@@ -30,6 +32,7 @@ impl Source {
             Self::Listener(index) => (0, index, 0),
             Self::Socket { link, generation } => (1, link.0, generation),
             Self::Death { link, generation } => (2, link.0, generation),
+            Self::Bell => (3, 0, 0),
         };
         kind << 60 | u64::from(index & 0x0fff_ffff) << 32 | u64::from(generation)
     }
@@ -40,6 +43,7 @@ impl Source {
         match token >> 60 {
             0 => Self::Listener(index),
             1 => Self::Socket { link: LinkId(index), generation },
+            3 => Self::Bell,
             _ => Self::Death { link: LinkId(index), generation },
         }
     }
@@ -53,6 +57,7 @@ mod tests {
     fn sources_come_back_as_they_went_in() {
         for source in [
             Source::Listener(7),
+            Source::Bell,
             Source::Socket { link: LinkId(0x0fff_ffff), generation: u32::MAX },
             Source::Death { link: LinkId(3), generation: 9 },
         ] {

@@ -12,7 +12,9 @@ use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
 use crate::link::peer::Peer;
 use crate::link::ring::Corrupt;
 use crate::log::log;
-use crate::os::{self, event_loop::EventLoop};
+use crate::os;
+use crate::os::event_loop::EventLoop;
+use crate::os::wait_set::WaitSet;
 
 /// Polls between two checks of the timers while the agent is awake or ticking: reading the clock
 /// takes as long as the rest of an empty poll.
@@ -20,7 +22,8 @@ const POLLS_PER_CLOCK: u64 = 32;
 /// Polls since the last sleep (see `polls_at_sleep`) from which the application counts as polling.
 const POLLS_OF_A_POLLER: u64 = 16;
 /// Interval at which the agent looks in while the application polls.
-pub(super) const TICK: Duration = Duration::from_millis(1);
+pub(super) const TICK: Duration = Duration::from_nanos(TICK_NS);
+const TICK_NS: u64 = 1_000_000;
 /// Polls between two nudges, which ring peers that have stopped looking for frames: some 10 us.
 const POLLS_PER_NUDGE: u64 = 128;
 /// Bytes of budget left for the next link, and then for sending, after a link that used up the
@@ -64,15 +67,26 @@ pub(crate) struct State {
     sink: Option<fn(Event)>,
     /// Expiry of the agent's timer.
     alarm: Time,
+    /// Acknowledgements wait for the next request of a thread that has got its event: until the
+    /// thread polls or sleeps, at most for a `TICK`, after which the alarm is set.
+    holds_acks: bool,
     /// The agent's event loop.
     event_loop: Arc<EventLoop>,
+    /// The links' bells, for the thread that waits in place of the agent.
+    wait_set: Arc<WaitSet>,
     ring_capacity: usize,
     generation: u32,
 }
 
 impl State {
     /// Makes a state without links.
-    pub(super) fn new(engine: Engine, slot: Slot, event_loop: Arc<EventLoop>, ring_capacity: usize) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        slot: Slot,
+        event_loop: Arc<EventLoop>,
+        wait_set: Arc<WaitSet>,
+        ring_capacity: usize,
+    ) -> Self {
         Self {
             engine,
             links: Vec::new(),
@@ -85,7 +99,9 @@ impl State {
             slots: vec![slot],
             sink: None,
             alarm: Time(u64::MAX),
+            holds_acks: false,
             event_loop,
+            wait_set,
             ring_capacity,
             generation: 0,
         }
@@ -147,6 +163,8 @@ impl State {
             let (pid, why) = (peer.pid, why.to_owned());
             log!(DEBUG, pid, why, "link down");
             self.event_loop.forget(&peer.socket);
+            self.event_loop.forget(&peer.our_bell);
+            self.wait_set.forget(&peer.our_bell);
             self.event_loop.forget(&peer.pidfd);
         }
         self.engine.handle_link_down(id);
@@ -175,6 +193,9 @@ impl State {
         }
         if self.polls % POLLS_PER_NUDGE == 0 {
             self.nudge();
+        }
+        if self.holds_acks && self.is_polled() {
+            self.holds_acks = false;
         }
         if self.is_quiet() {
             return Ok(0);
@@ -211,8 +232,19 @@ impl State {
         self.disarm();
         self.agent = Agent::Ticking;
         let now = os::now();
-        let tick = now.after(u64::try_from(TICK.as_nanos()).unwrap_or(u64::MAX));
-        self.set_alarm(if self.alarm > now { self.alarm.min(tick) } else { tick });
+        let tick = now.after(TICK_NS);
+        if self.alarm <= now || self.alarm > tick {
+            self.set_alarm(tick);
+        }
+    }
+
+    /// Begins a turn of the agent.
+    pub(super) fn begin_agent_turn(&mut self) {
+        self.agent = Agent::Awake;
+        self.holds_acks = false;
+        // Timers run before `progress`, which sends the frames and reports the events that timers
+        // cause.
+        self.run_timers();
     }
 
     /// Tells all peers to ring from now on. True if there is work to do first.
@@ -243,6 +275,7 @@ impl State {
 
     /// Sends the deferred acknowledgements, if there are any.
     pub(crate) fn send_deferred(&mut self) {
+        self.holds_acks = false;
         self.engine.release_acks();
         self.after_call();
     }
@@ -250,8 +283,10 @@ impl State {
     #[inline]
     fn turn(&mut self, defer_acks: bool) -> bool {
         let mut budget = COPY_BUDGET;
-        self.engine.release_acks();
-        self.engine.defer_acks(defer_acks);
+        if !self.holds_acks {
+            self.engine.release_acks();
+        }
+        self.engine.defer_acks(defer_acks || self.holds_acks);
         let mut more = self.drain(&mut budget);
         self.engine.defer_acks(false);
         more |= self.transmit(&mut budget);
@@ -282,19 +317,55 @@ impl State {
         self.nudge();
         self.progress();
         if self.agent == Agent::Ticking {
-            // If work remains after a few turns, the agent takes over.
-            let busy = (0..4).all(|_| {
-                let work = self.fall_asleep();
-                if work {
-                    self.progress();
-                }
-                work
-            });
-            if busy {
-                self.wake_agent();
-            }
+            self.fall_asleep_soon();
         }
         self.nudge();
+    }
+
+    /// Does the work at hand for a thread that waits for an event. The thread's next request may
+    /// carry the acknowledgements.
+    pub(super) fn work_for_event(&mut self) {
+        if !self.is_quiet() {
+            self.turn(true);
+        }
+    }
+
+    /// Prepares for the sleep of a thread that waits for an event: peers ring from now on. An agent
+    /// that is awake falls asleep in its own turn.
+    pub(super) fn rest(&mut self) {
+        self.holds_acks = false;
+        self.polls_at_sleep = self.polls;
+        if !self.is_quiet() {
+            self.progress();
+        }
+        if self.agent != Agent::Awake {
+            self.fall_asleep_soon();
+        }
+        self.nudge();
+    }
+
+    /// Treats a thread that has got its event as one that polls: peers do not ring, and the agent
+    /// looks in after a tick. Until then, acknowledgements wait for the thread's next request.
+    pub(super) fn resume(&mut self) {
+        if self.agent != Agent::Awake {
+            self.stay_awake();
+            self.holds_acks = true;
+        }
+    }
+
+    /// Falls asleep, after a few turns if necessary.
+    fn fall_asleep_soon(&mut self) {
+        let busy = (0..4).all(|_| {
+            let work = self.fall_asleep();
+            if work {
+                self.progress();
+            }
+            work
+        });
+        if busy {
+            // The agent does the rest.
+            self.wake_agent();
+        }
     }
 
     /// Handles all frames that have arrived so far.
@@ -466,7 +537,10 @@ impl State {
         while let Some(id) = self.engine.poll_active_link() {
             more |= self.transmit_on(id.0 as usize, &mut budget);
         }
-        match self.engine.poll_timeout() {
+        let next = self.engine.poll_timeout();
+        // An alarm that ends a tick is not put off.
+        let is_tick = self.agent == Agent::Ticking || self.holds_acks;
+        match if is_tick { next.map(|at| at.min(now.after(TICK_NS))) } else { next } {
             Some(at) if at < self.alarm || self.alarm <= now => self.set_alarm(at.max(now.after(1))),
             None if self.alarm <= now => self.alarm = Time(u64::MAX),
             _ => {}
@@ -524,7 +598,8 @@ mod tests {
     fn linked(count: usize) -> (State, Vec<Link>) {
         let event_loop = Arc::new(EventLoop::new().unwrap());
         let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });
-        let mut state = State::new(engine, Slot(7), event_loop, 4096);
+        let wait_set = Arc::new(WaitSet::new().unwrap());
+        let mut state = State::new(engine, Slot(7), event_loop, wait_set, 4096);
         let peers = (0..count).map(|_| {
             let (memory, _) = Memory::create(8 << 20).unwrap();
             state.add_link(memory.ends(Side::Acceptor), None);

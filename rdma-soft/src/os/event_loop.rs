@@ -44,6 +44,11 @@ impl EventLoop {
         self.add(fd, token, EpollFlags::empty())
     }
 
+    /// Reports `token` for a descriptor as `flags` say, which are epoll's.
+    pub(super) fn watch_edges(&self, fd: &impl AsFd, flags: EpollFlags, token: u64) -> Result<()> {
+        self.epoll.add(fd, EpollEvent::new(flags, token)).named("epoll_ctl")
+    }
+
     /// Reports `token` once when a descriptor is readable; see [`rearm`](Self::rearm).
     pub(crate) fn watch_once(&self, fd: &impl AsFd, token: u64) -> Result<()> {
         self.add(fd, token, EpollFlags::EPOLLONESHOT)

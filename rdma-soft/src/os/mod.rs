@@ -3,12 +3,15 @@
 //!
 //! Calls go through `nix`. A function that calls `libc` itself names the call that `nix` lacks.
 
+pub(crate) mod bell;
 pub(crate) mod event_loop;
 pub(crate) mod fork;
 pub(crate) mod private;
 pub(crate) mod process;
+pub(crate) mod signal;
 pub(crate) mod socket;
 pub(crate) mod thread;
+pub(crate) mod wait_set;
 
 use std::cell::Cell;
 use std::io;

@@ -1,6 +1,7 @@
 //! `ibv_comp_channel`: completion channels, which deliver the events of completion queues.
 
 use std::ffi::c_void;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -9,9 +10,9 @@ use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq};
 use super::Errno;
 use super::call::{Handle, Made, MinusOne, Out};
 use super::context::{Child, ContextState};
-use super::events::{CompletionEvents, cq_context};
+use super::events::{CompletionEvents, Entry, cq_context};
 use super::object::{Object, Public, counter};
-use crate::node::Node;
+use crate::node::{Interrupted, Node, Waiter, wake_waiter};
 
 /// Private part of a completion channel.
 #[derive(Debug)]
@@ -70,15 +71,36 @@ pub(super) fn get_cq_event(
     context: Out<*mut c_void>,
 ) -> Result<(), MinusOne> {
     let state = channel.get()?;
-    Node::get()?;
-    let address = state.events.wait(|entry| {
-        // Counts the event under the channel's lock: until C acknowledges it, destroying the CQ
-        // waits.
-        entry.completions.report();
-        entry.address()
-    })?;
+    let address = wait(&state.events, Node::get()?)?;
     cq.write(address)?;
     // SAFETY: `cq_context` requires a live CQ: this one has a reported, unacknowledged event
     // (`events`, invariant 1).
     Ok(context.write(unsafe { cq_context(address) })?)
+}
+
+/// Takes the next event and counts it. Returns the address of its CQ.
+fn wait(events: &CompletionEvents, node: &'static Node) -> io::Result<*mut ibv_cq> {
+    // Counts the event under the channel's lock: until C acknowledges it, destroying the CQ waits.
+    let take = |entry: Arc<Entry>| {
+        entry.completions.report();
+        entry.address()
+    };
+    let Some(reception) = events.receive() else { return events.wait(take) };
+    let Some(waiter) = Waiter::new(node) else {
+        drop(reception);
+        return events.wait(take);
+    };
+    loop {
+        waiter.work();
+        if let Some(address) = reception.take(take) {
+            waiter.resume();
+            return Ok(address);
+        }
+        waiter.prepare_to_sleep();
+        let slept = if reception.may_sleep(wake_waiter) { waiter.sleep() } else { Ok(()) };
+        reception.stay_awake();
+        if slept == Err(Interrupted) {
+            return reception.take(take).ok_or_else(|| io::Error::from_raw_os_error(libc::EINTR));
+        }
+    }
 }

@@ -11,6 +11,9 @@
 //!    writing to the descriptor. An application must neither write to the descriptor nor read it: a
 //!    read leaves an entry without a count.
 //! 2. The descriptor is owned by the queue and open as long as the queue exists.
+//! 3. An event in a [`Reception`] is not counted, and no other thread takes it. A thread opens a
+//!    reception only while the queue is empty; an event that the thread has not taken when it
+//!    closes the reception becomes the first entry, and is counted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,13 +34,67 @@ const FUTILE: u32 = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
-    entries: Mutex<VecDeque<T>>,
+    entries: Mutex<Entries<T>>,
+}
+
+#[derive(Debug)]
+struct Entries<T> {
+    queue: VecDeque<T>,
+    /// Where the thread that has opened a reception gets its event.
+    reception: Option<Seat<T>>,
+}
+
+/// The state of a [`Reception`].
+#[derive(Debug)]
+struct Seat<T> {
+    event: Option<T>,
+    /// The function that wakes the thread, if the thread sleeps or is about to.
+    wake: Option<fn()>,
+}
+
+/// A thread's reservation of the next event, which then costs neither a write nor a read of the
+/// descriptor.
+#[derive(Debug)]
+pub(crate) struct Reception<'a, T>(&'a EventQueue<T>);
+
+impl<T> Reception<'_, T> {
+    /// Takes the event, if it has come.
+    pub(crate) fn take<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
+        self.0.lock().reception.as_mut()?.event.take().map(take)
+    }
+
+    /// Whether the thread may sleep: no event has come, and `wake` will be called when one comes.
+    pub(crate) fn may_sleep(&self, wake: fn()) -> bool {
+        let mut entries = self.0.lock();
+        let Some(seat) = &mut entries.reception else { return false };
+        seat.wake = Some(wake);
+        seat.event.is_none()
+    }
+
+    /// The thread is awake: it looks for the event itself.
+    pub(crate) fn stay_awake(&self) {
+        if let Some(seat) = &mut self.0.lock().reception {
+            seat.wake = None;
+        }
+    }
+}
+
+impl<T> Drop for Reception<'_, T> {
+    fn drop(&mut self) {
+        let mut entries = self.0.lock();
+        let left = entries.reception.take().and_then(|seat| seat.event);
+        let Some(event) = left else { return };
+        entries.queue.push_front(event);
+        drop(entries);
+        self.0.raise();
+    }
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> os::Result<Self> {
         let counter = EventFd::from_flags(EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC).named("eventfd2")?;
-        Ok(Self { fd: counter.into(), entries: Mutex::default() })
+        let entries = Entries { queue: VecDeque::new(), reception: None };
+        Ok(Self { fd: counter.into(), entries: Mutex::new(entries) })
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
@@ -51,8 +108,40 @@ impl<T> EventQueue<T> {
         if !admit(&event) {
             return;
         }
-        entries.push_back(event);
+        if let Some(seat) = entries.reception.as_mut().filter(|seat| seat.event.is_none()) {
+            seat.event = Some(event);
+            let wake = seat.wake.take();
+            drop(entries);
+            if let Some(wake) = wake {
+                wake();
+            }
+            return;
+        }
+        entries.queue.push_back(event);
         drop(entries);
+        self.raise();
+    }
+
+    /// Reserves the next event for this thread. None if an event is queued, if another thread has
+    /// reserved the next one, or if the descriptor is non-blocking.
+    pub(crate) fn receive(&self) -> Option<Reception<'_, T>> {
+        let is_busy = |entries: &Entries<T>| !entries.queue.is_empty() || entries.reception.is_some();
+        if is_busy(&self.lock()) {
+            return None;
+        }
+        // SAFETY: `fcntl` requires an open descriptor (invariant 2) and the argument that the
+        // command takes: `F_GETFL` takes none.
+        let flags = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_GETFL) };
+        let mut entries = self.lock();
+        if flags < 0 || flags & libc::O_NONBLOCK != 0 || is_busy(&entries) {
+            return None;
+        }
+        entries.reception = Some(Seat { event: None, wake: None });
+        Some(Reception(self))
+    }
+
+    /// Raises the counter for a new entry, which wakes one reader.
+    fn raise(&self) {
         let one = 1_u64;
         // SAFETY: `write` requires an open descriptor (invariant 2) and as many readable bytes:
         // `one` has 8. The call blocks or fails only if the counter is at its limit of 2^64 - 2,
@@ -75,7 +164,7 @@ impl<T> EventQueue<T> {
             let mut entries = self.lock();
             // The queue is empty if the event was retracted after this thread had lowered the
             // counter.
-            if let Some(event) = entries.pop_front() {
+            if let Some(event) = entries.queue.pop_front() {
                 return Ok(take(event));
             }
         }
@@ -92,12 +181,15 @@ impl<T> EventQueue<T> {
     pub(crate) fn extract<R>(&self, matches: impl Fn(&T) -> bool, seal: impl FnOnce() -> R) -> (Vec<T>, R) {
         let mut entries = self.lock();
         let mut removed = Vec::new();
-        for event in std::mem::take(&mut *entries) {
+        if let Some(seat) = &mut entries.reception {
+            removed.extend(seat.event.take_if(|event| matches(event)));
+        }
+        for event in std::mem::take(&mut entries.queue) {
             if matches(&event) {
                 removed.push(event);
                 self.lower();
             } else {
-                entries.push_back(event);
+                entries.queue.push_back(event);
             }
         }
         let sealed = seal();
@@ -116,7 +208,7 @@ impl<T> EventQueue<T> {
         unsafe { libc::preadv2(self.fd.as_raw_fd(), &raw const buffer, 1, -1, libc::RWF_NOWAIT) };
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+    fn lock(&self) -> MutexGuard<'_, Entries<T>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -126,6 +218,7 @@ mod tests {
     use super::*;
     use std::os::fd::FromRawFd;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -212,6 +305,50 @@ mod tests {
             assert_eq!(fired(), 1);
             assert_eq!(fired(), 0);
         }
+    }
+
+    static WOKEN: AtomicU32 = AtomicU32::new(0);
+
+    fn wake() {
+        WOKEN.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_reception_gets_one_event_and_wakes_its_thread() {
+        let queue = EventQueue::new().unwrap();
+        let reception = queue.receive().unwrap();
+        assert!(queue.receive().is_none(), "one thread has reserved the next event");
+        assert!(reception.may_sleep(wake));
+        queue.push(1);
+        queue.push(2);
+        assert_eq!(WOKEN.load(Ordering::Relaxed), 1);
+        assert!(readable(queue.raw_fd()), "the second event is for others");
+        assert!(!reception.may_sleep(wake));
+        reception.stay_awake();
+        assert_eq!(reception.take(|event| event), Some(1));
+        assert_eq!(reception.take(|event| event), None);
+        queue.push(3);
+        assert_eq!(WOKEN.load(Ordering::Relaxed), 1, "the thread is awake");
+        drop(reception);
+        // Nothing is lost.
+        assert!(queue.receive().is_none(), "events are queued");
+        let mut left = [0; 2].map(|_| queue.wait(|event| event).unwrap());
+        left.sort_unstable();
+        assert_eq!(left, [2, 3]);
+        assert!(!readable(queue.raw_fd()));
+    }
+
+    #[test]
+    fn an_event_in_a_reception_can_be_retracted() {
+        let queue = EventQueue::new().unwrap();
+        let reception = queue.receive().unwrap();
+        queue.push(1);
+        queue.retract(|event| *event == 1, || ());
+        assert_eq!(reception.take(|event| event), None);
+        drop(reception);
+        assert!(!readable(queue.raw_fd()));
+        set_nonblocking(queue.raw_fd());
+        assert!(queue.receive().is_none(), "nobody may wait");
     }
 
     #[test]

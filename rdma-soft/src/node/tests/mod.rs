@@ -281,7 +281,7 @@ fn count_what_links_cost() {
     // Each peer has two pipes to this process, and each of the four sides here has a region.
     // Handshakes use more descriptors for a moment.
     let fixed = before + 4 * 2 + 4;
-    until("four links have eight descriptors", || descriptors() <= fixed + 4 * 2);
+    until("four links have sixteen descriptors", || descriptors() <= fixed + 4 * 4);
     // Each link also maps a page, the region of this side, and the 4 MiB region of the peer. The
     // rest are rings and the peer's directory, whose cost the two processes share.
     let each = ((shared_memory() - memory) / 4).saturating_sub((4 << 10) + 4);

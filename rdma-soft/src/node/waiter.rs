@@ -1,0 +1,84 @@
+//! A thread of the application that waits for an event, and runs the device meanwhile.
+//!
+//! While such a thread sleeps, peers wake it instead of the agent: the doorbell reaches it without
+//! another thread in between. When it is not asleep, doorbells go to the agent as ever
+//! (`os/wait_set.rs`), so at any time one of the two answers them. The agent keeps its timer, the
+//! sockets and the work that only it does.
+//!
+//! One thread of the process is the waiter. Others sleep on their descriptors, and the waiter
+//! brings their events, as the agent would. No other thread is promoted when the waiter leaves: to
+//! wake a thread only to let it sleep elsewhere costs more than the agent does, and the waiter is
+//! usually back before the next doorbell.
+//!
+//! A thread in poll(2) stays with the agent. To wake it by the doorbell, the channel's descriptor
+//! would have to be readable for doorbells without an event, and programs end when
+//! `ibv_get_cq_event` then fails with `EAGAIN`, as the manual's own example does.
+
+use std::sync::{MutexGuard, TryLockError};
+
+use super::NODE;
+use super::device::Node;
+use crate::os::signal::Handlers;
+
+/// The right to wait in place of the agent.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    node: &'static Node,
+    _right: MutexGuard<'static, ()>,
+}
+
+/// A signal handler ran that ends waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interrupted;
+
+impl Waiter {
+    /// None if another thread has the right, or if nothing would tell whether a signal ends the
+    /// wait.
+    pub(crate) fn new(node: &'static Node) -> Option<Self> {
+        let right = try_lock(node)?;
+        (!Handlers::are_mixed()).then_some(Self { node, _right: right })
+    }
+
+    /// Handles the frames that have arrived.
+    pub(crate) fn work(&self) {
+        self.node.lock().work_for_event();
+    }
+
+    /// Finishes the work at hand and has peers ring from now on. Events that this reports need no
+    /// doorbell: the caller looks for them before it sleeps.
+    pub(crate) fn prepare_to_sleep(&self) {
+        self.node.lock().rest();
+    }
+
+    /// Sleeps until a peer rings or [`wake_waiter`] is called; may return early.
+    pub(crate) fn sleep(&self) -> Result<(), Interrupted> {
+        if self.node.wait_set.wait() || Handlers::read() == Handlers::Restart {
+            return Ok(());
+        }
+        // A ring that came with the signal has not woken the agent, and the peer rings once.
+        self.prepare_to_sleep();
+        Err(Interrupted)
+    }
+
+    /// Ends the wait of a thread that has its event. The thread counts as one that polls, until it
+    /// waits again or a tick has passed.
+    pub(crate) fn resume(self) {
+        self.node.lock().resume();
+    }
+}
+
+fn try_lock(node: &'static Node) -> Option<MutexGuard<'static, ()>> {
+    match node.waiter.try_lock() {
+        Ok(right) => Some(right),
+        // The lock guards no data.
+        Err(TryLockError::Poisoned(right)) => Some(right.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Ends the sleep of the thread that waits in place of the agent, if there is one.
+pub(crate) fn wake_waiter() {
+    if let Some(node) = NODE.get() {
+        node.wait_set.wake();
+    }
+}
