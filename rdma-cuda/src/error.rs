@@ -118,6 +118,29 @@ pub enum Error {
     /// Memory cannot be exported as a dma-buf because of its kind.
     #[error("{0}")]
     NotExportable(#[from] NotExportable),
+    /// A call of an RDMA device failed.
+    #[error(transparent)]
+    Rdma(#[from] rdma::Error),
+    /// A request of a staged connection failed.
+    #[error("a transfer of a staged message failed: {0}")]
+    Completion(rdma::WcError),
+    /// A message was longer than the memory that it was received into, and is lost.
+    #[error("a message of {len} bytes does not fit into {room} bytes: receive it into a longer slice")]
+    MessageTooLong {
+        /// The length of the message.
+        len: usize,
+        /// The length of the slice.
+        room: usize,
+    },
+    /// The peer sent a message that no `GpuEndpoint` sends.
+    #[error("the peer sent a message that is none of a GpuEndpoint: both ends must be one")]
+    ForeignMessage,
+    /// An earlier call failed and may have left a part of a message on the way.
+    #[error("an earlier call on this end of the connection has failed: connect a new one")]
+    EndpointFailed,
+    /// The peer sent nothing within the timeout.
+    #[error("the peer has sent nothing within the timeout of the staged connection")]
+    Timeout,
     /// The GPU neither orders a NIC's writes nor flushes them.
     #[error(
         "this GPU neither orders the writes of a NIC nor has cuFlushGPUDirectRDMAWrites: only a loopback read by the \

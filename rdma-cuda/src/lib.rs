@@ -51,6 +51,33 @@
 //! in host memory, if the program's [`Policy`] allows it. [`GpuRegion::path`] says which path is
 //! used and why; each [`Cause`] against the direct path says what to do about it.
 //!
+//! # Messages through host memory
+//!
+//! Where a NIC cannot access a GPU's memory, a [`GpuEndpoint`] sends messages from the memory of
+//! one GPU to that of another through pinned host memory, in chunks, so that copies and transfer
+//! overlap. There are messages only: a peer cannot read or write memory that its NIC cannot reach.
+//!
+//! ```no_run
+//! use rdma::{ConnectOptions, Endpoint, InitOptions};
+//! use rdma_cuda::{Gpu, GpuBuffer, GpuEndpoint, StagingOptions, Stream};
+//!
+//! # fn exchange(_: Endpoint) -> Endpoint { unimplemented!() }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let opened = rdma::open(&rdma::DeviceSelector::Any)?;
+//! let pd = opened.context.alloc_pd()?;
+//! let (gpu, init) = (Gpu::new(0)?, InitOptions::new().port(opened.port));
+//! let end = GpuEndpoint::prepare(&gpu, &pd, &init, StagingOptions::new())?;
+//! let peer = exchange(end.endpoint());
+//! let mut end = end.connect(&peer, &ConnectOptions::new())?;
+//!
+//! let (stream, buffer) = (Stream::new(&gpu)?, GpuBuffer::<u8>::new(&gpu, 1 << 20)?);
+//! stream.fill(&buffer.slice(), 7)?;
+//! end.send(&stream.ready(buffer.slice())?)?;
+//! let received = end.recv(&buffer.slice())?;
+//! println!("{received} bytes");
+//! # Ok(()) }
+//! ```
+//!
 //! # Environment
 //!
 //! `RDMA_LIBCUDA_PATH` names a library to load in place of `libcuda.so.1`. `RDMA_CUDA_PATH`
@@ -69,6 +96,7 @@ mod order;
 mod path;
 mod pending;
 mod region;
+mod staging;
 mod stream;
 #[cfg(test)]
 mod testing;
@@ -88,5 +116,6 @@ pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
 pub use path::{InvalidVariable, Path, Policy, Preference, Reason, Way};
 pub use pending::Pending;
 pub use region::{GpuRegion, RegionError};
+pub use staging::{GpuEndpoint, PreparedGpuEndpoint, StagingOptions};
 pub use stream::Stream;
 pub use topology::{Distance, Level, ParseLevelError, Topology};

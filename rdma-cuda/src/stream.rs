@@ -285,7 +285,7 @@ impl Stream {
     }
 
     /// Gives work to the stream, and parks what it uses until the returned event.
-    fn submit(
+    pub(crate) fn submit(
         &self,
         used: impl Send + 'static,
         call: impl FnOnce(&Driver, StreamHandle) -> Result<(), CudaError>,

@@ -13,6 +13,7 @@ use crate::gpu::Gpu;
 pub use buffer::{AllocationKind, GpuBuffer};
 pub use dma_buf::{DmaBuf, MemoryType, PointerAttributes};
 pub use pinned::PinnedBuffer;
+pub(crate) use pinned::PinnedMemory;
 pub use slice::GpuSlice;
 
 /// An owner of memory of a GPU: the one contract between this crate and memory that others have

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use rdma::{Host, MemoryOwner};
 
 use crate::error::Result;
 use crate::gpu::Gpu;
@@ -48,6 +49,23 @@ impl<T: Pod> PinnedBuffer<T> {
     }
 }
 
+// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// access: the buffer holds a pointer, not a reference, so moving it asserts nothing;
+// cuMemHostAlloc's memory stays in place until it is freed, and `new` has zeroed it. The parts are
+// the buffer itself. Dropping them frees the memory, unless a copy still keeps it.
+unsafe impl MemoryOwner for PinnedBuffer<u8> {
+    type Placement = Host;
+    type Parts = Self;
+
+    fn into_parts(self) -> (NonNull<u8>, usize, Self) {
+        (self.memory.start, self.len, self)
+    }
+
+    unsafe fn from_parts(_address: NonNull<u8>, _len: usize, parts: Self) -> Self {
+        parts
+    }
+}
+
 impl<T> Deref for PinnedBuffer<T> {
     type Target = [T];
 
@@ -75,6 +93,7 @@ impl<T> fmt::Debug for PinnedBuffer<T> {
 }
 
 /// Owned memory of `cuMemHostAlloc`; freed when dropped.
+#[derive(Debug)]
 pub(crate) struct PinnedMemory {
     gpu: Gpu,
     start: NonNull<u8>,
