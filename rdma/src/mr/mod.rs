@@ -135,12 +135,17 @@ impl Region {
         // Keep only the rights: other bits of ibv_access_flags change the meaning of the keys.
         let access = access & RemoteAccess::all();
         let flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | access.bits();
-        let optional = kind.optional_flags();
-        let raw = match route {
-            Route::Address => register_address(pd, &memory, flags | optional),
-            Route::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags | optional),
-            Route::DmaBuf { fd, offset } => register_dma_buf(pd, &memory, (fd, offset), flags, optional),
+        let register = |flags| match route {
+            Route::Address => register_address(pd, &memory, flags),
+            Route::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags),
+            Route::DmaBuf { fd, offset } => register_dma_buf(pd, &memory, fd, offset, flags),
         };
+        // libibverbs removes optional flags that the device does not know, but not for all verbs.
+        let optional = kind.optional_flags();
+        let raw = register(flags | optional).or_else(|error| match error.kind() {
+            ErrorKind::InvalidInput | ErrorKind::NotSupported if optional != 0 => register(flags),
+            _ => Err(error),
+        });
         let raw = match raw {
             Ok(raw) => raw,
             Err(error) => return Err((error, memory)),
@@ -176,28 +181,20 @@ fn register_mapping(pd: &Handle<PdInner>, memory: &RawMemory, mapping: NonNull<u
     Raw::created(Operation::RegisterMr, raw)
 }
 
-/// Registers a dma-buf with the optional flags, or without them if the device refuses them: the
-/// library does not remove them for this verb.
 fn register_dma_buf(
     pd: &Handle<PdInner>,
     memory: &RawMemory,
-    (fd, offset): (BorrowedFd<'_>, u64),
+    fd: BorrowedFd<'_>,
+    offset: u64,
     flags: u32,
-    optional: u32,
 ) -> Result<Raw<ibv_mr>> {
     let iova = memory.address().as_ptr().addr() as u64;
-    let register = |flags: u32| {
-        let reg = pd.context.table.ibv_reg_dmabuf_mr;
-        let flags = i32::try_from(flags).unwrap_or(0);
-        // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` is, and an open
-        // descriptor, which `fd` borrows for the call; the kernel keeps the dma-buf afterwards.
-        let raw = unsafe { reg(pd.raw.as_ptr(), offset, memory.len(), iova, fd.as_raw_fd(), flags) };
-        Raw::created(Operation::RegisterDmaBuf, raw)
-    };
-    register(flags | optional).or_else(|error| match error.kind() {
-        ErrorKind::InvalidInput | ErrorKind::NotSupported if optional != 0 => register(flags),
-        _ => Err(error),
-    })
+    let flags = i32::try_from(flags).unwrap_or(0);
+    let reg = pd.context.table.ibv_reg_dmabuf_mr;
+    // SAFETY: ibv_reg_dmabuf_mr wants a live domain of this table, which `pd` is, and an open
+    // descriptor, which `fd` borrows for the call; the kernel keeps the dma-buf afterwards.
+    let raw = unsafe { reg(pd.raw.as_ptr(), offset, memory.len(), iova, fd.as_raw_fd(), flags) };
+    Raw::created(Operation::RegisterDmaBuf, raw)
 }
 
 impl Object for Region {
