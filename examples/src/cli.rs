@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Command, Parser};
+use clap::{Arg, Command, Parser};
 use rdma::Mtu;
 use serde::Serialize;
 
@@ -101,24 +101,37 @@ pub fn mtu(text: &str) -> Result<u32, String> {
     bytes.ok_or_else(|| "an MTU is 256, 512, 1024, 2048 or 4096".to_owned())
 }
 
-/// Parses the command line. `--help` and `--version` print their text and return `None`.
-///
-/// # Errors
-/// One line that says which argument is wrong.
-pub fn parse<A: Parser>() -> Result<Option<A>, Failure> {
-    parse_as(A::command())
+/// Name of the option that every program has, whose value is a level of the log.
+const LOG: &str = "log";
+
+/// A command line.
+pub(crate) struct CommandLine<A> {
+    pub(crate) args: A,
+    /// The level of the log that `--log` asks for.
+    pub(crate) log: Option<String>,
 }
 
-/// Parses the command line of a variant of the program's command, as [`parse`] does.
+impl<A: Parser> CommandLine<A> {
+    fn try_parse(command: Command) -> Result<Self, clap::Error> {
+        let levels = ["error", "warn", "info", "debug", "trace"];
+        let help = "Print the log on standard error, down to this level [env: RUST_LOG]";
+        let log = Arg::new(LOG).long(LOG).value_name("LEVEL").value_parser(levels).help(help);
+        let mut command = command.arg(log.hide_short_help(true));
+        let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+        let log = matches.remove_one(LOG);
+        let args = A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
+        Ok(Self { args, log })
+    }
+}
+
+/// Parses the command line of a program's command, or of a variant of it. `--help` and `--version`
+/// print their text and return `None`.
 ///
 /// # Errors
 /// One line that says which argument is wrong.
-pub fn parse_as<A: Parser>(mut command: Command) -> Result<Option<A>, Failure> {
-    let parsed = command
-        .try_get_matches_from_mut(std::env::args_os())
-        .and_then(|mut matches| A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command)));
-    match parsed {
-        Ok(args) => Ok(Some(args)),
+pub(crate) fn parse<A: Parser>(command: Command) -> Result<Option<CommandLine<A>>, Failure> {
+    match CommandLine::try_parse(command) {
+        Ok(line) => Ok(Some(line)),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             error.print()?;
             Ok(None)

@@ -1,25 +1,34 @@
 //! Chooses the device, from flags or the environment, and reports which one was chosen and why.
 
+mod list;
+mod path;
+
 use std::io::{self, Write};
 
-use rdma::{Context, DatagramOptions, DeviceSelector, GidEntry, InitOptions, Mtu, RemoteAccess};
+use rdma::{Context, DatagramOptions, Device, DeviceSelector, GidEntry, InitOptions, Mtu, PortState, RemoteAccess};
 
-use crate::Failure;
+pub use self::list::{DeviceList, Wanted};
+pub use self::path::PathOptions;
 use crate::bootstrap::Group;
 use crate::failure::say;
+use crate::{Failure, environment};
 
 /// The options that say which device to use; the same in every program.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct DeviceOptions {
-    /// Device, and port if wanted: soft0, mlx5_0, mlx5_0:1, any, hardware
+    /// Device, and port if wanted: soft0, mlx5_0, mlx5_0:1, any, hardware; or a list, of which the
+    /// first is used: mlx5_0,mlx5_1; all but these: ^mlx5_1; whole names: =mlx5_1
     #[arg(short, long, value_name = "NAME", env = "RDMA_DEVICE")]
     pub device: Option<String>,
     /// Port of the device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub port: Option<u8>,
-    /// Entry of the port's GID table (default: the GID that reaches farthest)
+    /// Entry of the port's GID table [env: RDMA_GID_INDEX] (default: the GID that reaches farthest)
     #[arg(short = 'x', long, value_name = "N")]
     pub gid_index: Option<u32>,
+    /// The path to the peers.
+    #[command(flatten)]
+    pub path: PathOptions,
 }
 
 /// An open device, a port and an address on it.
@@ -33,6 +42,8 @@ pub struct Chosen {
     pub gid: Option<GidEntry>,
     /// The device and the reason for its choice, as text for the report.
     pub line: String,
+    /// The settings of the path to the peers.
+    pub(crate) path: PathOptions,
     /// Whether the device was asked for by name.
     named: bool,
 }
@@ -49,19 +60,21 @@ impl DeviceOptions {
     /// # Errors
     /// If there is no such device, port or GID; the message lists those that exist.
     pub fn open(&self) -> Result<Chosen, Failure> {
-        let mut selector = match &self.device {
-            // An empty RDMA_DEVICE counts as unset.
-            Some(name) if !name.is_empty() => {
-                name.parse::<DeviceSelector>().map_err(|e| Failure::usage(format!("--device or RDMA_DEVICE: {e}")))?
-            }
-            _ => DeviceSelector::Any,
+        let path = self.path.or_environment()?;
+        let wanted = self.wanted()?;
+        let selector = match &wanted {
+            Wanted::Any => DeviceSelector::Any,
+            Wanted::Hardware => DeviceSelector::Hardware,
+            Wanted::Listed(list) => select(list, self.port)?,
         };
-        if let (Some(port), DeviceSelector::Named { port: chosen, .. }) = (self.port, &mut selector) {
-            *chosen = Some(port);
-        }
         let named = matches!(selector, DeviceSelector::Named { .. });
         let opened = rdma::open(&selector)?;
         let mut line = opened.choice.to_string();
+        if let Wanted::Listed(list) = &wanted {
+            if list.single().is_none_or(|(name, _)| name != opened.choice.device()) {
+                line = format!("{line} (the first of {list})");
+            }
+        }
         let (context, mut port) = (opened.context, opened.port);
         if let Some(wanted) = self.port.filter(|&wanted| wanted != port) {
             // `--device` named no device, so the port could not be part of the selection.
@@ -73,7 +86,13 @@ impl DeviceOptions {
             line = format!("{line}; port {port} as asked");
         }
         let gid = self.gid(&context, port)?;
-        Ok(Chosen { context, port, gid, line, named })
+        Ok(Chosen { context, port, gid, line, path, named })
+    }
+
+    /// The devices that the options ask for. An empty `RDMA_DEVICE` counts as unset.
+    fn wanted(&self) -> Result<Wanted, Failure> {
+        let text = self.device.as_deref().unwrap_or_default();
+        text.parse().map_err(|error| Failure::usage(format!("--device or RDMA_DEVICE: {error}")))
     }
 
     /// Opens the device of every rank; collective.
@@ -86,7 +105,12 @@ impl DeviceOptions {
     }
 
     fn gid(&self, context: &Context, port: u8) -> Result<Option<GidEntry>, Failure> {
-        let Some(index) = self.gid_index else { return Ok(context.best_gid(port)?) };
+        let index = match self.gid_index {
+            Some(index) => Some(index),
+            // -1 is NCCL's word for the best one.
+            None => environment::setting("RDMA_GID_INDEX", -1..=255)?.and_then(|index: i32| u32::try_from(index).ok()),
+        };
+        let Some(index) = index else { return Ok(context.best_gid(port)?) };
         let table = context.gid_table(port)?;
         let known: Vec<String> = table.iter().map(|entry| entry.index.to_string()).collect();
         table.into_iter().find(|entry| entry.index == index).map(Some).ok_or_else(|| {
@@ -97,6 +121,32 @@ impl DeviceOptions {
             ))
         })
     }
+}
+
+/// Selects the first port of a list that is active, among all devices; with `port`, only ports with
+/// this number. Leaves it to [`rdma::open`] to refuse a single name that no device has.
+fn select(list: &DeviceList, port: Option<u8>) -> Result<DeviceSelector, Failure> {
+    let devices = Device::list()?;
+    let names: Vec<String> = devices.iter().map(Device::name).collect();
+    let candidates = list.candidates(&names);
+    if let Some((name, listed)) = list.single() {
+        if candidates.is_empty() || names.iter().any(|known| known == name) {
+            return Ok(DeviceSelector::Named { name: name.to_owned(), port: port.or(listed) });
+        }
+    }
+    for &at in &candidates {
+        let context = devices[at].open()?;
+        let is_active = |port: u8| context.port_attr(port).is_ok_and(|attr| attr.state() == PortState::ACTIVE);
+        let mut ports = (1..=context.port_count()).filter(|&number| port.is_none_or(|wanted| wanted == number));
+        if let Some(port) = ports.find(|&number| list.allows(&names[at], number) && is_active(number)) {
+            return Ok(DeviceSelector::Named { name: names[at].clone(), port: Some(port) });
+        }
+    }
+    let known = if names.is_empty() { "no device".to_owned() } else { names.join(", ") };
+    Err(Failure::new(format!(
+        "--device or RDMA_DEVICE: `{list}` leaves no device with an active port; there is {known} (devinfo shows their \
+         ports)"
+    )))
 }
 
 impl Chosen {

@@ -8,9 +8,12 @@
 mod proxy;
 
 use std::env;
+use std::fmt;
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 
-use crate::{Failure, bootstrap};
+use crate::{Failure, bootstrap, cli};
 
 /// The place of this process in a job, as a launcher gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +104,28 @@ const LAUNCHERS: [Launcher; 4] = [
 pub(crate) fn job_place() -> Result<Option<JobPlace>, Failure> {
     let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     job_place_by(&Variables(&variable), proxy::identity)
+}
+
+/// A number that the environment gives to the programs; `None` if the variable is unset or empty.
+///
+/// # Errors
+/// If the value is no number of the range; the message names the variable and the range.
+pub(crate) fn setting<T>(name: &str, range: RangeInclusive<T>) -> Result<Option<T>, Failure>
+where
+    T: FromStr + PartialOrd + fmt::Display,
+{
+    let Some(value) = env::var_os(name) else { return Ok(None) };
+    number(name, &value.to_string_lossy(), range)
+}
+
+fn number<T>(name: &str, value: &str, range: RangeInclusive<T>) -> Result<Option<T>, Failure>
+where
+    T: FromStr + PartialOrd + fmt::Display,
+{
+    match value.trim() {
+        "" => Ok(None),
+        text => cli::number_in(text, range).map(Some).map_err(|allowed| wrong(name, text, &allowed)),
+    }
 }
 
 /// The environment; an empty variable counts as unset.
@@ -428,6 +453,18 @@ mod tests {
             ("OMPI_COMM_WORLD_SIZE", "4"),
         ];
         assert_eq!(found(&set).map(|told| (told.launcher, told.rank, told.world)), Some(("mpirun", 2, 4)));
+    }
+
+    #[test]
+    fn settings_are_numbers_of_a_range() {
+        let read = |value| number("RDMA_RETRY_COUNT", value, 0..=7_u8);
+        assert_eq!(["", " ", "0", " 7 "].map(|value| read(value).unwrap()), [None, None, Some(0), Some(7)]);
+        for value in ["8", "-1", "x", "1.5"] {
+            let failure = read(value).unwrap_err();
+            let said = format!("RDMA_RETRY_COUNT is \"{value}\" in the environment: give 0 to 7;");
+            assert!(failure.to_string().starts_with(&said), "{failure}");
+            assert_eq!(failure.kind(), Kind::Usage);
+        }
     }
 
     #[test]

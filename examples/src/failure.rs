@@ -12,7 +12,7 @@ use crate::cli;
 
 /// The paragraph of `--help` about exit statuses.
 pub const STATUS_HELP: &str = "Exit status: 0 success, 1 failure, 2 invalid arguments, 3 another rank failed. \
-                               RUST_LOG=debug shows more on standard error.";
+                               --log debug shows more on standard error.";
 
 /// The environment variable in which this package's launcher gives a rank its place.
 pub(crate) const LAUNCH: &str = "RDMA_EXAMPLES_LAUNCH";
@@ -207,8 +207,11 @@ pub(crate) fn run_as<A: Parser>(
     command: Command,
     body: impl FnOnce(A) -> Result<(), Failure>,
 ) -> ExitCode {
-    log_to_stderr();
-    let result = cli::parse_as(command).and_then(|args| args.map_or(Ok(()), body));
+    let result = cli::parse(command).and_then(|line| {
+        let Some(line) = line else { return Ok(()) };
+        log_to_stderr(line.log.as_deref());
+        body(line.args)
+    });
     let Err(failure) = result else { return ExitCode::SUCCESS };
     let is_quiet = match failure.kind {
         Kind::BrokenPipe => true,
@@ -226,11 +229,12 @@ pub(crate) fn run_as<A: Parser>(
 /// error does not say.
 static LAST_WARNING: Mutex<String> = Mutex::new(String::new());
 
-/// Prints the library's log events if `RUST_LOG` is set; otherwise keeps the last warning for a
-/// failure that it may explain.
-fn log_to_stderr() {
+/// Prints the library's log events of a level, or those that `RUST_LOG` asks for; without both,
+/// keeps the last warning for a failure that it may explain.
+fn log_to_stderr(level: Option<&str>) {
     use tracing_subscriber::EnvFilter;
-    if let Ok(filter) = EnvFilter::try_from_default_env() {
+    let asked_for = level.map_or_else(EnvFilter::try_from_default_env, |level| Ok(EnvFilter::new(level)));
+    if let Ok(filter) = asked_for {
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
         return;
     }

@@ -44,6 +44,10 @@ mod devinfo {
         let names: Vec<_> = list.lines().filter(|name| name.starts_with("soft")).collect();
         assert_eq!(names, ["soft0", "soft1"]);
         assert!(two(&["-d", "soft1"]).contains("hca_id:\tsoft1"));
+        for list in ["^soft0", "=soft1", "soft1:1"] {
+            let shown = two(&["--list", "-d", list]);
+            assert!(shown.contains("soft1") && !shown.contains("soft0"), "{list}: {shown}");
+        }
     }
 
     #[test]
@@ -230,6 +234,51 @@ mod all_reduce {
             has_failed(&format!("{name}={value}"), &with(name, value), name);
         }
         assert!(with("RDMA_DEVICE", "").status.success());
+    }
+
+    #[test]
+    fn the_settings_come_from_options_and_the_environment() {
+        let with = |args: &[&str], variables: &[(&str, &str)]| {
+            let mut command = program("all_reduce");
+            let rank = ["-r", "2", "--max", "64", "-n", "2"];
+            command.env("RDMA_SOFT_DEVICES", "2").envs(variables.iter().copied()).args(rank).args(args);
+            finish(command.spawn().unwrap())
+        };
+        let first_line = |args: &[&str], variables: &[(&str, &str)]| {
+            let out =
+                rdma_test_support::program::has_succeeded(&format!("{args:?} {variables:?}"), &with(args, variables));
+            out.lines().next().unwrap_or_default().to_owned()
+        };
+        let all = ["--traffic-class", "106", "--service-level", "3", "--ack-timeout", "16", "--retry-count", "2"];
+        assert!(first_line(&all, &[]).starts_with("# using soft0 port 1"));
+        assert!(
+            first_line(&["--cm", "--tclass", "106", "--retry-count", "2"], &[("RDMA_ACK_TIMEOUT", "16")])
+                .contains("soft0")
+        );
+        for (list, device) in [("^soft0", "soft1"), ("=soft1:1", "soft1"), ("soft", "soft0"), ("^=soft1", "soft0")] {
+            let line = first_line(&[], &[("RDMA_DEVICE", list), ("RDMA_GID_INDEX", "-1"), ("RDMA_TRAFFIC_CLASS", "")]);
+            // A machine with hardware uses it where the list allows it.
+            assert!(list.contains('^') || line.starts_with(&format!("# using {device} port 1")), "{list}: {line}");
+        }
+        for (name, value, said) in [
+            ("RDMA_TRAFFIC_CLASS", "256", "give 0 to 255"),
+            ("RDMA_SERVICE_LEVEL", "16", "give 0 to 15"),
+            ("RDMA_ACK_TIMEOUT", "x", "give 0 to 31"),
+            ("RDMA_RETRY_COUNT", "8", "give 0 to 7"),
+            ("RDMA_GID_INDEX", "256", "give -1 to 255"),
+            ("RDMA_GID_INDEX", "200", "no GID 200"),
+            ("RDMA_DEVICE", "^soft,mlx5,rxe,siw", "leaves no device"),
+            ("RDMA_DEVICE", "soft0,^soft1", "in front of the whole list"),
+        ] {
+            let ended = with(&[], &[(name, value)]);
+            has_failed(&format!("{name}={value}"), &ended, said);
+        }
+        has_failed("--cm", &with(&["--cm", "--sl", "1"], &[]), "--service-level");
+        let output = with(&["--log", "info"], &[]);
+        let logged = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && logged.contains("INFO") && logged.contains("soft0"), "{logged}");
+        has_failed("--log", &with(&["--log", "all"], &[]), "--log <LEVEL>");
+        has_failed("--sl", &with(&["--sl", "16"], &[]), "--service-level <0..15>");
     }
 
     /// A peer that connects to rank 0, sends some bytes and stays does not delay rank 0 beyond its

@@ -6,8 +6,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma::{Device, DeviceSelector, HardwareAbsence};
+use rdma::{Device, HardwareAbsence};
 use rdma_examples::Failure;
+use rdma_examples::device::{DeviceList, Wanted};
 use rdma_examples::devinfo::Report;
 use serde_json::json;
 
@@ -15,7 +16,8 @@ use serde_json::json;
 #[derive(Parser)]
 #[command(version, args_override_self = true, after_help = rdma_examples::failure::STATUS_HELP)]
 struct Args {
-    /// Show only this device, or one port of it: soft0, mlx5_0, mlx5_0:1, any, hardware
+    /// Show only this device, or one port of it: soft0, mlx5_0, mlx5_0:1, any, hardware; or the
+    /// devices of a list: mlx5_0,mlx5_1, ^mlx5_1, =mlx5_1
     #[arg(short, long, value_name = "NAME")]
     device: Option<String>,
     /// Show only names
@@ -45,16 +47,11 @@ fn run(args: Args) -> Result<(), Failure> {
     let mut only_port = None;
     if let Some(text) = &args.device {
         match text.parse().map_err(|e| Failure::usage(format!("--device: {e}")))? {
-            DeviceSelector::Any => {}
-            DeviceSelector::Hardware => devices.retain(|device| !device.is_software()),
-            DeviceSelector::Named { name, port } => {
-                only_port = port;
-                let names: Vec<String> = devices.iter().map(Device::name).collect();
-                devices.retain(|device| device.name() == name);
-                if devices.is_empty() {
-                    let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-                    return Err(Failure::new(format!("there is no device {name}; there is {known}")));
-                }
+            Wanted::Any => {}
+            Wanted::Hardware => devices.retain(|device| !device.is_software()),
+            Wanted::Listed(list) => {
+                only_port = list.single().and_then(|(_, port)| port);
+                devices = listed(devices, &list)?;
             }
         }
     }
@@ -80,6 +77,18 @@ fn run(args: Args) -> Result<(), Failure> {
         writeln!(out, "No hardware; devinfo --why says why.")?;
     }
     Ok(())
+}
+
+/// The devices of a list; of a single name, only the device with just this name if there is one.
+fn listed(mut devices: Vec<Device>, list: &DeviceList) -> Result<Vec<Device>, Failure> {
+    let names: Vec<String> = devices.iter().map(Device::name).collect();
+    let whole = list.single().filter(|(name, _)| names.iter().any(|known| known == name));
+    devices.retain(|device| whole.map_or_else(|| list.allows_some(&device.name()), |(name, _)| device.name() == name));
+    if devices.is_empty() {
+        let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        return Err(Failure::new(format!("there is no device {list}; there is {known}")));
+    }
+    Ok(devices)
 }
 
 fn why(out: &mut dyn Write, as_json: bool) -> Result<(), Failure> {

@@ -129,10 +129,8 @@ impl Work<'_> {
 
     fn options(&self, to: usize) -> ConnOptions {
         let identity = Identity::new(self.job, self.rank, to);
-        ConnOptions::new()
-            .rnr_retry_count(7)
-            .min_rnr_timer(self.how.min_rnr_timer)
-            .private_data(identity.to_text().as_bytes())
+        let options = self.chosen.path.conn_options();
+        options.rnr_retry_count(7).min_rnr_timer(self.how.min_rnr_timer).private_data(identity.to_text().as_bytes())
     }
 
     fn check(&self) -> Result<(), Failure> {
@@ -144,7 +142,8 @@ impl Work<'_> {
     fn call(&self, source: SocketAddr, target: SocketAddr, unconnected: Unconnected) -> Result<Connected, Failure> {
         self.check()?;
         let peer = unconnected.peer;
-        let route = blocking::resolve(&self.chosen.context, Some(source), target, STEP)?;
+        let Chosen { context, path, .. } = self.chosen;
+        let route = blocking::resolve_with(context, Some(source), target, STEP, &path.resolve_options()?)?;
         let (connection, qp) = self.connect(End::Active(route), unconnected)?;
         if Identity::from_bytes(connection.private_data()) != Some(Identity::new(self.job, peer, self.rank)) {
             return Err(Failure::new("somebody else has answered"));
@@ -213,6 +212,7 @@ fn end(address: Option<SocketAddr>, qpn: u32) -> String {
 mod tests {
     use super::super::Receives;
     use super::*;
+    use crate::device::PathOptions;
 
     #[test]
     fn identities_survive_the_wire_and_its_filling() {
@@ -283,6 +283,31 @@ mod tests {
             assert_eq!((called.peer, called.is_active), (0, true));
             assert_eq!((answered.len(), answered[0].peer, answered[0].is_active), (1, 1, false));
         });
+    }
+
+    /// The caller's settings hold at both ends.
+    #[test]
+    fn the_settings_become_attributes_of_the_queue_pairs() {
+        let mut chosen = chosen();
+        chosen.path =
+            PathOptions { traffic_class: Some(106), service_level: None, ack_timeout: Some(17), retry_count: Some(3) };
+        let ip = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let how = how(ip);
+        let listener: Listener =
+            Listener::bind(&chosen.context, SocketAddr::new(ip, 0), &ListenOptions::new()).unwrap();
+        let (source, target) = (SocketAddr::new(ip, 0), listener.local_addr());
+        let ends = std::thread::scope(|scope| {
+            let zero = work(&chosen, &how, 0, 5);
+            let chosen = &chosen;
+            let answering = scope.spawn(move || zero.answer(&listener, vec![unconnected(chosen, 1)]));
+            let called = work(chosen, &how, 1, 5).call(source, target, unconnected(chosen, 0)).unwrap();
+            [called, answering.join().unwrap().unwrap().remove(0)]
+        });
+        for end in ends {
+            let info = end.qp.query().unwrap();
+            let attr = info.as_raw();
+            assert_eq!((attr.timeout, attr.retry_cnt, attr.ah_attr.grh.traffic_class), (17, 3, 106));
+        }
     }
 
     /// A call fails unless the called rank itself answers.

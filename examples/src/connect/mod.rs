@@ -10,7 +10,7 @@ use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{ConnectError, Connection, IncomingConnection, Resolved};
 use rdma::{
     AddressHandle, Buffer, ConnectOptions, DatagramEndpoint, Endpoint, ErrorKind, Gid, InitializedQueuePair, Lid, Mtu,
-    PreparedQueuePair, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, Ud,
+    PreparedQueuePair, ProtectionDomain, QueuePair, Rc, RemoteAccess, RnrTimer, Transport, Ud,
 };
 
 use crate::bootstrap::Group;
@@ -67,13 +67,18 @@ impl ConnectionOptions {
         if !any_asked && group.rank() == speaker {
             announce("iWARP connects by the connection manager only: as with --cm", stdout_taken)?;
         }
-        let found = match self.cm_address {
+        let found = chosen.path.resolve_options().and_then(|_| self.address(chosen));
+        group.agree("the addresses of the devices", found).map(Method::Manager)
+    }
+
+    /// This rank's address for the connection manager.
+    fn address(&self, chosen: &Chosen) -> Result<IpAddr, Failure> {
+        match self.cm_address {
             None => address::of_device(chosen),
             Some(ip) => address::leads_to(&chosen.context, ip)
                 .map(|()| ip)
                 .map_err(|failure| failure.context(format_args!("--cm-address {ip}"))),
-        };
-        group.agree("the addresses of the devices", found).map(Method::Manager)
+        }
     }
 }
 
@@ -215,13 +220,14 @@ fn by_endpoints(
         Ok((qp, endpoint))
     })?;
     let connected = initialized.into_iter().map(|(peer, qp, address)| {
-        one_by_endpoint(peer, qp, &address, rank > peer, how)
+        one_by_endpoint(chosen, peer, qp, &address, rank > peer, how)
             .map_err(|failure| failure.context(format_args!("cannot connect to rank {peer}")))
     });
     group.agree("the connections", connected.collect())
 }
 
 fn one_by_endpoint(
+    chosen: &Chosen,
     peer: usize,
     qp: InitializedQueuePair<Rc>,
     endpoint: &[u8],
@@ -229,7 +235,7 @@ fn one_by_endpoint(
     how: &How,
 ) -> Result<Connected, Failure> {
     let (local, remote) = (qp.endpoint(), Endpoint::from_bytes(endpoint)?);
-    let options = ConnectOptions::new().rnr_retry(7).min_rnr_timer(how.min_rnr_timer);
+    let options = chosen.path.connect_options().rnr_retry(7).min_rnr_timer(how.min_rnr_timer);
     let options = how.mtu.into_iter().fold(options, ConnectOptions::mtu);
     let qp = qp.connect(&remote, &options)?;
     let text = |end: &Endpoint| text(end.lid, end.qpn, end.psn, end.gid);
@@ -255,9 +261,11 @@ pub(crate) struct Datagrams {
     pub(crate) ends: (String, String),
 }
 
-/// Makes datagram queue pairs ready, each to send to one of its peer's queue pairs; collective.
+/// Makes datagram queue pairs of a domain ready, each to send to one of its peer's queue pairs;
+/// collective.
 pub(crate) fn exchange_datagrams(
     chosen: &Chosen,
+    pd: &ProtectionDomain,
     group: &mut Group,
     queue_pairs: Vec<Unconnected<Ud>>,
 ) -> Result<Vec<Datagrams>, Failure> {
@@ -274,7 +282,60 @@ pub(crate) fn exchange_datagrams(
     let text = |end: &DatagramEndpoint| text(end.lid, end.qpn, 0, end.gid);
     let connected = ready.into_iter().map(|(_, (qp, own), address)| {
         let to = DatagramEndpoint::from_bytes(&address)?;
-        Ok(Datagrams { address: qp.address_of(&to)?, qp, ends: (text(&own), text(&to)), to })
+        let mut path = qp.path_to(&to)?;
+        chosen.path.apply_to(&mut path);
+        Ok(Datagrams { address: pd.create_ah(&path)?, qp, ends: (text(&own), text(&to)), to })
     });
     group.agree("the connections", connected.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{DeviceOptions, PathOptions};
+
+    const PATH: PathOptions =
+        PathOptions { traffic_class: Some(106), service_level: Some(5), ack_timeout: Some(17), retry_count: Some(3) };
+
+    /// `soft0` with the last entry of its GID table.
+    fn chosen(path: PathOptions) -> Chosen {
+        let mut options = DeviceOptions { path, ..DeviceOptions::named(Some("soft0".to_owned())) };
+        let chosen = options.open().unwrap();
+        let table = chosen.context.gid_table(chosen.port).unwrap();
+        options.gid_index = table.last().map(|entry| entry.index);
+        options.open().unwrap()
+    }
+
+    #[test]
+    fn the_settings_become_attributes_of_the_queue_pairs() {
+        let chosen = chosen(PATH);
+        let pd = chosen.context.alloc_pd().unwrap();
+        let cq = chosen.context.create_cq(64).unwrap();
+        let access = RemoteAccess::empty();
+        let ready = || QueuePair::builder(&pd).cq(&cq).build().unwrap().init(&chosen.init_options(access)).unwrap();
+        let how = How { method: Method::Endpoints, access, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
+        let (a, b) = (ready(), ready());
+        let (to_a, to_b) = (a.endpoint().to_bytes(), b.endpoint().to_bytes());
+        for (qp, to) in [(a, to_b), (b, to_a)] {
+            let connected = one_by_endpoint(&chosen, 1, qp, &to, true, &how).unwrap();
+            let info = connected.qp.query().unwrap();
+            let attr = info.as_raw();
+            assert_eq!((attr.timeout, attr.retry_cnt, attr.rnr_retry), (17, 3, 7));
+            assert_eq!((attr.ah_attr.sl, attr.ah_attr.grh.traffic_class), (5, 106));
+            assert_eq!(Some(u32::from(attr.ah_attr.grh.sgid_index)), chosen.gid.map(|entry| entry.index));
+        }
+    }
+
+    #[test]
+    fn the_settings_become_the_path_of_datagrams() {
+        let chosen = chosen(PATH);
+        let pd = chosen.context.alloc_pd().unwrap();
+        let cq = chosen.context.create_cq(64).unwrap();
+        let qp = QueuePair::datagram(&pd).cq(&cq).build().unwrap().init(&chosen.datagram_options(QKEY)).unwrap();
+        let qp = qp.ready().unwrap();
+        let mut path = qp.path_to(&qp.endpoint().unwrap()).unwrap();
+        chosen.path.apply_to(&mut path);
+        let path = pd.create_ah(&path).unwrap().path();
+        assert_eq!((path.service_level, path.route.map(|route| route.traffic_class)), (5, Some(106)));
+    }
 }

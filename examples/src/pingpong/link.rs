@@ -7,8 +7,8 @@ use std::time::Duration;
 use rdma::cm::blocking::Connection;
 use rdma::op::{CompareSwap, FetchAdd, Opcode, Read, Send, Write, WriteImm};
 use rdma::{
-    Buffer, Completion, ExposedRegion, ExposedSlice, Mtu, Owned, QueuePair, Rc, RemoteSlice, RnrTimer, Ud, WcStatus,
-    Writable,
+    Buffer, Completion, ExposedRegion, ExposedSlice, Mtu, Owned, ProtectionDomain, QueuePair, Rc, RemoteSlice,
+    RnrTimer, Ud, WcStatus, Writable,
 };
 
 use super::contents::{fill, is_intact, last_byte};
@@ -109,6 +109,7 @@ impl Lane {
 /// All parts of a link before it is connected.
 struct Prepared {
     mtu: Mtu,
+    pd: ProtectionDomain,
     completions: Completions,
     window: ExposedRegion,
     source: ExposedRegion,
@@ -150,7 +151,7 @@ impl Prepared {
                 connections.push(Unconnected { peer, qp, receives });
             }
         }
-        Ok(Self { mtu, completions, window, source, connections, datagrams, spares })
+        Ok(Self { mtu, pd, completions, window, source, connections, datagrams, spares })
     }
 }
 
@@ -185,7 +186,7 @@ impl Link {
     ) -> Result<Self, Failure> {
         let plan = Plan::new(options, test, size, chosen.context.capabilities());
         let prepared = Prepared::new(chosen, group, options, &plan);
-        let Prepared { mtu, completions, window, source, connections, datagrams, spares } =
+        let Prepared { mtu, pd, completions, window, source, connections, datagrams, spares } =
             group.agree("the queue pairs", prepared)?;
         let min_rnr_timer = RnrTimer::at_least(Duration::ZERO);
         let how = How { method, access: plan.access(), mtu: Some(mtu), min_rnr_timer };
@@ -194,7 +195,7 @@ impl Link {
             ready.push((Qp::Rc(qp), connection));
             ends.push(both);
         }
-        for connected in connect::exchange_datagrams(chosen, group, datagrams)? {
+        for connected in connect::exchange_datagrams(chosen, &pd, group, datagrams)? {
             ends.push(connected.ends.clone());
             ready.push((Qp::Ud(connected), None));
         }

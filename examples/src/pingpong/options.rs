@@ -9,7 +9,7 @@ use crate::Failure;
 use crate::bootstrap::{self, Place, Roles};
 use crate::cli::{self, Size};
 use crate::connect::{ConnectionOptions, Method};
-use crate::device::{Chosen, DeviceOptions};
+use crate::device::{Chosen, DeviceOptions, PathOptions};
 use crate::placement::{self, Bind};
 
 /// Bytes of an atomic operation.
@@ -130,9 +130,12 @@ pub struct LocalOptions {
     /// Port of the device
     #[arg(short = 'i', long = "ib-port", value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub ib_port: Option<u8>,
-    /// Index in the port's GID table (default: the GID that reaches farthest)
+    /// Index in the port's GID table [env: RDMA_GID_INDEX] (default: the GID that reaches farthest)
     #[arg(short = 'x', long, value_name = "N")]
     pub gid_index: Option<u32>,
+    /// The path to the other side.
+    #[command(flatten)]
+    pub path: PathOptions,
     /// Pin each process to a core
     #[arg(long, value_enum, default_value_t = Bind::Auto)]
     pub bind: Bind,
@@ -148,7 +151,8 @@ impl LocalOptions {
     /// The device options among these.
     #[must_use]
     pub fn device(&self) -> DeviceOptions {
-        DeviceOptions { device: self.device.clone(), port: self.ib_port, gid_index: self.gid_index }
+        let Self { ib_port: port, gid_index, path, .. } = *self;
+        DeviceOptions { device: self.device.clone(), port, gid_index, path }
     }
 }
 

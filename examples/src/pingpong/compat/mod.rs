@@ -14,13 +14,13 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::Parser;
-use rdma::{ConnectOptions, LinkLayer};
+use rdma::LinkLayer;
 use serde_json::json;
 
 use super::options::Sides;
 use crate::bootstrap::{self, Place, Roles, Root};
 use crate::cli::Size;
-use crate::device::{Chosen, DeviceOptions, announce};
+use crate::device::{Chosen, DeviceOptions, PathOptions, announce};
 use crate::failure::{Kind, is_launched};
 use crate::{Failure, cli};
 use session::{Outcome, Session};
@@ -64,8 +64,8 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=2_147_483_647))]
     iters: u64,
     /// Service level
-    #[arg(short = 'l', long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=15))]
-    sl: u8,
+    #[arg(short = 'l', long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=15))]
+    sl: Option<u8>,
     /// Sleep until there are completions
     #[arg(short, long)]
     events: bool,
@@ -98,7 +98,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     cli::check_memory((u128::from(args.depth()) + 2) * size as u128, "the buffers")?;
     let Some(Place { rank, root, .. }) = args.sides.place()? else { return Ok(()) };
-    let device = DeviceOptions { device: args.device.clone(), port: args.ib_port, gid_index: args.gid_index };
+    let path = PathOptions { service_level: args.sl, ..PathOptions::default() };
+    let device = DeviceOptions { device: args.device.clone(), port: args.ib_port, gid_index: args.gid_index, path };
     let result = device.open().and_then(|chosen| run_side(rank == 0, root, &chosen, args));
     match result {
         // The launcher's two processes share one standard error, so each names itself.
@@ -132,7 +133,7 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
                                      table (ibv_devinfo -v shows it)",
             ));
         }
-        let how = ConnectOptions::new().mtu(mtu).rnr_retry(7).service_level(options.sl);
+        let how = chosen.path.connect_options().mtu(mtu).rnr_retry(7);
         prepared.connect(&remote.endpoint(mtu), &how).map_err(|failure| failure.context("cannot connect"))
     };
     let (session, remote) = match root {
@@ -159,9 +160,9 @@ fn run_side(is_server: bool, root: Root, chosen: &Chosen, options: &Args) -> Res
 
 /// A line that tells how to start the other side.
 fn advice(is_server: bool, is_ethernet: bool, options: &Args) -> String {
-    let Args { size: Size(size), iters, mtu, sl, .. } = options;
+    let Args { size: Size(size), iters, mtu, .. } = options;
     let gid = if is_ethernet { " -g INDEX" } else { "" };
-    let level = if *sl == 0 { String::new() } else { format!(" -l {sl}") };
+    let level = options.sl.map_or_else(String::new, |level| format!(" -l {level}"));
     let check = if options.check { " -c" } else { "" };
     let argument = if is_server { " THIS-HOST" } else { "" };
     format!("speaks to: ibv_rc_pingpong{gid} -s {size} -n {iters} -m {mtu}{level}{check}{argument}")
