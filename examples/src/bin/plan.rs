@@ -125,7 +125,8 @@ struct TrainingOptions {
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Fit")]
 struct FitOptions {
-    /// Fit the model to runs: files that all_reduce --json wrote on this host
+    /// Fit the model to runs: files that all_reduce --json wrote on this host. Runs that do not
+    /// name their algorithm are taken to be direct, above 16K in two steps
     #[arg(long, value_name = "FILE", num_args = 1..)]
     fit: Vec<PathBuf>,
     /// Print the error of the fit on runs that it does not know
@@ -217,7 +218,7 @@ impl FitOptions {
 impl Fitted {
     fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let Fit { alpha, beta, gamma, cores } = self.fit;
-        let rate = |seconds: f64| if seconds > 0.0 { units::show_rate(1.0 / seconds) } else { "any rate".to_owned() };
+        let rate = |seconds: f64| units::show_rate(1.0 / seconds);
         let (alpha, beta, gamma) = (units::show_time(alpha), rate(beta), rate(gamma));
         writeln!(out, "# Fit: {alpha} a message, {beta} sent, {gamma} reduced, by ranks that share {cores} cores")?;
         print_error(out, "fitted", &self.known)?;

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::algorithm::{Algorithm, Operation};
 use super::cost::Traffic;
 use super::network::{Kind, Network};
+use super::units::UNLIMITED;
 use crate::Failure;
 
 /// Up to this size, `all_reduce --algo auto` is taken to send in one step, above it in two, if a
@@ -21,8 +22,6 @@ use crate::Failure;
 const ONE_STEP: f64 = 16384.0;
 /// Rounds of the descent. Each is a pass over all rows for each of the three parameters.
 const ROUNDS: usize = 5000;
-/// Stands for a parameter of zero when a rate is its inverse.
-const LEAST: f64 = 1e-18;
 
 /// A measured run.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,8 +111,8 @@ impl Fit {
         let mut network = Network::preset(Kind::Host, ranks);
         network.overhead = self.alpha * per_core;
         network.intra.latency = 0.0;
-        network.intra.rate = 1.0 / (self.beta * per_core).max(LEAST);
-        network.reduce_rate = 1.0 / (self.gamma * per_core).max(LEAST);
+        network.intra.rate = rate(self.beta * per_core);
+        network.reduce_rate = rate(self.gamma * per_core);
         network
     }
 }
@@ -168,6 +167,11 @@ fn counts(row: &Row, cores: usize) -> Result<[f64; 3], Failure> {
     let bytes: f64 = traffic.loads().map(|(phase, loads)| phase.repeat as f64 * loads[0]).sum();
     let per_core = sharing(row.ranks, cores);
     Ok([traffic.messages(), bytes * row.size, traffic.reduced() * row.size].map(|count| count * per_core))
+}
+
+/// The rate of a number of seconds per byte.
+fn rate(seconds: f64) -> f64 {
+    (1.0 / seconds).min(UNLIMITED)
 }
 
 fn sharing(ranks: usize, cores: usize) -> f64 {

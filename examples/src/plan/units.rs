@@ -1,5 +1,8 @@
 //! Times, data rates and counts on the command line and in tables.
 
+/// Rates from here on are no limit, in bytes per second.
+pub const UNLIMITED: f64 = 1e17;
+
 /// Parses a time such as `200ms`, `1.5us` or `2s`; returns seconds.
 ///
 /// # Errors
@@ -52,9 +55,12 @@ pub fn show_time(seconds: f64) -> String {
     scaled(seconds, &[(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
 }
 
-/// Formats bytes per second.
+/// Formats bytes per second. What is faster than any link is no limit.
 #[must_use]
 pub fn show_rate(rate: f64) -> String {
+    if rate >= UNLIMITED {
+        return "any rate".to_owned();
+    }
     scaled(rate, &[(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")])
 }
 
@@ -129,6 +135,7 @@ mod tests {
         assert_eq!(show_time(1.5e-6), "1.5 us");
         assert_eq!(show_time(0.0), "0 ns");
         assert_eq!(show_rate(1.4e12), "1.4 TB/s");
+        assert_eq!(show_rate(UNLIMITED), "any rate");
         assert_eq!(show_bytes(140e9), "140 GB");
         assert_eq!(show_bytes(999.96), "1 kB");
     }

@@ -109,8 +109,8 @@ impl Drawing<'_> {
             let is_rest = index + 1 == drawn && drawn < children;
             let label = match below {
                 _ if is_rest => format!("+ {} more", children - index),
-                0 => format!("{child_name} {}", index + 1),
-                _ => format!("{child_name} {}: {child_hosts} hosts", index + 1),
+                1.. if index < full => format!("{child_name} {}: {child_hosts} hosts", index + 1),
+                _ => format!("{child_name} {}", index + 1),
             };
             if index < full {
                 self.group(below, child, &label);
