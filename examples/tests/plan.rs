@@ -18,6 +18,11 @@ fn every_network_has_a_table() {
 }
 
 #[test]
+fn help_says_what_the_program_does() {
+    assert!(succeed("plan", &["-h"]).starts_with("Predicts the time of a collective on a network"));
+}
+
+#[test]
 fn the_traffic_of_training_is_said() {
     let args = ["--parameters", "70e9", "--bytes", "2", "--step", "200ms", "--ranks", "1024"];
     let out = succeed("plan", &args);
