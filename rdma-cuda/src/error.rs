@@ -118,6 +118,9 @@ pub enum Error {
     /// Memory cannot be exported as a dma-buf because of its kind.
     #[error("{0}")]
     NotExportable(#[from] NotExportable),
+    /// The memory was not allocated to be shared.
+    #[error("only memory of GpuBuffer::new_shareable can be shared by a descriptor")]
+    NotShareable,
     /// A call of an RDMA device failed.
     #[error(transparent)]
     Rdma(#[from] rdma::Error),

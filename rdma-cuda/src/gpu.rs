@@ -140,6 +140,19 @@ impl Gpu {
         Ok((major, self.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MINOR)?))
     }
 
+    /// Whether this GPU can access the memory of another one, over PCIe or NVLink. Copies between
+    /// GPUs without such access go through host memory, which the driver arranges.
+    ///
+    /// # Errors
+    ///
+    /// If the driver does not say.
+    pub fn can_access(&self, other: &Self) -> Result<bool> {
+        let mut can = 0;
+        // SAFETY: cuDeviceCanAccessPeer wants room for an integer, and devices of cuDeviceGet.
+        unsafe { self.0.driver.cuDeviceCanAccessPeer(&raw mut can, self.0.device, other.0.device) }?;
+        Ok(can != 0)
+    }
+
     /// Waits until all work that any thread has given to this GPU's primary context is done.
     ///
     /// # Errors
@@ -281,6 +294,13 @@ mod tests {
                 scope.spawn(|| (0..50).for_each(|_| gpu.synchronize().unwrap()));
             }
         });
+    }
+
+    #[test]
+    fn gpus_say_whose_memory_they_can_access() {
+        let driver = testing::stand_in();
+        let can = |from, to| driver.gpu(from).unwrap().can_access(&driver.gpu(to).unwrap()).unwrap();
+        assert_eq!([can(0, 1), can(1, 0), can(0, 2), can(0, 0)], [true, true, false, false]);
     }
 
     #[test]

@@ -78,6 +78,19 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # Other GPUs, processes and files
+//!
+//! [`Stream::copy`] copies between GPUs of this host: directly where [`Gpu::can_access`] says so,
+//! else the driver goes through host memory. [`GpuBuffer::new_shareable`] allocates memory that
+//! another process of this host imports by a descriptor ([`GpuBuffer::share`],
+//! [`GpuBuffer::import`]).
+//!
+//! NVIDIA calls three things GPUDirect: RDMA, between a GPU and a NIC, which this crate is about;
+//! P2P, between GPUs, which the copies above use; and Storage, between a GPU and files, which is
+//! NVIDIA's library cuFile and no part of this crate. To use both, give [`GpuSlice::address`] and
+//! [`GpuSlice::size`] to `cuFileBufRegister`, keep the slice until after `cuFileBufDeregister`, and
+//! take a [`Landed`] slice through [`Landed::visible`] before a file is written from it.
+//!
 //! # Environment
 //!
 //! `RDMA_LIBCUDA_PATH` names a library to load in place of `libcuda.so.1`. `RDMA_CUDA_PATH`

@@ -17,7 +17,8 @@ use crate::gpu::Gpu;
 
 pub use load::{Attempt, NoDriver};
 pub(crate) use table::{
-    AccessDescription, AllocationProperties, ContextHandle, DeviceHandle, EventHandle, StreamHandle,
+    AccessDescription, AllocationProperties, ContextHandle, DeviceHandle, EventHandle, POSIX_FILE_DESCRIPTOR,
+    StreamHandle,
 };
 
 /// The driver of [`Driver::load`].

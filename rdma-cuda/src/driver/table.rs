@@ -20,6 +20,9 @@ pub(crate) type StreamHandle = usize;
 /// `CUevent`, a pointer to an opaque structure.
 pub(crate) type EventHandle = usize;
 
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+pub(crate) const POSIX_FILE_DESCRIPTOR: c_int = 1;
+
 /// `CUmemLocation`
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -50,15 +53,16 @@ pub(crate) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Pinned memory of a device that a NIC may access.
-    pub(crate) fn rdma_capable(device: DeviceHandle) -> Self {
+    /// Pinned memory of a device: whether it can be shared by a descriptor, and whether a NIC may
+    /// access it.
+    pub(crate) fn new(device: DeviceHandle, is_shareable: bool, is_rdma_capable: bool) -> Self {
         Self {
             kind: 1,
-            handle_types: 0,
+            handle_types: if is_shareable { POSIX_FILE_DESCRIPTOR } else { 0 },
             location: Location::device(device),
             windows_meta_data: std::ptr::null(),
             compression: 0,
-            gpu_direct_rdma_capable: 1,
+            gpu_direct_rdma_capable: is_rdma_capable.into(),
             usage: 0,
             reserved: [0; 4],
         }
@@ -160,6 +164,7 @@ table! {
         fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: DeviceHandle);
         fn cuDeviceGetPCIBusId(id: *mut c_char, size: c_int, device: DeviceHandle);
         fn cuDeviceTotalMem_v2(bytes: *mut usize, device: DeviceHandle);
+        fn cuDeviceCanAccessPeer(can: *mut c_int, device: DeviceHandle, peer: DeviceHandle);
         fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: DeviceHandle);
 
         fn cuDevicePrimaryCtxRetain(context: *mut ContextHandle, device: DeviceHandle);
@@ -215,6 +220,9 @@ table! {
         "10.2" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong);
         "10.2" fn cuMemUnmap(address: u64, size: usize);
         "10.2" fn cuMemSetAccess(address: u64, size: usize, access: *const AccessDescription, count: usize);
+
+        "10.2" fn cuMemExportToShareableHandle(descriptor: *mut c_int, handle: u64, kind: c_int, flags: c_ulonglong);
+        "10.2" fn cuMemImportFromShareableHandle(handle: *mut u64, descriptor: usize, kind: c_int);
 
         "11.7" fn cuMemGetHandleForAddressRange(
             handle: *mut c_int,

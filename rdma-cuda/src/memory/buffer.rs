@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bytemuck::Pod;
 
 use crate::attribute::DeviceAttribute;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::vmm::Mapped;
 use crate::memory::{DeviceMemory, GpuSlice, size_of_elements};
@@ -31,7 +32,7 @@ pub struct GpuBuffer<T> {
 pub enum AllocationKind {
     /// By `cuMemAlloc`.
     Plain,
-    /// By `cuMemCreate`, with `gpuDirectRDMACapable`.
+    /// By `cuMemCreate`, with `gpuDirectRDMACapable` where the GPU has it.
     Vmm,
 }
 
@@ -43,8 +44,48 @@ impl<T: Pod> GpuBuffer<T> {
     /// [`Error::BufferSize`](crate::Error::BufferSize) for 0 bytes;
     /// [`CudaError::OUT_OF_MEMORY`](crate::CudaError::OUT_OF_MEMORY).
     pub fn new(gpu: &Gpu, len: usize) -> Result<Self> {
-        let allocation = Arc::new(Allocation::new(gpu, size_of_elements::<T>(len)?)?);
-        Ok(Self { allocation, len, elements: PhantomData })
+        Ok(Self::of(Allocation::new(gpu, size_of_elements::<T>(len)?)?, len))
+    }
+
+    /// Allocates memory that can be shared with other processes of this host.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`]; [`CudaError::NOT_SUPPORTED`](crate::CudaError::NOT_SUPPORTED) if the GPU
+    /// lacks [`DeviceAttribute::POSIX_FILE_DESCRIPTOR_SUPPORTED`].
+    pub fn new_shareable(gpu: &Gpu, len: usize) -> Result<Self> {
+        let size = size_of_elements::<T>(len)?;
+        let source = Source::Shareable(Mapped::new(gpu, size, true)?);
+        Ok(Self::of(Allocation { size, source }, len))
+    }
+
+    /// Maps memory that [`Self::share`] of this or another process has shared. Both see what the
+    /// other writes.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the driver, if the descriptor is no such memory, or `len` needs more memory.
+    pub fn import(gpu: &Gpu, descriptor: BorrowedFd<'_>, len: usize) -> Result<Self> {
+        let size = size_of_elements::<T>(len)?;
+        let source = Source::Shareable(Mapped::import(gpu, size, descriptor)?);
+        Ok(Self::of(Allocation { size, source }, len))
+    }
+
+    fn of(allocation: Allocation, len: usize) -> Self {
+        Self { allocation: Arc::new(allocation), len, elements: PhantomData }
+    }
+
+    /// A descriptor of the memory, to send to another process, which imports it with the same
+    /// length. The memory lives until both processes have dropped it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotShareable`] if [`Self::new_shareable`] has not made the buffer.
+    pub fn share(&self) -> Result<OwnedFd> {
+        match &self.allocation.source {
+            Source::Shareable(mapped) => mapped.share(),
+            Source::Plain(_) | Source::Vmm(_) => Err(Error::NotShareable),
+        }
     }
 
     /// The number of elements, never 0.
@@ -65,7 +106,7 @@ impl<T: Pod> GpuBuffer<T> {
     pub fn kind(&self) -> AllocationKind {
         match &self.allocation.source {
             Source::Plain(_) => AllocationKind::Plain,
-            Source::Vmm(_) => AllocationKind::Vmm,
+            Source::Vmm(_) | Source::Shareable(_) => AllocationKind::Vmm,
         }
     }
 
@@ -98,12 +139,14 @@ struct Allocation {
 enum Source {
     Plain(Plain),
     Vmm(Mapped),
+    /// Memory that the driver may export by a descriptor.
+    Shareable(Mapped),
 }
 
 impl Allocation {
     fn new(gpu: &Gpu, size: usize) -> Result<Self> {
         let source = if gpu.has(DeviceAttribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) {
-            Source::Vmm(Mapped::new(gpu, size)?)
+            Source::Vmm(Mapped::new(gpu, size, false)?)
         } else {
             Source::Plain(Plain::new(gpu, size)?)
         };
@@ -118,7 +161,7 @@ unsafe impl DeviceMemory for Allocation {
     fn address(&self) -> u64 {
         match &self.source {
             Source::Plain(plain) => plain.address,
-            Source::Vmm(mapped) => mapped.address(),
+            Source::Vmm(mapped) | Source::Shareable(mapped) => mapped.address(),
         }
     }
 
@@ -129,7 +172,7 @@ unsafe impl DeviceMemory for Allocation {
     fn gpu(&self) -> &Gpu {
         match &self.source {
             Source::Plain(plain) => &plain.gpu,
-            Source::Vmm(mapped) => mapped.gpu(),
+            Source::Vmm(mapped) | Source::Shareable(mapped) => mapped.gpu(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 
@@ -156,6 +156,58 @@ fn child_whose_allocations_fail() {
         drop(buffers);
         assert_eq!(control.live(), 0);
     }
+}
+
+#[test]
+fn shared_memory_is_the_same_memory() {
+    let gpu = testing::driver().gpu(0).unwrap();
+    let stream = Stream::new(&gpu).unwrap();
+    let buffer = GpuBuffer::<u32>::new_shareable(&gpu, 4).unwrap();
+    let descriptor = buffer.share().unwrap();
+    let imported = GpuBuffer::<u32>::import(&gpu, descriptor.as_fd(), 4).unwrap();
+    drop(descriptor);
+    stream.upload(&buffer.slice(), &[1, 2, 3, 4]).unwrap();
+    drop(buffer);
+    let mut numbers = [0; 4];
+    stream.download(&imported.slice(), &mut numbers).unwrap();
+    assert_eq!(numbers, [1, 2, 3, 4]);
+}
+
+#[test]
+fn memory_that_is_not_shared_is_refused() {
+    let gpu = testing::stand_in().gpu(0).unwrap();
+    assert_eq!(GpuBuffer::<u32>::new(&gpu, 4).unwrap().share().unwrap_err(), Error::NotShareable);
+    let none = File::open("/dev/null").unwrap();
+    let error = GpuBuffer::<u32>::import(&gpu, none.as_fd(), 4).unwrap_err();
+    assert_eq!(error.cuda().unwrap().code(), CudaError::INVALID_VALUE);
+    let small = GpuBuffer::<u8>::new_shareable(&gpu, 1).unwrap().share().unwrap();
+    GpuBuffer::<u8>::import(&gpu, small.as_fd(), 1 << 30).unwrap_err();
+}
+
+#[test]
+fn another_process_sees_shared_memory() {
+    let gpu = testing::stand_in().gpu(0).unwrap();
+    let buffer = GpuBuffer::<u32>::new_shareable(&gpu, 1).unwrap();
+    let stream = Stream::new(&gpu).unwrap();
+    stream.upload(&buffer.slice(), &[41]).unwrap();
+    let descriptor = buffer.share().unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), descriptor.as_raw_fd());
+    passes_alone(&["memory::tests::child_that_imports_memory"], &[("SHARED_MEMORY", &path)]);
+    let mut number = [0];
+    stream.download(&buffer.slice(), &mut number).unwrap();
+    assert_eq!(number, [42]);
+}
+
+#[test]
+#[ignore = "run by another_process_sees_shared_memory"]
+fn child_that_imports_memory() {
+    let path = std::env::var("SHARED_MEMORY").unwrap();
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let gpu = testing::stand_in().gpu(0).unwrap();
+    let slice = GpuBuffer::<u32>::import(&gpu, file.as_fd(), 1).unwrap().slice();
+    let (stream, mut number) = (Stream::new(&gpu).unwrap(), [0]);
+    stream.download(&slice, &mut number).unwrap();
+    stream.upload(&slice, &[number[0] + 1]).unwrap();
 }
 
 #[test]

@@ -2,37 +2,62 @@
 //! other. Each is a guard, so a failure on the way undoes the steps before it.
 
 use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::driver::{AccessDescription, AllocationProperties};
+use crate::attribute::DeviceAttribute;
+use crate::driver::{AccessDescription, AllocationProperties, POSIX_FILE_DESCRIPTOR};
 use crate::error::{CudaError, Result};
 use crate::gpu::Gpu;
 
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`
 const MINIMUM: c_int = 0;
 
-/// Physical memory of a GPU that is mapped and accessible, and that a NIC may access.
+/// Physical memory of a GPU that is mapped and accessible.
 pub(super) struct Mapped {
     addresses: Addresses,
     /// Released after the mapping is gone.
-    _physical: Physical,
+    physical: Physical,
 }
 
 impl Mapped {
     /// Maps new memory of at least `size` bytes.
-    pub(super) fn new(gpu: &Gpu, size: usize) -> Result<Self> {
-        let properties = AllocationProperties::rdma_capable(gpu.device());
-        let granularity = granularity(gpu, &properties)?;
-        // CUDA_ERROR_OUT_OF_MEMORY is what the driver says to a size that it can count.
-        let size = size.checked_next_multiple_of(granularity).unwrap_or(usize::MAX / granularity * granularity);
+    pub(super) fn new(gpu: &Gpu, size: usize, is_shareable: bool) -> Result<Self> {
+        let properties = properties(gpu, is_shareable);
+        let size = whole(gpu, size, &properties)?;
         let physical = Physical::new(gpu, size, &properties)?;
+        Self::map(gpu, size, physical)
+    }
+
+    /// Maps memory of at least `size` bytes that [`Self::share`] of a process has exported.
+    pub(super) fn import(gpu: &Gpu, size: usize, descriptor: BorrowedFd<'_>) -> Result<Self> {
+        let size = whole(gpu, size, &properties(gpu, true))?;
+        let physical = Physical::import(gpu, descriptor)?;
+        Self::map(gpu, size, physical)
+    }
+
+    fn map(gpu: &Gpu, size: usize, physical: Physical) -> Result<Self> {
         let addresses = Addresses::new(gpu, size)?;
-        // SAFETY: cuMemMap wants reserved addresses and physical memory of the same size.
+        // SAFETY: cuMemMap wants reserved addresses; it checks that there is as much
+        // physical memory.
         gpu.with(|driver| unsafe { driver.cuMemMap(addresses.address, size, 0, physical.handle, 0) })?;
-        let mapped = Self { addresses, _physical: physical };
+        let mapped = Self { addresses, physical };
         let access = AccessDescription::read_write(gpu.device());
         // SAFETY: cuMemSetAccess wants mapped addresses and `count` descriptions.
         gpu.with(|driver| unsafe { driver.cuMemSetAccess(mapped.address(), size, &raw const access, 1) })?;
         Ok(mapped)
+    }
+
+    /// A descriptor of the memory for another process.
+    pub(super) fn share(&self) -> Result<OwnedFd> {
+        let (mut descriptor, handle) = (-1, self.physical.handle);
+        self.gpu().with(|driver| {
+            // SAFETY: cuMemExportToShareableHandle wants room for a descriptor, a handle that is
+            // not released, and flags of 0.
+            unsafe { driver.cuMemExportToShareableHandle(&raw mut descriptor, handle, POSIX_FILE_DESCRIPTOR, 0) }
+        })?;
+        // SAFETY: from_raw_fd wants a descriptor that nobody else closes: the driver has made it
+        // for this call.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
     pub(super) fn address(&self) -> u64 {
@@ -66,6 +91,17 @@ impl Physical {
         gpu.with(|driver| unsafe { driver.cuMemCreate(&raw mut handle, size, properties, 0) })?;
         Ok(Self { gpu: gpu.clone(), handle })
     }
+
+    fn import(gpu: &Gpu, descriptor: BorrowedFd<'_>) -> Result<Self> {
+        let mut handle = 0;
+        let number = usize::try_from(descriptor.as_raw_fd()).unwrap_or(usize::MAX);
+        gpu.with(|driver| {
+            // SAFETY: cuMemImportFromShareableHandle wants room for a handle, and an open
+            // descriptor, which it checks and does not keep.
+            unsafe { driver.cuMemImportFromShareableHandle(&raw mut handle, number, POSIX_FILE_DESCRIPTOR) }
+        })?;
+        Ok(Self { gpu: gpu.clone(), handle })
+    }
 }
 
 impl Drop for Physical {
@@ -97,6 +133,19 @@ impl Drop for Addresses {
         // `Mapped` has unmapped, and the driver refuses if it could not.
         warn(self.gpu.with(|driver| unsafe { driver.cuMemAddressFree(self.address, self.size) }));
     }
+}
+
+/// Properties of memory that a NIC may access, where the GPU has that.
+fn properties(gpu: &Gpu, is_shareable: bool) -> AllocationProperties {
+    let is_rdma_capable = gpu.has(DeviceAttribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+    AllocationProperties::new(gpu.device(), is_shareable, is_rdma_capable)
+}
+
+/// The size of the memory for `size` bytes.
+fn whole(gpu: &Gpu, size: usize, properties: &AllocationProperties) -> Result<usize> {
+    let granularity = granularity(gpu, properties)?;
+    // CUDA_ERROR_OUT_OF_MEMORY is what the driver says to a size that it can count.
+    Ok(size.checked_next_multiple_of(granularity).unwrap_or(usize::MAX / granularity * granularity))
 }
 
 fn granularity(gpu: &Gpu, properties: &AllocationProperties) -> Result<usize> {
