@@ -42,7 +42,7 @@
 //! | Direction | Type | How it is made |
 //! | --- | --- | --- |
 //! | GPU to NIC | [`Ready`] | by [`Stream::ready`], which waits for the work that writes the slice; [`Stream::ready_later`] can be polled or awaited |
-//! | NIC to GPU | [`Landed`], then [`Visible`] | by [`Landed::visible`], which does what this GPU needs: nothing, a flush, or a read by the NIC |
+//! | NIC to GPU | [`Landed`], then [`Visible`] | by [`Landed::visible`], which does what this GPU needs: nothing, a flush, or a read by the NIC ([`ReadBack`]) |
 //!
 //! # The path between GPU and NIC
 //!
@@ -108,6 +108,7 @@ mod memory;
 mod order;
 mod path;
 mod pending;
+mod read_back;
 mod region;
 mod staging;
 mod stream;
@@ -128,6 +129,7 @@ pub use memory::{
 pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
 pub use path::{InvalidVariable, Path, Policy, Preference, Reason, Way};
 pub use pending::Pending;
+pub use read_back::ReadBack;
 pub use region::{GpuRegion, RegionError};
 pub use staging::{GpuEndpoint, PreparedGpuEndpoint, StagingOptions};
 pub use stream::Stream;

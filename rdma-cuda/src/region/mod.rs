@@ -20,6 +20,7 @@ use rdma::{ErrorKind, ExposedRegion, ExposedSlice, Failed, Memory, MemoryOwner, 
 use rdma::{RemoteSlice, RevokeError};
 
 use crate::detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
+use crate::error::Error;
 use crate::memory::{DeviceMemory, DmaBuf, GpuSlice, PointerAttributes};
 use crate::order::Ready;
 use crate::path::{InvalidVariable, Path, Preference, Reason, Way, fmt_causes};
@@ -165,6 +166,15 @@ impl GpuRegion {
         }
     }
 
+    /// A slice that the NIC itself may read.
+    pub(crate) fn readable<T: Pod>(&self, slice: &GpuSlice<T>) -> Result<RemoteSlice, RegionError> {
+        let region = self.registered()?;
+        if !region.access().contains(RemoteAccess::READ) {
+            return Err(RegionError::NotReadable);
+        }
+        Ok(region.remote(self.range(slice)?)?)
+    }
+
     fn registered(&self) -> Result<&ExposedRegion<rdma::Gpu>, RegionError> {
         match (&self.region, &self.path.way) {
             (Some(region), _) => Ok(region),
@@ -211,8 +221,14 @@ pub enum RegionError {
     NotInRegion,
     /// A variable of the environment has an invalid value.
     Variable(InvalidVariable),
+    /// The NIC shall read memory back that is registered without the right to read.
+    NotReadable,
+    /// The NIC could not read memory back; the connection to itself has ended.
+    ReadBack,
     /// The NIC refused.
     Rdma(rdma::Error),
+    /// The GPU's driver refused.
+    Gpu(Error),
 }
 
 impl fmt::Display for RegionError {
@@ -227,7 +243,10 @@ impl fmt::Display for RegionError {
             }
             Self::Staged { reason } => write!(f, "the NIC cannot access GPU memory that is staged: {reason}"),
             Self::NotInRegion => write!(f, "the slice is of memory other than the region's"),
+            Self::NotReadable => write!(f, "a read back needs a region with RemoteAccess::READ"),
+            Self::ReadBack => write!(f, "the NIC could not read GPU memory back: connect a new ReadBack"),
             Self::Variable(error) => error.fmt(f),
+            Self::Gpu(error) => error.fmt(f),
             Self::Rdma(error) => error.fmt(f),
         }
     }
@@ -238,6 +257,12 @@ impl std::error::Error for RegionError {}
 impl From<InvalidVariable> for RegionError {
     fn from(error: InvalidVariable) -> Self {
         Self::Variable(error)
+    }
+}
+
+impl From<Error> for RegionError {
+    fn from(error: Error) -> Self {
+        Self::Gpu(error)
     }
 }
 

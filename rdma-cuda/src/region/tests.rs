@@ -7,10 +7,11 @@ use std::os::fd::BorrowedFd;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::{Whence, lseek};
 use rdma::{ConnectOptions, InitOptions, Opened, Operation, Poller, QueuePair, Rc, op};
+use rdma_test_support::passes_alone;
 
 use super::*;
 use crate::topology::{Distance, Level};
-use crate::{Gpu, GpuBuffer, Policy, Stream, testing};
+use crate::{FlushMethod, Gpu, GpuBuffer, Landed, Policy, ReadBack, Stream, testing};
 
 /// A NIC that imports the stand-in's dma-bufs.
 struct Nic {
@@ -198,6 +199,34 @@ fn a_peer_writes_to_the_gpu_and_reads_from_it() {
     let mut copied = vec![0; 1000];
     stream.download(&buffer.slice().range(..1000).unwrap(), &mut copied).unwrap();
     assert!(copied == pattern[..1000]);
+}
+
+#[test]
+fn a_gpu_that_cannot_flush_has_its_memory_read_back() {
+    let attributes = "0:117=0,0:118=0";
+    passes_alone(&["region::tests::memory_is_read_back"], &[("STAND_IN_ATTRIBUTES", attributes)]);
+}
+
+#[test]
+#[ignore = "run by a_gpu_that_cannot_flush_has_its_memory_read_back"]
+fn memory_is_read_back() {
+    let opened = soft();
+    let nic = Nic::of(&opened);
+    let mut back = ReadBack::new(&nic.pd, opened.port).unwrap();
+    let buffer = buffer(0, 5000);
+    let region = nic.register(buffer.memory(), RemoteAccess::READ).unwrap();
+    let slice = buffer.slice().range(4999..).unwrap();
+    let reads = |back: &mut ReadBack, region: &GpuRegion| {
+        Landed::new(slice.clone()).visible_by(|slice| back.read(region, slice))
+    };
+    for _ in 0..3 {
+        assert_eq!(reads(&mut back, &region).unwrap().method(), FlushMethod::ReadBack);
+    }
+    let deaf = nic.register(buffer.memory(), RemoteAccess::WRITE).unwrap();
+    assert_eq!(reads(&mut back, &deaf).unwrap_err(), RegionError::NotReadable);
+    assert!(reads(&mut back, &region).is_ok());
+    let nothing = slice.range(..0).unwrap();
+    assert_eq!(back.read(&region, &nothing), Ok(()));
 }
 
 #[test]

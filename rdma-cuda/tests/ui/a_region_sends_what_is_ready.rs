@@ -1,0 +1,9 @@
+//! A NIC may send a slice once the work that writes it is done.
+
+use rdma_cuda::{GpuRegion, GpuSlice};
+
+fn send(qp: &mut rdma::QueuePair<rdma::Rc>, region: &GpuRegion, slice: &GpuSlice<f32>) {
+    let _ = qp.post_send(rdma::op::Send::new(region.source(slice).unwrap()));
+}
+
+fn main() {}
