@@ -148,13 +148,19 @@ fn reports_are_written_to_files() {
     std::fs::create_dir_all(&folder).unwrap();
     let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (json, csv) = (path("x.json"), path("x.csv"));
-    let out = succeed("broadcast", &[&["-r", "2", "-e", "2K", "--json", &json, "--csv", &csv], &FEW[..]].concat());
+    let run = |args: &[&str]| succeed("broadcast", &[&["-r", "2", "-e", "2K"], args, &FEW[..]].concat());
+    let out = run(&["--json", &json, "--csv", &csv]);
     assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
     assert_eq!(report["results"].as_array().unwrap().len(), 2);
     let lines: Vec<String> = std::fs::read_to_string(csv).unwrap().lines().map(str::to_owned).collect();
     assert!(lines.len() == 3 && lines[0].starts_with("size,count,type"), "{lines:?}");
     assert!(lines[1].starts_with("36,9,float,none,0,"), "{lines:?}");
+    let svg = path("x.svg");
+    run(&["--plot", &svg, "--plot-with", &json]);
+    let picture = std::fs::read_to_string(svg).unwrap();
+    assert!(picture.contains("x: broadcast") && picture.contains("this run: broadcast"), "{picture}");
+    fail("broadcast", &["-r", "2", "--plot", &path("y.svg"), "--plot-with", &path("x.csv")], "x.csv is no report");
     std::fs::remove_dir_all(folder).unwrap();
     fail("broadcast", &["-r", "2", "--csv", "/nonexistent/x.csv"], "cannot create /nonexistent/x.csv");
 }

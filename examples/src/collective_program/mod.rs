@@ -7,6 +7,7 @@
 mod case;
 mod measure;
 mod options;
+mod plot;
 mod report;
 mod shape;
 

@@ -93,6 +93,14 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(super) csv: Option<PathBuf>,
+    /// Draw time and bandwidth by size
+    #[arg(long, value_name = "FILE.svg")]
+    #[serde(skip)]
+    pub(super) plot: Option<PathBuf>,
+    /// A file that --json of an earlier run wrote, to draw it too; several are possible
+    #[arg(long, value_name = "FILE.json", requires = "plot")]
+    #[serde(skip)]
+    pub(super) plot_with: Vec<PathBuf>,
     /// Longest piece of a message
     #[arg(long, value_name = "SIZE", default_value = "128K", hide_short_help = true)]
     #[arg(value_parser = |text: &str| cli::multiple(text, Size(4 << 10), Size(1 << 30)))]

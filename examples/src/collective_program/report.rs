@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use super::options::Args;
+use super::plot;
 use crate::Failure;
 use crate::progress::Progress;
 use crate::table::{self, CSV_HEAD, CollectiveRow};
@@ -20,6 +21,9 @@ pub(super) struct Report {
     is_json_printed: bool,
     json: Option<Output>,
     csv: Option<Output>,
+    plot: Option<Output>,
+    /// Names and reports of earlier runs.
+    earlier: Vec<(String, Value)>,
     rows: Vec<CollectiveRow>,
     progress: Progress,
     done: usize,
@@ -52,13 +56,18 @@ impl Report {
     /// Opens the files of the report of a run of `steps` rows.
     pub(super) fn new(name: &'static str, args: &Args, is_first: bool, steps: usize) -> Result<Self, Failure> {
         let is_json_printed = args.is_json_printed();
-        let json = args.json.as_deref().filter(|_| is_first && !is_json_printed).map(Output::create).transpose()?;
-        let mut csv = args.csv.as_deref().filter(|_| is_first).map(Output::create).transpose()?;
+        let create = |path: Option<&Path>| path.filter(|_| is_first).map(Output::create).transpose();
+        let json = create(args.json.as_deref().filter(|_| !is_json_printed))?;
+        let mut csv = create(args.csv.as_deref())?;
+        let plot = create(args.plot.as_deref())?;
+        let read = |path: &PathBuf| Ok((format!("{}:", stem(path)), plot::read(path)?));
+        let earlier = args.plot_with.iter().filter(|_| is_first).map(read).collect::<Result<_, Failure>>()?;
         if let Some(csv) = &mut csv {
             csv.line(CSV_HEAD)?;
         }
         let progress = Progress::new(if is_first { steps } else { 0 });
-        Ok(Self { name, is_first, is_json_printed, json, csv, rows: Vec::new(), progress, done: 0 })
+        let rows = Vec::new();
+        Ok(Self { name, is_first, is_json_printed, json, csv, plot, earlier, rows, progress, done: 0 })
     }
 
     /// Whether this rank prints the table.
@@ -116,15 +125,18 @@ impl Report {
     pub(super) fn conclude(mut self, facts: Value) -> Result<(), Failure> {
         drop(self.progress);
         if self.is_first {
-            let report = || {
-                let mut report = facts;
-                report["results"] = json!(self.rows);
-                report
-            };
+            let mut report = facts;
+            report["results"] = json!(self.rows);
             match &mut self.json {
-                Some(file) => file.line(&report().to_string())?,
-                None if self.is_json_printed => writeln!(io::stdout(), "{}", report())?,
+                Some(file) => file.line(&report.to_string())?,
+                None if self.is_json_printed => writeln!(io::stdout(), "{report}")?,
                 None => {}
+            }
+            if let Some(file) = &mut self.plot {
+                let own = if self.earlier.is_empty() { "" } else { "this run:" };
+                let earlier = self.earlier.iter().map(|(name, report)| (name.clone(), report));
+                let reports: Vec<(String, &Value)> = earlier.chain([(own.to_owned(), &report)]).collect();
+                file.line(&plot::svg(&reports)?)?;
             }
             if !self.is_json_printed {
                 let mut out = io::stdout();
@@ -134,6 +146,11 @@ impl Report {
         }
         verdict(&self.rows, self.is_first)
     }
+}
+
+/// The name of a file without its folder and its extension.
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
 }
 
 fn verdict(rows: &[CollectiveRow], is_first: bool) -> Result<(), Failure> {
