@@ -143,6 +143,24 @@ fn options_have_the_meaning_of_nccl_tests() {
 }
 
 #[test]
+fn a_table_chooses_the_algorithm() {
+    let path = std::env::temp_dir().join(format!("rdma-algorithms-{}.json", std::process::id()));
+    let entries = r#"[{"op": "all_gather", "up_to_bytes": 100, "algorithm": "ring"},
+                      {"op": "all_gather", "algorithm": "pat"},
+                      {"op": "all_reduce", "algorithm": "tree"}]"#;
+    std::fs::write(&path, format!(r#"{{"entries": {entries}}}"#)).unwrap();
+    let file = path.to_str().unwrap();
+    let algos = |program: &str| -> Vec<String> {
+        let rows = rows(program, &["-r", "2", "-e", "2K", "--table", file]);
+        rows.iter().map(|row| row["algo"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(algos("all_gather"), ["ring", "pat"]);
+    assert_eq!(algos("all_reduce"), ["tree", "tree"]);
+    std::fs::remove_file(&path).unwrap();
+    fail("all_gather", &["-r", "2", "--table", file], "cannot read the table of algorithms");
+}
+
+#[test]
 fn reports_are_written_to_files() {
     let folder = std::env::temp_dir().join(format!("rdma-collectives-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

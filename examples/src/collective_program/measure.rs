@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::case::{Case, Way};
 use super::options::Args;
 use super::report::Report;
-use super::{shape, way};
+use super::{Chooser, shape};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::cli::Size;
@@ -19,6 +19,7 @@ use crate::table::{CollectiveRow, CollectiveTime};
 pub(super) struct Session<'a> {
     pub(super) args: &'a Args,
     pub(super) collective: Collective,
+    pub(super) chooser: Chooser,
     pub(super) comm: Communicator,
     pub(super) group: &'a mut Group,
     pub(super) report: Report,
@@ -107,11 +108,13 @@ impl Session<'_> {
         let mut job = self.job(self.group.rank(), row.root, row.count, in_place);
         job.chunk = self.args.chunk.0 / size_of::<T>();
         let input = if in_place { &tensors.output } else { &tensors.input };
-        Case::new(self.collective, self.way(), job, row.reduction, input, &tensors.output)
+        Case::new(self.collective, self.way::<T>(row.count), job, row.reduction, input, &tensors.output)
     }
 
-    fn way(&self) -> Way {
-        way(self.collective, self.args.algorithm())
+    fn way<T>(&self, count: usize) -> Way {
+        let ranks = self.group.world();
+        let size = shape::size(self.collective, count, size_of::<T>(), ranks);
+        self.chooser.way(self.collective, size, ranks)
     }
 
     /// Runs some operations before any measurement: a device may set up its paths in the background
@@ -153,7 +156,7 @@ impl Session<'_> {
             dtype: T::NAME,
             redop: if self.collective.reduces() { reduction.name() } else { "none" },
             root: if self.collective.has_root() { i32::try_from(root).unwrap_or(-1) } else { -1 },
-            algo: match self.way() {
+            algo: match self.way::<T>(count) {
                 Way::Tuned => "tuned",
                 Way::Algorithm(algorithm) => algorithm.name(),
             },

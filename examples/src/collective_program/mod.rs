@@ -23,7 +23,7 @@ use self::report::Report;
 use crate::Failure;
 use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli;
-use crate::collectives::{Algorithm, Collective, Communicator, Element};
+use crate::collectives::{Algorithm, AlgorithmTable, Collective, Communicator, Element, choose};
 use crate::device::announce;
 use crate::failure::{is_launched, run_as};
 use crate::placement;
@@ -78,7 +78,8 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
         announce(&chosen.using(), is_json_printed)?;
     }
     let method = args.connection.settle(&chosen, group, 0, is_json_printed)?;
-    let is_tuned = tuned(collective, args.algorithm());
+    let chooser = Chooser { algorithm: args.algorithm(), table: table(args, group)?, hosts: hosts(group) };
+    let is_tuned = chooser.is_tuned(collective);
     let tuning = args.tuning(cores.shared, method, !is_tuned, args.algorithm() != Some(Algorithm::Ring));
     let comm = Communicator::new(&chosen, group, tuning)?;
     report.heading(args, group.world(), comm.notice())?;
@@ -86,7 +87,7 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
         "program": collective.name(), "ranks": group.world(), "device": chosen.line, "notice": comm.notice(),
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
-    let mut session = Session { args, collective, comm, group, report, roots };
+    let mut session = Session { args, collective, chooser, comm, group, report, roots };
     let mut cycle = 0;
     while args.run_cycles == 0 || cycle < args.run_cycles {
         for dtype in args.dtypes() {
@@ -107,18 +108,46 @@ fn steps(collective: Collective, args: &Args, roots: usize) -> Result<usize, Fai
     Ok(sizes * reductions * roots * args.run_cycles.max(1))
 }
 
-/// Whether the communicator's own all-reduce is used.
-fn tuned(collective: Collective, algorithm: Option<Algorithm>) -> bool {
-    let is_known = matches!(algorithm, None | Some(Algorithm::Ring | Algorithm::Direct));
-    collective == Collective::AllReduce && is_known
+/// The table of algorithms that rank 0 was given, if any.
+fn table(args: &Args, group: &mut Group) -> Result<Option<AlgorithmTable>, Failure> {
+    let path = args.table.as_deref().filter(|_| group.rank() == 0);
+    let table = group.agree("the table of algorithms", path.map(AlgorithmTable::read).transpose())?;
+    Ok(group.all_gather("the table of algorithms", &table)?.swap_remove(0))
 }
 
-/// The way to do a collective.
-fn way(collective: Collective, algorithm: Option<Algorithm>) -> Way {
-    match (collective, algorithm) {
-        _ if tuned(collective, algorithm) => Way::Tuned,
-        (_, Some(algorithm)) => Way::Algorithm(algorithm),
-        (Collective::HyperCube, None) => Way::Algorithm(Algorithm::RecursiveDoubling),
-        (_, None) => Way::Algorithm(Algorithm::Direct),
+/// The number of hosts.
+fn hosts(group: &Group) -> usize {
+    group.hosts().into_iter().enumerate().filter(|&(rank, host)| rank == host).count()
+}
+
+/// Chooses how a collective is done; equal at all ranks.
+#[derive(Debug)]
+struct Chooser {
+    /// The algorithm that was asked for.
+    algorithm: Option<Algorithm>,
+    table: Option<AlgorithmTable>,
+    hosts: usize,
+}
+
+impl Chooser {
+    /// Whether the communicator's own all-reduce is used.
+    fn is_tuned(&self, collective: Collective) -> bool {
+        let is_known = match self.algorithm {
+            None => self.table.is_none(),
+            Some(algorithm) => matches!(algorithm, Algorithm::Ring | Algorithm::Direct),
+        };
+        collective == Collective::AllReduce && is_known
+    }
+
+    /// The way to do a collective on `size` bytes.
+    fn way(&self, collective: Collective, size: usize, ranks: usize) -> Way {
+        if self.is_tuned(collective) {
+            return Way::Tuned;
+        }
+        let chosen = || {
+            let none = AlgorithmTable::default();
+            choose(collective, size as u64, ranks, self.hosts, self.table.as_ref().unwrap_or(&none))
+        };
+        Way::Algorithm(self.algorithm.unwrap_or_else(chosen))
     }
 }

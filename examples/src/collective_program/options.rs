@@ -76,9 +76,14 @@ pub(super) struct Args {
     /// All ranks wait for each other after each operation (1) or not (0)
     #[arg(short = 'z', long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(super) blocking: u8,
-    /// How to do it; auto: by size
+    /// How to do it; auto: by operation, size, ranks and hosts
     #[arg(long, default_value = "auto")]
     pub(super) algo: String,
+    /// A file with the table of algorithms by operation, size, ranks and hosts, for --algo auto; that
+    /// of rank 0 holds for all ranks
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(super) table: Option<PathBuf>,
     /// Leave out the in-place half
     #[arg(long)]
     pub(super) out_of_place: bool,
