@@ -79,8 +79,8 @@ pub(super) struct Args {
     /// How to do it; auto: by operation, size, ranks and hosts
     #[arg(long, default_value = "auto")]
     pub(super) algo: String,
-    /// A file with the table of algorithms by operation, size, ranks and hosts, for --algo auto; that
-    /// of rank 0 holds for all ranks
+    /// Table of algorithms by operation, size, ranks and hosts, for --algo auto; that of rank 0
+    /// holds for all ranks
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(super) table: Option<PathBuf>,
