@@ -110,14 +110,8 @@ fn double(rank: usize, n: usize, root: usize) -> [Node; 2] {
     [rotated(rank, n, root, in_order), rotated(rank, n, root, second)]
 }
 
-/// A binary tree of the ranks from 1 below rank 0, in which odd ranks are leaves: between the
-/// bounds of a subtree the rank with most trailing zeros is on top.
+/// A binary tree of the ranks from 1 below rank 0, in which odd ranks are leaves.
 fn in_order(rank: usize, n: usize) -> Node {
-    let top = |range: &Range<usize>| {
-        let differing = (range.start - 1) ^ (range.end - 1);
-        let bits = if range.is_empty() { None } else { differing.checked_ilog2() };
-        bits.map(|bits| (range.end - 1) >> bits << bits)
-    };
     let (mut node, mut at, mut below) = (Node::default(), 0, [1..n, n..n]);
     loop {
         node.children = below.iter().filter_map(top).collect();
@@ -130,6 +124,14 @@ fn in_order(rank: usize, n: usize) -> Node {
         at = next;
         below = [range.start..at, at + 1..range.end];
     }
+}
+
+/// The root of the subtree of some consecutive ranks, none of which is 0: the one with most
+/// trailing zeros.
+fn top(ranks: &Range<usize>) -> Option<usize> {
+    let (before, last) = (ranks.start - 1, ranks.end - 1);
+    let bits = (before ^ last).checked_ilog2().filter(|_| !ranks.is_empty());
+    bits.map(|bits| last >> bits << bits)
 }
 
 fn broadcast(b: &mut Builder<'_>, trees: &[Tree]) {
@@ -217,4 +219,56 @@ fn for_each_chunk(b: &mut Builder<'_>, trees: &[Tree], mut emit: impl FnMut(&mut
 /// The messages that carry a tree's elements.
 fn chunks(b: &Builder<'_>, tree: &Tree) -> Vec<Range<usize>> {
     parts(tree.range.clone(), b.job.chunk).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks that the nodes of all ranks are one tree, and returns its depth.
+    fn depth(n: usize, root: usize, node: impl Fn(usize) -> Node) -> usize {
+        let mut ranks = vec![root];
+        let (mut level, mut depth) = (0..1, 0);
+        assert_eq!(node(root).parent, None);
+        while !level.is_empty() {
+            for index in level.clone() {
+                for child in node(ranks[index]).children {
+                    assert_eq!(node(child).parent, Some(ranks[index]), "{n} {root}");
+                    ranks.push(child);
+                }
+            }
+            level = level.end..ranks.len();
+            depth += usize::from(!level.is_empty());
+        }
+        ranks.sort_unstable();
+        assert!(ranks.into_iter().eq(0..n), "{n} {root}");
+        depth
+    }
+
+    #[test]
+    fn shapes_are_trees() {
+        for n in 1..40_usize {
+            for root in [0, n / 2, n - 1] {
+                let log = n.next_power_of_two().ilog2() as usize;
+                assert_eq!(depth(n, root, |rank| rotated(rank, n, root, chain)), n - 1);
+                assert_eq!(depth(n, root, |rank| rotated(rank, n, root, star)), 1.min(n - 1));
+                assert!(depth(n, root, |rank| rotated(rank, n, root, binomial)) <= log);
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_is_inner_in_one_of_two_trees() {
+        for n in 2..40_usize {
+            for root in [0, n / 2, n - 1] {
+                for tree in 0..2 {
+                    let depth = depth(n, root, |rank| double(rank, n, root)[tree].clone());
+                    assert!(depth <= n.ilog2() as usize + 1, "{n}: {depth}");
+                }
+                for rank in (0..n).filter(|&rank| rank != root) {
+                    assert!(double(rank, n, root).iter().any(|node| node.children.is_empty()), "{n} {root} {rank}");
+                }
+            }
+        }
+    }
 }
