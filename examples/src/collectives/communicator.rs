@@ -11,9 +11,10 @@ use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory};
 use super::fabric::{Fabric, expose_together};
 use super::ring::Ring;
+use super::shm::{AllReduce, Host};
 use super::step::Schedule;
 use super::streams::{StreamLinks, Streams};
-use super::tensor::{Operation, Part, Tensor};
+use super::tensor::{Operation, Part, Tensor, TensorMemory};
 use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -47,6 +48,18 @@ pub struct Tuning {
     pub method: Method,
 }
 
+/// The way in which ranks reach each other's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// Shared memory if all ranks are on one host and can connect there, else verbs.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// RDMA by the verbs.
+    Verbs,
+}
+
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 
@@ -55,6 +68,8 @@ const MESH: usize = 16;
 pub struct Communicator {
     world: usize,
     fabric: Fabric,
+    /// The ranks of this host, if all share memory.
+    host: Option<Host>,
     tuning: Tuning,
     ring: Option<Ring>,
     direct: Option<Direct>,
@@ -89,18 +104,46 @@ impl Communicator {
         let streams = if tuning.schedules { Some(Streams::new(&fabric, group, tuning.chunk)?) } else { None };
         let scratch = group.agree("the scratch memory", fabric.expose(0))?;
         let blocks = Blocks::new();
-        let mut comm = Self { world, fabric, tuning, ring, direct, streams, scratch, blocks, token: None };
+        let mut comm = Self { world, fabric, host: None, tuning, ring, direct, streams, scratch, blocks, token: None };
         comm.token = Some(comm.allocate(group, 1)?);
         Ok(comm)
+    }
+
+    /// Chooses the way in which ranks reach the tensors that are allocated from now on; collective.
+    /// Returns the choice, and if it is not the best one, the reason.
+    ///
+    /// # Errors
+    /// If shared memory is asked for and cannot be had, or if any rank fails.
+    pub fn choose_transport(&mut self, group: &mut Group, wanted: Transport) -> Result<(Transport, String), Failure> {
+        if wanted == Transport::Verbs || self.world == 1 {
+            return Ok((Transport::Verbs, String::new()));
+        }
+        let patience = Patience::new(group.watch(), self.tuning.shared_cores, self.tuning.stall);
+        match Host::connect(group, patience)? {
+            Ok(host) => {
+                self.host = Some(host);
+                self.token = Some(self.allocate(group, 1)?);
+                Ok((Transport::Shm, String::new()))
+            }
+            Err(why) if wanted == Transport::Auto => Ok((Transport::Verbs, why)),
+            Err(why) => Err(Failure::new(format!("no shared memory ({why}); --transport verbs does without"))),
+        }
     }
 
     /// Allocates a tensor of `count` elements at every rank; collective.
     ///
     /// # Errors
     /// If any rank lacks the memory; every rank is told.
-    pub fn allocate<T: Element>(&self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
-        let (region, remotes) = expose_together(&self.fabric, group, "the tensors", count * size_of::<T>())?;
-        Ok(Tensor::new(region, remotes, count))
+    pub fn allocate<T: Element>(&mut self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
+        let bytes = count * size_of::<T>();
+        let memory = match &mut self.host {
+            Some(host) => TensorMemory::Shared(host.allocate(group, bytes)?),
+            None => {
+                let (region, remotes) = expose_together(&self.fabric, group, "the tensors", bytes)?;
+                TensorMemory::Exposed(region, remotes)
+            }
+        };
+        Ok(Tensor::new(memory, count))
     }
 
     /// How this rank notices arrivals, as text for the report.
@@ -133,6 +176,9 @@ impl Communicator {
             return self.copy(input, output, count);
         }
         let bytes = count * size_of::<T>();
+        if let (Some(host), Some(input), Some(output)) = (&self.host, input.shared(), output.shared()) {
+            return AllReduce { host, input, output, bytes, reduction }.run::<T>();
+        }
         let (fabric, blocks) = (&mut self.fabric, &mut self.blocks);
         let operation = Operation { fabric, blocks, input, output, count, reduction };
         match (&mut self.direct, &mut self.ring) {

@@ -8,6 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use rdma_mem::Scalar;
 use serde::Serialize;
 
 /// A reduction.
@@ -56,6 +57,9 @@ pub trait Element: Pod + PartialEq + Send + Sync + std::fmt::Debug {
     /// nccl-tests' name of the type.
     const NAME: &'static str;
 
+    /// The type, for reductions in shared memory.
+    const SCALAR: Scalar;
+
     /// Every whole number from 0 to this one has an exact representation, and so have all sums
     /// up to it. The sums of an integer type are always exact, modulo its range.
     const EXACT: u32;
@@ -95,9 +99,10 @@ fn combine<T: Pod>(into: &mut [T], more: &[T], with: impl Fn(T, T) -> T) {
 }
 
 macro_rules! floats {
-    ($($type:ty, $name:literal;)*) => {$(
+    ($($type:ty, $scalar:ident, $name:literal;)*) => {$(
         impl Element for $type {
             const NAME: &'static str = $name;
+            const SCALAR: Scalar = Scalar::$scalar;
             const EXACT: u32 = if <$type>::MANTISSA_DIGITS > 31 { u32::MAX } else { 1 << <$type>::MANTISSA_DIGITS };
 
             #[inline]
@@ -122,14 +127,15 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, "float";
-    f64, "double";
+    f32, F32, "float";
+    f64, F64, "double";
 }
 
 macro_rules! integers {
-    ($($type:ty, $wide:ty, $name:literal;)*) => {$(
+    ($($type:ty, $wide:ty, $scalar:ident, $name:literal;)*) => {$(
         impl Element for $type {
             const NAME: &'static str = $name;
+            const SCALAR: Scalar = Scalar::$scalar;
             const EXACT: u32 = u32::MAX;
 
             #[inline]
@@ -159,21 +165,22 @@ macro_rules! integers {
 }
 
 integers! {
-    i8, i64, "int8";
-    u8, u64, "uint8";
-    i32, i64, "int32";
-    u32, u64, "uint32";
-    i64, i64, "int64";
-    u64, u64, "uint64";
+    i8, i64, I8, "int8";
+    u8, u64, U8, "uint8";
+    i32, i64, I32, "int32";
+    u32, u64, U32, "uint32";
+    i64, i64, I64, "int64";
+    u64, u64, U64, "uint64";
 }
 
 /// Elements of a 16-bit type that are converted at a time.
 const CONVERTED: usize = 256;
 
 macro_rules! halves {
-    ($($type:ty, $name:literal;)*) => {$(
+    ($($type:ty, $scalar:ident, $name:literal;)*) => {$(
         impl Element for $type {
             const NAME: &'static str = $name;
+            const SCALAR: Scalar = Scalar::$scalar;
             const EXACT: u32 = 1 << <$type>::MANTISSA_DIGITS;
 
             fn reduce(reduction: Reduction, into: &mut [Self], more: &[Self]) {
@@ -201,8 +208,8 @@ macro_rules! halves {
 }
 
 halves! {
-    f16, "half";
-    bf16, "bfloat16";
+    f16, F16, "half";
+    bf16, Bf16, "bfloat16";
 }
 
 #[cfg(test)]

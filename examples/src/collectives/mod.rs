@@ -1,7 +1,7 @@
-//! Collectives over RDMA writes.
+//! Collectives over RDMA writes, and over shared memory inside a host.
 //!
-//! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s, whose
-//! memory the other ranks write to directly.
+//! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s. Over RDMA
+//! the other ranks write to a tensor's memory directly; in shared memory they read it.
 
 mod blocks;
 mod choose;
@@ -15,13 +15,14 @@ mod pattern;
 mod ring;
 mod schedule;
 mod schedules;
+mod shm;
 mod step;
 mod streams;
 mod tensor;
 pub(crate) mod wait;
 
 pub use choose::{AlgorithmTable, TableEntry, choose};
-pub use communicator::{Communicator, Tuning};
+pub use communicator::{Communicator, Transport, Tuning};
 pub use element::{Element, Reduction};
 pub use pattern::Pattern;
 pub use schedules::{

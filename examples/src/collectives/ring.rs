@@ -170,9 +170,10 @@ impl<T: Element> Turn<'_, T> {
     fn finish(&mut self, elements: Range<usize>) -> Result<(), Failure> {
         let Operation { output, reduction, .. } = self.operation;
         let base = bytes::<T>(elements.clone()).start;
+        let (region, _) = output.exposed()?;
         self.add(elements, |ring, offset, sums| {
             reduction.finish(sums, ring.world);
-            output.region().copy_in(base + offset, bytemuck::cast_slice(sums))
+            region.copy_in(base + offset, bytemuck::cast_slice(sums))
         })
     }
 

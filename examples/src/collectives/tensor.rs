@@ -8,28 +8,36 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 use super::blocks::{Blocks, parts};
 use super::element::{Element, Reduction};
 use super::fabric::{Fabric, Lane};
+use super::shm::SharedTensor;
 use crate::Failure;
 
 /// Bytes of one copy between exposed and private memory: small enough for the first-level cache.
 pub(super) const BLOCK: usize = 4096;
 
-/// A tensor: the same number of elements at every rank, in memory that the other ranks may write
-/// to.
+/// A tensor: the same number of elements at every rank, in memory that the other ranks may access.
 ///
 /// A collective writes its result here without another copy. The memory is never borrowed as a
-/// slice, since other ranks may write to it at any time; [`read`](Self::read) and
+/// slice, since other ranks may access it at any time; [`read`](Self::read) and
 /// [`write`](Self::write) copy.
 #[derive(Debug)]
 pub struct Tensor<T> {
-    region: ExposedRegion,
-    remotes: Vec<RemoteSlice>,
+    memory: TensorMemory,
     count: usize,
     element: PhantomData<T>,
 }
 
+/// The memory of a tensor.
+#[derive(Debug)]
+pub(super) enum TensorMemory {
+    /// Memory that the other ranks write, and the same of the other ranks.
+    Exposed(ExposedRegion, Vec<RemoteSlice>),
+    /// Memory that the other ranks read.
+    Shared(SharedTensor),
+}
+
 impl<T: Element> Tensor<T> {
-    pub(super) fn new(region: ExposedRegion, remotes: Vec<RemoteSlice>, count: usize) -> Self {
-        Self { region, remotes, count, element: PhantomData }
+    pub(super) fn new(memory: TensorMemory, count: usize) -> Self {
+        Self { memory, count, element: PhantomData }
     }
 
     /// Number of elements.
@@ -43,7 +51,11 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the elements do not fit.
     pub fn write(&self, start: usize, elements: &[T]) -> Result<(), Failure> {
-        self.region.copy_in(start * size_of::<T>(), bytemuck::cast_slice(elements)).map_err(Failure::from)
+        let (at, bytes) = (start * size_of::<T>(), bytemuck::cast_slice(elements));
+        match &self.memory {
+            TensorMemory::Exposed(region, _) => region.copy_in(at, bytes).map_err(Failure::from),
+            TensorMemory::Shared(tensor) => tensor.copy_in(at, bytes),
+        }
     }
 
     /// Copies elements out of the tensor, the first from index `start`.
@@ -51,7 +63,11 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the tensor has fewer elements.
     pub fn read(&self, start: usize, elements: &mut [T]) -> Result<(), Failure> {
-        self.region.copy_out(start * size_of::<T>(), bytemuck::cast_slice_mut(elements)).map_err(Failure::from)
+        let (at, bytes) = (start * size_of::<T>(), bytemuck::cast_slice_mut(elements));
+        match &self.memory {
+            TensorMemory::Exposed(region, _) => region.copy_out(at, bytes).map_err(Failure::from),
+            TensorMemory::Shared(tensor) => tensor.copy_out(at, bytes),
+        }
     }
 
     /// Calls `fill` for blocks of some elements, with the position of the block among them, and
@@ -91,17 +107,28 @@ impl<T: Element> Tensor<T> {
 
     /// The local memory of some elements.
     pub(super) fn local(&self, elements: Range<usize>) -> Result<ExposedSlice, Failure> {
-        self.region.slice(bytes::<T>(elements)).map_err(Failure::from)
+        self.exposed()?.0.slice(bytes::<T>(elements)).map_err(Failure::from)
     }
 
     /// The memory of the same elements at another rank.
     pub(super) fn remote(&self, rank: usize, elements: Range<usize>) -> Result<RemoteSlice, Failure> {
-        self.remotes[rank].slice(bytes::<T>(elements)).map_err(Failure::from)
+        self.exposed()?.1[rank].slice(bytes::<T>(elements)).map_err(Failure::from)
     }
 
-    /// The local memory of the tensor.
-    pub(super) fn region(&self) -> &ExposedRegion {
-        &self.region
+    /// The memory that the other ranks write.
+    pub(super) fn exposed(&self) -> Result<(&ExposedRegion, &[RemoteSlice]), Failure> {
+        match &self.memory {
+            TensorMemory::Exposed(region, remotes) => Ok((region, remotes)),
+            TensorMemory::Shared(_) => Err(Failure::new("the tensor is in shared memory, which RDMA does not reach")),
+        }
+    }
+
+    /// The memory that the other ranks read.
+    pub(super) fn shared(&self) -> Option<&SharedTensor> {
+        match &self.memory {
+            TensorMemory::Shared(tensor) => Some(tensor),
+            TensorMemory::Exposed(..) => None,
+        }
     }
 
     /// Whether two references name the same tensor.

@@ -1,0 +1,179 @@
+//! All-reduce of ranks that read each other's memory.
+//!
+//! A small tensor takes one step: every rank gives its elements to all, and reduces those of all.
+//! A larger one takes two: each rank reduces its share of the elements, reading the inputs of all
+//! ranks where they lie, and the others copy the results. The tensor is cut into blocks, so that
+//! results are copied while they are in a cache.
+//!
+//! Operands are reduced in the order of their ranks, so all ranks get the same bits.
+
+use std::ops::Range;
+
+use rdma_mem::{Operation, SharedSlice, SharedSliceMut, Stores, reduce};
+
+use super::clock::SMALL;
+use super::failed;
+use super::host::{Host, SharedTensor};
+use crate::Failure;
+use crate::collectives::blocks::parts;
+use crate::collectives::element::{Element, Reduction};
+use crate::collectives::tensor::BLOCK;
+
+/// Bytes of a rank's share of a block: two ranks' fit into the second-level cache, with operands.
+const SHARE: usize = 256 << 10;
+/// Bytes of a line: shares begin on lines of their own.
+const LINE: usize = 64;
+/// From this size in bytes on, the results of other ranks are stored past the caches.
+const STREAMED: usize = 8 << 20;
+/// Ranks whose operands need no allocation.
+const FEW: usize = 8;
+
+/// One all-reduce in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AllReduce<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) input: &'a SharedTensor,
+    pub(crate) output: &'a SharedTensor,
+    pub(crate) bytes: usize,
+    pub(crate) reduction: Reduction,
+}
+
+impl AllReduce<'_> {
+    /// Runs this rank's part. Returns when its output is complete.
+    pub(crate) fn run<T: Element>(self) -> Result<(), Failure> {
+        if self.bytes <= SMALL { self.in_one_step::<T>() } else { self.in_two_steps::<T>() }
+    }
+
+    fn in_one_step<T: Element>(self) -> Result<(), Failure> {
+        let (clock, all) = (self.host.clock(), 0..self.bytes);
+        let own = self.input.own().slice(all.clone()).map_err(failed)?.as_shared();
+        let given = clock.give(own)?;
+        let output = self.output.own().slice(all).map_err(failed)?;
+        // Ranks may still copy the result of an earlier all-reduce.
+        clock.settle()?;
+        self.with_operands(own, |operands| {
+            clock.each_given(given, |rank, message| operands[rank] = message)?;
+            self.reduce::<T>(output, operands)
+        })
+    }
+
+    fn in_two_steps<T: Element>(self) -> Result<(), Failure> {
+        let (clock, rank, world) = (self.host.clock(), self.host.rank(), self.host.world());
+        let shares = Shares::new(self.bytes, world);
+        let ready = clock.now() + 1;
+        clock.publish(ready)?;
+        clock.wait_for_all(ready)?;
+        for block in 0..shares.blocks() {
+            let share = shares.share(block, rank);
+            let own = self.input.own().slice(share.clone()).map_err(failed)?.as_shared();
+            let output = self.output.own().slice(share.clone()).map_err(failed)?;
+            self.with_operands(own, |operands| {
+                for (peer, memory) in self.input.others() {
+                    operands[peer] = memory.slice(share.clone()).map_err(failed)?;
+                }
+                self.reduce::<T>(output, operands)
+            })?;
+            clock.publish(ready + 1 + block as u64)?;
+            if let Some(before) = block.checked_sub(1) {
+                self.copy_results(shares, before, ready)?;
+            }
+        }
+        self.copy_results(shares, shares.blocks() - 1, ready)?;
+        clock.publish(ready + 1 + shares.blocks() as u64)
+    }
+
+    /// Copies the other ranks' shares of a block.
+    fn copy_results(self, shares: Shares, block: usize, ready: u64) -> Result<(), Failure> {
+        let stores = if self.bytes >= STREAMED { Stores::Streaming } else { Stores::Cached };
+        for (peer, memory) in self.output.others() {
+            self.host.clock().wait_for(peer, ready + 1 + block as u64)?;
+            let share = shares.share(block, peer);
+            let result = memory.slice(share.clone()).map_err(failed)?;
+            let place = self.output.own().slice(share).map_err(failed)?;
+            reduce(rdma_mem::Scalar::U8, Operation::Max, place, &[result], stores).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `body` with room for an operand of each rank, of which this rank's is filled in.
+    fn with_operands<'a>(
+        self,
+        own: SharedSlice<'a>,
+        body: impl FnOnce(&mut [SharedSlice<'a>]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let world = self.host.world();
+        if world <= FEW { body(&mut [own; FEW][..world]) } else { body(&mut vec![own; world]) }
+    }
+
+    fn reduce<T: Element>(self, into: SharedSliceMut<'_>, operands: &[SharedSlice<'_>]) -> Result<(), Failure> {
+        let operation = match self.reduction {
+            Reduction::Sum | Reduction::Avg => Operation::Sum,
+            Reduction::Prod => Operation::Prod,
+            Reduction::Min => Operation::Min,
+            Reduction::Max => Operation::Max,
+        };
+        reduce(T::SCALAR, operation, into, operands, Stores::Cached).map_err(failed)?;
+        if self.reduction == Reduction::Avg { self.divide::<T>(into) } else { Ok(()) }
+    }
+
+    /// Makes averages of sums.
+    fn divide<T: Element>(self, sums: SharedSliceMut<'_>) -> Result<(), Failure> {
+        let mut elements = vec![T::zeroed(); BLOCK / size_of::<T>()];
+        for part in parts(0..sums.len(), BLOCK) {
+            let elements = &mut elements[..part.len() / size_of::<T>()];
+            let place = sums.slice(part).map_err(failed)?;
+            place.as_shared().copy_to(bytemuck::cast_slice_mut(elements)).map_err(failed)?;
+            self.reduction.finish(elements, self.host.world());
+            place.copy_from(bytemuck::cast_slice::<T, u8>(elements).into()).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// The shares of the ranks: some bytes of each block.
+#[derive(Clone, Copy, Debug)]
+struct Shares {
+    bytes: usize,
+    world: usize,
+    /// Bytes of a share; the last ones of a tensor may have fewer.
+    share: usize,
+}
+
+impl Shares {
+    fn new(bytes: usize, world: usize) -> Self {
+        let share = bytes.div_ceil(world).next_multiple_of(LINE).min(SHARE);
+        Self { bytes, world, share }
+    }
+
+    fn blocks(self) -> usize {
+        self.bytes.div_ceil(self.share * self.world).max(1)
+    }
+
+    fn share(self, block: usize, rank: usize) -> Range<usize> {
+        let start = (block * self.world + rank) * self.share;
+        start.min(self.bytes)..(start + self.share).min(self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_the_bytes_once_and_hold_whole_elements() {
+        for bytes in [8, 64, 4104, 100_000, 1 << 20, (3 << 20) + 8] {
+            for world in 1..=9 {
+                let shares = Shares::new(bytes, world);
+                let mut end = 0;
+                for block in 0..shares.blocks() {
+                    for rank in 0..world {
+                        let share = shares.share(block, rank);
+                        assert_eq!((share.start, share.start % 8), (end, 0), "{bytes} bytes, {world} ranks");
+                        end = share.end;
+                    }
+                }
+                assert_eq!(end, bytes, "{world} ranks");
+            }
+        }
+    }
+}

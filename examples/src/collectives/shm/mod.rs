@@ -1,0 +1,21 @@
+//! Shared memory between the ranks of a host.
+//!
+//! A tensor is a segment of its rank, which the other ranks have mapped to read. Each rank reads
+//! its peers' elements where they lie, writes its own memory alone, and counts its progress in a
+//! line that the others watch.
+
+mod all_reduce;
+mod clock;
+mod host;
+mod meet;
+
+pub(super) use all_reduce::AllReduce;
+pub(super) use host::{Host, SharedTensor};
+
+/// A failure of an operation on shared memory.
+fn failed(error: impl std::fmt::Display) -> crate::Failure {
+    crate::Failure::new(format!("shared memory: {error}"))
+}
+
+#[cfg(test)]
+mod tests;
