@@ -23,7 +23,7 @@ use self::report::Report;
 use crate::Failure;
 use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli;
-use crate::collectives::{Algorithm, AlgorithmTable, Collective, Communicator, Element, choose};
+use crate::collectives::{Algorithm, AlgorithmTable, Collective, Communicator, Element, Transport, choose};
 use crate::device::announce;
 use crate::failure::{is_launched, run_as};
 use crate::placement;
@@ -78,15 +78,22 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
         announce(&chosen.using(), is_json_printed)?;
     }
     let method = args.connection.settle(&chosen, group, 0, is_json_printed)?;
-    let chooser = Chooser { algorithm: args.algorithm(), table: table(args, group)?, hosts: hosts(group) };
-    let is_tuned = chooser.is_tuned(collective);
+    let table = table(args, group)?;
+    let is_tuned = is_tuned(collective, args.algorithm(), table.as_ref());
     let tuning = args.tuning(cores.shared, method, !is_tuned, args.algorithm() != Some(Algorithm::Ring));
-    let comm = Communicator::new(&chosen, group, tuning)?;
+    let mut comm = Communicator::new(&chosen, group, tuning)?;
+    let (transport, why) = comm.choose_transport(group, args.transport)?;
+    if is_first {
+        announce(&transport_line(transport, &why), is_json_printed)?;
+    }
     report.heading(args, group.world(), comm.notice())?;
     let facts = json!({
         "program": collective.name(), "ranks": group.world(), "device": chosen.line, "notice": comm.notice(),
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
+    // In shared memory there is one such all-reduce, and it is none of the named algorithms.
+    let is_tuned = is_tuned && (transport != Transport::Shm || args.algorithm().is_none());
+    let chooser = Chooser { is_tuned, algorithm: args.algorithm(), table, hosts: hosts(group) };
     let mut session = Session { args, collective, chooser, comm, group, report, roots };
     let mut cycle = 0;
     while args.run_cycles == 0 || cycle < args.run_cycles {
@@ -120,9 +127,29 @@ fn hosts(group: &Group) -> usize {
     group.hosts().into_iter().enumerate().filter(|&(rank, host)| rank == host).count()
 }
 
+/// The line that says how ranks reach each other's memory.
+fn transport_line(transport: Transport, why: &str) -> String {
+    match transport {
+        Transport::Shm => "transport: shared memory".to_owned(),
+        _ if why.is_empty() => "transport: verbs".to_owned(),
+        _ => format!("transport: verbs ({why})"),
+    }
+}
+
+/// Whether the communicator's own all-reduce is used, if ranks are connected by verbs.
+fn is_tuned(collective: Collective, algorithm: Option<Algorithm>, table: Option<&AlgorithmTable>) -> bool {
+    let is_known = match algorithm {
+        None => table.is_none(),
+        Some(algorithm) => matches!(algorithm, Algorithm::Ring | Algorithm::Direct),
+    };
+    collective == Collective::AllReduce && is_known
+}
+
 /// Chooses how a collective is done; equal at all ranks.
 #[derive(Debug)]
 struct Chooser {
+    /// Whether the communicator's own all-reduce is used.
+    is_tuned: bool,
     /// The algorithm that was asked for.
     algorithm: Option<Algorithm>,
     table: Option<AlgorithmTable>,
@@ -130,18 +157,9 @@ struct Chooser {
 }
 
 impl Chooser {
-    /// Whether the communicator's own all-reduce is used.
-    fn is_tuned(&self, collective: Collective) -> bool {
-        let is_known = match self.algorithm {
-            None => self.table.is_none(),
-            Some(algorithm) => matches!(algorithm, Algorithm::Ring | Algorithm::Direct),
-        };
-        collective == Collective::AllReduce && is_known
-    }
-
     /// The way to do a collective on `size` bytes.
     fn way(&self, collective: Collective, size: usize, ranks: usize) -> Way {
-        if self.is_tuned(collective) {
+        if self.is_tuned {
             return Way::Tuned;
         }
         let chosen = || {

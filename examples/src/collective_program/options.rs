@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::cli::{self, Size};
-use crate::collectives::{Algorithm, Collective, Reduction, Tuning};
+use crate::collectives::{Algorithm, Collective, Reduction, Transport, Tuning};
 use crate::connect::{ConnectionOptions, Method};
 use crate::device::DeviceOptions;
 use crate::placement::PlacementOptions;
@@ -84,6 +84,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(super) table: Option<PathBuf>,
+    /// How ranks reach each other's memory
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub(super) transport: Transport,
     /// Leave out the in-place half
     #[arg(long)]
     pub(super) out_of_place: bool,

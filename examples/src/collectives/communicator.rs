@@ -11,7 +11,7 @@ use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory};
 use super::fabric::{Fabric, expose_together};
 use super::ring::Ring;
-use super::shm::{AllReduce, Host};
+use super::shm::{AllReduce, Host, HostLinks};
 use super::step::Schedule;
 use super::streams::{StreamLinks, Streams};
 use super::tensor::{Operation, Part, Tensor, TensorMemory};
@@ -202,11 +202,17 @@ impl Communicator {
         output: &Part<'_, T>,
         reduction: Reduction,
     ) -> Result<(), Failure> {
-        let scratch = schedule.scratch * size_of::<T>();
-        if scratch > self.scratch.len() {
-            self.scratch = self.fabric.expose(scratch)?;
+        let bytes = schedule.scratch * size_of::<T>();
+        if let (Some(host), Some(from), Some(to)) = (&mut self.host, input.shared(), output.shared()) {
+            let memory = Memory { input: from?, output: to?, scratch: host.scratch(bytes)? };
+            let tensors = [input.tensor(), output.tensor()].map(Tensor::shared);
+            let mut links = HostLinks::new(host, tensors.into_iter().flatten())?;
+            return Execution::new(&mut links, &mut self.blocks, &memory, reduction).run::<T>(schedule);
         }
-        let (input, output, scratch) = (input.memory()?, output.memory()?, self.scratch.slice(..scratch)?);
+        if bytes > self.scratch.len() {
+            self.scratch = self.fabric.expose(bytes)?;
+        }
+        let (input, output, scratch) = (input.exposed()?, output.exposed()?, self.scratch.slice(..bytes)?);
         let memory = Memory { input, output, scratch };
         let streams = self.streams.as_mut().ok_or_else(|| Failure::new("this communicator runs no schedules"))?;
         let mut links = StreamLinks { fabric: &mut self.fabric, streams };
@@ -217,19 +223,11 @@ impl Communicator {
     ///
     /// # Errors
     /// If the tensor has fewer elements.
-    pub fn finish<T: Element>(&mut self, sum: &Part<'_, T>, reduction: Reduction) -> Result<(), Failure> {
+    pub fn finish<T: Element>(&self, sum: &Part<'_, T>, reduction: Reduction) -> Result<(), Failure> {
         if reduction != Reduction::Avg {
             return Ok(());
         }
-        let memory = sum.memory()?;
-        let (block, _) = self.blocks.of::<T>();
-        for part in parts(0..memory.len() / size_of::<T>(), block.len()) {
-            let (block, at) = (&mut block[..part.len()], part.start * size_of::<T>());
-            memory.copy_out(at, bytemuck::cast_slice_mut(block))?;
-            reduction.finish(block, self.world);
-            memory.copy_in(at, bytemuck::cast_slice(block))?;
-        }
-        Ok(())
+        sum.change(|elements| reduction.finish(elements, self.world))
     }
 
     /// Returns when every rank has called this function.

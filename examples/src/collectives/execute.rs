@@ -2,11 +2,9 @@
 
 use std::ops::Range;
 
-use rdma::ExposedSlice;
-
 use super::blocks::{Blocks, parts};
 use super::element::{Element, Reduction};
-use super::link::{Links, Ticket};
+use super::link::{Links, Slice, Ticket};
 use super::step::{Place, Schedule, Source, Span, Step};
 use super::tensor::bytes;
 use super::wait::Wait;
@@ -14,21 +12,21 @@ use crate::Failure;
 
 /// The memory that a schedule works on. Input and output may overlap.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
-    pub(super) input: ExposedSlice,
-    pub(super) output: ExposedSlice,
-    pub(super) scratch: ExposedSlice,
+pub(super) struct Memory<S> {
+    pub(super) input: S,
+    pub(super) output: S,
+    pub(super) scratch: S,
 }
 
-impl Memory {
+impl<S: Slice> Memory<S> {
     /// The memory of some elements of a place.
-    fn of<T>(&self, place: Place, elements: Range<usize>) -> Result<ExposedSlice, Failure> {
+    fn of<T>(&self, place: Place, elements: Range<usize>) -> Result<S, Failure> {
         let memory = match place {
             Place::Input => &self.input,
             Place::Output => &self.output,
             Place::Scratch => &self.scratch,
         };
-        memory.slice(bytes::<T>(elements)).map_err(Failure::from)
+        memory.part(bytes::<T>(elements))
     }
 }
 
@@ -37,17 +35,22 @@ const MANY: usize = 64;
 
 /// A schedule in execution.
 #[derive(Debug)]
-pub(super) struct Execution<'a, L> {
+pub(super) struct Execution<'a, L: Links> {
     links: &'a mut L,
     blocks: &'a mut Blocks,
-    memory: &'a Memory,
+    memory: &'a Memory<L::Slice>,
     reduction: Reduction,
     /// Messages that may not be taken yet, and the addresses of their memory.
     offered: Vec<(Ticket, Range<u64>)>,
 }
 
 impl<'a, L: Links> Execution<'a, L> {
-    pub(super) fn new(links: &'a mut L, blocks: &'a mut Blocks, memory: &'a Memory, reduction: Reduction) -> Self {
+    pub(super) fn new(
+        links: &'a mut L,
+        blocks: &'a mut Blocks,
+        memory: &'a Memory<L::Slice>,
+        reduction: Reduction,
+    ) -> Self {
         Self { links, blocks, memory, reduction, offered: Vec::new() }
     }
 
@@ -65,7 +68,7 @@ impl<'a, L: Links> Execution<'a, L> {
 
     fn send<T>(&mut self, to: usize, span: &Span) -> Result<(), Failure> {
         let message = self.memory.of::<T>(span.place, span.elements.clone())?;
-        let addresses = addresses(&message)?;
+        let addresses = message.addresses()?;
         let ticket = self.links.post(to, message)?;
         if self.offered.len() >= MANY {
             self.forget_taken()?;
@@ -99,7 +102,7 @@ impl<'a, L: Links> Execution<'a, L> {
                 operands.push(self.operand::<T>(source, part.start - elements.start, part.len())?);
             }
             let result = self.memory.of::<T>(*place, part)?;
-            self.combine_piece::<T>(&operands, &result)?;
+            result.reduce::<T>(self.reduction, &operands, self.blocks)?;
             for source in sources {
                 if let Source::Message { from } = source {
                     self.links.release(*from)?;
@@ -110,7 +113,7 @@ impl<'a, L: Links> Execution<'a, L> {
     }
 
     /// The memory of `count` elements of a source, from its element `start` on.
-    fn operand<T>(&mut self, source: &Source, start: usize, count: usize) -> Result<ExposedSlice, Failure> {
+    fn operand<T>(&mut self, source: &Source, start: usize, count: usize) -> Result<L::Slice, Failure> {
         match source {
             Source::Local(Span { place, elements }) => {
                 let first = elements.start + start;
@@ -120,27 +123,9 @@ impl<'a, L: Links> Execution<'a, L> {
         }
     }
 
-    /// Reduces elements block by block.
-    fn combine_piece<T: Element>(&mut self, operands: &[ExposedSlice], result: &ExposedSlice) -> Result<(), Failure> {
-        let (reduced, more) = self.blocks.of::<T>();
-        for block in parts(0..result.len() / size_of::<T>(), reduced.len()) {
-            let (reduced, more) = (&mut reduced[..block.len()], &mut more[..block.len()]);
-            let at = block.start * size_of::<T>();
-            for (index, operand) in operands.iter().enumerate() {
-                let target: &mut [T] = if index == 0 { reduced } else { more };
-                operand.copy_out(at, bytemuck::cast_slice_mut(target))?;
-                if index > 0 {
-                    T::reduce(self.reduction, reduced, more);
-                }
-            }
-            result.copy_in(at, bytemuck::cast_slice(reduced))?;
-        }
-        Ok(())
-    }
-
     /// Waits until no message is being sent from memory that is about to change.
-    fn wait_for_senders(&mut self, memory: &ExposedSlice) -> Result<(), Failure> {
-        let changed = addresses(memory)?;
+    fn wait_for_senders(&mut self, memory: &L::Slice) -> Result<(), Failure> {
+        let changed = memory.addresses()?;
         for index in (0..self.offered.len()).rev() {
             let (ticket, sent) = &self.offered[index];
             if sent.start < changed.end && changed.start < sent.end {
@@ -159,7 +144,7 @@ impl<'a, L: Links> Execution<'a, L> {
         Ok(())
     }
 
-    fn wait_for_piece(&mut self, from: usize, length: usize) -> Result<ExposedSlice, Failure> {
+    fn wait_for_piece(&mut self, from: usize, length: usize) -> Result<L::Slice, Failure> {
         let mut wait = Wait::default();
         loop {
             if let Some(piece) = self.links.arrived(from, length)? {
@@ -174,18 +159,12 @@ impl<'a, L: Links> Execution<'a, L> {
     }
 }
 
-/// The addresses of some memory.
-fn addresses(memory: &ExposedSlice) -> Result<Range<u64>, Failure> {
-    let start = memory.remote(..)?.address();
-    Ok(start..start + memory.len() as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::{HashSet, VecDeque};
     use std::time::Duration;
 
-    use rdma::{DeviceSelector, ExposedRegion, RemoteAccess};
+    use rdma::{DeviceSelector, ExposedRegion, ExposedSlice, RemoteAccess};
 
     use super::super::wait::Patience;
     use super::*;
@@ -200,6 +179,8 @@ mod tests {
     }
 
     impl Links for Script {
+        type Slice = ExposedSlice;
+
         fn piece(&self) -> usize {
             16
         }
@@ -238,7 +219,7 @@ mod tests {
 
     struct Bed {
         region: ExposedRegion,
-        memory: Memory,
+        memory: Memory<ExposedSlice>,
         script: Script,
     }
 

@@ -1,7 +1,9 @@
 //! Messages between ranks, as the steps of a schedule need them.
 
-use rdma::ExposedSlice;
+use std::ops::Range;
 
+use super::blocks::Blocks;
+use super::element::{Element, Reduction};
 use super::wait::Wait;
 use crate::Failure;
 
@@ -14,24 +16,42 @@ pub(super) struct Ticket {
     pub(super) number: u64,
 }
 
+/// Memory of this rank, or a message where it lies. Other ranks may access it at any time.
+pub(super) trait Slice: Clone {
+    /// Number of bytes.
+    fn len(&self) -> usize;
+
+    /// A part of the bytes.
+    fn part(&self, bytes: Range<usize>) -> Result<Self, Failure>;
+
+    /// The addresses, by which overlapping slices are found.
+    fn addresses(&self) -> Result<Range<u64>, Failure>;
+
+    /// Stores the reduction of operands of this length in this slice.
+    fn reduce<T: Element>(&self, reduction: Reduction, operands: &[Self], blocks: &mut Blocks) -> Result<(), Failure>;
+}
+
 /// The links of a rank to the other ranks.
 ///
 /// Messages from one rank to another arrive in the order of their posts. They travel in pieces, of
 /// which all but the last of a message have the same length, so a long message needs no more memory
 /// than a short one.
 pub(super) trait Links {
+    /// The memory that these links reach.
+    type Slice: Slice;
+
     /// Bytes of a piece; a multiple of the size of every element, and equal at every rank.
     fn piece(&self) -> usize;
 
     /// Offers memory to a rank as its next message. Does not wait. The memory must not change until
     /// the message [is taken](Self::is_taken).
-    fn post(&mut self, to: usize, message: ExposedSlice) -> Result<Ticket, Failure>;
+    fn post(&mut self, to: usize, message: Self::Slice) -> Result<Ticket, Failure>;
 
     /// Whether the memory of a message may change.
     fn is_taken(&mut self, ticket: Ticket) -> Result<bool, Failure>;
 
     /// The next piece of `length` bytes from a rank, if it has arrived.
-    fn arrived(&mut self, from: usize, length: usize) -> Result<Option<ExposedSlice>, Failure>;
+    fn arrived(&mut self, from: usize, length: usize) -> Result<Option<Self::Slice>, Failure>;
 
     /// Hands the piece from a rank that [has arrived](Self::arrived) back; its memory may change
     /// from now on.

@@ -106,6 +106,8 @@ impl StreamLinks<'_> {
 }
 
 impl Links for StreamLinks<'_> {
+    type Slice = ExposedSlice;
+
     fn piece(&self) -> usize {
         self.streams.piece
     }

@@ -8,7 +8,8 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 use super::blocks::{Blocks, parts};
 use super::element::{Element, Reduction};
 use super::fabric::{Fabric, Lane};
-use super::shm::SharedTensor;
+use super::link::Slice;
+use super::shm::{HostSlice, SharedTensor};
 use crate::Failure;
 
 /// Bytes of one copy between exposed and private memory: small enough for the first-level cache.
@@ -145,9 +146,64 @@ pub struct Part<'a, T> {
 }
 
 impl<T: Element> Part<'_, T> {
-    /// The local memory of the elements.
-    pub(super) fn memory(&self) -> Result<ExposedSlice, Failure> {
+    /// The local memory of the elements, for RDMA.
+    pub(super) fn exposed(&self) -> Result<ExposedSlice, Failure> {
         self.tensor.local(self.elements.clone())
+    }
+
+    /// The local memory of the elements, if the tensor is in shared memory.
+    pub(super) fn shared(&self) -> Option<Result<HostSlice, Failure>> {
+        Some(self.tensor.shared()?.slice(bytes::<T>(self.elements.clone())))
+    }
+
+    /// The tensor.
+    pub(super) fn tensor(&self) -> &Tensor<T> {
+        self.tensor
+    }
+
+    /// Replaces each element; `change` is called with blocks.
+    pub(super) fn change(&self, mut change: impl FnMut(&mut [T])) -> Result<(), Failure> {
+        let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
+        for part in parts(self.elements.clone(), block.len()) {
+            let block = &mut block[..part.len()];
+            self.tensor.read(part.start, block)?;
+            change(block);
+            self.tensor.write(part.start, block)?;
+        }
+        Ok(())
+    }
+}
+
+impl Slice for ExposedSlice {
+    fn len(&self) -> usize {
+        Self::len(self)
+    }
+
+    fn part(&self, bytes: Range<usize>) -> Result<Self, Failure> {
+        self.slice(bytes).map_err(Failure::from)
+    }
+
+    fn addresses(&self) -> Result<Range<u64>, Failure> {
+        let start = self.remote(..)?.address();
+        Ok(start..start + self.len() as u64)
+    }
+
+    /// Reduces in cache-sized blocks, into which all operands are copied.
+    fn reduce<T: Element>(&self, reduction: Reduction, operands: &[Self], blocks: &mut Blocks) -> Result<(), Failure> {
+        let (reduced, more) = blocks.of::<T>();
+        for block in parts(0..self.len() / size_of::<T>(), reduced.len()) {
+            let (reduced, more) = (&mut reduced[..block.len()], &mut more[..block.len()]);
+            let at = block.start * size_of::<T>();
+            for (index, operand) in operands.iter().enumerate() {
+                let target: &mut [T] = if index == 0 { reduced } else { more };
+                operand.copy_out(at, bytemuck::cast_slice_mut(target))?;
+                if index > 0 {
+                    T::reduce(reduction, reduced, more);
+                }
+            }
+            self.copy_in(at, bytemuck::cast_slice(reduced))?;
+        }
+        Ok(())
     }
 }
 

@@ -84,7 +84,7 @@ impl AllReduce<'_> {
 
     /// Copies the other ranks' shares of a block.
     fn copy_results(self, shares: Shares, block: usize, ready: u64) -> Result<(), Failure> {
-        let stores = if self.bytes >= STREAMED { Stores::Streaming } else { Stores::Cached };
+        let stores = stores(self.bytes);
         for (peer, memory) in self.output.others() {
             self.host.clock().wait_for(peer, ready + 1 + block as u64)?;
             let share = shares.share(block, peer);
@@ -106,13 +106,7 @@ impl AllReduce<'_> {
     }
 
     fn reduce<T: Element>(self, into: SharedSliceMut<'_>, operands: &[SharedSlice<'_>]) -> Result<(), Failure> {
-        let operation = match self.reduction {
-            Reduction::Sum | Reduction::Avg => Operation::Sum,
-            Reduction::Prod => Operation::Prod,
-            Reduction::Min => Operation::Min,
-            Reduction::Max => Operation::Max,
-        };
-        reduce(T::SCALAR, operation, into, operands, Stores::Cached).map_err(failed)?;
+        reduce(T::SCALAR, operation(self.reduction), into, operands, Stores::Cached).map_err(failed)?;
         if self.reduction == Reduction::Avg { self.divide::<T>(into) } else { Ok(()) }
     }
 
@@ -128,6 +122,21 @@ impl AllReduce<'_> {
         }
         Ok(())
     }
+}
+
+/// The operation on two elements.
+pub(super) fn operation(reduction: Reduction) -> Operation {
+    match reduction {
+        Reduction::Sum | Reduction::Avg => Operation::Sum,
+        Reduction::Prod => Operation::Prod,
+        Reduction::Min => Operation::Min,
+        Reduction::Max => Operation::Max,
+    }
+}
+
+/// The stores of a result of so many bytes that its rank does not read soon.
+pub(super) fn stores(bytes: usize) -> Stores {
+    if bytes >= STREAMED { Stores::Streaming } else { Stores::Cached }
 }
 
 /// The shares of the ranks: some bytes of each block.

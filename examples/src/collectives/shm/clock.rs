@@ -102,13 +102,16 @@ impl Clock {
         let is_reached = || -> Result<bool, SliceError> { Ok(view.bytes().load_u64(at)? >= value) };
         let mut wait = Wait::default();
         while !is_reached().map_err(failed)? {
-            let nap = self
-                .patience
-                .pause(&mut wait)
-                .map_err(|failure| failure.context(format!("waiting for rank {rank}")))?;
-            if let Some(nap) = nap {
-                std::thread::sleep(nap);
-            }
+            self.pause(&mut wait).map_err(|failure| failure.context(format!("waiting for rank {rank}")))?;
+        }
+        Ok(())
+    }
+
+    /// Pauses once in a wait.
+    #[inline]
+    pub(super) fn pause(&self, wait: &mut Wait) -> Result<(), Failure> {
+        if let Some(nap) = self.patience.pause(wait)? {
+            std::thread::sleep(nap);
         }
         Ok(())
     }

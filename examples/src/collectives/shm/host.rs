@@ -1,5 +1,7 @@
 //! The ranks of a host, and the memory that they share.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -7,6 +9,8 @@ use std::sync::Arc;
 use rdma_mem::{Segment, SegmentView, SharedSlice, SharedSliceMut, pass};
 
 use super::clock::{self, Clock};
+use super::links::HostSlice;
+use super::mail::{self, Announcement, Mail};
 use super::{failed, meet};
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -14,6 +18,8 @@ use crate::collectives::wait::Patience;
 
 /// Bytes of a record between two ranks: the number of a segment, and its length.
 const RECORD: usize = 16;
+/// Added to the number of a rank's scratch memory, which counts apart from the common segments.
+const SCRATCH: u64 = 1 << 63;
 
 /// The ranks of a host, which map each other's tensors.
 #[derive(Debug)]
@@ -21,8 +27,11 @@ pub(crate) struct Host {
     rank: usize,
     peers: Vec<Neighbour>,
     clock: Arc<Clock>,
-    /// Segments given so far; equal at all ranks.
+    mail: Mail,
+    /// Common segments given so far; equal at all ranks.
     segments: u64,
+    /// This rank's scratch memory, and its number.
+    scratch: (u64, Option<Arc<Segment>>),
 }
 
 /// Another rank of the host.
@@ -30,6 +39,11 @@ pub(crate) struct Host {
 struct Neighbour {
     rank: usize,
     stream: UnixStream,
+    /// The rank's scratch memory, and its number.
+    scratch: Option<(u64, Arc<SegmentView>)>,
+    /// Messages posted, and those of them that are not announced yet.
+    posted: u64,
+    unsent: VecDeque<Announcement>,
 }
 
 impl Host {
@@ -43,21 +57,61 @@ impl Host {
             Ok(streams) => streams,
             Err(why) => return Ok(Err(why)),
         };
-        let neighbour = |(rank, stream): (usize, Option<UnixStream>)| Some(Neighbour { rank, stream: stream? });
-        let peers: Vec<Neighbour> = streams.into_iter().enumerate().filter_map(neighbour).collect();
-        let own = group.agree("the shared counters", Segment::new(clock::MEMORY).map_err(failed))?;
-        let views = group.agree("the counters of the other ranks", exchange(&peers, 0, &own))?;
+        let neighbour = |(rank, stream): (usize, Option<UnixStream>)| {
+            Some(Neighbour { rank, stream: stream?, scratch: None, posted: 0, unsent: VecDeque::new() })
+        };
+        let mut peers: Vec<Neighbour> = streams.into_iter().enumerate().filter_map(neighbour).collect();
+        let (own, views) = share(group, &mut peers, 0, "the shared counters", clock::MEMORY)?;
         let clock = Arc::new(Clock::new(own, views, patience));
-        Ok(Ok(Self { rank: group.rank(), peers, clock, segments: 0 }))
+        let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
+        let mail = Mail::new(group.rank(), own, views);
+        Ok(Ok(Self { rank: group.rank(), peers, clock, mail, segments: 1, scratch: (SCRATCH, None) }))
     }
 
     /// Allocates a tensor of `bytes` bytes at every rank; collective.
     pub(crate) fn allocate(&mut self, group: &mut Group, bytes: usize) -> Result<SharedTensor, Failure> {
         self.segments += 1;
-        let own = group.agree("the tensors", Segment::new(bytes.max(1)).map_err(failed))?;
-        let views = exchange(&self.peers, self.segments, &own);
-        let views = group.agree("the tensors of the other ranks", views)?;
-        Ok(SharedTensor { own, views, clock: Arc::clone(&self.clock) })
+        let number = self.segments;
+        let (own, views) = share(group, &mut self.peers, number, "the tensors", bytes.max(1))?;
+        let views = views.into_iter().map(|(rank, view)| (rank, Arc::new(view))).collect();
+        Ok(SharedTensor { number, own: Arc::new(own), views, clock: Arc::clone(&self.clock) })
+    }
+
+    /// This rank's scratch memory, of at least `bytes` bytes.
+    pub(crate) fn scratch(&mut self, bytes: usize) -> Result<HostSlice, Failure> {
+        let (number, segment) = &mut self.scratch;
+        let segment = match segment {
+            Some(segment) if segment.len() >= bytes => segment,
+            _ => {
+                let larger = Segment::new(bytes.next_power_of_two().max(4096)).map_err(failed)?;
+                *number += 1;
+                // The other ranks map it when a message lies in it.
+                self.peers.iter().try_for_each(|peer| peer.give(*number, &larger))?;
+                segment.insert(Arc::new(larger))
+            }
+        };
+        HostSlice::own(segment, *number, 0..bytes)
+    }
+
+    /// The scratch memory of a rank, under the number that it has announced.
+    pub(super) fn scratch_of(&mut self, rank: usize, number: u64) -> Result<Arc<SegmentView>, Failure> {
+        let peer = self.peers.iter_mut().find(|peer| peer.rank == rank);
+        peer.ok_or_else(|| failed(format!("no rank {rank} on this host")))?.scratch(number)
+    }
+
+    /// Posts a message to a rank, and returns its number.
+    pub(super) fn post(&mut self, to: usize, message: Announcement) -> Result<u64, Failure> {
+        let peer = self.peers.iter_mut().find(|peer| peer.rank == to);
+        let peer = peer.ok_or_else(|| failed(format!("no rank {to} on this host")))?;
+        peer.posted += 1;
+        peer.unsent.push_back(message);
+        peer.push(&mut self.mail)?;
+        Ok(peer.posted)
+    }
+
+    /// Announces all posted messages for which there is room.
+    pub(super) fn push_all(&mut self) -> Result<(), Failure> {
+        self.peers.iter_mut().try_for_each(|peer| peer.push(&mut self.mail))
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -71,12 +125,25 @@ impl Host {
     pub(super) fn clock(&self) -> &Clock {
         &self.clock
     }
+
+    pub(super) fn mail(&mut self) -> &mut Mail {
+        &mut self.mail
+    }
 }
 
-/// Gives a segment to all other ranks, and maps those that they give under the same number.
-fn exchange(peers: &[Neighbour], number: u64, own: &Segment) -> Result<Vec<(usize, SegmentView)>, Failure> {
-    peers.iter().try_for_each(|peer| peer.give(number, own))?;
-    peers.iter().map(|peer| Ok((peer.rank, peer.take(number, own.len())?))).collect()
+/// Allocates a segment at every rank, and gives it to all others; collective. Returns this rank's,
+/// and the others' by rank.
+fn share(
+    group: &mut Group,
+    peers: &mut [Neighbour],
+    number: u64,
+    what: &str,
+    bytes: usize,
+) -> Result<(Segment, Vec<(usize, SegmentView)>), Failure> {
+    let own = group.agree(what, Segment::new(bytes).map_err(failed))?;
+    let given = peers.iter().try_for_each(|peer| peer.give(number, &own));
+    let views = given.and_then(|()| peers.iter_mut().map(|peer| Ok((peer.rank, peer.take(number, bytes)?))).collect());
+    Ok((own, group.agree(what, views)?))
 }
 
 impl Neighbour {
@@ -85,13 +152,60 @@ impl Neighbour {
         sent.map_err(|error| Failure::new(format!("cannot give memory to rank {}: {error}", self.rank)))
     }
 
-    fn take(&self, number: u64, len: usize) -> Result<SegmentView, Failure> {
-        let mut received = [0; RECORD];
-        match pass::receive(&self.stream, &mut received) {
-            Ok(Some(fd)) if received == record(number, len) => SegmentView::map(fd.as_fd(), len).map_err(failed),
-            Ok(_) => Err(Failure::new(format!("rank {} gave other memory than agreed", self.rank))),
-            Err(error) => Err(Failure::new(format!("cannot get memory from rank {}: {error}", self.rank))),
+    /// Maps the common segment that the rank gives next.
+    fn take(&mut self, number: u64, len: usize) -> Result<SegmentView, Failure> {
+        loop {
+            let (given, given_len, view) = self.receive()?;
+            if given > SCRATCH {
+                self.scratch = Some((given, Arc::new(view)));
+            } else if (given, given_len) == (number, len) {
+                return Ok(view);
+            } else {
+                return Err(self.astray());
+            }
         }
+    }
+
+    /// The scratch memory of a number, which the rank gave before it announced a message there.
+    fn scratch(&mut self, number: u64) -> Result<Arc<SegmentView>, Failure> {
+        loop {
+            match &self.scratch {
+                Some((known, view)) if *known == number => return Ok(Arc::clone(view)),
+                _ if number <= SCRATCH => return Err(self.astray()),
+                _ => {}
+            }
+            let (given, _, view) = self.receive()?;
+            if given <= SCRATCH {
+                return Err(self.astray());
+            }
+            self.scratch = Some((given, Arc::new(view)));
+        }
+    }
+
+    /// Maps the next segment that the rank gives; returns its number and length too.
+    fn receive(&self) -> Result<(u64, usize, SegmentView), Failure> {
+        let mut record = [0; RECORD];
+        let fd = pass::receive(&self.stream, &mut record)
+            .map_err(|error| Failure::new(format!("cannot get memory from rank {}: {error}", self.rank)))?;
+        let fd = fd.ok_or_else(|| self.astray())?;
+        let word = |at: usize| record[at..at + 8].iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        let len = usize::try_from(word(8)).unwrap_or(usize::MAX);
+        Ok((word(0), len, SegmentView::map(fd.as_fd(), len).map_err(failed)?))
+    }
+
+    /// Announces posted messages while there is room.
+    fn push(&mut self, mail: &mut Mail) -> Result<(), Failure> {
+        while let Some(&message) = self.unsent.front() {
+            if !mail.announce(self.rank, message)? {
+                break;
+            }
+            self.unsent.pop_front();
+        }
+        Ok(())
+    }
+
+    fn astray(&self) -> Failure {
+        Failure::new(format!("rank {} gave other memory than agreed", self.rank))
     }
 }
 
@@ -105,8 +219,9 @@ fn record(number: u64, len: usize) -> [u8; RECORD] {
 /// A tensor in shared memory: this rank's, and those of the other ranks.
 #[derive(Debug)]
 pub(crate) struct SharedTensor {
-    own: Segment,
-    views: Vec<(usize, SegmentView)>,
+    number: u64,
+    own: Arc<Segment>,
+    views: Vec<(usize, Arc<SegmentView>)>,
     clock: Arc<Clock>,
 }
 
@@ -122,6 +237,22 @@ impl SharedTensor {
     pub(crate) fn copy_out(&self, at: usize, bytes: &mut [u8]) -> Result<(), Failure> {
         let place = self.own.bytes().slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
         place.as_shared().copy_to(bytes).map_err(failed)
+    }
+
+    /// Some bytes of this rank's memory.
+    pub(crate) fn slice(&self, bytes: Range<usize>) -> Result<HostSlice, Failure> {
+        HostSlice::own(&self.own, self.number, bytes)
+    }
+
+    /// The number that all ranks give to the tensor.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The memory of another rank.
+    pub(super) fn view(&self, rank: usize) -> Result<Arc<SegmentView>, Failure> {
+        let view = self.views.iter().find(|(peer, _)| *peer == rank);
+        view.map(|(_, view)| Arc::clone(view)).ok_or_else(|| failed(format!("no rank {rank} on this host")))
     }
 
     /// This rank's memory.

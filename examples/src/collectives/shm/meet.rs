@@ -176,11 +176,11 @@ mod tests {
         let mut card = door.card.clone();
         card.secret[3] ^= 1;
         let _stream = card.connect(0, LONG).unwrap();
-        assert_eq!(accept(&door, &[door.card.clone()]), None);
+        assert_eq!(accept(&door, std::slice::from_ref(&door.card)), None);
         // A connection from this process, when another one is expected.
         let other = Card { pid: 1, ..door.card.clone() };
         let _stream = door.card.connect(0, LONG).unwrap();
-        assert_eq!(accept(&door, &[other.clone()]), None);
+        assert_eq!(accept(&door, std::slice::from_ref(&other)), None);
         assert!(other.connect(0, LONG).unwrap_err().to_string().contains("another process"));
     }
 }

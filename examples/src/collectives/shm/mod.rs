@@ -7,10 +7,13 @@
 mod all_reduce;
 mod clock;
 mod host;
+mod links;
+mod mail;
 mod meet;
 
 pub(super) use all_reduce::AllReduce;
 pub(super) use host::{Host, SharedTensor};
+pub(super) use links::{HostLinks, HostSlice};
 
 /// A failure of an operation on shared memory.
 fn failed(error: impl std::fmt::Display) -> crate::Failure {

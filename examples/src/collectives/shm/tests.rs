@@ -3,13 +3,17 @@
 use std::thread;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use half::{bf16, f16};
 use serde_json::json;
 
 use super::*;
 use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
+use crate::collectives::blocks::Blocks;
 use crate::collectives::element::{Element, Reduction};
+use crate::collectives::execute::{Execution, Memory};
 use crate::collectives::wait::Patience;
+use crate::collectives::{Algorithm, Collective, Job, build};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -93,6 +97,41 @@ fn every_type_and_reduction_is_reduced() {
         check::<i64>(host, group, &counts, &Reduction::ALL);
         check::<u64>(host, group, &counts, &Reduction::ALL);
     });
+}
+
+/// Runs schedules of all-reduce, some of which use scratch memory, and all of which share links.
+fn check_schedules(host: &mut Host, group: &mut Group, counts: &[usize]) {
+    let most = counts.iter().max().unwrap() * size_of::<f32>();
+    let (input, output) = (host.allocate(group, most).unwrap(), host.allocate(group, most).unwrap());
+    let (mut blocks, mut runs) = (Blocks::new(), 0);
+    for (&algorithm, &count) in Algorithm::value_variants().iter().flat_map(|a| counts.iter().map(move |c| (a, c))) {
+        let mut job = Job::new(group.rank(), group.world(), count);
+        job.chunk = 1000;
+        let Ok(schedule) = build(Collective::AllReduce, algorithm, &job) else { continue };
+        runs += 1;
+        let elements: Vec<f32> = (0..count).map(|index| element(group.rank(), index)).collect();
+        input.copy_in(0, bytemuck::cast_slice(&elements)).unwrap();
+        let slice = |tensor: &SharedTensor| tensor.slice(0..count * size_of::<f32>()).unwrap();
+        let scratch = host.scratch(schedule.scratch * size_of::<f32>()).unwrap();
+        let memory = Memory { input: slice(&input), output: slice(&output), scratch };
+        let mut links = HostLinks::new(host, [&input, &output].into_iter()).unwrap();
+        Execution::new(&mut links, &mut blocks, &memory, Reduction::Sum).run::<f32>(&schedule).unwrap();
+        let mut result = vec![0_f32; count];
+        output.copy_out(0, bytemuck::cast_slice_mut(&mut result)).unwrap();
+        assert!(result == expected::<f32>(group.world(), count, Reduction::Sum), "{algorithm:?} x {count}");
+    }
+    assert!(runs >= 4 * counts.len());
+}
+
+#[test]
+fn schedules_read_messages_where_they_lie() {
+    for world in [2, 4, 5] {
+        ranks(world, 5, |host, group| {
+            check_schedules(host, group, &[1, 17, 5000, 100_003]);
+            // A tensor that is allocated after scratch memory was given.
+            check_schedules(host, group, &[300_000]);
+        });
+    }
 }
 
 #[test]
