@@ -30,7 +30,8 @@ fn pingpong_shows_the_addresses() {
 }
 
 fn all_reduce(args: &[&str]) -> Value {
-    let sizes = ["--cm", "--json", "--min", "8", "--max", "512K", "-f", "16", "-n", "2", "-w", "1"];
+    let sizes =
+        ["--cm", "--transport", "verbs", "--json", "--min", "8", "--max", "512K", "-f", "16", "-n", "2", "-w", "1"];
     serde_json::from_str(&succeed("all_reduce", &[&sizes[..], args].concat())).unwrap()
 }
 

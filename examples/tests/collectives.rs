@@ -61,8 +61,10 @@ fn every_program_is_right_with_any_number_of_ranks() {
 #[test]
 fn long_messages_are_right() {
     for program in ["all_gather", "alltoall", "reduce", "sendrecv"] {
-        rows(program, &["-r", "3", "-b", "700K", "-e", "700K", "--chunk", "4K"]);
-        rows(program, &["-r", "2", "-b", "3M", "-e", "3M"]);
+        for transport in ["shm", "verbs"] {
+            rows(program, &["-r", "3", "-b", "700K", "-e", "700K", "--chunk", "4K", "--transport", transport]);
+            rows(program, &["-r", "2", "-b", "3M", "-e", "3M", "--transport", transport]);
+        }
     }
 }
 
@@ -79,8 +81,11 @@ fn every_algorithm_is_right() {
     ];
     for (program, algorithms) in cases {
         for algorithm in algorithms {
-            let rows = rows(program, &["-r", "4", "-e", "100K", "--chunk", "8K", "--algo", algorithm]);
-            assert!(rows.iter().all(|row| row["algo"] == *algorithm));
+            for transport in ["shm", "verbs"] {
+                let more = ["--algo", algorithm, "--transport", transport];
+                let rows = rows(program, &[&["-r", "4", "-e", "100K", "--chunk", "8K"], &more[..]].concat());
+                assert!(rows.iter().all(|row| row["algo"] == *algorithm));
+            }
         }
     }
 }
@@ -121,7 +126,7 @@ fn uneven_blocks_are_right() {
 fn arrivals_told_otherwise_are_right() {
     for notice in ["--messages", "--completions"] {
         for program in ["alltoall", "all_gather", "barrier", "reduce"] {
-            rows(program, &["-r", "3", "-e", "300K", "--chunk", "4K", notice]);
+            rows(program, &["-r", "3", "-e", "300K", "--chunk", "4K", "--transport", "verbs", notice]);
         }
     }
 }

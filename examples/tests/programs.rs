@@ -105,9 +105,11 @@ mod all_reduce {
 
     #[test]
     fn every_number_of_ranks_sums() {
-        for ranks in ["1", "2", "3", "4", "5"] {
-            let report = json(&["-r", ranks, "--min", "4", "--max", "1M", "-f", "8", "-n", "3", "-w", "1"]);
+        for (ranks, transport) in ["1", "2", "3", "4", "5"].into_iter().flat_map(|r| [(r, "shm"), (r, "verbs")]) {
+            let sizes = ["--min", "4", "--max", "1M", "-f", "8", "-n", "3", "-w", "1"];
+            let report = json(&[&sizes[..], &["-r", ranks, "--transport", transport]].concat());
             assert_eq!(report["ranks"].to_string(), ranks);
+            assert_eq!(report["transport"], if ranks == "1" { "verbs" } else { transport });
             is_right(&report, 7);
         }
     }
@@ -124,7 +126,8 @@ mod all_reduce {
         let cases = [("4K", "1"), ("4K", "5"), ("16K", "2"), ("1M", "3")];
         for (algo, (chunk, lead)) in ["ring", "direct"].into_iter().flat_map(|algo| cases.map(|case| (algo, case))) {
             let sizes = ["--min", "100000", "--max", "900000", "-f", "3", "-n", "2"];
-            let args = [&sizes[..], &["-r", "3", "--chunk", chunk, "--lead", lead, "--algo", algo]].concat();
+            let more = ["-r", "3", "--chunk", chunk, "--lead", lead, "--algo", algo, "--transport", "verbs"];
+            let args = [&sizes[..], &more].concat();
             is_right(&json(&args), 3);
         }
     }
@@ -134,7 +137,7 @@ mod all_reduce {
         for algo in ["auto", "ring", "direct"] {
             for ranks in ["2", "4"] {
                 let sizes = ["-r", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "64K"];
-                let report = json(&[&sizes[..], &["--completions", "--algo", algo]].concat());
+                let report = json(&[&sizes[..], &["--completions", "--algo", algo, "--transport", "verbs"]].concat());
                 assert_eq!(report["notice"], "told by completions");
                 is_right(&report, 4);
             }
@@ -147,7 +150,7 @@ mod all_reduce {
         for algo in ["auto", "ring", "direct"] {
             for ranks in ["2", "4"] {
                 let sizes = ["-r", ranks, "--min", "8", "--max", "2M", "-f", "64", "-n", "3", "--chunk", "8K"];
-                let report = json(&[&sizes[..], &["--messages", "--algo", algo]].concat());
+                let report = json(&[&sizes[..], &["--messages", "--algo", algo, "--transport", "verbs"]].concat());
                 assert_eq!(report["notice"], "told by messages");
                 is_right(&report, 4);
             }
@@ -343,7 +346,7 @@ mod all_reduce {
 
     /// Starts a job that would take very long, and waits until it works.
     fn endless(more: &[&str]) -> (Child, Vec<u32>, impl BufRead + use<>) {
-        let args = ["-r", "3", "--min", "64K", "--max", "64K", "-n", "100000000", "-c", "0"];
+        let args = ["-r", "3", "--min", "64K", "--max", "64K", "-n", "100000000", "-c", "0", "--transport", "verbs"];
         let mut job = start("all_reduce", &[&args, more].concat());
         let mut out = BufReader::new(job.stdout.take().unwrap());
         let mut line = String::new();

@@ -89,6 +89,7 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
     report.heading(args, group.world(), comm.notice())?;
     let facts = json!({
         "program": collective.name(), "ranks": group.world(), "device": chosen.line, "notice": comm.notice(),
+        "transport": transport,
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
     // In shared memory there is one such all-reduce, and it is none of the named algorithms.
