@@ -53,7 +53,7 @@ pingpong_both() {
 }
 
 all_reduce_both() {
-  local other status job=(--world 2 --root "127.0.0.1:$RDMA_TEST_PORT" "$@")
+  local other status job=(--transport verbs --world 2 --root "127.0.0.1:$RDMA_TEST_PORT" "$@")
   RDMA_DEVICE=${RDMA_TEST_PEER_DEVICE:-$RDMA_DEVICE} all_reduce --rank 1 "${job[@]}" & other=$!
   RDMA_DEVICE=$RDMA_TEST_DEVICE all_reduce --rank 0 "${job[@]}"; status=$?
   wait $other && return $status
@@ -61,7 +61,7 @@ all_reduce_both() {
 
 # One of two ranks is killed in the middle; the other must end with an error.
 killed_rank() {
-  local other first job=(--world 2 --root "127.0.0.1:$RDMA_TEST_PORT" --min 64K --max 64K --iters 1000000)
+  local other first job=(--transport verbs --world 2 --root "127.0.0.1:$RDMA_TEST_PORT" --min 64K --max 64K --iters 1000000)
   all_reduce --rank 1 "${job[@]}" & other=$!
   all_reduce --rank 0 "${job[@]}" & first=$!
   sleep 4
