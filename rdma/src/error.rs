@@ -314,7 +314,7 @@ impl Error {
                 "offset and length must lie in the dma-buf, and address and offset at the same place of a page"
             }
             (Operation::PostRecv, ErrorKind::NotSupported) => {
-                "the provider would copy short messages to GPU memory with the processor: set MLX5_SCATTER_TO_CQE=0"
+                "the provider may copy short messages to GPU memory with the processor; on mlx5, set MLX5_SCATTER_TO_CQE=0"
             }
             (Operation::ModifyQp, ErrorKind::Timeout) => {
                 "the peer's address could not be resolved: check the GID index and the route to the peer's GID"

@@ -283,7 +283,6 @@ impl Outbound for Link {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::os::fd::AsFd;
     use std::sync::Arc;
 
     use rdma_mem::Mapping;
@@ -301,8 +300,8 @@ mod tests {
         let pid = i32::try_from(std::process::id()).unwrap();
         let (directory, _) = Mapping::create(4096).unwrap();
         let pidfd = open_pidfd(pid).unwrap();
-        // Not a bell, so that the peer is rung on the socket.
-        let bell = Bell::of_peer(socket.as_fd().try_clone_to_owned().unwrap());
+        // So that the peer is rung on the socket.
+        let bell = Bell::spoilt();
         let our_bell = Bell::new().unwrap();
         let peer = Peer { pid, slots: Vec::new(), socket, bell, our_bell, pidfd, directory: Arc::new(directory) };
         let ours = Link::new(LinkId(0), 0, memory.ends(Side::Opener), Some(peer));

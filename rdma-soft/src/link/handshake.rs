@@ -220,7 +220,8 @@ fn try_open(socket: &Socket, local: &Local<'_>) -> Result<Result<Agreed, Opened>
 
     let [directory, bell] = descriptors(of_kind(next(socket)?, Kind::Accept)?)?;
     let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
-    Ok(Ok(Agreed { ends: memory.ends(Side::Opener), hello, directory, bell: Bell::of_peer(bell), our_bell }))
+    let bell = our_bell.of_peer(bell)?;
+    Ok(Ok(Agreed { ends: memory.ends(Side::Opener), hello, directory, bell, our_bell }))
 }
 
 fn try_accept(
@@ -253,9 +254,9 @@ fn try_accept(
     let memory = Memory::open(memory.as_fd(), capacity)?;
     let directory = Mapping::map(directory.as_fd(), DIRECTORY_LEN)?;
     let our_bell = Bell::new()?;
+    let bell = our_bell.of_peer(bell)?;
     packet::send(socket, Kind::Accept, &Body::default(), &[fd_of(local.directory)?, our_bell.as_fd()])?;
-    let (ends, bell) = (memory.ends(Side::Acceptor), Bell::of_peer(bell));
-    Ok(Some(Agreed { ends, hello: theirs, directory, bell, our_bell }))
+    Ok(Some(Agreed { ends: memory.ends(Side::Acceptor), hello: theirs, directory, bell, our_bell }))
 }
 
 /// The peer's credentials. Refuses a process of another user, since the kernel as a rule does not

@@ -313,6 +313,7 @@ impl State {
     /// as asleep, so that peers ring from now on; the agent's thread notices at its next tick. An
     /// agent that is awake falls asleep in its own turn.
     pub(crate) fn prepare_to_sleep(&mut self) {
+        self.holds_acks = false;
         self.polls_at_sleep = self.polls;
         self.nudge();
         self.progress();

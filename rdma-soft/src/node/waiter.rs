@@ -18,7 +18,7 @@ use std::sync::{MutexGuard, TryLockError};
 
 use super::NODE;
 use super::device::Node;
-use crate::os::signal::Handlers;
+use crate::os::signal;
 
 /// The right to wait in place of the agent.
 #[derive(Debug)]
@@ -27,16 +27,16 @@ pub(crate) struct Waiter {
     _right: MutexGuard<'static, ()>,
 }
 
-/// A signal handler ran that ends waits.
+/// A signal handler may have run that ends waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interrupted;
 
 impl Waiter {
-    /// None if another thread has the right, or if nothing would tell whether a signal ends the
-    /// wait.
+    /// None if another thread has the right, or if the application has signal handlers that end
+    /// waits: a signal that comes while this thread runs the device would be lost.
     pub(crate) fn new(node: &'static Node) -> Option<Self> {
         let right = try_lock(node)?;
-        (!Handlers::are_mixed()).then_some(Self { node, _right: right })
+        signal::all_restarted().then_some(Self { node, _right: right })
     }
 
     /// Handles the frames that have arrived.
@@ -52,7 +52,7 @@ impl Waiter {
 
     /// Sleeps until a peer rings or [`wake_waiter`] is called; may return early.
     pub(crate) fn sleep(&self) -> Result<(), Interrupted> {
-        if self.node.wait_set.wait() || Handlers::read() == Handlers::Restart {
+        if self.node.wait_set.wait() || signal::all_restart() {
             return Ok(());
         }
         // A ring that came with the signal has not woken the agent, and the peer rings once.

@@ -6,14 +6,18 @@
 //! a read of an eventfd can be asked not to block (`RWF_NOWAIT`) whatever the mode of the
 //! descriptor, which both processes share and may change.
 //!
-//! A process that spoils the count, or passes on another kind of descriptor, is not woken or is
-//! woken too often; it cannot block a ring.
+//! A process that spoils the count is not woken or is woken too often; it cannot block a ring.
+//! Other kinds of descriptor could, by the locks that the kernel takes for a read or a close of
+//! them, and are refused.
 
+use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::stat::fstat;
 
-use super::{Named, Result};
+use super::{Error, Named, Result};
 
 /// Rings in a bell's count: 2^62, more than can be made.
 const RINGS: u64 = 1 << 62;
@@ -31,13 +35,28 @@ impl Bell {
         Ok(Self(bell.into()))
     }
 
-    /// The bell of a peer, which may be any descriptor.
-    pub(crate) fn of_peer(fd: OwnedFd) -> Self {
-        Self(fd)
+    /// The bell of a peer. Fails with EBADF for a descriptor that is no eventfd; call this where a
+    /// close may block.
+    pub(crate) fn of_peer(&self, fd: OwnedFd) -> Result<Self> {
+        // The kernel's anonymous files share an inode, and /proc tells them apart. Without /proc,
+        // the others that remain have short reads that fail at once.
+        let (ours, theirs) = (fstat(self.0.as_fd()).named("fstat")?, fstat(fd.as_fd()).named("fstat")?);
+        let is_anonymous = (ours.st_dev, ours.st_ino, ours.st_mode) == (theirs.st_dev, theirs.st_ino, theirs.st_mode);
+        let kind = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        if is_anonymous && kind.map_or(true, |kind| kind.as_os_str() == "anon_inode:[eventfd]") {
+            return Ok(Self(fd));
+        }
+        Err(Error { call: "the check of the peer's bell", errno: Errno::EBADF })
     }
 
-    /// Rings; never blocks. False if the descriptor is not a bell, the bell is spoilt, or the
-    /// kernel cannot ring it (before Linux 5.8).
+    /// A bell that cannot be rung.
+    #[cfg(test)]
+    pub(crate) fn spoilt() -> Self {
+        Self(EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap().into())
+    }
+
+    /// Rings; never blocks. False if the bell is spoilt, or the kernel cannot ring it (before Linux
+    /// 5.8).
     pub(crate) fn ring(&self) -> bool {
         let mut count = 0_u64;
         let buffer = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: size_of::<u64>() };
@@ -61,11 +80,21 @@ mod tests {
 
     #[test]
     fn a_spoilt_bell_does_not_block() {
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
-        let bell = Bell::of_peer(bell.into());
+        let bell = Bell::new().unwrap().of_peer(Bell::spoilt().0).unwrap();
         assert!(!bell.ring(), "its count is 0, and it is blocking");
+    }
+
+    #[test]
+    fn other_descriptors_are_no_bells() {
+        let ours = Bell::new().unwrap();
+        let refused = |fd: OwnedFd| ours.of_peer(fd).is_err_and(|error| error.errno == Errno::EBADF);
         let (pipe, _end) = nix::unistd::pipe().unwrap();
-        assert!(!Bell::of_peer(pipe).ring());
+        assert!(refused(pipe));
+        assert!(refused(fs::File::open("/dev/null").unwrap().into()));
+        assert!(refused(fs::File::open(std::env::current_exe().unwrap()).unwrap().into()));
+        assert!(refused(std::os::unix::net::UnixStream::pair().unwrap().0.into()));
+        assert!(refused(nix::sys::epoll::Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap().0));
+        assert!(ours.of_peer(Bell::new().unwrap().0).unwrap().ring());
     }
 
     #[test]

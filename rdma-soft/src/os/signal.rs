@@ -1,6 +1,6 @@
 //! Signal handlers of the application, and the waits that they interrupt.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Signals of which a handler says nothing about waits: they report a fault of the thread itself.
 const FAULTS: [i32; 7] =
@@ -9,40 +9,23 @@ const FAULTS: [i32; 7] =
 /// Waits between two readings of the handlers: reading them takes some microseconds.
 const WAITS_PER_READING: u32 = 256;
 
-/// What the installed signal handlers do to read(2), which `epoll_wait` cannot tell: after any
-/// handler it fails with `EINTR`, and so it does after the process was stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Handlers {
-    /// A read goes on: all handlers have `SA_RESTART`, or there is none.
-    Restart,
-    /// A read fails with `EINTR`: no handler has `SA_RESTART`.
-    Interrupt,
-    /// A read goes on after some signals and fails after others.
-    Mixed,
+/// Whether read(2) goes on after every installed handler: all have `SA_RESTART`, or there is none.
+///
+/// `epoll_wait` cannot tell: after any handler it fails with `EINTR`, and so it does after the
+/// process was stopped.
+pub(crate) fn all_restart() -> bool {
+    let mut signals = (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal));
+    signals.all(|signal| handler_flags(signal).is_none_or(|flags| flags & libc::SA_RESTART != 0))
 }
 
-impl Handlers {
-    /// Reads the handlers from the kernel.
-    pub(crate) fn read() -> Self {
-        let signals = (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal));
-        let (restart, interrupt): (Vec<i32>, Vec<i32>) =
-            signals.filter_map(handler_flags).partition(|flags| flags & libc::SA_RESTART != 0);
-        match (restart.is_empty(), interrupt.is_empty()) {
-            (_, true) => Self::Restart,
-            (true, false) => Self::Interrupt,
-            (false, false) => Self::Mixed,
-        }
+/// [`all_restart`] as of one of the last few hundred calls.
+pub(crate) fn all_restarted() -> bool {
+    static WAITS: AtomicU32 = AtomicU32::new(0);
+    static RESTARTED: AtomicBool = AtomicBool::new(false);
+    if WAITS.fetch_add(1, Ordering::Relaxed) % WAITS_PER_READING == 0 {
+        RESTARTED.store(all_restart(), Ordering::Relaxed);
     }
-
-    /// Whether the handlers are [`Mixed`](Self::Mixed), as of one of the last few hundred calls.
-    pub(crate) fn are_mixed() -> bool {
-        static WAITS: AtomicU32 = AtomicU32::new(0);
-        static MIXED: AtomicU32 = AtomicU32::new(0);
-        if WAITS.fetch_add(1, Ordering::Relaxed) % WAITS_PER_READING == 0 {
-            MIXED.store((Self::read() == Self::Mixed).into(), Ordering::Relaxed);
-        }
-        MIXED.load(Ordering::Relaxed) != 0
-    }
+    RESTARTED.load(Ordering::Relaxed)
 }
 
 /// The flags of a signal's handler, if there is one.

@@ -192,6 +192,14 @@ impl<T> EventQueue<T> {
                 entries.queue.push_back(event);
             }
         }
+        // The thread whose event was removed would sleep without looking at the queue.
+        let Entries { queue, reception } = &mut *entries;
+        if let Some(seat) = reception.as_mut().filter(|seat| seat.event.is_none()) {
+            seat.event = queue.pop_front();
+            if seat.event.is_some() {
+                self.lower();
+            }
+        }
         let sealed = seal();
         drop(entries);
         (removed, sealed)
@@ -350,6 +358,20 @@ mod tests {
         set_nonblocking(queue.raw_fd());
         assert!(queue.receive().is_none(), "nobody may wait");
     }
+
+    #[test]
+    fn a_reception_whose_event_is_retracted_gets_the_next_one() {
+        let queue = EventQueue::new().unwrap();
+        let reception = queue.receive().unwrap();
+        queue.push(1);
+        queue.push(2);
+        queue.retract(|event| *event == 1, || ());
+        assert!(!reception.may_sleep(wake_nobody));
+        assert_eq!(reception.take(|event| event), Some(2));
+        assert!(!readable(queue.raw_fd()));
+    }
+
+    fn wake_nobody() {}
 
     #[test]
     fn retracted_events_leave_no_readiness_behind() {

@@ -93,9 +93,9 @@ impl<M: Placement> Buffer<M> {
     pub fn split_to(&mut self, at: usize) -> Self {
         let at = at.min(self.len());
         let front = Segment { region: self.segment.region.clone(), pointer: self.segment.pointer, len: at };
-        // SAFETY: NonNull::add wants a result inside the allocation or one past its end: `at` is at
-        // most the length, and the segment lies in its region (M3).
-        self.segment.pointer = unsafe { self.segment.pointer.add(at) };
+        // By address: GPU memory belongs to no allocation of the language. Nothing saturates,
+        // because `at` is at most the length, and the segment lies in its region (M3).
+        self.segment.pointer = self.segment.pointer.map_addr(|address| address.saturating_add(at));
         self.segment.len -= at;
         // SAFETY: from_segment wants a segment of `M`'s kind that overlaps no other: the region is
         // the same, and `self` no longer has these bytes (M4).

@@ -3,7 +3,8 @@
 //! mlx5 puts the data of a short receive into the completion, and `ibv_poll_cq` copies it to the
 //! receive's memory. It does the same for reads and atomic operations of queue pairs that signal
 //! every request. Memory of a GPU would fault in that copy, and the peer would choose when. The
-//! environment variable `MLX5_SCATTER_TO_CQE=0` turns this off.
+//! environment variable `MLX5_SCATTER_TO_CQE=0` turns this off. Other providers do the like (hns),
+//! so only those that are known not to copy are trusted.
 
 use std::env;
 use std::ffi::{CStr, OsStr, OsString};
@@ -12,26 +13,56 @@ use std::path::Path;
 
 use crate::context::ContextInner;
 
+/// Kernel drivers of devices whose providers never copy received data.
+const DIRECT: [&str; 4] = ["bnxt_en", "efa", "i40e", "ice"];
+
+/// The kernel's driver of a device.
+#[derive(Debug, PartialEq, Eq)]
+enum Driver {
+    /// The driver of the device's hardware.
+    Named(OsString),
+    /// The device has no hardware (rxe, siw): the kernel copies received data itself.
+    Virtual,
+    /// The device is not in sysfs, or sysfs cannot be read.
+    Unknown,
+}
+
 /// Whether the provider may write the memory of a new queue pair's requests with the processor.
 pub(super) fn processor_writes(context: &ContextInner) -> bool {
-    scatters(driver(context).as_deref(), env::var_os("MLX5_SCATTER_TO_CQE").as_deref())
+    !context.device.is_software() && scatters(&driver(context), env::var_os("MLX5_SCATTER_TO_CQE").as_deref())
 }
 
-/// A driver that cannot be found out is not mlx5, which has a PCI device.
-fn scatters(driver: Option<&OsStr>, variable: Option<&OsStr>) -> bool {
-    driver == Some(OsStr::new("mlx5_core")) && variable != Some(OsStr::new("0"))
+fn scatters(driver: &Driver, variable: Option<&OsStr>) -> bool {
+    match driver {
+        Driver::Named(name) if DIRECT.iter().any(|direct| name == direct) => false,
+        // The driver of a sub-function has a name of its own after the dot.
+        Driver::Named(name) if name == "mlx5_core" || name.as_bytes().starts_with(b"mlx5_core.") => {
+            variable != Some(OsStr::new("0"))
+        }
+        Driver::Named(_) | Driver::Unknown => true,
+        Driver::Virtual => false,
+    }
 }
 
-/// The name of the kernel's driver, from sysfs.
-fn driver(context: &ContextInner) -> Option<OsString> {
+/// The kernel's driver, from sysfs.
+fn driver(context: &ContextInner) -> Driver {
     // SAFETY: the reference wants a live context, which this is; `device` is constant.
     let device = unsafe { &*context.raw.as_ptr() }.device;
     // SAFETY: the reference wants a live device: the context's, which the context keeps. Its paths
     // are constant.
     let path = unsafe { &(*device).ibdev_path }.map(|byte| byte.to_ne_bytes()[0]);
-    let path = CStr::from_bytes_until_nul(&path).ok().filter(|path| !path.is_empty())?;
-    let link = Path::new(OsStr::from_bytes(path.to_bytes())).join("device/driver");
-    link.read_link().ok()?.file_name().map(OsStr::to_owned)
+    let path = CStr::from_bytes_until_nul(&path).ok().filter(|path| !path.is_empty());
+    path.map_or(Driver::Unknown, |path| driver_at(Path::new(OsStr::from_bytes(path.to_bytes()))))
+}
+
+/// The driver of the device whose folder in sysfs is `path`.
+fn driver_at(path: &Path) -> Driver {
+    let name = |link: std::path::PathBuf| link.file_name().map(OsStr::to_owned);
+    match path.join("device/driver").read_link().ok().and_then(name) {
+        Some(name) => Driver::Named(name),
+        None if path.is_dir() && path.join("device").symlink_metadata().is_err() => Driver::Virtual,
+        None => Driver::Unknown,
+    }
 }
 
 #[cfg(test)]
@@ -39,16 +70,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mlx5_scatters_unless_it_is_told_not_to() {
-        let is = |driver: &str, variable: Option<&str>| scatters(Some(OsStr::new(driver)), variable.map(OsStr::new));
-        assert!(is("mlx5_core", None) && is("mlx5_core", Some("1")) && is("mlx5_core", Some("")));
-        assert!(!is("mlx5_core", Some("0")) && !is("bnxt_re", None));
-        assert!(!scatters(None, None));
+    fn only_providers_that_are_known_not_to_copy_are_trusted() {
+        let is =
+            |driver: &str, variable: Option<&str>| scatters(&Driver::Named(driver.into()), variable.map(OsStr::new));
+        for mlx5 in ["mlx5_core", "mlx5_core.sf"] {
+            assert!(is(mlx5, None) && is(mlx5, Some("1")) && is(mlx5, Some("")));
+            assert!(!is(mlx5, Some("0")));
+        }
+        assert!(!is("bnxt_en", None));
+        assert!(is("hns3", Some("0")) && is("mlx5_corex", Some("0")));
+        assert!(scatters(&Driver::Unknown, Some(OsStr::new("0"))) && !scatters(&Driver::Virtual, None));
     }
 
     #[test]
-    fn a_device_without_a_path_has_no_driver() {
+    fn the_driver_is_read_from_sysfs() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = folder.path().join("mlx5_0");
+        assert_eq!(driver_at(&device), Driver::Unknown);
+        std::fs::create_dir_all(&device).unwrap();
+        assert_eq!(driver_at(&device), Driver::Virtual);
+        let parent = device.join("device");
+        std::fs::create_dir(&parent).unwrap();
+        assert_eq!(driver_at(&device), Driver::Unknown);
+        std::os::unix::fs::symlink("../../../bus/pci/drivers/mlx5_core", parent.join("driver")).unwrap();
+        assert_eq!(driver_at(&device), Driver::Named("mlx5_core".into()));
+    }
+
+    #[test]
+    fn a_device_without_a_path_is_not_trusted() {
         let context = crate::testing::context();
-        assert_eq!(driver(&context.inner), None);
+        assert_eq!(driver(&context.inner), Driver::Unknown);
+        assert!(processor_writes(&context.inner));
     }
 }

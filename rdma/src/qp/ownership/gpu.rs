@@ -195,6 +195,7 @@ fn gpu_memory_does_not_receive_what_the_processor_would_write() {
     let mut rig = Rig::new();
     let region = register(&rig.pd, Vram::new(LEN), 0x46, RemoteAccess::empty()).unwrap();
     let slice = || region.slice(..8).unwrap();
+    rig.qp.recv.processor_writes = false;
     rig.qp.post_recv(slice(), 1).unwrap();
     rig.qp.recv.processor_writes = true;
     let error = rig.qp.post_recv([slice(), slice()], 2).unwrap_err();
