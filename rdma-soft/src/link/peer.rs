@@ -31,8 +31,8 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Wakes the peer. Never blocks, whatever the peer does with its bell or its end of the socket:
-    /// the bell is an eventfd (`os/bell.rs`); this process made the AF_UNIX socket, no other process
-    /// has its descriptor, and a send to a full socket fails.
+    /// the bell is an eventfd (`os/bell.rs`); this process made the AF_UNIX socket, no other
+    /// process has its descriptor, and a send to a full socket fails.
     pub(crate) fn ring(&self) {
         if self.bell.ring() {
             return;
