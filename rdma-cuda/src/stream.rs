@@ -321,11 +321,12 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let parked = std::mem::take(self.parked.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // Leaks unless the work is done, even where the subscriber of a log message panics. (2)
+        let parked = ManuallyDrop::new(parked);
         match self.wait() {
-            Ok(()) => drop(parked),
+            Ok(()) => drop(ManuallyDrop::into_inner(parked)),
             Err(error) => {
                 tracing::warn!("the work of a stream has failed, and the memory that it uses leaks: {error}");
-                let _leaked = ManuallyDrop::new(parked);
             }
         }
         // SAFETY: cuStreamDestroy wants a stream that nobody uses; the driver finishes its work.
