@@ -26,6 +26,20 @@ pub(crate) fn refuse_calls() -> impl Drop {
     Refusal
 }
 
+/// Whether calls of this thread are refused.
+pub(crate) fn refuses_calls() -> bool {
+    REFUSES.get()
+}
+
+/// The error of a call in a host function.
+pub(crate) fn check_allowed(call: &'static str) -> Result<(), CudaError> {
+    if !refuses_calls() {
+        return Ok(());
+    }
+    let reason = "a host function on a stream must not call CUDA";
+    Err(CudaError::new(call, CudaError::NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", reason))
+}
+
 /// A retained primary context; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Primary {
@@ -50,15 +64,6 @@ impl Primary {
 
     /// Calls the driver with the context current in this thread.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&'static Driver) -> Result<T, CudaError>) -> Result<T, CudaError> {
-        if REFUSES.get() {
-            let reason = "a host function on a stream must not call CUDA";
-            return Err(CudaError::new(
-                "cuCtxPushCurrent_v2",
-                CudaError::NOT_PERMITTED,
-                "CUDA_ERROR_NOT_PERMITTED",
-                reason,
-            ));
-        }
         let _current = Current::push(self)?;
         call(self.driver)
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::attribute::DeviceAttribute;
-use crate::context::Primary;
+use crate::context::{self, Primary};
 use crate::driver::{ContextHandle, DeviceHandle, Driver};
 use crate::error::{CudaError, Error, Result};
 use crate::order::FlushMethod;
@@ -179,6 +179,10 @@ impl Gpu {
     /// What makes a NIC's writes visible to this GPU.
     #[must_use]
     pub fn flush_method(&self) -> FlushMethod {
+        if context::refuses_calls() {
+            // A host function cannot ask the driver. A read by the NIC does for every GPU.
+            return self.0.flush_method.get().copied().unwrap_or(FlushMethod::ReadBack);
+        }
         *self.0.flush_method.get_or_init(|| FlushMethod::of(self))
     }
 

@@ -1,13 +1,15 @@
 //! The table of the driver's functions that this crate calls, by their versioned names.
 //!
 //! Each function becomes an unsafe method of [`Driver`] with the C function's name and arguments,
-//! whose result is a [`CudaError`]. A handle of CUDA (context, stream, event) is an integer here:
-//! it is only ever given back to the driver, which any thread may do.
+//! whose result is a [`CudaError`]. In a host function of a stream it only returns an error. A handle
+//! of CUDA (context, stream, event) is an integer here: it is only ever given back to the driver,
+//! which any thread may do.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use libloading::os::unix::Library;
 
+use crate::context;
 use crate::driver::Driver;
 use crate::error::CudaError;
 
@@ -124,6 +126,7 @@ macro_rules! table {
                 ///
                 /// The requirements of the C function of this name.
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> Result<(), CudaError> {
+                    context::check_allowed(stringify!($name))?;
                     // SAFETY: the caller meets the C function's requirements.
                     match unsafe { (self.table.$name)($($arg),*) } {
                         0 => Ok(()),
@@ -140,6 +143,7 @@ macro_rules! table {
                         let since = concat!("the driver lacks this function, which came with CUDA ", $since);
                         return Err(CudaError::missing(stringify!($extra), since));
                     };
+                    context::check_allowed(stringify!($extra))?;
                     // SAFETY: the caller meets the C function's requirements.
                     match unsafe { function($($extra_arg),*) } {
                         0 => Ok(()),

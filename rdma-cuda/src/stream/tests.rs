@@ -257,6 +257,36 @@ fn a_host_function_cannot_call_cuda_and_may_panic() {
 }
 
 #[test]
+fn a_host_function_cannot_ask_the_driver_either() {
+    let driver = testing::stand_in();
+    let gpu = driver.gpu(0).unwrap();
+    let stream = Stream::new(&gpu).unwrap();
+    let (sender, receiver) = channel();
+    let inside = gpu.clone();
+    let ask = move || {
+        let results = [
+            driver.gpus().map(drop),
+            driver.gpu(0).map(drop),
+            inside.total_memory().map(drop),
+            inside.compute_capability().map(drop),
+            inside.can_access(&inside).map(drop),
+        ];
+        // SAFETY: load_from wants an implementation of the driver API: the stand-in is one.
+        let loaded = unsafe { Driver::load_from(driver.path()) }.map(drop);
+        let _method = inside.flush_method();
+        sender.send((results, loaded)).unwrap();
+    };
+    stream.call_on_host(ask).unwrap();
+    let (results, loaded) = receiver.recv().unwrap();
+    for result in results {
+        assert_eq!(result.unwrap_err().cuda().unwrap().code(), CudaError::NOT_PERMITTED);
+    }
+    assert!(loaded.unwrap_err().to_string().contains("cuInit: CUDA_ERROR_NOT_PERMITTED"));
+    // The GPU does not keep what it could not ask.
+    assert_eq!(gpu.flush_method(), driver.gpu(0).unwrap().flush_method());
+}
+
+#[test]
 fn kept_values_are_dropped_after_the_work() {
     let stream = Stream::new(&gpu()).unwrap();
     let (slice, value) = (numbers(&stream, 0, 1).slice(), Arc::new(()));
