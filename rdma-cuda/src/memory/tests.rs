@@ -156,6 +156,12 @@ fn child_whose_allocations_fail() {
         drop(buffers);
         assert_eq!(control.live(), 0);
     }
+    // Memory that stays mapped keeps its addresses.
+    let mapped = GpuBuffer::<u8>::new(&driver.gpu(0).unwrap(), 16).unwrap();
+    let live = control.live();
+    control.fail_next("cuMemUnmap", 9999);
+    drop(mapped);
+    assert_eq!(control.live(), live);
 }
 
 #[test]

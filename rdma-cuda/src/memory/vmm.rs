@@ -2,6 +2,7 @@
 //! other. Each is a guard, so a failure on the way undoes the steps before it.
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::attribute::DeviceAttribute;
@@ -14,9 +15,9 @@ const MINIMUM: c_int = 0;
 
 /// Physical memory of a GPU that is mapped and accessible.
 pub(super) struct Mapped {
-    addresses: Addresses,
-    /// Released after the mapping is gone.
-    physical: Physical,
+    // Both are freed after the mapping is gone, and leak if it stays.
+    addresses: ManuallyDrop<Addresses>,
+    physical: ManuallyDrop<Physical>,
 }
 
 impl Mapped {
@@ -40,7 +41,7 @@ impl Mapped {
         // SAFETY: cuMemMap wants reserved addresses; it checks that there is as much
         // physical memory.
         gpu.with(|driver| unsafe { driver.cuMemMap(addresses.address, size, 0, physical.handle, 0) })?;
-        let mapped = Self { addresses, physical };
+        let mapped = Self { addresses: ManuallyDrop::new(addresses), physical: ManuallyDrop::new(physical) };
         let access = AccessDescription::read_write(gpu.device());
         // SAFETY: cuMemSetAccess wants mapped addresses and `count` descriptions.
         gpu.with(|driver| unsafe { driver.cuMemSetAccess(mapped.address(), size, &raw const access, 1) })?;
@@ -71,10 +72,17 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        let Addresses { gpu, address, size } = &self.addresses;
+        let Addresses { gpu, address, size } = &*self.addresses;
         // SAFETY: cuMemUnmap wants mapped addresses that nobody uses: every slice, and every work
         // item that this crate gives to a stream, has an `Arc` of the allocation.
-        warn(gpu.with(|driver| unsafe { driver.cuMemUnmap(*address, *size) }));
+        let unmapped = gpu.with(|driver| unsafe { driver.cuMemUnmap(*address, *size) });
+        if unmapped.is_ok() {
+            // SAFETY: ManuallyDrop::drop wants a value that nobody uses again: `self` ends.
+            unsafe { ManuallyDrop::drop(&mut self.addresses) };
+            // SAFETY: as for the addresses.
+            unsafe { ManuallyDrop::drop(&mut self.physical) };
+        }
+        warn(unmapped);
     }
 }
 
@@ -130,7 +138,7 @@ impl Addresses {
 impl Drop for Addresses {
     fn drop(&mut self) {
         // SAFETY: cuMemAddressFree wants the range of a reservation that nothing is mapped at:
-        // `Mapped` has unmapped, and the driver refuses if it could not.
+        // `Mapped` drops this only after it has unmapped.
         warn(self.gpu.with(|driver| unsafe { driver.cuMemAddressFree(self.address, self.size) }));
     }
 }
