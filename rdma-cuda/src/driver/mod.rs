@@ -57,6 +57,9 @@ impl Driver {
     ///
     /// The file is an implementation of CUDA's driver API: each function has the type and keeps the
     /// promises that NVIDIA's documentation gives it.
+    ///
+    /// No call of this crate gets objects (GPUs, memory, streams, events) of this driver together
+    /// with objects of a driver of another library: a handle means nothing to another library.
     pub unsafe fn load_from(path: &Path) -> Result<&'static Self, NoDriver> {
         let (path, library) = load::open(&[path.as_os_str().to_owned()])?;
         Ok(Box::leak(Box::new(Self::initialize(path, library)?)))
