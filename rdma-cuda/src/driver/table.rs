@@ -1,9 +1,9 @@
 //! The table of the driver's functions that this crate calls, by their versioned names.
 //!
 //! Each function becomes an unsafe method of [`Driver`] with the C function's name and arguments,
-//! whose result is a [`CudaError`]. In a host function of a stream it only returns an error. A handle
-//! of CUDA (context, stream, event) is an integer here: it is only ever given back to the driver,
-//! which any thread may do.
+//! whose result is a [`CudaError`]. In a host function of a stream it only returns an error. A
+//! handle of CUDA (context, stream, event) is an integer here: it is only ever given back to the
+//! driver, which any thread may do.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
