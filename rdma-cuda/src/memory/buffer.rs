@@ -41,7 +41,7 @@ impl<T: Pod> GpuBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::BufferSize`](crate::Error::BufferSize) for 0 bytes;
+    /// [`Error::BufferSize`] for 0 bytes;
     /// [`CudaError::OUT_OF_MEMORY`](crate::CudaError::OUT_OF_MEMORY).
     pub fn new(gpu: &Gpu, len: usize) -> Result<Self> {
         Ok(Self::of(Allocation::new(gpu, size_of_elements::<T>(len)?)?, len))
