@@ -18,14 +18,15 @@ pub const ADDRESS: &str = "RDMA_TEST_ADDRESS";
 /// Environment variable with an IPv6 address of the device under test.
 pub const ADDRESS6: &str = "RDMA_TEST_ADDRESS6";
 
-/// An IPv4 address of the device: from the environment, or from an IPv4-mapped GID.
+/// An IPv4 address of the device: from the environment, or from an IPv4-mapped GID. The environment
+/// tells the address of hardware, so a software device has its own.
 ///
 /// # Panics
 ///
 /// If the device has no address, although the environment promises a device with one.
 #[must_use]
 pub fn address(context: &Context) -> IpAddr {
-    if let Ok(text) = std::env::var(ADDRESS) {
+    if let (Ok(text), false) = (std::env::var(ADDRESS), context.is_software()) {
         return text.parse().unwrap_or_else(|error| panic!("{ADDRESS}={text}: {error}"));
     }
     let gids = (1..=context.port_count()).flat_map(|port| context.gid_table(port).expect("GIDs"));
