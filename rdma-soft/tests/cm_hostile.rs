@@ -512,7 +512,7 @@ fn a_request_is_not_repeated_under_another_name() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by a_request_is_not_repeated_under_another_name"]
 fn taken_name() {
     let (_listener, _channel, to) = listener(TCP, 1);
     let (first, _own) = resolved(TCP, to);

@@ -247,7 +247,7 @@ fn a_process_that_stands_still_is_given_up() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by a_process_that_stands_still_is_given_up"]
 fn standing_still() {
     let mut other = Puppet::start();
     let port = other.ask("listen 4").parse().unwrap();
@@ -263,7 +263,7 @@ fn an_end_that_nobody_agrees_to_comes_all_the_same() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by an_end_that_nobody_agrees_to_comes_all_the_same"]
 fn nobody_agrees() {
     let Pair { active, passive: _passive, listener: _listener } = connected();
     assert_eq!(active.0.disconnect(), 0);
@@ -277,7 +277,7 @@ fn a_full_queue_is_asked_again() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by a_full_queue_is_asked_again"]
 fn full_queue() {
     let (_listener, channel, to) = listener(TCP, 2);
     let clients: Vec<_> = (0..3).map(|_| resolved(TCP, to)).collect();
@@ -306,7 +306,7 @@ fn a_shortage_of_descriptors_is_not_an_address_of_others() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by a_shortage_of_descriptors_is_not_an_address_of_others"]
 fn no_descriptors() {
     // An address reserved for documentation, which no host has.
     let nowhere = "192.0.2.77:0".parse().unwrap();
@@ -348,7 +348,7 @@ fn the_end_of_a_channel_is_the_end_of_its_ids() {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by an_id_is_on_the_device_of_its_address"]
 fn an_address_of_the_second_device() {
     let mut count = -1;
     // SAFETY: valid for writes.

@@ -37,7 +37,7 @@ fn without_a_word_there_is_one_device_on_ethernet() {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by the_device_can_be_left_out"]
 fn switched_off() {
     assert!(devices().is_empty());
     // SAFETY: null is refused.
@@ -50,7 +50,7 @@ fn the_device_can_be_left_out() {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by the_link_layer_can_be_chosen"]
 fn on_infiniband() {
     let (port, entry) = port();
     assert_eq!(u32::from(port.link_layer), IBV_LINK_LAYER_INFINIBAND);
@@ -59,7 +59,7 @@ fn on_infiniband() {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by the_link_layer_can_be_chosen"]
 fn datagrams_on_infiniband() {
     let (a, b) = (Datagrams::new(), Datagrams::new());
     // Addressed by the LID alone: the 40 bytes are reserved but hold no GRH.
@@ -124,7 +124,7 @@ fn listed() -> Vec<Listed> {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by there_can_be_several_devices"]
 fn three_devices() {
     let all = listed();
     assert_eq!(all.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["soft0", "soft1", "soft2"]);
@@ -138,7 +138,7 @@ fn three_devices() {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by there_can_be_several_devices"]
 fn sixty_four_devices() {
     let all = listed();
     assert_eq!(all.last().map(|last| (last.name.as_str(), all.len())), Some(("soft63", 64)));
@@ -146,7 +146,7 @@ fn sixty_four_devices() {
 
 /// Datagrams, whose address handles hold GIDs and LIDs, from one device to another and back.
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by there_can_be_several_devices"]
 fn datagrams_between_devices() {
     let (first, second) = (Datagrams::new(), Datagrams::with(Config { device: 1, ..Config::default() }, false));
     second.bring_up(QKEY);
@@ -171,7 +171,7 @@ fn datagrams_between_devices() {
 
 /// The objects of two devices do not mix.
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by there_can_be_several_devices"]
 fn a_queue_pair_has_a_completion_queue_of_its_device() {
     let (first, second) = (Side::new(Config::default()), Side::new(Config { device: 1, ..Config::default() }));
     let mut init = ibv_qp_init_attr { recv_cq: second.cq, ..first.init_attr() };
@@ -192,7 +192,7 @@ fn there_can_be_several_devices() {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by a_value_that_means_nothing_is_an_error"]
 fn refused() {
     let mut count = -1;
     // SAFETY: valid for writes.

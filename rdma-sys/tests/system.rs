@@ -49,7 +49,7 @@ mod loaded {
     }
 
     #[test]
-    #[ignore = "for a process of its own"]
+    #[ignore = "run by the_environment_names_the_library"]
     fn from_a_path_that_does_not_exist() {
         let error = Ibverbs::system().unwrap_err();
         assert_eq!(error.attempts()[0].path.to_str(), Some("/nonexistent/verbs.so"));
@@ -58,7 +58,7 @@ mod loaded {
     }
 
     #[test]
-    #[ignore = "for a process of its own"]
+    #[ignore = "run by the_environment_names_the_library"]
     fn librdmacm_from_a_path_that_does_not_exist() {
         let error = RdmaCm::system().unwrap_err();
         assert_eq!((error.library(), error.variable().name), ("librdmacm", "RDMA_RDMACM_PATH"));
@@ -77,7 +77,7 @@ mod loaded {
     }
 
     #[test]
-    #[ignore = "for a process of its own"]
+    #[ignore = "run by a_symbol_that_the_library_lacks_is_unsupported"]
     fn with_one_function() {
         let verbs = Ibverbs::system().unwrap();
         // SAFETY: the library's function takes nothing and returns a number.

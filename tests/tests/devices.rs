@@ -28,7 +28,7 @@ fn devices_are_as_distinct_as_those_of_a_host_with_several_nics() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by devices_are_as_distinct_as_those_of_a_host_with_several_nics"]
 fn the_list_has_both() {
     let devices: Vec<Device> = Device::list().unwrap().into_iter().filter(Device::is_software).collect();
     assert_eq!(devices.iter().map(Device::name).collect::<Vec<_>>(), ["soft0", "soft1"]);
@@ -46,7 +46,7 @@ fn every_device_reaches_every_device_of_another_process() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by every_device_reaches_every_device_of_another_process"]
 fn rails_between_processes() {
     // Own device and peer's device of each connection, as the parent counts them.
     let rails = [(0, 0), (0, 1), (1, 0), (1, 1)];
@@ -79,7 +79,7 @@ fn datagrams_pass_between_devices() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by datagrams_pass_between_devices"]
 fn a_datagram_and_its_answer() {
     let (mut a, mut b) = (Post::new(&soft(0)), Post::new(&soft(1)));
     let to = a.address_of(&b);
@@ -99,7 +99,7 @@ fn the_connection_manager_finds_the_device_of_an_address() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "run by the_connection_manager_finds_the_device_of_an_address"]
 fn addresses_have_devices() {
     let (zero, one) = (soft(0).context, soft(1).context);
     let own = SocketAddr::new(address(&one), 0);

@@ -42,7 +42,7 @@ fn a_peer_that_fails_or_dies_fails_the_test() {
 }
 
 #[test]
-#[ignore = "run by the test below"]
+#[ignore = "run by a_test_runs_alone"]
 fn has_its_own_environment() {
     assert_eq!(std::env::var("RDMA_TEST_MARK").as_deref(), Ok("set"));
 }

@@ -392,7 +392,7 @@ fn an_idle_process_does_nothing() {
 
 /// Mapping takes long, so a peer that sends grants without end would keep the agent busy.
 #[test]
-#[ignore = "run by the next test, in a process of its own"]
+#[ignore = "run by grants_that_nobody_asked_for"]
 fn a_grant_that_nobody_asked_for_is_not_mapped() {
     static WARNINGS: AtomicUsize = AtomicUsize::new(0);
     struct Counter;
