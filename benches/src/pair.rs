@@ -102,6 +102,49 @@ pub trait Contender {
     }
 }
 
+/// A contender that sends a message back and forth.
+pub trait PingPong {
+    /// The name in the table.
+    fn name(&self) -> String;
+
+    /// Sends a message to the other side.
+    ///
+    /// # Errors
+    ///
+    /// The error that stops the comparison.
+    fn send(&mut self) -> io::Result<()>;
+
+    /// Waits for the other side's message.
+    ///
+    /// # Errors
+    ///
+    /// The error that stops the comparison.
+    fn receive(&mut self) -> io::Result<()>;
+}
+
+impl<T: PingPong> Contender for T {
+    fn name(&self) -> String {
+        PingPong::name(self)
+    }
+
+    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
+        let start = Instant::now();
+        for _ in 0..iterations {
+            self.send()?;
+            self.receive()?;
+        }
+        Ok(start.elapsed())
+    }
+
+    fn follow(&mut self, iterations: u64) -> io::Result<()> {
+        for _ in 0..iterations {
+            self.receive()?;
+            self.send()?;
+        }
+        Ok(())
+    }
+}
+
 /// The contenders of a comparison, in the same order in both processes.
 pub type Contenders = Vec<Box<dyn Contender>>;
 

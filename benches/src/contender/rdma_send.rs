@@ -3,13 +3,12 @@
 
 use std::hint::spin_loop;
 use std::io;
-use std::time::{Duration, Instant};
 
 use rdma::op::{Opcode, Send};
 use rdma::{Buffer, Opened, Poller};
 
 use crate::device::{DEPTH, End, INLINE, Prepared};
-use crate::pair::{Channel, Contender, Role};
+use crate::pair::{Channel, PingPong, Role};
 
 /// A connection over which messages of one size go back and forth.
 #[derive(Debug)]
@@ -41,27 +40,6 @@ impl RdmaSend {
         Ok(Self { poller: end.cq.poller(), end, message: vec![0x5a; size], long, spare: None })
     }
 
-    /// Sends a message, and posts the buffer of the last received message again.
-    #[inline]
-    fn send(&mut self) -> io::Result<()> {
-        if self.message.len() <= INLINE as usize {
-            self.end.qp.post_send(Send::inline(&self.message).unsignaled())?;
-        } else {
-            let message = self.long.take().ok_or_else(|| io::Error::other("the last message is in flight"))?;
-            self.end.qp.post_send(Send::new(message))?;
-        }
-        match self.spare.take() {
-            Some(buffer) => Ok(self.end.qp.post_recv(buffer, 0)?),
-            None => Ok(()),
-        }
-    }
-
-    #[inline]
-    fn receive(&mut self) -> io::Result<()> {
-        self.spare = Some(self.next_message()?);
-        Ok(())
-    }
-
     #[inline]
     fn next_message(&mut self) -> io::Result<Buffer> {
         let mut received = None;
@@ -87,25 +65,29 @@ impl RdmaSend {
     }
 }
 
-impl Contender for RdmaSend {
+impl PingPong for RdmaSend {
     fn name(&self) -> String {
         format!("RC send over soft0, {}", crate::table::bytes(self.message.len()))
     }
 
-    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
-        let start = Instant::now();
-        for _ in 0..iterations {
-            self.send()?;
-            self.receive()?;
+    /// Sends a message, and posts the buffer of the last received message again.
+    #[inline]
+    fn send(&mut self) -> io::Result<()> {
+        if self.message.len() <= INLINE as usize {
+            self.end.qp.post_send(Send::inline(&self.message).unsignaled())?;
+        } else {
+            let message = self.long.take().ok_or_else(|| io::Error::other("the last message is in flight"))?;
+            self.end.qp.post_send(Send::new(message))?;
         }
-        Ok(start.elapsed())
+        match self.spare.take() {
+            Some(buffer) => Ok(self.end.qp.post_recv(buffer, 0)?),
+            None => Ok(()),
+        }
     }
 
-    fn follow(&mut self, iterations: u64) -> io::Result<()> {
-        for _ in 0..iterations {
-            self.receive()?;
-            self.send()?;
-        }
+    #[inline]
+    fn receive(&mut self) -> io::Result<()> {
+        self.spare = Some(self.next_message()?);
         Ok(())
     }
 }

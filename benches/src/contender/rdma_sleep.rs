@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
-use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -13,7 +12,7 @@ use rdma::{Buffer, CompletionChannel, Opened, Poller};
 
 use super::Sleep;
 use crate::device::{DEPTH, End, Prepared};
-use crate::pair::{Channel, Contender, Role};
+use crate::pair::{Channel, PingPong, Role};
 
 /// A connection over which messages of one size go back and forth.
 #[derive(Debug)]
@@ -57,25 +56,6 @@ impl RdmaSleep {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    fn send(&mut self) -> io::Result<()> {
-        Ok(self.end.qp.post_send(Send::inline(&self.message).unsignaled())?)
-    }
-
-    /// Sleeps until a message is there, takes it, and posts its buffer again.
-    fn receive(&mut self) -> io::Result<()> {
-        loop {
-            self.wait()?;
-            self.end.cq.request_notify(false)?;
-            let mut received = None;
-            while let Some(buffer) = self.next_buffer()? {
-                received = Some(buffer);
-            }
-            if let Some(buffer) = received {
-                return Ok(self.end.qp.post_recv(buffer, 0)?);
-            }
-        }
-    }
-
     /// The buffer of the next receive.
     fn next_buffer(&mut self) -> io::Result<Option<Buffer>> {
         while let Some(mut completion) = self.poller.poll()? {
@@ -117,7 +97,7 @@ impl RdmaSleep {
     }
 }
 
-impl Contender for RdmaSleep {
+impl PingPong for RdmaSleep {
     fn name(&self) -> String {
         match self.sleep {
             Sleep::InCall => "RC send over soft0, asleep in ibv_get_cq_event".into(),
@@ -125,20 +105,22 @@ impl Contender for RdmaSleep {
         }
     }
 
-    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
-        let start = Instant::now();
-        for _ in 0..iterations {
-            self.send()?;
-            self.receive()?;
-        }
-        Ok(start.elapsed())
+    fn send(&mut self) -> io::Result<()> {
+        Ok(self.end.qp.post_send(Send::inline(&self.message).unsignaled())?)
     }
 
-    fn follow(&mut self, iterations: u64) -> io::Result<()> {
-        for _ in 0..iterations {
-            self.receive()?;
-            self.send()?;
+    /// Sleeps until a message is there, takes it, and posts its buffer again.
+    fn receive(&mut self) -> io::Result<()> {
+        loop {
+            self.wait()?;
+            self.end.cq.request_notify(false)?;
+            let mut received = None;
+            while let Some(buffer) = self.next_buffer()? {
+                received = Some(buffer);
+            }
+            if let Some(buffer) = received {
+                return Ok(self.end.qp.post_recv(buffer, 0)?);
+            }
         }
-        Ok(())
     }
 }

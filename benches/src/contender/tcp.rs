@@ -3,9 +3,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
 
-use crate::pair::{Channel, Contender, Role};
+use crate::pair::{Channel, PingPong, Role};
 
 /// A connection with `TCP_NODELAY` over which messages of one size go back and forth.
 #[derive(Debug)]
@@ -33,8 +32,14 @@ impl TcpSpin {
         stream.set_nonblocking(true)?;
         Ok(Self { stream, message: vec![0x5a; size] })
     }
+}
 
-    fn write(&mut self) -> io::Result<()> {
+impl PingPong for TcpSpin {
+    fn name(&self) -> String {
+        format!("TCP loopback, spinning, {} B", self.message.len())
+    }
+
+    fn send(&mut self) -> io::Result<()> {
         let mut rest = &self.message[..];
         while !rest.is_empty() {
             match self.stream.write(rest) {
@@ -46,7 +51,7 @@ impl TcpSpin {
         Ok(())
     }
 
-    fn read(&mut self) -> io::Result<()> {
+    fn receive(&mut self) -> io::Result<()> {
         let mut got = 0;
         while got < self.message.len() {
             match self.stream.read(&mut self.message[got..]) {
@@ -55,29 +60,6 @@ impl TcpSpin {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-        }
-        Ok(())
-    }
-}
-
-impl Contender for TcpSpin {
-    fn name(&self) -> String {
-        format!("TCP loopback, spinning, {} B", self.message.len())
-    }
-
-    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
-        let start = Instant::now();
-        for _ in 0..iterations {
-            self.write()?;
-            self.read()?;
-        }
-        Ok(start.elapsed())
-    }
-
-    fn follow(&mut self, iterations: u64) -> io::Result<()> {
-        for _ in 0..iterations {
-            self.read()?;
-            self.write()?;
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -10,7 +9,7 @@ use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, acc
 use nix::unistd::{read, write};
 
 use super::Sleep;
-use crate::pair::{Channel, Contender, Role};
+use crate::pair::{Channel, PingPong, Role};
 
 /// The type of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,22 +42,6 @@ impl UnixSleep {
         }
         Ok(Self { socket, kind, sleep, message: vec![0x5a; size] })
     }
-
-    fn send(&self) -> io::Result<()> {
-        // A message is far smaller than the socket's buffer, so it is never split.
-        write(&self.socket, &self.message)?;
-        Ok(())
-    }
-
-    fn receive(&mut self) -> io::Result<()> {
-        if self.sleep == Sleep::InPoll {
-            poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
-        }
-        match read(&self.socket, &mut self.message)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(()),
-        }
-    }
 }
 
 fn meet(role: Role, channel: &mut Channel, kind: Kind) -> io::Result<OwnedFd> {
@@ -84,7 +67,7 @@ fn meet(role: Role, channel: &mut Channel, kind: Kind) -> io::Result<OwnedFd> {
     }
 }
 
-impl Contender for UnixSleep {
+impl PingPong for UnixSleep {
     fn name(&self) -> String {
         let kind = match self.kind {
             Kind::Stream => "stream",
@@ -96,20 +79,19 @@ impl Contender for UnixSleep {
         }
     }
 
-    fn lead(&mut self, iterations: u64) -> io::Result<Duration> {
-        let start = Instant::now();
-        for _ in 0..iterations {
-            self.send()?;
-            self.receive()?;
-        }
-        Ok(start.elapsed())
+    fn send(&mut self) -> io::Result<()> {
+        // A message is far smaller than the socket's buffer, so it is never split.
+        write(&self.socket, &self.message)?;
+        Ok(())
     }
 
-    fn follow(&mut self, iterations: u64) -> io::Result<()> {
-        for _ in 0..iterations {
-            self.receive()?;
-            self.send()?;
+    fn receive(&mut self) -> io::Result<()> {
+        if self.sleep == Sleep::InPoll {
+            poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
         }
-        Ok(())
+        match read(&self.socket, &mut self.message)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
     }
 }
