@@ -27,7 +27,7 @@
 //! Under Miri, on other processors, and with feature `portable` (for thread sanitizer), the copy is
 //! Rust code that does what rule 1 says.
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(not(any(miri, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64")))))]
 mod machine;
@@ -93,6 +93,21 @@ pub unsafe fn copy_ordered(dst: *mut u8, src: *const u8, len: usize) {
     // Release order puts the stores of the body, including those in assembly, before this one (3,
     // 4).
     word.store(value, Ordering::Release);
+}
+
+/// Loads an aligned word in one load, with acquire order. The memory may be read-only, which the
+/// standard library's atomics do not allow.
+///
+/// # Safety
+///
+/// `word` is aligned and valid for reads, and no plain write of this program to it happens at the
+/// same time.
+#[inline]
+pub(crate) unsafe fn load_word(word: *const u64) -> u64 {
+    // SAFETY: `imp::load_word` has this function's conditions, on the same argument.
+    let value = unsafe { imp::load_word(word) };
+    fence(Ordering::Acquire);
+    value
 }
 
 /// Stores up to 8 bytes in ascending naturally aligned pieces, each in one release store.

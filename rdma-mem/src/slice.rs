@@ -132,9 +132,9 @@ impl<'a> SharedSlice<'a> {
     #[inline]
     pub fn load_u64(self, offset: usize) -> Result<u64, SliceError> {
         let address = word(self.start, offset, self.len)?;
-        // SAFETY: load_u64 wants an aligned word, valid for reads, without plain writes: `word`
+        // SAFETY: load_word wants an aligned word, valid for reads, without plain writes: `word`
         // checks alignment and range, and the slice has the rest (1, 2).
-        Ok(unsafe { word::load_u64(address, Ordering::Acquire) })
+        Ok(unsafe { crate::copy::load_word(address) })
     }
 }
 
@@ -148,18 +148,10 @@ impl<'a> From<&'a [u8]> for SharedSlice<'a> {
 }
 
 /// Memory to read and write, which others may read and write at the same time.
+///
+/// Invariant: the bytes of the slice inside meet both invariants of this type too.
 #[derive(Clone, Copy, Debug)]
-pub struct SharedSliceMut<'a> {
-    start: *mut u8,
-    len: usize,
-    memory: PhantomData<&'a [u8]>,
-}
-
-// SAFETY: Send wants a value that another thread may use: accesses are this crate's, which may race
-// (2), and the bytes are valid in all threads for the lifetime (1).
-unsafe impl Send for SharedSliceMut<'_> {}
-// SAFETY: Sync wants references that several threads may use: the value is Copy and Send.
-unsafe impl Sync for SharedSliceMut<'_> {}
+pub struct SharedSliceMut<'a>(SharedSlice<'a>);
 
 impl<'a> SharedSliceMut<'a> {
     /// A slice of `len` bytes from `start`.
@@ -170,31 +162,33 @@ impl<'a> SharedSliceMut<'a> {
     /// goes to them.
     #[must_use]
     pub const unsafe fn from_raw(start: *mut u8, len: usize) -> Self {
-        Self { start, len, memory: PhantomData }
+        // SAFETY: from_raw wants bytes that are valid for reads, without plain writes: this
+        // function's condition.
+        Self(unsafe { SharedSlice::from_raw(start, len) })
     }
 
     /// Number of bytes.
     #[must_use]
     pub const fn len(self) -> usize {
-        self.len
+        self.0.len
     }
 
     /// Whether the slice has no bytes.
     #[must_use]
     pub const fn is_empty(self) -> bool {
-        self.len == 0
+        self.0.is_empty()
     }
 
     /// The first byte.
     #[must_use]
     pub const fn as_mut_ptr(self) -> *mut u8 {
-        self.start
+        self.0.start.cast_mut()
     }
 
     /// The same memory, to read.
     #[must_use]
     pub const fn as_shared(self) -> SharedSlice<'a> {
-        SharedSlice { start: self.start, len: self.len, memory: PhantomData }
+        self.0
     }
 
     /// A part of the slice.
@@ -204,8 +198,7 @@ impl<'a> SharedSliceMut<'a> {
     /// `Range` if the part does not lie in the slice.
     #[inline]
     pub fn slice(self, range: Range<usize>) -> Result<Self, SliceError> {
-        check(&range, self.len)?;
-        Ok(Self { start: self.start.wrapping_add(range.start), len: range.end - range.start, memory: PhantomData })
+        self.0.slice(range).map(Self)
     }
 
     /// Copies `from` to the whole slice. Readers may see old and new bytes mixed, until a word is
@@ -221,7 +214,7 @@ impl<'a> SharedSliceMut<'a> {
         }
         // SAFETY: copy wants two valid ranges of `len` bytes, disjoint, without plain accesses: the
         // slices have them (1, 2), and `check_operand` found them disjoint and of one length.
-        unsafe { crate::copy(self.start, from.start, self.len) };
+        unsafe { crate::copy(self.as_mut_ptr(), from.start, self.len()) };
         Ok(())
     }
 
@@ -232,7 +225,7 @@ impl<'a> SharedSliceMut<'a> {
     /// `Range` or `Unaligned`.
     #[inline]
     pub fn store_u64(self, offset: usize, value: u64) -> Result<(), SliceError> {
-        let address = word(self.start, offset, self.len)?;
+        let address = word(self.0.start, offset, self.len())?;
         // SAFETY: store_u64 wants an aligned word, valid for writes, without plain accesses: `word`
         // checks alignment and range, and the slice has the rest (1, 2).
         unsafe { word::store_u64(address.cast_mut(), value, Ordering::Release) };
@@ -243,12 +236,12 @@ impl<'a> SharedSliceMut<'a> {
     /// the same place or in another.
     #[inline]
     pub(crate) fn check_operand(self, operand: SharedSlice<'_>) -> Result<Aliasing, SliceError> {
-        if operand.len != self.len {
-            return Err(SliceError::Length { expected: self.len, actual: operand.len });
+        if operand.len != self.len() {
+            return Err(SliceError::Length { expected: self.len(), actual: operand.len });
         }
-        match self.start.addr().abs_diff(operand.start.addr()) {
+        match self.0.start.addr().abs_diff(operand.start.addr()) {
             0 => Ok(Aliasing::Same),
-            distance if distance >= self.len => Ok(Aliasing::Disjoint),
+            distance if distance >= self.len() => Ok(Aliasing::Disjoint),
             _ => Err(SliceError::Overlap),
         }
     }

@@ -185,6 +185,17 @@ unsafe fn short(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// Loads an aligned word in one load.
+///
+/// # Safety
+///
+/// As for [`load_u64`]; `word` is aligned.
+#[inline]
+pub(super) unsafe fn load_word(word: *const u64) -> u64 {
+    // SAFETY: load_u64 wants 8 readable bytes without plain writes: this function's condition.
+    unsafe { load_u64(word.cast()) }
+}
+
 /// Loads 8 bytes from any address, like eight relaxed byte loads.
 ///
 /// # Safety

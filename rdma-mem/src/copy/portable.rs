@@ -49,3 +49,19 @@ pub(super) unsafe fn load_u64(src: *const u8) -> u64 {
     unsafe { copy(bytes.as_mut_ptr(), src, 8) };
     u64::from_ne_bytes(bytes)
 }
+
+/// Loads an aligned word in one load.
+///
+/// # Safety
+///
+/// As for [`load_u64`]; `word` is aligned.
+#[cfg_attr(
+    not(any(miri, feature = "portable", not(any(target_arch = "x86_64", target_arch = "aarch64")))),
+    allow(dead_code, reason = "tests compare the copies only")
+)]
+pub(super) unsafe fn load_word(word: *const u64) -> u64 {
+    // SAFETY: load_u64 wants an aligned word that is valid for reads, without plain writes: this
+    // function's condition. The standard library's atomics want writable memory; on the processors
+    // that have no assembly here, a relaxed load of a word is an ordinary load all the same.
+    unsafe { crate::word::load_u64(word, Ordering::Relaxed) }
+}
