@@ -12,7 +12,7 @@ use rdma_cuda::{
 
 use crate::Failure;
 
-/// What GPUs, NICs and host say of themselves.
+/// The properties of GPUs, NICs and host, as they report them.
 #[derive(Debug)]
 pub struct Machine {
     /// The host.
@@ -25,16 +25,16 @@ pub struct Machine {
     pub nics: Vec<NicFacts>,
     /// The NICs that could not be asked, and why.
     pub silent: Vec<(String, rdma::Error)>,
-    /// What the environment asks for.
+    /// The preference from the environment.
     pub preference: Preference,
 }
 
-/// What is known of a GPU.
+/// The properties of a GPU, and its paths to NICs.
 #[derive(Debug)]
 pub struct Examined {
     /// Its name, address and memory.
     pub title: String,
-    /// What it says of itself.
+    /// Its properties, as the driver reports them.
     pub facts: GpuFacts,
     /// Further properties.
     pub properties: String,

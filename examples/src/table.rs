@@ -164,6 +164,13 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
+    /// A row of `size` bytes that was measured out of place.
+    fn row(size: usize, time: CollectiveTime) -> CollectiveRow {
+        let (dtype, redop, algo) = ("float", "sum", "ring");
+        let (count, out_of_place) = (size / 4, Some(time));
+        CollectiveRow { size, count, dtype, redop, root: -1, algo, out_of_place, in_place: None }
+    }
+
     #[test]
     fn numbers_fit_as_nccl_tests_prints_them() {
         assert_eq!(fit(1.234, 6), "1.23");
@@ -177,16 +184,7 @@ mod tests {
         let time = CollectiveTime::new(10e-6, (f64::from(1 << 20), 1.5), Some(0));
         assert!((time.alg_bw - 104.8576).abs() < 1e-6);
         assert!((time.bus_bw - 157.2864).abs() < 1e-6);
-        let row = CollectiveRow {
-            size: 1 << 20,
-            count: 1 << 18,
-            dtype: "float",
-            redop: "sum",
-            root: -1,
-            algo: "ring",
-            out_of_place: Some(time),
-            in_place: Some(CollectiveTime { nwrong: None, ..time }),
-        };
+        let row = CollectiveRow { in_place: Some(CollectiveTime { nwrong: None, ..time }), ..row(1 << 20, time) };
         let head = text(collective_head);
         let row = text(|out| collective_row(out, &row));
         assert_eq!(head.lines().nth(2).unwrap().len(), row.trim_end_matches('\n').len());
@@ -203,16 +201,7 @@ mod tests {
     #[test]
     fn csv_rows_have_as_many_values_as_names() {
         let time = CollectiveTime::new(10e-6, (1000.0, 2.0), Some(0));
-        let row = CollectiveRow {
-            size: 1000,
-            count: 250,
-            dtype: "float",
-            redop: "sum",
-            root: -1,
-            algo: "ring",
-            out_of_place: Some(time),
-            in_place: None,
-        };
+        let row = row(1000, time);
         assert_eq!(csv_row(&row), "1000,250,float,sum,-1,ring,10.000,0.100000,0.200000,0,,,,");
         assert_eq!(csv_row(&row).split(',').count(), CSV_HEAD.split(',').count());
     }
@@ -220,16 +209,7 @@ mod tests {
     #[test]
     fn footer_says_what_was_wrong() {
         let time = CollectiveTime::new(1e-6, (1000.0, 1.0), Some(3));
-        let row = CollectiveRow {
-            size: 1000,
-            count: 250,
-            dtype: "float",
-            redop: "sum",
-            root: -1,
-            algo: "ring",
-            out_of_place: Some(time),
-            in_place: None,
-        };
+        let row = row(1000, time);
         let foot = text(|out| collective_foot(out, std::slice::from_ref(&row)));
         assert!(foot.contains("# Out of bounds values : 3 FAILED"), "{foot}");
         assert!(foot.contains("# Avg bus bandwidth    : 1 "), "{foot}");

@@ -24,7 +24,7 @@ use serde_json::Value;
 /// Time limit of each wait; generous, because the machine runs other work too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server in the background and its address.
+/// A server in the background and its address, which it prints.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -55,7 +55,7 @@ impl Server {
         while address.is_none() {
             let start = said.len();
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "the server did not begin: {said}");
-            address = said[start..].trim().strip_prefix("rping: listening on ").map(|at| at.parse().unwrap());
+            address = said[start..].trim().split_once(": listening on ").map(|(_, at)| at.parse().unwrap());
         }
         let address = address.unwrap();
         Self { address, child, stderr }
@@ -521,6 +521,11 @@ mod cm_time {
         serde_json::from_str(&succeed("cm_time", &[&["--json"], args].concat())).unwrap()
     }
 
+    /// Starts `cm_time -b` on a free port.
+    fn serve(args: &[&str]) -> Server {
+        Server::of(program("cm_time").args(["-b", "127.0.0.1", "-p", "0"]).args(args))
+    }
+
     fn is_right(report: &Value, connections: u64, in_flight: &[u64]) {
         let rounds = report["rounds"].as_array().unwrap();
         assert_eq!(rounds.iter().map(|round| round["in_flight"].as_u64().unwrap()).collect::<Vec<_>>(), in_flight);
@@ -550,20 +555,13 @@ mod cm_time {
 
     #[test]
     fn server_and_client_are_started_apart() {
-        let (_, port) = listener();
-        let server = start("cm_time", &["-b", "127.0.0.1", "-p", &port, "--patience", "60"]);
-        // Repeats until the server listens, which it does not announce.
-        let report = loop {
-            let output = run("cm_time", &["-s", "127.0.0.1", "-b", "127.0.0.1", "-p", &port, "-c", "7", "-J"]);
-            if output.status.success() {
-                break serde_json::from_slice::<Value>(&output.stdout).unwrap();
-            }
-            assert!(text(&output.stderr).contains("cannot connect to"), "{output:?}");
-        };
+        let server = serve(&["--patience", "60"]);
+        let port = server.address.port().to_string();
+        let report = json(&["-s", "127.0.0.1", "-b", "127.0.0.1", "-p", &port, "-c", "7"]);
         is_right(&report, 7, &[1, 7]);
         assert_eq!(report["rounds"][0]["steps"][1]["step"], "bind addr");
         // The client announced its number of connections, so the server ends by itself.
-        assert!(finish(server).status.success());
+        assert!(finish(server.child).status.success());
     }
 
     /// A listener of the test, and its port as text.
@@ -627,23 +625,14 @@ mod cm_time {
 
     #[test]
     fn a_client_that_breaks_off_is_noticed() {
-        let (listener, port) = listener();
-        let address = listener.local_addr();
-        drop(listener);
-        let server = start("cm_time", &["-b", "127.0.0.1", "-p", &port, "-c", "5", "--patience", "3"]);
+        let server = serve(&["-c", "5", "--patience", "3"]);
         // Makes one connection of five, without an announcement.
         let context = soft0();
-        let (connection, qp, _parts) = loop {
-            let route = blocking::resolve::<Rc>(&context, None, address, PATIENCE).unwrap();
-            let (qp, parts) = queue_pair(&context, |qp| route.init_with(qp, RemoteAccess::empty()).unwrap());
-            match route.connect(qp, &options(), PATIENCE) {
-                Ok((connection, qp)) => break (connection, qp, parts),
-                // Repeats until the server listens, which it does not announce.
-                Err(error) => assert_eq!(error.error.kind(), rdma::ErrorKind::NotListening, "{error}"),
-            }
-        };
+        let route = blocking::resolve::<Rc>(&context, None, server.address, PATIENCE).unwrap();
+        let (qp, _parts) = queue_pair(&context, |qp| route.init_with(qp, RemoteAccess::empty()).unwrap());
+        let (connection, qp) = route.connect(qp, &options(), PATIENCE).unwrap();
         connection.disconnect(&qp).unwrap();
-        has_failed("cm_time -b", &finish(server), "with 1 of 5 connections made and 1 ended");
+        server.has_failed("with 1 of 5 connections made and 1 ended");
     }
 
     #[test]

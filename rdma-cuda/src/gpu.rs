@@ -176,7 +176,7 @@ impl Gpu {
         Ok(self.with(|driver| unsafe { driver.cuFlushGPUDirectRDMAWrites(current_context, to_owner) })?)
     }
 
-    /// What makes a NIC's writes visible to this GPU.
+    /// The method that makes a NIC's writes visible to this GPU.
     #[must_use]
     pub fn flush_method(&self) -> FlushMethod {
         if context::refuses_calls() {

@@ -58,16 +58,26 @@
 //! overlap. There are messages only: a peer cannot read or write memory that its NIC cannot reach.
 //!
 //! ```no_run
+//! use std::io::{self, Read, Write};
+//! use std::net::TcpStream;
+//!
 //! use rdma::{ConnectOptions, Endpoint, InitOptions};
 //! use rdma_cuda::{Gpu, GpuBuffer, GpuEndpoint, StagingOptions, Stream};
 //!
-//! # fn exchange(_: Endpoint) -> Endpoint { unimplemented!() }
+//! fn exchange(peer: &mut TcpStream, own: &Endpoint) -> io::Result<Endpoint> {
+//!     peer.write_all(&own.to_bytes())?;
+//!     let mut bytes = [0; Endpoint::LEN];
+//!     peer.read_exact(&mut bytes)?;
+//!     Endpoint::from_bytes(&bytes).map_err(io::Error::other)
+//! }
+//!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut socket = TcpStream::connect("peer.example:7471")?;
 //! let opened = rdma::open(&rdma::DeviceSelector::Any)?;
 //! let pd = opened.context.alloc_pd()?;
 //! let (gpu, init) = (Gpu::new(0)?, InitOptions::new().port(opened.port));
 //! let end = GpuEndpoint::prepare(&gpu, &pd, &init, StagingOptions::new())?;
-//! let peer = exchange(end.endpoint());
+//! let peer = exchange(&mut socket, &end.endpoint())?;
 //! let mut end = end.connect(&peer, &ConnectOptions::new())?;
 //!
 //! let (stream, buffer) = (Stream::new(&gpu)?, GpuBuffer::<u8>::new(&gpu, 1 << 20)?);

@@ -131,7 +131,7 @@ impl<S> Visible<S> {
         self.slice
     }
 
-    /// What made the bytes visible.
+    /// The method that made the bytes visible.
     #[must_use]
     pub fn method(&self) -> FlushMethod {
         self.method
@@ -148,7 +148,7 @@ pub struct NotVisible<S> {
     pub error: Error,
 }
 
-/// What makes a NIC's writes visible to a GPU.
+/// The method that makes a NIC's writes visible to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FlushMethod {

@@ -38,7 +38,7 @@ impl FromStr for Policy {
     }
 }
 
-/// What a program wants of the path between GPU and NIC.
+/// A program's demands on the path between GPU and NIC.
 ///
 /// # Examples
 ///
@@ -173,9 +173,9 @@ pub struct Path {
     pub gpu: String,
     /// The name of the NIC.
     pub nic: String,
-    /// What lies between them.
+    /// The distance between GPU and NIC.
     pub distance: Distance,
-    /// What makes the NIC's writes visible to the GPU, if the path is direct.
+    /// The method that makes the NIC's writes visible to the GPU, if the path is direct.
     pub flush: FlushMethod,
 }
 

@@ -42,7 +42,7 @@ pub struct Stream {
     parked: Mutex<VecDeque<Parked>>,
 }
 
-/// What work uses, and the event after the work.
+/// The memory that queued work uses, and the event after the work.
 struct Parked {
     event: Event,
     /// Only kept.

@@ -1,4 +1,4 @@
-//! What this crate's unit tests share.
+//! Support for this crate's unit tests: the driver that they run on.
 
 use std::sync::OnceLock;
 

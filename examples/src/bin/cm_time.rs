@@ -32,7 +32,7 @@ struct Args {
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
     #[arg(value_parser = cli::count)]
     in_flight: Vec<usize>,
-    /// Port of the connection manager (default: 7471)
+    /// Port of the connection manager (default: 7471); with --bind, 0 takes a free port
     #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
     /// Device: soft0, mlx5_0, any, hardware
@@ -57,6 +57,7 @@ fn run(args: Args) -> Result<(), Failure> {
         let chosen = args.open()?;
         announce(&chosen.using(), args.json)?;
         let mut server = Server::bind(&chosen.context, address::resolve(bind, args.port())?)?;
+        writeln!(io::stderr(), "cm_time: listening on {}", server.local_addr())?;
         return server.serve(&args.settings).map(drop);
     }
     args.pair()

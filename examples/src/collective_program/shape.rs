@@ -1,4 +1,4 @@
-//! What nccl-tests counts, measures and expects in each collective.
+//! Counts, bandwidth factors and expected results of each collective, as nccl-tests has them.
 
 use std::ops::Range;
 

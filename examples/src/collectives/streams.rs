@@ -39,7 +39,7 @@ pub(super) struct Streams {
 /// The stream to one rank, and the one from it.
 #[derive(Debug, Default)]
 struct Stream {
-    /// What remains to be sent of each message.
+    /// The rest of each message that is not sent yet.
     queue: VecDeque<ExposedSlice>,
     /// Messages posted.
     posted: u64,

@@ -70,7 +70,7 @@ pub enum Algorithm {
 /// A phase: every rank sends messages of one length along a pattern, once or several times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phase {
-    /// Who sends to whom.
+    /// The senders and receivers.
     pub pattern: Pattern,
     /// Ranks of a unit of the pattern. With 1, units are ranks. With the ranks of a host, units are
     /// hosts, and each rank sends to the rank at its own place in another host.

@@ -12,7 +12,7 @@ use super::tree;
 /// The shortest chunk of a pipelined phase, in bytes.
 const SHORTEST_CHUNK: f64 = 4096.0;
 
-/// What an algorithm sends on a network, counted once for all sizes.
+/// The messages of an algorithm on each level of a network, counted once for all sizes.
 #[derive(Clone, Debug)]
 pub struct Traffic {
     levels: Vec<Level>,

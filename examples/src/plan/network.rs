@@ -41,7 +41,7 @@ pub struct Link {
 pub struct Tier {
     /// The links that connect a group to the other groups.
     pub name: &'static str,
-    /// What a group is.
+    /// The word for a group, such as "rack".
     pub group_name: &'static str,
     /// Hosts of a group.
     pub hosts: usize,
@@ -100,7 +100,7 @@ pub enum Scope {
 pub struct Level {
     /// Name of the links.
     pub name: &'static str,
-    /// What the links belong to.
+    /// The unit that the links belong to.
     pub scope: Scope,
     /// Ranks of a group.
     pub group: usize,

@@ -1,4 +1,4 @@
-//! Who sends to whom in a phase, and how many messages leave a group of consecutive ranks.
+//! Communication patterns, and the number of messages that leave a group of consecutive ranks.
 
 use std::ops::Range;
 

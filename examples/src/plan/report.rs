@@ -36,7 +36,7 @@ pub struct ReportRow {
     pub alg_bw: f64,
     /// `alg_bw` times nccl-tests' factor.
     pub bus_bw: f64,
-    /// What takes the largest part of the time.
+    /// The part that takes the longest.
     pub limit: &'static str,
     /// Whether no other algorithm is faster, so that `auto` takes this one.
     pub auto: bool,

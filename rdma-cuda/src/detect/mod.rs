@@ -34,7 +34,7 @@ const FIRST_DMA_BUF: DriverVersion = DriverVersion(11_070);
 /// The first version of Linux that registers dma-bufs.
 const FIRST_LINUX: (u32, u32) = (5, 12);
 
-/// What the host says of itself.
+/// Properties of the host that decide whether a NIC can access GPU memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostFacts {
     /// The kernel's release, such as `6.12.0`.
@@ -69,7 +69,7 @@ impl HostFacts {
     }
 }
 
-/// What a GPU says of itself.
+/// Properties of a GPU and of its driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuFacts {
     /// The product's name.
@@ -97,7 +97,7 @@ impl GpuFacts {
     }
 }
 
-/// What a NIC says of itself.
+/// Properties of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicFacts {
     /// The device's name.
@@ -147,7 +147,7 @@ impl MemoryKind {
     }
 }
 
-/// What is known of memory, and of the attempts to register it.
+/// Properties of GPU memory, and the results of the attempts to register it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryFacts {
     /// The kind of memory.
@@ -314,7 +314,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// What to do about it, in one line.
+    /// A remedy, in one line.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {

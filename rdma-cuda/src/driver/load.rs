@@ -58,7 +58,7 @@ fn list(attempts: &[Attempt]) -> String {
     attempts.iter().map(tried).collect::<Vec<_>>().join("; ")
 }
 
-/// What to do about an error of `cuInit`.
+/// A remedy for an error of `cuInit`.
 fn advice(error: &CudaError) -> &'static str {
     match error.code() {
         CudaError::NO_DEVICE => "there is no GPU, or CUDA_VISIBLE_DEVICES hides it",

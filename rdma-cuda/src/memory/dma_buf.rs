@@ -1,4 +1,4 @@
-//! What the driver knows about an address, and export of memory as a dma-buf.
+//! The driver's attributes of an address, and export of memory as a dma-buf.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -10,7 +10,7 @@ use crate::memory::DeviceMemory;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
 const DMA_BUF_FD: std::ffi::c_int = 1;
 
-/// What the driver knows about an address.
+/// The driver's attributes of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PointerAttributes {
     /// Where the memory is.

@@ -325,7 +325,7 @@ fn register_directly(
     Err(facts.causes())
 }
 
-/// What memory is, by the driver's word (1).
+/// The kind of memory, and whether NICs can access it, as the driver reports them (1).
 fn classify(memory: &dyn DeviceMemory) -> (Option<MemoryKind>, Option<bool>) {
     let Ok(attributes) = PointerAttributes::of(memory.gpu(), memory.address()) else { return (None, None) };
     (Some(MemoryKind::of(attributes.as_ref())), attributes.and_then(|attributes| attributes.is_rdma_capable))

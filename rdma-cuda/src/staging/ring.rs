@@ -23,7 +23,7 @@ pub(super) struct Chunk {
     pub(super) is_last: bool,
 }
 
-/// What immediate data says.
+/// A message in the immediate data of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Message {
     Chunk { is_last: bool },

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 pub use level::{Level, ParseLevelError};
 
-/// What lies between a GPU and a NIC, in the terms of `nvidia-smi topo`; the nearest first.
+/// The distance between a GPU and a NIC, in the terms of `nvidia-smi topo`; the nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
     /// Nothing: they are functions of one device.
@@ -37,7 +37,7 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// What lies between, in words.
+    /// The distance in words.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {

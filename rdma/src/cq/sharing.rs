@@ -359,6 +359,14 @@ mod loom_tests {
     }
 
     impl Queue {
+        /// An empty queue with one poller.
+        fn with_a_poller() -> Arc<Self> {
+            let slots = std::array::from_fn(|_| AtomicBool::new(false));
+            let queue = Self { batch: Batch::new(), crowd: Crowd::new(), slots };
+            queue.crowd.change(POLLER);
+            Arc::new(queue)
+        }
+
         fn claim(&self, name: usize) -> usize {
             // Like the claim of a slot: a failed claim orders nothing.
             let claim = self.slots[name].compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
@@ -387,12 +395,7 @@ mod loom_tests {
     #[test]
     fn a_second_poller_sees_what_the_first_has_fetched_or_is_given_it() {
         loom::model(|| {
-            let queue = Arc::new(Queue {
-                batch: Batch::new(),
-                crowd: Crowd::new(),
-                slots: std::array::from_fn(|_| AtomicBool::new(false)),
-            });
-            queue.crowd.change(POLLER);
+            let queue = Queue::with_a_poller();
             let second = {
                 let queue = Arc::clone(&queue);
                 loom::thread::spawn(move || {
@@ -423,12 +426,7 @@ mod loom_tests {
     #[test]
     fn what_lies_in_an_idle_batch_is_found_by_one_side() {
         loom::model(|| {
-            let queue = Arc::new(Queue {
-                batch: Batch::new(),
-                crowd: Crowd::new(),
-                slots: std::array::from_fn(|_| AtomicBool::new(false)),
-            });
-            queue.crowd.change(POLLER);
+            let queue = Queue::with_a_poller();
             let second = {
                 let queue = Arc::clone(&queue);
                 loom::thread::spawn(move || {

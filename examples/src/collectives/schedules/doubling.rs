@@ -18,7 +18,7 @@ struct Fold {
     folded: usize,
 }
 
-/// What a rank does.
+/// The role of a rank: ranks beyond a power of two fold their part into a neighbour's.
 enum Role {
     /// Leaves its part to a neighbour.
     Folded { to: usize },

@@ -10,7 +10,7 @@ use super::bruck::distances;
 use super::builder::{input, local, message, output, scratch};
 use super::{Builder, Collective};
 
-/// What a rank sends over one distance.
+/// The exchange of a rank with the ranks at one distance.
 struct PatRound {
     distance: usize,
     /// The positions of the blocks sent, in runs.

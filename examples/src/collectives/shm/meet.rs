@@ -25,7 +25,7 @@ const SECRET: usize = 16;
 /// Bytes of the first record: the listener's secret, and the rank that connects.
 const HELLO: usize = SECRET + 8;
 
-/// What a rank tells the others through the bootstrap.
+/// The address and identity of a rank, which the others get through the bootstrap.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Card {
     name: String,

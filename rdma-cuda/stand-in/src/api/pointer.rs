@@ -1,4 +1,4 @@
-//! What the driver knows about an address.
+//! The attributes of addresses.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! What may be wrong with schedules.
+//! Flaws of schedules that the interpreter finds.
 
 /// Why schedules are wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum Flaw {
         rank: usize,
         /// The index of the step.
         step: usize,
-        /// What is wrong.
+        /// The mistake of the step.
         mistake: Mistake,
     },
     /// Some ranks wait for each other.

@@ -18,7 +18,7 @@ use self::symbol::{RankSet, Symbols};
 use super::{Collective, Job, Layout};
 use crate::collectives::step::{Place, Schedule, Source, Span, Step};
 
-/// What the schedules of a collective cost.
+/// The cost of a collective's schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// The cost at each rank.
@@ -27,7 +27,7 @@ pub struct Trace {
     pub rounds: usize,
 }
 
-/// What the schedule of one rank costs.
+/// The cost of one rank's schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankTrace {
     /// Number of steps.
