@@ -115,6 +115,20 @@ pub enum Error {
         /// The number of elements of the destination.
         to: usize,
     },
+    /// The slices of a reduction do not fit together.
+    #[error("a reduction on a GPU: {0}")]
+    Operands(#[from] rdma_mem::SliceError),
+    /// A slice of a reduction does not begin at an element.
+    #[error("the slice at {address:#x} is not aligned for elements of {element} bytes")]
+    Misaligned {
+        /// The device address of the slice.
+        address: u64,
+        /// The size of an element in bytes.
+        element: usize,
+    },
+    /// A slice or a stream belongs to another GPU than the kernels.
+    #[error("slices, stream and kernels of a reduction must be of one GPU: copy the operands to it first")]
+    OtherGpu,
     /// Memory cannot be exported as a dma-buf because of its kind.
     #[error("{0}")]
     NotExportable(#[from] NotExportable),

@@ -88,6 +88,11 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # Reductions
+//!
+//! A [`Reducer`] has kernels that reduce slices of one GPU, for collectives: sum, product, minimum
+//! and maximum of ten types. They are PTX in this crate, which the driver compiles.
+//!
 //! # Other GPUs, processes and files
 //!
 //! [`Stream::copy`] copies between GPUs of this host: directly where [`Gpu::can_access`] says so,
@@ -119,6 +124,7 @@ mod order;
 mod path;
 mod pending;
 mod read_back;
+mod reduce;
 mod region;
 mod staging;
 mod stream;
@@ -139,7 +145,9 @@ pub use memory::{
 pub use order::{FlushMethod, Landed, NotVisible, OnGpu, Ready, Visible};
 pub use path::{InvalidVariable, Path, Policy, Preference, Reason, Way};
 pub use pending::Pending;
+pub use rdma_mem::{Operation, Scalar};
 pub use read_back::ReadBack;
+pub use reduce::Reducer;
 pub use region::{GpuRegion, RegionError};
 pub use staging::{GpuEndpoint, PreparedGpuEndpoint, StagingOptions};
 pub use stream::Stream;

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 mod apt;
 mod bindings;
 mod lint;
+mod ptx;
 mod system;
 mod vm;
 
@@ -24,6 +25,8 @@ enum Command {
     /// Check dependencies (users, minimum Rust versions, C code) and prose (the length of lines,
     /// SAFETY comments that argue nothing).
     Lint,
+    /// Assemble the kernels of rdma-cuda with NVIDIA's assembler.
+    Ptx(ptx::Options),
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),
 }
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bindings(options) => bindings::run(&options),
         Command::Lint => lint::run(),
+        Command::Ptx(options) => ptx::run(&options),
         Command::Vm(options) => vm::run(&options),
     };
     match result {

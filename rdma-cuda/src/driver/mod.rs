@@ -17,8 +17,8 @@ use crate::gpu::Gpu;
 
 pub use load::{Attempt, NoDriver};
 pub(crate) use table::{
-    AccessDescription, AllocationProperties, ContextHandle, DeviceHandle, EventHandle, POSIX_FILE_DESCRIPTOR,
-    StreamHandle,
+    AccessDescription, AllocationProperties, ContextHandle, DeviceHandle, EventHandle, FunctionHandle, ModuleHandle,
+    POSIX_FILE_DESCRIPTOR, StreamHandle,
 };
 
 /// The driver of [`Driver::load`].

@@ -21,6 +21,10 @@ pub(crate) type ContextHandle = usize;
 pub(crate) type StreamHandle = usize;
 /// `CUevent`, a pointer to an opaque structure.
 pub(crate) type EventHandle = usize;
+/// `CUmodule`, a pointer to an opaque structure.
+pub(crate) type ModuleHandle = usize;
+/// `CUfunction`, a pointer to an opaque structure.
+pub(crate) type FunctionHandle = usize;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 pub(crate) const POSIX_FILE_DESCRIPTOR: c_int = 1;
@@ -120,6 +124,7 @@ macro_rules! table {
         }
 
         #[allow(dead_code, reason = "`Driver::error` calls two of the functions by the table")]
+        #[allow(clippy::too_many_arguments, reason = "C's functions")]
         impl Driver {
             $(
                 /// # Safety
@@ -208,6 +213,23 @@ table! {
         fn cuEventRecord(event: EventHandle, stream: StreamHandle);
         fn cuEventQuery(event: EventHandle);
         fn cuEventSynchronize(event: EventHandle);
+
+        fn cuModuleLoadData(module: *mut ModuleHandle, image: *const c_void);
+        fn cuModuleUnload(module: ModuleHandle);
+        fn cuModuleGetFunction(function: *mut FunctionHandle, module: ModuleHandle, name: *const c_char);
+        fn cuLaunchKernel(
+            function: FunctionHandle,
+            grid_x: c_uint,
+            grid_y: c_uint,
+            grid_z: c_uint,
+            block_x: c_uint,
+            block_y: c_uint,
+            block_z: c_uint,
+            shared_bytes: c_uint,
+            stream: StreamHandle,
+            parameters: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        );
     }
     optional {
         "10.0" fn cuLaunchHostFunc(

@@ -6,6 +6,7 @@
 mod context;
 mod device;
 mod memory;
+mod module;
 mod pointer;
 mod stream;
 mod vmm;
@@ -53,7 +54,7 @@ pub(crate) fn put<T>(out: Out<'_, T>, value: T) -> Result<(), Code> {
 /// The number of objects that exist.
 #[unsafe(no_mangle)]
 extern "C" fn stand_in_live() -> usize {
-    vmm::live() + memory::live() + stream::live() + crate::space::space().live()
+    vmm::live() + memory::live() + module::live() + stream::live() + crate::space::space().live()
 }
 
 /// A value that no other handle has.

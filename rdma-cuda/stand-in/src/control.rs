@@ -84,7 +84,7 @@ impl Control {
     }
 
     /// The number of objects that the process has: allocations, ranges of addresses, pinned memory,
-    /// streams and events.
+    /// modules, streams and events.
     #[must_use]
     pub fn live(&self) -> usize {
         (self.live)()

@@ -10,6 +10,9 @@
 //! * **Streams run late.** Each stream is a thread that begins its work after a delay, so code that
 //!   does not wait for a copy reads old bytes.
 //!
+//! The kernels of `rdma-cuda` are known by name and done by the processor; other kernels cannot be
+//! launched.
+//!
 //! The "dma-buf" of an export is a new open file description of the memory file, whose *file
 //! position* is the start of the exported range, so that a fake NIC can map the range.
 //!

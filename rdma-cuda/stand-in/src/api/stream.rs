@@ -38,7 +38,7 @@ pub(crate) fn live() -> usize {
 }
 
 /// The stream of a handle; 0 is the default stream of the current context.
-fn stream(handle: usize) -> Result<Arc<Stream>, Code> {
+pub(crate) fn stream(handle: usize) -> Result<Arc<Stream>, Code> {
     let device = current()?;
     if handle != 0 {
         return streams().get(&handle).cloned().ok_or(INVALID_HANDLE);
