@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::types::{CqId, Element, Event, QpId};
+use super::types::{CqId, Element, Event, QpId, SrqId};
 
 /// A queue of events, in the order in which they happened.
 #[derive(Debug, Default)]
@@ -27,6 +27,11 @@ impl Events {
     /// Removes the events of a destroyed queue pair.
     pub(super) fn forget_qp(&mut self, qp: QpId) {
         self.queue.retain(|event| !matches!(event, Event::Async { element: Element::Qp(id, _), .. } if *id == qp));
+    }
+
+    /// Removes the events of a destroyed shared receive queue.
+    pub(super) fn forget_srq(&mut self, srq: SrqId) {
+        self.queue.retain(|event| !matches!(event, Event::Async { element: Element::Srq(id, _), .. } if *id == srq));
     }
 
     /// Removes the events of a destroyed completion queue.

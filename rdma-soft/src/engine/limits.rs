@@ -16,6 +16,10 @@ pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 pub(crate) const MAX_MR: u32 = 1 << 20;
 /// Most completion queues of one engine.
 pub(crate) const MAX_CQ: u32 = 1 << 16;
+/// Most shared receive queues of one engine.
+pub(crate) const MAX_SRQ: u32 = 1 << 16;
+/// Largest depth of a shared receive queue.
+pub(crate) const MAX_SRQ_WR: u32 = MAX_QP_WR;
 /// Most protection domains of one engine.
 pub(crate) const MAX_PD: u32 = 1 << 16;
 /// Queue pair numbers under one slot.

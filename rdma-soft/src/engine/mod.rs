@@ -30,7 +30,9 @@ mod peers;
 mod qp;
 mod queue;
 mod rc;
+mod receive;
 mod service;
+mod srq;
 mod table;
 mod tables;
 #[cfg(test)]
@@ -53,6 +55,7 @@ use memory::Region;
 use mr::{MrTable, PdTable};
 use peers::Peers;
 use service::{QueuePair, Service};
+use srq::SrqTable;
 use table::QpTable;
 use tables::Tables;
 use timer::{Owner, Timers};
@@ -63,8 +66,8 @@ pub(crate) use grh::{GRH_LEN, Gid, Grh, Network, Route};
 pub(crate) use memory::{Area, Gather, Source, Target};
 pub(crate) use types::{
     Address, CqId, Element, Errno, Event, Grant, Host, LinkId, Lookup, MULTICAST_QPN, ModifyQp, MrKeys, Op, Path, PdId,
-    PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType, Slot, Time,
-    Transmit,
+    PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType, Slot, SrqId,
+    SrqInit, SrqStatus, Time, Transmit,
 };
 
 /// Configuration of an [`Engine`].
@@ -108,6 +111,7 @@ impl Engine {
                 pds: PdTable::default(),
                 mrs: MrTable::new(config.seed),
                 cqs: CqTable::default(),
+                srqs: SrqTable::default(),
                 events: Events::default(),
                 peers: Peers::default(),
                 groups: Groups::default(),
@@ -245,12 +249,59 @@ impl Engine {
         self.tables.cqs.arm(cq, solicited_only)
     }
 
+    /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: beyond the [`limits`], or no such domain. `ENOMEM`: no memory, or too many queues.
+    pub(crate) fn create_srq(&mut self, init: &SrqInit) -> Result<SrqId, Errno> {
+        self.tables.pds.check(init.pd)?;
+        let srq = self.tables.srqs.create(init)?;
+        self.tables.pds.enter(init.pd)?;
+        Ok(srq)
+    }
+
+    /// Destroys a shared receive queue and drops its unpolled events.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue. `EBUSY`: a queue pair uses the queue.
+    pub(crate) fn destroy_srq(&mut self, srq: SrqId) -> Result<(), Errno> {
+        let pd = self.tables.srqs.destroy(srq)?;
+        self.tables.pds.leave(pd);
+        self.tables.events.forget_srq(srq);
+        Ok(())
+    }
+
+    /// Changes the depth of a shared receive queue, arms its limit event, or both.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: no such queue, a depth that is too small for the posted requests, for the limit or
+    /// beyond [`limits::MAX_SRQ_WR`], or a limit beyond the depth. `ENOMEM`: no memory.
+    pub(crate) fn modify_srq(&mut self, srq: SrqId, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Errno> {
+        let Tables { srqs, events, .. } = &mut self.tables;
+        max_wr.map_or(Ok(()), |max_wr| srqs.resize(srq, max_wr))?;
+        limit.map_or(Ok(()), |limit| srqs.arm(srq, limit, events))
+    }
+
+    /// Returns the attributes of a shared receive queue; `EINVAL` if there is no such queue.
+    pub(crate) fn query_srq(&self, srq: SrqId) -> Result<SrqStatus, Errno> {
+        self.tables.srqs.query(srq)
+    }
+
+    /// Posts a receive request to a shared receive queue; errors as [`post_recv`](Self::post_recv).
+    #[inline]
+    pub(crate) fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, list: &[ibv_sge]) -> Result<(), Errno> {
+        self.tables.srqs.post(srq, wr_id, list)
+    }
+
     /// Creates a queue pair in RESET; returns its identifier and its number.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: beyond the [`limits`], or no such domain or completion queue. `ENOMEM`: no memory,
-    /// or no number is free.
+    /// `EINVAL`: beyond the [`limits`], or no such domain or queue. `ENOMEM`: no memory, or no
+    /// number is free.
     pub(crate) fn create_qp(&mut self, init: &QpInit) -> Result<(QpId, u32), Errno> {
         let tables = &mut self.tables;
         let max_sge = init.max_send_sge.max(init.max_recv_sge) as usize;
@@ -261,10 +312,13 @@ impl Engine {
         tables.pds.check(init.pd)?;
         tables.cqs.check(init.send_cq)?;
         tables.cqs.check(init.recv_cq)?;
-        let created = self.qps.create(init, &tables.slots)?;
+        let created = self.qps.create(init, tables)?;
         tables.pds.enter(init.pd)?;
         tables.cqs.enter(init.send_cq);
         tables.cqs.enter(init.recv_cq);
+        if let Some(srq) = init.srq {
+            tables.srqs.enter(srq);
+        }
         tables.peers.reserve(self.qps.len());
         tables.deferred.reserve(self.qps.len().saturating_sub(tables.deferred.len()));
         Ok(created)
@@ -285,6 +339,9 @@ impl Engine {
         it.reset(tables);
         tables.cqs.leave(it.qp.send_cq);
         tables.cqs.leave(it.qp.recv_cq);
+        if let Some(srq) = it.qp.rq.srq() {
+            tables.srqs.leave(srq);
+        }
         tables.pds.leave(it.qp.pd);
         tables.events.forget_qp(qp);
         self.qps.remove(qp);

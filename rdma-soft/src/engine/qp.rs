@@ -3,7 +3,8 @@
 use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
 use super::frame::NUMBER_MASK;
-use super::queue::{RecvQueue, SendQueue};
+use super::queue::SendQueue;
+use super::receive::Receives;
 use super::tables::Tables;
 use super::timer::Owner;
 use super::types::{
@@ -69,7 +70,7 @@ pub(super) struct Qp {
     pub(super) state: QpState,
     pub(super) attr: Attributes,
     pub(super) sq: SendQueue,
-    pub(super) rq: RecvQueue,
+    pub(super) rq: Receives,
     /// The index of the connected queue pair, if it belongs to this process.
     pub(super) own_peer: Option<u32>,
     drain: Drain,
@@ -77,7 +78,7 @@ pub(super) struct Qp {
 }
 
 impl Qp {
-    pub(super) fn new(id: QpId, qpn: u32, init: &QpInit) -> Result<Self, Errno> {
+    pub(super) fn new(id: QpId, qpn: u32, init: &QpInit, tables: &Tables) -> Result<Self, Errno> {
         Ok(Self {
             id,
             qpn,
@@ -87,7 +88,7 @@ impl Qp {
             state: QpState::Reset,
             attr: Attributes::default(),
             sq: SendQueue::new(init.max_send_wr, init.max_send_sge, init.max_inline_data, init.sq_sig_all)?,
-            rq: RecvQueue::new(init.max_recv_wr, init.max_recv_sge)?,
+            rq: Receives::new(init, tables)?,
             own_peer: None,
             drain: Drain::default(),
             token: init.token,
@@ -151,6 +152,9 @@ impl Qp {
         self.flush_sends(status, tables);
         while let Some(wqe) = self.rq.pop() {
             self.flush(self.recv_cq, wqe.wr_id, ibv_wc_opcode::IBV_WC_RECV, tables);
+        }
+        if self.rq.srq().is_some() {
+            self.event(tables, ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
         }
     }
 
@@ -261,11 +265,12 @@ impl Qp {
         if self.state == QpState::Reset {
             return Err(Errno::INVAL);
         }
-        self.rq.admit(list)?;
+        let queue = self.rq.own()?;
+        queue.admit(list)?;
         if self.state == QpState::Err {
             self.flush(self.recv_cq, wr_id, ibv_wc_opcode::IBV_WC_RECV, tables);
         } else {
-            self.rq.push(wr_id, list);
+            queue.push(wr_id, list);
         }
         Ok(())
     }

@@ -220,7 +220,15 @@ pub(super) struct RecvWqe {
     sges: u8,
 }
 
-/// The receive queue.
+impl RecvWqe {
+    /// Returns the number of entries in the request's scatter list.
+    #[inline]
+    pub(super) fn sges(&self) -> usize {
+        usize::from(self.sges)
+    }
+}
+
+/// A receive queue.
 #[derive(Debug)]
 pub(super) struct RecvQueue {
     wqes: Box<[RecvWqe]>,
@@ -244,16 +252,44 @@ impl RecvQueue {
         position as usize & (self.wqes.len() - 1)
     }
 
+    /// Returns the number of requests in the queue.
+    #[allow(clippy::cast_possible_truncation, reason = "never more than the limit are in the ring")]
+    pub(super) const fn len(&self) -> u32 {
+        (self.tail - self.head) as u32
+    }
+
+    /// Returns the most requests that the queue takes.
+    pub(super) const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Returns the length of the longest scatter list.
+    pub(super) const fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
+    /// Returns a copy of the queue with another limit, of at least [`len`](Self::len).
+    pub(super) fn resized(&self, limit: u32) -> Result<Self, Errno> {
+        let mut resized = Self::new(limit, u32::try_from(self.max_sge).unwrap_or(u32::MAX))?;
+        for position in self.head..self.tail {
+            let (wqe, list) = self.at(position);
+            resized.push(wqe.wr_id, list);
+        }
+        Ok(resized)
+    }
+
+    #[inline]
+    fn at(&self, position: u64) -> (RecvWqe, &[ibv_sge]) {
+        let index = self.index(position);
+        let wqe = self.wqes[index];
+        let start = index * self.max_sge;
+        (wqe, &self.lists[start..start + wqe.sges()])
+    }
+
     /// Returns the oldest receive request and its list.
     #[inline]
     pub(super) fn front(&self) -> Option<(RecvWqe, &[ibv_sge])> {
-        if self.head == self.tail {
-            return None;
-        }
-        let index = self.index(self.head);
-        let wqe = self.wqes[index];
-        let start = index * self.max_sge;
-        Some((wqe, &self.lists[start..start + usize::from(wqe.sges)]))
+        if self.head == self.tail { None } else { Some(self.at(self.head)) }
     }
 
     /// Removes the oldest receive request.

@@ -25,8 +25,8 @@ pub(super) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(super) fn new(id: QpId, qpn: u32, init: &QpInit, incarnation: u8) -> Result<Self, Errno> {
-        let qp = Qp::new(id, qpn, init)?;
+    pub(super) fn new(id: QpId, qpn: u32, init: &QpInit, incarnation: u8, tables: &Tables) -> Result<Self, Errno> {
+        let qp = Qp::new(id, qpn, init, tables)?;
         let service = match init.service {
             ServiceType::Rc => Service::Rc(Rc::new(incarnation)),
             ServiceType::Ud => Service::Ud(Ud::new(qp.sq.capacity(), incarnation)?),

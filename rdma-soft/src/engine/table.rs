@@ -2,7 +2,8 @@
 
 use super::limits::QPS_PER_SLOT;
 use super::service::QueuePair;
-use super::types::{Errno, QpId, QpInit, Slot};
+use super::tables::Tables;
+use super::types::{Errno, QpId, QpInit};
 
 /// An entry of the table, with or without a queue pair.
 #[derive(Debug, Default)]
@@ -49,17 +50,17 @@ impl QpTable {
     }
 
     /// Creates a queue pair with the next free number.
-    pub(super) fn create(&mut self, init: &QpInit, slots: &[Slot]) -> Result<(QpId, u32), Errno> {
+    pub(super) fn create(&mut self, init: &QpInit, tables: &Tables) -> Result<(QpId, u32), Errno> {
         let len = self.places.len();
         let index = (0..len)
             .map(|step| (self.cursor + step) % len)
             .find(|index| self.places[*index].qp.is_none())
             .ok_or(Errno::NOMEM)?;
         let id = QpId(u32::try_from(index).map_err(|_| Errno::NOMEM)?);
-        let slot = slots[index / QPS_PER_SLOT as usize];
+        let slot = tables.slots[index / QPS_PER_SLOT as usize];
         let qpn = u32::from(slot.0) << 12 | (id.0 % QPS_PER_SLOT);
         let place = &mut self.places[index];
-        place.qp = Some(Box::new(QueuePair::new(id, qpn, init, place.incarnation)?));
+        place.qp = Some(Box::new(QueuePair::new(id, qpn, init, place.incarnation, tables)?));
         self.cursor = (index + 1) % len;
         self.count += 1;
         Ok((id, qpn))

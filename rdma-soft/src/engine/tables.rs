@@ -11,6 +11,7 @@ use super::groups::Groups;
 use super::limits::QPS_PER_SLOT;
 use super::mr::{MrTable, PdTable};
 use super::peers::{Peers, Reach};
+use super::srq::SrqTable;
 use super::timer::Timers;
 use super::types::{Errno, Grant, Host, LinkId, PeerId, Slot};
 
@@ -20,6 +21,7 @@ pub(super) struct Tables {
     pub(super) pds: PdTable,
     pub(super) mrs: MrTable,
     pub(super) cqs: CqTable,
+    pub(super) srqs: SrqTable,
     pub(super) events: Events,
     pub(super) peers: Peers,
     pub(super) groups: Groups,

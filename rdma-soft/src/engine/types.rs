@@ -106,6 +106,10 @@ id! {
     CqId
 }
 id! {
+    /// A shared receive queue of this engine.
+    SrqId
+}
+id! {
     /// A queue pair of this engine.
     QpId
 }
@@ -244,6 +248,8 @@ pub(crate) struct QpInit {
     pub(crate) send_cq: CqId,
     /// The completion queue of receive requests.
     pub(crate) recv_cq: CqId,
+    /// The shared receive queue; `None` for a receive queue of its own.
+    pub(crate) srq: Option<SrqId>,
     /// Depth of the send queue.
     pub(crate) max_send_wr: u32,
     /// Depth of the receive queue.
@@ -258,6 +264,28 @@ pub(crate) struct QpInit {
     pub(crate) sq_sig_all: bool,
     /// A value that comes back in this queue pair's events.
     pub(crate) token: u64,
+}
+
+/// The arguments of a shared receive queue's creation. The depth is enforced exactly as given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SrqInit {
+    /// The protection domain of the queue and of the memory in its requests.
+    pub(crate) pd: PdId,
+    /// Depth of the queue.
+    pub(crate) max_wr: u32,
+    /// Most entries of a request's scatter list.
+    pub(crate) max_sge: u32,
+    /// A value that comes back in this queue's events.
+    pub(crate) token: u64,
+}
+
+/// The attributes of a shared receive queue that change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SrqStatus {
+    /// Depth of the queue.
+    pub(crate) max_wr: u32,
+    /// The limit of the armed event; 0 if it is not armed.
+    pub(crate) limit: u32,
 }
 
 /// A change to a queue pair: a field that is `None` stays as it is. The caller has checked masks
@@ -402,6 +430,8 @@ pub(crate) enum Element {
     Qp(QpId, u64),
     /// A completion queue.
     Cq(CqId, u64),
+    /// A shared receive queue.
+    Srq(SrqId, u64),
 }
 
 /// An event for the process.

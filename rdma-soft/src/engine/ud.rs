@@ -24,6 +24,7 @@ use super::memory::{Gather, Source};
 use super::peers::{Reach, Work};
 use super::qp::Qp;
 use super::queue::boxed;
+use super::receive::Receive;
 use super::tables::Tables;
 use super::timer::Owner;
 use super::types::{
@@ -423,13 +424,12 @@ impl Ud {
         if !qp.hears() || frame.key != qp.attr.qkey {
             return;
         }
-        let Some((wqe, list)) = qp.rq.front() else { return };
+        let Some(Receive { wqe, list, pd }) = qp.rq.front(qp.pd, tables) else { return };
         #[allow(clippy::cast_possible_truncation, reason = "40")]
         const BEHIND_GRH: u32 = GRH_LEN as u32;
         let status = if wqe.total < frame.total {
             ibv_wc_status::IBV_WC_LOC_LEN_ERR
-        } else if tables.mrs.scatter(qp.pd, list, 0, Source::of(&grh.0))
-            && tables.mrs.scatter(qp.pd, list, BEHIND_GRH, data)
+        } else if tables.mrs.scatter(pd, list, 0, Source::of(&grh.0)) && tables.mrs.scatter(pd, list, BEHIND_GRH, data)
         {
             ibv_wc_status::IBV_WC_SUCCESS
         } else {

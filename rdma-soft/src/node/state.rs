@@ -689,6 +689,7 @@ mod tests {
             pd,
             send_cq: cq,
             recv_cq: cq,
+            srq: None,
             max_send_wr: 4096,
             max_recv_wr: 1,
             max_send_sge: 1,

@@ -1,4 +1,4 @@
-//! Asynchronous events: changes of a CQ or QP that no completion reports.
+//! Asynchronous events: changes of a CQ, QP or SRQ that no completion reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,6 +19,7 @@ pub(super) fn get_async_event(context: Handle<ibv_context>, event: Out<ibv_async
     })?;
     let element = match event_type {
         ibv_event_type::IBV_EVENT_CQ_ERR => ibv_async_event__bindgen_ty_1 { cq: object.address() },
+        ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED => ibv_async_event__bindgen_ty_1 { srq: object.address() },
         _ => ibv_async_event__bindgen_ty_1 { qp: object.address() },
     };
     Ok(event.write(ibv_async_event { element, event_type })?)
@@ -41,6 +42,21 @@ pub(super) fn ack_async_event(event: In<ibv_async_event>) {
                 let entry = Arc::clone(cq.entry());
                 entry.async_events.acknowledge(1, |completed| {
                     counter!(cq, async_events_completed: AtomicU32).store(completed, Ordering::Relaxed);
+                });
+            }
+        }
+        E::IBV_EVENT_SRQ_LIMIT_REACHED | E::IBV_EVENT_SRQ_ERR => {
+            // SAFETY: reading a union field requires it to be initialised: `get_async_event` writes
+            // this field for this event type, and C passes the event back unchanged (promise 2).
+            let address = unsafe { event.element.srq };
+            // SAFETY: `from_c` requires an object that is alive during the call: this one has an
+            // unacknowledged event (`events`, invariant 1).
+            if let Ok(srq) = unsafe { Handle::from_c(address) }.get() {
+                // Cloned because another thread may free the object as soon as all its events are
+                // acknowledged.
+                let entry = Arc::clone(srq.entry());
+                entry.async_events.acknowledge(1, |completed| {
+                    counter!(srq, events_completed: AtomicU32).store(completed, Ordering::Relaxed);
                 });
             }
         }

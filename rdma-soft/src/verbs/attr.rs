@@ -49,6 +49,7 @@ fn device_attr(context: &ContextState) -> ibv_device_attr {
         max_qp: int(limits::QPS_PER_SLOT.saturating_mul(16)),
         max_qp_wr: int(limits::MAX_QP_WR),
         device_cap_flags: ibv_device_cap_flags::IBV_DEVICE_SYS_IMAGE_GUID.0
+            | ibv_device_cap_flags::IBV_DEVICE_SRQ_RESIZE.0
             | ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN.0
             | ibv_device_cap_flags::IBV_DEVICE_CURR_QP_STATE_MOD.0
             | ibv_device_cap_flags::IBV_DEVICE_UD_AV_PORT_ENFORCE.0,
@@ -56,6 +57,9 @@ fn device_attr(context: &ContextState) -> ibv_device_attr {
         max_sge_rd: sge,
         max_cq: int(limits::MAX_CQ),
         max_cqe: int(limits::MAX_CQE),
+        max_srq: int(limits::MAX_SRQ),
+        max_srq_wr: int(limits::MAX_SRQ_WR),
+        max_srq_sge: sge,
         max_mr: int(limits::MAX_MR),
         max_pd: int(limits::MAX_PD),
         max_qp_rd_atom: rd_atomic,

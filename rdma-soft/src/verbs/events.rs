@@ -34,7 +34,7 @@ pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
 #[derive(Debug)]
 pub(crate) struct AsyncEvent {
     pub(crate) event_type: ibv_event_type,
-    /// The CQ or QP of the event, as `event_type` says.
+    /// The CQ, QP or SRQ of the event, as `event_type` says.
     pub(crate) object: Arc<Entry>,
 }
 
@@ -97,12 +97,12 @@ impl Ledger {
     }
 }
 
-/// The part of a CQ or QP that the delivery of its events needs.
+/// The part of a CQ, QP or SRQ that the delivery of its events needs.
 #[derive(Debug)]
 pub(crate) struct Entry {
     token: u64,
     address: AtomicPtr<c_void>,
-    /// The completion channel of a CQ; `None` for a QP, or a CQ without a channel.
+    /// The completion channel of a CQ; `None` for a QP or SRQ, or a CQ without a channel.
     channel: Option<Arc<CompletionEvents>>,
     context: Arc<AsyncEvents>,
     /// Events on the completion channel.
@@ -168,8 +168,8 @@ impl Entry {
 /// Queues an event of the engine on the channel or context of its object. Drops events of destroyed
 /// objects.
 pub(crate) fn deliver(event: Event) {
-    let (Event::Completion { token, .. } | Event::Async { element: Element::Cq(_, token) | Element::Qp(_, token), .. }) =
-        event;
+    let (Event::Completion { token, .. }
+    | Event::Async { element: Element::Cq(_, token) | Element::Qp(_, token) | Element::Srq(_, token), .. }) = event;
     let Some(entry) = entries().get(&token).cloned() else { return };
     if let Event::Async { event_type, .. } = event {
         let context = Arc::clone(&entry.context);

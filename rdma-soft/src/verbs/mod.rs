@@ -53,6 +53,7 @@ mod post;
 mod qp;
 mod qp_ex;
 mod qp_state;
+mod srq;
 mod strings;
 mod table;
 

@@ -7,12 +7,9 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{
-    ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_qp, ibv_recv_wr, ibv_srq, ibv_xrcd,
-    verbs_context,
-};
+use rdma_sys::{ibv_context, ibv_context_ops, ibv_device, ibv_mw, ibv_mw_bind, ibv_qp, ibv_xrcd, verbs_context};
 
-use super::call::{Made, Out, call1, call2, call3, call4};
+use super::call::{Made, call1, call2, call3, call4};
 use super::context::{self, ContextState, Tables};
 use super::{Errno, attr, cq, cq_ex, device, post, qp_ex};
 
@@ -36,7 +33,7 @@ fn classic() -> ibv_context_ops {
         req_notify_cq: Some(call2(cq::req_notify_cq)),
         post_send: Some(call3(post::post_send)),
         post_recv: Some(call3(post::post_recv)),
-        post_srq_recv: Some(call3(no_srq_recv)),
+        post_srq_recv: Some(call3(post::post_srq_recv)),
         bind_mw: Some(call3(|_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind| Errno::OPNOTSUPP.0)),
         dealloc_mw: Some(call1(|_: *mut ibv_mw| Errno::OPNOTSUPP.0)),
         ..Default::default()
@@ -53,9 +50,4 @@ fn extended() -> verbs_context {
         close_xrcd: Some(call1(|_: *mut ibv_xrcd| Errno::OPNOTSUPP.0)),
         ..Default::default()
     }
-}
-
-fn no_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: Out<*mut ibv_recv_wr>) -> Result<(), Errno> {
-    bad.write(wr)?;
-    Err(Errno::OPNOTSUPP)
 }

@@ -1,15 +1,16 @@
-//! The data path: `post_send` and `post_recv`. Each takes the node's lock once for a whole list of
-//! work requests and does not allocate.
+//! The data path: `post_send`, `post_recv` and `post_srq_recv`. Each takes the node's lock once for
+//! a whole list of work requests and does not allocate.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::slice;
 
-use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
+use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_srq, ibv_wr_opcode};
 
 use super::Errno;
 use super::call::{Argument, Done, Handle, Out};
+use super::object::{Pointee, Public};
 use super::qp::QpShared;
 use crate::engine::limits::MAX_SGE;
 use crate::engine::{Address, Engine, Op, SendData, SendFlags, SendRequest, Source};
@@ -232,14 +233,14 @@ fn send_datagram(engine: &mut Engine, shared: &QpShared, wr: Request<'_, ibv_sen
 /// Calls `post` for each request of a list. At the first failure stops and writes that request to
 /// `bad`.
 #[inline(always)]
-fn post_list<W: WorkRequest>(
-    qp: &Handle<ibv_qp>,
+fn post_list<P: Pointee, W: WorkRequest>(
+    queue: &Handle<P>,
     Requests(list): Requests<W>,
     bad: &Out<*mut W>,
-    mut post: impl FnMut(&mut Engine, &QpShared, Request<'_, W>) -> Result<(), Errno>,
+    mut post: impl FnMut(&mut Engine, &<P::Object as Public>::Private, Request<'_, W>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let mut next = list;
-    let posted = qp.get().and_then(|shared| {
+    let posted = queue.get().and_then(|shared| {
         Node::get()?.with(|engine| {
             // SAFETY: `as_ref` requires null, or a request that is readable and that nobody writes
             // to during the borrow: promise 2 for each link of the list.
@@ -271,6 +272,12 @@ pub(super) fn post_send(qp: Handle<ibv_qp>, list: Requests<ibv_send_wr>, bad: Ou
 #[inline]
 pub(super) fn post_recv(qp: Handle<ibv_qp>, list: Requests<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>) -> Done {
     post_list(&qp, list, &bad, |engine, shared, wr| engine.post_recv(shared.id(), wr.0.wr_id, wr.entries()?))
+}
+
+/// The context's `post_srq_recv`.
+#[inline]
+pub(super) fn post_srq_recv(srq: Handle<ibv_srq>, list: Requests<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>) -> Done {
+    post_list(&srq, list, &bad, |engine, srq, wr| engine.post_srq_recv(srq.id(), wr.0.wr_id, wr.entries()?))
 }
 
 #[cfg(test)]

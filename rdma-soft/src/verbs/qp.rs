@@ -159,9 +159,6 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         | ibv_qp_type::IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
         _ => return Err(Errno::INVAL),
     }
-    if !asked.srq.is_null() {
-        return Err(Errno::OPNOTSUPP);
-    }
     // SAFETY: `from_c` requires null or a CQ that is alive during the call: promise 2 for `asked`.
     let send_cq = unsafe { Handle::from_c(asked.send_cq) };
     // SAFETY: `from_c` requires null or a CQ that is alive during the call: promise 2 for `asked`.
@@ -170,8 +167,19 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     if !send_cq.is_of(&pd.context) || !recv_cq.is_of(&pd.context) {
         return Err(Errno::INVAL);
     }
+    // SAFETY: `from_c` requires null or an SRQ that is alive during the call: promise 2 for
+    // `asked`.
+    let srq = unsafe { Handle::from_c(asked.srq) };
+    let srq = if asked.srq.is_null() { None } else { Some(srq.get()?) };
+    if srq.is_some_and(|srq| !srq.is_of(&pd.context)) {
+        return Err(Errno::INVAL);
+    }
     let is_datagram = asked.qp_type == ibv_qp_type::IBV_QPT_UD;
-    let cap = check_cap(&asked.cap)?;
+    let mut cap = check_cap(&asked.cap)?;
+    if srq.is_some() {
+        // The queue pair has no receive queue of its own.
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     let sq_sig_all = asked.sq_sig_all != 0;
     let entry = Entry::new(None, Arc::clone(pd.context.events()));
     let init = QpInit {
@@ -179,6 +187,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         pd: pd.id,
         send_cq: send_cq.id(),
         recv_cq: recv_cq.id(),
+        srq: srq.map(|srq| srq.id()),
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
         max_send_sge: cap.max_send_sge,
@@ -314,10 +323,10 @@ pub(super) fn query_qp(qp: Handle<ibv_qp>, attr: Out<ibv_qp_attr>, _mask: c_int,
         qp_context: get_field!(shared, qp_base.qp_context),
         send_cq: get_field!(shared, qp_base.send_cq),
         recv_cq: get_field!(shared, qp_base.recv_cq),
+        srq: get_field!(shared, qp_base.srq),
         cap: shared.cap,
         qp_type: shared.qp_type,
         sq_sig_all: c_int::from(shared.sq_sig_all),
-        ..Default::default()
     })
 }
 

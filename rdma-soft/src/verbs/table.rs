@@ -3,7 +3,7 @@
 use rdma_sys::{Ibverbs, ibv_fork_status};
 
 use super::call::{call0, call1, call2, call3, call4, call5, call6};
-use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops, pd, qp, qp_ex, strings};
+use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops, pd, qp, qp_ex, srq, strings};
 
 /// The software device's libibverbs.
 ///
@@ -52,6 +52,10 @@ pub fn ibverbs() -> &'static Ibverbs {
         ibv_destroy_cq: call1(context::destroy),
         ibv_get_cq_event: call3(channel::get_cq_event),
         ibv_ack_cq_events: call2(cq::ack_cq_events),
+        ibv_create_srq: call2(srq::create_srq),
+        ibv_modify_srq: call3(srq::modify_srq),
+        ibv_query_srq: call2(srq::query_srq),
+        ibv_destroy_srq: call1(context::destroy),
         ibv_create_qp: call2(qp::create_qp),
         ibv_qp_to_qp_ex: call1(qp_ex::qp_to_qp_ex),
         ibv_modify_qp: call3(qp::modify_qp),

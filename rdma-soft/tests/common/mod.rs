@@ -74,6 +74,8 @@ pub(crate) struct Config {
     pub(crate) retry_cnt: u8,
     /// Lets peers map the memory.
     pub(crate) shared: bool,
+    /// Lets the queue pairs share a receive queue.
+    pub(crate) shared_receives: bool,
 }
 
 impl Default for Config {
@@ -90,6 +92,7 @@ impl Default for Config {
             timeout: 10,
             retry_cnt: 2,
             shared: false,
+            shared_receives: false,
         }
     }
 }
@@ -110,6 +113,8 @@ pub(crate) struct Side {
     pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) cq: *mut ibv_cq,
     pub(crate) qp: *mut ibv_qp,
+    /// Null unless the queue pairs share a receive queue.
+    pub(crate) srq: *mut ibv_srq,
     pub(crate) mr: *mut ibv_mr,
     base: *mut u8,
     memory: Memory,
@@ -211,9 +216,23 @@ impl Side {
         // through `rdma_mem`.
         let mr = unsafe { verbs().ibv_reg_mr(pd, base.cast(), config.memory, config.access) };
         assert!(!mr.is_null(), "{}", io::Error::last_os_error());
-        let mut side = Self { context, pd, channel, cq, qp: ptr::null_mut(), mr, base, memory, config };
+        let (qp, srq) = (ptr::null_mut(), ptr::null_mut());
+        let mut side = Self { context, pd, channel, cq, qp, srq, mr, base, memory, config };
+        if config.shared_receives {
+            side.srq = side.make_srq(config.depth);
+        }
         side.qp = side.make_qp();
         side
+    }
+
+    /// Creates a shared receive queue, to which nothing is posted.
+    pub(crate) fn make_srq(&self, max_wr: u32) -> *mut ibv_srq {
+        let attr = ibv_srq_attr { max_wr, max_sge: 4, srq_limit: 0 };
+        let mut init = ibv_srq_init_attr { attr, ..Default::default() };
+        // SAFETY: a live domain, a valid structure.
+        let srq = unsafe { (verbs().ibv_create_srq)(self.pd, &raw mut init) };
+        assert!(!srq.is_null(), "{}", io::Error::last_os_error());
+        srq
     }
 
     /// Creates another queue pair on the same objects.
@@ -229,6 +248,7 @@ impl Side {
         ibv_qp_init_attr {
             send_cq: self.cq,
             recv_cq: self.cq,
+            srq: self.srq,
             cap: ibv_qp_cap {
                 max_send_wr: self.config.depth,
                 max_recv_wr: self.config.depth,
@@ -380,6 +400,10 @@ impl Side {
         let num_sge = c_int::try_from(list.len()).unwrap();
         let mut wr = ibv_recv_wr { wr_id, sg_list: list.as_mut_ptr(), num_sge, ..Default::default() };
         let mut bad = ptr::null_mut();
+        if !self.srq.is_null() {
+            // SAFETY: a live queue; the list is valid during the call, the memory is registered.
+            return unsafe { ibv_post_srq_recv(self.srq, &raw mut wr, &raw mut bad) };
+        }
         // SAFETY: a live queue pair; the list is valid during the call, the memory is registered.
         unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) }
     }
@@ -488,6 +512,10 @@ impl Drop for Side {
             // SAFETY: alive, and not used any more. Objects are destroyed before the objects that
             // they use.
             ended("qp", unsafe { (verbs().ibv_destroy_qp)(self.qp) });
+        }
+        if !self.srq.is_null() {
+            // SAFETY: the side owns the queue, whose queue pair is destroyed above.
+            ended("srq", unsafe { (verbs().ibv_destroy_srq)(self.srq) });
         }
         if !self.mr.is_null() {
             // SAFETY: the side owns the region, and no request uses it.

@@ -16,6 +16,7 @@ use super::super::memory::{Atomic, Gather, Source};
 use super::super::mr::{REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use super::super::peers::Work;
 use super::super::qp::Qp;
+use super::super::receive::Receive;
 use super::super::tables::Tables;
 use super::super::types::{LinkId, QpState, Transmit};
 
@@ -350,12 +351,12 @@ impl Responder {
 }
 
 fn execute_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Outcome {
-    let Some((wqe, list)) = qp.rq.front() else { return Outcome::NotReady };
+    let Some(Receive { wqe, list, pd }) = qp.rq.front(qp.pd, tables) else { return Outcome::NotReady };
     if wqe.total < frame.total {
         complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_LEN_ERR, tables);
         return Outcome::Refused(Refusal::InvalidRequest, None);
     }
-    if !tables.mrs.scatter(qp.pd, list, frame.offset(), payload) {
+    if !tables.mrs.scatter(pd, list, frame.offset(), payload) {
         complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
         return Outcome::Refused(Refusal::Operation, None);
     }
@@ -367,7 +368,7 @@ fn execute_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Ta
 
 fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Outcome {
     let with_imm = frame.flags & frame::IMM != 0;
-    if with_imm && qp.rq.front().is_none() {
+    if with_imm && qp.rq.front(qp.pd, tables).is_none() {
         return Outcome::NotReady;
     }
     let mut is_last = true;

@@ -37,7 +37,7 @@ pub(super) fn end(world: &mut World, at: usize) -> End {
     end_with(world, at, |init| init)
 }
 
-fn end_with(world: &mut World, at: usize, tune: impl Fn(QpInit) -> QpInit) -> End {
+pub(super) fn end_with(world: &mut World, at: usize, tune: impl Fn(QpInit) -> QpInit) -> End {
     let init = tune(QpInit { service: ServiceType::Ud, ..init(&world.nodes[at]) });
     let (qp, qpn) = world.nodes[at].engine.create_qp(&init).unwrap();
     let end = End { at, qp, qpn };

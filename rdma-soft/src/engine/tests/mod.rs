@@ -9,4 +9,5 @@ mod errors;
 mod hostile;
 mod oracle;
 mod progress;
+mod shared_receives;
 mod transfers;

@@ -166,6 +166,7 @@ pub(super) fn init(node: &Node) -> QpInit {
         pd: node.pd,
         send_cq: node.cq,
         recv_cq: node.cq,
+        srq: None,
         max_send_wr: 16,
         max_recv_wr: 16,
         max_send_sge: 4,

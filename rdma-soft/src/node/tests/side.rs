@@ -63,6 +63,7 @@ impl Side {
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
+                srq: None,
                 max_send_wr: depth,
                 max_recv_wr: depth,
                 max_send_sge: 4,
