@@ -4,6 +4,7 @@
 use std::fmt;
 
 use crate::driver::NoDriver;
+use crate::gpu::GpuName;
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -88,6 +89,14 @@ pub enum Error {
     /// A call of the driver failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// The process may use no GPU of this name.
+    #[error("no GPU {name}: there are {there}")]
+    NoSuchGpu {
+        /// The name.
+        name: GpuName,
+        /// The numbers and PCI addresses of the GPUs that there are.
+        there: String,
+    },
     /// Memory of this many elements cannot be allocated: of none, or of more bytes than can be
     /// counted.
     #[error("{len} elements of {size} bytes are no size for a buffer")]

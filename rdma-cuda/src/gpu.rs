@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::attribute::DeviceAttribute;
@@ -49,6 +50,23 @@ impl Gpu {
     /// there are fewer GPUs.
     pub fn new(ordinal: i32) -> Result<Self> {
         Driver::load()?.gpu(ordinal)
+    }
+
+    /// The GPU that a name selects.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`] on a machine without a driver or a GPU, [`Error::NoSuchGpu`] if the
+    /// process may use no such GPU.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// let gpu = rdma_cuda::Gpu::find(&"0000:1b:00.0".parse()?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn find(name: &GpuName) -> Result<Self> {
+        Driver::load()?.find_gpu(name)
     }
 
     pub(crate) fn describe(driver: &'static Driver, device: DeviceHandle, ordinal: i32) -> Result<Self> {
@@ -231,6 +249,70 @@ impl fmt::Display for Gpu {
     }
 }
 
+/// A name of a GPU: its number, its address or its identity.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum GpuName {
+    /// The number among the GPUs that the process may use, such as `0`.
+    Ordinal(i32),
+    /// The PCI address as sysfs writes it, such as `0000:1b:00.0`.
+    PciId(String),
+    /// The identity, such as `GPU-00010203-0405-0607-0809-0a0b0c0d0e0f`.
+    Uuid(Uuid),
+}
+
+impl GpuName {
+    pub(crate) fn is_of(&self, gpu: &Gpu) -> bool {
+        match self {
+            Self::Ordinal(ordinal) => *ordinal == gpu.ordinal(),
+            Self::PciId(id) => id == gpu.pci_id(),
+            Self::Uuid(uuid) => *uuid == gpu.uuid(),
+        }
+    }
+}
+
+impl FromStr for GpuName {
+    type Err = InvalidGpuName;
+
+    /// Takes a PCI address also as `nvidia-smi` and `lspci` write it: with a domain of eight digits
+    /// or none, and in capitals.
+    fn from_str(text: &str) -> Result<Self, InvalidGpuName> {
+        let invalid = || InvalidGpuName(text.to_owned());
+        if let Ok(ordinal) = text.parse() {
+            return Ok(Self::Ordinal(ordinal));
+        }
+        if text.starts_with("GPU-") {
+            return text.parse().map(Self::Uuid);
+        }
+        let (start, function) = text.split_once('.').ok_or_else(invalid)?;
+        let parts: Vec<&str> = start.split(':').chain([function]).collect();
+        let number = |part: &str| u32::from_str_radix(part, 16).map_err(|_| invalid());
+        let (domain, rest) = match parts[..] {
+            [domain, bus, device, function] => (number(domain)?, [bus, device, function]),
+            [bus, device, function] => (0, [bus, device, function]),
+            _ => return Err(invalid()),
+        };
+        let [bus, device, function] = [number(rest[0])?, number(rest[1])?, number(rest[2])?];
+        Ok(Self::PciId(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")))
+    }
+}
+
+impl fmt::Display for GpuName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ordinal(ordinal) => ordinal.fmt(f),
+            Self::PciId(id) => id.fmt(f),
+            Self::Uuid(uuid) => uuid.fmt(f),
+        }
+    }
+}
+
+/// A text that names no GPU.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} names no GPU: give a number, a PCI address such as 0000:1b:00.0, or a UUID such as GPU-00010203-0405-..."
+)]
+pub struct InvalidGpuName(String);
+
 /// The identity of a GPU, written as `nvidia-smi` writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Uuid(pub [u8; 16]);
@@ -246,6 +328,16 @@ impl fmt::Display for Uuid {
     }
 }
 
+impl FromStr for Uuid {
+    type Err = InvalidGpuName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidGpuName> {
+        let digits = text.strip_prefix("GPU-").unwrap_or_default().replace('-', "");
+        let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
+        number.map(|number| Self(number.to_be_bytes())).ok_or_else(|| InvalidGpuName(text.to_owned()))
+    }
+}
+
 /// The text that a call writes into a buffer of the given size.
 fn text(call: impl FnOnce(*mut std::ffi::c_char, c_int) -> Result<(), CudaError>) -> Result<String, Error> {
     let mut buffer = [0_u8; TEXT_SIZE as usize];
@@ -256,7 +348,7 @@ fn text(call: impl FnOnce(*mut std::ffi::c_char, c_int) -> Result<(), CudaError>
 
 #[cfg(test)]
 mod tests {
-    use crate::{CudaError, DeviceAttribute, Uuid, testing};
+    use crate::{CudaError, DeviceAttribute, GpuName, Uuid, testing};
 
     #[test]
     fn a_gpu_describes_itself() {
@@ -311,5 +403,33 @@ mod tests {
     fn a_uuid_is_written_as_nvidia_smi_does() {
         let uuid = Uuid(std::array::from_fn(|index| u8::try_from(index).unwrap()));
         assert_eq!(uuid.to_string(), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+
+    #[test]
+    fn a_gpu_is_found_by_each_of_its_names() {
+        let driver = testing::driver();
+        for gpu in driver.gpus().unwrap() {
+            let address = gpu.pci_id();
+            let long = format!("0000{}", address.to_uppercase());
+            for name in [gpu.ordinal().to_string(), gpu.uuid().to_string(), address.to_owned(), long] {
+                assert_eq!(driver.find_gpu(&name.parse().unwrap()).unwrap(), gpu, "{name}");
+            }
+        }
+        assert_eq!("1B:00.0".parse(), Ok(GpuName::PciId("0000:1b:00.0".into())));
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_an_error_that_lists_the_others() {
+        let error = testing::stand_in().find_gpu(&GpuName::Ordinal(9)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("no GPU 9: there are 0 = 0000:1b:00.0, 1 = 0000:43:00.0, "), "{text}");
+    }
+
+    #[test]
+    fn texts_that_name_no_gpu_are_refused() {
+        for text in ["", "GPU-12", "GPU-", "first", "1b.0", "0:0:0:0.0", "x:1b:00.0", "0000:1b:00.g"] {
+            let error = text.parse::<GpuName>().unwrap_err().to_string();
+            assert!(error.contains("PCI address"), "{error}");
+        }
     }
 }

@@ -138,7 +138,7 @@ pub use detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, Nic
 pub use driver::{Attempt, Driver, DriverVersion, NoDriver};
 pub use error::{CudaError, Error, NotExportable, Result};
 pub use event::Event;
-pub use gpu::{Gpu, Uuid};
+pub use gpu::{Gpu, GpuName, InvalidGpuName, Uuid};
 pub use memory::{
     AllocationKind, DeviceMemory, DmaBuf, GpuBuffer, GpuSlice, MemoryType, PinnedBuffer, PointerAttributes,
 };

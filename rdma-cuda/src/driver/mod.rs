@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::Library;
 
-use crate::error::{CudaError, Result};
-use crate::gpu::Gpu;
+use crate::error::{CudaError, Error, Result};
+use crate::gpu::{Gpu, GpuName};
 
 pub use load::{Attempt, NoDriver};
 pub(crate) use table::{
@@ -116,6 +116,19 @@ impl Driver {
         // SAFETY: cuDeviceGet wants room for an integer.
         unsafe { self.cuDeviceGet(&raw mut device, ordinal) }?;
         Gpu::describe(self, device, ordinal)
+    }
+
+    /// The GPU that a name selects.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu) if the process may use no such GPU.
+    pub fn find_gpu(&'static self, name: &GpuName) -> Result<Gpu> {
+        let gpus = self.gpus()?;
+        let listed = gpus.iter().map(|gpu| format!("{} = {}", gpu.ordinal(), gpu.pci_id()));
+        let there = listed.collect::<Vec<_>>().join(", ");
+        let found = gpus.into_iter().find(|gpu| name.is_of(gpu));
+        found.ok_or_else(|| Error::NoSuchGpu { name: name.clone(), there })
     }
 
     /// The error of a result that is not 0.
