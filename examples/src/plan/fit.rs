@@ -148,11 +148,12 @@ fn parse_rows(text: &str) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// The algorithm that the result, or the report, names; otherwise the one that `auto` takes.
+/// The algorithm that the result, or the report, names; otherwise the one that `auto` took before
+/// results named it.
 fn algorithm(report: &Value, result: &Value, operation: Operation, size: f64) -> Result<Algorithm, String> {
-    let named = [result, report].iter().find_map(|value| value["algorithm"].as_str());
+    let named = [&result["algo"], &result["algorithm"], &report["algorithm"]].into_iter().find_map(Value::as_str);
     match named {
-        Some(name) if name != "auto" => {
+        Some(name) if name != "auto" && name != "tuned" => {
             Algorithm::from_str(name, false).map_err(|_| format!("{name} is no known algorithm"))
         }
         _ if operation == Operation::AllReduce && size > ONE_STEP => Ok(Algorithm::TwoStep),
@@ -240,7 +241,7 @@ mod tests {
         let text = r#"{"program":"all_reduce","ranks":2,"results":[
             {"size":8,"out_of_place":{"time":1.5},"in_place":{"time":1.0}},
             {"size":65536,"out_of_place":{"time":20.0}},
-            {"size":65536,"algorithm":"ring","in_place":{"time":30.0}}]}"#;
+            {"size":65536,"algo":"ring","in_place":{"time":30.0}}]}"#;
         let rows = parse_rows(text).unwrap();
         let algorithms: Vec<Algorithm> = rows.iter().map(|row| row.algorithm).collect();
         assert_eq!(algorithms, [Algorithm::Direct, Algorithm::Direct, Algorithm::TwoStep, Algorithm::Ring]);
