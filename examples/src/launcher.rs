@@ -61,6 +61,26 @@ struct Rank {
 /// # Errors
 /// How a rank died, why one could not be started, or a failure that a rank has already reported.
 pub(crate) fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
+    supervise(start(world, roles, false)?)
+}
+
+/// Launches ranks as [`launch`] does, and returns what rank 0 printed on standard output.
+///
+/// # Errors
+/// Those of [`launch`].
+pub(crate) fn launch_reading(world: usize, roles: Roles) -> Result<String, Failure> {
+    let mut ranks = start(world, roles, true)?;
+    let output = ranks.first_mut().and_then(|first| first.child.stdout.take());
+    let reader = std::thread::spawn(move || output.map(std::io::read_to_string));
+    supervise(ranks)?;
+    match reader.join() {
+        Ok(Some(text)) => Ok(text?),
+        _ => Err(Failure::new("the output of rank 0 is lost")),
+    }
+}
+
+/// Starts all ranks; with `reads`, the standard output of rank 0 is a pipe to this process.
+fn start(world: usize, roles: Roles, reads: bool) -> Result<Vec<Rank>, Failure> {
     // Other processes of this host can find the socket, but not this number.
     let job = RandomState::new().build_hasher().finish();
     let (listener, address) = bootstrap::listen_locally(u64::from(std::process::id()))?;
@@ -71,11 +91,13 @@ pub(crate) fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
     let mut ranks = Vec::with_capacity(world);
     for rank in 0..world {
         let stdin = if rank == 0 { Stdio::from(OwnedFd::from(listener.try_clone()?)) } else { Stdio::null() };
+        let stdout = if rank == 0 && reads { Stdio::piped() } else { Stdio::inherit() };
         let spawned = Command::new(file)
             .arg0(&program)
             .args(env::args_os().skip(1))
             .env(LAUNCH, json!([rank, world, job, std::process::id(), address]).to_string())
             .stdin(stdin)
+            .stdout(stdout)
             .spawn();
         let name = roles.name(rank);
         match spawned {
@@ -86,8 +108,7 @@ pub(crate) fn launch(world: usize, roles: Roles) -> Result<(), Failure> {
             }
         }
     }
-    drop(listener);
-    supervise(ranks)
+    Ok(ranks)
 }
 
 fn supervise(mut ranks: Vec<Rank>) -> Result<(), Failure> {

@@ -26,6 +26,7 @@ pub mod progress;
 pub mod rping;
 mod statistics;
 pub mod table;
+pub mod tune;
 mod wait;
 
 pub use failure::{Failure, run};

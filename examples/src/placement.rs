@@ -70,14 +70,26 @@ impl PlacementOptions {
     /// # Errors
     /// If the job failed, or the options are invalid.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
-        let by_hand = match (self.rank, self.world, &self.root) {
+        place(Roles::Ranks, self.by_hand()?, self.ranks, self.root.as_deref())
+    }
+
+    /// This process's place; `None` if it is to start local ranks.
+    ///
+    /// # Errors
+    /// If the options are invalid.
+    pub(crate) fn find(&self) -> Result<Option<Place>, Failure> {
+        find(Roles::Ranks, self.by_hand()?, self.ranks, self.root.as_deref())
+    }
+
+    /// The rank, the number of ranks and the address of rank 0, if the options say them.
+    fn by_hand(&self) -> Result<Option<(usize, usize, String)>, Failure> {
+        match (self.rank, self.world, &self.root) {
             (Some(rank), Some(world), _) if rank >= world => {
-                return Err(Failure::usage(format!("--rank {rank} of --world {world}: ranks count from 0")));
+                Err(Failure::usage(format!("--rank {rank} of --world {world}: ranks count from 0")))
             }
-            (Some(rank), Some(world), Some(root)) => Some((rank, world, root.clone())),
-            _ => None,
-        };
-        place(Roles::Ranks, by_hand, self.ranks, self.root.as_deref())
+            (Some(rank), Some(world), Some(root)) => Ok(Some((rank, world, root.clone()))),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -88,6 +100,20 @@ impl PlacementOptions {
 /// # Errors
 /// If the local ranks failed, or the options are invalid.
 pub fn place(
+    roles: Roles,
+    by_hand: Option<(usize, usize, String)>,
+    ranks: Option<usize>,
+    root: Option<&str>,
+) -> Result<Option<Place>, Failure> {
+    let place = find(roles, by_hand, ranks, root)?;
+    if place.is_none() {
+        launcher::launch(ranks.unwrap_or(if roles == Roles::Ranks { RANKS } else { 2 }), roles)?;
+    }
+    Ok(place)
+}
+
+/// The place that [`place`] finds, without starting ranks if there is none.
+fn find(
     roles: Roles,
     by_hand: Option<(usize, usize, String)>,
     ranks: Option<usize>,
@@ -116,14 +142,13 @@ pub fn place(
         (Some(_), _) => {}
     }
     match (root, roles) {
-        (None, _) => {}
-        (Some(root), Roles::Ranks) => return Err(Failure::usage(format!("--root {root} needs --rank and --world"))),
+        (None, _) => Ok(None),
+        (Some(root), Roles::Ranks) => Err(Failure::usage(format!("--root {root} needs --rank and --world"))),
         (Some(root), Roles::ServerAndClient) => {
             let text = format!("--root {root} is for mpirun, Slurm and torchrun; give it to --server");
-            return Err(Failure::usage(text));
+            Err(Failure::usage(text))
         }
     }
-    launcher::launch(ranks.unwrap_or(if roles == Roles::Ranks { RANKS } else { 2 }), roles).map(|()| None)
 }
 
 /// The place that another launcher has given to this process. `root` overrides the environment's

@@ -16,7 +16,7 @@ use crate::table::{CollectiveRow, CollectiveTime};
 
 /// One rank's part of a run.
 #[derive(Debug)]
-pub(super) struct Session<'a> {
+pub(crate) struct Session<'a> {
     pub(super) args: &'a Args,
     pub(super) collective: Collective,
     pub(super) chooser: Chooser,
@@ -28,17 +28,17 @@ pub(super) struct Session<'a> {
 
 /// The tensors of an element type.
 #[derive(Debug)]
-struct Tensors<T> {
+pub(super) struct Tensors<T> {
     input: Tensor<T>,
     output: Tensor<T>,
 }
 
 /// The parameters of one row.
 #[derive(Clone, Copy, Debug)]
-struct Row {
-    reduction: Reduction,
-    root: usize,
-    count: usize,
+pub(super) struct Row {
+    pub(super) reduction: Reduction,
+    pub(super) root: usize,
+    pub(super) count: usize,
 }
 
 impl Session<'_> {
@@ -75,9 +75,6 @@ impl Session<'_> {
 
     /// The counts to measure.
     fn counts<T: Element>(&self) -> Result<Vec<usize>, Failure> {
-        if self.collective == Collective::Barrier {
-            return Ok(vec![0]);
-        }
         let count = |bytes| shape::count(self.collective, bytes, size_of::<T>(), self.group.world());
         let mut counts: Vec<usize> = self.args.sizes(size_of::<T>())?.into_iter().map(count).collect();
         counts.dedup();
@@ -85,7 +82,7 @@ impl Session<'_> {
     }
 
     /// Allocates tensors that have room for the count at every rank.
-    fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensors<T>, Failure> {
+    pub(super) fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensors<T>, Failure> {
         let layouts = (0..self.group.world()).map(|rank| self.job(rank, 0, count, true).layout(self.collective));
         let most = layouts.map(|layout| layout.memory()).max().unwrap_or_default();
         let input = self.comm.allocate(self.group, most)?;
@@ -104,7 +101,12 @@ impl Session<'_> {
         job
     }
 
-    fn case<'t, T: Element>(&self, tensors: &'t Tensors<T>, row: Row, in_place: bool) -> Result<Case<'t, T>, Failure> {
+    pub(super) fn case<'t, T: Element>(
+        &self,
+        tensors: &'t Tensors<T>,
+        row: Row,
+        in_place: bool,
+    ) -> Result<Case<'t, T>, Failure> {
         let mut job = self.job(self.group.rank(), row.root, row.count, in_place);
         job.chunk = self.args.chunk.0 / size_of::<T>();
         let input = if in_place { &tensors.output } else { &tensors.input };
@@ -119,7 +121,7 @@ impl Session<'_> {
 
     /// Runs some operations before any measurement: a device may set up its paths in the background
     /// when they are first used.
-    fn warm_up<T: Element>(&mut self, tensors: &Tensors<T>, counts: &[usize]) -> Result<(), Failure> {
+    pub(super) fn warm_up<T: Element>(&mut self, tensors: &Tensors<T>, counts: &[usize]) -> Result<(), Failure> {
         let (Some(&least), Some(&most)) = (counts.first(), counts.last()) else { return Ok(()) };
         let mut cases = Vec::new();
         for count in [least, most.min((1 << 20) / size_of::<T>())] {
@@ -157,7 +159,7 @@ impl Session<'_> {
             redop: if self.collective.reduces() { reduction.name() } else { "none" },
             root: if self.collective.has_root() { i32::try_from(root).unwrap_or(-1) } else { -1 },
             algo: match self.way::<T>(count) {
-                Way::Tuned => "tuned",
+                Way::Tuned => self.comm.all_reduce_algorithm(size).name(),
                 Way::Algorithm(algorithm) => algorithm.name(),
             },
             out_of_place,
@@ -166,7 +168,7 @@ impl Session<'_> {
     }
 
     /// Times operations back to back as nccl-tests does, then checks one result.
-    fn measure<T: Element>(
+    pub(super) fn measure<T: Element>(
         &mut self,
         case: &Case<'_, T>,
         what: &str,

@@ -5,6 +5,7 @@
 //! one rank of a job.
 
 mod case;
+mod compare;
 mod measure;
 mod options;
 mod plot;
@@ -17,13 +18,13 @@ use half::{bf16, f16};
 use serde_json::json;
 
 use self::case::Way;
-use self::measure::Session;
-use self::options::Args;
+pub(crate) use self::measure::Session;
+pub(crate) use self::options::{Args, table_file};
 use self::report::Report;
 use crate::Failure;
 use crate::bootstrap::{Group, Roles, Terms};
-use crate::cli;
-use crate::collectives::{Algorithm, AlgorithmTable, Collective, Communicator, Element, Transport, choose};
+use crate::cli::{self, Size};
+use crate::collectives::{Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Transport, choose};
 use crate::device::announce;
 use crate::failure::{is_launched, run_as};
 use crate::placement;
@@ -53,15 +54,19 @@ fn job(collective: Collective, args: &Args) -> Result<(), Failure> {
         args.sizes(element_size(dtype))?;
     }
     if !is_launched() {
-        let local = args.placement.local_ranks();
-        // In an uneven all-to-all a rank sends and receives up to two blocks for each other rank.
-        let largest = args.max.0 as u128 * if args.uneven { 2 } else { 1 };
-        let needed = local as u128 * (2 * largest + OVERHEAD);
-        cli::check_memory(needed, &format!("two tensors of {} for {local} ranks", args.max))?;
+        check_memory(args.placement.local_ranks(), args.max, args.uneven)?;
     }
     let Some(place) = args.placement.place()? else { return Ok(()) };
     let terms = Terms::new(collective.name(), args, Roles::Ranks, args.placement.timeout);
     placement::run(place, &terms, |group| rank(collective, args, group))
+}
+
+/// Checks that local ranks have the memory for tensors of a size.
+pub(crate) fn check_memory(ranks: usize, size: Size, is_uneven: bool) -> Result<(), Failure> {
+    // In an uneven all-to-all a rank sends and receives up to two blocks for each other rank.
+    let largest = size.0 as u128 * if is_uneven { 2 } else { 1 };
+    let needed = ranks as u128 * (2 * largest + OVERHEAD);
+    cli::check_memory(needed, &format!("two tensors of {size} for {ranks} ranks"))
 }
 
 /// Runs one rank.
@@ -72,29 +77,19 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
     let steps = steps(collective, args, roots.len())?;
     let report = Report::new(collective.name(), args, is_first, steps);
     let report = group.agree("the files of the report", report)?;
-    let chosen = args.device.open_together(group)?;
-    let cores = placement::bind(group, args.placement.bind);
-    if is_first {
-        announce(&chosen.using(), is_json_printed)?;
-    }
-    let method = args.connection.settle(&chosen, group, 0, is_json_printed)?;
     let table = table(args, group)?;
-    let is_tuned = is_tuned(collective, args.algorithm(), table.as_ref());
-    let tuning = args.tuning(cores.shared, method, !is_tuned, args.algorithm() != Some(Algorithm::Ring));
-    let mut comm = Communicator::new(&chosen, group, tuning)?;
-    let (transport, why) = comm.choose_transport(group, args.transport)?;
-    if is_first {
-        announce(&transport_line(transport, &why), is_json_printed)?;
-    }
+    let is_tuned = is_tuned(collective, args.algorithm());
+    let Connected { comm, transport, device } = connect(args, group, !is_tuned || table.is_some(), is_json_printed)?;
     report.heading(args, group.world(), comm.notice())?;
     let facts = json!({
-        "program": collective.name(), "ranks": group.world(), "device": chosen.line, "notice": comm.notice(),
-        "transport": transport,
+        "program": collective.name(), "algo": args.algo, "ranks": group.world(), "device": device,
+        "notice": comm.notice(), "transport": transport,
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
     // In shared memory there is one such all-reduce, and it is none of the named algorithms.
     let is_tuned = is_tuned && (transport != Transport::Shm || args.algorithm().is_none());
-    let chooser = Chooser { is_tuned, algorithm: args.algorithm(), table, hosts: hosts(group) };
+    let algorithm = args.algorithm().filter(|_| !is_tuned);
+    let chooser = Chooser { is_tuned, algorithm, table: table.unwrap_or_default(), hosts: hosts(group), transport };
     let mut session = Session { args, collective, chooser, comm, group, report, roots };
     let mut cycle = 0;
     while args.run_cycles == 0 || cycle < args.run_cycles {
@@ -104,6 +99,33 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
         cycle += 1;
     }
     session.report.conclude(facts)
+}
+
+/// The connected ranks of a job.
+struct Connected {
+    comm: Communicator,
+    transport: Transport,
+    /// The device and the reason for its choice.
+    device: String,
+}
+
+/// Opens the device and connects all ranks; collective. Rank 0 says which device and transport it
+/// uses, on standard error if standard output is taken.
+fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) -> Result<Connected, Failure> {
+    let is_first = group.rank() == 0;
+    let chosen = args.device.open_together(group)?;
+    let cores = placement::bind(group, args.placement.bind);
+    if is_first {
+        announce(&chosen.using(), stdout_taken)?;
+    }
+    let method = args.connection.settle(&chosen, group, 0, stdout_taken)?;
+    let tuning = args.tuning(cores.shared, method, schedules, args.algorithm() != Some(Algorithm::Ring));
+    let mut comm = Communicator::new(&chosen, group, tuning)?;
+    let (transport, why) = comm.choose_transport(group, args.transport)?;
+    if is_first {
+        announce(&transport_line(transport, &why), stdout_taken)?;
+    }
+    Ok(Connected { comm, transport, device: chosen.line })
 }
 
 /// The number of rows of the table, or of one cycle if there is no end.
@@ -118,8 +140,8 @@ fn steps(collective: Collective, args: &Args, roots: usize) -> Result<usize, Fai
 
 /// The table of algorithms that rank 0 was given, if any.
 fn table(args: &Args, group: &mut Group) -> Result<Option<AlgorithmTable>, Failure> {
-    let path = args.table.as_deref().filter(|_| group.rank() == 0);
-    let table = group.agree("the table of algorithms", path.map(AlgorithmTable::read).transpose())?;
+    let path = table_file(args.table.as_deref()).filter(|_| group.rank() == 0 && args.algorithm().is_none());
+    let table = group.agree("the table of algorithms", path.as_deref().map(AlgorithmTable::read).transpose())?;
     Ok(group.all_gather("the table of algorithms", &table)?.swap_remove(0))
 }
 
@@ -137,36 +159,34 @@ fn transport_line(transport: Transport, why: &str) -> String {
     }
 }
 
-/// Whether the communicator's own all-reduce is used, if ranks are connected by verbs.
-fn is_tuned(collective: Collective, algorithm: Option<Algorithm>, table: Option<&AlgorithmTable>) -> bool {
-    let is_known = match algorithm {
-        None => table.is_none(),
-        Some(algorithm) => matches!(algorithm, Algorithm::Ring | Algorithm::Direct),
-    };
-    collective == Collective::AllReduce && is_known
+/// Whether the communicator's own all-reduce does what is asked for, if ranks are connected by
+/// verbs.
+fn is_tuned(collective: Collective, algorithm: Option<Algorithm>) -> bool {
+    collective == Collective::AllReduce && matches!(algorithm, None | Some(Algorithm::Ring | Algorithm::Direct))
 }
 
 /// Chooses how a collective is done; equal at all ranks.
 #[derive(Debug)]
 struct Chooser {
-    /// Whether the communicator's own all-reduce is used.
+    /// Whether the communicator's own all-reduce is used where no algorithm is named.
     is_tuned: bool,
-    /// The algorithm that was asked for.
+    /// The algorithm whose schedules were asked for.
     algorithm: Option<Algorithm>,
-    table: Option<AlgorithmTable>,
+    table: AlgorithmTable,
     hosts: usize,
+    transport: Transport,
 }
 
 impl Chooser {
     /// The way to do a collective on `size` bytes.
     fn way(&self, collective: Collective, size: usize, ranks: usize) -> Way {
-        if self.is_tuned {
-            return Way::Tuned;
+        let Self { hosts, transport, .. } = *self;
+        let point = Point { op: collective, bytes: size as u64, ranks, hosts, transport };
+        let named = self.algorithm.or_else(|| self.table.find(&point)?.algorithm);
+        match named {
+            Some(algorithm) => Way::Algorithm(algorithm),
+            None if self.is_tuned => Way::Tuned,
+            None => Way::Algorithm(choose(&point, &self.table)),
         }
-        let chosen = || {
-            let none = AlgorithmTable::default();
-            choose(collective, size as u64, ranks, self.hosts, self.table.as_ref().unwrap_or(&none))
-        };
-        Way::Algorithm(self.algorithm.unwrap_or_else(chosen))
     }
 }

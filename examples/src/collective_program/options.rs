@@ -1,7 +1,7 @@
 //! The options of the collectives' programs, with nccl-tests' letters and meanings where they are
 //! free.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Command, CommandFactory, ValueEnum};
@@ -21,22 +21,22 @@ use crate::placement::PlacementOptions;
 #[serde(rename_all = "kebab-case")]
 #[command(version, args_override_self = true, long_about = None, after_help = crate::failure::STATUS_HELP)]
 #[command(mut_arg("device", |arg| arg.short(None)), mut_arg("timeout", |arg| arg.short('T')))]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     #[serde(skip)]
-    pub(super) placement: PlacementOptions,
+    pub(crate) placement: PlacementOptions,
     #[command(flatten)]
     #[serde(skip)]
-    pub(super) device: DeviceOptions,
+    pub(crate) device: DeviceOptions,
     #[command(flatten)]
     #[serde(skip)]
-    pub(super) connection: ConnectionOptions,
+    pub(crate) connection: ConnectionOptions,
     /// Smallest size in bytes
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "8")]
     pub(super) min: Size,
     /// Largest size in bytes
     #[arg(short = 'e', long, value_name = "SIZE", default_value = "16M")]
-    pub(super) max: Size,
+    pub(crate) max: Size,
     /// Each size is this many bytes larger than the one before (default: --factor)
     #[arg(short = 'i', long, value_name = "SIZE", conflicts_with = "factor")]
     pub(super) step_bytes: Option<Size>,
@@ -49,7 +49,7 @@ pub(super) struct Args {
     pub(super) iters: Option<usize>,
     /// Iterations before the timed ones
     #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
-    pub(super) warmup: usize,
+    pub(crate) warmup: usize,
     /// Operations in each iteration; times are those of one operation
     #[arg(short = 'm', long, value_name = "N", default_value_t = 1, value_parser = cli::count)]
     pub(super) agg_iters: usize,
@@ -79,14 +79,14 @@ pub(super) struct Args {
     /// How to do it; auto: by operation, size, ranks and hosts
     #[arg(long, default_value = "auto")]
     pub(super) algo: String,
-    /// Table of algorithms by operation, size, ranks and hosts, for --algo auto; that of rank 0
-    /// holds for all ranks
+    /// Table of algorithms by operation, size, ranks and hosts, for --algo auto, as tune writes it;
+    /// that of rank 0 holds for all ranks [env: RDMA_ALGO_TABLE]
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(super) table: Option<PathBuf>,
     /// How ranks reach each other's memory
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
-    pub(super) transport: Transport,
+    pub(crate) transport: Transport,
     /// Leave out the in-place half
     #[arg(long)]
     pub(super) out_of_place: bool,
@@ -96,7 +96,7 @@ pub(super) struct Args {
     /// Write one JSON object to a file; without a file, print it in place of the table
     #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     #[serde(skip)]
-    pub(super) json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Write the table to a file as comma-separated values
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -127,6 +127,10 @@ pub(super) struct Args {
     /// Tell of arrivals by messages of their own, which iWARP does in any case
     #[arg(long, hide_short_help = true)]
     messages: bool,
+    /// The longest time that the iterations of one measurement may take if `--iters` is not given.
+    #[arg(skip = BUDGET)]
+    #[serde(skip)]
+    pub(crate) budget: Duration,
 }
 
 /// The element types by nccl-tests' names.
@@ -148,6 +152,12 @@ fn root(text: &str) -> Result<Roots, String> {
         "all" => Ok(Roots::All(())),
         _ => text.parse().map(Roots::One).map_err(|_| "give a rank's number, or all".to_owned()),
     }
+}
+
+/// The file of the table of algorithms: that of the option, or else of the environment.
+pub(crate) fn table_file(option: Option<&Path>) -> Option<PathBuf> {
+    let variable = || std::env::var_os("RDMA_ALGO_TABLE").filter(|file| !file.is_empty()).map(PathBuf::from);
+    option.map(Path::to_owned).or_else(variable)
 }
 
 /// The command of the program of a collective.
@@ -253,7 +263,7 @@ impl Args {
 
     /// The number of iterations to time for a size, if one iteration takes `one`.
     pub(super) fn iterations(&self, size: usize, one: Duration) -> usize {
-        let in_time = BUDGET.as_nanos() / one.as_nanos().max(1);
+        let in_time = self.budget.as_nanos() / one.as_nanos().max(1);
         let in_time = usize::try_from(in_time).unwrap_or(usize::MAX);
         self.iters.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(20, 1000).min(in_time).max(FEWEST))
     }
@@ -269,8 +279,8 @@ impl Args {
     }
 }
 
-/// The longest time that the iterations of one measurement may take if `--iters` is not given. On
-/// busy, shared cores one iteration may take a hundred times as long as on idle ones.
+/// The time for the iterations of one measurement. On busy, shared cores one iteration may take a
+/// hundred times as long as on idle ones.
 const BUDGET: Duration = Duration::from_millis(500);
 /// The least number of iterations that counts as a measurement.
 const FEWEST: usize = 5;

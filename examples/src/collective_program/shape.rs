@@ -10,10 +10,14 @@ fn has_blocks(collective: Collective) -> bool {
     matches!(collective, AllGather | ReduceScatter | AllToAll | AllToAllV | Gather | Scatter | HyperCube)
 }
 
-/// The count, in NCCL's meaning, of a collective on `bytes`; at least 1.
+/// The count, in NCCL's meaning, of a collective on `bytes`; at least 1, but 0 for a barrier.
 pub(super) fn count(collective: Collective, bytes: usize, element: usize, ranks: usize) -> usize {
     let elements = bytes / element;
-    if has_blocks(collective) { (elements / ranks).max(1) } else { elements }
+    match collective {
+        Collective::Barrier => 0,
+        _ if has_blocks(collective) => (elements / ranks).max(1),
+        _ => elements,
+    }
 }
 
 /// The bytes of a collective: the larger one of input and output, at the rank that has most.

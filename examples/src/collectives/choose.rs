@@ -1,30 +1,104 @@
-//! Chooses an algorithm by a table of operation, size, ranks and hosts.
+//! Chooses an algorithm by a table of operation, size, ranks, hosts and transport.
+//!
+//! A table is a JSON file: `{"entries": [ENTRY, ...]}`, of which the first entry that applies
+//! counts. An entry has the keys `op` and `algorithm`, and where it is limited `up_to_bytes`,
+//! `up_to_ranks`, `up_to_hosts` and `transport`. The algorithm `auto` stands for the choice without
+//! a table, for example because of an implementation that is no schedule. The program `tune`
+//! measures such a table.
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use clap::ValueEnum;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::schedules::{Algorithm, Collective};
+use super::communicator::Transport;
+use super::schedules::{Algorithm, Collective, Unsupported};
 use crate::Failure;
+
+/// A collective on some ranks, for which an algorithm is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// The collective.
+    pub op: Collective,
+    /// The size in nccl-tests' table: the larger one of input and output.
+    pub bytes: u64,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Number of hosts.
+    pub hosts: usize,
+    /// The way in which ranks reach each other's memory.
+    pub transport: Transport,
+}
 
 /// The algorithm of a collective up to some size, number of ranks and number of hosts. A bound that
 /// is missing holds for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "AnyEntry")]
 pub struct TableEntry {
     /// The collective.
     pub op: Collective,
-    /// Most bytes: the size in nccl-tests' table, the larger one of input and output.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Most bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub up_to_bytes: Option<u64>,
     /// Most ranks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub up_to_ranks: Option<usize>,
     /// Most hosts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub up_to_hosts: Option<usize>,
-    /// The algorithm.
-    pub algorithm: Algorithm,
+    /// The transport.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+    /// The algorithm; `None`, in the file `auto`, is the choice without a table.
+    #[serde(serialize_with = "write_algorithm")]
+    pub algorithm: Option<Algorithm>,
+}
+
+/// An entry as it stands in a file, whose algorithm may not do its collective.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AnyEntry {
+    op: Collective,
+    up_to_bytes: Option<u64>,
+    up_to_ranks: Option<usize>,
+    up_to_hosts: Option<usize>,
+    transport: Option<Transport>,
+    #[serde(deserialize_with = "read_algorithm")]
+    algorithm: Option<Algorithm>,
+}
+
+impl TryFrom<AnyEntry> for TableEntry {
+    type Error = String;
+
+    fn try_from(any: AnyEntry) -> Result<Self, String> {
+        let AnyEntry { op, up_to_bytes, up_to_ranks, up_to_hosts, transport, algorithm } = any;
+        match algorithm {
+            Some(algorithm) if !algorithm.collectives().contains(&op) => {
+                Err(Unsupported::Algorithm { op, algorithm }.to_string())
+            }
+            _ if transport == Some(Transport::Auto) => Err("the transport of an entry is shm or verbs".to_owned()),
+            _ => Ok(Self { op, up_to_bytes, up_to_ranks, up_to_hosts, transport, algorithm }),
+        }
+    }
+}
+
+/// The name of an algorithm, or of the choice without a table.
+#[must_use]
+pub fn algorithm_name(algorithm: Option<Algorithm>) -> &'static str {
+    algorithm.map_or("auto", Algorithm::name)
+}
+
+fn write_algorithm<S: Serializer>(algorithm: &Option<Algorithm>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(algorithm_name(*algorithm))
+}
+
+fn read_algorithm<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Algorithm>, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    if name == "auto" {
+        return Ok(None);
+    }
+    let unknown = |_| serde::de::Error::custom(format!("there is no algorithm {name}"));
+    Algorithm::from_str(&name, false).map(Some).map_err(unknown)
 }
 
 /// A table of algorithms, whose first entry that applies counts.
@@ -35,18 +109,19 @@ pub struct AlgorithmTable {
     pub entries: Vec<TableEntry>,
 }
 
-/// The algorithm of a collective: that of the table, or else of a built-in table, in which every
-/// collective has an entry.
+/// The algorithm of a collective that is done by a schedule: that of the table, or else of a
+/// built-in table, in which every collective has an entry.
 #[must_use]
-pub fn choose(op: Collective, bytes: u64, ranks: usize, hosts: usize, table: &AlgorithmTable) -> Algorithm {
-    let mut entries = table.entries.iter().chain(&BUILT_IN);
-    let entry = entries.find(|entry| entry.applies(op, bytes, ranks, hosts));
-    entry.map_or(Algorithm::Direct, |entry| entry.algorithm)
+pub fn choose(point: &Point, table: &AlgorithmTable) -> Algorithm {
+    let built_in = || BUILT_IN.iter().find(|entry| entry.applies(point))?.algorithm;
+    let named = table.find(point).and_then(|entry| entry.algorithm);
+    named.or_else(built_in).unwrap_or(Algorithm::Direct)
 }
 
 impl TableEntry {
     const fn new(op: Collective, algorithm: Algorithm) -> Self {
-        Self { op, up_to_bytes: None, up_to_ranks: None, up_to_hosts: None, algorithm }
+        let algorithm = Some(algorithm);
+        Self { op, up_to_bytes: None, up_to_ranks: None, up_to_hosts: None, transport: None, algorithm }
     }
 
     const fn bytes(self, most: u64) -> Self {
@@ -61,27 +136,36 @@ impl TableEntry {
         Self { up_to_hosts: Some(1), ..self }
     }
 
-    fn applies(&self, op: Collective, bytes: u64, ranks: usize, hosts: usize) -> bool {
-        self.op == op
-            && self.up_to_bytes.is_none_or(|most| bytes <= most)
-            && self.up_to_ranks.is_none_or(|most| ranks <= most)
-            && self.up_to_hosts.is_none_or(|most| hosts <= most)
+    fn applies(&self, point: &Point) -> bool {
+        self.op == point.op
+            && self.up_to_bytes.is_none_or(|most| point.bytes <= most)
+            && self.up_to_ranks.is_none_or(|most| point.ranks <= most)
+            && self.up_to_hosts.is_none_or(|most| point.hosts <= most)
+            && self.transport.is_none_or(|transport| point.transport == transport)
     }
 }
 
 impl AlgorithmTable {
-    /// Reads a table from a JSON file.
-    ///
-    /// # Errors
-    /// The file cannot be read or is no table, or an algorithm does not do its collective.
-    pub fn read(path: &Path) -> Result<Self, Failure> {
-        let failure =
-            |cause: String| Failure::new(format!("cannot read the table of algorithms {}: {cause}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| failure(error.to_string()))?;
-        Self::parse(&text).map_err(failure)
+    /// The first entry that applies.
+    #[must_use]
+    pub fn find(&self, point: &Point) -> Option<&TableEntry> {
+        self.entries.iter().find(|entry| entry.applies(point))
     }
 
-    /// Writes the table to a JSON file.
+    /// Reads a table from a file.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no table, or an algorithm does not do its collective; the
+    /// message has the line.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let failure = |cause: String, advice: &str| {
+            Failure::new(format!("cannot read the table of algorithms {}: {cause}{advice}", path.display()))
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| failure(error.to_string(), ""))?;
+        Self::parse(&text).map_err(|cause| failure(cause, "; correct it, or let tune write another"))
+    }
+
+    /// Writes the table to a file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -93,13 +177,7 @@ impl AlgorithmTable {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let table: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        for (index, TableEntry { op, algorithm, .. }) in table.entries.iter().enumerate() {
-            if !algorithm.collectives().contains(op) {
-                return Err(format!("entry {index}: {algorithm} is no algorithm for {op}"));
-            }
-        }
-        Ok(table)
+        serde_json::from_str(text).map_err(|error| error.to_string())
     }
 }
 
@@ -147,9 +225,11 @@ const BUILT_IN: [TableEntry; 30] = {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
-
     use super::*;
+
+    fn point(op: Collective, bytes: u64, ranks: usize, hosts: usize) -> Point {
+        Point { op, bytes, ranks, hosts, transport: Transport::Shm }
+    }
 
     #[test]
     fn every_choice_does_its_collective() {
@@ -157,11 +237,12 @@ mod tests {
         for &op in Collective::value_variants() {
             for bytes in [0, 1, SHORT, SHORT + 1, u64::MAX] {
                 for (ranks, hosts) in [(1, 1), (2, 1), (2, 2), (8, 1), (64, 1), (64, 8)] {
-                    let algorithm = choose(op, bytes, ranks, hosts, &none);
+                    let algorithm = choose(&point(op, bytes, ranks, hosts), &none);
                     assert!(algorithm.collectives().contains(&op), "{algorithm} for {op}");
                 }
             }
-            assert!(BUILT_IN.iter().any(|entry| entry.applies(op, u64::MAX, usize::MAX, usize::MAX)), "{op}");
+            let most = point(op, u64::MAX, usize::MAX, usize::MAX);
+            assert!(BUILT_IN.iter().any(|entry| entry.applies(&most)), "{op}");
         }
     }
 
@@ -170,29 +251,32 @@ mod tests {
         for (index, entry) in BUILT_IN.iter().enumerate() {
             let most = |bound: Option<usize>| bound.unwrap_or(usize::MAX);
             let (bytes, ranks) = (entry.up_to_bytes.unwrap_or(u64::MAX), most(entry.up_to_ranks));
-            let first =
-                BUILT_IN.iter().position(|other| other.applies(entry.op, bytes, ranks, most(entry.up_to_hosts)));
-            assert_eq!(first, Some(index));
+            let point = point(entry.op, bytes, ranks, most(entry.up_to_hosts));
+            assert_eq!(BUILT_IN.iter().position(|other| other.applies(&point)), Some(index));
         }
     }
 
     #[test]
     fn the_first_entry_that_applies_counts() {
         let entry = TableEntry::new(Collective::AllReduce, Algorithm::Tree);
-        let table = AlgorithmTable {
-            entries: vec![entry.bytes(100), entry.ranks(3), TableEntry { algorithm: Algorithm::Ring, ..entry }],
-        };
-        let chosen = |bytes, ranks| choose(Collective::AllReduce, bytes, ranks, 1, &table);
+        let verbs = TableEntry { transport: Some(Transport::Verbs), algorithm: None, ..entry };
+        let ring = TableEntry { algorithm: Some(Algorithm::Ring), ..entry };
+        let table = AlgorithmTable { entries: vec![verbs, entry.bytes(100), entry.ranks(3), ring] };
+        let shm = |bytes, ranks| point(Collective::AllReduce, bytes, ranks, 1);
+        let chosen = |bytes, ranks| choose(&shm(bytes, ranks), &table);
         assert_eq!(chosen(100, 8), Algorithm::Tree);
         assert_eq!(chosen(101, 3), Algorithm::Tree);
         assert_eq!(chosen(101, 4), Algorithm::Ring);
-        assert_eq!(choose(Collective::SendRecv, 5, 3, 1, &table), Algorithm::Direct);
+        assert_eq!(table.find(&Point { transport: Transport::Verbs, ..shm(1, 2) }), Some(&verbs));
+        assert_eq!(choose(&point(Collective::SendRecv, 5, 3, 1), &table), Algorithm::Direct);
     }
 
     #[test]
     fn a_table_is_read_as_it_was_written() {
         let path = std::env::temp_dir().join(format!("rdma-table-{}.json", std::process::id()));
-        let table = AlgorithmTable { entries: BUILT_IN.to_vec() };
+        let mut table = AlgorithmTable { entries: BUILT_IN.to_vec() };
+        let auto = TableEntry { transport: Some(Transport::Verbs), algorithm: None, ..BUILT_IN[0] };
+        table.entries.push(auto);
         table.write(&path).unwrap();
         assert_eq!(AlgorithmTable::read(&path).unwrap(), table);
         std::fs::remove_file(&path).unwrap();
@@ -201,14 +285,23 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_table_is_refused() {
-        let refused = |text: &str| AlgorithmTable::parse(text).unwrap_err();
-        let entry = r#"{"op": "alltoall", "up_to_bytes": 5, "algorithm": "ring"}"#;
-        assert_eq!(refused(&format!(r#"{{"entries": [{entry}]}}"#)), "entry 0: ring is no algorithm for alltoall");
-        assert!(
-            refused(r#"{"entries": [{"op": "all_reduce", "algorithm": "magic"}]}"#).contains("unknown variant `magic`")
-        );
-        assert!(refused(r#"{"entries": [], "more": 1}"#).contains("unknown field `more`"));
+    fn a_wrong_table_is_refused_with_the_line() {
+        for (text, cause) in [
+            ("nonsense", "at line 1"),
+            ("{\n\"entries\": [\n", "at line 3"),
+            (r#"{"program": "all_reduce", "results": []}"#, "unknown field `program`, expected `entries` at line 1"),
+            (r#"{"entries": [], "more": 1}"#, "unknown field `more`"),
+            (
+                "{\"entries\": [\n{\"op\": \"alltoall\", \"algorithm\": \"ring\"}]}",
+                "use one of direct, pairwise at line 2",
+            ),
+            ("{\"entries\": [\n\n{\"op\": \"reduce\", \"algorithm\": \"magic\"}]}", "no algorithm magic at line 3"),
+            (r#"{"entries": [{"op": "magic", "algorithm": "ring"}]}"#, "unknown variant `magic`"),
+            (r#"{"entries": [{"op": "reduce", "algorithm": "ring", "transport": "auto"}]}"#, "is shm or verbs"),
+        ] {
+            let refused = AlgorithmTable::parse(text).unwrap_err();
+            assert!(refused.contains(cause), "{text}: {refused}");
+        }
         let entry = r#"{"op": "all_reduce", "algorithm": "halving-doubling"}"#;
         let table = AlgorithmTable::parse(&format!(r#"{{"entries": [{entry}]}}"#)).unwrap();
         assert_eq!(table.entries, [TableEntry::new(Collective::AllReduce, Algorithm::HalvingDoubling)]);

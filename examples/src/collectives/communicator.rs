@@ -11,6 +11,7 @@ use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory};
 use super::fabric::{Fabric, expose_together};
 use super::ring::Ring;
+use super::schedules::Algorithm;
 use super::shm::{AllReduce, Host, HostLinks};
 use super::step::Schedule;
 use super::streams::{StreamLinks, Streams};
@@ -49,7 +50,7 @@ pub struct Tuning {
 }
 
 /// The way in which ranks reach each other's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// Shared memory if all ranks are on one host and can connect there, else verbs.
@@ -186,6 +187,21 @@ impl Communicator {
             (Some(direct), _) if bytes <= self.tuning.two_steps => direct.two_steps(operation),
             (_, Some(ring)) => ring.run(operation),
             _ => Err(Failure::new("ranks that are not connected cannot work together")),
+        }
+    }
+
+    /// The algorithm of [`Self::all_reduce`] for a number of bytes.
+    #[must_use]
+    pub fn all_reduce_algorithm(&self, bytes: usize) -> Algorithm {
+        let (one_step, two_steps) = match (&self.host, &self.direct) {
+            (Some(_), _) => (AllReduce::ONE_STEP, usize::MAX),
+            (None, Some(_)) => (self.tuning.one_step, self.tuning.two_steps),
+            (None, None) => return Algorithm::Ring,
+        };
+        match bytes {
+            _ if bytes <= one_step => Algorithm::Direct,
+            _ if bytes <= two_steps => Algorithm::TwoStep,
+            _ => Algorithm::Ring,
         }
     }
 

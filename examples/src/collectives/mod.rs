@@ -21,7 +21,7 @@ mod streams;
 mod tensor;
 pub(crate) mod wait;
 
-pub use choose::{AlgorithmTable, TableEntry, choose};
+pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use communicator::{Communicator, Transport, Tuning};
 pub use element::{Element, Reduction};
 pub use pattern::Pattern;

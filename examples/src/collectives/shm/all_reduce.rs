@@ -39,9 +39,12 @@ pub(crate) struct AllReduce<'a> {
 }
 
 impl AllReduce<'_> {
+    /// Up to this size in bytes there is one step.
+    pub(crate) const ONE_STEP: usize = SMALL;
+
     /// Runs this rank's part. Returns when its output is complete.
     pub(crate) fn run<T: Element>(self) -> Result<(), Failure> {
-        if self.bytes <= SMALL { self.in_one_step::<T>() } else { self.in_two_steps::<T>() }
+        if self.bytes <= Self::ONE_STEP { self.in_one_step::<T>() } else { self.in_two_steps::<T>() }
     }
 
     fn in_one_step<T: Element>(self) -> Result<(), Failure> {

@@ -1,0 +1,77 @@
+//! Compares the algorithms of a collective, for the program `tune`.
+
+use super::measure::Row;
+use super::options::Args;
+use super::report::Report;
+use super::{Chooser, Connected, Session, connect, hosts, is_tuned, shape};
+use crate::Failure;
+use crate::bootstrap::Group;
+use crate::cli::Size;
+use crate::collectives::{Algorithm, AlgorithmTable, Collective, Reduction, Transport, algorithm_name};
+
+/// The times of the candidates for a collective of one size.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Comparison {
+    /// The size in nccl-tests' meaning.
+    pub(crate) bytes: usize,
+    /// The best time of each candidate, in microseconds.
+    pub(crate) times: Vec<f64>,
+}
+
+impl<'a> Session<'a> {
+    /// Connects the ranks of a group for comparisons; collective.
+    pub(crate) fn for_comparisons(args: &'a Args, group: &'a mut Group) -> Result<Self, Failure> {
+        let Connected { comm, transport, .. } = connect(args, group, true, args.is_json_printed())?;
+        let (table, hosts) = (AlgorithmTable::default(), hosts(group));
+        let chooser = Chooser { is_tuned: false, algorithm: None, table, hosts, transport };
+        let report = Report::new("tune", args, false, 0)?;
+        Ok(Self { args, collective: Collective::Barrier, chooser, comm, group, report, roots: vec![0] })
+    }
+
+    /// Number of hosts, and the way in which ranks reach each other's memory.
+    pub(crate) fn surroundings(&self) -> (usize, Transport) {
+        (self.chooser.hosts, self.chooser.transport)
+    }
+
+    /// Measures each candidate on each size, all in turn, several rounds long; collective. Calls
+    /// `step` before each measurement.
+    ///
+    /// # Errors
+    /// If a result is wrong, or a rank fails.
+    pub(crate) fn compare(
+        &mut self,
+        op: Collective,
+        candidates: &[Option<Algorithm>],
+        sizes: &[Size],
+        rounds: usize,
+        mut step: impl FnMut(&str),
+    ) -> Result<Vec<Comparison>, Failure> {
+        (self.collective, self.chooser.is_tuned, self.chooser.algorithm) = (op, is_tuned(op, None), None);
+        let (ranks, element) = (self.group.world(), size_of::<f32>());
+        let mut counts: Vec<usize> = sizes.iter().map(|size| shape::count(op, size.0, element, ranks)).collect();
+        counts.dedup();
+        let tensors = self.allocate::<f32>(counts.last().copied().unwrap_or_default())?;
+        self.warm_up(&tensors, &counts)?;
+        let times = vec![f64::INFINITY; candidates.len()];
+        let comparison =
+            |&count: &usize| Comparison { bytes: shape::size(op, count, element, ranks), times: times.clone() };
+        let mut comparisons: Vec<Comparison> = counts.iter().map(comparison).collect();
+        for _ in 0..rounds {
+            for (Comparison { bytes, times }, &count) in comparisons.iter_mut().zip(&counts) {
+                for (time, &candidate) in times.iter_mut().zip(candidates) {
+                    let name = algorithm_name(candidate);
+                    let what = format!("{op} of {} by {name} with {ranks} ranks", Size(*bytes));
+                    step(&what);
+                    self.chooser.algorithm = candidate;
+                    let case = self.case(&tensors, Row { reduction: Reduction::Sum, root: 0, count }, false)?;
+                    let measured = self.measure(&case, &what, *bytes, Reduction::Sum)?;
+                    if let Some(wrong @ 1..) = measured.nwrong {
+                        return Err(Failure::new(format!("{what}: {wrong} elements have wrong values")));
+                    }
+                    *time = time.min(measured.time);
+                }
+            }
+        }
+        Ok(comparisons)
+    }
+}

@@ -1,0 +1,126 @@
+//! The options of `tune`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Command, CommandFactory, Parser, ValueEnum};
+use serde::Serialize;
+
+use crate::Failure;
+use crate::cli::Size;
+use crate::collective_program::{self, table_file};
+use crate::collectives::{Algorithm, Collective, Transport};
+use crate::connect::ConnectionOptions;
+use crate::device::DeviceOptions;
+use crate::placement::PlacementOptions;
+
+/// Measures every algorithm of the collectives on this machine, and writes the table by which
+/// --algo auto chooses.
+///
+/// Local ranks are measured two, four, eight ... at a time, up to --ranks; under mpirun, Slurm or
+/// torchrun, or with --rank, the ranks of the job are. What the table already says about other
+/// numbers of ranks, hosts, transports and operations stays in it.
+#[derive(Clone, Debug, Parser, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(version, args_override_self = true, after_help = crate::failure::STATUS_HELP)]
+#[command(mut_arg("ranks", |arg| arg.help("Most ranks to start on this machine (default: 4)")))]
+pub(super) struct Args {
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(super) placement: PlacementOptions,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(super) device: DeviceOptions,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(super) connection: ConnectionOptions,
+    /// Collectives to measure (default: all that have several algorithms)
+    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    pub(super) ops: Vec<Collective>,
+    /// Sizes to measure, in bytes
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
+    #[arg(default_values = ["64", "512", "4K", "32K", "256K", "2M", "16M"])]
+    pub(super) sizes: Vec<Size>,
+    /// How ranks reach each other's memory
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub(super) transport: Transport,
+    /// Measure for a tenth of the time
+    #[arg(long)]
+    pub(super) quick: bool,
+    /// The table to write [env: RDMA_ALGO_TABLE] (default: algorithms.json)
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(super) table: Option<PathBuf>,
+    /// Write all times as one JSON object to a file; without a file, print it in place of the table
+    #[arg(short = 'J', long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    #[serde(skip)]
+    pub(super) json: Option<PathBuf>,
+}
+
+/// The command of the program.
+pub(super) fn command() -> Command {
+    Args::command().name("tune")
+}
+
+impl Args {
+    /// The file of the table.
+    pub(super) fn table(&self) -> PathBuf {
+        table_file(self.table.as_deref()).unwrap_or_else(|| PathBuf::from("algorithms.json"))
+    }
+
+    /// Whether the times go to standard output as JSON.
+    pub(super) fn is_json_printed(&self) -> bool {
+        self.json.as_ref().is_some_and(|file| file.as_os_str() == "-")
+    }
+
+    /// The sizes, from the smallest to the largest.
+    ///
+    /// # Errors
+    /// If one is less than an element.
+    pub(super) fn sizes(&self) -> Result<Vec<Size>, Failure> {
+        let mut sizes = self.sizes.clone();
+        sizes.sort_unstable();
+        match sizes.first() {
+            Some(&least) if least.0 < size_of::<f32>() => {
+                Err(Failure::usage(format!("--sizes {least} is less than one element; give 4 or more")))
+            }
+            _ => Ok(sizes),
+        }
+    }
+
+    /// The collectives to measure, and the algorithms among which each has a choice; `None` stands
+    /// for the choice without a table.
+    pub(super) fn candidates(&self, hosts: usize) -> Vec<(Collective, Vec<Option<Algorithm>>)> {
+        let serves = |algorithm: &Algorithm, op| {
+            algorithm.collectives().contains(&op) && (hosts > 1 || *algorithm != Algorithm::Hierarchical)
+        };
+        let of = |&op: &Collective| {
+            let named = Algorithm::value_variants().iter().filter(|algorithm| serves(algorithm, op));
+            (op, [None].into_iter().chain(named.copied().map(Some)).collect::<Vec<_>>())
+        };
+        let ops = if self.ops.is_empty() { Collective::value_variants() } else { &self.ops };
+        // One algorithm is no choice.
+        ops.iter().map(of).filter(|(_, candidates)| candidates.len() > 2).collect()
+    }
+
+    /// How often everything is measured; the best time counts.
+    pub(super) fn rounds(&self) -> usize {
+        if self.quick { 1 } else { 3 }
+    }
+
+    /// The options of the collectives' programs for these measurements.
+    ///
+    /// # Errors
+    /// Never: the programs have no mandatory option.
+    pub(super) fn of_collectives(&self) -> Result<collective_program::Args, Failure> {
+        let defaults = collective_program::Args::try_parse_from(["tune"]);
+        let mut args = defaults.map_err(|error| Failure::usage(error.to_string()))?;
+        (args.placement, args.device, args.connection) =
+            (self.placement.clone(), self.device.clone(), self.connection.clone());
+        (args.transport, args.warmup) = (self.transport, 2);
+        args.budget = Duration::from_millis(if self.quick { 10 } else { 40 });
+        // Standard output is for the result.
+        args.json = Some(PathBuf::from("-"));
+        Ok(args)
+    }
+}
