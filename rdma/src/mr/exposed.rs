@@ -6,6 +6,8 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rdma_mem::SharedSliceMut;
+
 use super::buffer::resolve;
 use super::memory::{Host, Memory, MemoryOwner, Placement, RawMemory};
 use super::remote::RemoteSlice;
@@ -267,6 +269,26 @@ macro_rules! contents {
             // an exposed region exists (M5), so the two cannot overlap.
             unsafe { rdma_mem::copy(bytes.as_mut_ptr(), from, bytes.len()) };
             Ok(())
+        }
+
+        /// The bytes, for the copies and vector reductions of [`rdma_mem`].
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use rdma::RemoteAccess;
+        /// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+        /// # let region = pd.allocate_exposed(4096, RemoteAccess::all())?;
+        /// region.bytes().slice(0..5)?.copy_from(b"hello"[..].into())?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        #[must_use]
+        pub fn bytes(&self) -> SharedSliceMut<'_> {
+            let (pointer, len) = $whole(self);
+            // SAFETY: from_raw wants bytes that are readable and writable, without plain accesses,
+            // for the borrow of `self`: they lie in the region (M1, M3), which `self` keeps alive,
+            // and no reference into it exists (M5).
+            unsafe { SharedSliceMut::from_raw(pointer.as_ptr(), len) }
         }
 
         /// Sets `len` bytes from `offset` to `value`.

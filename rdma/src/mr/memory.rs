@@ -7,9 +7,10 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::{io, slice};
 
-use rdma_mem::SharedMemory;
+use rdma_mem::{Segment, SharedMemory};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -56,8 +57,9 @@ impl Placement for Gpu {
 /// * The pointer is valid for reads and writes of the given length (on the GPU if `Placement` is
 ///   [`Gpu`]) and does not move. Only the code that received the pointer accesses the memory or
 ///   asserts unique access to it; work of a GPU may access GPU memory, to which no reference
-///   exists. Moving the parts must not assert unique access either, so a `Box` must be taken apart
-///   into its raw pointer.
+///   exists. Until [`make_private`](Self::make_private) succeeds, other code may access host memory
+///   too, by the functions of [`rdma_mem`] alone. Moving the parts must not assert unique access
+///   either, so a `Box` must be taken apart into its raw pointer.
 /// * Host memory is initialised.
 /// * Dropping the parts without `from_parts` leaks the memory. It must not unmap, free or reuse the
 ///   memory, unless freeing is sound at that time (the device has no access any more when parts are
@@ -151,6 +153,31 @@ unsafe impl MemoryOwner for SharedMemory {
 
     fn make_private(parts: &mut Self) -> io::Result<()> {
         Ok(parts.make_private()?)
+    }
+}
+
+// SAFETY: MemoryOwner wants a valid, fixed, initialised allocation without a claim to unique
+// access: a Segment holds the address of a mapping that the kernel initialises and that stays while
+// the value lives. Other holders of the Arc, and processes that map the segment, access it as
+// rdma_mem does; make_private always fails, so references are never made. The parts are the value
+// itself.
+unsafe impl MemoryOwner for Arc<Segment> {
+    type Placement = Host;
+    type Parts = Self;
+
+    fn into_parts(self) -> (NonNull<u8>, usize, Self) {
+        let start = self.bytes().as_mut_ptr();
+        // SAFETY: new_unchecked wants a non-null pointer: the address of a mapping is never null.
+        (unsafe { NonNull::new_unchecked(start) }, self.len(), self)
+    }
+
+    unsafe fn from_parts(_: NonNull<u8>, _: usize, parts: Self) -> Self {
+        parts
+    }
+
+    /// Fails: whoever has mapped the segment reads it for as long as it wants.
+    fn make_private(_: &mut Self) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
     }
 }
 

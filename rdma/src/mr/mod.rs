@@ -9,7 +9,7 @@
 //!
 //! * **M1.** A region's memory is valid for reads and writes of `len` bytes from `address` until
 //!   the region is dropped: the contract of its [`MemoryOwner`], which was taken apart, so that no
-//!   other code accesses the memory.
+//!   other code accesses the memory, unless through `rdma_mem` while it is not private.
 //! * **M2.** The region is registered before the `Region` exists and until its drop. Its drop
 //!   deregisters the memory before the owner gets it back; if deregistration fails, owner and
 //!   parents leak. In a forked child they leak too.

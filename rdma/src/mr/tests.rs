@@ -1,3 +1,6 @@
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use crate::error::ErrorKind;
 use crate::testing;
 use crate::types::RemoteAccess;
@@ -17,5 +20,22 @@ fn memory_that_the_device_does_not_release_comes_back_registered() {
     let failed = region.revoke().unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::InUse);
     failed.region.unwrap().revoke().unwrap();
+    assert_eq!(testing::live("mr"), 0);
+}
+
+#[test]
+#[cfg(not(miri))] // which has no memfd
+fn a_segment_is_exposed_but_never_lent() {
+    let pd = testing::context().alloc_pd().unwrap();
+    let segment = Arc::new(rdma_mem::Segment::new(64).unwrap());
+    assert!(pd.register(Arc::clone(&segment)).is_err());
+    let region = pd.register_exposed(Arc::clone(&segment), RemoteAccess::READ).unwrap();
+    segment.bytes().store_u64(8, 7).unwrap();
+    assert_eq!(region.load_u64(8, Ordering::Acquire).unwrap(), 7);
+    let slice = region.slice(16..24).unwrap();
+    slice.bytes().store_u64(0, 9).unwrap();
+    assert_eq!(segment.bytes().as_shared().load_u64(16), Ok(9));
+    drop(slice);
+    assert!(region.revoke().unwrap_err().region.is_none());
     assert_eq!(testing::live("mr"), 0);
 }
