@@ -174,7 +174,7 @@ impl Chosen {
 
     /// Refuses the software device if the ranks are on several hosts.
     fn check_hosts(&self, group: &Group) -> Result<(), Failure> {
-        if group.is_on_one_host() || !self.context.is_software() {
+        if group.is_on_one_machine() || !self.context.is_software() {
             return Ok(());
         }
         let hint = if self.named { "use hardware" } else { "see devinfo --why for why there is no hardware" };

@@ -261,7 +261,7 @@ pub struct Cores {
 #[must_use]
 pub fn bind(group: &Group, bind: Bind) -> Cores {
     let us = Pid::from_raw(0);
-    let (place, ranks) = group.place_on_host();
+    let (place, ranks) = group.place_on_machine();
     let cores: Vec<usize> = sched_getaffinity(us).map_or_else(
         // A sandbox may refuse this call.
         |_| Vec::new(),

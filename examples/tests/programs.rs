@@ -295,7 +295,7 @@ mod all_reduce {
         // A header of the current protocol version, then a hello of 16384 bytes that arrives at one
         // byte per tenth of a second.
         let begun = Instant::now();
-        let dripping = stream.write_all(b"rdma-job\0\0\0\x03\0\0\x40\0").is_ok();
+        let dripping = stream.write_all(b"rdma-job\0\0\0\x04\0\0\x40\0").is_ok();
         while dripping && stream.write_all(b"x").is_ok() && begun.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(100));
         }

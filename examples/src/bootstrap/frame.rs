@@ -5,12 +5,13 @@ use std::io::{self, Read, Write};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::host::HostId;
 use super::terms::Settings;
 
 /// The first bytes of every connection.
 pub(super) const MAGIC: [u8; 8] = *b"rdma-job";
 /// Version of the protocol; changes with the frames and with the values that the programs exchange.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 /// Largest frame: large enough for the addresses of all queue pairs of some thousand ranks.
 pub(super) const MAX_LENGTH: usize = 64 << 20;
 /// Largest first frame of a connection, whose sender is still unknown.
@@ -22,8 +23,7 @@ pub(super) struct Hello {
     pub(super) job: u64,
     pub(super) rank: usize,
     pub(super) world: usize,
-    /// Identity of the host: equal for ranks that share one.
-    pub(super) host: String,
+    pub(super) host: HostId,
     /// Name of the program: ranks of different programs, or with different settings, cannot work
     /// together.
     pub(super) program: String,
@@ -36,7 +36,7 @@ pub(super) enum Frame {
     /// The first frame of a connection.
     Hello(Hello),
     /// All ranks have connected; holds the host of each.
-    Welcome(Vec<String>),
+    Welcome(Vec<HostId>),
     /// The rank cannot take part; holds the reason.
     Refuse(String),
     /// One rank's part of a gathering: the gathering's name, and the value.
@@ -112,11 +112,11 @@ mod tests {
     #[test]
     fn every_frame_survives_the_wire() {
         let settings = [("max".to_owned(), json!("1K"))].into_iter().collect();
-        let (host, program) = ("a host".into(), "all_reduce".into());
+        let (host, program) = (HostId::own(), "all_reduce".into());
         let hello = Hello { job: u64::MAX, rank: 2, world: 3, host, program, settings };
         for frame in [
             Frame::Hello(hello),
-            Frame::Welcome(vec!["a".into(), "b".into()]),
+            Frame::Welcome(vec![HostId::own(); 2]),
             Frame::Refuse("no".into()),
             Frame::Part("addresses".into(), json!([1, "x", null])),
             Frame::Whole(vec![json!(1), json!(u64::MAX)]),

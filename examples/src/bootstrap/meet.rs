@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::frame::{self, Frame, Head, Hello, VERSION, read_head, write_head};
+use super::host::HostId;
 use super::terms::{Roles, Terms, difference};
 use super::{is_timeout, local_address, spawn};
 use crate::Failure;
@@ -23,12 +24,12 @@ const MOST_UNHEARD: usize = 64;
 
 /// The hosts of all ranks, and the connections: rank 0 has one to each other rank, the others have
 /// one to rank 0.
-type Met = (Vec<String>, Vec<(usize, Socket)>);
+type Met = (Vec<HostId>, Vec<(usize, Socket)>);
 
 /// Rank 0's half of the meeting: waits until every other rank has come.
 pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Met, Failure> {
     let deadline = Instant::now() + terms.timeout;
-    let mut ranks: Vec<Option<(Socket, String)>> = (0..own.world).map(|_| None).collect();
+    let mut ranks: Vec<Option<(Socket, HostId)>> = (0..own.world).map(|_| None).collect();
     let (heard, hearing) = channel();
     let mut unheard = 0;
     listener.set_nonblocking(true)?;
@@ -77,8 +78,8 @@ pub(super) fn gather(listener: &Socket, own: &Hello, terms: &Terms) -> Result<Me
             return Err(Failure::new(format!("{missing} within {seconds} s; {remedy}")));
         }
     }
-    let host_of = |rank: &Option<(Socket, String)>| rank.as_ref().map_or(&own.host, |(_, host)| host).clone();
-    let hosts: Vec<String> = ranks.iter().map(host_of).collect();
+    let host_of = |rank: &Option<(Socket, HostId)>| rank.as_ref().map_or(&own.host, |(_, host)| host).clone();
+    let hosts: Vec<HostId> = ranks.iter().map(host_of).collect();
     let mut streams = Vec::new();
     for (rank, (mut stream, _)) in ranks.into_iter().enumerate().filter_map(|(rank, found)| Some((rank, found?))) {
         // Not `?`: an `EPIPE` here means that a rank left, not that the reader of our output did.
@@ -161,9 +162,9 @@ fn admit(
     stream: &mut Socket,
     peer: Hello,
     own: &Hello,
-    ranks: &[Option<(Socket, String)>],
+    ranks: &[Option<(Socket, HostId)>],
     roles: Roles,
-) -> Result<(usize, String), Rejected> {
+) -> Result<(usize, HostId), Rejected> {
     if peer.job != own.job {
         refuse(stream, "this rank belongs to another job; give each job an address of its own (--root)");
         return Err(Rejected::Stranger("it belongs to another job".to_owned()));

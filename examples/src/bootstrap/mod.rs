@@ -6,6 +6,7 @@
 //! has a limit; its error names the missing rank and the thing waited for.
 
 mod frame;
+mod host;
 mod meet;
 mod terms;
 mod watch;
@@ -24,6 +25,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::Failure;
 use crate::failure::{Kind, is_launched};
 use frame::Frame;
+use host::HostId;
 pub(crate) use meet::{Until, connect, lost};
 pub use terms::{Roles, Terms};
 use watch::Pulse;
@@ -108,7 +110,7 @@ type Writers = Vec<(usize, Mutex<Socket>)>;
 #[derive(Debug)]
 pub struct Group {
     rank: usize,
-    hosts: Vec<String>,
+    hosts: Vec<HostId>,
     roles: Roles,
     timeout: Duration,
     writers: Arc<Writers>,
@@ -132,7 +134,7 @@ impl Group {
             return Err(Failure::usage(format!("a job of {world} ranks: at most {MOST_RANKS} can meet")));
         }
         let (program, settings) = (terms.program.to_owned(), terms.settings.clone());
-        let hello = frame::Hello { job, rank, world, host: host(), program, settings };
+        let hello = frame::Hello { job, rank, world, host: HostId::own(), program, settings };
         let (hosts, streams) = match (rank, root) {
             (0, Root::Listener(listener)) => meet::gather(&listener, &hello, terms)?,
             (0, Root::Address(address)) => meet::gather(&listen(&address)?, &hello, terms)?,
@@ -142,7 +144,7 @@ impl Group {
         Self::start(rank, hosts, streams, terms)
     }
 
-    fn start(rank: usize, hosts: Vec<String>, streams: Vec<(usize, Socket)>, terms: &Terms) -> Result<Self, Failure> {
+    fn start(rank: usize, hosts: Vec<HostId>, streams: Vec<(usize, Socket)>, terms: &Terms) -> Result<Self, Failure> {
         let silence = terms.timeout / SILENCE;
         let mut writers = Writers::new();
         for (peer, stream) in &streams {
@@ -175,20 +177,21 @@ impl Group {
         self.hosts.len()
     }
 
-    /// Whether all ranks are on one host.
-    pub(crate) fn is_on_one_host(&self) -> bool {
-        self.hosts.iter().all(|host| *host == self.hosts[0])
+    /// Whether all ranks are on one machine, which may count as several hosts.
+    pub(crate) fn is_on_one_machine(&self) -> bool {
+        self.hosts.iter().all(|host| host.is_same_machine(&self.hosts[0]))
     }
 
     /// The host of each rank, as a number: that of its first rank.
     pub(crate) fn hosts(&self) -> Vec<usize> {
-        let first = |host: &String| self.hosts.iter().position(|other| other == host).unwrap_or_default();
+        let first = |host: &HostId| self.hosts.iter().position(|other| other.is(host)).unwrap_or_default();
         self.hosts.iter().map(first).collect()
     }
 
-    /// The position of this rank among the ranks of its host, and the number of ranks there.
-    pub(crate) fn place_on_host(&self) -> (usize, usize) {
-        let alike = |hosts: &[String]| hosts.iter().filter(|host| **host == self.hosts[self.rank]).count();
+    /// The position of this rank among the ranks of its machine, and the number of ranks there.
+    pub(crate) fn place_on_machine(&self) -> (usize, usize) {
+        let own = &self.hosts[self.rank];
+        let alike = |hosts: &[HostId]| hosts.iter().filter(|host| host.is_same_machine(own)).count();
         (alike(&self.hosts[..self.rank]), alike(&self.hosts))
     }
 
@@ -473,13 +476,6 @@ impl Reader {
             return Some((lost, what, is_first));
         }
     }
-}
-
-/// Identity of this host, equal in all of its processes.
-fn host() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
-    let name = || nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
-    boot.map_or_else(|| name().unwrap_or_default(), |boot| boot.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ fn listener() -> (Socket, String) {
 /// The introduction of rank 1 of two.
 fn hello() -> Hello {
     let settings = terms(SOON).settings;
-    Hello { job: 5, rank: 1, world: 2, host: host(), program: "test".into(), settings }
+    Hello { job: 5, rank: 1, world: 2, host: HostId::own(), program: "test".into(), settings }
 }
 
 /// Runs rank 0 of two in a thread, which returns the result of `body`.
@@ -154,7 +154,7 @@ fn a_silent_root_is_given_up_and_named() {
     });
     let (mut stream, _) = listener.accept().unwrap();
     write_head(&mut stream).unwrap();
-    Frame::Welcome(vec![host(); 2]).write(&mut stream).unwrap();
+    Frame::Welcome(vec![HostId::own(); 2]).write(&mut stream).unwrap();
     let text = rank.join().unwrap();
     assert!(text.starts_with("rank 0 has been silent for ") && text.ends_with("(waiting for the show)"), "{text}");
 }
@@ -196,8 +196,8 @@ fn ranks_of_this_host_need_no_network() {
     let zero = zero(listener, SOON, |mut group| group.all_gather("a test", &group.rank()).unwrap());
     let place = Place { rank: 1, world: 2, root: Root::Address(address), job: 5 };
     let mut group = Group::meet(place, &terms(SOON)).unwrap();
-    assert!(group.is_on_one_host());
-    assert_eq!(group.place_on_host(), (1, 2));
+    assert!(group.is_on_one_machine());
+    assert_eq!(group.place_on_machine(), (1, 2));
     assert_eq!(group.all_gather("a test", &1_usize).unwrap(), [0, 1]);
     assert_eq!(zero.join().unwrap().unwrap(), [0, 1]);
 }
