@@ -141,11 +141,25 @@ impl From<rdma::OpenError> for Failure {
     }
 }
 
+impl From<rdma_mem::SharedMemoryError> for Failure {
+    fn from(error: rdma_mem::SharedMemoryError) -> Self {
+        let hint = match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EMFILE) => OPEN_FILES.to_owned(),
+            Some(Errno::ENOMEM) => out_of_memory_hint(),
+            _ => String::new(),
+        };
+        Self::new(format!("shared memory: {error}{hint}"))
+    }
+}
+
+/// Advice for a process that has too many files open.
+const OPEN_FILES: &str = "; raise the limit of open files (`ulimit -n`)";
+
 /// Advice for an error that a resource limit of this process may explain.
 fn hint(error: rdma::Error) -> String {
     match (error.kind(), error.errno().map(Errno::from_raw)) {
         (rdma::ErrorKind::OutOfMemory, _) => out_of_memory_hint(),
-        (_, Some(Errno::EMFILE)) => "; raise the limit of open files (`ulimit -n`)".to_owned(),
+        (_, Some(Errno::EMFILE)) => OPEN_FILES.to_owned(),
         // The software device could not start its thread.
         (_, Some(Errno::EAGAIN)) if error.operation() == rdma::Operation::OpenDevice => {
             "; raise the limit of processes and threads (`ulimit -u`)".to_owned()

@@ -79,15 +79,16 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
     let report = group.agree("the files of the report", report)?;
     let table = table(args, group)?;
     let is_tuned = is_tuned(collective, args.algorithm());
-    let Connected { comm, transport, device } = connect(args, group, !is_tuned || table.is_some(), is_json_printed)?;
+    let Connected { comm, device } = connect(args, group, !is_tuned || table.is_some(), is_json_printed)?;
     report.heading(args, group.world(), comm.notice())?;
+    let transport = comm.transports().main();
     let facts = json!({
         "program": collective.name(), "algo": args.algo, "ranks": group.world(), "device": device,
-        "notice": comm.notice(), "transport": transport,
+        "notice": comm.notice(), "transport": comm.transports().name(),
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
     // In shared memory there is one such all-reduce, and it is none of the named algorithms.
-    let is_tuned = is_tuned && (transport != Transport::Shm || args.algorithm().is_none());
+    let is_tuned = is_tuned && comm.is_uniform() && (transport != Transport::Shm || args.algorithm().is_none());
     let algorithm = args.algorithm().filter(|_| !is_tuned);
     let chooser = Chooser { is_tuned, algorithm, table: table.unwrap_or_default(), hosts: hosts(group), transport };
     let mut session = Session { args, collective, chooser, comm, group, report, roots };
@@ -104,7 +105,6 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
 /// The connected ranks of a job.
 struct Connected {
     comm: Communicator,
-    transport: Transport,
     /// The device and the reason for its choice.
     device: String,
 }
@@ -120,12 +120,11 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
     }
     let method = args.connection.settle(&chosen, group, 0, stdout_taken)?;
     let tuning = args.tuning(cores.shared, method, schedules, args.algorithm() != Some(Algorithm::Ring));
-    let mut comm = Communicator::new(&chosen, group, tuning)?;
-    let (transport, why) = comm.choose_transport(group, args.transport)?;
+    let comm = Communicator::new(&chosen, group, tuning)?;
     if is_first {
-        announce(&transport_line(transport, &why), stdout_taken)?;
+        announce(&format!("transport: {}", comm.transports()), stdout_taken)?;
     }
-    Ok(Connected { comm, transport, device: chosen.line })
+    Ok(Connected { comm, device: chosen.line })
 }
 
 /// The number of rows of the table, or of one cycle if there is no end.
@@ -148,15 +147,6 @@ fn table(args: &Args, group: &mut Group) -> Result<Option<AlgorithmTable>, Failu
 /// The number of hosts.
 fn hosts(group: &Group) -> usize {
     group.hosts().into_iter().enumerate().filter(|&(rank, host)| rank == host).count()
-}
-
-/// The line that says how ranks reach each other's memory.
-fn transport_line(transport: Transport, why: &str) -> String {
-    match transport {
-        Transport::Shm => "transport: shared memory".to_owned(),
-        _ if why.is_empty() => "transport: verbs".to_owned(),
-        _ => format!("transport: verbs ({why})"),
-    }
 }
 
 /// Whether the communicator's own all-reduce does what is asked for, if ranks are connected by

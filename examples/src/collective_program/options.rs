@@ -258,6 +258,7 @@ impl Args {
             shared_cores,
             stall: self.placement.timeout,
             method,
+            transport: self.transport,
         }
     }
 

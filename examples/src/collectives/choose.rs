@@ -11,8 +11,8 @@ use std::path::Path;
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::communicator::Transport;
 use super::schedules::{Algorithm, Collective, Unsupported};
+use super::transport::Transport;
 use crate::Failure;
 
 /// A collective on some ranks, for which an algorithm is chosen.

@@ -1,21 +1,25 @@
-//! A communicator: the ranks of a job, connected over RDMA, and the collectives that they do
-//! together.
+//! A communicator: the ranks of a job, connected by shared memory and by RDMA, and the collectives
+//! that they do together.
 
 use std::time::Duration;
 
 use rdma::ExposedRegion;
 
 use super::blocks::{Blocks, parts};
+use super::choose::{AlgorithmTable, Point, choose};
 use super::direct::Direct;
 use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory};
 use super::fabric::{Fabric, expose_together};
+use super::link::Links;
+use super::pair::PairLinks;
 use super::ring::Ring;
-use super::schedules::Algorithm;
-use super::shm::{AllReduce, Host, HostLinks};
+use super::schedules::{Algorithm, Collective, Job, build};
+use super::shm::{AllReduce, Host, HostLinks, HostSlice, UNCUT};
 use super::step::Schedule;
 use super::streams::{StreamLinks, Streams};
 use super::tensor::{Operation, Part, Tensor, TensorMemory};
+use super::transport::{self, Transport, Transports};
 use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -47,35 +51,29 @@ pub struct Tuning {
     pub stall: Duration,
     /// How the ranks connect.
     pub method: Method,
-}
-
-/// The way in which ranks reach each other's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Transport {
-    /// Shared memory if all ranks are on one host and can connect there, else verbs.
-    Auto,
-    /// Shared memory.
-    Shm,
-    /// RDMA by the verbs.
-    Verbs,
+    /// How the ranks reach each other's memory.
+    pub transport: Transport,
 }
 
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 
-/// The ranks of a job, connected over RDMA.
+/// The ranks of a job, connected to each other.
 #[derive(Debug)]
 pub struct Communicator {
+    rank: usize,
     world: usize,
+    hosts: Vec<usize>,
+    transports: Transports,
+    /// The connections to the ranks that share no memory with this one.
     fabric: Fabric,
-    /// The ranks of this host, if all share memory.
+    /// The ranks that share memory with this one, unless no ranks at all do.
     host: Option<Host>,
     tuning: Tuning,
     ring: Option<Ring>,
     direct: Option<Direct>,
     streams: Option<Streams>,
-    /// Memory for schedules; grows as needed.
+    /// Memory for schedules, if no ranks share memory; grows as needed.
     scratch: ExposedRegion,
     blocks: Blocks,
     /// The tensor that barriers reduce.
@@ -86,49 +84,62 @@ impl Communicator {
     /// Connects the ranks of a group; collective.
     ///
     /// # Errors
-    /// If any rank fails; every rank is told.
+    /// If shared memory is asked for and cannot be had, or if any rank fails; every rank is told.
     pub fn new(chosen: &Chosen, group: &mut Group, tuning: Tuning) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
-        let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
-        let mesh = world <= MESH || tuning.schedules;
-        let is_peer = |peer: usize| peer != rank && (mesh || peer == left || peer == right);
-        let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
+        let (mut host, transports) = transport::connect(group, tuning.transport, patience.clone())?;
+        let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
+        let schedules = tuning.schedules || host.is_some();
+        let mesh = world <= MESH || schedules;
+        let is_near = |peer: usize| host.as_ref().is_some_and(|host| host.reaches(peer));
+        let is_peer = |peer: usize| peer != rank && !is_near(peer) && (mesh || peer == left || peer == right);
+        let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
         let fabric = Fabric::connect(chosen, group, &peers, &tuning, patience)?;
-        let (mut ring, mut direct) = (None, None);
-        if world > 1 {
+        let (mut ring, mut direct, mut streams) = (None, None, None);
+        if world > 1 && host.is_none() {
             ring = Some(Ring::new(&fabric, group, tuning.chunk, tuning.lead)?);
             if mesh {
                 direct = Some(Direct::new(&fabric, group, tuning.one_step.max(tuning.chunk))?);
             }
         }
-        let streams = if tuning.schedules { Some(Streams::new(&fabric, group, tuning.chunk)?) } else { None };
+        if let Some(host) = host.as_mut().filter(|host| !host.is_whole()) {
+            host.register_with(fabric.domain());
+        }
+        if schedules && !host.as_ref().is_some_and(Host::is_whole) {
+            streams = Some(Streams::new(&fabric, group, tuning.chunk)?);
+        }
         let scratch = group.agree("the scratch memory", fabric.expose(0))?;
-        let blocks = Blocks::new();
-        let mut comm = Self { world, fabric, host: None, tuning, ring, direct, streams, scratch, blocks, token: None };
+        let (hosts, blocks) = (group.hosts(), Blocks::new());
+        let mut comm = Self {
+            rank,
+            world,
+            hosts,
+            transports,
+            fabric,
+            host,
+            tuning,
+            ring,
+            direct,
+            streams,
+            scratch,
+            blocks,
+            token: None,
+        };
         comm.token = Some(comm.allocate(group, 1)?);
         Ok(comm)
     }
 
-    /// Chooses the way in which ranks reach the tensors that are allocated from now on; collective.
-    /// Returns the choice, and if it is not the best one, the reason.
-    ///
-    /// # Errors
-    /// If shared memory is asked for and cannot be had, or if any rank fails.
-    pub fn choose_transport(&mut self, group: &mut Group, wanted: Transport) -> Result<(Transport, String), Failure> {
-        if wanted == Transport::Verbs || self.world == 1 {
-            return Ok((Transport::Verbs, String::new()));
-        }
-        let patience = Patience::new(group.watch(), self.tuning.shared_cores, self.tuning.stall);
-        match Host::connect(group, patience)? {
-            Ok(host) => {
-                self.host = Some(host);
-                self.token = Some(self.allocate(group, 1)?);
-                Ok((Transport::Shm, String::new()))
-            }
-            Err(why) if wanted == Transport::Auto => Ok((Transport::Verbs, why)),
-            Err(why) => Err(Failure::new(format!("no shared memory ({why}); --transport verbs does without"))),
-        }
+    /// The transports between the ranks.
+    #[must_use]
+    pub fn transports(&self) -> &Transports {
+        &self.transports
+    }
+
+    /// Whether [`all_reduce`](Self::all_reduce) has ways of its own, besides schedules.
+    #[must_use]
+    pub fn is_uniform(&self) -> bool {
+        self.host.as_ref().is_none_or(Host::is_whole)
     }
 
     /// Allocates a tensor of `count` elements at every rank; collective.
@@ -176,6 +187,9 @@ impl Communicator {
         if self.world == 1 {
             return self.copy(input, output, count);
         }
+        if !self.is_uniform() {
+            return self.all_reduce_by_schedule(input, output, count, reduction);
+        }
         let bytes = count * size_of::<T>();
         if let (Some(host), Some(input), Some(output)) = (&self.host, input.shared(), output.shared()) {
             return AllReduce { host, input, output, bytes, reduction }.run::<T>();
@@ -193,6 +207,9 @@ impl Communicator {
     /// The algorithm of [`Self::all_reduce`] for a number of bytes.
     #[must_use]
     pub fn all_reduce_algorithm(&self, bytes: usize) -> Algorithm {
+        if !self.is_uniform() {
+            return self.choose_all_reduce(bytes);
+        }
         let (one_step, two_steps) = match (&self.host, &self.direct) {
             (Some(_), _) => (AllReduce::ONE_STEP, usize::MAX),
             (None, Some(_)) => (self.tuning.one_step, self.tuning.two_steps),
@@ -203,6 +220,32 @@ impl Communicator {
             _ if bytes <= two_steps => Algorithm::TwoStep,
             _ => Algorithm::Ring,
         }
+    }
+
+    /// The algorithm of an all-reduce whose ranks are connected in several ways.
+    fn choose_all_reduce(&self, bytes: usize) -> Algorithm {
+        let hosts = self.hosts.iter().enumerate().filter(|(rank, host)| rank == *host).count();
+        let (ranks, transport) = (self.world, self.transports.main());
+        let point = Point { op: Collective::AllReduce, bytes: bytes as u64, ranks, hosts, transport };
+        choose(&point, &AlgorithmTable::default())
+    }
+
+    fn all_reduce_by_schedule<T: Element>(
+        &mut self,
+        input: &Tensor<T>,
+        output: &Tensor<T>,
+        count: usize,
+        reduction: Reduction,
+    ) -> Result<(), Failure> {
+        let mut job = Job::new(self.rank, self.world, count);
+        (job.in_place, job.hosts, job.chunk) =
+            (input.is(output), self.hosts.clone(), self.tuning.chunk / size_of::<T>());
+        let algorithm = self.choose_all_reduce(count * size_of::<T>());
+        let schedule = build(Collective::AllReduce, algorithm, &job);
+        let schedule = schedule.map_err(|unsupported| Failure::new(unsupported.to_string()))?;
+        let output = output.part(0..count);
+        self.run(&schedule, &input.part(0..count), &output, reduction)?;
+        self.finish(&output, reduction)
     }
 
     /// Runs this rank's part of a collective; the other ranks run theirs.
@@ -218,21 +261,31 @@ impl Communicator {
         output: &Part<'_, T>,
         reduction: Reduction,
     ) -> Result<(), Failure> {
-        let bytes = schedule.scratch * size_of::<T>();
-        if let (Some(host), Some(from), Some(to)) = (&mut self.host, input.shared(), output.shared()) {
-            let memory = Memory { input: from?, output: to?, scratch: host.scratch(bytes)? };
-            let tensors = [input.tensor(), output.tensor()].map(Tensor::shared);
-            let mut links = HostLinks::new(host, tensors.into_iter().flatten())?;
-            return Execution::new(&mut links, &mut self.blocks, &memory, reduction).run::<T>(schedule);
+        let scratch = self.scratch(schedule.scratch * size_of::<T>())?;
+        let memory = Memory { input: input.slice()?, output: output.slice()?, scratch };
+        let fabric = &mut self.fabric;
+        let streams = self.streams.as_mut().map(|streams| StreamLinks { fabric, streams });
+        let host = match &mut self.host {
+            Some(host) => {
+                let tensors = [input.tensor(), output.tensor()].into_iter().filter_map(Tensor::shared);
+                let piece = streams.as_ref().map_or(UNCUT, StreamLinks::piece);
+                Some(HostLinks::new(host, tensors, piece)?)
+            }
+            None => None,
+        };
+        let mut links = PairLinks { host, streams };
+        Execution::new(&mut links, &mut self.blocks, &memory, reduction).run::<T>(schedule)
+    }
+
+    /// Memory for a schedule.
+    fn scratch(&mut self, bytes: usize) -> Result<HostSlice, Failure> {
+        if let Some(host) = &mut self.host {
+            return host.scratch(bytes);
         }
         if bytes > self.scratch.len() {
             self.scratch = self.fabric.expose(bytes)?;
         }
-        let (input, output, scratch) = (input.exposed()?, output.exposed()?, self.scratch.slice(..bytes)?);
-        let memory = Memory { input, output, scratch };
-        let streams = self.streams.as_mut().ok_or_else(|| Failure::new("this communicator runs no schedules"))?;
-        let mut links = StreamLinks { fabric: &mut self.fabric, streams };
-        Execution::new(&mut links, &mut self.blocks, &memory, reduction).run::<T>(schedule)
+        Ok(self.scratch.slice(..bytes)?.into())
     }
 
     /// Divides a sum by the number of ranks if `reduction` is the average, which no schedule does.

@@ -164,28 +164,29 @@ mod tests {
     use std::collections::{HashSet, VecDeque};
     use std::time::Duration;
 
-    use rdma::{DeviceSelector, ExposedRegion, ExposedSlice, RemoteAccess};
+    use rdma::{DeviceSelector, ExposedRegion, RemoteAccess};
 
+    use super::super::shm::HostSlice;
     use super::super::wait::Patience;
     use super::*;
     use crate::bootstrap::Watch;
 
     /// Links to ranks whose messages are given, and which take messages only while this rank waits.
     struct Script {
-        incoming: Vec<VecDeque<ExposedSlice>>,
-        posted: Vec<(usize, Vec<u32>, ExposedSlice)>,
+        incoming: Vec<VecDeque<HostSlice>>,
+        posted: Vec<(usize, Vec<u32>, HostSlice)>,
         taken: HashSet<u64>,
         pauses: usize,
     }
 
     impl Links for Script {
-        type Slice = ExposedSlice;
+        type Slice = HostSlice;
 
         fn piece(&self) -> usize {
             16
         }
 
-        fn post(&mut self, to: usize, message: ExposedSlice) -> Result<Ticket, Failure> {
+        fn post(&mut self, to: usize, message: HostSlice) -> Result<Ticket, Failure> {
             self.posted.push((to, Vec::new(), message));
             Ok(Ticket { to, number: self.posted.len() as u64 })
         }
@@ -194,7 +195,7 @@ mod tests {
             Ok(self.taken.contains(&ticket.number))
         }
 
-        fn arrived(&mut self, from: usize, length: usize) -> Result<Option<ExposedSlice>, Failure> {
+        fn arrived(&mut self, from: usize, length: usize) -> Result<Option<HostSlice>, Failure> {
             let piece = self.incoming[from].front().cloned();
             assert!(piece.as_ref().is_none_or(|piece| piece.len() == length));
             Ok(piece)
@@ -211,7 +212,7 @@ mod tests {
                 return Patience::new(Watch::new(), true, Duration::ZERO).pause(wait).map(drop);
             };
             elements.resize(message.len() / 4, 0);
-            message.copy_out(0, bytemuck::cast_slice_mut(elements))?;
+            message.registered()?.copy_out(0, bytemuck::cast_slice_mut(elements))?;
             self.taken.insert(number as u64 + 1);
             Ok(())
         }
@@ -219,7 +220,7 @@ mod tests {
 
     struct Bed {
         region: ExposedRegion,
-        memory: Memory<ExposedSlice>,
+        memory: Memory<HostSlice>,
         script: Script,
     }
 
@@ -231,7 +232,7 @@ mod tests {
             let region = pd.allocate_exposed(4096, RemoteAccess::WRITE).unwrap();
             let values: Vec<u32> = (0..24).collect();
             region.copy_in(0, bytemuck::cast_slice(&values)).unwrap();
-            let place = |place: usize| region.slice(place * 32..(place + 1) * 32).unwrap();
+            let place = |place: usize| HostSlice::from(region.slice(place * 32..(place + 1) * 32).unwrap());
             let memory = Memory { input: place(0), output: place(1), scratch: place(2) };
             let incoming = vec![VecDeque::new(); 3];
             let script = Script { incoming, posted: Vec::new(), taken: HashSet::new(), pauses: 0 };
@@ -243,7 +244,7 @@ mod tests {
             for (index, piece) in elements.chunks(4).enumerate() {
                 let at = 1024 + 64 * at + 16 * index;
                 self.region.copy_in(at, bytemuck::cast_slice(piece)).unwrap();
-                self.script.incoming[from].push_back(self.region.slice(at..at + 4 * piece.len()).unwrap());
+                self.script.incoming[from].push_back(self.region.slice(at..at + 4 * piece.len()).unwrap().into());
             }
         }
 
@@ -255,7 +256,7 @@ mod tests {
 
         fn output(&self) -> Vec<u32> {
             let mut elements = vec![0; 8];
-            self.memory.output.copy_out(0, bytemuck::cast_slice_mut(&mut elements)).unwrap();
+            self.memory.output.registered().unwrap().copy_out(0, bytemuck::cast_slice_mut(&mut elements)).unwrap();
             elements
         }
     }
@@ -301,7 +302,7 @@ mod tests {
     #[test]
     fn empty_messages_are_sent_and_awaited() {
         let mut bed = Bed::new();
-        let (nothing, awaited) = (span(Place::Scratch, 0..0), bed.memory.scratch.slice(..0).unwrap());
+        let (nothing, awaited) = (span(Place::Scratch, 0..0), bed.memory.scratch.part(0..0).unwrap());
         bed.script.incoming[2].push_back(awaited);
         let sources = vec![Source::Message { from: 2 }];
         bed.run(vec![Step::Send { to: 1, span: nothing.clone() }, Step::Combine { sources, into: nothing }]).unwrap();

@@ -208,6 +208,11 @@ impl Fabric {
         self.pd.allocate_exposed(length.max(1), RemoteAccess::WRITE).map_err(Failure::from)
     }
 
+    /// The domain of the memory that this rank sends.
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
     /// How this rank notices arrivals, as text for the report.
     pub(super) fn notice(&self) -> &'static str {
         match self.notices {

@@ -1,7 +1,7 @@
-//! Collectives over RDMA writes, and over shared memory inside a host.
+//! Collectives over shared memory inside a host, and over RDMA writes between hosts.
 //!
-//! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s. Over RDMA
-//! the other ranks write to a tensor's memory directly; in shared memory they read it.
+//! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s. Ranks that
+//! share memory read each other's tensors where they lie; to the others, messages are written.
 
 mod blocks;
 mod choose;
@@ -11,6 +11,7 @@ mod element;
 mod execute;
 mod fabric;
 mod link;
+mod pair;
 mod pattern;
 mod ring;
 mod schedule;
@@ -19,10 +20,11 @@ mod shm;
 mod step;
 mod streams;
 mod tensor;
+mod transport;
 pub(crate) mod wait;
 
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
-pub use communicator::{Communicator, Transport, Tuning};
+pub use communicator::{Communicator, Tuning};
 pub use element::{Element, Reduction};
 pub use pattern::Pattern;
 pub use schedules::{
@@ -31,3 +33,4 @@ pub use schedules::{
 };
 pub use step::{Place, Schedule, Source, Span, Step};
 pub use tensor::{Part, Tensor};
+pub use transport::{Transport, Transports};

@@ -11,6 +11,7 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 
 use super::fabric::{Fabric, Lane, expose_together};
 use super::link::{Links, Ticket};
+use super::shm::HostSlice;
 use super::wait::Wait;
 use crate::Failure;
 use crate::bootstrap::Group;
@@ -106,13 +107,14 @@ impl StreamLinks<'_> {
 }
 
 impl Links for StreamLinks<'_> {
-    type Slice = ExposedSlice;
+    type Slice = HostSlice;
 
     fn piece(&self) -> usize {
         self.streams.piece
     }
 
-    fn post(&mut self, to: usize, message: ExposedSlice) -> Result<Ticket, Failure> {
+    fn post(&mut self, to: usize, message: HostSlice) -> Result<Ticket, Failure> {
+        let message = message.registered()?;
         let stream = &mut self.streams.peers[to];
         stream.posted += 1;
         stream.queue.push_back(message);
@@ -134,13 +136,13 @@ impl Links for StreamLinks<'_> {
         Ok(true)
     }
 
-    fn arrived(&mut self, from: usize, length: usize) -> Result<Option<ExposedSlice>, Failure> {
+    fn arrived(&mut self, from: usize, length: usize) -> Result<Option<HostSlice>, Failure> {
         let piece = self.streams.peers[from].released;
         if self.fabric.received(from, Lane::Piece)? <= piece as u64 {
             return Ok(None);
         }
         let at = self.streams.slot(from, piece);
-        Ok(Some(self.streams.slots.slice(at..at + length)?))
+        Ok(Some(self.streams.slots.slice(at..at + length)?.into()))
     }
 
     fn release(&mut self, from: usize) -> Result<(), Failure> {

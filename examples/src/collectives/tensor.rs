@@ -8,7 +8,6 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 use super::blocks::{Blocks, parts};
 use super::element::{Element, Reduction};
 use super::fabric::{Fabric, Lane};
-use super::link::Slice;
 use super::shm::{HostSlice, SharedTensor};
 use crate::Failure;
 
@@ -32,7 +31,7 @@ pub struct Tensor<T> {
 pub(super) enum TensorMemory {
     /// Memory that the other ranks write, and the same of the other ranks.
     Exposed(ExposedRegion, Vec<RemoteSlice>),
-    /// Memory that the other ranks read.
+    /// Memory that the other ranks of the host read, and that is sent to ranks of other hosts.
     Shared(SharedTensor),
 }
 
@@ -146,14 +145,13 @@ pub struct Part<'a, T> {
 }
 
 impl<T: Element> Part<'_, T> {
-    /// The local memory of the elements, for RDMA.
-    pub(super) fn exposed(&self) -> Result<ExposedSlice, Failure> {
-        self.tensor.local(self.elements.clone())
-    }
-
-    /// The local memory of the elements, if the tensor is in shared memory.
-    pub(super) fn shared(&self) -> Option<Result<HostSlice, Failure>> {
-        Some(self.tensor.shared()?.slice(bytes::<T>(self.elements.clone())))
+    /// The local memory of the elements.
+    pub(super) fn slice(&self) -> Result<HostSlice, Failure> {
+        let bytes = bytes::<T>(self.elements.clone());
+        match &self.tensor.memory {
+            TensorMemory::Exposed(region, _) => Ok(region.slice(bytes)?.into()),
+            TensorMemory::Shared(tensor) => tensor.slice(bytes),
+        }
     }
 
     /// The tensor.
@@ -169,39 +167,6 @@ impl<T: Element> Part<'_, T> {
             self.tensor.read(part.start, block)?;
             change(block);
             self.tensor.write(part.start, block)?;
-        }
-        Ok(())
-    }
-}
-
-impl Slice for ExposedSlice {
-    fn len(&self) -> usize {
-        Self::len(self)
-    }
-
-    fn part(&self, bytes: Range<usize>) -> Result<Self, Failure> {
-        self.slice(bytes).map_err(Failure::from)
-    }
-
-    fn addresses(&self) -> Result<Range<u64>, Failure> {
-        let start = self.remote(..)?.address();
-        Ok(start..start + self.len() as u64)
-    }
-
-    /// Reduces in cache-sized blocks, into which all operands are copied.
-    fn reduce<T: Element>(&self, reduction: Reduction, operands: &[Self], blocks: &mut Blocks) -> Result<(), Failure> {
-        let (reduced, more) = blocks.of::<T>();
-        for block in parts(0..self.len() / size_of::<T>(), reduced.len()) {
-            let (reduced, more) = (&mut reduced[..block.len()], &mut more[..block.len()]);
-            let at = block.start * size_of::<T>();
-            for (index, operand) in operands.iter().enumerate() {
-                let target: &mut [T] = if index == 0 { reduced } else { more };
-                operand.copy_out(at, bytemuck::cast_slice_mut(target))?;
-                if index > 0 {
-                    T::reduce(reduction, reduced, more);
-                }
-            }
-            self.copy_in(at, bytemuck::cast_slice(reduced))?;
         }
         Ok(())
     }

@@ -6,12 +6,14 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rdma::{ExposedRegion, ExposedSlice, ProtectionDomain, RemoteAccess};
 use rdma_mem::{Segment, SegmentView, SharedSlice, SharedSliceMut, pass};
 
 use super::clock::{self, Clock};
-use super::links::HostSlice;
+use super::failed;
 use super::mail::{self, Announcement, Mail};
-use super::{failed, meet};
+use super::meet::{self, Meeting};
+use super::slice::HostSlice;
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::collectives::wait::Patience;
@@ -25,13 +27,29 @@ const SCRATCH: u64 = 1 << 63;
 #[derive(Debug)]
 pub(crate) struct Host {
     rank: usize,
+    /// Whether all ranks of the job are here.
+    is_whole: bool,
+    /// The domain of the device that sends from the tensors to ranks of other hosts.
+    domain: Option<ProtectionDomain>,
     peers: Vec<Neighbour>,
     clock: Arc<Clock>,
     mail: Mail,
     /// Common segments given so far; equal at all ranks.
     segments: u64,
     /// This rank's scratch memory, and its number.
-    scratch: (u64, Option<Arc<Segment>>),
+    scratch: (u64, Option<Arc<OwnMemory>>),
+    /// Bytes released of the message that each rank has announced.
+    released: Vec<usize>,
+}
+
+/// A segment of this rank.
+#[derive(Debug)]
+pub(super) struct OwnMemory {
+    /// The number by which the other ranks know it.
+    pub(super) number: u64,
+    segment: Arc<Segment>,
+    /// The same memory, registered to be sent.
+    registered: Option<ExposedRegion>,
 }
 
 /// Another rank of the host.
@@ -47,16 +65,10 @@ struct Neighbour {
 }
 
 impl Host {
-    /// Connects the ranks of a group, if they are on one host; collective. The inner error says why
-    /// they cannot share memory.
-    pub(crate) fn connect(group: &mut Group, patience: Patience) -> Result<Result<Self, String>, Failure> {
-        if !group.is_on_one_host() {
-            return Ok(Err("the ranks are on several hosts".to_owned()));
-        }
-        let streams = match meet::connect(group)? {
-            Ok(streams) => streams,
-            Err(why) => return Ok(Err(why)),
-        };
+    /// Connects the ranks of each host of a group; collective. Returns the host of this rank, and
+    /// the reason why a pair of its ranks, or of another host's, cannot share memory.
+    pub(crate) fn connect(group: &mut Group, patience: Patience) -> Result<(Self, Option<String>), Failure> {
+        let Meeting { streams, why_not } = meet::connect(group)?;
         let neighbour = |(rank, stream): (usize, Option<UnixStream>)| {
             Some(Neighbour { rank, stream: stream?, scratch: None, posted: 0, unsent: VecDeque::new() })
         };
@@ -64,8 +76,26 @@ impl Host {
         let (own, views) = share(group, &mut peers, 0, "the shared counters", clock::MEMORY)?;
         let clock = Arc::new(Clock::new(own, views, patience));
         let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
-        let mail = Mail::new(group.rank(), own, views);
-        Ok(Ok(Self { rank: group.rank(), peers, clock, mail, segments: 1, scratch: (SCRATCH, None) }))
+        let mail = Mail::new(group.rank(), group.world(), own, views);
+        let (is_whole, scratch) = (peers.len() + 1 == group.world(), (SCRATCH, None));
+        let (rank, released) = (group.rank(), vec![0; group.world()]);
+        let host = Self { rank, is_whole, domain: None, peers, clock, mail, segments: 1, scratch, released };
+        Ok((host, why_not))
+    }
+
+    /// Registers the memory that is allocated from now on, to be sent to ranks of other hosts.
+    pub(crate) fn register_with(&mut self, domain: &ProtectionDomain) {
+        self.domain = Some(domain.clone());
+    }
+
+    /// Whether all ranks of the job share memory.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Whether a rank shares memory with this one.
+    pub(crate) fn reaches(&self, rank: usize) -> bool {
+        self.peers.iter().any(|peer| peer.rank == rank)
     }
 
     /// Allocates a tensor of `bytes` bytes at every rank; collective.
@@ -74,23 +104,24 @@ impl Host {
         let number = self.segments;
         let (own, views) = share(group, &mut self.peers, number, "the tensors", bytes.max(1))?;
         let views = views.into_iter().map(|(rank, view)| (rank, Arc::new(view))).collect();
-        Ok(SharedTensor { number, own: Arc::new(own), views, clock: Arc::clone(&self.clock) })
+        let own = group.agree("the tensors", OwnMemory::new(own, number, self.domain.as_ref()))?;
+        Ok(SharedTensor { own: Arc::new(own), views, clock: Arc::clone(&self.clock) })
     }
 
     /// This rank's scratch memory, of at least `bytes` bytes.
     pub(crate) fn scratch(&mut self, bytes: usize) -> Result<HostSlice, Failure> {
-        let (number, segment) = &mut self.scratch;
-        let segment = match segment {
-            Some(segment) if segment.len() >= bytes => segment,
+        let (number, scratch) = &mut self.scratch;
+        let scratch = match scratch {
+            Some(scratch) if scratch.segment.len() >= bytes => scratch,
             _ => {
-                let larger = Segment::new(bytes.next_power_of_two().max(4096)).map_err(failed)?;
+                let larger = Segment::new(bytes.next_power_of_two().max(4096))?;
                 *number += 1;
                 // The other ranks map it when a message lies in it.
                 self.peers.iter().try_for_each(|peer| peer.give(*number, &larger))?;
-                segment.insert(Arc::new(larger))
+                scratch.insert(Arc::new(OwnMemory::new(larger, *number, self.domain.as_ref())?))
             }
         };
-        HostSlice::own(segment, *number, 0..bytes)
+        HostSlice::own(scratch, 0..bytes)
     }
 
     /// The scratch memory of a rank, under the number that it has announced.
@@ -109,6 +140,11 @@ impl Host {
         Ok(peer.posted)
     }
 
+    /// Bytes released of the message that a rank has announced.
+    pub(super) fn released(&mut self, from: usize) -> &mut usize {
+        &mut self.released[from]
+    }
+
     /// Announces all posted messages for which there is room.
     pub(super) fn push_all(&mut self) -> Result<(), Failure> {
         self.peers.iter_mut().try_for_each(|peer| peer.push(&mut self.mail))
@@ -118,6 +154,7 @@ impl Host {
         self.rank
     }
 
+    /// The number of ranks that share memory.
     pub(super) fn world(&self) -> usize {
         self.peers.len() + 1
     }
@@ -131,8 +168,28 @@ impl Host {
     }
 }
 
-/// Allocates a segment at every rank, and gives it to all others; collective. Returns this rank's,
-/// and the others' by rank.
+impl OwnMemory {
+    fn new(segment: Segment, number: u64, domain: Option<&ProtectionDomain>) -> Result<Self, Failure> {
+        let segment = Arc::new(segment);
+        // The device only reads it: the peers need no access, but an exposed region gives some.
+        let register = |pd: &ProtectionDomain| pd.register_exposed(Arc::clone(&segment), RemoteAccess::READ);
+        Ok(Self { number, registered: domain.map(register).transpose()?, segment })
+    }
+
+    /// The memory.
+    pub(super) fn bytes(&self) -> SharedSliceMut<'_> {
+        self.segment.bytes()
+    }
+
+    /// Some bytes of the memory, for a device to send.
+    pub(super) fn registered(&self, bytes: Range<usize>) -> Result<ExposedSlice, Failure> {
+        let region = self.registered.as_ref().ok_or_else(|| failed("it is not registered with a device"))?;
+        region.slice(bytes).map_err(Failure::from)
+    }
+}
+
+/// Allocates a segment at every rank, and gives it to the others of its host; collective. Returns
+/// this rank's, and the others' by rank.
 fn share(
     group: &mut Group,
     peers: &mut [Neighbour],
@@ -140,7 +197,7 @@ fn share(
     what: &str,
     bytes: usize,
 ) -> Result<(Segment, Vec<(usize, SegmentView)>), Failure> {
-    let own = group.agree(what, Segment::new(bytes).map_err(failed))?;
+    let own = group.agree(what, Segment::new(bytes).map_err(Failure::from))?;
     let given = peers.iter().try_for_each(|peer| peer.give(number, &own));
     let views = given.and_then(|()| peers.iter_mut().map(|peer| Ok((peer.rank, peer.take(number, bytes)?))).collect());
     Ok((own, group.agree(what, views)?))
@@ -190,7 +247,7 @@ impl Neighbour {
         let fd = fd.ok_or_else(|| self.astray())?;
         let word = |at: usize| record[at..at + 8].iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
         let len = usize::try_from(word(8)).unwrap_or(usize::MAX);
-        Ok((word(0), len, SegmentView::map(fd.as_fd(), len).map_err(failed)?))
+        Ok((word(0), len, SegmentView::map(fd.as_fd(), len)?))
     }
 
     /// Announces posted messages while there is room.
@@ -216,11 +273,10 @@ fn record(number: u64, len: usize) -> [u8; RECORD] {
     record
 }
 
-/// A tensor in shared memory: this rank's, and those of the other ranks.
+/// A tensor in shared memory: this rank's, and those of the other ranks of its host.
 #[derive(Debug)]
 pub(crate) struct SharedTensor {
-    number: u64,
-    own: Arc<Segment>,
+    own: Arc<OwnMemory>,
     views: Vec<(usize, Arc<SegmentView>)>,
     clock: Arc<Clock>,
 }
@@ -241,12 +297,12 @@ impl SharedTensor {
 
     /// Some bytes of this rank's memory.
     pub(crate) fn slice(&self, bytes: Range<usize>) -> Result<HostSlice, Failure> {
-        HostSlice::own(&self.own, self.number, bytes)
+        HostSlice::own(&self.own, bytes)
     }
 
     /// The number that all ranks give to the tensor.
     pub(super) fn number(&self) -> u64 {
-        self.number
+        self.own.number
     }
 
     /// The memory of another rank.

@@ -49,8 +49,7 @@ pub(super) fn memory(world: usize) -> usize {
 
 impl Mail {
     /// Rings in a segment of [`memory`] bytes and in those of the other ranks, given by rank.
-    pub(super) fn new(rank: usize, own: Segment, peers: Vec<(usize, SegmentView)>) -> Self {
-        let world = peers.len() + 1;
+    pub(super) fn new(rank: usize, world: usize, own: Segment, peers: Vec<(usize, SegmentView)>) -> Self {
         Self { rank, own, peers, sent: vec![0; world], taken: vec![0; world] }
     }
 
@@ -112,7 +111,7 @@ mod tests {
         let segments = [Segment::new(memory(2)).unwrap(), Segment::new(memory(2)).unwrap()];
         let views = segments.each_ref().map(|segment| SegmentView::map(segment.fd(), memory(2)).unwrap());
         let ([one, two], [of_one, of_two]) = (segments, views);
-        [Mail::new(0, one, vec![(1, of_two)]), Mail::new(1, two, vec![(0, of_one)])]
+        [Mail::new(0, 2, one, vec![(1, of_two)]), Mail::new(1, 2, two, vec![(0, of_one)])]
     }
 
     #[test]

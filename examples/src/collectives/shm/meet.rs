@@ -53,21 +53,22 @@ impl Door {
     }
 
     /// The next connection, and the rank that it comes from.
-    fn accept(&self, cards: &[Card], timeout: Duration) -> io::Result<Option<(usize, UnixStream)>> {
+    fn accept(&self, cards: &[Option<Card>], timeout: Duration) -> io::Result<Option<(usize, UnixStream)>> {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         };
         // Others may connect, but are not heard.
-        if !cards.iter().any(|card| card.is_of_peer(&stream).unwrap_or(false)) {
+        if !cards.iter().flatten().any(|card| card.is_of_peer(&stream).unwrap_or(false)) {
             return Ok(None);
         }
         set_timeouts(&stream, timeout)?;
         let mut hello = [0; HELLO];
         (&stream).read_exact(&mut hello)?;
         let rank = hello[SECRET..].iter().fold(0, |rank, &byte| rank << 8 | usize::from(byte));
-        let is_rank = cards.get(rank).is_some_and(|card| card.is_of_peer(&stream).unwrap_or(false));
+        let card = cards.get(rank).and_then(Option::as_ref);
+        let is_rank = card.is_some_and(|card| card.is_of_peer(&stream).unwrap_or(false));
         Ok((is_rank && hello == self.card.hello(rank)).then_some((rank, stream)))
     }
 }
@@ -98,50 +99,90 @@ impl Card {
     }
 }
 
-/// Connects this rank to every other one; collective. The inner error says why ranks cannot reach
-/// each other; all ranks get the same.
-pub(super) fn connect(group: &mut Group) -> Result<Result<Vec<Option<UnixStream>>, String>, Failure> {
-    let door = Door::open();
-    let card = door.as_ref().map(|door| door.card.clone()).map_err(ToString::to_string);
-    let cards = group.all_gather("the sockets for shared memory", &card)?;
-    let cards: Result<Vec<Card>, String> = cards.into_iter().collect();
-    let streams = match (door, cards) {
-        (Ok(door), Ok(cards)) => connect_all(&door, &cards, group.rank(), group.timeout(), &group.watch()),
-        (_, Err(why)) => Err(why),
-        (Err(error), _) => Err(error.to_string()),
-    };
-    let failed = streams.as_ref().err().cloned();
-    let all = group.all_gather("the connections for shared memory", &failed)?;
-    match all.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?))) {
-        Some((rank, why)) => Ok(Err(format!("rank {rank}: {why}"))),
-        None => Ok(streams),
-    }
+/// The sockets to the other ranks of this host.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    /// The socket to each rank that has one.
+    pub(super) streams: Vec<Option<UnixStream>>,
+    /// The reason why a pair of ranks of one host has none, if there is such a pair; equal at all
+    /// ranks.
+    pub(super) why_not: Option<String>,
 }
 
-fn connect_all(
-    door: &Door,
-    cards: &[Card],
+/// A rank, and the reason why it cannot be reached.
+type Refusal = (usize, String);
+
+/// Connects this rank to the other ranks of its host; collective. A pair of ranks is connected at
+/// both ends or at none.
+pub(super) fn connect(group: &mut Group) -> Result<Meeting, Failure> {
+    let (rank, hosts) = (group.rank(), group.hosts());
+    let door = Door::open();
+    let card = door.as_ref().map(|door| door.card.clone()).map_err(ToString::to_string);
+    let cards: Vec<Result<Card, String>> = group.all_gather("the sockets for shared memory", &card)?;
+    let mut streams: Vec<Option<UnixStream>> = cards.iter().map(|_| None).collect();
+    let mut refusals = Vec::<Refusal>::new();
+    for peer in (0..rank).filter(|&peer| hosts[peer] == hosts[rank]) {
+        match call(&card, &cards[peer], rank, group.timeout()) {
+            Ok(stream) => streams[peer] = Some(stream),
+            Err(why) => refusals.push((peer, why)),
+        }
+    }
+    // A rank that has called is in the queue of the socket that it called.
+    let all = group.all_gather("the calls for shared memory", &refusals)?;
+    let is_calling = |peer: &usize| hosts[*peer] == hosts[rank] && all[*peer].iter().all(|(to, _)| *to != rank);
+    let callers: Vec<usize> = (rank + 1..cards.len()).filter(is_calling).collect();
+    let mut missed = Vec::<Refusal>::new();
+    if let Ok(door) = &door {
+        let cards: Vec<Option<Card>> = cards.into_iter().map(Result::ok).collect();
+        let accepted = accept_all(door, &cards, &mut streams, &callers, (group.timeout(), &group.watch()));
+        let why = accepted.err().unwrap_or_default();
+        missed.extend(callers.iter().filter(|&&peer| streams[peer].is_none()).map(|&peer| (peer, why.clone())));
+    }
+    let missed = group.all_gather("the connections for shared memory", &missed)?;
+    for (peer, missed) in missed.iter().enumerate() {
+        if missed.iter().any(|(from, _)| *from == rank) {
+            streams[peer] = None;
+        }
+    }
+    let first = |lists: Vec<Vec<Refusal>>| {
+        let found = lists.into_iter().enumerate().find_map(|(rank, list)| Some((rank, list.into_iter().next()?)));
+        found.map(|(rank, (peer, why))| format!("rank {rank} cannot reach rank {peer}: {why}"))
+    };
+    let why_not = first(all).or_else(|| first(missed));
+    Ok(Meeting { streams, why_not })
+}
+
+/// Connects this rank to the one of a card, if both have a socket.
+fn call(
+    own: &Result<Card, String>,
+    peer: &Result<Card, String>,
     rank: usize,
     timeout: Duration,
-    watch: &Watch,
-) -> Result<Vec<Option<UnixStream>>, String> {
-    let mut streams: Vec<Option<UnixStream>> = cards.iter().map(|_| None).collect();
-    for (peer, card) in cards.iter().enumerate().take(rank) {
-        let stream = card.connect(rank, timeout).map_err(|error| format!("cannot reach rank {peer}: {error}"))?;
-        streams[peer] = Some(stream);
-    }
+) -> Result<UnixStream, String> {
+    own.as_ref().map_err(String::clone)?;
+    peer.as_ref().map_err(String::clone)?.connect(rank, timeout).map_err(|error| error.to_string())
+}
+
+/// Accepts the connections of the callers.
+fn accept_all(
+    door: &Door,
+    cards: &[Option<Card>],
+    streams: &mut [Option<UnixStream>],
+    callers: &[usize],
+    (timeout, watch): (Duration, &Watch),
+) -> Result<(), String> {
     let deadline = Instant::now() + timeout;
-    while let Some(missing) = (rank + 1..cards.len()).find(|&peer| streams[peer].is_none()) {
+    while callers.iter().any(|&peer| streams[peer].is_none()) {
         match door.accept(cards, timeout).map_err(|error| format!("cannot accept connections: {error}"))? {
             Some((peer, stream)) => streams[peer] = Some(stream),
             None => std::thread::sleep(PAUSE),
         }
         watch.check().map_err(|failure| failure.to_string())?;
         if Instant::now() > deadline {
-            return Err(format!("rank {missing} has not connected"));
+            return Err("it has not connected".to_owned());
         }
     }
-    Ok(streams)
+    Ok(())
 }
 
 fn set_timeouts(stream: &UnixStream, timeout: Duration) -> io::Result<()> {
@@ -156,18 +197,17 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    fn accept(door: &Door, cards: &[Card]) -> Option<usize> {
+    fn accept(door: &Door, card: &Card) -> Option<usize> {
         // A connection that was just made is there at once.
-        door.accept(cards, LONG).unwrap().map(|(rank, _)| rank)
+        door.accept(&[Some(card.clone())], LONG).unwrap().map(|(rank, _)| rank)
     }
 
     #[test]
     fn a_rank_is_accepted_and_knows_the_listener() {
         let door = Door::open().unwrap();
-        let cards = [door.card.clone()];
-        assert_eq!(accept(&door, &cards), None);
+        assert_eq!(accept(&door, &door.card), None);
         let _stream = door.card.connect(0, LONG).unwrap();
-        assert_eq!(accept(&door, &cards), Some(0));
+        assert_eq!(accept(&door, &door.card), Some(0));
     }
 
     #[test]
@@ -176,11 +216,11 @@ mod tests {
         let mut card = door.card.clone();
         card.secret[3] ^= 1;
         let _stream = card.connect(0, LONG).unwrap();
-        assert_eq!(accept(&door, std::slice::from_ref(&door.card)), None);
+        assert_eq!(accept(&door, &door.card), None);
         // A connection from this process, when another one is expected.
         let other = Card { pid: 1, ..door.card.clone() };
         let _stream = door.card.connect(0, LONG).unwrap();
-        assert_eq!(accept(&door, std::slice::from_ref(&other)), None);
+        assert_eq!(accept(&door, &other), None);
         assert!(other.connect(0, LONG).unwrap_err().to_string().contains("another process"));
     }
 }

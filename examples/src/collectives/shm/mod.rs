@@ -2,7 +2,8 @@
 //!
 //! A tensor is a segment of its rank, which the other ranks have mapped to read. Each rank reads
 //! its peers' elements where they lie, writes its own memory alone, and counts its progress in a
-//! line that the others watch.
+//! line that the others watch. If some ranks are on other hosts, the segments are also registered
+//! with a device, which sends from them: a message is copied once, into memory of its receiver.
 
 mod all_reduce;
 mod clock;
@@ -10,10 +11,12 @@ mod host;
 mod links;
 mod mail;
 mod meet;
+mod slice;
 
 pub(super) use all_reduce::AllReduce;
 pub(super) use host::{Host, SharedTensor};
-pub(super) use links::{HostLinks, HostSlice};
+pub(super) use links::{HostLinks, UNCUT};
+pub(super) use slice::HostSlice;
 
 /// A failure of an operation on shared memory.
 fn failed(error: impl std::fmt::Display) -> crate::Failure {

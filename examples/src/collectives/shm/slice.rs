@@ -1,0 +1,118 @@
+//! Memory of a host: of this rank, of another rank, or registered with a device.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rdma::ExposedSlice;
+use rdma_mem::{SegmentView, SharedSlice, SharedSliceMut, reduce};
+
+use super::all_reduce::{operation, stores};
+use super::failed;
+use super::host::OwnMemory;
+use super::mail::Announcement;
+use crate::Failure;
+use crate::collectives::blocks::Blocks;
+use crate::collectives::element::{Element, Reduction};
+use crate::collectives::link::Slice;
+
+/// Some bytes of this host's memory.
+#[derive(Clone, Debug)]
+pub(crate) struct HostSlice {
+    memory: SliceMemory,
+    bytes: Range<usize>,
+}
+
+#[derive(Clone, Debug)]
+enum SliceMemory {
+    /// A segment of this rank.
+    Own(Arc<OwnMemory>),
+    /// A segment of another rank.
+    Other(Arc<SegmentView>),
+    /// Registered memory of this rank, which no other rank maps.
+    Exposed(ExposedSlice),
+}
+
+impl HostSlice {
+    /// Bytes of a segment of this rank.
+    pub(super) fn own(memory: &Arc<OwnMemory>, bytes: Range<usize>) -> Result<Self, Failure> {
+        Self::new(SliceMemory::Own(Arc::clone(memory)), bytes)
+    }
+
+    /// Bytes of a segment of another rank.
+    pub(super) fn other(view: Arc<SegmentView>, bytes: Range<usize>) -> Result<Self, Failure> {
+        Self::new(SliceMemory::Other(view), bytes)
+    }
+
+    fn new(memory: SliceMemory, bytes: Range<usize>) -> Result<Self, Failure> {
+        let slice = Self { memory, bytes };
+        slice.read()?;
+        Ok(slice)
+    }
+
+    /// The place of the bytes, for the other ranks of the host.
+    pub(super) fn announcement(&self) -> Result<Announcement, Failure> {
+        let SliceMemory::Own(memory) = &self.memory else {
+            return Err(failed("only a segment of this rank can be announced"));
+        };
+        let (start, len) = (self.bytes.start as u64, self.bytes.len() as u64);
+        Ok(Announcement { segment: memory.number, start, len })
+    }
+
+    /// The same bytes, for a device to send.
+    pub(crate) fn registered(&self) -> Result<ExposedSlice, Failure> {
+        match &self.memory {
+            SliceMemory::Own(memory) => memory.registered(self.bytes.clone()),
+            SliceMemory::Exposed(slice) => slice.slice(self.bytes.clone()).map_err(Failure::from),
+            SliceMemory::Other(_) => Err(failed("a rank sends its own memory alone")),
+        }
+    }
+
+    fn read(&self) -> Result<SharedSlice<'_>, Failure> {
+        let all = match &self.memory {
+            SliceMemory::Own(memory) => memory.bytes().as_shared(),
+            SliceMemory::Other(view) => view.bytes(),
+            SliceMemory::Exposed(slice) => slice.bytes().as_shared(),
+        };
+        all.slice(self.bytes.clone()).map_err(failed)
+    }
+
+    fn write(&self) -> Result<SharedSliceMut<'_>, Failure> {
+        let all = match &self.memory {
+            SliceMemory::Own(memory) => memory.bytes(),
+            SliceMemory::Exposed(slice) => slice.bytes(),
+            SliceMemory::Other(_) => return Err(failed("a rank writes its own memory alone")),
+        };
+        all.slice(self.bytes.clone()).map_err(failed)
+    }
+}
+
+impl From<ExposedSlice> for HostSlice {
+    fn from(slice: ExposedSlice) -> Self {
+        let bytes = 0..slice.len();
+        Self { memory: SliceMemory::Exposed(slice), bytes }
+    }
+}
+
+impl Slice for HostSlice {
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn part(&self, bytes: Range<usize>) -> Result<Self, Failure> {
+        if bytes.start > bytes.end || bytes.end > self.bytes.len() {
+            return Err(failed("a schedule goes beyond its memory"));
+        }
+        let start = self.bytes.start;
+        Ok(Self { bytes: start + bytes.start..start + bytes.end, ..self.clone() })
+    }
+
+    fn addresses(&self) -> Result<Range<u64>, Failure> {
+        let start = self.read()?.as_ptr().addr() as u64;
+        Ok(start..start + self.bytes.len() as u64)
+    }
+
+    fn reduce<T: Element>(&self, reduction: Reduction, operands: &[Self], _: &mut Blocks) -> Result<(), Failure> {
+        let operands = operands.iter().map(Self::read).collect::<Result<Vec<_>, _>>()?;
+        reduce(T::SCALAR, operation(reduction), self.write()?, &operands, stores(self.len())).map_err(failed)
+    }
+}
