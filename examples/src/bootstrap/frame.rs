@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::exchange::GroupId;
 use super::host::HostId;
 use super::terms::Settings;
 
@@ -43,12 +44,24 @@ pub(super) enum Frame {
     Part(String, Value),
     /// All parts of a gathering, in rank order.
     Whole(Vec<Value>),
+    /// A frame between ranks of a part of the job.
+    Within(Routed),
     /// A lost rank, and what happened to it.
     Lost(usize, String),
     /// The sender is alive.
     Alive,
     /// The sender has finished and closes the connection.
     Bye,
+}
+
+/// A frame between ranks of a part of the job, which passes through rank 0. Ranks are those of the
+/// job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Routed {
+    pub(super) group: GroupId,
+    pub(super) from: usize,
+    pub(super) to: Vec<usize>,
+    pub(super) frame: Box<Frame>,
 }
 
 /// The header of a connection.
@@ -120,6 +133,12 @@ mod tests {
             Frame::Refuse("no".into()),
             Frame::Part("addresses".into(), json!([1, "x", null])),
             Frame::Whole(vec![json!(1), json!(u64::MAX)]),
+            Frame::Within(Routed {
+                group: GroupId::default().part(2),
+                from: 3,
+                to: vec![1, 0],
+                frame: Box::new(Frame::Whole(vec![json!(5)])),
+            }),
             Frame::Lost(7, "has failed".into()),
             Frame::Alive,
             Frame::Bye,

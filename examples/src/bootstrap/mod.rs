@@ -4,17 +4,22 @@
 //! The connections stay open. Over them the ranks exchange values that are not worth an RDMA
 //! operation, and learn within seconds that a rank died, was stopped or lost its host. Every wait
 //! has a limit; its error names the missing rank and the thing waited for.
+//!
+//! A group can be [split](Group::split). The frames of a part pass through rank 0 of the job, in
+//! the threads that read its connections, so that rank 0 need not take part itself.
 
+mod exchange;
 mod frame;
 mod host;
 mod meet;
+mod split;
 mod terms;
 mod watch;
 
 use std::io;
-use std::net::{Shutdown, TcpListener};
+use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -24,6 +29,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::Failure;
 use crate::failure::{Kind, is_launched};
+use exchange::{Exchange, GroupId};
 use frame::Frame;
 use host::HostId;
 pub(crate) use meet::{Until, connect, lost};
@@ -102,22 +108,24 @@ fn local_address(name: &str) -> io::Result<SockAddr> {
     SockAddr::unix(name.replacen('@', "\0", 1))
 }
 
-/// One write end per connection: rank 0 holds one for each other rank, the others hold one for rank
-/// 0.
-type Writers = Vec<(usize, Mutex<Socket>)>;
-
-/// The connected ranks of a job.
+/// The connected ranks of a job, or some of them.
 #[derive(Debug)]
 pub struct Group {
     rank: usize,
+    /// The rank in the job of each rank of the group.
+    members: Vec<usize>,
+    id: GroupId,
+    /// Number of times that the group was split.
+    splits: u32,
     hosts: Vec<HostId>,
     roles: Roles,
     timeout: Duration,
-    writers: Arc<Writers>,
+    exchange: Arc<Exchange>,
     inbox: Receiver<(usize, Frame)>,
     watch: Watch,
-    /// Dropping this sender ends the thread that sends this rank's heartbeats.
-    _heartbeat: Sender<()>,
+    /// Dropping this sender ends the thread that sends this rank's heartbeats; `None` in a part of
+    /// a group.
+    _heartbeat: Option<Sender<()>>,
 }
 
 impl Group {
@@ -146,23 +154,35 @@ impl Group {
 
     fn start(rank: usize, hosts: Vec<HostId>, streams: Vec<(usize, Socket)>, terms: &Terms) -> Result<Self, Failure> {
         let silence = terms.timeout / SILENCE;
-        let mut writers = Writers::new();
+        let mut writers = Vec::new();
         for (peer, stream) in &streams {
             stream.set_write_timeout(Some(silence))?;
             writers.push((*peer, Mutex::new(stream.try_clone()?)));
         }
-        let (writers, watch) = (Arc::new(writers), Watch::new());
-        let (outbox, inbox) = channel();
+        let (exchange, watch) = (Arc::new(Exchange::new(rank, writers)), Watch::new());
+        let inbox = exchange.open(&GroupId::default());
         let (roles, timeout) = (terms.roles, terms.timeout);
         for (peer, stream) in streams {
-            let (writers, watch, outbox) = (Arc::clone(&writers), watch.clone(), outbox.clone());
-            let reader = Reader { rank, peer, roles, silence, writers, watch, outbox };
+            let (exchange, watch) = (Arc::clone(&exchange), watch.clone());
+            let reader = Reader { peer, roles, silence, exchange, watch };
             spawn(&format!("rank-{peer}"), move || reader.run(&stream))?;
         }
         let (heartbeat, end) = channel();
-        let beating = Arc::clone(&writers);
-        spawn("heartbeat", move || beat(&beating, Pulse::period(silence), &end))?;
-        Ok(Self { rank, hosts, roles, timeout, writers, inbox, watch, _heartbeat: heartbeat })
+        let beating = Arc::clone(&exchange);
+        spawn("heartbeat", move || beating.beat(Pulse::period(silence), &end))?;
+        Ok(Self {
+            rank,
+            members: (0..hosts.len()).collect(),
+            id: GroupId::default(),
+            splits: 0,
+            hosts,
+            roles,
+            timeout,
+            exchange,
+            inbox,
+            watch,
+            _heartbeat: Some(heartbeat),
+        })
     }
 
     /// Number of this process, from 0.
@@ -193,6 +213,11 @@ impl Group {
         let own = &self.hosts[self.rank];
         let alike = |hosts: &[HostId]| hosts.iter().filter(|host| host.is_same_machine(own)).count();
         (alike(&self.hosts[..self.rank]), alike(&self.hosts))
+    }
+
+    /// The name of a rank of the group in messages, which give its rank in the job.
+    fn name(&self, rank: usize) -> String {
+        self.roles.name(self.members[rank])
     }
 
     /// The longest time to wait for another rank.
@@ -248,9 +273,10 @@ impl Group {
         let mut parts: Vec<Option<Value>> = vec![None; self.world()];
         parts[0] = Some(own);
         while let Some(missing) = parts.iter().position(Option::is_none) {
-            match self.receive(missing, what, deadline)? {
-                (peer, Frame::Part(name, part)) if name == what && parts[peer].is_none() => parts[peer] = Some(part),
-                (peer, _) => return Err(self.astray(peer)),
+            let (peer, frame) = self.receive(missing, what, deadline)?;
+            match frame {
+                Frame::Part(name, part) if name == what && parts[peer].is_none() => parts[peer] = Some(part),
+                _ => return Err(self.astray(peer)),
             }
         }
         let parts: Vec<Value> = parts.into_iter().flatten().collect();
@@ -269,8 +295,8 @@ impl Group {
     }
 
     fn astray(&self, rank: usize) -> Failure {
-        let name = self.roles.name(rank);
-        Failure::new(format!("{name} did something else than {}; are all the same build?", self.roles.name(self.rank)))
+        let (name, own) = (self.name(rank), self.name(self.rank));
+        Failure::new(format!("{name} did something else than {own}; are all the same build?"))
     }
 
     /// Returns when every rank has called this function. `what` names the barrier in messages.
@@ -289,13 +315,13 @@ impl Group {
     pub fn agree<T>(&mut self, what: &str, result: Result<T, Failure>) -> Result<T, Failure> {
         let all = self.all_gather(what, &result.as_ref().err().map(ToString::to_string))?;
         match all.into_iter().enumerate().find_map(|(rank, failed)| Some((rank, failed?))) {
-            Some((rank, why)) if rank != self.rank => Err(Failure::peer(format!("{}: {why}", self.roles.name(rank)))),
+            Some((rank, why)) if rank != self.rank => Err(Failure::peer(format!("{}: {why}", self.name(rank)))),
             _ => result,
         }
     }
 
     /// Ends the job with this rank's result: leaves together with the others on success, or tells
-    /// them what went wrong.
+    /// them what went wrong. For the whole job, not for a part of it.
     ///
     /// # Errors
     /// The error in `result`, or the loss of another rank if that explains it.
@@ -323,7 +349,7 @@ impl Group {
         let failure = self.news().unwrap_or_else(|| failure.with_last_warning());
         match failure.kind() {
             // Launched ranks share one standard error, so each names itself.
-            Kind::Failed if is_launched() => failure.context(self.roles.name(self.rank)),
+            Kind::Failed if is_launched() => failure.context(self.name(self.rank)),
             _ => failure,
         }
     }
@@ -342,7 +368,7 @@ impl Group {
         }
     }
 
-    /// Receives the next frame. At the deadline the failure names `missing`.
+    /// Receives the next frame, and the rank that sent it. At the deadline the failure names `missing`.
     fn receive(&self, missing: usize, what: &str, deadline: Option<Instant>) -> Result<(usize, Frame), Failure> {
         let received = match deadline {
             None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -360,16 +386,25 @@ impl Group {
                 Err(Failure::peer(format!("{} finished before the others", self.roles.name(peer))))
             }
             Err(RecvTimeoutError::Timeout) => {
-                let (seconds, name) = (self.timeout.as_secs(), self.roles.name(missing));
+                let (seconds, name) = (self.timeout.as_secs(), self.name(missing));
                 let text = format!("{name} is alive, but has not come within {seconds} s (waiting for {what})");
                 Err(Failure::new(format!("{text}; --timeout gives it longer")))
             }
-            Ok(message) => Ok(message),
+            Ok((from, frame)) => {
+                let peer = self.members.iter().position(|&member| member == from);
+                peer.map(|peer| (peer, frame)).ok_or_else(|| Failure::new("a frame from outside the group"))
+            }
         }
     }
 
+    /// Sends to all other ranks, or to rank 0.
     fn send(&self, frame: &Frame) -> Result<(), Failure> {
-        send_to_all(&self.writers, frame, None).map_err(|(peer, error)| {
+        let sent = if self.is_whole() {
+            self.exchange.send_to_all(frame, None)
+        } else {
+            self.exchange.send_within(&self.id, self.recipients(), frame)
+        };
+        sent.map_err(|(peer, error)| {
             // The reader thread of the failed connection learns the reason, perhaps only after this
             // error.
             self.news().unwrap_or_else(|| Failure::new(format!("cannot send to {}: {error}", self.roles.name(peer))))
@@ -379,11 +414,11 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.watch.close();
-        for (_, writer) in self.writers.iter() {
-            // Wakes the connection's reader thread. Errors are ignored: the connection may be
-            // closed already.
-            drop(writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both));
+        if self.is_whole() {
+            self.watch.close();
+            self.exchange.shut_down();
+        } else {
+            self.exchange.close(&self.id);
         }
     }
 }
@@ -392,53 +427,26 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).stack_size(128 << 10).spawn(body).map(drop)
 }
 
-/// Sends heartbeats of this rank to the others until the group ends.
-fn beat(writers: &Writers, period: Duration, end: &Receiver<()>) {
-    while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
-        for (_, writer) in writers {
-            // A writer in use is sending a frame, which serves as a heartbeat.
-            if let Ok(mut writer) = writer.try_lock() {
-                drop(Frame::Alive.write(&mut *writer));
-            }
-        }
-    }
-}
-
-/// Sends to the other end of every connection except one; continues if a send fails, and returns
-/// the first error.
-fn send_to_all(writers: &Writers, frame: &Frame, except: Option<usize>) -> Result<(), (usize, io::Error)> {
-    let mut result = Ok(());
-    for (peer, writer) in writers.iter().filter(|(peer, _)| Some(*peer) != except) {
-        let sent = frame.write(&mut *writer.lock().unwrap_or_else(PoisonError::into_inner));
-        if let (Err(error), true) = (sent, result.is_ok()) {
-            result = Err((*peer, error));
-        }
-    }
-    result
-}
-
 /// The reader of one connection: hands frames to the rank, and the news of a lost rank to every
 /// rank.
 struct Reader {
-    rank: usize,
     peer: usize,
     roles: Roles,
     silence: Duration,
-    writers: Arc<Writers>,
+    exchange: Arc<Exchange>,
     watch: Watch,
-    outbox: Sender<(usize, Frame)>,
 }
 
 impl Reader {
     fn run(self, stream: &Socket) {
         let Some((lost, what, is_first)) = self.read(stream) else { return };
         let news = Frame::Lost(lost, what);
-        if self.rank == 0 && is_first {
+        if self.exchange.rank() == 0 && is_first {
             // The other ranks have a connection to rank 0 alone and rely on it for the news. A rank
             // that ends because it was told must not be taken for the cause.
-            drop(send_to_all(&self.writers, &news, Some(self.peer)));
+            drop(self.exchange.send_to_all(&news, Some(self.peer)));
         }
-        drop(self.outbox.send((self.peer, news)));
+        self.exchange.deliver_to_all(self.peer, &news);
     }
 
     /// Reads until the connection ends; returns the lost rank, what happened to it, and whether it
@@ -449,11 +457,17 @@ impl Reader {
             let (lost, what, seen_here) = match Frame::read(&mut pulse, frame::MAX_LENGTH) {
                 Ok(Frame::Alive) => continue,
                 Ok(Frame::Lost(rank, what)) => (rank, what, false),
+                Ok(Frame::Within(routed)) => {
+                    self.exchange.route(routed);
+                    continue;
+                }
+                Ok(Frame::Bye) => {
+                    // The job ends, with all parts of it.
+                    self.exchange.deliver_to_all(self.peer, &Frame::Bye);
+                    return None;
+                }
                 Ok(frame) => {
-                    let is_last = frame == Frame::Bye;
-                    if self.outbox.send((self.peer, frame)).is_err() || is_last {
-                        return None;
-                    }
+                    self.exchange.deliver(&GroupId::default(), self.peer, frame);
                     continue;
                 }
                 Err(error) if is_timeout(&error) => {
@@ -471,7 +485,7 @@ impl Reader {
             let text = format!("{} {what}", self.roles.name(lost));
             // A launcher reports a dead rank but not a stopped one: one of the ranks that see it
             // does.
-            let speaks = seen_here && (self.rank <= 1 || !is_launched());
+            let speaks = seen_here && (self.exchange.rank() <= 1 || !is_launched());
             let is_first = self.watch.fail(if speaks { Failure::new(text) } else { Failure::peer(text) });
             return Some((lost, what, is_first));
         }

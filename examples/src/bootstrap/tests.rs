@@ -299,7 +299,7 @@ fn nobody_waits_for_ever() {
 fn the_kernel_looks_for_hosts_that_are_gone() {
     let (listener, address) = listener();
     let held = zero(listener, SOON, |group| {
-        let stream = group.writers[0].1.lock().unwrap();
+        let stream = group.exchange.writers[0].1.lock().unwrap();
         (stream.keepalive().unwrap(), stream.tcp_keepalive_time().unwrap(), stream.tcp_user_timeout().unwrap())
     });
     let _stream = one(&address);
@@ -312,4 +312,68 @@ fn a_port_in_use_is_said() {
     let (_listener, address) = listener();
     let error = listen(&address).unwrap_err().to_string();
     assert!(error.contains("in use"), "{error}");
+}
+
+/// Six ranks in two rows and three columns: gathers in the row and in the column are not mixed up,
+/// also while the other row does something else, and rank 0 sleeps.
+#[test]
+fn parts_gather_on_their_own() {
+    let results = ranks(6, |mut group| {
+        let job = group.rank();
+        let mut row = group.split(job / 3, job).unwrap();
+        // The opposite order.
+        let mut column = group.split(job % 3, 9 - job).unwrap();
+        let mut pair = row.split(usize::from(row.rank() > 0), 0).unwrap();
+        if job == 0 {
+            thread::sleep(Duration::from_millis(50));
+        }
+        for _ in 0..if job < 3 { 10 } else { 3 } {
+            row.barrier("a row").unwrap();
+        }
+        let all = (
+            (row.rank(), row.all_gather("a row", &job).unwrap()),
+            (column.rank(), column.all_gather("a column", &job).unwrap()),
+            (pair.rank(), pair.all_gather("a pair", &job).unwrap()),
+        );
+        drop((row, column, pair));
+        group.conclude(Ok(all)).unwrap()
+    });
+    for (job, (row, column, pair)) in results.into_iter().enumerate() {
+        let first = job / 3 * 3;
+        assert_eq!(row, (job - first, vec![first, first + 1, first + 2]));
+        assert_eq!(column, (1 - job / 3, vec![job % 3 + 3, job % 3]));
+        let expected = if job == first { (0, vec![first]) } else { (job - first - 1, vec![first + 1, first + 2]) };
+        assert_eq!(pair, expected);
+    }
+}
+
+#[test]
+fn a_death_reaches_every_part() {
+    let results = ranks(4, |mut group| {
+        let mut part = group.split(group.rank() % 2, 0).unwrap();
+        if group.rank() == 3 {
+            return None;
+        }
+        let error = loop {
+            if let Err(error) = part.barrier("a test") {
+                break error;
+            }
+        };
+        // Rank 0 stays until all ranks have been told.
+        Some((group, error.to_string()))
+    });
+    for (group, text) in results.iter().flatten() {
+        assert!(text.contains("rank 3"), "rank {} was told {text:?}", group.rank());
+    }
+}
+
+#[test]
+fn a_part_names_ranks_of_the_job() {
+    let results = ranks(3, |mut group| {
+        let mut part = group.split(usize::from(group.rank() > 0), 0).unwrap();
+        let mine = if group.rank() == 2 { Err(Failure::new("no paper")) } else { Ok(()) };
+        let told = part.agree("a test", mine).map_err(|failure| failure.to_string());
+        group.conclude(Ok(told)).unwrap()
+    });
+    assert_eq!(results[1..], [Err("rank 2: no paper".to_owned()), Err("no paper".to_owned())]);
 }
