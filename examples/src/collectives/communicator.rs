@@ -55,6 +55,25 @@ pub struct Tuning {
     pub transport: Transport,
 }
 
+impl Default for Tuning {
+    /// The parameters of the programs of the collectives without options.
+    fn default() -> Self {
+        Self {
+            chunk: 128 << 10,
+            lead: 1,
+            one_step: 16 << 10,
+            two_steps: usize::MAX,
+            schedules: true,
+            watch_memory: true,
+            by_messages: false,
+            shared_cores: false,
+            stall: Duration::from_secs(30),
+            method: Method::Endpoints,
+            transport: Transport::Auto,
+        }
+    }
+}
+
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 

@@ -13,6 +13,7 @@ mod fabric;
 mod link;
 mod pair;
 mod pattern;
+mod queue;
 mod ring;
 mod schedule;
 mod schedules;
@@ -27,6 +28,7 @@ pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use communicator::{Communicator, Tuning};
 pub use element::{Element, Reduction};
 pub use pattern::Pattern;
+pub use queue::{Pending, Queue};
 pub use schedules::{
     Algorithm, Collective, Flaw, InvalidJob, Job, Layout, Mistake, RankTrace, Trace, Unsupported, build, build_all,
     verify,

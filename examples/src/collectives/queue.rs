@@ -1,0 +1,285 @@
+//! Non-blocking collectives: a [`Queue`] owns a communicator and executes started operations in
+//! the background, while the caller computes.
+//!
+//! A thread executes the operations one after the other, in the order in which they were started,
+//! as a stream of NCCL does. To interleave operations would need a tag in every message and every
+//! counter, since the messages of two ranks match by their order alone, and would not finish a set
+//! of operations any earlier: each of them can use the whole link. Operations that must not wait
+//! for each other belong to communicators of their own.
+//!
+//! Every rank has to start the same operations in the same order. As with blocking calls, ranks that
+//! do not are not found out unless lengths differ; the stall time of the communicator ends the wait.
+//!
+//! Nobody can change a tensor in flight: it moves into the operation, and [`Pending::wait`] gives it
+//! back. The first operation that fails ends the queue: its failure is also the result of every later
+//! operation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+
+use super::communicator::Communicator;
+use super::element::{Element, Reduction};
+use super::tensor::Tensor;
+use crate::Failure;
+
+/// A started operation, for the thread: `Err` gives the failure of an earlier one.
+type Task = Box<dyn FnOnce(Result<&mut Communicator, Failure>) -> Result<(), Failure> + Send>;
+
+/// Executes started operations on a communicator, in order, in a thread of its own.
+///
+/// The thread runs on the cores on which the thread that made the queue may run.
+///
+/// Dropping the queue does not wait: operations that have not begun never run, and their handles
+/// return a failure. An operation in progress goes on, until it ends or the other ranks make no
+/// progress for the communicator's stall time.
+#[derive(Debug)]
+pub struct Queue {
+    /// Set before the sender is dropped, so that the thread begins no further task.
+    is_dropped: SetOnDrop,
+    tasks: Sender<Task>,
+    thread: JoinHandle<Communicator>,
+}
+
+/// A flag that is set when this end of it is dropped.
+#[derive(Debug)]
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl Queue {
+    /// Starts the thread, which owns the communicator until [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn new(comm: Communicator) -> Result<Self, Failure> {
+        let (tasks, inbox) = channel();
+        let is_dropped = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&is_dropped);
+        let thread = std::thread::Builder::new().name("collectives".to_owned());
+        let thread = thread.spawn(move || execute(comm, &inbox, &flag))?;
+        Ok(Self { is_dropped: SetOnDrop(is_dropped), tasks, thread })
+    }
+
+    /// Starts an operation: `operation` runs in the queue's thread, after those that were started
+    /// before. Tensors should move in, and come back in its result.
+    pub fn start<R: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Communicator) -> Result<R, Failure> + Send + 'static,
+    ) -> Pending<R> {
+        let (sender, receiver) = channel();
+        let task: Task = Box::new(move |comm| {
+            let result = comm.and_then(operation);
+            let outcome = result.as_ref().map(drop).map_err(Failure::clone);
+            // The caller may have dropped the handle.
+            drop(sender.send(result));
+            outcome
+        });
+        // If the thread has ended, the task is dropped, of which the handle learns.
+        drop(self.tasks.send(task));
+        Pending { receiver, result: None }
+    }
+
+    /// Starts an all-reduce of the first `count` elements of a tensor, in place; the handle gives
+    /// the tensor back.
+    #[must_use = "the handle gives the tensor back"]
+    pub fn all_reduce<T: Element>(&self, tensor: Tensor<T>, count: usize, reduction: Reduction) -> Pending<Tensor<T>> {
+        self.start(move |comm| {
+            comm.all_reduce(&tensor, &tensor, count, reduction)?;
+            Ok(tensor)
+        })
+    }
+
+    /// Waits for all started operations and returns the communicator. Their handles stay valid.
+    ///
+    /// # Errors
+    /// If an operation panicked.
+    pub fn finish(self) -> Result<Communicator, Failure> {
+        let Self { is_dropped: _is_dropped, tasks, thread } = self;
+        drop(tasks);
+        thread.join().map_err(|_| Failure::new("a started operation panicked"))
+    }
+}
+
+/// Executes tasks until the queue ends, and returns the communicator.
+fn execute(mut comm: Communicator, tasks: &Receiver<Task>, is_dropped: &AtomicBool) -> Communicator {
+    let mut failed: Option<Failure> = None;
+    for task in tasks {
+        if is_dropped.load(Ordering::Acquire) {
+            break;
+        }
+        let outcome = task(failed.clone().map_or(Ok(&mut comm), Err));
+        failed = failed.or(outcome.err());
+    }
+    comm
+}
+
+/// A started operation. Dropping the handle does not stop it.
+#[derive(Debug)]
+pub struct Pending<R> {
+    receiver: Receiver<Result<R, Failure>>,
+    /// The result, once [`is_done`](Self::is_done) has seen it.
+    result: Option<Result<R, Failure>>,
+}
+
+impl<R> Pending<R> {
+    /// Whether the operation has ended, so that [`wait`](Self::wait) returns at once.
+    pub fn is_done(&mut self) -> bool {
+        if self.result.is_none() {
+            self.result = match self.receiver.try_recv() {
+                Ok(result) => Some(result),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(Err(never_ran())),
+            };
+        }
+        self.result.is_some()
+    }
+
+    /// Waits until the operation has ended and returns its result.
+    ///
+    /// # Errors
+    /// The failure of this operation, or of an earlier one of the same queue.
+    pub fn wait(self) -> Result<R, Failure> {
+        self.result.unwrap_or_else(|| self.receiver.recv().unwrap_or_else(|_| Err(never_ran())))
+    }
+}
+
+/// The result of an operation that was dropped before it ended.
+fn never_ran() -> Failure {
+    Failure::new("a started operation did not run: its queue was dropped, or an earlier one panicked")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::communicator::Tuning;
+    use super::super::pattern::Pattern;
+    use super::*;
+    use crate::bootstrap::{Group, Place, Roles, Root, Terms, listen_locally};
+    use crate::device::DeviceOptions;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Runs `body` in two ranks that are threads. `job` is a number of the test's own.
+    fn ranks(job: u64, body: impl Fn(Communicator, &mut Group) + Clone + Send + 'static) {
+        let job = u64::from(std::process::id()) << 32 | 0x9_0000 | job;
+        let (socket, address) = listen_locally(job).unwrap();
+        let roots = [Root::Listener(socket), Root::Address(address)];
+        let start = |(rank, root)| {
+            let (place, body) = (Place { rank, world: 2, root, job }, body.clone());
+            std::thread::spawn(move || {
+                let terms = Terms::new("test", &serde_json::json!({}), Roles::Ranks, LONG);
+                let mut group = Group::meet(place, &terms).unwrap();
+                let chosen = DeviceOptions::named(Some("soft0".to_owned())).open_together(&mut group).unwrap();
+                let tuning = Tuning { shared_cores: true, stall: LONG, ..Tuning::default() };
+                let comm = Communicator::new(&chosen, &mut group, tuning).unwrap();
+                body(comm, &mut group);
+                group.conclude(Ok(())).unwrap();
+            })
+        };
+        let threads: Vec<_> = roots.into_iter().enumerate().map(start).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
+    fn tensors_come_back_reduced_while_the_caller_does_something_else() {
+        ranks(1, |mut comm, group| {
+            let (count, mut pending) = (50_000, Vec::new());
+            let tensors: Vec<Tensor<f32>> = (0..6).map(|_| comm.allocate(group, count).unwrap()).collect();
+            let queue = Queue::new(comm).unwrap();
+            for (seed, tensor) in tensors.into_iter().enumerate() {
+                let pattern = Pattern::<f32>::new(2, seed, Reduction::Sum);
+                tensor.fill(0..count, |start, elements| pattern.fill(group.rank(), start, elements)).unwrap();
+                pending.push((pattern, queue.all_reduce(tensor, count, Reduction::Sum)));
+            }
+            // Nobody calls the library, and still all operations end.
+            let deadline = Instant::now() + LONG;
+            while !pending.iter_mut().all(|(_, pending)| pending.is_done()) {
+                assert!(Instant::now() < deadline);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for (pattern, pending) in pending {
+                let tensor = pending.wait().unwrap();
+                let mut wrong = 0;
+                tensor.for_each(0..count, |start, elements| wrong += pattern.count_wrong(start, elements)).unwrap();
+                assert_eq!(wrong, 0);
+            }
+            queue.finish().unwrap().barrier().unwrap();
+        });
+    }
+
+    /// Communication takes as long as computation, or longer. One after the other, they take twice
+    /// the time.
+    #[test]
+    fn communication_hides_behind_computation() {
+        const STEP: Duration = Duration::from_millis(20);
+        const STEPS: u32 = 8;
+        ranks(2, |comm, group| {
+            let queue = Queue::new(comm).unwrap();
+            let mut is_hidden = false;
+            // A busy machine may stop a rank for longer than the steps take.
+            for _ in 0..20 {
+                let started = Instant::now();
+                let slow_barrier = |comm: &mut Communicator| {
+                    std::thread::sleep(STEP);
+                    comm.barrier()
+                };
+                let pending: Vec<_> = (0..STEPS)
+                    .map(|_| {
+                        std::thread::sleep(STEP);
+                        queue.start(slow_barrier)
+                    })
+                    .collect();
+                pending.into_iter().for_each(|pending| pending.wait().unwrap());
+                let is_fast = started.elapsed() < STEPS * STEP * 2;
+                is_hidden = group.all_gather("the times", &is_fast).unwrap().contains(&true);
+                if is_hidden {
+                    break;
+                }
+            }
+            assert!(is_hidden);
+        });
+    }
+
+    #[test]
+    fn a_failure_ends_all_later_operations() {
+        ranks(3, |comm, _| {
+            let queue = Queue::new(comm).unwrap();
+            let good = queue.start(|_| Ok(5));
+            let bad = queue.start(|_| Err::<(), _>(Failure::new("no paper")));
+            let later = queue.start(Communicator::barrier);
+            assert_eq!(good.wait().unwrap(), 5);
+            assert_eq!(bad.wait().unwrap_err().to_string(), "no paper");
+            assert_eq!(later.wait().unwrap_err().to_string(), "no paper");
+            queue.finish().unwrap().barrier().unwrap();
+        });
+    }
+
+    #[test]
+    fn dropping_a_queue_does_not_wait() {
+        ranks(4, |comm, group| {
+            let queue = Queue::new(comm).unwrap();
+            let (release, hold) = channel::<()>();
+            let (began, begins) = channel();
+            let first = queue.start(move |_| {
+                began.send(()).unwrap();
+                Ok(hold.recv().is_err())
+            });
+            let second = queue.start(Communicator::barrier);
+            // This handle goes first; its operation would come last.
+            drop(queue.start(Communicator::barrier));
+            begins.recv().unwrap();
+            drop(queue);
+            drop(release);
+            assert!(first.wait().unwrap());
+            assert!(second.wait().unwrap_err().to_string().contains("did not run"));
+            group.barrier("a test").unwrap();
+        });
+    }
+}
