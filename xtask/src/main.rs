@@ -8,6 +8,7 @@ mod apt;
 mod bindings;
 mod lint;
 mod ptx;
+mod symbols;
 mod system;
 mod vm;
 
@@ -27,6 +28,8 @@ enum Command {
     Lint,
     /// Assemble the kernels of rdma-cuda with NVIDIA's assembler.
     Ptx(ptx::Options),
+    /// Compare the drop-in library's list of symbols with the bindings and with Debian's packages.
+    Symbols(symbols::Options),
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),
 }
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Bindings(options) => bindings::run(&options),
         Command::Lint => lint::run(),
         Command::Ptx(options) => ptx::run(&options),
+        Command::Symbols(options) => symbols::run(&options),
         Command::Vm(options) => vm::run(&options),
     };
     match result {

@@ -23,7 +23,7 @@ use crate::verbs::call::{call0, call1, call2, call3, call4, call5};
 /// unsafe { (cm.rdma_destroy_event_channel)(channel) };
 /// ```
 #[must_use]
-pub fn rdmacm() -> &'static RdmaCm {
+pub const fn rdmacm() -> &'static RdmaCm {
     static TABLE: RdmaCm = RdmaCm {
         rdma_create_event_channel: call0(calls::create_event_channel),
         rdma_destroy_event_channel: call1(calls::destroy_event_channel),

@@ -20,7 +20,7 @@ use super::{ah, async_event, attr, channel, context, cq, device, mcast, mr, ops,
 /// unsafe { (verbs.ibv_free_device_list)(list) };
 /// ```
 #[must_use]
-pub fn ibverbs() -> &'static Ibverbs {
+pub const fn ibverbs() -> &'static Ibverbs {
     static TABLE: Ibverbs = Ibverbs {
         ibv_get_device_list: call1(device::get_device_list),
         ibv_free_device_list: call1(device::free_device_list),

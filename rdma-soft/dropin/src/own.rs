@@ -1,0 +1,93 @@
+//! Exported functions that are in neither table of `rdma-sys`: libibverbs' headers do not declare
+//! them for programs.
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
+use std::fs;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::slice;
+
+use rdma_sys::{ibv_context, ibv_gid_entry, ibv_gid_type};
+
+/// The type of a GID in sysfs: RoCE v1, or InfiniBand.
+const SYSFS_IB_ROCE_V1: c_uint = 0;
+/// The type of a GID in sysfs: RoCE v2.
+const SYSFS_ROCE_V2: c_uint = 1;
+
+/// Files of a software device that sysfs has for other devices.
+const DEVICE_FILES: [(&str, &str); 3] =
+    [("board_id", "soft"), ("fw_ver", env!("CARGO_PKG_VERSION")), ("hca_type", "rdma-soft")];
+
+/// The folder where sysfs is mounted.
+pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// Reads a file of a device's sysfs folder, without its last line's end. Returns the length, or -1.
+///
+/// # Safety
+///
+/// `dir` and `file` are C strings, and `buf` has room for `size` bytes.
+pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
+    dir: *const c_char,
+    file: *const c_char,
+    buf: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: `from_ptr` requires a C string, by this function's condition.
+    let dir = unsafe { CStr::from_ptr(dir) };
+    // SAFETY: as for `dir`.
+    let file = unsafe { CStr::from_ptr(file) };
+    let Some(text) = sysfs_file(dir.to_bytes(), file.to_bytes()) else { return -1 };
+    // SAFETY: the slice requires `size` bytes that nobody else uses during the call, by this
+    // function's condition; they need no value.
+    let room = unsafe { slice::from_raw_parts_mut(buf.cast::<MaybeUninit<u8>>(), size) };
+    let len = text.len().min(size);
+    for (to, from) in room.iter_mut().zip(text.into_iter().chain([0])) {
+        to.write(from);
+    }
+    c_int::try_from(len).unwrap_or(-1)
+}
+
+fn sysfs_file(dir: &[u8], file: &[u8]) -> Option<Vec<u8>> {
+    let path = Path::new(OsStr::from_bytes(dir)).join(OsStr::from_bytes(file));
+    if let Ok(mut text) = fs::read(path) {
+        if text.last() == Some(&b'\n') {
+            text.pop();
+        }
+        return Some(text);
+    }
+    let is_ours = dir.starts_with(b"/sys/class/infiniband/soft");
+    let known = DEVICE_FILES.iter().find(|(name, _)| is_ours && name.as_bytes() == file)?;
+    Some(known.1.into())
+}
+
+/// The type of a GID table entry. Returns 0, or -1 with the reason in `errno`.
+///
+/// # Safety
+///
+/// `context` is an open context, and `gid_type` is valid for writes.
+pub(crate) unsafe extern "C" fn ibv_query_gid_type(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_uint,
+    gid_type: *mut c_uint,
+) -> c_int {
+    let mut entry = ibv_gid_entry::default();
+    // SAFETY: the verb requires an open context, by this function's condition, and room for an
+    // entry, which is a local.
+    let errno = unsafe { crate::VERBS.ibv_query_gid_ex(context, u32::from(port_num), index, &raw mut entry, 0) };
+    let found = match errno {
+        0 if entry.gid_type == ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0 => SYSFS_ROCE_V2,
+        // An empty entry has the type 0 in sysfs.
+        0 | libc::ENODATA => SYSFS_IB_ROCE_V1,
+        errno => {
+            crate::unsupported::set_errno(errno);
+            return -1;
+        }
+    };
+    // SAFETY: the write requires a valid pointer, by this function's condition.
+    unsafe { *gid_type = found };
+    0
+}

@@ -1,0 +1,60 @@
+//! A C program that is linked to the system's libraries starts with this one, whatever the program
+//! uses.
+
+mod common;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Library, built, symbols};
+use rdma_soft_dropin::{IBVERBS, RDMACM};
+use rdma_test_support::{Compiler, program::has_succeeded};
+
+/// A folder with the library under its two names.
+fn library_folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    // An earlier run may have left the folder.
+    let _removed = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("cargo's folder is writable");
+    std::os::unix::fs::symlink(built(), folder.join(IBVERBS)).expect("a new link");
+    std::os::unix::fs::symlink(IBVERBS, folder.join(RDMACM)).expect("a new link");
+    folder
+}
+
+/// A C program that takes the address of each of these symbols and lists the devices.
+fn program_with(symbols: &[(&str, String)]) -> String {
+    let mut source = String::from("#include <stdio.h>\n#include <infiniband/verbs.h>\n");
+    for (index, (name, version)) in symbols.iter().enumerate() {
+        writeln!(source, "extern char s{index}[];\n__asm__(\".symver s{index}, {name}@{version}\");").expect("memory");
+    }
+    source += "static void *const addresses[] = {\n";
+    (0..symbols.len()).for_each(|index| writeln!(source, "s{index},").expect("memory"));
+    source += "};\nint main(void) {
+        for (unsigned i = 0; i < sizeof addresses / sizeof *addresses; i++) if (!addresses[i]) return 1;
+        struct ibv_device **list = ibv_get_device_list(NULL);
+        if (!list || !*list) return 2;
+        puts(ibv_get_device_name(*list));
+        ibv_free_device_list(list);
+        return 0;
+    }\n";
+    source
+}
+
+#[test]
+fn a_program_with_every_symbol_of_the_system_starts() {
+    let folder = library_folder("every-symbol");
+    let Some(compiler) = Compiler::find(&folder) else { return };
+    let system: Vec<_> = [IBVERBS, RDMACM].into_iter().filter_map(Library::open).collect();
+    let mut known = symbols();
+    known.retain(|(name, version)| system.iter().any(|library| library.has(name, version)));
+    assert!(known.len() > 100, "the system's libraries have {} symbols of the list", known.len());
+    let program = compiler.output("every-symbol-program");
+    let arguments = ["-fPIE", "-pie", "-o", &program, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"];
+    let source = program_with(&known);
+    let compiled = compiler.run("every-symbol", &source, &arguments);
+    let _out = has_succeeded("cc", &compiled.expect("the compiler starts"));
+    let run = Command::new(&program).env("LD_LIBRARY_PATH", &folder).env("LD_BIND_NOW", "1").output();
+    let out = has_succeeded("the program", &run.expect("a program that was just compiled"));
+    assert_eq!(out.trim(), "soft0");
+}
