@@ -24,6 +24,7 @@ pub mod placement;
 pub mod plan;
 pub mod progress;
 pub mod rping;
+pub mod soft_rdma;
 mod statistics;
 pub mod table;
 pub mod tune;

@@ -1,0 +1,150 @@
+//! `--check`: what of the software device does not work here, and why.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, IoSliceMut, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+
+use super::{Library, PATH};
+use crate::Failure;
+
+/// A test of this machine or of the program.
+struct Finding {
+    /// Name of what was tested.
+    name: &'static str,
+    /// Whether programs work in spite of the finding.
+    works: bool,
+    text: String,
+}
+
+impl Finding {
+    fn new(name: &'static str, works: bool, text: impl Into<String>) -> Self {
+        Self { name, works, text: text.into() }
+    }
+}
+
+/// Prints the findings for this machine, and for the program if one is given.
+pub(super) fn run(program: Option<&OsString>, path: &OsStr, library: &Library) -> Result<(), Failure> {
+    let mut findings = vec![environment(), loader(path, library), tracing(), nodes(), sysfs()];
+    findings.extend(program.map(|program| links(program, path, library)));
+    let mut out = io::stdout().lock();
+    for Finding { name, text, .. } in &findings {
+        writeln!(out, "{name:12} {text}")?;
+    }
+    match findings.iter().find(|finding| !finding.works) {
+        Some(Finding { name, text, .. }) => Err(Failure::new(format!("{name}: {text}"))),
+        None => Ok(()),
+    }
+}
+
+/// Whether the environment's variables allow the device.
+fn environment() -> Finding {
+    match rdma::Device::list() {
+        Ok(devices) => {
+            let names: Vec<_> =
+                devices.iter().map(rdma::Device::name).filter(|name| name.starts_with("soft")).collect();
+            let works = !names.is_empty();
+            let text = if works { names.join(", ") } else { "none: RDMA_SOFT=off turns the device off".to_owned() };
+            Finding::new("devices", works, text)
+        }
+        Err(error) => Finding::new("devices", false, error.to_string()),
+    }
+}
+
+/// Whether the dynamic loader can load the library.
+fn loader(path: &OsStr, library: &Library) -> Finding {
+    let folder = path.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
+    let file = Path::new(&folder).join(library.names[0]);
+    let run = Command::new("/proc/self/exe").arg("--version").env("LD_PRELOAD", &file).stdin(Stdio::null()).output();
+    match run {
+        // The loader goes on without a library that it cannot load, and says so.
+        Ok(output) if output.stderr.is_empty() => Finding::new("library", true, file.display().to_string()),
+        Ok(output) => Finding::new("library", false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Finding::new("library", false, format!("cannot test {}: {error}", file.display())),
+    }
+}
+
+/// Whether processes may prove to each other that they are of one user, which takes the right to
+/// trace the peer.
+fn tracing() -> Finding {
+    // Address 0 is never readable: a system that allows the call fails with EFAULT.
+    let nowhere = RemoteIoVec { base: 0, len: 1 };
+    let read = process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut [0])], &[nowhere]);
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let (works, text) = match (read, scope.trim()) {
+        (Err(Errno::EFAULT), "2") => (false, "only root: kernel.yama.ptrace_scope is 2; set it to 0 or 1"),
+        (Err(Errno::EFAULT), "3") => (false, "never: kernel.yama.ptrace_scope is 3 until the next boot"),
+        (Err(Errno::EFAULT), _) => (true, "processes of one user reach each other"),
+        (Err(Errno::EPERM | Errno::ENOSYS), _) => {
+            (false, "a seccomp filter refuses process_vm_readv: processes do not reach each other")
+        }
+        _ => (true, "unknown"),
+    };
+    Finding::new("processes", works, text)
+}
+
+/// Whether programs find the device nodes that hardware has.
+fn nodes() -> Finding {
+    let text = if Path::new("/dev/infiniband/soft0").exists() {
+        "/dev/infiniband/soft0"
+    } else {
+        "no /dev/infiniband/soft0: UCX ignores the device"
+    };
+    Finding::new("node", true, text)
+}
+
+/// Whether programs find the sysfs folder that hardware has.
+fn sysfs() -> Finding {
+    let text = if Path::new("/sys/class/infiniband/soft0").exists() {
+        "/sys/class/infiniband/soft0"
+    } else {
+        "no /sys/class/infiniband/soft0: NCCL needs NCCL_IB_GID_INDEX, and pyverbs skips tests"
+    };
+    Finding::new("sysfs", true, text)
+}
+
+/// Whether the dynamic loader gives the program the library.
+fn links(program: &OsStr, path: &OsStr, library: &Library) -> Finding {
+    let found = match find(program) {
+        Some(found) => found,
+        None => return Finding::new("program", false, format!("{} is not in PATH", Path::new(program).display())),
+    };
+    if is_privileged(&found) {
+        let text = format!("{} has rights of its own, so the loader ignores {PATH}", found.display());
+        return Finding::new("program", false, text);
+    }
+    let Ok(output) = Command::new("ldd").arg(&found).env(PATH, path).output() else {
+        return Finding::new("program", true, format!("{}: no ldd to examine it", found.display()));
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let loaded: Vec<_> = text.lines().filter(|line| library.names.iter().any(|name| line.contains(name))).collect();
+    let folder = path.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
+    match loaded.iter().find(|line| !line.contains(&folder)) {
+        Some(line) => Finding::new("program", false, format!("has a path of its own to a library: {}", line.trim())),
+        None if loaded.is_empty() => {
+            let text = format!("{} is not linked to libibverbs; it may load it later", found.display());
+            Finding::new("program", true, text)
+        }
+        None => Finding::new("program", true, format!("{} uses the library", found.display())),
+    }
+}
+
+/// The file that a shell would run.
+fn find(program: &OsStr) -> Option<std::path::PathBuf> {
+    if program.to_string_lossy().contains('/') {
+        return Path::new(program).exists().then(|| program.into());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Whether a program runs with other rights than its caller's.
+fn is_privileged(program: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(program).is_ok_and(|found| found.permissions().mode() & 0o6000 != 0)
+}

@@ -1,0 +1,110 @@
+//! The drop-in library as a file of the user, under the names that programs load.
+
+use std::env;
+use std::fs::{self, DirBuilder, File};
+use std::hash::{DefaultHasher, Hasher};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use nix::unistd::geteuid;
+
+use crate::Failure;
+
+/// Copies of the library that nobody has used for this long are removed.
+const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The drop-in library.
+#[derive(Clone, Copy, Debug)]
+pub struct Library {
+    /// The file's contents; empty in a program that was only checked.
+    pub bytes: &'static [u8],
+    /// The name of the file, and a second name, which becomes a link to the first: the dynamic
+    /// loader takes both for one library.
+    pub names: [&'static str; 2],
+}
+
+impl Library {
+    /// Puts the library into a folder of its own, unless an earlier run has, and returns the
+    /// folder.
+    pub(super) fn place(&self) -> Result<PathBuf, Failure> {
+        if self.bytes.is_empty() {
+            return Err(Failure::new("this program was built without the library; build it with `cargo build`"));
+        }
+        let parent = cache();
+        let place = || {
+            let folder = parent.join(format!("{:016x}", hash(self.bytes)));
+            make_private(&parent)?;
+            make_private(&folder)?;
+            self.fill(&folder)?;
+            // The time says that the copy is in use.
+            File::open(&folder)?.set_modified(SystemTime::now())?;
+            Ok(folder)
+        };
+        let folder = place().map_err(|error: io::Error| {
+            let text = format!("cannot write the library to {}: {error}", parent.display());
+            Failure::new(format!("{text}; XDG_CACHE_HOME sets another folder"))
+        })?;
+        // Old copies only take room, so failures to remove them do not matter.
+        let _removed = remove_unused(&parent);
+        Ok(folder)
+    }
+
+    /// Writes the library, by a rename, so that another launcher never sees half of it.
+    fn fill(&self, folder: &Path) -> io::Result<()> {
+        let [file, link] = self.names;
+        let path = folder.join(file);
+        if !fs::metadata(&path).is_ok_and(|found| found.len() == self.bytes.len() as u64) {
+            let new = folder.join(format!("{file}.{}", std::process::id()));
+            fs::write(&new, self.bytes)?;
+            fs::rename(&new, &path)?;
+        }
+        match symlink(file, folder.join(link)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The folder of all copies: in the user's cache, or else in the folder of temporary files.
+fn cache() -> PathBuf {
+    let set = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    match cache {
+        Some(cache) => cache.join("soft-rdma"),
+        None => env::temp_dir().join(format!("soft-rdma-{}", geteuid())),
+    }
+}
+
+/// Makes a folder that only this user can change. Programs run code from it, so a folder that
+/// somebody else has made is an error.
+fn make_private(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let found = fs::symlink_metadata(folder)?;
+    if found.is_dir() && found.uid() == geteuid().as_raw() && found.permissions().mode() & 0o022 == 0 {
+        Ok(())
+    } else {
+        let text = format!("other users can write to {}", folder.display());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+}
+
+/// A number that tells apart different libraries.
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// Removes the copies of other versions of this program that are no longer in use.
+fn remove_unused(parent: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
+        let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
+        if age > UNUSED {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}

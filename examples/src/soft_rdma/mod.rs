@@ -1,0 +1,87 @@
+//! `soft-rdma`: the launcher of programs that use libibverbs or librdmacm.
+//!
+//! The launcher carries the drop-in library, puts it into a folder of the user under the two names
+//! that programs load, and becomes the program: exit status and signals are the program's.
+
+mod check;
+mod library;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use clap::{Parser, ValueEnum};
+
+pub use library::Library;
+
+use crate::Failure;
+
+/// The dynamic loader's list of folders.
+const PATH: &str = "LD_LIBRARY_PATH";
+
+/// Runs a program on the software RDMA device: without a NIC, a kernel module or root.
+///
+/// The program gets a libibverbs.so.1 and a librdmacm.so.1 that have the device soft0; so do the
+/// programs that it starts. Programs under this launcher, and this package's own, reach each other
+/// if one user runs them on one host.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "Examples: soft-rdma ibv_devinfo; soft-rdma ib_send_lat & soft-rdma ib_send_lat localhost\n\n\
+                  Exit status and signals are the program's; 1 if it cannot be started, 2 for invalid arguments."
+)]
+pub struct Options {
+    /// Say what does not work here, and why, instead of running the program
+    #[arg(long)]
+    check: bool,
+    /// Number of devices: soft0, soft1 ...
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    devices: Option<u8>,
+    /// The link layer that the program sees
+    #[arg(long, value_name = "LAYER")]
+    link_layer: Option<LinkLayer>,
+    /// The program and its arguments
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM",
+        required_unless_present = "check"
+    )]
+    program: Vec<OsString>,
+}
+
+/// The link layer of the devices: the values of `RDMA_SOFT_LINK_LAYER`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LinkLayer {
+    /// RoCE v2, with a GID for each IPv4 address of the host
+    Ethernet,
+    /// LIDs, and one GID
+    Infiniband,
+}
+
+/// Becomes the program, or checks what would not work.
+///
+/// # Errors
+/// If the library cannot be written, or the program cannot be started; with `--check`, if the
+/// program would not run on the device.
+pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
+    let folder = library.place()?;
+    let mut path = folder.into_os_string();
+    if let Some(others) = std::env::var_os(PATH).filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    if options.check {
+        return check::run(options.program.first(), &path, library);
+    }
+    let Some((program, arguments)) = options.program.split_first() else {
+        return Err(Failure::usage("no program is given"));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).env(PATH, path);
+    command.envs(options.devices.map(|count| ("RDMA_SOFT_DEVICES", count.to_string())));
+    command.envs(options.link_layer.map(|layer| ("RDMA_SOFT_LINK_LAYER", format!("{layer:?}").to_lowercase())));
+    let error = command.exec();
+    Err(Failure::new(format!("{}: {error}", Path::new(program).display())))
+}
