@@ -10,6 +10,7 @@ mod lint;
 mod ptx;
 mod symbols;
 mod system;
+mod thirdparty;
 mod vm;
 
 #[derive(Debug, Parser)]
@@ -30,6 +31,8 @@ enum Command {
     Ptx(ptx::Options),
     /// Compare the drop-in library's list of symbols with the bindings and with Debian's packages.
     Symbols(symbols::Options),
+    /// Run Debian's RDMA programs on the software device.
+    Thirdparty(thirdparty::Options),
     /// Run the device tests and the programs on a kernel's RDMA device in a virtual machine.
     Vm(vm::Options),
 }
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Command::Lint => lint::run(),
         Command::Ptx(options) => ptx::run(&options),
         Command::Symbols(options) => symbols::run(&options),
+        Command::Thirdparty(options) => thirdparty::run(&options),
         Command::Vm(options) => vm::run(&options),
     };
     match result {

@@ -1,0 +1,164 @@
+//! The command lines, and what is known to fail.
+
+use Kind::{Alone, CmClient, CmPair, CmService, Fabric, Perftest, Pingpong, Rping, Ucx};
+
+/// The expected end of a case.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// Client and server end with success.
+    Passes,
+    /// Fails because the device lacks something.
+    Lacks(&'static str),
+}
+
+/// The way in which a program is started. Pairs need different options for the server and the
+/// client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A program alone.
+    Alone,
+    /// `ibv_*_pingpong`
+    Pingpong,
+    /// perftest's `ib_*`
+    Perftest,
+    /// `rping`
+    Rping,
+    /// `ucmatose`, `udaddy` and the like, on the port of their default.
+    CmClient,
+    /// `cmtime`, whose server goes on.
+    CmService,
+    /// `rdma_client` after `rdma_server`
+    CmPair,
+    /// libfabric's `fi_pingpong`
+    Fabric,
+    /// `ucx_perftest`
+    Ucx,
+}
+
+impl Kind {
+    /// The arguments of the server and of the client, besides those of the case.
+    pub(super) fn arguments(self, port: u16) -> (String, String) {
+        let pair = |both: String, client: &str| (both.clone(), format!("{both} {client}"));
+        match self {
+            Self::Alone => (String::new(), String::new()),
+            Self::Pingpong => pair(format!("-g 0 -p {port}"), "127.0.0.1"),
+            Self::Perftest => pair(format!("-F -p {port}"), "127.0.0.1"),
+            Self::Rping => (format!("-s -p {port}"), format!("-c -p {port}")),
+            Self::CmClient | Self::CmService => pair(String::new(), "-s 127.0.0.1"),
+            Self::CmPair => pair(format!("-p {port}"), "-s 127.0.0.1"),
+            Self::Fabric => (format!("-B {port}"), format!("-P {port} 127.0.0.1")),
+            Self::Ucx => pair(format!("-p {port}"), "127.0.0.1"),
+        }
+    }
+}
+
+/// A command line: the program's name and the options of both ends.
+#[derive(Debug)]
+pub(super) struct Case {
+    pub(super) kind: Kind,
+    pub(super) program: &'static str,
+    /// The client's program, if it is another one.
+    pub(super) client: &'static str,
+    pub(super) options: &'static str,
+    /// A variable of the environment, `NAME=value`, or nothing.
+    pub(super) variable: &'static str,
+    pub(super) outcome: Outcome,
+}
+
+impl Case {
+    /// The command line in the table.
+    pub(super) fn text(&self) -> String {
+        [self.variable, self.program, self.options].join(" ").trim().to_owned()
+    }
+
+    /// Debian's package of the program.
+    pub(super) fn package(&self) -> &'static str {
+        match (self.kind, self.program) {
+            (_, "valgrind") => "valgrind",
+            (Alone | Pingpong, _) => "ibverbs-utils",
+            (Perftest, _) => "perftest",
+            (Rping | CmClient | CmService | CmPair, _) => "rdmacm-utils",
+            (Fabric, _) => "libfabric-bin",
+            (Ucx, _) => "ucx-utils",
+        }
+    }
+}
+
+const fn passes(kind: Kind, program: &'static str, options: &'static str) -> Case {
+    Case { kind, program, client: program, options, variable: "", outcome: Outcome::Passes }
+}
+
+const fn lacks(kind: Kind, program: &'static str, options: &'static str, reason: &'static str) -> Case {
+    Case { kind, program, client: program, options, variable: "", outcome: Outcome::Lacks(reason) }
+}
+
+const NO_UC: &str = "no UC";
+const NO_SRQ: &str = "no shared receive queues";
+const NO_XRC: &str = "no XRC";
+const NO_RSOCKETS: &str = "no rsockets";
+const NO_NODE: &str = "no /dev/infiniband/soft0, so UCX ignores it";
+
+pub(super) static CASES: &[Case] = &[
+    passes(Alone, "ibv_devices", ""),
+    passes(Alone, "ibv_devinfo", "-v"),
+    passes(Pingpong, "ibv_rc_pingpong", ""),
+    passes(Pingpong, "ibv_rc_pingpong", "-e"),
+    passes(Pingpong, "ibv_rc_pingpong", "-N -c"),
+    passes(Pingpong, "ibv_rc_pingpong", "-e -c -s 1 -n 200"),
+    passes(Pingpong, "ibv_rc_pingpong", "-c -s 8388608 -n 20"),
+    lacks(Pingpong, "ibv_rc_pingpong", "-o", "no on-demand paging"),
+    lacks(Pingpong, "ibv_rc_pingpong", "-t", "no timestamps of completions"),
+    lacks(Pingpong, "ibv_rc_pingpong", "-j", "no device memory"),
+    passes(Pingpong, "ibv_ud_pingpong", ""),
+    passes(Pingpong, "ibv_ud_pingpong", "-e -s 4096"),
+    lacks(Pingpong, "ibv_uc_pingpong", "", NO_UC),
+    lacks(Pingpong, "ibv_srq_pingpong", "", NO_SRQ),
+    lacks(Pingpong, "ibv_xsrq_pingpong", "", NO_XRC),
+    passes(Rping, "rping", "-a 127.0.0.1 -C 50 -V"),
+    passes(Rping, "rping", "-a ::1 -C 20 -S 65000 -V"),
+    passes(Rping, "rping", "-a 127.0.0.1 -q -C 20"),
+    passes(CmClient, "ucmatose", ""),
+    passes(CmClient, "ucmatose", "-c 50 -C 20 -m"),
+    passes(CmClient, "udaddy", ""),
+    passes(CmClient, "udaddy", "-c 10 -C 200"),
+    passes(CmService, "cmtime", "-c 10"),
+    Case { client: "rdma_client", ..passes(CmPair, "rdma_server", "") },
+    lacks(CmClient, "udpong", "", NO_RSOCKETS),
+    lacks(CmClient, "rstream", "", NO_RSOCKETS),
+    lacks(CmClient, "riostream", "", NO_RSOCKETS),
+    passes(Perftest, "ib_send_lat", ""),
+    passes(Perftest, "ib_send_lat", "-a -n 100"),
+    passes(Perftest, "ib_send_lat", "-I 128 -e"),
+    passes(Perftest, "ib_send_lat", "-R"),
+    passes(Perftest, "ib_send_lat", "-c UD"),
+    lacks(Perftest, "ib_send_lat", "-c UC", NO_UC),
+    passes(Perftest, "ib_send_bw", ""),
+    passes(Perftest, "ib_send_bw", "-a -e -n 100"),
+    passes(Perftest, "ib_send_bw", "-b -q 4 -n 500"),
+    passes(Perftest, "ib_send_bw", "-D 1"),
+    passes(Perftest, "ib_send_bw", "-R"),
+    passes(Perftest, "ib_send_bw", "-c UD"),
+    passes(Perftest, "ib_send_bw", "-c UD -R"),
+    lacks(Perftest, "ib_send_bw", "--use-srq", NO_SRQ),
+    passes(Perftest, "ib_write_lat", ""),
+    passes(Perftest, "ib_write_lat", "-R -s 65536 -n 200"),
+    passes(Perftest, "ib_write_bw", ""),
+    passes(Perftest, "ib_write_bw", "-b -q 4 -l 4 -n 500"),
+    passes(Perftest, "ib_write_bw", "-R -D 1"),
+    passes(Perftest, "ib_write_bw", "-z"),
+    lacks(Perftest, "ib_write_bw", "-c UC", NO_UC),
+    passes(Perftest, "ib_read_lat", ""),
+    passes(Perftest, "ib_read_lat", "-R"),
+    passes(Perftest, "ib_read_bw", ""),
+    passes(Perftest, "ib_read_bw", "-a -e -n 100 -o 1"),
+    passes(Perftest, "ib_atomic_lat", ""),
+    passes(Perftest, "ib_atomic_bw", "-A CMP_AND_SWAP"),
+    passes(Perftest, "ib_atomic_bw", "-R"),
+    passes(Fabric, "fi_pingpong", "-p verbs -e msg -I 100"),
+    passes(Fabric, "fi_pingpong", "-p verbs -e dgram -I 100"),
+    passes(Fabric, "fi_pingpong", "-p verbs;ofi_rxm -e rdm -I 100"),
+    passes(Fabric, "fi_pingpong", "-p verbs;ofi_rxd -e rdm -I 100"),
+    Case { variable: "UCX_TLS=ud_verbs", ..lacks(Ucx, "ucx_perftest", "-t tag_lat -n 100", NO_NODE) },
+    Case { variable: "UCX_TLS=rc_verbs", ..lacks(Ucx, "ucx_perftest", "-t tag_lat -n 100", NO_NODE) },
+    passes(Pingpong, "valgrind", "-q --error-exitcode=9 ibv_rc_pingpong -c -n 100"),
+];

@@ -1,0 +1,71 @@
+//! `cargo xtask thirdparty`: runs Debian's RDMA programs on the software device, through
+//! `soft-rdma`, and prints a table.
+
+mod cases;
+mod run;
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::system::{cargo, output};
+use cases::{CASES, Case, Outcome};
+use run::{Ended, Launcher};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Run only the command lines that contain this text.
+    #[arg(value_name = "TEXT")]
+    only: Option<String>,
+    /// Run `soft-rdma` as the development profile builds it, which is quicker to build.
+    #[arg(long)]
+    dev: bool,
+}
+
+/// A case's line in the table.
+struct Line {
+    text: String,
+    result: String,
+    took: Duration,
+    failed: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let launcher = build(&crate::root(), options.dev)?;
+    let is_wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.text().contains(only));
+    let wanted: Vec<&Case> = CASES.iter().filter(is_wanted).collect();
+    let lines: Vec<Line> = wanted.iter().map(|case| examine(&launcher, case)).collect();
+    println!("\n{:>7}  {:<62}  result", "seconds", "program");
+    for Line { text, result, took, .. } in &lines {
+        println!("{:7.1}  {text:<62}  {result}", took.as_secs_f64());
+    }
+    match lines.iter().filter(|line| line.failed).count() {
+        0 if lines.is_empty() => Err("no command line contains this text".into()),
+        0 => Ok(()),
+        failed => Err(format!("{failed} of {} programs", lines.len())),
+    }
+}
+
+fn build(root: &Path, dev: bool) -> Result<Launcher, String> {
+    let profile = if dev { "dev" } else { "release" };
+    let mut build = cargo(root);
+    build.args(["build", "--quiet", "--package", "rdma-examples", "--bin", "soft-rdma", "--profile", profile]);
+    output(&mut build)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
+    Ok(Launcher::new(target.join(if dev { "debug" } else { "release" }).join("soft-rdma")))
+}
+
+/// Runs a case and compares its end with the expected one.
+fn examine(launcher: &Launcher, case: &Case) -> Line {
+    let text = case.text();
+    println!("{text}");
+    let (ended, took) = launcher.run(case);
+    let (result, failed) = match (&case.outcome, ended) {
+        (Outcome::Passes, Ended::Passed) => ("passes".to_owned(), false),
+        (Outcome::Passes, Ended::Failed(why)) => (format!("FAILED: {why}"), true),
+        (Outcome::Lacks(reason), Ended::Failed(_)) => (format!("known gap: {reason}"), false),
+        (Outcome::Lacks(_), Ended::Passed) => ("PASSES, but is listed as a known gap".to_owned(), true),
+        (_, Ended::Missing) => (format!("MISSING: install {}", case.package()), true),
+    };
+    Line { text, result, took, failed }
+}

@@ -1,0 +1,167 @@
+//! Runs of one case: a server, a client, and a time limit.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::cases::{Case, Kind};
+
+/// Longest duration of a case.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Time for a server to listen. A server that cannot be seen listening gets this time too.
+const LISTENS: Duration = Duration::from_secs(5);
+
+/// The end of a case.
+pub(super) enum Ended {
+    Passed,
+    /// The last line of the end that failed, or what else went wrong.
+    Failed(String),
+    /// The program is not installed.
+    Missing,
+}
+
+/// The path of `soft-rdma`.
+pub(super) struct Launcher(PathBuf);
+
+/// A running program and its output.
+struct Running {
+    child: Child,
+    output: File,
+}
+
+impl Launcher {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// Runs a case, and measures its time.
+    pub(super) fn run(&self, case: &Case) -> (Ended, Duration) {
+        let start = Instant::now();
+        let is_installed = |name: &&str| PathBuf::from("/usr/bin").join(name).exists();
+        let ended = if ![case.program, case.client].iter().all(is_installed) {
+            Ended::Missing
+        } else {
+            match self.attempt(case, start + LIMIT) {
+                Ok(None) => Ended::Passed,
+                Ok(Some(why)) => Ended::Failed(why),
+                Err(error) => Ended::Failed(error.to_string()),
+            }
+        };
+        (ended, start.elapsed())
+    }
+
+    /// Runs a case; the result is the reason of its failure.
+    fn attempt(&self, case: &Case, deadline: Instant) -> io::Result<Option<String>> {
+        let port = free_port()?;
+        let (server, client) = case.kind.arguments(port);
+        let mut server = self.start(case.program, case, &server)?;
+        if case.kind == Kind::Alone {
+            return server.failure(deadline);
+        }
+        server.await_listener(port)?;
+        let mut client = self.start(case.client, case, &client)?;
+        // The server is ended first where the client has failed: it would wait for another client.
+        let failure = match client.failure(deadline)? {
+            Some(why) => Some(format!("client: {why}")),
+            None if case.kind == Kind::CmService => None,
+            None => server.failure(deadline)?.map(|why| format!("server: {why}")),
+        };
+        Ok(failure)
+    }
+
+    fn start(&self, program: &str, case: &Case, more: &str) -> io::Result<Running> {
+        let output = tempfile()?;
+        let mut command = Command::new(&self.0);
+        command.arg(program).args(case.options.split_whitespace()).args(more.split_whitespace());
+        command.envs(case.variable.split_once('='));
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
+        Ok(Running { child: command.spawn()?, output })
+    }
+}
+
+impl Running {
+    /// Waits until the program listens at the port, or at a port of its own choice: a TCP socket,
+    /// or the connection manager's Unix socket.
+    fn await_listener(&mut self, port: u16) -> io::Result<()> {
+        let deadline = Instant::now() + LISTENS;
+        while Instant::now() < deadline && self.child.try_wait()?.is_none() {
+            if listens(port)? || has_cm_listener(self.child.id())? {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Waits for the program's end; the result is the reason of its failure.
+    fn failure(&mut self, deadline: Instant) -> io::Result<Option<String>> {
+        loop {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return Ok(None),
+                Some(status) => return self.last_line(status).map(Some),
+                None if Instant::now() > deadline => return Ok(Some(format!("still runs after {LIMIT:?}"))),
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    fn last_line(&mut self, status: ExitStatus) -> io::Result<String> {
+        let mut text = Vec::new();
+        self.output.seek(SeekFrom::Start(0))?;
+        self.output.read_to_end(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
+        let last = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("no output");
+        Ok(format!("{status}: {last}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails only if the program has ended, and then there is nothing to end.
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// A file without a name, for a program's output: unlike a pipe, it never fills.
+fn tempfile() -> io::Result<File> {
+    let path = std::env::temp_dir().join(format!("thirdparty-{}", std::process::id()));
+    let file = File::options().read(true).append(true).create_new(true).open(&path)?;
+    fs::remove_file(&path)?;
+    Ok(file)
+}
+
+/// A port that no TCP socket has.
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Whether a TCP socket listens at the port.
+fn listens(port: u16) -> io::Result<bool> {
+    let tables = fs::read_to_string("/proc/net/tcp")? + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
+    // Local address, remote address, state: 0A is LISTEN.
+    let listener = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let local = words.next().unwrap_or_default();
+        local.ends_with(&format!(":{port:04X}")) && words.nth(1) == Some("0A")
+    };
+    Ok(tables.lines().any(listener))
+}
+
+/// Whether a process has a listening socket of the software device's connection manager.
+fn has_cm_listener(pid: u32) -> io::Result<bool> {
+    let table = fs::read_to_string("/proc/net/unix")?;
+    // The flag 00010000 is that of a listening socket; the inode stands before the name.
+    let listeners = table.lines().filter(|line| line.contains("@rdma-soft-cm") && line.contains(" 00010000 "));
+    let inodes: Vec<&str> = listeners.filter_map(|line| line.split_whitespace().nth(6)).collect();
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut targets = files.filter_map(|file| fs::read_link(file.path()).ok());
+    Ok(targets.any(|target| {
+        let target = target.to_string_lossy();
+        let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+        inode.is_some_and(|inode| inodes.contains(&inode))
+    }))
+}
