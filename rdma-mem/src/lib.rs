@@ -12,6 +12,7 @@
 //!   view of it; [`SharedSlice`] is a bounds-checked range of such memory;
 //! * [`pass`] moves a segment's descriptor to another process;
 //! * [`reduce()`] combines the elements of several such ranges in one pass;
+//! * [`Copier`] is the interface of what copies memory that the processor cannot access;
 //! * [`shared::find`] returns the [`SharedMemory`] of this process that contains a range of
 //!   addresses.
 //!
@@ -20,6 +21,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("rdma-mem needs Linux: memfd, seals and mremap");
 
+mod copier;
 mod copy;
 pub mod pass;
 pub mod reduce;
@@ -27,6 +29,7 @@ pub mod shared;
 mod slice;
 pub mod word;
 
+pub use copier::{Copier, CopyFailed};
 pub use copy::{copy, copy_ordered};
 pub use reduce::{Operation, Scalar, Stores, reduce};
 pub use shared::{Backing, Mapping, Segment, SegmentView, SharedMemory, SharedMemoryError};

@@ -39,6 +39,12 @@
 //! that connects without a source address to a loopback address is on the device of that address,
 //! because Linux chooses the same address as source.
 //!
+//! Memory that the processor cannot access, such as a GPU's, is registered with what copies it
+//! ([`register_foreign`], [`CopierThread`]): reliable connections send, write and read such memory
+//! like any other, but atomics on it, and datagrams from and to it, fail. The copies run in a thread
+//! of their own; while one runs, its queue pair waits, and other queue pairs go on. The end of a
+//! region, and of a queue pair, waits up to 10 s for their copies, and then fails with `EBUSY`.
+//!
 //! A forked child can open the device, also after its parent has opened it. In the child, the
 //! parent's objects fail with `ENODEV`.
 //!
@@ -66,6 +72,7 @@
 //! an application does.
 
 mod cm;
+mod copier;
 mod engine;
 mod link;
 mod log;
@@ -74,5 +81,6 @@ mod os;
 mod verbs;
 
 pub use cm::rdmacm;
+pub use copier::CopierThread;
 pub use os::failed_call;
-pub use verbs::{check_environment, ibverbs, is_soft};
+pub use verbs::{check_environment, ibverbs, is_soft, register_foreign};

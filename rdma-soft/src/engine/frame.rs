@@ -48,6 +48,10 @@ pub(super) enum Kind {
     Dropped = 19,
     ReadData = 20,
     AtomicData = 21,
+    /// Asks for no more requests and data on this connection until `Resume`.
+    Pause = 22,
+    /// Ends a `Pause`.
+    Resume = 23,
     // Frames outside of connections.
     /// Asks for the region with the key, in order to map it.
     Want = 32,
@@ -73,6 +77,8 @@ impl Kind {
             19 => Self::Dropped,
             20 => Self::ReadData,
             21 => Self::AtomicData,
+            22 => Self::Pause,
+            23 => Self::Resume,
             32 => Self::Want,
             33 => Self::Datagram,
             34 => Self::Revoked,
@@ -88,6 +94,11 @@ impl Kind {
     /// Whether the frame belongs to the connection of two queue pairs.
     pub(super) const fn is_of_connection(self) -> bool {
         (self as u8) < 32
+    }
+
+    /// Whether the frame asks the peer to pause or to go on.
+    pub(super) const fn is_flow(self) -> bool {
+        matches!(self, Self::Pause | Self::Resume)
     }
 
     /// Whether the frame carries a request.
@@ -192,6 +203,20 @@ impl Frame {
     pub(super) const fn carry_ack(&mut self, number: u32, epoch: u16) {
         self.flags |= ACK;
         self.b = number as u64 | (epoch as u64) << 32;
+    }
+
+    /// Whether `next` carries the payload behind the first `len` bytes of this frame's message.
+    pub(super) fn is_continued_by(&self, next: &Self, len: usize) -> bool {
+        let of = |frame: &Self| (frame.kind, frame.epoch, frame.number, frame.key, frame.addr, frame.total);
+        let is_cut = self.kind.is_cut() || self.kind == Kind::ReadData;
+        is_cut && of(self) == of(next) && next.offset() as usize == self.offset() as usize + len
+    }
+
+    /// Takes over the acknowledgement that a later frame carries.
+    pub(super) const fn take_ack_of(&mut self, later: &Self) {
+        if let Some(ack) = later.carried_ack() {
+            self.carry_ack(ack.number, ack.epoch);
+        }
     }
 
     /// Whether both frames drop requests of the same attempt.

@@ -292,6 +292,11 @@ impl Region {
         Self { ptr, len, iova, access }
     }
 
+    /// Creates a region without bytes: the memory is foreign.
+    pub(super) const fn empty(access: u32) -> Self {
+        Self { ptr: core::ptr::null_mut(), len: 0, iova: 0, access }
+    }
+
     /// Returns the rights of the region, `IBV_ACCESS_*`.
     pub(super) const fn access(&self) -> u32 {
         self.access

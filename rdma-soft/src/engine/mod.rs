@@ -5,7 +5,7 @@
 //! two processes. Every call runs under the caller's one lock. After each call that may have caused
 //! work, the driver calls, in any order: [`poll_active_link`](Engine::poll_active_link) and
 //! [`poll_transmit`](Engine::poll_transmit), [`poll_event`](Engine::poll_event),
-//! [`poll_lookup`](Engine::poll_lookup), [`poll_grant`](Engine::poll_grant) and
+//! [`poll_lookup`](Engine::poll_lookup), [`poll_errand`](Engine::poll_errand) and
 //! [`poll_timeout`](Engine::poll_timeout).
 //!
 //! Modules import downwards: the shared tables (`tables`) and the queues import no queue pair; the
@@ -19,6 +19,7 @@
 mod cq;
 mod directory;
 mod events;
+mod foreign;
 mod frame;
 mod grh;
 mod groups;
@@ -33,6 +34,7 @@ mod rc;
 mod receive;
 mod service;
 mod srq;
+mod staging;
 mod table;
 mod tables;
 #[cfg(test)]
@@ -49,6 +51,7 @@ use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc};
 use cq::CqTable;
 use directory::Directory;
 use events::Events;
+use foreign::Copies;
 use frame::{Frame, Kind};
 use groups::Groups;
 use memory::Region;
@@ -61,13 +64,14 @@ use tables::Tables;
 use timer::{Owner, Timers};
 
 pub(crate) use directory::DIRECTORY_LEN;
+pub(crate) use foreign::{CopyEnd, CopyId, CopyJob, CopyQueue, Direction, ForeignRegistration};
 pub(crate) use frame::{HEADER_WORDS, Header};
 pub(crate) use grh::{GRH_LEN, Gid, Grh, Network, Route};
 pub(crate) use memory::{Area, Gather, Source, Target};
 pub(crate) use types::{
-    Address, CqId, Element, Errno, Event, Grant, Host, LinkId, Lookup, MULTICAST_QPN, ModifyQp, MrKeys, Op, Path, PdId,
-    PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType, Slot, SrqId,
-    SrqInit, SrqStatus, Time, Transmit,
+    Address, CqId, Element, Errand, Errno, Event, Grant, Host, LinkId, Lookup, MULTICAST_QPN, ModifyQp, MrKeys, Op,
+    Path, PdId, PeerId, QpId, QpInit, QpState, QpStatus, Registration, SendData, SendFlags, SendRequest, ServiceType,
+    Slot, SrqId, SrqInit, SrqStatus, Time, Transmit,
 };
 
 /// Configuration of an [`Engine`].
@@ -120,7 +124,8 @@ impl Engine {
                 slots: vec![config.slot],
                 defer_acks: false,
                 deferred: Vec::new(),
-                grants: VecDeque::new(),
+                copies: Copies::default(),
+                errands: VecDeque::new(),
             },
         }
     }
@@ -188,11 +193,30 @@ impl Engine {
         keys
     }
 
+    /// Registers foreign memory: the copier, and not the engine, accesses the memory until
+    /// [`deregister`](Self::deregister) returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`register`](Self::register).
+    pub(crate) fn register_foreign(&mut self, pd: PdId, what: &ForeignRegistration) -> Result<MrKeys, Errno> {
+        if what.address.checked_add(what.len as u64).is_none() || isize::try_from(what.len).is_err() {
+            return Err(Errno::INVAL);
+        }
+        self.tables.pds.enter(pd)?;
+        let keys = self.tables.mrs.insert_foreign(pd, what);
+        if keys.is_err() {
+            self.tables.pds.leave(pd);
+        }
+        keys
+    }
+
     /// Deregisters memory; the engine does not touch the memory again.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no region has this key.
+    /// `EINVAL`: no region has this key. `EAGAIN`: a copy of the region is running; no further one
+    /// begins. `EBUSY`: a copy of the region may go on for ever.
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
         self.tables.deregister(lkey)
     }
@@ -329,13 +353,15 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue pair. `EBUSY`: the queue pair is in a multicast group.
+    /// `EINVAL`: no such queue pair. `EBUSY`: the queue pair is in a multicast group. `EAGAIN`: a
+    /// copy is running for the queue pair, which is in ERR now.
     pub(crate) fn destroy_qp(&mut self, qp: QpId) -> Result<(), Errno> {
         let tables = &mut self.tables;
         let it = self.qps.get_mut(qp)?;
         if tables.groups.group_of(qp.0).is_some() {
             return Err(Errno::BUSY);
         }
+        it.end_copies(tables)?;
         it.reset(tables);
         tables.cqs.leave(it.qp.send_cq);
         tables.cqs.leave(it.qp.recv_cq);
@@ -352,9 +378,14 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no such queue pair.
+    /// `EINVAL`: no such queue pair. `EAGAIN`, for a change to RESET: a copy is running for the
+    /// queue pair, which is in ERR now.
     pub(crate) fn modify_qp(&mut self, qp: QpId, change: &ModifyQp) -> Result<(), Errno> {
-        self.qps.get_mut(qp)?.modify(change, &mut self.tables);
+        let it = self.qps.get_mut(qp)?;
+        if change.state == Some(QpState::Reset) {
+            it.end_copies(&mut self.tables)?;
+        }
+        it.modify(change, &mut self.tables);
         self.fail_overrun();
         Ok(())
     }
@@ -427,14 +458,14 @@ impl Engine {
         self.tables.events.pop()
     }
 
-    /// Whether the driver has nothing to do: no active link, no event, lookup, grant or timer, and
+    /// Whether the driver has nothing to do: no active link, no event, lookup, errand or timer, and
     /// no deferred acknowledgement that is to be released.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         let tables = &self.tables;
         tables.peers.is_idle()
             & tables.events.is_empty()
-            & tables.grants.is_empty()
+            & tables.errands.is_empty()
             & tables.timers.next().is_none()
             & (tables.deferred.is_empty() | !self.release_next)
     }
@@ -750,9 +781,22 @@ impl Engine {
         self.fail_overrun();
     }
 
-    /// Takes the answer to a peer's request to map a region.
-    pub(crate) fn poll_grant(&mut self) -> Option<Grant> {
-        self.tables.grants.pop_front()
+    /// Takes the next work that only the driver can do.
+    pub(crate) fn poll_errand(&mut self) -> Option<Errand> {
+        self.tables.errands.pop_front()
+    }
+
+    /// Handles the end of a copy of foreign memory.
+    pub(crate) fn handle_copied(&mut self, copy: CopyId, end: CopyEnd) {
+        let tables = &mut self.tables;
+        let Some(running) = tables.copies.end(copy) else { return };
+        if matches!(end, CopyEnd::Unknown) {
+            tables.mrs.lose(running.key);
+        }
+        if let Ok(QueuePair { qp, service: Service::Rc(rc) }) = self.qps.get_mut(running.qp) {
+            rc.handle_copied(qp, running.waiter, end, tables);
+        }
+        self.fail_overrun();
     }
 
     /// Whether the engine asked the peer of `link` for its region and has no mapping yet.
@@ -776,6 +820,13 @@ impl Engine {
     #[must_use]
     pub(crate) fn take_unmapped(&mut self) -> Vec<Area> {
         self.tables.peers.take_unmapped()
+    }
+
+    /// Returns the bytes of the frames that wait until a payload is stored in foreign memory.
+    #[cfg(test)]
+    pub(crate) fn waiting_bytes(&self, qp: QpId) -> usize {
+        let qp = self.qps.get(qp).unwrap();
+        qp.qp.staging.as_ref().map_or(0, |staging| staging.inbox.waiting_bytes())
     }
 
     /// Moves the queue pairs of every completion queue that overran to ERR.

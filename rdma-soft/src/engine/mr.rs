@@ -10,6 +10,7 @@ use rdma_mem::Backing;
 use rdma_sys::ibv_sge;
 
 use super::directory::Directory;
+use super::foreign::{CopyQueue, ForeignRange, ForeignRegistration};
 use super::limits::{MAX_MR, MAX_PD, MAX_SGE};
 use super::memory::{Gather, Region, Scratch, Source, Target};
 use super::types::{Errno, LinkId, MrKeys, Op, PdId};
@@ -27,6 +28,20 @@ pub(super) struct Mr {
     backing: Option<Arc<Backing>>,
     /// Links over which peers asked to map the region.
     granted: Vec<LinkId>,
+    /// The memory of a foreign region, whose `region` is empty.
+    foreign: Option<Box<Foreign>>,
+}
+
+/// The memory of a foreign region.
+#[derive(Debug)]
+struct Foreign {
+    address: u64,
+    len: usize,
+    copier: Arc<dyn CopyQueue>,
+    /// The region is to end: no copy begins any more.
+    is_ending: bool,
+    /// A copy may go on for ever, so the region never ends.
+    is_lost: bool,
 }
 
 /// All regions of an engine.
@@ -64,6 +79,35 @@ impl MrTable {
         backing: Option<Arc<Backing>>,
         directory: &Directory,
     ) -> Result<MrKeys, Errno> {
+        let key = self.new_key()?;
+        self.serial += 1;
+        // Publish a region for mapping only if it fills its file: a peer that maps a file sees all
+        // of it.
+        let backing = backing.filter(|backing| {
+            region.addr() == backing.base() && region.len() <= backing.len() && backing.len() - region.len() < PAGE
+        });
+        if backing.is_some() && region.access() & REMOTE != 0 {
+            directory.publish_region(key, pd, &region, self.serial);
+        }
+        self.slots[(key >> TAG_BITS) as usize] =
+            Some(Mr { key, pd, region, backing, granted: Vec::new(), foreign: None });
+        Ok(MrKeys { lkey: key, rkey: key })
+    }
+
+    /// Inserts a region of foreign memory.
+    pub(super) fn insert_foreign(&mut self, pd: PdId, what: &ForeignRegistration) -> Result<MrKeys, Errno> {
+        let key = self.new_key()?;
+        let ForeignRegistration { address, len, access, ref copier } = *what;
+        let foreign = Foreign { address, len, copier: Arc::clone(copier), is_ending: false, is_lost: false };
+        let foreign = Some(Box::new(foreign));
+        let region = Region::empty(access);
+        self.slots[(key >> TAG_BITS) as usize] =
+            Some(Mr { key, pd, region, backing: None, granted: Vec::new(), foreign });
+        Ok(MrKeys { lkey: key, rkey: key })
+    }
+
+    /// Takes a free index and makes a new key for it.
+    fn new_key(&mut self) -> Result<u32, Errno> {
         let last = self.free.pop();
         let index = match last {
             Some(key) => key >> TAG_BITS,
@@ -77,17 +121,7 @@ impl MrTable {
         while last == Some(key) {
             key = index << TAG_BITS | self.next_tag();
         }
-        self.serial += 1;
-        // Publish a region for mapping only if it fills its file: a peer that maps a file sees all
-        // of it.
-        let backing = backing.filter(|backing| {
-            region.addr() == backing.base() && region.len() <= backing.len() && backing.len() - region.len() < PAGE
-        });
-        if backing.is_some() && region.access() & REMOTE != 0 {
-            directory.publish_region(key, pd, &region, self.serial);
-        }
-        self.slots[index as usize] = Some(Mr { key, pd, region, backing, granted: Vec::new() });
-        Ok(MrKeys { lkey: key, rkey: key })
+        Ok(key)
     }
 
     /// Removes a region; returns its domain and the links over which peers asked to map it.
@@ -96,6 +130,47 @@ impl MrTable {
         let mr = self.slots[(key >> TAG_BITS) as usize].take().ok_or(Errno::INVAL)?;
         self.free.push(key);
         Ok((mr.pd, mr.granted))
+    }
+
+    /// Lets no further copy of a foreign region begin.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: a copy of the region may go on for ever.
+    pub(super) fn begin_to_end(&mut self, key: u32) -> Result<(), Errno> {
+        let Some(foreign) = self.foreign_mut(key) else { return Ok(()) };
+        foreign.is_ending = true;
+        if foreign.is_lost { Err(Errno::BUSY) } else { Ok(()) }
+    }
+
+    /// Records that a copy of a region may go on for ever.
+    pub(super) fn lose(&mut self, key: u32) {
+        if let Some(foreign) = self.foreign_mut(key) {
+            foreign.is_lost = true;
+        }
+    }
+
+    fn foreign_mut(&mut self, key: u32) -> Option<&mut Foreign> {
+        let mr = self.slots.get_mut((key >> TAG_BITS) as usize)?.as_mut().filter(|mr| mr.key == key)?;
+        mr.foreign.as_deref_mut()
+    }
+
+    /// Returns the foreign memory that a request with `key` may use with all of `rights`.
+    #[cold]
+    pub(super) fn foreign(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<ForeignRange> {
+        let foreign = self.usable(key, pd, rights)?.foreign.as_ref().filter(|foreign| !foreign.is_ending)?;
+        let whole =
+            ForeignRange { key, address: foreign.address, len: foreign.len, copier: Arc::clone(&foreign.copier) };
+        whole.part(usize::try_from(addr.checked_sub(foreign.address)?).ok()?, len)
+    }
+
+    /// Like [`check`](Self::check), where the list may also name foreign memory.
+    pub(super) fn check_all(&self, pd: PdId, list: &[ibv_sge], rights: u32) -> bool {
+        self.check(pd, list, rights)
+            || list.iter().all(|sge| {
+                self.check(pd, core::slice::from_ref(sge), rights)
+                    || self.foreign(sge.lkey, pd, rights, sge.addr, sge.length as usize).is_some()
+            })
     }
 
     /// Returns the file of a region that peers may map, and the region's length. Remembers `link`:
@@ -233,7 +308,7 @@ impl MrTable {
     }
 
     #[inline(always)]
-    fn local_target(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Target<'_>> {
+    pub(super) fn local_target(&self, pd: PdId, sge: &ibv_sge, skip: usize, len: usize) -> Option<Target<'_>> {
         let mr = self.usable(sge.lkey, pd, LOCAL_WRITE)?;
         mr.region.target(sge.addr.checked_add(skip as u64)?, len)
     }
@@ -249,6 +324,19 @@ impl MrTable {
     pub(super) fn source(&self, key: u32, pd: PdId, rights: u32, addr: u64, len: usize) -> Option<Source<'_>> {
         self.usable(key, pd, rights)?.region.source(addr, len)
     }
+}
+
+/// Returns the entry of a list that holds the byte at `skip`, the byte's offset in the entry, and
+/// the number of bytes from there to the entry's end.
+pub(super) fn entry_at(list: &[ibv_sge], mut skip: usize) -> Option<(&ibv_sge, usize, usize)> {
+    for sge in list {
+        let whole = sge.length as usize;
+        if skip < whole {
+            return Some((sge, skip, whole - skip));
+        }
+        skip -= whole;
+    }
+    None
 }
 
 /// Returns the right that an operation needs from the queue pair and the region.

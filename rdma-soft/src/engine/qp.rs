@@ -5,6 +5,7 @@ use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 use super::frame::NUMBER_MASK;
 use super::queue::SendQueue;
 use super::receive::Receives;
+use super::staging::Staging;
 use super::tables::Tables;
 use super::timer::Owner;
 use super::types::{
@@ -73,6 +74,8 @@ pub(super) struct Qp {
     pub(super) rq: Receives,
     /// The index of the connected queue pair, if it belongs to this process.
     pub(super) own_peer: Option<u32>,
+    /// The staging bytes, once a request has named foreign memory.
+    pub(super) staging: Option<Box<Staging>>,
     drain: Drain,
     token: u64,
 }
@@ -90,6 +93,7 @@ impl Qp {
             sq: SendQueue::new(init.max_send_wr, init.max_send_sge, init.max_inline_data, init.sq_sig_all)?,
             rq: Receives::new(init, tables)?,
             own_peer: None,
+            staging: None,
             drain: Drain::default(),
             token: init.token,
         })
@@ -135,6 +139,7 @@ impl Qp {
         self.state = QpState::Reset;
         self.attr = Attributes::default();
         self.own_peer = None;
+        self.staging = None;
         self.drain = Drain::default();
         self.sq.clear();
         self.rq.clear();
@@ -149,6 +154,22 @@ impl Qp {
         self.state = QpState::Err;
         tables.directory.set_card(self.id.0, None);
         tables.timers.cancel(Owner::Qp(self.id));
+        if self.is_storing() {
+            // The copy may write to the memory of a request.
+            self.staging().flush = Some(status);
+        } else {
+            self.flush_all(status, tables);
+        }
+    }
+
+    /// Flushes the requests of a queue pair that went to ERR while a payload was being stored.
+    pub(super) fn flush_late(&mut self, tables: &mut Tables) {
+        if let Some(status) = self.staging().flush.take() {
+            self.flush_all(status, tables);
+        }
+    }
+
+    fn flush_all(&mut self, status: Option<ibv_wc_status>, tables: &mut Tables) {
         self.flush_sends(status, tables);
         while let Some(wqe) = self.rq.pop() {
             self.flush(self.recv_cq, wqe.wr_id, ibv_wc_opcode::IBV_WC_RECV, tables);
@@ -156,6 +177,22 @@ impl Qp {
         if self.rq.srq().is_some() {
             self.event(tables, ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
         }
+    }
+
+    /// Returns the staging bytes.
+    pub(super) fn staging(&mut self) -> &mut Staging {
+        self.staging.get_or_insert_default()
+    }
+
+    /// Whether payload for foreign memory is being stored.
+    pub(super) fn is_storing(&self) -> bool {
+        self.staging.as_ref().is_some_and(|staging| staging.inbox.is_storing())
+    }
+
+    /// Returns the length of all reads and atomics that are not complete.
+    pub(super) fn bytes_to_fetch(&self) -> usize {
+        let open = (self.sq.head..self.sq.tail).map(|position| self.sq.at(position));
+        open.filter(|wqe| wqe.request.op.fetches()).map(|wqe| wqe.total as usize).sum()
     }
 
     /// Completes all send requests: the oldest with `status`, if it is given, the others as
@@ -253,21 +290,23 @@ impl Qp {
             return Err(Errno::INVAL);
         }
         let total = self.sq.admit(request.op, data)?;
-        if matches!(self.state, QpState::Err | QpState::Sqe) {
+        if matches!(self.state, QpState::Err | QpState::Sqe) && !self.is_storing() {
             self.flush(self.send_cq, request.wr_id, request.op.completion(), tables);
             return Ok(false);
         }
         self.sq.push(request, data, total);
-        Ok(true)
+        // In ERR, the request waits to be flushed.
+        Ok(self.state != QpState::Err)
     }
 
     pub(super) fn post_recv(&mut self, wr_id: u64, list: &[ibv_sge], tables: &mut Tables) -> Result<(), Errno> {
         if self.state == QpState::Reset {
             return Err(Errno::INVAL);
         }
+        let is_flushed = self.state == QpState::Err && !self.is_storing();
         let queue = self.rq.own()?;
         queue.admit(list)?;
-        if self.state == QpState::Err {
+        if is_flushed {
             self.flush(self.recv_cq, wr_id, ibv_wc_opcode::IBV_WC_RECV, tables);
         } else {
             queue.push(wr_id, list);

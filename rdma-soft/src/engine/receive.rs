@@ -57,12 +57,21 @@ impl Receives {
     /// pair's domain.
     #[inline]
     pub(super) fn front(&mut self, pd: PdId, tables: &mut Tables) -> Option<Receive<'_>> {
+        if let Self::Shared(shared) = self {
+            if shared.taken.is_none() {
+                shared.taken = tables.srqs.take(shared.srq, &mut shared.list, &mut tables.events);
+            }
+        }
+        self.current(pd)
+    }
+
+    /// Returns the request for the message in progress; of the queue pair's own queue, the oldest
+    /// request.
+    #[inline]
+    pub(super) fn current(&self, pd: PdId) -> Option<Receive<'_>> {
         match self {
             Self::Own(queue) => queue.front().map(|(wqe, list)| Receive { wqe, list, pd }),
             Self::Shared(shared) => {
-                if shared.taken.is_none() {
-                    shared.taken = tables.srqs.take(shared.srq, &mut shared.list, &mut tables.events);
-                }
                 let wqe = shared.taken?;
                 Some(Receive { wqe, list: &shared.list[..wqe.sges()], pd: shared.pd })
             }

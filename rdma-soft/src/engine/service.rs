@@ -75,6 +75,16 @@ impl QueuePair {
         }
     }
 
+    /// Lets no further copy of foreign memory begin for the queue pair. `EAGAIN` while one is
+    /// running.
+    pub(super) fn end_copies(&mut self, tables: &mut Tables) -> Result<(), Errno> {
+        if !tables.copies.uses_qp(self.qp.id) {
+            return Ok(());
+        }
+        self.fail(tables);
+        Err(Errno::AGAIN)
+    }
+
     /// Moves the queue pair to ERR for a reason that is no request's fault.
     pub(super) fn fail(&mut self, tables: &mut Tables) {
         match &mut self.service {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cq::CqTable;
 use super::directory::Directory;
 use super::events::Events;
+use super::foreign::{Copies, CopyId, CopyJob, Direction, ForeignRange, Waiter};
 use super::frame::{Frame, Kind};
 use super::groups::Groups;
 use super::limits::QPS_PER_SLOT;
@@ -13,7 +14,7 @@ use super::mr::{MrTable, PdTable};
 use super::peers::{Peers, Reach};
 use super::srq::SrqTable;
 use super::timer::Timers;
-use super::types::{Errno, Grant, Host, LinkId, PeerId, Slot};
+use super::types::{Errand, Errno, Grant, Host, LinkId, PeerId, QpId, Slot};
 
 /// All state of an engine except for the queue pairs.
 #[derive(Debug)]
@@ -33,11 +34,13 @@ pub(super) struct Tables {
     pub(super) defer_acks: bool,
     /// The queue pairs whose acknowledgements are deferred.
     pub(super) deferred: Vec<u32>,
-    /// Answers to peers that asked to map regions.
-    pub(super) grants: VecDeque<Grant>,
+    /// The copies of foreign memory that have not ended.
+    pub(super) copies: Copies,
+    /// Work for the driver.
+    pub(super) errands: VecDeque<Errand>,
 }
 
-/// The most grants that wait for the driver. If a peer asks for more regions at a time, the further
+/// The most errands that wait for the driver when a peer asks for a region. If a peer asks for more regions at a time, the further
 /// requests are dropped.
 const MAX_GRANTS: usize = 1 << 10;
 
@@ -46,9 +49,10 @@ impl Tables {
     pub(super) fn grant(&mut self, link: LinkId, key: u32) {
         match self.mrs.grant(key, link) {
             None => self.revoke(link, key),
-            Some((backing, len)) if self.grants.len() < MAX_GRANTS => {
+            Some((backing, len)) if self.errands.len() < MAX_GRANTS => {
                 // The offset is 0: only regions that fill their file have a backing.
-                self.grants.push_back(Grant { link, rkey: key, backing: Arc::clone(backing), offset: 0, len });
+                let backing = Arc::clone(backing);
+                self.errands.push_back(Errand::Grant(Grant { link, rkey: key, backing, offset: 0, len }));
             }
             Some(_) => {}
         }
@@ -61,8 +65,26 @@ impl Tables {
         self.peers.push_control(link, &frame);
     }
 
+    /// Has the driver copy `bytes.len()` bytes between the start of a range and `bytes`.
+    pub(super) fn copy(
+        &mut self,
+        (qp, waiter): (QpId, Waiter),
+        direction: Direction,
+        range: &ForeignRange,
+        bytes: Vec<u8>,
+    ) -> CopyId {
+        let id = self.copies.begin(range.key, qp, waiter);
+        let (address, copier) = (range.address, Arc::clone(&range.copier));
+        self.errands.push_back(Errand::Copy(CopyJob { id, direction, address, bytes, copier }));
+        id
+    }
+
     /// Deregisters a region, and tells the peers that may have mapped it.
     pub(super) fn deregister(&mut self, lkey: u32) -> Result<(), Errno> {
+        self.mrs.begin_to_end(lkey)?;
+        if self.copies.uses_region(lkey) {
+            return Err(Errno::AGAIN);
+        }
         let (pd, granted) = self.mrs.remove(lkey)?;
         self.directory.withdraw_region(lkey);
         self.pds.leave(pd);

@@ -6,6 +6,7 @@ use bitflags::bitflags;
 use rdma_mem::Backing;
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode};
 
+use super::foreign::CopyJob;
 use super::grh::{Gid, Grh};
 use super::memory::Source;
 
@@ -31,6 +32,13 @@ impl Errno {
     pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
     /// Something still uses the object.
     pub(crate) const BUSY: Self = Self(libc::EBUSY);
+    /// A copy of foreign memory is running: call again after the next `handle_copied`.
+    pub(crate) const AGAIN: Self = Self(libc::EAGAIN);
+    /// Returns the error for the caller of a verb that has waited for a copy in vain.
+    pub(crate) fn after_waiting(self) -> Self {
+        if self == Self::AGAIN { Self::BUSY } else { self }
+    }
+
     /// The device lacks the operation.
     pub(crate) const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     /// The completion queue is in error.
@@ -153,6 +161,15 @@ pub(crate) struct Grant {
     pub(crate) offset: u64,
     /// The region's length in bytes.
     pub(crate) len: usize,
+}
+
+/// Work that the engine leaves to its driver.
+#[derive(Debug)]
+pub(crate) enum Errand {
+    /// Give a peer a region to map.
+    Grant(Grant),
+    /// Copy foreign memory.
+    Copy(CopyJob),
 }
 
 /// The states of a queue pair.

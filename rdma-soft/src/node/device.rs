@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rdma_mem::SharedMemory;
 use rdma_sys::ibv_wc;
 
 use super::source::Source;
 use super::state::State;
-use crate::engine::{Area, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid};
+use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid};
 use crate::link::duplex::Link;
 use crate::link::handshake::Local;
 use crate::link::memory;
@@ -22,6 +23,9 @@ use crate::os::wait_set::WaitSet;
 
 /// Default capacity of each ring in bytes.
 const RING_CAPACITY: usize = 1 << 20;
+
+/// The longest wait for copies of foreign memory.
+const COPY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// This process's part in a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +63,8 @@ impl Memberships {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(super) state: Mutex<State>,
+    /// Notified when a copy of foreign memory has ended.
+    copied: Condvar,
     /// The directory of regions and queue pairs, which peers map.
     directory: Arc<SharedMemory>,
     /// The agent's event loop.
@@ -92,6 +98,7 @@ impl Node {
         let state = State::new(engine, slot, Arc::clone(&event_loop), Arc::clone(&wait_set), ring_capacity());
         Ok(Self {
             state: Mutex::new(state),
+            copied: Condvar::new(),
             directory,
             event_loop,
             wait_set,
@@ -132,6 +139,38 @@ impl Node {
         let result = call(&mut state.engine);
         state.after_call();
         result
+    }
+
+    /// Like [`with_drained`](Self::with_drained), again after each end of a copy as long as copies
+    /// are running (`is_running` of the error), for 10 s at most. Returns the last result.
+    pub(crate) fn with_copies_ended<R, E>(
+        &self,
+        is_running: impl Fn(&E) -> bool,
+        mut call: impl FnMut(&mut Engine) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let mut deadline = None;
+        let mut state = self.lock();
+        loop {
+            state.drain_fully();
+            let result = call(&mut state.engine);
+            state.after_call();
+            if !matches!(&result, Err(error) if is_running(error)) {
+                return result;
+            }
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + COPY_PATIENCE);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                log!(WARN, "a copy of foreign memory does not end; what it uses cannot be given back");
+                return result;
+            }
+            state = self.copied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Tells the engine that a copy has ended.
+    pub(crate) fn handle_copied(&self, copy: CopyId, end: CopyEnd) {
+        self.with(|engine| engine.handle_copied(copy, end));
+        self.copied.notify_all();
     }
 
     /// Polls a completion queue, and makes progress if it is empty.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdma_sys::ibv_wc;
 
 use crate::engine::limits::COPY_BUDGET;
-use crate::engine::{CqId, Engine, Errno, Event, Grant, Host, LinkId, Lookup, PeerId, Slot, Time, Transmit};
+use crate::engine::{CqId, Engine, Errand, Errno, Event, Grant, Host, LinkId, Lookup, PeerId, Slot, Time, Transmit};
 use crate::link::duplex::{Backlog, Link};
 use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
 use crate::link::peer::Peer;
@@ -506,8 +506,11 @@ impl State {
                 lookup => self.lookups.push(lookup),
             }
         }
-        while let Some(grant) = self.engine.poll_grant() {
-            self.grants.push(grant);
+        while let Some(errand) = self.engine.poll_errand() {
+            match errand {
+                Errand::Grant(grant) => self.grants.push(grant),
+                Errand::Copy(job) => Arc::clone(&job.copier).push(job),
+            }
         }
         for_agent &= self.agent != Agent::Ticking;
         if for_agent || !self.lookups.is_empty() || !self.grants.is_empty() || self.engine.has_unmapped() {

@@ -14,9 +14,14 @@ const STACK: usize = 256 << 10;
 /// Starts a thread that handles no signals: the application's handlers run in the application's
 /// threads.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    spawn_with_stack(name, STACK, body)
+}
+
+/// Like [`spawn`], with a stack of `size` bytes.
+pub(crate) fn spawn_with_stack(name: &str, size: usize, body: impl FnOnce() + Send + 'static) -> Result<()> {
     // A new thread inherits the signal mask of its creator.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).named("pthread_sigmask")?;
-    let started = std::thread::Builder::new().name(name.into()).stack_size(STACK).spawn(body);
+    let started = std::thread::Builder::new().name(name.into()).stack_size(size).spawn(body);
     before.thread_set_mask().named("pthread_sigmask")?;
     started.map(drop).named("clone")
 }

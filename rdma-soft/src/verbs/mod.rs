@@ -58,6 +58,7 @@ mod strings;
 mod table;
 
 pub use device::{check_environment, is_soft};
+pub use mr::register_foreign;
 pub use table::ibverbs;
 
 use crate::engine::Errno;

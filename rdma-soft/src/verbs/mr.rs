@@ -1,15 +1,17 @@
 //! `ibv_mr`: memory regions.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
 use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 
-use super::call::{Handle, Made, Memory};
+use super::call::{Answer, Argument, Handle, Made, Memory};
 use super::context::{Child, ContextState};
 use super::object::{Object, Public, get_field};
 use super::{Errno, pages};
-use crate::engine::Registration;
+use crate::copier::CopierThread;
+use crate::engine::{ForeignRegistration, MrKeys, Registration};
 use crate::node::Node;
 
 /// Private part of a memory region.
@@ -32,7 +34,8 @@ impl Child for ibv_mr {
     }
 
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
-        node.with(|engine| engine.deregister(object.lkey))
+        let ended = node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.deregister(object.lkey));
+        ended.map_err(Errno::after_waiting)
     }
 }
 
@@ -81,6 +84,12 @@ fn register(ibv_pd: &Handle<ibv_pd>, Memory(addr): Memory, len: usize, iova: u64
     // deregistered: promise 3, which `Memory` carries. Work requests and their completions order
     // the accesses of the device and of C.
     let keys = node.with(|engine| unsafe { engine.register(pd.id, &what) })?;
+    create(ibv_pd, addr, len, keys)
+}
+
+/// Makes the object of a registered region.
+fn create(ibv_pd: &Handle<ibv_pd>, addr: *mut c_void, len: usize, keys: MrKeys) -> Made<ibv_mr> {
+    let pd = ibv_pd.get()?;
     let public = ibv_mr {
         context: get_field!(pd, context),
         pd: ibv_pd.raw(),
@@ -106,6 +115,56 @@ pub(super) fn reg_mr_iova(pd: Handle<ibv_pd>, memory: Memory, len: usize, iova: 
 /// `ibv_reg_mr_iova2`.
 pub(super) fn reg_mr_iova2(pd: Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: c_uint) -> Made<ibv_mr> {
     register(&pd, memory, len, iova, access)
+}
+
+fn register_copied(
+    ibv_pd: &Handle<ibv_pd>,
+    copier: &CopierThread,
+    address: u64,
+    len: usize,
+    access: u32,
+) -> Made<ibv_mr> {
+    let pd = ibv_pd.get()?;
+    let rights = check_access(access)?;
+    if access & (ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0 | ZERO_BASED) != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if len == 0 {
+        return Err(Errno::INVAL);
+    }
+    let copier = copier.queue().ok_or(Errno(libc::ENODEV))?;
+    let what = ForeignRegistration { address, len, access: rights, copier };
+    let keys = Node::get()?.with(|engine| engine.register_foreign(pd.id, &what))?;
+    let addr = ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
+    create(ibv_pd, addr, len, keys)
+}
+
+/// Registers memory that the processor cannot access, such as a GPU's, with a protection domain of
+/// the software device. `copier` accesses it in place of the device.
+///
+/// `address` names the memory in requests and for the copier. `ibv_dereg_mr` deregisters it; that
+/// waits up to 10 s for copies that are running, and fails with `EBUSY` if they do not end.
+///
+/// Returns null, with `errno` set, if the memory cannot be registered: `EOPNOTSUPP` for
+/// `IBV_ACCESS_REMOTE_ATOMIC`, `EINVAL` for other arguments, `ENOMEM` for too many regions, `ENODEV`
+/// in a forked child for a copier of its parent.
+///
+/// # Safety
+///
+/// `pd` is null, or a protection domain that [`ibverbs`](crate::ibverbs) made and that nobody
+/// destroys during the call. Until the region is deregistered with success, the `len` bytes at
+/// `address` are memory that `copier` may access.
+pub unsafe fn register_foreign(
+    pd: *mut ibv_pd,
+    copier: &CopierThread,
+    address: u64,
+    len: usize,
+    access: u32,
+) -> *mut ibv_mr {
+    // SAFETY: `from_c` requires null or a live domain during the value's life: this function's
+    // contract.
+    let pd = unsafe { Handle::from_c(pd) };
+    register_copied(&pd, copier, address, len, access).into_c()
 }
 
 #[cfg(test)]

@@ -97,7 +97,8 @@ impl Child for ibv_qp_ex {
 
     /// Refused while the queue pair is attached to a multicast group, as in the kernel.
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
-        node.with_drained(|engine| engine.destroy_qp(object.id))
+        let ended = node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.destroy_qp(object.id));
+        ended.map_err(Errno::after_waiting)
     }
 
     fn force_end(object: &Object<Self>, node: &Node) {
@@ -279,7 +280,8 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
     let limits = attr::qp_limits(&shared.context);
     // Held until the end: two concurrent changes would leave a mixture of both in `shown`.
     let mut shown = shared.shown();
-    let changed = node.with_drained(|engine| {
+    let is_running = |failure: &Failure| matches!(failure, Failure::Engine(Errno::AGAIN));
+    let changed = node.with_copies_ended(is_running, |engine| {
         let actual = engine.query_qp(shared.id).map_err(Failure::Engine)?.state.raw();
         let next = qp_state::check_transition(shared.qp_type, actual, asked, mask)
             .and_then(|next| qp_state::check_values(asked, mask, &limits).map(|()| next))
@@ -293,7 +295,7 @@ pub(super) fn modify_qp(qp: Handle<ibv_qp>, attr: In<ibv_qp_attr>, mask: c_int) 
             log!(DEBUG, ?actual, %mask, ?refusal, "soft0: modify_qp is refused");
             return Err(refusal.into());
         }
-        Err(Failure::Engine(errno)) => return Err(errno),
+        Err(Failure::Engine(errno)) => return Err(errno.after_waiting()),
     };
     if next == ibv_qp_state::IBV_QPS_RESET {
         shown.0 = ibv_qp_attr::default();

@@ -1,12 +1,14 @@
 //! The reliable connection: a requester, a responder, and the operations that need no link.
 
 mod direct;
+mod fetch;
+mod inbox;
 mod requester;
 mod responder;
 
 use super::Outbound;
 use super::directory::Card;
-use super::frame::Frame;
+use super::frame::{Frame, Kind};
 use super::memory::Source;
 use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
 use super::peers::Work;
@@ -24,11 +26,30 @@ pub(super) use responder::dropped;
 pub(super) struct Rc {
     req: Requester,
     resp: Responder,
+    /// The peer asked for no more requests and data.
+    paused: bool,
+    held: Held,
+}
+
+/// Work that was taken off the link's list because the peer had asked to pause.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    requests: bool,
+    answers: bool,
+}
+
+/// The outcome of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+enum Handled {
+    Yes,
+    /// The payload is for foreign memory: store it first.
+    Store,
 }
 
 impl Rc {
     pub(super) fn new(incarnation: u8) -> Self {
-        Self { req: Requester::new(incarnation), resp: Responder::default() }
+        Self { req: Requester::new(incarnation), resp: Responder::default(), paused: false, held: Held::default() }
     }
 
     /// Number of this life of the queue pair. Answers to an earlier life (before a reset, or of an
@@ -83,6 +104,7 @@ impl Rc {
         qp.reset(tables);
         self.req = Requester::new(self.req.incarnation.wrapping_add(1));
         self.resp.recycle();
+        (self.paused, self.held) = (false, Held::default());
     }
 
     /// Moves the queue pair to ERR without a failed request; tells the requester at the other end
@@ -131,6 +153,10 @@ impl Rc {
         out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
+        if self.paused {
+            self.held.requests = true;
+            return Transmit::Idle;
+        }
         let ended = self.req.transmit(qp, &mut self.resp, tables, out, budget);
         self.req.listed = ended != Transmit::Idle;
         ended
@@ -144,6 +170,10 @@ impl Rc {
         out: &mut impl Outbound,
         budget: &mut usize,
     ) -> Transmit {
+        if self.paused && self.resp.has_data() {
+            self.held.answers = true;
+            return Transmit::Idle;
+        }
         let ended = self.resp.transmit(qp, tables, out, budget);
         self.resp.listed = ended != Transmit::Idle;
         ended
@@ -159,23 +189,49 @@ impl Rc {
         payload: Source<'_>,
         tables: &mut Tables,
     ) {
+        if qp.staging.is_some() && self.queue(qp, link, frame, payload, tables) {
+            return;
+        }
+        if self.handle_now(qp, link, frame, payload, tables) == Handled::Store {
+            let mut bytes = vec![0; payload.len()];
+            payload.copy_to_slice(&mut bytes);
+            self.store(qp, link, frame, bytes, tables);
+        }
+    }
+
+    /// Handles a frame when all frames before it are done.
+    #[inline]
+    fn handle_now(
+        &mut self,
+        qp: &mut Qp,
+        link: LinkId,
+        frame: &Frame,
+        payload: Source<'_>,
+        tables: &mut Tables,
+    ) -> Handled {
         // Only the connected queue pair may answer, and only over the link on which requests go to
         // it.
         let answers =
             |qp: &Qp, tables: &Tables| frame.from == qp.attr.dest_qpn && tables.peers.link_of(qp.peer()) == Some(link);
         if frame.kind.is_request() {
             if let Some(ack) = frame.carried_ack().filter(|_| answers(qp, tables)) {
-                self.handle_answer(qp, &ack, Source::EMPTY, tables);
+                let _acknowledged = self.handle_answer(qp, &ack, Source::EMPTY, tables);
             }
-            self.resp.handle_request(qp, link, frame, payload, tables);
-        } else if answers(qp, tables) {
-            self.handle_answer(qp, frame, payload, tables);
+            self.resp.handle_request(qp, link, frame, payload, tables)
+        } else if !answers(qp, tables) {
+            Handled::Yes
+        } else if frame.kind.is_flow() {
+            self.pause(qp, frame.kind == Kind::Pause, tables);
+            Handled::Yes
+        } else {
+            self.handle_answer(qp, frame, payload, tables)
         }
     }
 
-    fn handle_answer(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
-        self.req.handle_answer(qp, frame, payload, tables);
+    fn handle_answer(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Handled {
+        let handled = self.req.handle_answer(qp, frame, payload, tables);
         self.schedule(qp, tables);
+        handled
     }
 
     pub(super) fn handle_timer(&mut self, qp: &mut Qp, generation: u32, tables: &mut Tables) {
@@ -192,6 +248,10 @@ impl Rc {
 
     /// A link is gone. With `is_last`, no other link leads to the peer: the peer is dead.
     pub(super) fn handle_link_down(&mut self, qp: &mut Qp, link: LinkId, is_last: bool, tables: &mut Tables) {
+        if self.paused && tables.peers.link_of(qp.peer()) != Some(link) {
+            // The peer's `Resume` may be lost with the link.
+            self.pause(qp, false, tables);
+        }
         self.resp.handle_link_down(link);
         if is_last {
             self.req.handle_peer_death(qp, tables);

@@ -21,7 +21,9 @@ use super::super::queue::SendWqe;
 use super::super::tables::Tables;
 use super::super::timer::{Owner, ack_nanos, rnr_nanos};
 use super::super::types::{Op, QpState, SendData, SendFlags, SendRequest, Transmit};
+use super::Handled;
 use super::direct::{self, Operation};
+use super::fetch::{self, Pushed};
 use super::responder::Responder;
 
 /// The longest operation, in bytes, that is executed directly while it is posted.
@@ -152,8 +154,9 @@ impl Requester {
                 return Transmit::More;
             }
             match self.push_segment(qp, resp, tables, out, budget) {
-                Ok(true) => {}
-                Ok(false) => return Transmit::Blocked,
+                Ok(Pushed::Yes(_)) => {}
+                Ok(Pushed::NoRoom) => return Transmit::Blocked,
+                Ok(Pushed::Waits) => return Transmit::Idle,
                 Err(status) => {
                     self.stall(qp, status, tables);
                     return Transmit::Idle;
@@ -200,6 +203,10 @@ impl Requester {
         } else {
             (SendData::List(qp.sq.list(position)), clamp(*budget).max(64))
         };
+        if wqe.request.op.is_atomic() && !tables.mrs.check(qp.pd, qp.sq.list(position), LOCAL_WRITE) {
+            // The result is for foreign memory.
+            return Begin::Go;
+        }
         let len = (wqe.total - wqe.progress).min(limit);
         let operation = Operation { request: &wqe.request, data, total: wqe.total, at: wqe.progress, len };
         if *budget == 0 {
@@ -276,22 +283,22 @@ impl Requester {
         self.complete(qp, tables);
     }
 
-    /// Sends the next piece of the request at `sq.next`; false if the link has no room.
+    /// Sends the next piece of the request at `sq.next`.
     fn push_segment(
         &mut self,
         qp: &mut Qp,
         resp: &mut Responder,
-        tables: &Tables,
+        tables: &mut Tables,
         out: &mut impl Outbound,
         budget: &mut usize,
-    ) -> Result<bool, ibv_wc_status> {
+    ) -> Result<Pushed, ibv_wc_status> {
         let position = qp.sq.next;
         let wqe = qp.sq.at(position);
         let request = &wqe.request;
         let mut frame = Frame::new(kind_of(wqe), qp.attr.dest_qpn, qp.qpn, self.next_number, self.epoch());
         (frame.addr, frame.key, frame.total) = (request.remote_addr, request.rkey, wqe.total);
-        let carries = !request.op.fetches() && !wqe.written;
-        let len = if carries { (wqe.total - self.offset).min(clamp(out.max_payload())) } else { 0 };
+        let (carries, total) = (!request.op.fetches() && !wqe.written, wqe.total);
+        let len = if carries { (total - self.offset).min(clamp(out.max_payload())) } else { 0 };
         match request.op {
             Op::CompareSwap => (frame.a, frame.b) = (request.compare_add, request.swap),
             Op::FetchAdd => frame.a = request.compare_add,
@@ -313,18 +320,21 @@ impl Requester {
             let push = |gather: &Gather<'_>| out.try_push(&header, gather);
             tables.mrs.gather(qp.pd, qp.sq.list(position), self.offset, len as usize, push)
         };
-        if !pushed.ok_or(ibv_wc_status::IBV_WC_LOC_PROT_ERR)? {
-            return Ok(false);
-        }
+        let pushed = match pushed {
+            Some(true) => Pushed::Yes(len),
+            Some(false) => Pushed::NoRoom,
+            None => fetch::push_request(qp, self.offset, len, tables, |payload| out.try_push(&header, payload))?,
+        };
+        let Pushed::Yes(len) = pushed else { return Ok(pushed) };
         if carried.is_some() {
             resp.ack_sent();
         }
         *budget = budget.saturating_sub(len.max(64) as usize);
         self.offset += len;
-        if !carries || self.offset == wqe.total {
+        if !carries || self.offset == total {
             self.sent(qp);
         }
-        Ok(true)
+        Ok(pushed)
     }
 
     /// Records that the request at `sq.next` was sent whole.
@@ -365,9 +375,15 @@ impl Requester {
     }
 
     /// Handles an answer from the connected queue pair on the right link.
-    pub(super) fn handle_answer(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
+    pub(super) fn handle_answer(
+        &mut self,
+        qp: &mut Qp,
+        frame: &Frame,
+        payload: Source<'_>,
+        tables: &mut Tables,
+    ) -> Handled {
         if !matches!(qp.state, QpState::Rts | QpState::Sqd) || frame.epoch >> 8 != u16::from(self.incarnation) {
-            return;
+            return Handled::Yes;
         }
         let of_this_attempt = frame.epoch == self.epoch();
         match frame.kind {
@@ -376,10 +392,11 @@ impl Requester {
             Kind::RnrNak if of_this_attempt && self.is_open(frame.number, true) => self.handle_rnr(qp, frame, tables),
             Kind::Dropped if of_this_attempt && self.is_open(frame.number, true) => self.wait_for_hearing(qp, tables),
             Kind::ReadData | Kind::AtomicData if self.is_open(frame.number, false) => {
-                self.handle_data(qp, frame, payload, tables);
+                return self.handle_data(qp, frame, payload, tables);
             }
             _ => {}
         }
+        Handled::Yes
     }
 
     /// Records that everything before `una` is answered.
@@ -481,28 +498,39 @@ impl Requester {
     }
 
     /// Handles a piece of a read's data, or an atomic's result.
-    fn handle_data(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) {
+    fn handle_data(&mut self, qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Handled {
         if !self.acknowledge_before(qp, frame.number, tables) {
-            return;
+            return Handled::Yes;
         }
         let position = qp.sq.head;
         let wqe = *qp.sq.at(position);
         let result = frame.addr.to_ne_bytes();
-        let (is_expected, payload) = match frame.kind {
-            Kind::AtomicData => (wqe.request.op.is_atomic(), Source::of(&result)),
-            _ => {
-                let fits = frame.offset() == wqe.progress && frame.total == wqe.total;
-                (wqe.request.op == Op::Read && fits, payload)
-            }
-        };
-        if !is_expected {
-            return qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
+        let payload = if frame.kind == Kind::AtomicData { Source::of(&result) } else { payload };
+        if !is_expected(frame, &wqe) {
+            qp.fail(Some(ibv_wc_status::IBV_WC_BAD_RESP_ERR), tables);
+        } else if tables.mrs.scatter(qp.pd, qp.sq.list(position), wqe.progress, payload) {
+            self.advance(qp, frame, payload.len(), tables);
+        } else if tables.mrs.check_all(qp.pd, qp.sq.list(position), LOCAL_WRITE) {
+            return Handled::Store;
+        } else {
+            qp.fail(Some(ibv_wc_status::IBV_WC_LOC_PROT_ERR), tables);
         }
-        if !tables.mrs.scatter(qp.pd, qp.sq.list(position), wqe.progress, payload) {
-            return qp.fail(Some(ibv_wc_status::IBV_WC_LOC_PROT_ERR), tables);
+        Handled::Yes
+    }
+
+    /// Records that data is stored in foreign memory.
+    pub(super) fn stored(&mut self, qp: &mut Qp, frame: &Frame, len: usize, tables: &mut Tables) {
+        let is_open = frame.epoch == self.epoch() && self.is_open(frame.number, false) && qp.sq.head < qp.sq.next;
+        let wqe = qp.sq.at(qp.sq.head);
+        if is_open && wqe.number == frame.number && is_expected(frame, wqe) {
+            self.advance(qp, frame, len, tables);
         }
-        let progress = wqe.progress + clamp(payload.len());
-        let wqe = qp.sq.at_mut(position);
+    }
+
+    /// Records that a piece of data for the oldest request is in place.
+    fn advance(&mut self, qp: &mut Qp, frame: &Frame, len: usize, tables: &mut Tables) {
+        let wqe = qp.sq.at_mut(qp.sq.head);
+        let progress = wqe.progress + clamp(len);
         wqe.progress = progress;
         if progress == wqe.total {
             wqe.done = true;
@@ -518,6 +546,14 @@ impl Requester {
         if matches!(qp.state, QpState::Rts | QpState::Sqd) && !qp.sq.is_empty() {
             qp.fail(Some(ibv_wc_status::IBV_WC_RETRY_EXC_ERR), tables);
         }
+    }
+}
+
+/// Whether a frame has the next data of a request.
+fn is_expected(frame: &Frame, wqe: &SendWqe) -> bool {
+    match frame.kind {
+        Kind::AtomicData => wqe.request.op.is_atomic(),
+        _ => wqe.request.op == Op::Read && frame.offset() == wqe.progress && frame.total == wqe.total,
     }
 }
 
@@ -548,7 +584,7 @@ fn local_error(qp: &Qp, wqe: &SendWqe, position: u64, tables: &Tables) -> Option
         return None;
     }
     let rights = if op.fetches() { LOCAL_WRITE } else { 0 };
-    let is_ours = tables.mrs.check(qp.pd, qp.sq.list(position), rights);
+    let is_ours = tables.mrs.check_all(qp.pd, qp.sq.list(position), rights);
     (!is_ours).then_some(ibv_wc_status::IBV_WC_LOC_PROT_ERR)
 }
 

@@ -13,12 +13,14 @@ use super::super::cq::set_imm;
 use super::super::frame::{self, Frame, Kind, Refusal, after, before};
 use super::super::limits::MAX_RD_ATOMIC;
 use super::super::memory::{Atomic, Gather, Source};
-use super::super::mr::{REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
+use super::super::mr::{LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use super::super::peers::Work;
 use super::super::qp::Qp;
 use super::super::receive::Receive;
 use super::super::tables::Tables;
 use super::super::types::{LinkId, QpState, Transmit};
+use super::Handled;
+use super::fetch::{self, Pushed};
 
 /// A message of which only a part has arrived.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +71,8 @@ pub(super) struct Responder {
 enum Outcome {
     /// The piece that has arrived was executed.
     Done,
+    /// The piece is for foreign memory: store it first.
+    Store,
     /// No receive request was posted.
     NotReady,
     /// The request is refused; the queue pair goes to ERR.
@@ -105,6 +109,18 @@ impl Responder {
         self.ack_due = false;
     }
 
+    /// Whether answers with data are due.
+    pub(super) fn has_data(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// Sends the answers that are due, if the peer can be reached.
+    pub(super) fn schedule_answers(&mut self, qp: &Qp, tables: &mut Tables) {
+        if let Some(link) = self.link {
+            self.schedule(qp, link, tables);
+        }
+    }
+
     fn schedule(&mut self, qp: &Qp, link: LinkId, tables: &mut Tables) {
         if !self.listed {
             self.listed = tables.peers.push_work(link, Work::Answers(qp.id.0));
@@ -119,21 +135,19 @@ impl Responder {
         frame: &Frame,
         payload: Source<'_>,
         tables: &mut Tables,
-    ) {
+    ) -> Handled {
         if frame.from != qp.attr.dest_qpn || matches!(qp.state, QpState::Reset | QpState::Init) {
             // Not connected, or connected to another queue pair: drop the request and change
             // nothing.
             tables.peers.push_control(link, &dropped(frame));
-            return;
+            return Handled::Yes;
         }
         if self.deaf_to == Some(frame.epoch) {
-            return;
+            return Handled::Yes;
         }
         if !qp.hears() || !self.is_next(frame) {
-            self.deaf_to = Some(frame.epoch);
-            self.inbound = None;
-            tables.peers.push_control(link, &dropped(frame));
-            return;
+            self.drop_request(link, frame, tables);
+            return Handled::Yes;
         }
         if self.link != Some(link) {
             // The peer would not accept answers on the old link.
@@ -149,8 +163,34 @@ impl Responder {
             self.established = true;
             qp.event(tables, ibv_event_type::IBV_EVENT_COMM_EST);
         }
-        match self.execute(qp, frame, payload, tables) {
-            Outcome::Done => return self.advance(qp, frame, payload.len(), link, tables),
+        let outcome = self.execute(qp, frame, payload, tables);
+        if matches!(outcome, Outcome::Store) {
+            return Handled::Store;
+        }
+        self.conclude(qp, link, frame, payload.len(), outcome, tables);
+        Handled::Yes
+    }
+
+    /// Drops a request, and with it the rest of its attempt.
+    pub(super) fn drop_request(&mut self, link: LinkId, frame: &Frame, tables: &mut Tables) {
+        self.deaf_to = Some(frame.epoch);
+        self.inbound = None;
+        tables.peers.push_control(link, &dropped(frame));
+    }
+
+    /// Records the outcome of a piece of `len` bytes.
+    #[inline]
+    fn conclude(
+        &mut self,
+        qp: &mut Qp,
+        link: LinkId,
+        frame: &Frame,
+        len: usize,
+        outcome: Outcome,
+        tables: &mut Tables,
+    ) {
+        match outcome {
+            Outcome::Done | Outcome::Store => return self.advance(qp, frame, len, link, tables),
             Outcome::NotReady => self.refuse(Kind::RnrNak, qp.attr.min_rnr_timer, frame),
             Outcome::Refused(refusal, event) => {
                 self.refuse(Kind::Nak, refusal as u8, frame);
@@ -161,6 +201,38 @@ impl Responder {
             }
         }
         self.schedule(qp, link, tables);
+    }
+
+    /// Records that a piece is stored in foreign memory.
+    pub(super) fn stored(&mut self, qp: &mut Qp, link: LinkId, frame: &Frame, len: usize, tables: &mut Tables) {
+        if self.is_current(link, frame) {
+            let is_last = frame.offset() as usize + len == frame.total as usize;
+            if is_last && (frame.kind == Kind::Send || frame.flags & frame::IMM != 0) {
+                complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
+            }
+            self.conclude(qp, link, frame, len, Outcome::Done, tables);
+        }
+    }
+
+    /// Refuses a piece that cannot be stored in foreign memory.
+    pub(super) fn not_stored(&mut self, qp: &mut Qp, link: LinkId, frame: &Frame, why: Unstored, tables: &mut Tables) {
+        if self.is_current(link, frame) {
+            let outcome = match (frame.kind, why) {
+                (Kind::Send, _) => {
+                    complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
+                    Outcome::Refused(Refusal::Operation, None)
+                }
+                (_, Unstored::NoMemory) => ACCESS,
+                (_, Unstored::Failed) => Outcome::Refused(Refusal::Operation, None),
+            };
+            self.conclude(qp, link, frame, 0, outcome, tables);
+        }
+    }
+
+    /// Whether a piece that was being stored is still awaited: its link is up, and the rest of its
+    /// attempt was not dropped.
+    fn is_current(&self, link: LinkId, frame: &Frame) -> bool {
+        self.link == Some(link) && self.deaf_to != Some(frame.epoch) && self.is_next(frame)
     }
 
     /// Whether a frame is the next piece of the expected message.
@@ -228,8 +300,9 @@ impl Responder {
     fn execute_read(&mut self, qp: &Qp, frame: &Frame, tables: &Tables) -> Outcome {
         if frame.total != 0 {
             let total = frame.total as usize;
-            let allowed = qp.attr.access & REMOTE_READ != 0;
-            if !allowed || tables.mrs.source(frame.key, qp.pd, REMOTE_READ, frame.addr, total).is_none() {
+            let is_ours = tables.mrs.source(frame.key, qp.pd, REMOTE_READ, frame.addr, total).is_some()
+                || tables.mrs.foreign(frame.key, qp.pd, REMOTE_READ, frame.addr, total).is_some();
+            if qp.attr.access & REMOTE_READ == 0 || !is_ours {
                 return ACCESS;
             }
         }
@@ -271,10 +344,16 @@ impl Responder {
                 return Transmit::More;
             }
             match send_answer(answer, qp, tables, out, budget) {
-                Piece::Last => drop(self.answers.pop_front()),
+                Piece::Last => {
+                    self.answers.pop_front();
+                    if let Some(staging) = &mut qp.staging {
+                        staging.answer.clear();
+                    }
+                }
                 Piece::Part => {}
                 Piece::NoRoom => return Transmit::Blocked,
-                Piece::NoMemory => self.refuse_read(qp, tables),
+                Piece::Waits => return Transmit::Idle,
+                Piece::Refused(refusal) => self.refuse_read(qp, refusal, tables),
             }
         }
         let owed = self.refusal.or_else(|| self.ack_due.then(|| self.ack(qp)));
@@ -293,12 +372,13 @@ impl Responder {
         Frame::new(Kind::Ack, qp.attr.dest_qpn, qp.qpn, before(self.expected), self.epoch)
     }
 
-    /// Refuses the oldest read: its region is gone, or the region's rights are.
-    fn refuse_read(&mut self, qp: &mut Qp, tables: &mut Tables) {
+    /// Refuses the oldest read: its region is gone, or the region's rights are, or a copy has
+    /// failed.
+    fn refuse_read(&mut self, qp: &mut Qp, why: Refusal, tables: &mut Tables) {
         let Some((number, epoch)) = self.answers.front().map(Answer::to) else { return };
         self.answers.clear();
         let mut refusal = Frame::new(Kind::Nak, qp.attr.dest_qpn, qp.qpn, number, epoch);
-        refusal.code = Refusal::Access as u8;
+        refusal.code = why as u8;
         self.refusal = Some(refusal);
         self.ack_due = false;
         self.deaf_to = Some(epoch);
@@ -357,6 +437,9 @@ fn execute_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Ta
         return Outcome::Refused(Refusal::InvalidRequest, None);
     }
     if !tables.mrs.scatter(pd, list, frame.offset(), payload) {
+        if tables.mrs.check_all(pd, list, LOCAL_WRITE) {
+            return Outcome::Store;
+        }
         complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
         return Outcome::Refused(Refusal::Operation, None);
     }
@@ -379,7 +462,9 @@ fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut T
         // Check the whole range with each piece: the region may be deregistered between two pieces.
         let whole = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize);
         let Some(target) = whole.and_then(|target| target.part(frame.offset() as usize, payload.len())) else {
-            return ACCESS;
+            let is_foreign =
+                tables.mrs.foreign(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize).is_some();
+            return if is_foreign { Outcome::Store } else { ACCESS };
         };
         target.write(payload);
         is_last = frame.offset() as usize + payload.len() == frame.total as usize;
@@ -416,23 +501,42 @@ enum Piece {
     Part,
     /// The link has no room.
     NoRoom,
-    /// The memory may no longer be read.
+    /// The data is being fetched from foreign memory.
+    Waits,
+    /// The memory may no longer be read, or a copy has failed.
+    Refused(Refusal),
+}
+
+/// Why a payload was not stored in foreign memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unstored {
+    /// The region is gone, or the region's rights are.
     NoMemory,
+    /// The copy has failed.
+    Failed,
 }
 
 /// Sends the next piece of an answer.
-fn send_answer(answer: &mut Answer, qp: &Qp, tables: &Tables, out: &mut impl Outbound, budget: &mut usize) -> Piece {
-    let frame = |kind, number, epoch| Frame::new(kind, qp.attr.dest_qpn, qp.qpn, number, epoch);
-    let (frame, payload, last) = match answer {
+fn send_answer(
+    answer: &mut Answer,
+    qp: &mut Qp,
+    tables: &mut Tables,
+    out: &mut impl Outbound,
+    budget: &mut usize,
+) -> Piece {
+    let (to, from) = (qp.attr.dest_qpn, qp.qpn);
+    let frame = |kind, number, epoch| Frame::new(kind, to, from, number, epoch);
+    let (pushed, last) = match answer {
         Answer::Atomic { number, epoch, result } => {
             let mut frame = frame(Kind::AtomicData, *number, *epoch);
             frame.addr = *result;
-            (frame, Source::EMPTY, true)
+            (if out.try_push(&frame.encode(), &Gather::EMPTY) { Pushed::Yes(0) } else { Pushed::NoRoom }, true)
         }
         Answer::Read { number, epoch, key, addr, total, sent } => {
             let mut frame = frame(Kind::ReadData, *number, *epoch);
             frame.total = *total;
             frame.set_offset(*sent, 0);
+            let header = frame.encode();
             let len = ((*total - *sent) as usize).min(out.max_payload());
             let payload = if *total == 0 {
                 Some(Source::EMPTY)
@@ -440,18 +544,34 @@ fn send_answer(answer: &mut Answer, qp: &Qp, tables: &Tables, out: &mut impl Out
                 let whole = tables.mrs.source(*key, qp.pd, REMOTE_READ, *addr, *total as usize);
                 whole.and_then(|whole| whole.part(*sent as usize, len))
             };
-            let Some(payload) = payload else { return Piece::NoMemory };
-            (frame, payload, *sent as usize + len == *total as usize)
+            let mut push = |payload: &Gather<'_>| out.try_push(&header, payload);
+            let pushed = match payload {
+                Some(payload) if push(&Gather::one(&payload)) => Pushed::Yes(u32::try_from(len).unwrap_or(0)),
+                Some(_) => Pushed::NoRoom,
+                None => {
+                    let range = tables.mrs.foreign(*key, qp.pd, REMOTE_READ, *addr, *total as usize);
+                    let rest = range.and_then(|range| range.part(*sent as usize, (*total - *sent) as usize));
+                    let Some(rest) = rest else { return Piece::Refused(Refusal::Access) };
+                    match fetch::push_answer(qp, (*number, *epoch, *sent), &rest, len, tables, push) {
+                        Ok(pushed) => pushed,
+                        Err(refusal) => return Piece::Refused(refusal),
+                    }
+                }
+            };
+            if let Pushed::Yes(len) = pushed {
+                *sent += len;
+            }
+            (pushed, *sent == *total)
         }
     };
-    if !out.try_push(&frame.encode(), &Gather::one(&payload)) {
-        return Piece::NoRoom;
+    match pushed {
+        Pushed::Waits => Piece::Waits,
+        Pushed::NoRoom => Piece::NoRoom,
+        Pushed::Yes(len) => {
+            *budget = budget.saturating_sub(len.max(64) as usize);
+            if last { Piece::Last } else { Piece::Part }
+        }
     }
-    *budget = budget.saturating_sub(payload.len().max(64));
-    if let Answer::Read { sent, .. } = answer {
-        *sent += u32::try_from(payload.len()).unwrap_or(0);
-    }
-    if last { Piece::Last } else { Piece::Part }
 }
 
 /// Creates the answer to a request that is dropped.

@@ -6,6 +6,7 @@ mod datagram_oracle;
 mod datagrams;
 mod direct;
 mod errors;
+mod foreign;
 mod hostile;
 mod oracle;
 mod progress;

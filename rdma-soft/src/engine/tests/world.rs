@@ -1,9 +1,9 @@
 //! Two engines, the links between them, and a clock that jumps.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use rdma_mem::{Backing, Mapping, SharedMemory};
+use rdma_mem::{Backing, CopyFailed, Mapping, SharedMemory};
 use rdma_sys::*;
 
 use super::super::*;
@@ -158,6 +158,70 @@ pub(super) struct World {
     linked: bool,
     /// The members that every group has, according to the driver.
     pub(super) members: Vec<Slot>,
+    /// Copies that have begun, each with its node.
+    pub(super) copies: Vec<(usize, CopyJob)>,
+    pub(super) holds_copies: bool,
+    /// The outcome of all copies, unless they succeed.
+    pub(super) failure: Option<CopyFailed>,
+    vrams: Vec<Arc<Vram>>,
+}
+
+/// Foreign memory.
+#[derive(Debug)]
+pub(super) struct Vram {
+    pub(super) address: u64,
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl Vram {
+    /// Creates memory at an address that is no other memory's.
+    pub(super) fn new(address: u64, len: usize) -> Arc<Self> {
+        Arc::new(Self { address, bytes: Mutex::new(vec![0; len]) })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.lock().unwrap().len()
+    }
+
+    fn holds(&self, address: u64) -> bool {
+        (self.address..self.address + self.len() as u64).contains(&address)
+    }
+
+    pub(super) fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        self.bytes.lock().unwrap()[at..at + len].to_vec()
+    }
+
+    pub(super) fn fill(&self, seed: usize) {
+        self.bytes.lock().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(seed, at));
+    }
+
+    fn run(&self, job: CopyJob) -> Vec<u8> {
+        let CopyJob { direction, address, mut bytes, .. } = job;
+        let start = usize::try_from(address - self.address).unwrap();
+        let mut memory = self.bytes.lock().unwrap();
+        let part = &mut memory[start..start + bytes.len()];
+        match direction {
+            Direction::Fetch => bytes.copy_from_slice(part),
+            Direction::Store => part.copy_from_slice(&bytes),
+        }
+        bytes
+    }
+
+    /// Creates an entry of a list.
+    pub(super) fn sge(&self, key: u32, at: usize, len: usize) -> ibv_sge {
+        ibv_sge { addr: self.address + at as u64, length: u32::try_from(len).unwrap(), lkey: key }
+    }
+
+    /// Makes a request one on this memory.
+    pub(super) fn remote<'a>(&self, request: Post<'a>, at: usize, rkey: u32) -> Post<'a> {
+        Post { remote_addr: self.address + at as u64, rkey, ..request }
+    }
+}
+
+impl CopyQueue for Vram {
+    fn push(&self, _: CopyJob) {
+        unreachable!("the driver of these engines executes the copies itself");
+    }
 }
 
 pub(super) fn init(node: &Node) -> QpInit {
@@ -205,6 +269,10 @@ impl World {
             lazy: false,
             linked: false,
             members: Vec::new(),
+            copies: Vec::new(),
+            holds_copies: false,
+            failure: None,
+            vrams: Vec::new(),
         }
     }
 
@@ -265,7 +333,15 @@ impl World {
             moved = true;
         }
         self.nodes[at].engine.defer_acks(false);
-        while let Some(grant) = self.nodes[at].engine.poll_grant() {
+        while let Some(errand) = self.nodes[at].engine.poll_errand() {
+            moved = true;
+            let grant = match errand {
+                Errand::Grant(grant) => grant,
+                Errand::Copy(job) => {
+                    self.copies.push((at, job));
+                    continue;
+                }
+            };
             let mapping = Arc::new(Mapping::map(grant.backing.fd(), grant.len).unwrap());
             // SAFETY: `Area::new` requires that the owner keeps the memory mapped: the mapping
             // itself is the owner. The bytes are accessed by atomics only.
@@ -274,14 +350,40 @@ impl World {
             if self.nodes[1 - at].alive {
                 self.nodes[1 - at].engine.handle_mapping(grant.link, grant.rkey, area);
             }
-            moved = true;
         }
+        moved |= !self.holds_copies && self.copy(at);
         moved |= self.transmit(at);
         if self.nodes[at].engine.poll_timeout().is_some_and(|due| due <= self.now) {
             self.nodes[at].engine.handle_timeout(self.now);
             moved = true;
         }
         moved
+    }
+
+    /// Executes the copies that a node's engine has begun; returns whether there were any.
+    pub(super) fn copy(&mut self, at: usize) -> bool {
+        let (now, later) = core::mem::take(&mut self.copies).into_iter().partition(|(of, _)| *of == at);
+        self.copies = later;
+        let now: Vec<(usize, CopyJob)> = now;
+        let any = !now.is_empty();
+        for (_, job) in now {
+            let id = job.id;
+            let end = match self.failure {
+                Some(CopyFailed::Ended) => CopyEnd::Failed,
+                Some(CopyFailed::Unknown) => CopyEnd::Unknown,
+                None => CopyEnd::Done(self.vrams.iter().find(|vram| vram.holds(job.address)).unwrap().run(job)),
+            };
+            self.nodes[at].engine.handle_copied(id, end);
+        }
+        any
+    }
+
+    pub(super) fn register_foreign(&mut self, at: usize, vram: &Arc<Vram>, access: u32) -> u32 {
+        self.vrams.push(Arc::clone(vram));
+        let node = &mut self.nodes[at];
+        let copier = Arc::clone(vram) as _;
+        let what = ForeignRegistration { address: vram.address, len: vram.len(), access, copier };
+        node.engine.register_foreign(node.pd, &what).unwrap().lkey
     }
 
     fn transmit(&mut self, at: usize) -> bool {

@@ -1,0 +1,39 @@
+//! Memory that the processor cannot access, such as a GPU's: the interface of what copies it.
+
+/// Copies between host memory and memory that the processor cannot access, such as a GPU's.
+///
+/// Each call returns when its copy is done. Host bytes are passed by value, so that a copier whose
+/// copy may still be running can keep them.
+pub trait Copier: Send + 'static {
+    /// Fills `bytes` with the memory at `address`, and returns them.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyFailed`], which says whether the copy may still be running.
+    ///
+    /// # Safety
+    ///
+    /// As many bytes at `address` are memory of this copier's device until the call returns; if it
+    /// returns [`CopyFailed::Unknown`], for ever.
+    unsafe fn read(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed>;
+
+    /// Copies `bytes` to the memory at `address`, and returns them.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    ///
+    /// # Safety
+    ///
+    /// As for [`read`](Self::read).
+    unsafe fn write(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed>;
+}
+
+/// The error of a [`Copier`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyFailed {
+    /// The copy has ended without success: nothing accesses the memory any more.
+    Ended,
+    /// The copy may still be running. The memory must not be given back.
+    Unknown,
+}

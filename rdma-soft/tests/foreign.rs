@@ -1,0 +1,190 @@
+//! Memory that only a copier can access, such as a GPU's.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex};
+
+use common::{Config, Request, Side, pair, verbs};
+use rdma_mem::{Copier, CopyFailed};
+use rdma_soft::CopierThread;
+use rdma_sys::*;
+
+type Op = ibv_wr_opcode;
+
+const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+/// An address that no processor could access.
+const ADDRESS: u64 = 0x7000_0000_0000_0000;
+const LEN: usize = 1 << 20;
+const READ_AND_WRITE: u32 = 7;
+
+/// Memory of a device, whose copies can be held back.
+#[derive(Default)]
+struct Device {
+    bytes: Mutex<Vec<u8>>,
+    /// Whether copies are held back, and how many have come.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl Device {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { bytes: Mutex::new(vec![0; LEN]), ..Self::default() })
+    }
+
+    fn hold(&self, hold: bool) {
+        self.state.lock().unwrap().0 = hold;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a copy is held back.
+    fn wait_for_copy(&self) {
+        let _held = self.changed.wait_while(self.state.lock().unwrap(), |state| state.1 == 0).unwrap();
+    }
+
+    /// Lets a copy begin.
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        self.changed.notify_all();
+        let mut state = self.changed.wait_while(state, |state| state.0).unwrap();
+        state.1 -= 1;
+    }
+}
+
+/// The place of bytes in a device's memory.
+fn range(address: u64, bytes: &[u8]) -> Range<usize> {
+    let start = usize::try_from(address - ADDRESS).unwrap();
+    start..start + bytes.len()
+}
+
+struct Copies(Arc<Device>);
+
+impl Copier for Copies {
+    unsafe fn read(&mut self, address: u64, mut bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        self.0.pass();
+        let range = range(address, &bytes);
+        bytes.copy_from_slice(&self.0.bytes.lock().unwrap()[range]);
+        Ok(bytes)
+    }
+
+    unsafe fn write(&mut self, address: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        self.0.pass();
+        self.0.bytes.lock().unwrap()[range(address, &bytes)].copy_from_slice(&bytes);
+        Ok(bytes)
+    }
+}
+
+/// Registers the memory of a device in the domain of one end.
+fn register(side: &Side, device: &Arc<Device>) -> *mut ibv_mr {
+    let copier = CopierThread::start(Copies(Arc::clone(device))).unwrap();
+    // SAFETY: `register_foreign` requires a live domain, and memory that the copier may access: the
+    // copier checks each address.
+    let region = unsafe { rdma_soft::register_foreign(side.pd, &copier, ADDRESS, LEN, READ_AND_WRITE) };
+    assert!(!region.is_null(), "{}", std::io::Error::last_os_error());
+    region
+}
+
+fn key(region: *mut ibv_mr) -> u32 {
+    // SAFETY: the region is alive.
+    unsafe { (*region).rkey }
+}
+
+fn deregister(region: *mut ibv_mr) -> i32 {
+    // SAFETY: the region is alive, and the callers do not use it afterwards.
+    unsafe { (verbs().ibv_dereg_mr)(region) }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..=250).cycle().take(len).collect()
+}
+
+#[test]
+fn a_peer_writes_reads_and_sends() {
+    let (a, b) = pair(Config { memory: LEN, ..Config::default() });
+    let device = Device::new();
+    let region = register(&b, &device);
+    let data = pattern(700_000);
+    a.put(0, &data);
+    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 700_000)]);
+    assert_eq!(a.post(&write.remote(ADDRESS + 10, key(region)).flags(SIGNALED)), 0);
+    a.success(1);
+    assert!(device.bytes.lock().unwrap()[10..700_010] == data);
+
+    a.put(0, &vec![0; 700_000]);
+    let read = Request::new(Op::IBV_WR_RDMA_READ, 2, &[a.sge(0, 700_000)]);
+    assert_eq!(a.post(&read.remote(ADDRESS + 10, key(region)).flags(SIGNALED)), 0);
+    a.success(2);
+    assert!(a.peek(0, 700_000) == data);
+
+    assert_eq!(b.post_recv(3, &[ibv_sge { addr: ADDRESS, length: 4, lkey: key(region) }]), 0);
+    assert_eq!(a.post(&Request::new(Op::IBV_WR_SEND, 4, &[a.sge(0, 4)]).flags(SIGNALED)), 0);
+    a.success(4);
+    b.success(3);
+    assert_eq!(device.bytes.lock().unwrap()[..4], data[..4]);
+    assert_eq!(deregister(region), 0);
+}
+
+#[test]
+fn a_copy_that_is_held_back_holds_up_nobody_else_and_a_deregistration() {
+    let (a, b) = pair(Config::default());
+    let (c, d) = pair(Config::default());
+    let device = Device::new();
+    let region = register(&b, &device);
+    device.hold(true);
+    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 100)]);
+    assert_eq!(a.post(&write.remote(ADDRESS, key(region)).flags(SIGNALED)), 0);
+    device.wait_for_copy();
+
+    for wr_id in 0..100 {
+        assert_eq!(d.post_recv(wr_id, &[d.sge(0, 64)]), 0);
+        assert_eq!(c.post(&Request::new(Op::IBV_WR_SEND, wr_id, &[c.sge(0, 64)]).flags(SIGNALED)), 0);
+        c.success(wr_id);
+        d.success(wr_id);
+    }
+    assert!(a.poll().is_none());
+
+    let address = region.expose_provenance();
+    let ending = std::thread::spawn(move || deregister(std::ptr::with_exposed_provenance_mut(address)));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(!ending.is_finished(), "a copy accesses the memory");
+    device.hold(false);
+    assert_eq!(ending.join().unwrap(), 0);
+    a.success(1);
+}
+
+#[test]
+fn a_queue_pair_waits_for_its_copies_before_it_ends() {
+    let (a, b) = pair(Config::default());
+    let device = Device::new();
+    let region = register(&b, &device);
+    device.hold(true);
+    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 100)]);
+    assert_eq!(a.post(&write.remote(ADDRESS, key(region)).flags(SIGNALED)), 0);
+    device.wait_for_copy();
+    let other = Arc::clone(&device);
+    let releasing = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        other.hold(false);
+    });
+    assert_eq!(b.set_state(ibv_qp_state::IBV_QPS_RESET), 0);
+    releasing.join().unwrap();
+    assert_eq!(device.state.lock().unwrap().1, 0, "the copy has ended");
+    assert_eq!(deregister(region), 0);
+}
+
+#[test]
+fn what_cannot_be_registered_is_refused() {
+    let (a, _) = pair(Config::default());
+    let copier = CopierThread::start(Copies(Device::new())).unwrap();
+    let attempt = |address, len, access| {
+        // SAFETY: as in `register`; the registrations fail.
+        let region = unsafe { rdma_soft::register_foreign(a.pd, &copier, address, len, access) };
+        assert!(region.is_null());
+        std::io::Error::last_os_error().raw_os_error()
+    };
+    assert_eq!(attempt(ADDRESS, 0, 7), Some(libc::EINVAL));
+    assert_eq!(attempt(u64::MAX, 2, 7), Some(libc::EINVAL));
+    assert_eq!(attempt(ADDRESS, 2, 2), Some(libc::EINVAL), "a remote write needs a local one");
+    assert_eq!(attempt(ADDRESS, 2, 15), Some(libc::EOPNOTSUPP), "atomics");
+}
