@@ -105,7 +105,6 @@ impl<'a> Target<'a> {
     }
 
     /// Creates a target of the bytes of a slice.
-    #[cfg(test)]
     pub(crate) const fn of(bytes: &'a mut [u8]) -> Self {
         Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), lives: PhantomData }
     }

@@ -1,4 +1,5 @@
-//! One end of a link: two rings, two sleep flags, two pulse counters, and the peer.
+//! One end of a link to another process: two rings, two sleep flags, two pulse counters, and the
+//! peer.
 
 use core::sync::atomic::Ordering;
 
@@ -6,7 +7,7 @@ use super::doorbell;
 use super::memory::{Ends, Flag, Ring};
 use super::peer::Peer;
 use super::ring::{Consumer, Corrupt, Producer, Region};
-use crate::engine::{Gather, HEADER_WORDS, Header, LinkId, Outbound, Source, Target};
+use crate::engine::{Gather, HEADER_WORDS, Header, Outbound, Source, Target};
 
 /// Bytes written but unpublished after which `try_push` publishes, so that producer and consumer
 /// copy at the same time.
@@ -20,28 +21,11 @@ const RELEASE_LATER: u64 = 4096;
 /// frame takes longer than many looks for it.
 const LARGE: usize = 16 << 10;
 
-/// The reason why a link still has frames to send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Backlog {
-    /// Nothing is left to send.
-    None,
-    /// The ring is full.
-    Blocked,
-    /// The copying budget of one turn was spent.
-    More,
-}
-
-/// One end of a link.
+/// One end of a link to another process.
 #[derive(Debug)]
-pub(crate) struct Link {
-    /// The engine's number of the link.
-    pub(crate) id: LinkId,
-    /// Distinguishes this link from earlier links of the same number.
-    pub(crate) generation: u32,
-    /// Why more is left to send.
-    pub(crate) backlog: Backlog,
-    /// The other process; none for the loopback.
-    pub(crate) peer: Option<Peer>,
+pub(crate) struct Duplex {
+    /// The other process.
+    pub(crate) peer: Peer,
     out: Producer<Ring, HEADER_WORDS>,
     inbound: Consumer<Ring, HEADER_WORDS>,
     asleep: Flag,
@@ -57,13 +41,10 @@ pub(crate) struct Link {
     corrupt: bool,
 }
 
-impl Link {
+impl Duplex {
     /// An end of a link over fresh memory.
-    pub(crate) fn new(id: LinkId, generation: u32, ends: Ends, peer: Option<Peer>) -> Self {
+    pub(crate) fn new(ends: Ends, peer: Peer) -> Self {
         Self {
-            id,
-            generation,
-            backlog: Backlog::None,
             peer,
             out: Producer::new(ends.out),
             inbound: Consumer::new(ends.inbound),
@@ -86,35 +67,40 @@ impl Link {
 
     /// Advances the pulse, which shows the peer that this side looks for frames.
     #[inline]
-    pub(crate) fn beat(&self) {
+    fn beat(&self) {
         let pulse = self.pulse.word();
         pulse.store(pulse.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Whether there is nothing to receive, to release or to send. Advances the pulse.
+    /// Whether there is nothing to receive or to release. Advances the pulse.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.beat();
-        self.inbound.is_empty() && self.inbound.unreleased() == 0 && self.backlog == Backlog::None
+        self.inbound.is_empty() && self.inbound.unreleased() == 0
     }
 
-    /// Whether transmitting again can make progress.
-    #[inline]
-    pub(crate) fn may_continue(&self) -> bool {
-        match self.backlog {
-            Backlog::None => false,
-            Backlog::More => true,
-            Backlog::Blocked => self.out.room_was_made(),
-        }
+    /// Whether the peer has consumed frames since the ring was found full.
+    pub(crate) fn room_was_made(&self) -> bool {
+        self.out.room_was_made()
     }
 
     /// Passes inbound frames to `handle` until there is none or `budget` bytes were handled. True
-    /// when frames are left. Call [`release`](Self::release) before this side sleeps.
+    /// when frames are left. Advances the pulse. If no frame is waiting, releases the handled ones.
+    #[inline]
     pub(crate) fn drain(
         &mut self,
         budget: &mut usize,
-        mut handle: impl FnMut(LinkId, &Header, Source<'_>),
+        handle: impl FnMut(&Header, Source<'_>),
     ) -> Result<bool, Corrupt> {
+        self.beat();
+        if self.is_quiet() {
+            self.release();
+            return Ok(false);
+        }
+        self.drain_ring(budget, handle)
+    }
+
+    fn drain_ring(&mut self, budget: &mut usize, mut handle: impl FnMut(&Header, Source<'_>)) -> Result<bool, Corrupt> {
         let capacity = self.inbound.region().capacity();
         let more = loop {
             if *budget == 0 {
@@ -126,7 +112,7 @@ impl Link {
             // `payload` gave that many bytes of the ring, which `self` keeps mapped during the
             // call, and only atomic accesses and the peer process touch them.
             let payload = unsafe { Source::from_raw(ptr, span.len as usize) };
-            handle(self.id, &Header(header), payload);
+            handle(&Header(header), payload);
             self.beat();
             *budget = budget.saturating_sub(64 + span.len as usize);
             if self.inbound.unreleased() > capacity / 4 {
@@ -168,15 +154,10 @@ impl Link {
         if self.corrupt { Err(Corrupt) } else { self.out.wait_for_room() }
     }
 
-    /// Tells the peer that this side goes to sleep. True if there is work after all.
+    /// Tells the peer that this side goes to sleep. True if a frame is waiting after all.
     pub(crate) fn arm(&self) -> bool {
         doorbell::arm(self.asleep.word());
         !self.inbound.is_empty_ordered()
-            || match self.backlog {
-                Backlog::None => false,
-                Backlog::More => true,
-                Backlog::Blocked => self.out.room_was_made(),
-            }
     }
 
     /// Tells the peer that this side is awake.
@@ -195,14 +176,12 @@ impl Link {
     pub(crate) fn vandalise(&self) {
         let place = self.out.region().prefix(self.out.place());
         place.store(u64::MAX, Ordering::SeqCst);
-        if let Some(peer) = &self.peer {
-            peer.ring();
-        }
+        self.peer.ring();
     }
 
     /// Gives the memory of handled frames back to the peer.
     #[inline]
-    pub(crate) fn release(&mut self) {
+    fn release(&mut self) {
         if self.inbound.unreleased() == 0 || !self.inbound.release() || self.ring_if_asleep() {
             return;
         }
@@ -235,14 +214,12 @@ impl Link {
     fn ring(&mut self) {
         let pulse = Some(self.peer_pulse());
         if core::mem::replace(&mut self.rung, pulse) != pulse {
-            if let Some(peer) = &self.peer {
-                peer.ring();
-            }
+            self.peer.ring();
         }
     }
 }
 
-impl Outbound for Link {
+impl Outbound for Duplex {
     fn max_payload(&self) -> usize {
         // A quarter of the ring, so that both sides can copy at the same time. Pieces of 64 KiB are
         // as fast as larger ones.
@@ -283,36 +260,23 @@ impl Outbound for Link {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Arc;
-
-    use rdma_mem::Mapping;
-
     use super::super::memory::{Memory, Side};
     use super::*;
-    use crate::os::bell::Bell;
-    use crate::os::process::open_pidfd;
     use crate::os::socket::Socket;
 
     /// Two ends of a link, and the socket on which the second one is rung.
-    fn link() -> (Link, Link, Socket) {
+    fn link() -> (Duplex, Duplex, Socket) {
         let (memory, _) = Memory::create(1 << 20).unwrap();
-        let [socket, theirs] = Socket::pair();
-        let pid = i32::try_from(std::process::id()).unwrap();
-        let (directory, _) = Mapping::create(4096).unwrap();
-        let pidfd = open_pidfd(pid).unwrap();
-        // So that the peer is rung on the socket.
-        let bell = Bell::spoilt();
-        let our_bell = Bell::new().unwrap();
-        let peer = Peer { pid, slots: Vec::new(), socket, bell, our_bell, pidfd, directory: Arc::new(directory) };
-        let ours = Link::new(LinkId(0), 0, memory.ends(Side::Opener), Some(peer));
-        (ours, Link::new(LinkId(0), 0, memory.ends(Side::Acceptor), None), theirs)
+        let (theirs, bell) = Peer::on_a_socket();
+        let (ours, _) = Peer::on_a_socket();
+        (Duplex::new(memory.ends(Side::Opener), theirs), Duplex::new(memory.ends(Side::Acceptor), ours), bell)
     }
 
     fn rings(bell: &Socket) -> usize {
         std::iter::from_fn(|| bell.receive().ok()).count()
     }
 
-    fn push(link: &mut Link, len: usize) {
+    fn push(link: &mut Duplex, len: usize) {
         let payload = vec![7; len];
         assert!(link.try_push(&Header::default(), &Gather::of(&[Source::of(&payload)])));
     }
@@ -352,7 +316,7 @@ mod tests {
         ours.nudge();
         ours.nudge();
         assert_eq!(rings(&bell), 1);
-        assert_eq!(theirs.drain(&mut 1000, |_, _, _| {}), Ok(false));
+        assert_eq!(theirs.drain(&mut 1000, |_, _| {}), Ok(false));
         theirs.release();
         ours.nudge();
         ours.nudge();

@@ -126,11 +126,6 @@ impl Memory {
         }
     }
 
-    /// Both ends of ring 0, for frames from a process to itself.
-    pub(crate) fn loopback(self: &Arc<Self>) -> Ends {
-        Ends { inbound: self.ring(0), ..self.ends(Side::Opener) }
-    }
-
     fn base(&self) -> NonNull<u8> {
         NonNull::new(self.pages.as_ptr()).unwrap_or(NonNull::dangling())
     }

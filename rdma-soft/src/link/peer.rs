@@ -51,4 +51,15 @@ impl Peer {
     pub(crate) fn has_died(&self) -> bool {
         process::has_died(&self.pidfd)
     }
+
+    /// A peer that is rung on the returned socket.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn on_a_socket() -> (Self, Socket) {
+        let [socket, theirs] = Socket::pair();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let (directory, _) = Mapping::create(4096).unwrap();
+        let (bell, our_bell) = (Bell::spoilt(), Bell::new().unwrap());
+        let pidfd = process::open_pidfd(pid).unwrap();
+        (Self { pid, slots: Vec::new(), socket, bell, our_bell, pidfd, directory: Arc::new(directory) }, theirs)
+    }
 }

@@ -16,6 +16,7 @@ use super::source::Source;
 use super::state::{Agent, State, TICK};
 use super::{groups, peers};
 use crate::engine::{Area, Grant, LinkId, Lookup};
+use crate::link::Link;
 use crate::link::handshake::Refusal;
 use crate::link::packet::{self, Body, Error, Kind};
 use crate::log::{self, log};
@@ -93,9 +94,7 @@ fn receive(node: &Node, id: LinkId, generation: u32) -> bool {
     for _ in 0..PACKETS {
         let result = {
             let state = node.lock();
-            let Some(peer) = state.link_of_generation(id, generation).and_then(|link| link.peer.as_ref()) else {
-                return false;
-            };
+            let Some(peer) = state.peer_of_generation(id, generation) else { return false };
             packet::receive(&peer.socket)
         };
         let why = match result {
@@ -124,7 +123,7 @@ fn take_grant(node: &Node, id: LinkId, generation: u32, mut packet: packet::Pack
     match map_grant(&mut packet) {
         Ok(area) => {
             let mut state = node.lock();
-            if state.link_of_generation(id, generation).is_some() {
+            if state.peer_of_generation(id, generation).is_some() {
                 state.engine.handle_mapping(id, rkey, area);
                 state.after_call();
             }
@@ -153,7 +152,7 @@ fn map_grant(packet: &mut packet::Packet) -> Result<Area, Refusal> {
 /// Sends a region's file to the peer that requested it.
 fn send_grant(node: &Node, grant: &Grant) {
     let state = node.lock();
-    let Some(peer) = state.link(grant.link).and_then(|link| link.peer.as_ref()) else { return };
+    let Some(peer) = state.link(grant.link).and_then(Link::peer) else { return };
     let body = Body::default().u64(u64::from(grant.rkey)).u64(grant.offset).u64(grant.len as u64);
     if let Err(error) = peer.send_region(&body, grant.backing.fd()) {
         let pid = peer.pid;
@@ -164,11 +163,11 @@ fn send_grant(node: &Node, grant: &Grant) {
 /// Ends a link, after all frames that the peer had sent before are handled.
 fn remove(node: &Node, id: LinkId, generation: u32, why: &str) {
     let mut state = node.lock();
-    if state.link_of_generation(id, generation).is_none() {
+    if state.peer_of_generation(id, generation).is_none() {
         return;
     }
     state.drain_fully();
-    if state.link_of_generation(id, generation).is_some() {
+    if state.peer_of_generation(id, generation).is_some() {
         state.remove_link(id, why);
     }
     state.after_call();

@@ -11,7 +11,7 @@ use rdma_sys::ibv_wc;
 use super::source::Source;
 use super::state::State;
 use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid};
-use crate::link::duplex::Link;
+use crate::link::Link;
 use crate::link::handshake::Local;
 use crate::link::memory;
 use crate::link::slot::{self, Listener};
@@ -218,7 +218,7 @@ impl Node {
 
     /// Has the agent watch a link's descriptors, and waiting threads its bell.
     pub(super) fn watch(&self, link: &Link) -> os::Result<()> {
-        let Some(peer) = &link.peer else { return Ok(()) };
+        let Some(peer) = link.peer() else { return Ok(()) };
         let (id, generation) = (link.id, link.generation);
         self.wait_set.watch(&peer.our_bell, Source::Bell.token(), &self.event_loop)?;
         self.event_loop.watch(&peer.socket, Source::Socket { link: id, generation }.token())?;

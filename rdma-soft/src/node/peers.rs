@@ -255,7 +255,7 @@ fn prove(mut up: Established) -> Established {
 /// link.
 fn learn(node: &Node, pid: i32, slots: Vec<Slot>) -> bool {
     let mut state = node.lock();
-    let Some(id) = state.link_to(pid).map(|link| link.id) else { return false };
+    let Some(id) = state.link_to(pid) else { return false };
     for slot in slots {
         state.engine.handle_link_up(PeerId::local(slot), id, None);
     }
@@ -276,12 +276,11 @@ fn add(node: &Node, up: Established) -> Result<(), Refusal> {
     }
     let shown = slots.clone();
     log!(DEBUG, pid, slots = ?shown, "link up");
-    let id = state.add_link(ends, Some(peer));
-    if let Some(link) = state.link(id) {
-        if let Err(error) = node.watch(link) {
-            state.remove_link(id, "it cannot be watched");
-            return Err(error.into());
-        }
+    let link = state.add_peer(ends, peer);
+    let (id, watched) = (link.id, node.watch(link));
+    if let Err(error) = watched {
+        state.remove_link(id, "it cannot be watched");
+        return Err(error.into());
     }
     for slot in slots {
         // SAFETY: Area::new wants mapped, readable and writable bytes for the life of the owner,

@@ -6,9 +6,11 @@ use std::time::Duration;
 use rdma_sys::ibv_wc;
 
 use crate::engine::limits::COPY_BUDGET;
-use crate::engine::{CqId, Engine, Errand, Errno, Event, Grant, Host, LinkId, Lookup, PeerId, Slot, Time, Transmit};
-use crate::link::duplex::{Backlog, Link};
-use crate::link::memory::{Ends, MAX_CAPACITY, Memory};
+use crate::engine::{
+    CqId, Engine, Errand, Errno, Event, Grant, Header, Host, LinkId, Lookup, PeerId, Slot, Source, Time, Transmit,
+};
+use crate::link::Link;
+use crate::link::memory::{Ends, MAX_CAPACITY};
 use crate::link::peer::Peer;
 use crate::link::ring::Corrupt;
 use crate::log::log;
@@ -128,9 +130,9 @@ impl State {
         self.links.get(id.0 as usize)?.as_ref()
     }
 
-    /// The link with this number, if its generation is still the same.
-    pub(crate) fn link_of_generation(&self, id: LinkId, generation: u32) -> Option<&Link> {
-        self.link(id).filter(|link| link.generation == generation)
+    /// The process at the other end of a link, if the link's generation is still the same.
+    pub(crate) fn peer_of_generation(&self, id: LinkId, generation: u32) -> Option<&Peer> {
+        self.link(id).filter(|link| link.generation == generation)?.peer()
     }
 
     /// Capacity in bytes of the rings that this process makes.
@@ -143,8 +145,18 @@ impl State {
         self.links.iter().flatten()
     }
 
-    /// Adds a link. The caller tells the engine.
-    pub(crate) fn add_link(&mut self, ends: Ends, peer: Option<Peer>) -> LinkId {
+    /// The processes to which this one has links.
+    #[cfg(test)]
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.links().filter_map(Link::peer)
+    }
+
+    /// Adds a link to another process. The caller tells the engine.
+    pub(crate) fn add_peer(&mut self, ends: Ends, peer: Peer) -> &Link {
+        self.add_link(|id, generation| Link::to_process(id, generation, ends, peer))
+    }
+
+    fn add_link(&mut self, make: impl FnOnce(LinkId, u32) -> Link) -> &Link {
         let free = self.links.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.links.push(None);
@@ -152,14 +164,13 @@ impl State {
         });
         let id = LinkId(u32::try_from(index).unwrap_or(u32::MAX));
         self.generation = self.generation.wrapping_add(1);
-        self.links[index] = Some(Link::new(id, self.generation, ends, peer));
-        id
+        self.links[index].insert(make(id, self.generation))
     }
 
     /// Ends a link: everything that waits for the link fails.
     pub(crate) fn remove_link(&mut self, id: LinkId, why: &str) {
         let Some(link) = self.links.get_mut(id.0 as usize).and_then(Option::take) else { return };
-        if let Some(peer) = &link.peer {
+        if let Some(peer) = link.peer() {
             let (pid, why) = (peer.pid, why.to_owned());
             log!(DEBUG, pid, why, "link down");
             self.event_loop.forget(&peer.socket);
@@ -171,8 +182,9 @@ impl State {
     }
 
     /// The link to a living process.
-    pub(crate) fn link_to(&self, pid: i32) -> Option<&Link> {
-        self.links().find(|link| link.peer.as_ref().is_some_and(|peer| peer.pid == pid && !peer.has_died()))
+    pub(crate) fn link_to(&self, pid: i32) -> Option<LinkId> {
+        let leads = |link: &&Link| link.peer().is_some_and(|peer| peer.pid == pid && !peer.has_died());
+        self.links().find(leads).map(|link| link.id)
     }
 
     /// Polls a completion queue; if the queue is empty, makes progress and polls again.
@@ -389,11 +401,6 @@ impl State {
     #[inline]
     fn drain_link(&mut self, index: usize, budget: &mut usize) -> bool {
         let Some(link) = &mut self.links[index] else { return false };
-        link.beat();
-        if link.is_quiet() {
-            link.release();
-            return false;
-        }
         let engine = &mut self.engine;
         match link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload)) {
             Ok(more) => {
@@ -409,7 +416,7 @@ impl State {
 
     fn remove_corrupt(&mut self, index: usize) {
         let Some(link) = &self.links[index] else { return };
-        let pid = link.peer.as_ref().map_or(0, |peer| peer.pid);
+        let pid = link.peer().map_or(0, |peer| peer.pid);
         log!(WARN, pid, "process {pid} wrote an impossible value into its link; the link is closed");
         self.remove_link(link.id, "corrupt");
     }
@@ -445,44 +452,23 @@ impl State {
         loop {
             let Some(Some(link)) = self.links.get_mut(index) else { return false };
             if *budget == 0 {
-                link.backlog = Backlog::More;
+                link.put_off();
                 return true;
             }
-            let result = self.engine.poll_transmit(link.id, link);
-            link.flush();
-            match result {
-                Transmit::Idle => link.backlog = Backlog::None,
-                Transmit::Blocked => link.backlog = Backlog::Blocked,
-                Transmit::More => {
-                    link.backlog = Backlog::More;
-                    *budget = 0;
-                    self.first = index + 1;
-                }
+            let engine = &mut self.engine;
+            let ended = engine.poll_transmit(link.id, link);
+            if ended == Transmit::More {
+                *budget = 0;
+                self.first = index + 1;
             }
-            let is_loopback = link.peer.is_none();
-            let again = match (result, is_loopback) {
-                (_, true) => {
-                    let engine = &mut self.engine;
-                    // Only this process writes to the loopback ring.
-                    let quiet = link.is_quiet();
-                    let left = link.drain(budget, |id, header, payload| engine.handle_frame(id, header, payload));
-                    debug_assert!(left.is_ok(), "the loopback is corrupt");
-                    link.release();
-                    result == Transmit::Blocked && !quiet
+            let handle = |id, header: &Header, payload: Source<'_>| engine.handle_frame(id, header, payload);
+            match link.deliver(ended, budget, handle) {
+                Ok(true) => {}
+                Ok(false) => return link.has_more(),
+                Err(Corrupt) => {
+                    self.remove_corrupt(index);
+                    return false;
                 }
-                (Transmit::Blocked, false) => match link.wait_for_room() {
-                    Ok(again) => again,
-                    Err(Corrupt) => {
-                        self.remove_corrupt(index);
-                        return false;
-                    }
-                },
-                _ => false,
-            };
-            if !again {
-                return self.links[index]
-                    .as_ref()
-                    .is_some_and(|link| link.backlog == Backlog::More || (is_loopback && !link.is_quiet()));
             }
         }
     }
@@ -576,18 +562,12 @@ impl State {
     }
 
     fn connect_loopback(&mut self, slot: Slot) {
-        let existing = self.links().find(|link| link.peer.is_none()).map(|link| link.id);
-        let id = existing.map_or_else(
-            || Memory::create(self.ring_capacity).map(|(memory, _)| self.add_link(memory.loopback(), None)),
-            Ok,
-        );
-        match id {
-            Ok(id) => self.engine.handle_link_up(PeerId::local(slot), id, None),
-            Err(error) => {
-                log!(WARN, %error, "no memory for the ring of this process to itself");
-                self.engine.handle_unreachable(PeerId::local(slot));
-            }
-        }
+        let existing = self.links().find(|link| link.peer().is_none()).map(|link| link.id);
+        let id = existing.unwrap_or_else(|| {
+            let capacity = self.ring_capacity;
+            self.add_link(|id, generation| Link::loopback(id, generation, capacity)).id
+        });
+        self.engine.handle_link_up(PeerId::local(slot), id, None);
     }
 }
 
@@ -595,19 +575,20 @@ impl State {
 mod tests {
     use super::*;
     use crate::engine::{Address, Gid, Grh, Network, Op, Path, Route, SendData, SendFlags, SendRequest};
-    use crate::engine::{EngineConfig, Gather, Header, ModifyQp, Outbound, PdId, QpInit, QpState, ServiceType, Source};
-    use crate::link::memory::Side;
+    use crate::engine::{EngineConfig, Gather, ModifyQp, Outbound, PdId, QpInit, QpState, ServiceType};
+    use crate::link::duplex::Duplex;
+    use crate::link::memory::{Memory, Side};
 
     /// A state with `count` links, and the other ends of the links.
-    fn linked(count: usize) -> (State, Vec<Link>) {
+    fn linked(count: usize) -> (State, Vec<Duplex>) {
         let event_loop = Arc::new(EventLoop::new().unwrap());
         let engine = Engine::new(EngineConfig { slot: Slot(7), seed: 1, directory: None });
         let wait_set = Arc::new(WaitSet::new().unwrap());
         let mut state = State::new(engine, Slot(7), event_loop, wait_set, 4096);
         let peers = (0..count).map(|_| {
             let (memory, _) = Memory::create(8 << 20).unwrap();
-            state.add_link(memory.ends(Side::Acceptor), None);
-            Link::new(LinkId(0), 0, memory.ends(Side::Opener), None)
+            state.add_peer(memory.ends(Side::Acceptor), Peer::on_a_socket().0);
+            Duplex::new(memory.ends(Side::Opener), Peer::on_a_socket().0)
         });
         let peers = peers.collect();
         (state, peers)

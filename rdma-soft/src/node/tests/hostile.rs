@@ -56,8 +56,8 @@ pub(super) fn play(role: &str, side: &Side, first: &mut rdma_test_support::Chann
             let mut state = side.node.lock();
             // No other thread can send the acknowledgement while this thread holds the lock.
             state.send_deferred();
-            let link = state.links().find(|link| link.peer.is_some()).unwrap();
-            let socket = link.peer.as_ref().unwrap().socket.as_fd().as_raw_fd();
+            let link = state.links().find(|link| link.peer().is_some()).unwrap();
+            let socket = link.peer().unwrap().socket.as_fd().as_raw_fd();
             // SAFETY: F_SETFL takes an int and reads no memory.
             assert_eq!(unsafe { libc::fcntl(socket, libc::F_SETFL, 0) }, 0);
             let trap = trap().map(|page| page.expose_provenance());
@@ -112,8 +112,8 @@ fn a_peer_that_does_not_listen_stops_nobody() {
             side.send(id, 0, 8);
         }
         let state = side.node.lock();
-        let link = state.links().find_map(|link| link.peer.as_ref().filter(|peer| peer.pid == pid)).unwrap();
-        (0..10_000).for_each(|_| link.ring());
+        let peer = state.peers().find(|peer| peer.pid == pid).unwrap();
+        (0..10_000).for_each(|_| peer.ring());
         drop(state);
         done.send(side).unwrap();
     });

@@ -17,7 +17,7 @@ use self::side::{LONG, Side, pair, spawn};
 use super::device::Node;
 use super::*;
 use crate::engine::{Event, Op, Slot};
-use crate::link::duplex::Link;
+use crate::link::Link;
 use crate::link::packet::Body;
 use crate::link::slot;
 
@@ -109,7 +109,7 @@ fn peer() {
             for key in 0..500 {
                 let body = Body::default().u64(key << 12 | 7).u64(0).u64(4096);
                 let state = side.node.lock();
-                let peer = state.links().find_map(|link| link.peer.as_ref()).unwrap();
+                let peer = state.peers().next().unwrap();
                 if peer.send_region(&body, file.as_fd()).is_err() {
                     drop(state);
                     std::thread::sleep(Duration::from_millis(1));
@@ -190,7 +190,7 @@ fn peer() {
 
 /// The number of this process's links to another process.
 fn links_to(side: &Side, pid: i32) -> usize {
-    side.node.lock().links().filter(|link| link.peer.as_ref().is_some_and(|peer| peer.pid == pid)).count()
+    side.node.lock().peers().filter(|peer| peer.pid == pid).count()
 }
 
 /// The number of open descriptors of this process.
@@ -438,8 +438,7 @@ fn a_process_with_many_queue_pairs_has_several_numbers() {
     side.wait_ok();
     assert_ne!(last >> 12, 0);
     let state = side.node.lock();
-    let slots =
-        state.links().find_map(|link| link.peer.as_ref().filter(|p| p.pid == peer.pid())).unwrap().slots.clone();
+    let slots = state.peers().find(|p| p.pid == peer.pid()).unwrap().slots.clone();
     drop(state);
     assert_eq!(slots.len(), 2);
     assert_eq!(u64::from(slots[1].0), last >> 12);
@@ -497,8 +496,7 @@ fn an_impostor_has_no_number_but_its_own() {
     assert_eq!(b.wait_ok(), 2);
     let pid = peer.pid();
     let state = side.node.lock();
-    let of_peer = state.links().filter_map(|link| link.peer.as_ref().filter(|p| p.pid == pid));
-    assert!(of_peer.into_iter().all(|p| p.slots == [slot_of(theirs[0])]));
+    assert!(state.peers().filter(|p| p.pid == pid).all(|p| p.slots == [slot_of(theirs[0])]));
     drop(state);
     peer.tell("0");
     peer.finish();
@@ -517,7 +515,7 @@ fn strangers_who_say_nothing_keep_nobody_out() {
     peer.hear();
     // This peer opens the link.
     let pid = peer.pid();
-    while !side.node.lock().links().any(|link| link.peer.as_ref().is_some_and(|p| p.pid == pid)) {
+    while links_to(&side, pid) == 0 {
         assert!(start.elapsed() < LONG);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -625,8 +623,7 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
             wc.status
         );
         let pid = peer.pid();
-        let left = side.node.lock().links().filter(|link| link.peer.as_ref().is_some_and(|p| p.pid == pid)).count();
-        assert_eq!(left, 0);
+        assert_eq!(links_to(&side, pid), 0);
         let names = std::fs::read_to_string("/proc/net/unix").unwrap();
         assert!(!names.lines().any(|line| line.ends_with(&format!("@rdma-soft-{slot}"))));
     }
