@@ -101,11 +101,12 @@ impl Batch {
         self.entries.extend_from_slice(list);
     }
 
-    /// Appends a piece of inline data to the newest request. With `first` the piece replaces the
-    /// request's data.
+    /// Appends a piece of inline data to the newest request, which must not fetch data. With
+    /// `first` the piece replaces the request's data.
     pub(super) fn add_inline(&mut self, piece: &[u8], first: bool) {
         let at = self.inline.len();
-        let Some(request) = self.requests.last_mut() else { return self.fail(Errno::INVAL) };
+        let newest = self.requests.last_mut().filter(|pending| !pending.request.op.fetches());
+        let Some(request) = newest else { return self.fail(Errno::INVAL) };
         let (start, before) = match request.data {
             Data::Inline { start, len } if !first => (start, len),
             _ => (at, 0),
@@ -119,8 +120,7 @@ impl Batch {
     }
 
     /// Posts all requests under one lock of the node. Posts none if an earlier call failed, a UD
-    /// request has no destination or the send queue lacks room (`ENOMEM`). A read or atomic with
-    /// inline data fails with `EINVAL` in its turn, after the requests before it are posted.
+    /// request has no destination or the send queue lacks room (`ENOMEM`).
     pub(super) fn post(&self, qp: QpId) -> Result<(), Errno> {
         if let Some(errno) = self.error {
             return Err(errno);

@@ -3,8 +3,7 @@
 //!
 //! `verbs.h` calls the function slots unchecked, so every slot is set. A slot for an operation that
 //! the device lacks makes `wr_complete` fail, as does any error of a slot since `wr_start`; no
-//! request is posted then. An error that only posting finds, such as a read with inline data,
-//! leaves the requests before it posted.
+//! request is posted then.
 
 use std::ffi::c_void;
 use std::mem::offset_of;

@@ -307,6 +307,12 @@ static int extended(const struct table *t, struct ibv_context *context)
 	ibv_wr_set_inline_data(ex, memory, 33); /* 16 were asked for, 32 given. */
 	CHECK(ibv_wr_complete(ex) == EINVAL);
 	ibv_wr_start(ex);
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + 16);
+	ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 9);
+	ibv_wr_atomic_fetch_add(ex, mr->rkey, (uintptr_t)memory + 56, 1);
+	ibv_wr_set_inline_data(ex, memory, 8); /* An atomic fetches: it needs a place for the result. */
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
 	for (result = 0; result < 5; result++)
 		ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory);
 	CHECK(ibv_wr_complete(ex) == ENOMEM);
