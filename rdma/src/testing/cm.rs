@@ -12,7 +12,7 @@ use std::ptr;
 use libc::sockaddr;
 use rdma_sys::*;
 
-use super::{born, called, died, set_errno};
+use super::world::{born, called, died, set_errno};
 
 static TABLE: RdmaCm = RdmaCm {
     rdma_create_event_channel: create_event_channel,
@@ -178,7 +178,7 @@ pub(crate) fn set_attr(attr: ibv_qp_attr) {
 pub(crate) fn raise(channel: *mut rdma_event_channel, event: rdma_cm_event, data: &[u8]) {
     cm(|cm| cm.events.push_back((channel.addr(), event, data.to_vec())));
     // SAFETY: the caller gives a live channel of this fake (1).
-    super::table::ring(unsafe { (*channel).fd });
+    super::objects::ring(unsafe { (*channel).fd });
 }
 
 /// Makes an id as librdmacm makes one for a request.

@@ -1,53 +1,13 @@
 //! The data path of the test provider: it keeps posted requests, and the test makes the
 //! completions. Numbers cite the invariants of [`super`].
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::ptr;
 
 use rdma_sys::*;
 
-use super::table::{FakeChannel, FakeContext, FakeCq, FakeQp, ring};
-use super::{called, world};
-
-#[derive(Default)]
-pub(super) struct CqState {
-    completions: VecDeque<ibv_wc>,
-    /// A completion that is returned again and again while there is no other.
-    flood: Option<ibv_wc>,
-    armed: bool,
-}
-
-#[derive(Default)]
-pub(super) struct QpState {
-    pub(super) attr: Option<ibv_qp_attr>,
-    posted: Vec<Posted>,
-    /// The multicast groups that the queue pair is attached to.
-    pub(super) groups: Vec<(crate::Gid, u16)>,
-}
-
-/// A request that the provider took.
-#[derive(Debug, Clone)]
-pub(crate) struct Posted {
-    pub(crate) wr_id: u64,
-    pub(crate) recv: bool,
-    pub(crate) opcode: u32,
-    pub(crate) flags: u32,
-    pub(crate) sges: Vec<ibv_sge>,
-    /// For a datagram: the number of its address handle, the destination queue pair and the Q_Key.
-    pub(crate) to: Option<(u32, u32, u32)>,
-}
-
-/// The request that a failing post reports as bad.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BadWr {
-    /// The first request that was not taken, as the interface demands.
-    Chain,
-    /// NULL.
-    Null,
-    /// A request that is not in the chain.
-    Alien,
-}
+use super::objects::{FakeChannel, FakeContext, FakeCq, FakeQp, Posted, ring};
+use super::world::{BadWr, called, world};
 
 /// Makes the next post take `accept` requests and then fail.
 pub(crate) fn fail_post(accept: usize, errno: i32, blame: BadWr) {

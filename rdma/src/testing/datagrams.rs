@@ -7,16 +7,8 @@ use std::ptr;
 
 use rdma_sys::*;
 
-use super::table::{FakeQp, boxed, fails, unboxed};
-use super::{called, world};
-
-/// The test provider's state of address handles.
-#[derive(Default)]
-pub(super) struct Datagrams {
-    /// The numbers of the living address handles; a number is used once.
-    handles: BTreeSet<u32>,
-    next: u32,
-}
+use super::objects::{FakeQp, boxed, fails, unboxed};
+use super::world::{called, world};
 
 /// The numbers of the living address handles.
 pub(crate) fn live_handles() -> BTreeSet<u32> {

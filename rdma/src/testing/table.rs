@@ -1,14 +1,14 @@
 //! The control path of the test provider. Numbers cite the invariants of [`super`].
 
-use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
 use rdma_sys::*;
 
-use super::data_path::{self, CqState, QpState};
-use super::{born, called, datagrams, died, set_errno};
+use super::objects::{FakeChannel, FakeContext, FakeCq, FakeQp, boxed, eventfd, fails, unboxed};
+use super::world::{DmaBuf, called, set_errno, world};
+use super::{data_path, datagrams};
 
 pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_get_device_list: get_device_list,
@@ -50,61 +50,6 @@ pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_detach_mcast: datagrams::detach_mcast,
     ..Ibverbs::UNSUPPORTED
 };
-
-#[repr(C)]
-pub(super) struct FakeContext {
-    base: ibv_context,
-    pub(super) events: Mutex<VecDeque<ibv_async_event>>,
-}
-
-#[repr(C)]
-pub(super) struct FakeChannel {
-    base: ibv_comp_channel,
-    pub(super) events: Mutex<VecDeque<usize>>,
-}
-
-#[repr(C)]
-pub(super) struct FakeCq {
-    base: ibv_cq,
-    pub(super) state: Mutex<CqState>,
-}
-
-#[repr(C)]
-pub(super) struct FakeQp {
-    base: ibv_qp,
-    pub(super) state: Mutex<QpState>,
-}
-
-pub(super) fn boxed<T, B>(kind: &'static str, value: T) -> *mut B {
-    born(kind);
-    Box::into_raw(Box::new(value)).cast()
-}
-
-/// # Safety
-///
-/// `raw` was made by [`boxed`] with the same `T` and is not used again.
-pub(super) unsafe fn unboxed<T, B>(kind: &'static str, raw: *mut B) {
-    died(kind);
-    // SAFETY: from_raw wants a pointer that into_raw returned, once: this function's contract (1).
-    drop(unsafe { Box::from_raw(raw.cast::<T>()) });
-}
-
-/// Records the call of a function that returns a pointer: sets errno, and says whether to fail.
-pub(super) fn fails(operation: &'static str) -> bool {
-    let errno = called(operation);
-    set_errno(errno);
-    errno != 0
-}
-
-fn eventfd() -> c_int {
-    // SAFETY: eventfd has no requirements.
-    unsafe { libc::eventfd(0, libc::EFD_SEMAPHORE | libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }
-}
-
-pub(super) fn ring(fd: c_int) {
-    // SAFETY: eventfd_write wants an eventfd.
-    unsafe { libc::eventfd_write(fd, 1) };
-}
 
 /// Reads one event from an eventfd; false, with errno set, if there is none.
 fn take(fd: c_int) -> bool {
@@ -292,7 +237,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    super::world(|world| world.dma_bufs.push(super::DmaBuf { offset, length, iova, fd, access }));
+    world(|world| world.dma_bufs.push(DmaBuf { offset, length, iova, fd, access }));
     if fails("reg_dmabuf_mr") {
         return ptr::null_mut();
     }

@@ -1,0 +1,95 @@
+//! The world of one test: the calls that shall fail, the calls made, and the living objects.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// The state of one test's provider.
+#[derive(Default)]
+pub(super) struct World {
+    faults: HashMap<&'static str, VecDeque<i32>>,
+    calls: Vec<&'static str>,
+    live: HashMap<&'static str, isize>,
+    pub(super) post_fault: Option<(usize, i32, BadWr)>,
+    pub(super) dma_bufs: Vec<DmaBuf>,
+    pub(super) datagrams: Datagrams,
+}
+
+/// The arguments of a call of `ibv_reg_dmabuf_mr`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DmaBuf {
+    pub(crate) offset: u64,
+    pub(crate) length: usize,
+    pub(crate) iova: u64,
+    pub(crate) fd: i32,
+    pub(crate) access: i32,
+}
+
+/// The request that a failing post reports as bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BadWr {
+    /// The first request that was not taken, as the interface demands.
+    Chain,
+    /// NULL.
+    Null,
+    /// A request that is not in the chain.
+    Alien,
+}
+
+/// The test provider's state of address handles.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    /// The numbers of the living address handles; a number is used once.
+    pub(super) handles: BTreeSet<u32>,
+    pub(super) next: u32,
+}
+
+thread_local! {
+    static WORLD: RefCell<World> = RefCell::default();
+}
+
+pub(super) fn world<R>(f: impl FnOnce(&mut World) -> R) -> R {
+    WORLD.with_borrow_mut(f)
+}
+
+/// Makes the next call of an operation fail. Several failures of one operation queue up.
+pub(crate) fn fail(operation: &'static str, errno: i32) {
+    world(|world| world.faults.entry(operation).or_default().push_back(errno));
+}
+
+/// The calls made so far.
+pub(crate) fn calls() -> Vec<&'static str> {
+    world(|world| world.calls.clone())
+}
+
+/// The dma-bufs that were to be registered, in order.
+pub(crate) fn dma_bufs() -> Vec<DmaBuf> {
+    world(|world| world.dma_bufs.clone())
+}
+
+/// How many objects of a kind are alive.
+pub(crate) fn live(kind: &'static str) -> isize {
+    world(|world| world.live.get(kind).copied().unwrap_or(0))
+}
+
+/// Records a call, and returns the errno with which it shall fail, or 0.
+pub(super) fn called(operation: &'static str) -> i32 {
+    world(|world| {
+        world.calls.push(operation);
+        world.faults.get_mut(operation).and_then(VecDeque::pop_front).unwrap_or(0)
+    })
+}
+
+pub(super) fn born(kind: &'static str) {
+    world(|world| *world.live.entry(kind).or_default() += 1);
+}
+
+pub(super) fn died(kind: &'static str) {
+    world(|world| *world.live.entry(kind).or_default() -= 1);
+}
+
+pub(super) fn set_errno(errno: i32) {
+    // SAFETY: __errno_location has no requirements.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the write wants a valid place that no other thread uses: this thread's errno.
+    unsafe { *place = errno };
+}
