@@ -34,8 +34,9 @@ const ENTRIES: i32 = 16;
 #[doc(alias = "ibv_poll_cq")]
 pub struct Poller {
     pub(super) held: Held,
-    /// The next entry of `batch` to hand out, and the number of entries left from there on.
-    next: *const ibv_wc,
+    /// The next entry of `batch` to hand out, and the number of entries left from there on. While
+    /// none is left, the first entry of `batch`, to which the next fetch writes.
+    next: *mut ibv_wc,
     left: u32,
     raw: *mut ibv_cq,
     /// Fork generation that may fetch into the batch; `NEVER` while `source` is not `Device`.
@@ -157,17 +158,24 @@ impl Poller {
         self.held.give_up();
         loop {
             let wc = if self.left != 0 {
-                self.left -= 1;
-                self.next
+                self.next_of_batch()
             } else {
                 let Some(wc) = self.fetch()? else { return Ok(None) };
                 wc
             };
-            self.next = wc.wrapping_add(1);
             if let Some(found) = self.take(wc) {
                 return Ok(Some(found));
             }
         }
+    }
+
+    /// Removes the next entry of a batch of which some are left.
+    #[inline]
+    fn next_of_batch(&mut self) -> *const ibv_wc {
+        let wc = self.next;
+        self.left -= 1;
+        self.next = if self.left == 0 { self.batch.start() } else { wc.wrapping_add(1) };
+        wc
     }
 
     /// Routes an entry of the batch to its request. Nothing is held when this is called. Returns
@@ -250,28 +258,30 @@ impl Poller {
         }
         // SAFETY: ibv_poll_cq requires a live completion queue of this process, and room for
         // `ENTRIES` entries that no thread accesses: `self` keeps the queue, the generation was
-        // checked, and the batch has `FETCH` entries and is not open, since `live_in` is not
-        // `NEVER` (F1).
-        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.batch.start()) };
+        // checked, and `next` is the start of the batch, because no entry is left. The batch has
+        // `FETCH` entries and is not open, since `live_in` is not `NEVER` (F1).
+        let count = unsafe { rdma_sys::ibv_poll_cq(self.raw, ENTRIES, self.next) };
         self.fetched(count, ENTRIES)
     }
 
+    /// Returns the first of `count` entries that were fetched into room for `room`.
     #[inline(always)]
     fn fetched(&mut self, count: i32, room: i32) -> Result<Option<*const ibv_wc>> {
-        let more = count.wrapping_sub(1) as u32;
-        if more < room.unsigned_abs() {
-            self.left = more;
-            if more != 0 {
-                self.open();
-            }
-            return Ok(Some(self.batch.start()));
+        let first = self.next;
+        match count {
+            1 => {}
+            0 => return Ok(None),
+            2.. if count <= room => self.open(count.unsigned_abs() - 1),
+            _ => return Err(poll_failed(count)),
         }
-        if count == 0 { Ok(None) } else { Err(poll_failed(count)) }
+        Ok(Some(first))
     }
 
-    /// Opens the batch, so that other pollers can copy the entries after the first.
+    /// Opens the batch, so that other pollers can copy the entries after the first: `left` of them.
     #[cold]
-    fn open(&mut self) {
+    fn open(&mut self, left: u32) {
+        self.left = left;
+        self.next = self.batch.start().wrapping_add(1);
         for at in 1..=self.left as usize {
             // SAFETY: the read requires an initialised entry that no thread writes: `left` more
             // entries were fetched, and the batch is not open yet (F1).

@@ -132,10 +132,12 @@ impl<T: Copy + Default> Batch<T> {
 /// whether it is alone and has nothing else to check.
 pub(super) struct Crowd(AtomicU64);
 
-const BACKLOG: u64 = 1;
-const RETIRED: u64 = 1 << 1;
-const SLEEPER: u64 = 1 << 2;
-const POLLER: u64 = 1 << 32;
+/// One poller, so that the word of a poller that is alone is a short constant.
+const POLLER: u64 = 1;
+const POLLERS: u64 = (1 << 30) - 1;
+const BACKLOG: u64 = 1 << 30;
+const RETIRED: u64 = 1 << 31;
+const SLEEPER: u64 = 1 << 32;
 
 impl Crowd {
     fn new() -> Self {
@@ -149,7 +151,7 @@ impl Crowd {
     }
 
     pub(super) fn is_alone(&self) -> bool {
-        self.0.load(Ordering::Relaxed) < 2 * POLLER
+        Self::pollers(self.0.load(Ordering::Relaxed)) < 2
     }
 
     /// Whether the caller is still the only poller; called after it opened its batch. A poller that
@@ -157,7 +159,7 @@ impl Crowd {
     pub(super) fn is_still_alone(&self) -> bool {
         // A read-modify-write reads the latest value, and a later one acquires all writes before
         // this.
-        self.0.fetch_add(0, Ordering::AcqRel) < 2 * POLLER
+        Self::pollers(self.0.fetch_add(0, Ordering::AcqRel)) < 2
     }
 
     pub(super) fn has_retired(&self) -> bool {
@@ -178,8 +180,12 @@ impl Crowd {
         self.0.fetch_add(by, Ordering::AcqRel).wrapping_add(by)
     }
 
-    fn sleepers(word: u64) -> u64 {
-        (word % POLLER) / SLEEPER
+    const fn pollers(word: u64) -> u64 {
+        word & POLLERS
+    }
+
+    const fn sleepers(word: u64) -> u64 {
+        word / SLEEPER
     }
 }
 

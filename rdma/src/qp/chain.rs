@@ -8,6 +8,7 @@ use std::ptr::{self, NonNull};
 
 use rdma_sys::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
 
+use super::ring::MAX_SEGMENTS;
 use crate::error::Operation as Verb;
 
 /// A work request of the C interface.
@@ -86,8 +87,8 @@ fn allocate<E: Default + Clone>(len: usize) -> NonNull<[E]> {
 
 impl<W: WorkRequest> Chain<W> {
     pub(super) fn new(requests: usize, segments: usize) -> Self {
-        // The upper limit is below the ring's limit of 2^16 segments; no device supports as many.
-        let segments = segments.clamp(1, 0x7fff);
+        // No device supports as many segments as the limit of a slot's description.
+        let segments = segments.clamp(1, MAX_SEGMENTS);
         let mut this = Self { wrs: allocate(requests), sges: allocate(requests * segments), segments };
         for at in 0..requests {
             let list = this.list(at);

@@ -33,7 +33,7 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 
 use super::chain::{Chain, WorkRequest};
 use super::local::{Local, Owned, Refusal, SgeList};
-use super::ring::{Claimed, Info, KeepAlive, Staged, Vacant};
+use super::ring::{Claimed, Info, KeepAlive, Vacant};
 use crate::ah::AddressHandle;
 use crate::context::ContextInner;
 use crate::cq::Attached;
@@ -269,21 +269,21 @@ impl<W: WorkRequest> Half<W> {
         Ok(())
     }
 
-    /// Posts the request that was staged at the head. `run` is the number of unsignaled requests
-    /// directly before it, `run_after` the number directly before the next.
+    /// Posts the request that was staged at the head. `run_after` is the number of unsignaled
+    /// requests directly before the next.
     ///
     /// # Safety
     ///
     /// The latest [`stage`](Self::stage) was of request 0, with this `keep`, and succeeded.
     #[inline(always)]
-    pub(super) unsafe fn submit_one(&mut self, keep: &impl Keep, run: u32, run_after: u32) -> Outcome {
+    pub(super) unsafe fn submit_one(&mut self, keep: &impl Keep, run_after: u32) -> Outcome {
         // SAFETY: park_head requires a free slot at the head that is written and described: `stage`
         // found the slot free and did both.
-        let staged = unsafe { self.attached.producer.park_head(keep.has_sink()) };
+        unsafe { self.attached.producer.park_head(keep.has_sink()) };
         self.attached.producer.advance(run_after);
         match self.ring_doorbell() {
             Ok(()) => Outcome::InFlight,
-            Err((result, bad)) => self.take_back(result, bad, staged, run),
+            Err((result, bad)) => self.take_back(result, bad, keep.has_sink()),
         }
     }
 
@@ -321,16 +321,18 @@ impl<W: WorkRequest> Half<W> {
     }
 
     #[cold]
-    fn take_back(&mut self, result: i32, bad: *mut W, staged: Staged, run: u32) -> Outcome {
+    fn take_back(&mut self, result: i32, bad: *mut W, has_sink: bool) -> Outcome {
         let error = post_error(W::VERB, result);
         if !ptr::eq(bad, self.chain.first()) {
             self.fail();
             return Outcome::Unknown(error);
         }
-        // The device did not accept the request (S3). Its slot stays in the run as a hole.
-        self.attached.producer.set_run(run + 1);
-        match self.attached.producer.take_back(staged) {
+        // The device did not accept the request (S3).
+        let latest = self.attached.producer.latest(has_sink);
+        match self.attached.producer.take_back(latest) {
             Some(mut claimed) => {
+                // The slot stays in the run as a hole.
+                self.attached.producer.set_run(claimed.info.run() + 1);
                 self.restore_keep_alive(&mut claimed);
                 claimed.forget_segments();
                 Outcome::Returned(error)

@@ -91,7 +91,7 @@ impl RecvQueue {
         match unsafe { self.half.stage(0, (local, token), keep, fill, (info, None)) } {
             // SAFETY: submit_one requires that request 0 was staged last, with this `keep`: just
             // done.
-            Ok(()) => unsafe { self.half.submit_one(keep, 0, 0) },
+            Ok(()) => unsafe { self.half.submit_one(keep, 0) },
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }

@@ -103,7 +103,7 @@ impl SendQueue {
         match unsafe { self.stage(0, run, work, keep) } {
             // SAFETY: submit_one requires that request 0 was staged last, with this `keep`: just
             // done.
-            Ok(run_after) => unsafe { self.half.submit_one(keep, run, run_after) },
+            Ok(run_after) => unsafe { self.half.submit_one(keep, run_after) },
             Err(refusal) => Outcome::Returned(self.half.refused(refusal)),
         }
     }

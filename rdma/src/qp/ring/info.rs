@@ -1,122 +1,129 @@
-//! The information in a slot about its request, in one word, so that one test recognises the common
+//! The information in a slot about its request. One comparison with a constant recognises the common
 //! case.
 
 use crate::types::Opcode;
 
-const COUNT: u64 = 0xffff;
+const COUNT: u32 = 0x3fff;
+const KEEPING: u32 = 1 << 14;
+const SCOPED: u32 = 1 << 15;
 const RUN_SHIFT: u32 = 16;
-const RUN: u64 = 0x3fff_ffff;
-const KEEPING: u64 = 1 << 46;
-const SCOPED: u64 = 1 << 47;
-const OPCODE_SHIFT: u32 = 48;
-const FORCED: u64 = 1 << 56;
-const DATAGRAM: u64 = 1 << 57;
-/// The number of bits above those that describe how the request's memory comes back.
-const REST: u32 = 16;
+/// `memory` of a request with one segment, and no run, keep-alive or scope.
+const SINGLE: u32 = 1;
+const FORCED: u32 = 1 << 8;
+const DATAGRAM: u32 = 1 << 9;
 
-/// A description of a slot's request, in one word.
+/// The most segments of a request that a description can hold.
+pub(crate) const MAX_SEGMENTS: usize = COUNT as usize;
+
+/// A description of a slot's request.
 ///
-/// | bits | meaning |
+/// | bits of `memory` | meaning |
 /// | --- | --- |
-/// | 0..16 | number of segments parked; 0 when scoped |
-/// | 16..46 | number of slots directly before this one whose unsignaled or failed requests this one's completion releases |
-/// | 46 | a keep-alive is parked (A1 of [`posting`](crate::qp::posting)) |
-/// | 47 | the memory is lent by a scope |
-/// | 48..56 | opcode |
-/// | 56 | the ring signaled the request although it was posted unsignaled |
-/// | 57 | a receive of a datagram queue pair |
+/// | 0..14 | number of segments parked; 0 when scoped |
+/// | 14 | a keep-alive is parked (A1 of [`posting`](crate::qp::posting)) |
+/// | 15 | the memory is lent by a scope |
+/// | 16..32 | number of slots directly before this one whose unsignaled or failed requests this one's completion releases |
+///
+/// | bits of `request` | meaning |
+/// | --- | --- |
+/// | 0..8 | opcode |
+/// | 8 | the ring signaled the request although it was posted unsignaled |
+/// | 9 | a receive of a datagram queue pair |
 #[derive(Clone, Copy)]
-pub(crate) struct Info(u64);
+pub(crate) struct Info {
+    memory: u32,
+    request: u32,
+}
 
-#[allow(clippy::cast_possible_truncation, reason = "fields are cut out of the word")]
+#[allow(clippy::cast_possible_truncation, reason = "fields are cut out of the words")]
 impl Info {
     /// A description of a request with `run` unsignaled requests before it and `count` segments. A
     /// run is shorter than a ring, which has at most 2^16 slots. A slot has room for no more
-    /// segments than a list has elements, which is less than 2^16.
+    /// segments than a list has elements, which is at most [`MAX_SEGMENTS`].
     #[inline(always)]
     pub(crate) const fn new(run: u32, count: usize, opcode: Opcode) -> Self {
-        Self((run as u64) << RUN_SHIFT | count as u64 & COUNT | (opcode as u64) << OPCODE_SHIFT)
+        Self { memory: run << RUN_SHIFT | count as u32 & COUNT, request: opcode as u32 }
     }
 
     /// Sets the number of segments, which must be 0 before.
     #[inline(always)]
     pub(crate) const fn with_count(self, count: usize) -> Self {
-        Self(self.0 | count as u64 & COUNT)
+        Self { memory: self.memory | count as u32 & COUNT, ..self }
     }
 
     #[inline(always)]
     pub(crate) const fn scoped(self, scoped: bool) -> Self {
-        Self(if scoped { self.0 | SCOPED } else { self.0 })
+        Self { memory: if scoped { self.memory | SCOPED } else { self.memory }, ..self }
     }
 
     #[inline(always)]
     pub(crate) const fn forced(self, forced: bool) -> Self {
-        Self(if forced { self.0 | FORCED } else { self.0 })
+        Self { request: if forced { self.request | FORCED } else { self.request }, ..self }
     }
 
     #[inline(always)]
     pub(crate) const fn keeping(self) -> Self {
-        Self(self.0 | KEEPING)
+        Self { memory: self.memory | KEEPING, ..self }
     }
 
     /// The same information without the keep-alive, after that was taken out.
     #[inline]
     pub(crate) const fn without_keep_alive(self) -> Self {
-        Self(self.0 & !KEEPING)
+        Self { memory: self.memory & !KEEPING, ..self }
     }
 
     #[inline(always)]
     pub(crate) const fn datagram(self, datagram: bool) -> Self {
-        Self(if datagram { self.0 | DATAGRAM } else { self.0 })
+        Self { request: if datagram { self.request | DATAGRAM } else { self.request }, ..self }
     }
 
     /// Whether the request has one segment, and no run, keep-alive or scope.
     #[inline(always)]
     pub(crate) const fn is_single(self) -> bool {
-        self.0 << REST == 1 << REST
+        self.memory == SINGLE
     }
 
     /// Whether the request has at most one segment, and no run, keep-alive or scope.
     #[inline(always)]
     pub(crate) const fn is_at_most_single(self) -> bool {
-        self.0 << REST <= 1 << REST
+        self.memory <= SINGLE
     }
 
     /// Whether the request has no segment, run, keep-alive or scope.
     #[inline(always)]
     pub(crate) const fn is_empty(self) -> bool {
-        self.0 << REST == 0
+        self.memory == 0
     }
 
     #[inline]
     pub(crate) const fn run(self) -> u32 {
-        (self.0 >> RUN_SHIFT & RUN) as u32
+        self.memory >> RUN_SHIFT
     }
 
     #[inline]
     pub(crate) const fn count(self) -> u16 {
-        (self.0 & COUNT) as u16
+        (self.memory & COUNT) as u16
     }
 
     #[inline]
     pub(crate) const fn opcode(self) -> Opcode {
-        Opcode::from_u8((self.0 >> OPCODE_SHIFT) as u8)
+        Opcode::from_u8(self.request as u8)
     }
 
     pub(crate) const fn is_scoped(self) -> bool {
-        self.0 & SCOPED != 0
+        self.memory & SCOPED != 0
     }
 
     pub(crate) const fn is_keeping(self) -> bool {
-        self.0 & KEEPING != 0
+        self.memory & KEEPING != 0
     }
 
     pub(crate) const fn is_datagram(self) -> bool {
-        self.0 & DATAGRAM != 0
+        self.request & DATAGRAM != 0
     }
 
     pub(crate) const fn is_forced(self) -> bool {
-        self.0 & FORCED != 0
+        self.request & FORCED != 0
     }
 }
 
@@ -127,7 +134,7 @@ mod tests {
     #[test]
     fn fields_do_not_touch() {
         for opcode in [Opcode::Send, Opcode::Write, Opcode::Read, Opcode::CompareSwap, Opcode::FetchAdd, Opcode::Recv] {
-            for (run, count) in [(0, 0), (0, 1), (0xffff, 0), (7, 2), (0, 0xffff)] {
+            for (run, count) in [(0, 0), (0, 1), (0xffff, 0), (7, 2), (0, MAX_SEGMENTS)] {
                 for (scoped, forced) in [(false, false), (true, false), (false, true), (true, true)] {
                     let info = Info::new(run, count, opcode).scoped(scoped).forced(forced);
                     assert_eq!((info.run(), usize::from(info.count()), info.opcode()), (run, count, opcode));

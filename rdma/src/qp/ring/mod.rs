@@ -32,7 +32,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-pub(crate) use info::Info;
+pub(crate) use info::{Info, MAX_SEGMENTS};
 use producer::Panics;
 pub(crate) use producer::{Producer, Staged, Vacant};
 pub(crate) use sink::Sink;

@@ -210,12 +210,21 @@ impl Producer {
     /// of segments that were written. It is scoped if, and only if, `has_sink` is true and
     /// `set_sink` was called. It is keeping if, and only if, `set_keep_alive` was called.
     #[inline(always)]
-    pub(crate) unsafe fn park_head(&mut self, has_sink: bool) -> Staged {
+    pub(crate) unsafe fn park_head(&mut self, has_sink: bool) {
         let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };
         // SAFETY: as_ref requires a valid slot: the head is a slot of the ring (P1), which is never
         // freed (R4).
         unsafe { self.head.as_ref() }.state.park(parked_word(wr_id));
-        Staged { wr_id }
+    }
+
+    /// The use of the slot before the head, which was parked last.
+    pub(crate) fn latest(&self, has_sink: bool) -> Staged {
+        let (index, lap) = match self.head().checked_sub(1) {
+            Some(index) => (index, self.lap),
+            None => (self.depth - 1, self.lap.previous(self.ring().lap_mask())),
+        };
+        let sink = if has_sink { SINK } else { 0 };
+        Staged { wr_id: self.queue_bits | self.ring().name(index, lap) | sink }
     }
 
     /// Parks the `count` slots from the head on.
