@@ -92,7 +92,13 @@ impl Args {
     /// for the choice without a table.
     pub(super) fn candidates(&self, hosts: usize) -> Vec<(Collective, Vec<Option<Algorithm>>)> {
         let serves = |algorithm: &Algorithm, op| {
-            algorithm.collectives().contains(&op) && (hosts > 1 || *algorithm != Algorithm::Hierarchical)
+            let is_possible = match algorithm {
+                Algorithm::Hierarchical => hosts > 1,
+                // It needs processes besides the ranks.
+                Algorithm::InNetwork => false,
+                _ => true,
+            };
+            is_possible && algorithm.collectives().contains(&op)
         };
         let of = |&op: &Collective| {
             let named = Algorithm::value_variants().iter().filter(|algorithm| serves(algorithm, op));

@@ -56,6 +56,20 @@ fn doubling_takes_a_round_for_each_bit() {
     }
 }
 
+/// Each rank's link carries its elements once each way, no matter how many ranks there are.
+#[test]
+fn in_network_sends_each_element_once_each_way() {
+    for n in 2..=17 {
+        let job = Job { aggregators: 5, radix: 4, chunk: COUNT / 8, ..Job::new(0, n, COUNT) };
+        let schedules = build_all(Collective::AllReduce, Algorithm::InNetwork, &job).unwrap();
+        let trace = verify(Collective::AllReduce, &job, &schedules, 1).unwrap();
+        let ranks = &trace.ranks[..n];
+        assert!(ranks.iter().all(|rank| (rank.sent, rank.received, rank.reduced) == (COUNT, COUNT, 0)), "{n}");
+        let reduced: usize = trace.ranks[n..].iter().map(|aggregator| aggregator.reduced).sum();
+        assert_eq!(reduced, (n - 1) * COUNT, "{n}");
+    }
+}
+
 #[test]
 fn folded_ranks_cost_two_more_rounds_at_most() {
     for n in 2..=17_usize {

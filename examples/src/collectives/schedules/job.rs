@@ -4,13 +4,21 @@ use std::ops::Range;
 
 use super::Collective;
 
-/// The parameters of a collective at one rank.
+/// The parameters of a collective at one rank, or at one aggregator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// This rank.
+    /// This rank. The numbers from [`Self::ranks`] on are aggregators, which have neither input nor
+    /// output.
     pub rank: usize,
     /// Number of ranks.
     pub ranks: usize,
+    /// Number of aggregators, which work for the ranks in [`Algorithm::InNetwork`] and are idle in
+    /// all others.
+    ///
+    /// [`Algorithm::InNetwork`]: super::Algorithm::InNetwork
+    pub aggregators: usize,
+    /// Most aggregators just below an aggregator.
+    pub radix: usize,
     /// NCCL's count: the elements of the whole operation for all-reduce, broadcast, reduce and
     /// sendrecv, and of one rank's block for the others.
     pub count: usize,
@@ -67,6 +75,9 @@ pub enum InvalidJob {
         /// Number of ranks.
         ranks: usize,
     },
+    /// A tree that cannot grow.
+    #[error("a tree whose aggregators have no others below them: the radix must be at least 1")]
+    Radix,
     /// Messages without elements.
     #[error("messages of at most 0 elements carry nothing: the chunk must be at least 1")]
     Chunk,
@@ -93,7 +104,20 @@ impl Job {
     #[must_use]
     pub fn new(rank: usize, ranks: usize, count: usize) -> Self {
         let (hosts, counts) = (Vec::new(), Vec::new());
-        Self { rank, ranks, count, root: 0, chunk: usize::MAX, hosts, counts, in_place: false }
+        let (aggregators, radix) = (0, usize::MAX);
+        Self { rank, ranks, aggregators, radix, count, root: 0, chunk: usize::MAX, hosts, counts, in_place: false }
+    }
+
+    /// Number of ranks and aggregators.
+    #[must_use]
+    pub fn processes(&self) -> usize {
+        self.ranks + self.aggregators
+    }
+
+    /// Whether this process is an aggregator.
+    #[must_use]
+    pub fn is_aggregator(&self) -> bool {
+        self.rank >= self.ranks
     }
 
     /// The same job at another rank.
@@ -105,11 +129,14 @@ impl Job {
     /// Checks the parameters that a collective uses.
     pub(super) fn check(&self, op: Collective) -> Result<(), InvalidJob> {
         let ranks = self.ranks;
-        if self.rank >= ranks {
+        if self.rank >= self.processes() || ranks == 0 {
             return Err(InvalidJob::Rank { rank: self.rank, ranks });
         }
         if op.has_root() && self.root >= ranks {
             return Err(InvalidJob::Root { root: self.root, ranks });
+        }
+        if self.radix == 0 {
+            return Err(InvalidJob::Radix);
         }
         if self.chunk == 0 {
             return Err(InvalidJob::Chunk);
@@ -126,6 +153,9 @@ impl Job {
     /// Where the input and the output of a collective lie at this rank.
     #[must_use]
     pub fn layout(&self, op: Collective) -> Layout {
+        if self.is_aggregator() {
+            return Layout { input: 0..0, output: 0..0 };
+        }
         let whole = 0..self.count;
         let blocks = 0..self.count * self.ranks;
         let own = self.block(self.rank);

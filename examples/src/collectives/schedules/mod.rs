@@ -10,6 +10,7 @@ mod cost;
 mod direct;
 mod doubling;
 mod hierarchical;
+mod in_network;
 mod interpreter;
 mod job;
 mod pairwise;
@@ -98,6 +99,8 @@ pub enum Algorithm {
     Binomial,
     /// Inside each host, then between hosts, then inside each host.
     Hierarchical,
+    /// Aggregators reduce and multicast.
+    InNetwork,
 }
 
 impl Collective {
@@ -149,6 +152,7 @@ impl Algorithm {
             Self::Pairwise => "pairwise",
             Self::Binomial => "binomial",
             Self::Hierarchical => "hierarchical",
+            Self::InNetwork => "in-network",
         }
     }
 
@@ -180,6 +184,7 @@ impl Algorithm {
             Self::Pairwise => &[AllToAll, AllToAllV],
             Self::Binomial => &[AllReduce, Broadcast, Reduce, Gather, Scatter],
             Self::Hierarchical => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, Barrier],
+            Self::InNetwork => &[AllReduce, Broadcast, Reduce, Barrier],
         }
     }
 
@@ -189,7 +194,11 @@ impl Algorithm {
     /// [`Unsupported`] names the algorithms that do the collective, or the parameter that is wrong.
     pub fn supports(self, op: Collective, job: &Job) -> Result<(), Unsupported> {
         job.check(op)?;
-        if self.collectives().contains(&op) { Ok(()) } else { Err(Unsupported::Algorithm { op, algorithm: self }) }
+        match self {
+            _ if !self.collectives().contains(&op) => Err(Unsupported::Algorithm { op, algorithm: self }),
+            Self::InNetwork if job.aggregators == 0 => Err(Unsupported::Aggregators),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -216,6 +225,9 @@ pub enum Unsupported {
         /// The algorithm.
         algorithm: Algorithm,
     },
+    /// Nobody reduces.
+    #[error("in-network reduction needs at least one aggregator")]
+    Aggregators,
     /// The job is wrong for every algorithm.
     #[error(transparent)]
     Job(#[from] InvalidJob),
@@ -234,6 +246,9 @@ fn alternatives(op: Collective) -> String {
 pub fn build(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Schedule, Unsupported> {
     algorithm.supports(op, job)?;
     let mut builder = Builder::new(op, job);
+    if job.is_aggregator() && algorithm != Algorithm::InNetwork {
+        return Ok(builder.finish());
+    }
     if job.ranks == 1 {
         builder.copy_input_to_output();
     } else {
@@ -246,6 +261,7 @@ pub fn build(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Schedule
 fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
     use {Algorithm as A, Collective as C};
     match (algorithm, op) {
+        (A::InNetwork, _) => in_network::emit(b, op),
         (A::Direct, _) => direct::emit(b, op),
         (A::TwoStep, _) => two_step::emit(b, op),
         (A::Pairwise, _) => pairwise::exchange(b),
@@ -259,10 +275,10 @@ fn emit(b: &mut Builder<'_>, op: Collective, algorithm: Algorithm) {
     }
 }
 
-/// The schedules of all ranks of a job, whose own rank does not matter.
+/// The schedules of all ranks and aggregators of a job, whose own rank does not matter.
 ///
 /// # Errors
 /// As [`Algorithm::supports`].
 pub fn build_all(op: Collective, algorithm: Algorithm, job: &Job) -> Result<Vec<Schedule>, Unsupported> {
-    (0..job.ranks).map(|rank| build(op, algorithm, &job.at(rank))).collect()
+    (0..job.processes()).map(|rank| build(op, algorithm, &job.at(rank))).collect()
 }

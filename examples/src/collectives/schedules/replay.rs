@@ -59,12 +59,14 @@ fn play<T: Element>(
     inputs: &[Vec<T>],
 ) -> Vec<Vec<T>> {
     let schedules = build_all(op, algorithm, job).unwrap();
-    let player = |rank: usize| Player::new(op, &job.at(rank), &schedules[rank], &inputs[rank]);
-    let mut players: Vec<_> = (0..job.ranks).map(player).collect();
-    let mut wires = vec![vec![VecDeque::<Vec<T>>::new(); job.ranks]; job.ranks];
+    let processes = job.processes();
+    let input = |rank: usize| inputs.get(rank).map_or(&[][..], Vec::as_slice);
+    let player = |rank: usize| Player::new(op, &job.at(rank), &schedules[rank], input(rank));
+    let mut players: Vec<_> = (0..processes).map(player).collect();
+    let mut wires = vec![vec![VecDeque::<Vec<T>>::new(); processes]; processes];
     loop {
         let mut moved = false;
-        for rank in 0..job.ranks {
+        for rank in 0..processes {
             let player = &mut players[rank];
             let Some(step) = schedules[rank].steps.get(player.next) else { continue };
             match step {
@@ -88,7 +90,7 @@ fn play<T: Element>(
             moved = true;
         }
         if !moved {
-            return players.iter_mut().map(Player::output).collect();
+            return players.iter_mut().take(job.ranks).map(Player::output).collect();
         }
     }
 }
@@ -106,7 +108,8 @@ fn reduces<T: Element>() {
         inputs[1..].iter().for_each(|input| T::reduce(with, &mut expected, input));
         for &algorithm in <Algorithm as clap::ValueEnum>::value_variants() {
             for in_place in [false, true] {
-                let job = Job { in_place, chunk: 33, hosts: vec![0, 1, 0, 1, 1], ..Job::new(0, ranks, count) };
+                let hosts = vec![0, 1, 0, 1, 1];
+                let job = Job { in_place, aggregators: 3, chunk: 33, hosts, ..Job::new(0, ranks, count) };
                 if algorithm.supports(Collective::AllReduce, &job).is_ok() {
                     let outputs = play(Collective::AllReduce, algorithm, &job, with, &inputs);
                     assert!(outputs.iter().all(|output| *output == expected), "{algorithm} of {}", T::NAME);
@@ -139,7 +142,8 @@ fn all_ranks_get_the_same_bits() {
     };
     let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| (0..count).map(|i| value(rank, i)).collect()).collect();
     for &algorithm in <Algorithm as clap::ValueEnum>::value_variants() {
-        let job = Job { hosts: vec![0, 0, 1, 1, 1, 2, 2], ..Job::new(0, ranks, count) };
+        let hosts = vec![0, 0, 1, 1, 1, 2, 2];
+        let job = Job { aggregators: 5, radix: 2, hosts, ..Job::new(0, ranks, count) };
         if algorithm.supports(Collective::AllReduce, &job).is_err() {
             continue;
         }

@@ -144,6 +144,24 @@ fn hierarchical() {
 }
 
 #[test]
+fn in_network() {
+    for &op in Algorithm::InNetwork.collectives() {
+        for ranks in 1..=17 {
+            for (aggregators, radix) in [(1, 1), (2, 1), (3, 2), (4, 8), (5, 4), (7, 2), (20, 3)] {
+                for count in [0, 1, 7, 1007] {
+                    for root in roots(op, ranks) {
+                        for (in_place, chunk) in [(false, count / 11 + 1), (true, count / 3 + 1), (true, usize::MAX)] {
+                            let job = Job { root, chunk, in_place, aggregators, radix, ..Job::new(0, ranks, count) };
+                            check(op, Algorithm::InNetwork, &job);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn every_collective_has_an_algorithm() {
     for &op in Collective::value_variants() {
         let found = Algorithm::value_variants().iter().any(|algorithm| algorithm.collectives().contains(&op));
@@ -168,10 +186,12 @@ fn an_unsupported_algorithm_names_the_others() {
     let refused = Algorithm::Pat.supports(Collective::Barrier, &Job::new(0, 4, 0)).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "pat is no algorithm for barrier: use one of recursive-doubling, direct, bruck, hierarchical"
+        "pat is no algorithm for barrier: use one of recursive-doubling, direct, bruck, hierarchical, in-network"
     );
     let wrong = Algorithm::Ring.supports(Collective::AllGather, &Job { chunk: 0, ..Job::new(0, 4, 1) });
     assert!(matches!(wrong, Err(Unsupported::Job(_))));
+    let alone = Algorithm::InNetwork.supports(Collective::AllReduce, &Job::new(0, 4, 1));
+    assert_eq!(alone, Err(Unsupported::Aggregators));
 }
 
 proptest! {
@@ -181,6 +201,7 @@ proptest! {
     fn any_job(
         (ranks, hosts) in (1..40_usize).prop_flat_map(|ranks| (Just(ranks), prop::collection::vec(0..5_usize, ranks))),
         (count, chunk) in (0..3000_usize, 100..4000_usize),
+        (aggregators, radix) in (1..10_usize, 1..5_usize),
         root: prop::sample::Index,
         pair: prop::sample::Index,
         in_place: bool,
@@ -191,6 +212,7 @@ proptest! {
             .collect();
         let (op, algorithm) = pairs[pair.index(pairs.len())];
         let (root, counts) = (root.index(ranks), uneven(ranks, count));
-        check(op, algorithm, &Job { chunk, root, hosts, counts, in_place, ..Job::new(0, ranks, count) });
+        let job = Job { aggregators, radix, chunk, root, hosts, counts, in_place, ..Job::new(0, ranks, count) };
+        check(op, algorithm, &job);
     }
 }

@@ -21,8 +21,8 @@ struct ExpectedRun {
 /// [`Flaw`] names the rank and the step that break a rule, or the wrong element.
 pub fn verify(op: Collective, job: &Job, schedules: &[Schedule], seed: u64) -> Result<Trace, Flaw> {
     job.at(0).check(op)?;
-    if schedules.len() != job.ranks {
-        return Err(Flaw::Schedules { given: schedules.len(), ranks: job.ranks });
+    if schedules.len() != job.processes() {
+        return Err(Flaw::Schedules { given: schedules.len(), ranks: job.processes() });
     }
     let mut machine = Machine::new(op, job, schedules);
     machine.run(seed)?;

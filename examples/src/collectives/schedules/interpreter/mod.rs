@@ -96,9 +96,11 @@ struct SimulatedRank<'a> {
     trace: RankTrace,
 }
 
-/// All ranks of a collective.
+/// All ranks and aggregators of a collective.
 pub(super) struct Machine<'a> {
     ranks: Vec<SimulatedRank<'a>>,
+    /// Number of ranks that have an input.
+    inputs: usize,
     symbols: Symbols,
 }
 
@@ -165,7 +167,7 @@ impl<'a> Machine<'a> {
             SimulatedRank { schedule, layout, in_place, next: 0, memories, offers: Vec::new(), heard, chain: 0, trace }
         };
         let ranks = schedules.iter().enumerate().map(rank).collect();
-        Self { ranks, symbols: Symbols::new(job.ranks) }
+        Self { ranks, inputs: job.ranks, symbols: Symbols::new(job.ranks) }
     }
 
     /// Runs all steps, in an order that depends on the seed.
@@ -214,7 +216,7 @@ impl<'a> Machine<'a> {
 
     /// Whether a symbol is the reduction of all inputs.
     pub(super) fn is_complete(&self, symbol: Symbol) -> bool {
-        self.symbols.operands(symbol) == self.ranks.len()
+        self.symbols.operands(symbol) == self.inputs
     }
 
     fn finish(&self) -> Result<(), Flaw> {

@@ -12,9 +12,12 @@ pub(in super::super) struct Symbol(pub(super) u32);
 pub(super) struct RankSet(Vec<u64>);
 
 impl RankSet {
+    /// The set of one rank; an aggregator, whose number is no rank's, is in no set.
     pub(super) fn of(rank: usize, ranks: usize) -> Self {
         let mut words = vec![0; ranks.div_ceil(64)];
-        words[rank / 64] |= 1 << (rank % 64);
+        if rank < ranks {
+            words[rank / 64] |= 1 << (rank % 64);
+        }
         Self(words)
     }
 

@@ -136,8 +136,9 @@ fn no_step_can_be_left_out() {
         for &op in algorithm.collectives() {
             let counts = (1..=25).collect();
             let job = Job { root: 1, chunk: 40, hosts: vec![0, 0, 0, 1, 1], counts, ..Job::new(0, 5, 100) };
+            let job = Job { aggregators: 3, radix: 2, ..job };
             let schedules = build_all(op, *algorithm, &job).unwrap();
-            for rank in 0..job.ranks {
+            for rank in 0..job.processes() {
                 for step in 0..schedules[rank].steps.len() {
                     let mut schedules = schedules.clone();
                     let removed = schedules[rank].steps.remove(step);
@@ -153,7 +154,7 @@ fn no_step_can_be_left_out() {
 fn the_order_of_execution_does_not_matter() {
     for algorithm in <Algorithm as clap::ValueEnum>::value_variants() {
         for &op in algorithm.collectives() {
-            let job = Job { chunk: 30, counts: vec![20; 36], ..Job::new(0, 6, 100) };
+            let job = Job { aggregators: 3, chunk: 30, counts: vec![20; 36], ..Job::new(0, 6, 100) };
             let schedules = build_all(op, *algorithm, &job).unwrap();
             let traces: Vec<_> = (0..8).map(|seed| verify(op, &job, &schedules, seed).unwrap()).collect();
             assert!(traces.iter().all(|trace| *trace == traces[0]), "{op} by {algorithm}");
