@@ -70,7 +70,21 @@ impl PlacementOptions {
     /// # Errors
     /// If the job failed, or the options are invalid.
     pub fn place(&self) -> Result<Option<Place>, Failure> {
-        place(Roles::Ranks, self.by_hand()?, self.ranks, self.root.as_deref())
+        self.place_with(0)
+    }
+
+    /// This process's place as [`Self::place`] finds it; local ranks have aggregators beside them,
+    /// the last processes of the job.
+    ///
+    /// # Errors
+    /// If the job failed, or the options are invalid.
+    pub(crate) fn place_with(&self, aggregators: usize) -> Result<Option<Place>, Failure> {
+        let place = self.find()?;
+        if place.is_none() {
+            let ranks = self.ranks.unwrap_or(RANKS);
+            launcher::launch(ranks + aggregators, Roles::of(ranks, aggregators))?;
+        }
+        Ok(place)
     }
 
     /// This process's place; `None` if it is to start local ranks.
@@ -143,11 +157,11 @@ fn find(
     }
     match (root, roles) {
         (None, _) => Ok(None),
-        (Some(root), Roles::Ranks) => Err(Failure::usage(format!("--root {root} needs --rank and --world"))),
         (Some(root), Roles::ServerAndClient) => {
             let text = format!("--root {root} is for mpirun, Slurm and torchrun; give it to --server");
             Err(Failure::usage(text))
         }
+        (Some(root), _) => Err(Failure::usage(format!("--root {root} needs --rank and --world"))),
     }
 }
 

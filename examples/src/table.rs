@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::collectives::Traffic;
+
 /// The result of one collective, measured out of place or in place.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CollectiveTime {
@@ -17,6 +19,10 @@ pub struct CollectiveTime {
     pub bus_bw: f64,
     /// Number of elements with a wrong value; `None` if the result was not checked.
     pub nwrong: Option<u64>,
+    /// Bytes of the messages of one operation, at the rank that sends or receives most; `None` if
+    /// there are none, or they are not counted.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<Traffic>,
 }
 
 impl CollectiveTime {
@@ -25,7 +31,7 @@ impl CollectiveTime {
     #[must_use]
     pub fn new(seconds: f64, (bytes, factor): (f64, f64), nwrong: Option<u64>) -> Self {
         let alg_bw = if seconds > 0.0 { bytes / seconds / 1e9 } else { 0.0 };
-        Self { time: seconds * 1e6, alg_bw, bus_bw: alg_bw * factor, nwrong }
+        Self { time: seconds * 1e6, alg_bw, bus_bw: alg_bw * factor, nwrong, traffic: None }
     }
 }
 
@@ -105,6 +111,18 @@ pub fn collective_row(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()
     out.flush()
 }
 
+/// Prints the bytes of the messages of a row, if they were counted.
+///
+/// # Errors
+/// If writing to `out` fails.
+pub fn traffic_line(out: &mut dyn Write, row: &CollectiveRow) -> io::Result<()> {
+    let sides = [row.out_of_place, row.in_place];
+    let Some(Traffic { sent, received }) = sides.into_iter().flatten().find_map(|time| time.traffic) else {
+        return Ok(());
+    };
+    writeln!(out, "# Bytes of a rank's messages at size {}: {sent} sent, {received} received", row.size)
+}
+
 /// Prints nccl-tests' closing lines; the average is over all columns of all rows.
 ///
 /// # Errors
@@ -132,7 +150,7 @@ pub fn csv_row(row: &CollectiveRow) -> String {
     for side in [&row.out_of_place, &row.in_place] {
         text += &match side {
             None => ",,,,".to_owned(),
-            Some(CollectiveTime { time, alg_bw, bus_bw, nwrong }) => {
+            Some(CollectiveTime { time, alg_bw, bus_bw, nwrong, .. }) => {
                 let wrong = nwrong.map_or_else(String::new, |n| n.to_string());
                 format!(",{time:.3},{alg_bw:.6},{bus_bw:.6},{wrong}")
             }

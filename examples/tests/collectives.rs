@@ -3,13 +3,10 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use common::*;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// The programs besides `all_reduce`, which `programs.rs` runs.
@@ -204,37 +201,10 @@ fn options_that_mean_nothing_are_refused() {
     }
 }
 
-/// Starts a job that would take very long, and waits until it works.
-fn endless(program: &str, more: &[&str]) -> (Child, Vec<u32>, impl BufRead + use<>) {
-    let args = ["-r", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
-    let mut job = start(program, &[&args, more].concat());
-    let mut out = BufReader::new(job.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("(elements)") {
-        line.clear();
-        assert!(out.read_line(&mut line).unwrap() > 0, "it ended early");
-    }
-    let path = format!("/proc/{}/task/{}/children", job.id(), job.id());
-    let ranks = std::fs::read_to_string(path).unwrap();
-    let ranks: Vec<u32> = ranks.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
-    assert_eq!(ranks.len(), 3);
-    (job, ranks, out)
-}
-
-fn end(mut job: Child) -> Output {
-    let mut err = Vec::new();
-    job.stderr.take().unwrap().read_to_end(&mut err).unwrap();
-    Output { status: job.wait().unwrap(), stdout: Vec::new(), stderr: err }
-}
-
-fn send(signal: Signal, pid: u32) {
-    kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
-}
-
 #[test]
 fn a_killed_rank_is_named() {
     for (victim, program) in ["alltoall", "broadcast", "reduce"].into_iter().enumerate() {
-        let (job, ranks, out) = endless(program, &[]);
+        let (job, ranks, out) = endless(program, &[], 3);
         std::thread::sleep(Duration::from_millis(50));
         send(Signal::SIGKILL, ranks[victim]);
         let killed = Instant::now();
@@ -247,7 +217,7 @@ fn a_killed_rank_is_named() {
 
 #[test]
 fn a_stopped_rank_is_named() {
-    let (job, ranks, out) = endless("all_gather", &["--timeout", "9", "--algo", "ring"]);
+    let (job, ranks, out) = endless("all_gather", &["--timeout", "9", "--algo", "ring"], 3);
     send(Signal::SIGSTOP, ranks[1]);
     has_failed("all_gather", &end(job), "rank 1 has been silent for 3 s");
     drop(out);

@@ -13,17 +13,26 @@ pub(super) type Settings = Map<String, Value>;
 pub enum Roles {
     /// Ranks with numbers.
     Ranks,
+    /// So many ranks, and aggregators after them.
+    RanksAndAggregators(usize),
     /// A server (rank 0) and its client.
     ServerAndClient,
 }
 
 impl Roles {
+    /// The roles of a job of ranks, and of aggregators if there are any.
+    #[must_use]
+    pub fn of(ranks: usize, aggregators: usize) -> Self {
+        if aggregators == 0 { Self::Ranks } else { Self::RanksAndAggregators(ranks) }
+    }
+
     /// The name of a rank in messages.
     #[must_use]
     pub fn name(self, rank: usize) -> String {
         match (self, rank) {
             (Self::ServerAndClient, 0) => "the server".to_owned(),
             (Self::ServerAndClient, 1) => "the client".to_owned(),
+            (Self::RanksAndAggregators(ranks), _) if rank >= ranks => format!("aggregator {}", rank - ranks),
             _ => format!("rank {rank}"),
         }
     }
@@ -36,6 +45,10 @@ impl Roles {
                 let names: Vec<String> = missing.iter().map(usize::to_string).collect();
                 format!("{} of {world} ranks did not come (missing: {})", missing.len(), names.join(", "))
             }
+            Self::RanksAndAggregators(_) => {
+                let names: Vec<String> = missing.iter().map(|&rank| self.name(rank)).collect();
+                format!("{} of {world} processes did not come (missing: {})", missing.len(), names.join(", "))
+            }
         }
     }
 
@@ -43,7 +56,7 @@ impl Roles {
     pub(super) fn remedy(self) -> &'static str {
         match self {
             Self::ServerAndClient => "start one with this host's address as its argument",
-            Self::Ranks => "start them with the same --world and --root",
+            Self::Ranks | Self::RanksAndAggregators(_) => "start them with the same --world and --root",
         }
     }
 }

@@ -25,8 +25,8 @@ impl<'a> Session<'a> {
         let transport = comm.transports().main();
         let (table, hosts) = (AlgorithmTable::default(), hosts(group));
         let chooser = Chooser { is_tuned: false, algorithm: None, table, hosts, transport };
-        let report = Report::new("tune", args, false, 0)?;
-        Ok(Self { args, collective: Collective::Barrier, chooser, comm, group, report, roots: vec![0] })
+        let (ranks, report) = (group.world(), Report::new("tune", args, false, 0)?);
+        Ok(Self { args, collective: Collective::Barrier, ranks, chooser, comm, group, report, roots: vec![0] })
     }
 
     /// Number of hosts, and the way in which ranks reach each other's memory.
@@ -48,7 +48,7 @@ impl<'a> Session<'a> {
         mut step: impl FnMut(&str),
     ) -> Result<Vec<Comparison>, Failure> {
         (self.collective, self.chooser.is_tuned, self.chooser.algorithm) = (op, is_tuned(op, None), None);
-        let (ranks, element) = (self.group.world(), size_of::<f32>());
+        let (ranks, element) = (self.ranks, size_of::<f32>());
         let mut counts: Vec<usize> = sizes.iter().map(|size| shape::count(op, size.0, element, ranks)).collect();
         counts.dedup();
         let tensors = self.allocate::<f32>(counts.last().copied().unwrap_or_default())?;

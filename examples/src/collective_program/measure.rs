@@ -11,7 +11,7 @@ use super::{Chooser, shape};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::cli::Size;
-use crate::collectives::{Collective, Communicator, Element, Job, Pattern, Reduction, Tensor};
+use crate::collectives::{Collective, Communicator, Element, Job, Pattern, Reduction, Tensor, Traffic};
 use crate::table::{CollectiveRow, CollectiveTime};
 
 /// One rank's part of a run.
@@ -19,6 +19,8 @@ use crate::table::{CollectiveRow, CollectiveTime};
 pub(crate) struct Session<'a> {
     pub(super) args: &'a Args,
     pub(super) collective: Collective,
+    /// Number of ranks; the processes of the group after them are aggregators.
+    pub(super) ranks: usize,
     pub(super) chooser: Chooser,
     pub(super) comm: Communicator,
     pub(super) group: &'a mut Group,
@@ -75,7 +77,7 @@ impl Session<'_> {
 
     /// The counts to measure.
     fn counts<T: Element>(&self) -> Result<Vec<usize>, Failure> {
-        let count = |bytes| shape::count(self.collective, bytes, size_of::<T>(), self.group.world());
+        let count = |bytes| shape::count(self.collective, bytes, size_of::<T>(), self.ranks);
         let mut counts: Vec<usize> = self.args.sizes(size_of::<T>())?.into_iter().map(count).collect();
         counts.dedup();
         Ok(counts)
@@ -83,7 +85,7 @@ impl Session<'_> {
 
     /// Allocates tensors that have room for the count at every rank.
     pub(super) fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensors<T>, Failure> {
-        let layouts = (0..self.group.world()).map(|rank| self.job(rank, 0, count, true).layout(self.collective));
+        let layouts = (0..self.ranks).map(|rank| self.job(rank, 0, count, true).layout(self.collective));
         let most = layouts.map(|layout| layout.memory()).max().unwrap_or_default();
         let input = self.comm.allocate(self.group, most)?;
         let output = self.comm.allocate(self.group, most)?;
@@ -91,13 +93,15 @@ impl Session<'_> {
     }
 
     fn job(&self, rank: usize, root: usize, count: usize, in_place: bool) -> Job {
-        let ranks = self.group.world();
+        let ranks = self.ranks;
         let counts = match self.collective {
             Collective::AllToAllV => shape::uneven_counts(count, ranks),
             _ => Vec::new(),
         };
         let mut job = Job::new(rank, ranks, count);
         (job.root, job.in_place, job.counts, job.hosts) = (root, in_place, counts, self.group.hosts());
+        job.hosts.truncate(ranks);
+        (job.aggregators, job.radix) = (self.group.world() - ranks, self.args.radix);
         job
     }
 
@@ -114,9 +118,8 @@ impl Session<'_> {
     }
 
     fn way<T>(&self, count: usize) -> Way {
-        let ranks = self.group.world();
-        let size = shape::size(self.collective, count, size_of::<T>(), ranks);
-        self.chooser.way(self.collective, size, ranks)
+        let size = shape::size(self.collective, count, size_of::<T>(), self.ranks);
+        self.chooser.way(self.collective, size, self.ranks)
     }
 
     /// Runs some operations before any measurement: a device may set up its paths in the background
@@ -141,7 +144,7 @@ impl Session<'_> {
 
     fn measure_row<T: Element>(&mut self, tensors: &Tensors<T>, row: Row) -> Result<(), Failure> {
         let Row { reduction, root, count } = row;
-        let size = shape::size(self.collective, count, size_of::<T>(), self.group.world());
+        let size = shape::size(self.collective, count, size_of::<T>(), self.ranks);
         let what = format!("{} of {}", self.collective.name(), Size(size));
         self.report.step(&what);
         let case = self.case(tensors, row, false)?;
@@ -175,7 +178,7 @@ impl Session<'_> {
         size: usize,
         reduction: Reduction,
     ) -> Result<CollectiveTime, Failure> {
-        let pattern = Pattern::<T>::new(self.group.world(), size, reduction);
+        let pattern = Pattern::<T>::new(self.ranks, size, reduction);
         case.fill(&pattern)?;
         self.group.barrier(what)?;
         let warming = Instant::now();
@@ -187,15 +190,21 @@ impl Session<'_> {
         let slowest = self.group.all_gather(what, &warming)?.into_iter().max();
         let iterations = self.args.iterations(size, slowest.unwrap_or_default());
         let mine = self.time(case, iterations)?;
-        let seconds = self.args.average(&self.group.all_gather(what, &mine)?);
+        let mut all = self.group.all_gather(what, &mine)?;
+        all.truncate(self.ranks);
+        let (times, traffic): (Vec<f64>, Vec<Traffic>) = all.into_iter().unzip();
+        let seconds = self.args.average(&times);
         let nwrong = if self.args.check == 1 { Some(self.check(case, what, &pattern)?) } else { None };
-        let bandwidth = shape::bandwidth(self.collective, size, self.group.world());
-        Ok(CollectiveTime::new(seconds, bandwidth, nwrong))
+        let bandwidth = shape::bandwidth(self.collective, size, self.ranks);
+        let busiest = traffic.into_iter().max_by_key(|traffic| traffic.sent.max(traffic.received));
+        let traffic = busiest.filter(|traffic| *traffic != Traffic::default());
+        Ok(CollectiveTime { traffic, ..CollectiveTime::new(seconds, bandwidth, nwrong) })
     }
 
-    /// The mean time of one operation in seconds.
-    fn time<T: Element>(&mut self, case: &Case<'_, T>, iterations: usize) -> Result<f64, Failure> {
+    /// The mean time of one operation in seconds, and the bytes of its messages.
+    fn time<T: Element>(&mut self, case: &Case<'_, T>, iterations: usize) -> Result<(f64, Traffic), Failure> {
         self.comm.barrier()?;
+        let before = self.comm.traffic();
         let started = Instant::now();
         for _ in 0..iterations {
             for _ in 0..self.args.agg_iters {
@@ -205,7 +214,9 @@ impl Session<'_> {
                 self.comm.barrier()?;
             }
         }
-        Ok(started.elapsed().as_secs_f64() / (iterations * self.args.agg_iters) as f64)
+        let operations = iterations * self.args.agg_iters;
+        let seconds = started.elapsed().as_secs_f64() / operations as f64;
+        Ok((seconds, self.comm.traffic().of_each(before, operations)))
     }
 
     /// Runs one more operation, with known input and with an output that cannot be right by chance;

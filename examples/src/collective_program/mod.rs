@@ -56,9 +56,16 @@ fn job(collective: Collective, args: &Args) -> Result<(), Failure> {
     if !is_launched() {
         check_memory(args.placement.local_ranks(), args.max, args.uneven)?;
     }
-    let Some(place) = args.placement.place()? else { return Ok(()) };
-    let terms = Terms::new(collective.name(), args, Roles::Ranks, args.placement.timeout);
-    placement::run(place, &terms, |group| rank(collective, args, group))
+    let aggregators = args.aggregators();
+    let Some(place) = args.placement.place_with(aggregators)? else { return Ok(()) };
+    let ranks = place.world.saturating_sub(aggregators);
+    if ranks == 0 {
+        let text = format!("--aggregators {aggregators} leaves no rank of {} processes; start more", place.world);
+        return Err(Failure::usage(text));
+    }
+    let roles = Roles::of(ranks, aggregators);
+    let terms = Terms::new(collective.name(), args, roles, args.placement.timeout);
+    placement::run(place, &terms, |group| rank(collective, args, ranks, group))
 }
 
 /// Checks that local ranks have the memory for tensors of a size.
@@ -69,9 +76,9 @@ pub(crate) fn check_memory(ranks: usize, size: Size, is_uneven: bool) -> Result<
     cli::check_memory(needed, &format!("two tensors of {size} for {ranks} ranks"))
 }
 
-/// Runs one rank.
-fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Failure> {
-    let roots = group.agree("the root", args.roots(group.world()))?;
+/// Runs one of the ranks, or one of the aggregators after them.
+fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) -> Result<(), Failure> {
+    let roots = group.agree("the root", args.roots(ranks))?;
     let is_first = group.rank() == 0;
     let is_json_printed = args.is_json_printed();
     let steps = steps(collective, args, roots.len())?;
@@ -79,19 +86,21 @@ fn rank(collective: Collective, args: &Args, group: &mut Group) -> Result<(), Fa
     let report = group.agree("the files of the report", report)?;
     let table = table(args, group)?;
     let is_tuned = is_tuned(collective, args.algorithm());
-    let Connected { comm, device } = connect(args, group, !is_tuned || table.is_some(), is_json_printed)?;
-    report.heading(args, group.world(), comm.notice())?;
+    let connected = connect(args, group, !is_tuned || table.is_some(), is_json_printed)?;
+    let Connected { mut comm, device } = connected;
+    comm.set_contributors(ranks);
+    report.heading(args, ranks, comm.notice())?;
     let transport = comm.transports().main();
     let facts = json!({
-        "program": collective.name(), "algo": args.algo, "ranks": group.world(), "device": device,
-        "notice": comm.notice(), "transport": comm.transports().name(),
+        "program": collective.name(), "algo": args.algo, "ranks": ranks, "aggregators": args.aggregators(),
+        "device": device, "notice": comm.notice(), "transport": comm.transports().name(),
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
     // In shared memory there is one such all-reduce, and it is none of the named algorithms.
     let is_tuned = is_tuned && comm.is_uniform() && (transport != Transport::Shm || args.algorithm().is_none());
     let algorithm = args.algorithm().filter(|_| !is_tuned);
     let chooser = Chooser { is_tuned, algorithm, table: table.unwrap_or_default(), hosts: hosts(group), transport };
-    let mut session = Session { args, collective, chooser, comm, group, report, roots };
+    let mut session = Session { args, collective, ranks, chooser, comm, group, report, roots };
     let mut cycle = 0;
     while args.run_cycles == 0 || cycle < args.run_cycles {
         for dtype in args.dtypes() {

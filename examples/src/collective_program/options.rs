@@ -79,6 +79,14 @@ pub(crate) struct Args {
     /// How to do it; auto: by operation, size, ranks and hosts
     #[arg(long, default_value = "auto")]
     pub(super) algo: String,
+    /// Processes that reduce and multicast for the ranks with --algo in-network, besides the ranks:
+    /// the last of a job that another launcher starts (default: 1)
+    #[arg(long, value_name = "N", value_parser = |text: &str| cli::number_in(text, 1..=256_usize))]
+    aggregators: Option<usize>,
+    /// Most aggregators below an aggregator of the tree; those without any have ranks below
+    #[arg(long, value_name = "N", default_value = "8", hide_short_help = true)]
+    #[arg(value_parser = |text: &str| cli::number_in(text, 1..=256_usize))]
+    pub(super) radix: usize,
     /// Table of algorithms by operation, size, ranks and hosts, for --algo auto, as tune writes it;
     /// that of rank 0 holds for all ranks [env: RDMA_ALGO_TABLE]
     #[arg(long, value_name = "FILE")]
@@ -164,12 +172,15 @@ pub(crate) fn table_file(option: Option<&Path>) -> Option<PathBuf> {
 pub(super) fn command(collective: Collective, about: &'static str) -> Command {
     let algorithms = Algorithm::value_variants().iter().filter(|algo| algo.collectives().contains(&collective));
     let names: Vec<&str> = ["auto"].into_iter().chain(algorithms.map(|algo| algo.name())).collect();
+    let has_aggregators = names.contains(&Algorithm::InNetwork.name());
     let hides = [
         ("op", !collective.reduces()),
         ("root_rank", !collective.has_root()),
         ("uneven", collective != Collective::AllToAll),
         ("one_step", collective != Collective::AllReduce),
         ("lead", collective != Collective::AllReduce),
+        ("aggregators", !has_aggregators),
+        ("radix", !has_aggregators),
     ];
     let command = Args::command().name(collective.name()).about(about);
     let command = command.mut_arg("algo", |arg| arg.value_parser(names));
@@ -195,12 +206,20 @@ impl Args {
         if self.op != "sum" && !collective.reduces() {
             return refuse("--op");
         }
+        if self.aggregators.is_some() && self.algorithm() != Some(Algorithm::InNetwork) {
+            return Err(Failure::usage("--aggregators needs --algo in-network"));
+        }
         Ok(())
     }
 
     /// The algorithm that was asked for; `None` if the program chooses.
     pub(super) fn algorithm(&self) -> Option<Algorithm> {
         Algorithm::from_str(&self.algo, false).ok()
+    }
+
+    /// Number of aggregators.
+    pub(super) fn aggregators(&self) -> usize {
+        if self.algorithm() == Some(Algorithm::InNetwork) { self.aggregators.unwrap_or(1) } else { 0 }
     }
 
     /// Whether the report goes to standard output as JSON, in place of the table.

@@ -140,6 +140,9 @@ impl Report {
             }
             if !self.is_json_printed {
                 let mut out = io::stdout();
+                if let Some(last) = self.rows.last() {
+                    table::traffic_line(&mut out, last)?;
+                }
                 table::collective_foot(&mut out, &self.rows)?;
                 writeln!(out, "# Collective test concluded: {}", self.name)?;
             }

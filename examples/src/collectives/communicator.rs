@@ -9,7 +9,7 @@ use super::blocks::{Blocks, parts};
 use super::choose::{AlgorithmTable, Point, choose};
 use super::direct::Direct;
 use super::element::{Element, Reduction};
-use super::execute::{Execution, Memory};
+use super::execute::{Execution, Memory, Traffic};
 use super::fabric::{Fabric, expose_together};
 use super::link::Links;
 use super::pair::PairLinks;
@@ -82,6 +82,8 @@ const MESH: usize = 16;
 pub struct Communicator {
     rank: usize,
     world: usize,
+    /// Number of ranks that have an input.
+    contributors: usize,
     hosts: Vec<usize>,
     transports: Transports,
     /// The connections to the ranks that share no memory with this one.
@@ -97,6 +99,7 @@ pub struct Communicator {
     blocks: Blocks,
     /// The tensor that barriers reduce.
     token: Option<Tensor<u64>>,
+    traffic: Traffic,
 }
 
 impl Communicator {
@@ -133,6 +136,7 @@ impl Communicator {
         let mut comm = Self {
             rank,
             world,
+            contributors: world,
             hosts,
             transports,
             fabric,
@@ -144,6 +148,7 @@ impl Communicator {
             scratch,
             blocks,
             token: None,
+            traffic: Traffic::default(),
         };
         comm.token = Some(comm.allocate(group, 1)?);
         Ok(comm)
@@ -293,7 +298,9 @@ impl Communicator {
             None => None,
         };
         let mut links = PairLinks { host, streams };
-        Execution::new(&mut links, &mut self.blocks, &memory, reduction).run::<T>(schedule)
+        let execution = Execution::new(&mut links, &mut self.blocks, &memory, reduction);
+        self.traffic += execution.run::<T>(schedule)?;
+        Ok(())
     }
 
     /// Memory for a schedule.
@@ -307,6 +314,17 @@ impl Communicator {
         Ok(self.scratch.slice(..bytes)?.into())
     }
 
+    /// The bytes of this rank's messages in all schedules so far.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Says that only the first ranks have an input; the others are aggregators.
+    pub fn set_contributors(&mut self, ranks: usize) {
+        self.contributors = ranks;
+    }
+
     /// Divides a sum by the number of ranks if `reduction` is the average, which no schedule does.
     ///
     /// # Errors
@@ -315,7 +333,7 @@ impl Communicator {
         if reduction != Reduction::Avg {
             return Ok(());
         }
-        sum.change(|elements| reduction.finish(elements, self.world))
+        sum.change(|elements| reduction.finish(elements, self.contributors))
     }
 
     /// Returns when every rank has called this function.

@@ -1,6 +1,8 @@
 //! Runs schedules: the steps of one rank, on memory and over links.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
+
+use serde::{Deserialize, Serialize};
 
 use super::blocks::{Blocks, parts};
 use super::element::{Element, Reduction};
@@ -30,6 +32,31 @@ impl<S: Slice> Memory<S> {
     }
 }
 
+/// Bytes of a rank's messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Bytes sent.
+    pub sent: u64,
+    /// Bytes received.
+    pub received: u64,
+}
+
+impl Traffic {
+    /// The bytes of one operation, of several that have led from `before` to this traffic.
+    #[must_use]
+    pub fn of_each(self, before: Self, operations: usize) -> Self {
+        let each = |after: u64, before: u64| (after - before) / operations.max(1) as u64;
+        Self { sent: each(self.sent, before.sent), received: each(self.received, before.received) }
+    }
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, more: Self) {
+        self.sent += more.sent;
+        self.received += more.received;
+    }
+}
+
 /// Unfinished messages beyond which the finished ones among them are forgotten.
 const MANY: usize = 64;
 
@@ -42,6 +69,7 @@ pub(super) struct Execution<'a, L: Links> {
     reduction: Reduction,
     /// Messages that may not be taken yet, and the addresses of their memory.
     offered: Vec<(Ticket, Range<u64>)>,
+    traffic: Traffic,
 }
 
 impl<'a, L: Links> Execution<'a, L> {
@@ -51,11 +79,12 @@ impl<'a, L: Links> Execution<'a, L> {
         memory: &'a Memory<L::Slice>,
         reduction: Reduction,
     ) -> Self {
-        Self { links, blocks, memory, reduction, offered: Vec::new() }
+        Self { links, blocks, memory, reduction, offered: Vec::new(), traffic: Traffic::default() }
     }
 
-    /// Runs the steps. Afterwards the output is complete and all memory may be changed.
-    pub(super) fn run<T: Element>(mut self, schedule: &Schedule) -> Result<(), Failure> {
+    /// Runs the steps, and returns the bytes of their messages. Afterwards the output is complete
+    /// and all memory may be changed.
+    pub(super) fn run<T: Element>(mut self, schedule: &Schedule) -> Result<Traffic, Failure> {
         for step in &schedule.steps {
             match step {
                 Step::Send { to, span } => self.send::<T>(*to, span)?,
@@ -63,12 +92,14 @@ impl<'a, L: Links> Execution<'a, L> {
             }
         }
         let offered = std::mem::take(&mut self.offered);
-        offered.into_iter().try_for_each(|(ticket, _)| self.wait_until_taken(ticket))
+        offered.into_iter().try_for_each(|(ticket, _)| self.wait_until_taken(ticket))?;
+        Ok(self.traffic)
     }
 
     fn send<T>(&mut self, to: usize, span: &Span) -> Result<(), Failure> {
         let message = self.memory.of::<T>(span.place, span.elements.clone())?;
         let addresses = message.addresses()?;
+        self.traffic.sent += message.len() as u64;
         let ticket = self.links.post(to, message)?;
         if self.offered.len() >= MANY {
             self.forget_taken()?;
@@ -105,6 +136,7 @@ impl<'a, L: Links> Execution<'a, L> {
             result.reduce::<T>(self.reduction, &operands, self.blocks)?;
             for source in sources {
                 if let Source::Message { from } = source {
+                    self.traffic.received += result.len() as u64;
                     self.links.release(*from)?;
                 }
             }
@@ -248,7 +280,7 @@ mod tests {
             }
         }
 
-        fn run(&mut self, steps: Vec<Step>) -> Result<(), Failure> {
+        fn run(&mut self, steps: Vec<Step>) -> Result<Traffic, Failure> {
             let schedule = Schedule { scratch: 8, steps };
             let mut blocks = Blocks::new();
             Execution::new(&mut self.script, &mut blocks, &self.memory, Reduction::Sum).run::<u32>(&schedule)
@@ -275,7 +307,8 @@ mod tests {
         bed.message(1, 0, &[10, 20, 30, 40, 50, 60]);
         bed.message(2, 1, &[100, 200, 300, 400, 500, 600]);
         let sources = vec![Source::Message { from: 1 }, local(Place::Input, 1..7), Source::Message { from: 2 }];
-        bed.run(vec![Step::Combine { sources, into: span(Place::Output, 2..8) }]).unwrap();
+        let traffic = bed.run(vec![Step::Combine { sources, into: span(Place::Output, 2..8) }]).unwrap();
+        assert_eq!(traffic, Traffic { sent: 0, received: 48 });
         assert_eq!(bed.output(), [8, 9, 111, 222, 333, 444, 555, 666]);
         assert!(bed.script.incoming.iter().all(VecDeque::is_empty));
     }
@@ -286,12 +319,12 @@ mod tests {
         // Input and output in the same memory.
         bed.memory.input = bed.memory.output.clone();
         bed.message(1, 0, &[70, 71]);
-        bed.run(vec![
+        let steps = vec![
             Step::Send { to: 2, span: span(Place::Input, 0..4) },
             Step::Send { to: 1, span: span(Place::Scratch, 0..1) },
             Step::Combine { sources: vec![Source::Message { from: 1 }], into: span(Place::Output, 3..5) },
-        ])
-        .unwrap();
+        ];
+        assert_eq!(bed.run(steps).unwrap(), Traffic { sent: 20, received: 8 });
         assert_eq!(bed.output(), [8, 9, 10, 70, 71, 13, 14, 15]);
         let (to, sent, _) = &bed.script.posted[0];
         assert_eq!((*to, &sent[..]), (2, &[8, 9, 10, 11][..]));

@@ -27,6 +27,7 @@ pub(crate) mod wait;
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use communicator::{Communicator, Tuning};
 pub use element::{Element, Reduction};
+pub use execute::Traffic;
 pub use pattern::Pattern;
 pub use queue::{Pending, Queue};
 pub use schedules::{

@@ -2,8 +2,12 @@
 
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary has this module, and needs a part of it")]
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 #[allow(unused_imports, reason = "not every test needs each")]
 pub use rdma_test_support::program::{connect, finish, has, has_failed, text};
@@ -55,4 +59,33 @@ pub fn free_address(host: u8) -> String {
     // Other connections use ports of 127.0.0.1 at any time; those of 127.0.0.`host` are the test's
     // own.
     TcpListener::bind(format!("127.0.0.{host}:0")).unwrap().local_addr().unwrap().to_string()
+}
+
+/// Starts a job of three ranks that would take very long, and waits until it works. Returns its
+/// processes, of which there are `processes`, and its output.
+pub fn endless(program: &str, more: &[&str], processes: usize) -> (Child, Vec<u32>, impl BufRead + use<>) {
+    let args = ["-r", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
+    let mut job = start(program, &[&args, more].concat());
+    let mut out = BufReader::new(job.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("(elements)") {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0, "it ended early");
+    }
+    let path = format!("/proc/{}/task/{}/children", job.id(), job.id());
+    let ranks = std::fs::read_to_string(path).unwrap();
+    let ranks: Vec<u32> = ranks.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+    assert_eq!(ranks.len(), processes);
+    (job, ranks, out)
+}
+
+/// Waits for the end of a job whose output is read elsewhere.
+pub fn end(mut job: Child) -> Output {
+    let mut err = Vec::new();
+    job.stderr.take().unwrap().read_to_end(&mut err).unwrap();
+    Output { status: job.wait().unwrap(), stdout: Vec::new(), stderr: err }
+}
+
+pub fn send(signal: Signal, pid: u32) {
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
 }
