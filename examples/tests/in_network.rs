@@ -63,16 +63,20 @@ fn a_rank_sends_and_receives_each_byte_once() {
 }
 
 #[test]
-fn an_aggregator_can_be_started_by_hand() {
+fn an_aggregator_can_be_started_by_hand_on_a_host_of_its_own() {
     let address = free_address(92);
     let start = |rank: &str| {
         let args = ["-b", "1K", "-e", "1K", "-n", "2", "--algo", "in-network", "--aggregators", "1", "--json"];
-        start("all_reduce", &[&args[..], &["--rank", rank, "--world", "3", "--root", &address]].concat())
+        let mut command = program("all_reduce");
+        command.args(args).args(["--rank", rank, "--world", "3", "--root", &address]);
+        // Ranks 0 and 1 share a host.
+        command.env("RDMA_HOSTID", if rank == "2" { "switch" } else { "host" }).spawn().unwrap()
     };
     let outputs = ["0", "1", "2"].map(start).map(finish);
     let report = rdma_test_support::program::has_succeeded("rank 0", &outputs[0]);
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["ranks"], &report["aggregators"]), (&2.into(), &1.into()));
+    assert_eq!(report["results"][0]["out_of_place"]["nwrong"], 0);
     assert!(outputs.iter().all(|output| output.status.success()));
 }
 
