@@ -122,6 +122,8 @@ pub(crate) struct Producer<R, const H: usize> {
     waiting: bool,
     /// Bytes from the beginning on that are allocated.
     allocated: u64,
+    /// The room that the largest frame so far needed.
+    largest: u64,
 }
 
 impl<R: Region, const H: usize> Producer<R, H> {
@@ -129,7 +131,17 @@ impl<R: Region, const H: usize> Producer<R, H> {
     pub(crate) fn new(region: R) -> Self {
         debug_assert!(region.capacity().is_power_of_two() && region.capacity() >= MIN_CAPACITY);
         let allocated = region.allocated();
-        Self { region, tail: 0, published: 0, withheld: 0, header: [0; H], head: 0, waiting: false, allocated }
+        Self {
+            region,
+            tail: 0,
+            published: 0,
+            withheld: 0,
+            header: [0; H],
+            head: 0,
+            waiting: false,
+            allocated,
+            largest: 0,
+        }
     }
 
     /// The ring's memory.
@@ -153,6 +165,7 @@ impl<R: Region, const H: usize> Producer<R, H> {
         let mut offset = self.tail & (capacity - 1);
         // The place after the frame must be free as well: its prefix becomes zero.
         let needed = len + ALIGN;
+        self.largest = self.largest.max(needed);
         let rest = capacity - offset;
         let padding = if len > rest || self.goes_back(offset, needed)? { rest } else { 0 };
         if !self.has_room(padding + needed)? {
@@ -187,9 +200,9 @@ impl<R: Region, const H: usize> Producer<R, H> {
         if end <= lap {
             return Ok(false);
         }
-        // Only if enough room is left for the frames after this one: until the consumer has passed
-        // the padding, only the part before `offset` can be used.
-        if self.has_room(capacity - offset + 2 * needed + lap / 2)? {
+        // Only if enough room is left for the frames after this one, of which one may be large:
+        // until the consumer has passed the padding, only the part before `offset` can be used.
+        if self.has_room(capacity - offset + needed + self.largest + lap / 2)? {
             return Ok(true);
         }
         let end = end.min(capacity);

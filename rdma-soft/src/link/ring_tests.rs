@@ -263,6 +263,22 @@ fn frames_that_are_taken_in_soon_stay_at_the_beginning() {
 }
 
 #[test]
+fn a_large_frame_finds_room_behind_a_small_one_that_waits() {
+    let (_, mut out, mut inbound) = ring(1 << 16);
+    for round in 0..100 {
+        for len in [4096, 0] {
+            assert!(out.push(&[round; H], len).unwrap().is_some(), "{len} bytes in round {round}");
+            out.publish();
+            if len > 0 {
+                // Everything before the small frame is consumed, the small frame is not.
+                while inbound.next().unwrap().is_some() {}
+                inbound.release();
+            }
+        }
+    }
+}
+
+#[test]
 fn a_prefix_of_no_kind_is_corrupt() {
     for prefix in [1, 64, KIND_FRAME >> 1, u64::MAX] {
         let (memory, _, mut inbound) = ring(256);
