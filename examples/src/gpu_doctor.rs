@@ -97,18 +97,18 @@ impl Machine {
             match way {
                 Way::Staged(Reason::NotPossible(causes)) => writeln!(out, ": {}", Joined(&causes))?,
                 Way::Staged(reason) => writeln!(out, ": {reason}")?,
-                Way::DmaBuf | Way::PeerMemory => writeln!(out)?,
+                Way::DmaBuf | Way::PeerMemory | Way::Copied => writeln!(out)?,
             }
         }
         Ok(())
     }
 
-    /// The number of GPUs that some NIC accesses directly.
+    /// The number of GPUs that some NIC accesses directly. The software device is none.
     #[must_use]
     pub fn direct(&self) -> usize {
         let is_direct = |gpu: &&Examined| {
             let mut pairs = self.nics.iter().zip(&gpu.distances);
-            pairs.any(|(nic, &distance)| !matches!(self.plan(gpu, nic, distance), Way::Staged(_)))
+            pairs.any(|(nic, &distance)| matches!(self.plan(gpu, nic, distance), Way::DmaBuf | Way::PeerMemory))
         };
         self.gpus.iter().filter(is_direct).count()
     }
@@ -122,13 +122,11 @@ impl Machine {
         Facts { host, gpu, nic, memory: MemoryFacts::default() }
     }
 
-    /// The causes against a direct path, each once. The software device counts if it is the only
-    /// one.
+    /// The causes against a direct path, each once.
     fn advice(&self) -> Vec<Cause> {
         let mut causes = Vec::new();
-        let has_hardware = self.nics.iter().any(|nic| !nic.is_software);
         for gpu in &self.gpus {
-            for nic in self.nics.iter().filter(|nic| !nic.is_software || !has_hardware) {
+            for nic in &self.nics {
                 for cause in self.facts(gpu, nic).causes() {
                     if !causes.contains(&cause) {
                         causes.push(cause);
@@ -243,7 +241,7 @@ GPU 0   NVIDIA H100 (0000:1b:00.0), 80 GiB
         RDMA yes
         mlx5_0     PIX      GPUDirect RDMA (dma-buf)
         mlx5_1     SYS      staged in host memory: GPU and NIC are farther apart than PXB (RDMA_CUDA_LEVEL=SYS allows it)
-        soft0      unknown  staged in host memory: the software device cannot access GPU memory
+        soft0      unknown  direct (software device, copies by the GPU's driver)
 ";
         assert_eq!(printed(&machine), expected);
         assert_eq!(machine.direct(), 1);
@@ -257,10 +255,6 @@ GPU 0   NVIDIA H100 (0000:1b:00.0), 80 GiB
         let text = printed(&machine);
         assert!(text.ends_with("as root\n") && text.contains("install the open kernel modules"), "{text}");
         assert_eq!(text.matches("run `modprobe nvidia-peermem`").count(), 1, "{text}");
-        assert!(!text.contains("use a NIC, or stage"), "{text}");
         assert_eq!(machine.direct(), 0);
-        machine.nics.drain(..2);
-        machine.gpus[0].distances.drain(..2);
-        assert!(printed(&machine).contains("use a NIC, or stage"));
     }
 }

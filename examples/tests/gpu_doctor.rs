@@ -32,13 +32,13 @@ fn every_gpu_of_the_stand_in_is_shown() {
         "GPU 0   Stand-in Hopper (0000:1b:00.0), 8 GiB",
         "RDMA yes, dma-buf yes, VMM with RDMA yes, compute capability 9.0, flush: none",
         "GPU 2   Stand-in GeForce (0000:65:00.0), 8 GiB",
-        "staged in host memory: the software device cannot access GPU memory",
+        "soft0      unknown  direct (software device, copies by the GPU's driver)",
     ] {
         assert!(out.contains(part), "{part:?} is not in\n{out}");
     }
     // A machine with a NIC that imports dma-bufs has a direct path to the stand-in's GPUs.
     if !out.contains(" can import dma-bufs") {
-        has_failed("gpu_doctor", &output, "0 of 4 GPUs have a direct path to a NIC: transfers are staged");
+        has_failed("gpu_doctor", &output, "0 of 4 GPUs have a direct path to a NIC: transfers over a NIC are staged");
     }
 }
 

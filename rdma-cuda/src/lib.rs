@@ -51,6 +51,10 @@
 //! in host memory, if the program's [`Policy`] allows it. [`GpuRegion::path`] says which path is
 //! used and why; each [`Cause`] against the direct path says what to do about it.
 //!
+//! The software device cannot access a GPU's memory: the GPU's driver copies for it, on a stream of
+//! its own, for any memory that the driver can copy. So requests on GPU memory, and peers' access
+//! to it, run on one host without a NIC. Atomics on such memory are refused.
+//!
 //! # Messages through host memory
 //!
 //! Where a NIC cannot access a GPU's memory, a [`GpuEndpoint`] sends messages from the memory of

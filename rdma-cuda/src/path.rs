@@ -97,6 +97,9 @@ impl Preference {
         if let Some(cause) = facts.common_cause() {
             return Way::Staged(Reason::NotPossible(vec![cause]));
         }
+        if facts.nic.is_software {
+            return Way::Copied;
+        }
         match (facts.dma_buf_cause(), facts.peer_memory_cause()) {
             (None, _) => Way::DmaBuf,
             (_, None) => Way::PeerMemory,
@@ -120,6 +123,9 @@ pub enum Way {
     DmaBuf,
     /// The NIC accesses the GPU's memory, which is registered by its address (`nvidia-peermem`).
     PeerMemory,
+    /// The device is the software device, and the GPU's driver copies for it. Requests and peers
+    /// use the memory as on a NIC.
+    Copied,
     /// Bytes are copied to host memory, and sent from there.
     Staged(Reason),
 }
@@ -129,6 +135,7 @@ impl fmt::Display for Way {
         match self {
             Self::DmaBuf => write!(f, "GPUDirect RDMA (dma-buf)"),
             Self::PeerMemory => write!(f, "GPUDirect RDMA (nvidia-peermem)"),
+            Self::Copied => write!(f, "direct (software device, copies by the GPU's driver)"),
             Self::Staged(_) => write!(f, "staged in host memory"),
         }
     }
@@ -180,7 +187,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// Whether the NIC accesses the GPU's memory.
+    /// Whether requests name the GPU's memory, and peers may be given access to it.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         !matches!(self.way, Way::Staged(_))
@@ -193,7 +200,7 @@ impl fmt::Display for Path {
         write!(f, "{way}, GPU {gpu} <-> {nic}, {distance}")?;
         match way {
             Way::Staged(reason) => write!(f, "; can halve the bandwidth: {reason}"),
-            Way::DmaBuf | Way::PeerMemory => write!(f, ", flush: {flush}"),
+            Way::DmaBuf | Way::PeerMemory | Way::Copied => write!(f, ", flush: {flush}"),
         }
     }
 }

@@ -160,8 +160,8 @@ pub use cq::{Backoff, Completion, CompletionChannel, CompletionQueue, CqBuilder,
 pub use device::Device;
 pub use error::{Error, ErrorKind, Failed, Operation, Result};
 pub use mr::{
-    Buffer, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner, Placement,
-    RemoteSlice, RemoteSliceError, RevokeError,
+    Buffer, CopierThread, ExposedRegion, ExposedSlice, Gpu, Host, LentSlice, LentSliceMut, Memory, MemoryOwner,
+    Placement, RemoteSlice, RemoteSliceError, RevokeError,
 };
 pub use pd::ProtectionDomain;
 pub use qp::op;
@@ -171,6 +171,7 @@ pub use qp::{
     PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair,
     Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
 };
+pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys::Variable;
 pub use types::{
     AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError,

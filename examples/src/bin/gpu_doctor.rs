@@ -30,7 +30,9 @@ fn run(_: Args) -> Result<(), Failure> {
     driver.map_err(|error| Failure::new(error.to_string()))?;
     let count = machine.gpus.len();
     match machine.direct() {
-        0 => Err(Failure::new(format!("0 of {count} GPUs have a direct path to a NIC: transfers are staged"))),
+        0 => {
+            Err(Failure::new(format!("0 of {count} GPUs have a direct path to a NIC: transfers over a NIC are staged")))
+        }
         direct => Ok(writeln!(out, "\n{direct} of {count} GPUs have a direct path to a NIC.")?),
     }
 }

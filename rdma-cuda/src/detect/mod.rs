@@ -187,15 +187,28 @@ impl Facts {
             return vec![cause];
         }
         match (self.dma_buf_cause(), self.peer_memory_cause()) {
-            (Some(dma_buf), Some(peer_memory)) => vec![dma_buf, peer_memory],
+            (Some(dma_buf), Some(peer_memory)) if !self.nic.is_software => vec![dma_buf, peer_memory],
             _ => Vec::new(),
         }
     }
 
     /// The cause that excludes both ways to register memory.
     pub(crate) fn common_cause(&self) -> Option<Cause> {
+        if self.nic.is_software {
+            return self.software_cause();
+        }
         let is_refused = self.memory.kind.is_some() && self.memory.rdma == Some(false);
         self.memory_cause().or_else(|| self.gpu_cause()).or(is_refused.then_some(Cause::NotCapable))
+    }
+
+    /// Memory that the GPU's driver cannot copy for the software device. It can copy the memory of
+    /// pools and managed memory, and that of every GPU.
+    fn software_cause(&self) -> Option<Cause> {
+        match self.memory.kind {
+            Some(MemoryKind::Host) => Some(Cause::HostMemory),
+            Some(MemoryKind::Foreign) => Some(Cause::NotCuda),
+            _ => None,
+        }
     }
 
     /// Memory that no NIC can access.
@@ -213,9 +226,6 @@ impl Facts {
     /// A GPU whose memory no NIC can access.
     fn gpu_cause(&self) -> Option<Cause> {
         let GpuFacts { name, rdma, .. } = &self.gpu;
-        if self.nic.is_software {
-            return Some(Cause::SoftwareDevice);
-        }
         (*rdma == Some(false)).then(|| match name.contains("GeForce") {
             true => Cause::GeForce,
             false => Cause::GpuWithoutRdma,
@@ -278,8 +288,8 @@ pub enum Cause {
     NotCuda,
     /// The driver says that no NIC can access this memory.
     NotCapable,
-    /// The device is the software device, which has no way to a GPU.
-    SoftwareDevice,
+    /// The software device did not register the memory to be copied.
+    NotCopied(Error),
     /// The GPU is a GeForce, for which the driver refuses RDMA.
     GeForce,
     /// The driver says that the GPU has no RDMA.
@@ -323,7 +333,7 @@ impl Cause {
             Self::HostMemory => "register it as host memory",
             Self::NotCuda => "check the address; host memory is registered as such",
             Self::NotCapable => "allocate with GpuBuffer, which sets gpuDirectRDMACapable in cuMemCreate's properties",
-            Self::SoftwareDevice => "use a NIC, or stage",
+            Self::NotCopied(_) => "register without RemoteAccess::ATOMIC, which soft0 lacks on a GPU, or use a NIC",
             Self::GeForce | Self::GpuWithoutRdma => "use a data-centre or professional GPU, or stage",
             Self::DriverTooOld => "update NVIDIA's driver to one for CUDA 11.7 or later, or load nvidia-peermem",
             Self::Confidential => "stage: memory of a confidential GPU does not leave it unencrypted",
@@ -348,7 +358,7 @@ impl fmt::Display for Cause {
             Self::HostMemory => write!(f, "the memory is the host's, not a GPU's"),
             Self::NotCuda => write!(f, "the memory is not CUDA's"),
             Self::NotCapable => write!(f, "the driver says that no NIC can access this memory"),
-            Self::SoftwareDevice => write!(f, "the software device cannot access GPU memory"),
+            Self::NotCopied(error) => write!(f, "the software device cannot have the memory copied: {error}"),
             Self::GeForce => write!(f, "the driver refuses RDMA for GeForce GPUs"),
             Self::GpuWithoutRdma => write!(f, "the driver says that this GPU has no RDMA"),
             Self::DriverTooOld => write!(f, "the GPU's driver is too old for dma-bufs"),

@@ -53,6 +53,22 @@ fn one_way_is_enough() {
 }
 
 #[test]
+fn the_software_device_takes_all_memory_that_the_driver_can_copy() {
+    let soft = |change: &dyn Fn(&mut Facts)| {
+        causes(|facts| {
+            (facts.nic.is_software, facts.nic.dma_buf) = (true, Err(refused(ErrorKind::NotSupported)));
+            (facts.host.peer_memory, facts.gpu.rdma, facts.memory.rdma) = (false, Some(false), Some(false));
+            change(facts);
+        })
+    };
+    for kind in [MemoryKind::Device, MemoryKind::Pool, MemoryKind::Managed] {
+        assert_eq!(soft(&|facts| facts.memory.kind = Some(kind)), []);
+    }
+    assert_eq!(soft(&|facts| facts.memory.kind = Some(MemoryKind::Host)), [Cause::HostMemory]);
+    assert_eq!(soft(&|facts| facts.memory.kind = Some(MemoryKind::Foreign)), [Cause::NotCuda]);
+}
+
+#[test]
 fn memory_of_the_wrong_kind_is_the_only_cause() {
     for (kind, cause) in [
         (MemoryKind::Pool, Cause::Pool),
@@ -94,7 +110,6 @@ fn a_gpu_without_rdma_is_named() {
     };
     assert_eq!(with_name("NVIDIA GeForce RTX 4090"), [Cause::GeForce]);
     assert_eq!(with_name("Some other GPU"), [Cause::GpuWithoutRdma]);
-    assert_eq!(causes(|facts| facts.nic.is_software = true), [Cause::SoftwareDevice]);
 }
 
 #[test]

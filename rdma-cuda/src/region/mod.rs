@@ -7,6 +7,8 @@
 //! 2. A region holds the memory's owner until the NIC has let go of it: `rdma` keeps the owner that
 //!    was registered, also if deregistration fails.
 
+mod copier;
+
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
@@ -16,7 +18,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use rdma::{ErrorKind, ExposedRegion, ExposedSlice, Failed, Memory, MemoryOwner, ProtectionDomain, RemoteAccess};
+use rdma::{
+    CopierThread, ErrorKind, ExposedRegion, ExposedSlice, Failed, Memory, MemoryOwner, ProtectionDomain, RemoteAccess,
+};
 use rdma::{RemoteSlice, RevokeError};
 
 use crate::detect::{Cause, Facts, GpuFacts, HostFacts, MemoryFacts, MemoryKind, NicFacts};
@@ -52,12 +56,15 @@ use crate::topology::Topology;
 pub struct GpuRegion {
     /// `None` if the memory is staged.
     region: Option<ExposedRegion<rdma::Gpu>>,
+    /// Kept for the GPU's next region.
+    copier: Option<Arc<CopierThread>>,
     memory: Arc<dyn DeviceMemory>,
     path: Path,
 }
 
 impl GpuRegion {
-    /// Registers memory of a GPU with a NIC, by a dma-buf or else by its address.
+    /// Registers memory of a GPU with a NIC, by a dma-buf or else by its address; with the software
+    /// device, by copies of the GPU's driver.
     ///
     /// [`RDMA_CUDA_PATH` and `RDMA_CUDA_LEVEL`](Preference::with_environment) override the
     /// preference. Under [`Policy::PreferDirect`](crate::Policy::PreferDirect), memory without a
@@ -90,10 +97,10 @@ impl GpuRegion {
         let distance = Topology::of_this_machine().distance(gpu.pci_id(), &nic.name);
         let (pci_id, name, flush) = (gpu.pci_id().to_owned(), nic.name.clone(), gpu.flush_method());
         let facts = Facts { host, gpu: GpuFacts::of(gpu), nic, memory: MemoryFacts::default() };
-        let (region, way) = match preference.reason_to_stage(distance) {
+        let (direct, way) = match preference.reason_to_stage(distance) {
             Some(reason) => (None, Way::Staged(reason)),
             None => match register_directly(registrar, facts, &memory, access) {
-                Ok((region, way)) => (Some(region), way),
+                Ok((direct, way)) => (Some(direct), way),
                 Err(causes) if preference.policy == crate::Policy::RequireDirect => {
                     return Err(RegionError::NoDirectPath { causes });
                 }
@@ -105,10 +112,11 @@ impl GpuRegion {
             Way::Staged(reason) if !access.is_empty() => {
                 return Err(RegionError::StagedForPeers { reason: reason.clone() });
             }
-            Way::Staged(Reason::Asked) | Way::DmaBuf | Way::PeerMemory => tracing::info!("{path}"),
+            Way::Staged(Reason::Asked) | Way::DmaBuf | Way::PeerMemory | Way::Copied => tracing::info!("{path}"),
             Way::Staged(_) => tracing::warn!("{path}"),
         }
-        Ok(Self { region, memory, path })
+        let (region, copier) = direct.map_or((None, None), |Direct { region, copier }| (Some(region), copier));
+        Ok(Self { region, copier, memory, path })
     }
 
     /// The path that requests on this region take, and why.
@@ -159,10 +167,12 @@ impl GpuRegion {
     /// device.
     #[allow(clippy::result_large_err, reason = "the region comes back with the error")]
     pub fn deregister(self) -> Result<Arc<dyn DeviceMemory>, Failed<Self>> {
-        let Self { region, memory, path } = self;
+        let Self { region, copier, memory, path } = self;
         match region.map(ExposedRegion::revoke) {
             None | Some(Ok(_)) => Ok(memory),
-            Some(Err(RevokeError { error, region })) => Err(Failed { error, object: Self { region, memory, path } }),
+            Some(Err(RevokeError { error, region })) => {
+                Err(Failed { error, object: Self { region, copier, memory, path } })
+            }
         }
     }
 
@@ -179,7 +189,7 @@ impl GpuRegion {
         match (&self.region, &self.path.way) {
             (Some(region), _) => Ok(region),
             (None, Way::Staged(reason)) => Err(RegionError::Staged { reason: reason.clone() }),
-            (None, Way::DmaBuf | Way::PeerMemory) => Err(RegionError::NotInRegion),
+            (None, Way::DmaBuf | Way::PeerMemory | Way::Copied) => Err(RegionError::NotInRegion),
         }
     }
 
@@ -279,6 +289,8 @@ trait Registrar {
     fn register_dmabuf(&self, owner: Owner, dma_buf: &DmaBuf, access: RemoteAccess) -> Registered;
 
     fn register_peer_memory(&self, owner: Owner, access: RemoteAccess) -> Registered;
+
+    fn register_copied(&self, owner: Owner, copier: &CopierThread, access: RemoteAccess) -> Registered;
 }
 
 type Registered = Result<ExposedRegion<rdma::Gpu>, Failed<Memory<rdma::Gpu>>>;
@@ -297,6 +309,25 @@ impl Registrar for ProtectionDomain {
     fn register_peer_memory(&self, owner: Owner, access: RemoteAccess) -> Registered {
         self.register_peer_memory(owner, access)
     }
+
+    fn register_copied(&self, owner: Owner, copier: &CopierThread, access: RemoteAccess) -> Registered {
+        // SAFETY: register_copied wants a copier that can access the owner's memory until the owner
+        // is dropped: its only caller passes that of the memory's GPU, and the memory lives so long
+        // (2).
+        unsafe { self.register_copied(owner, copier, access) }
+    }
+}
+
+/// Memory that a NIC accesses, and the thread that copies it for the software device.
+struct Direct {
+    region: ExposedRegion<rdma::Gpu>,
+    copier: Option<Arc<CopierThread>>,
+}
+
+impl From<ExposedRegion<rdma::Gpu>> for Direct {
+    fn from(region: ExposedRegion<rdma::Gpu>) -> Self {
+        Self { region, copier: None }
+    }
 }
 
 /// Registers memory in the first way that works, or says why none does.
@@ -305,20 +336,26 @@ fn register_directly(
     mut facts: Facts,
     memory: &Arc<dyn DeviceMemory>,
     access: RemoteAccess,
-) -> Result<(ExposedRegion<rdma::Gpu>, Way), Vec<Cause>> {
+) -> Result<(Direct, Way), Vec<Cause>> {
     (facts.memory.kind, facts.memory.rdma) = classify(&**memory);
     if let Some(cause) = facts.common_cause() {
         return Err(vec![cause]);
     }
+    if facts.nic.is_software {
+        return match by_copies(registrar, memory, access) {
+            Ok(direct) => Ok((direct, Way::Copied)),
+            Err(error) => Err(vec![Cause::NotCopied(error)]),
+        };
+    }
     if facts.dma_buf_cause().is_none() {
         match by_dma_buf(registrar, &mut facts.memory, memory, access) {
-            Some(region) => return Ok((region, Way::DmaBuf)),
+            Some(region) => return Ok((region.into(), Way::DmaBuf)),
             None => tracing::debug!("no registration by a dma-buf: {:?}", facts.memory),
         }
     }
     if facts.peer_memory_cause().is_none() {
         match registrar.register_peer_memory(Owner(Arc::clone(memory)), access) {
-            Ok(region) => return Ok((region, Way::PeerMemory)),
+            Ok(region) => return Ok((region.into(), Way::PeerMemory)),
             Err(failed) => facts.memory.peer_memory = Some(failed.error),
         }
     }
@@ -356,6 +393,18 @@ fn by_dma_buf(
             None
         }
     }
+}
+
+/// Registers memory that the GPU's driver copies for the software device.
+fn by_copies(
+    registrar: &impl Registrar,
+    memory: &Arc<dyn DeviceMemory>,
+    access: RemoteAccess,
+) -> Result<Direct, Error> {
+    let copier = copier::of(memory.gpu())?;
+    let registered = registrar.register_copied(Owner(Arc::clone(memory)), &copier, access);
+    let region = registered.map_err(|failed| failed.error)?;
+    Ok(Direct { region, copier: Some(copier) })
 }
 
 /// The size of a dma-buf in bytes.

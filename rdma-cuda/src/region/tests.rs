@@ -74,6 +74,10 @@ impl Registrar for Nic {
         let error = self.refusal.unwrap_or(rdma::Error::from_errno(Operation::RegisterMr, libc::EFAULT));
         self.refuse(owner, error)
     }
+
+    fn register_copied(&self, _: Owner, _: &CopierThread, _: RemoteAccess) -> Registered {
+        unreachable!("this NIC is hardware");
+    }
 }
 
 /// Memory of no bytes, which every registration refuses.
@@ -314,13 +318,94 @@ fn peer_memory_is_the_second_way() {
     assert!(matches!(causes[1], Cause::Refused(error) if error.errno() == Some(libc::EFAULT)), "{causes:?}");
 }
 
+/// Writes a pattern through soft0 to memory of one GPU, and reads it to the memory of another.
+fn transfer(memories: [Arc<dyn DeviceMemory>; 2]) {
+    let opened = soft();
+    let pd = opened.context.alloc_pd().unwrap();
+    let access = RemoteAccess::READ | RemoteAccess::WRITE;
+    let regions = memories.map(|memory| GpuRegion::register(&pd, memory, access, Preference::default()).unwrap());
+    let slices = regions.each_ref().map(|region| GpuSlice::<u8>::new(Arc::clone(region.memory())));
+    let (mut qp, mut peer, mut poller) = connected(&opened, &pd);
+    let stream = Stream::new(slices[0].gpu()).unwrap();
+
+    let pattern: Vec<u8> = (0..=250).cycle().take(slices[0].len()).collect();
+    let mut message = pd.allocate(pattern.len()).unwrap();
+    message.copy_from_slice(&pattern);
+    qp.post_send(op::Write::new(message, regions[0].remote(&slices[0]).unwrap())).unwrap();
+    poller.wait(None).unwrap().unwrap().status().unwrap();
+
+    let sink = regions[1].sink(&slices[1]).unwrap();
+    qp.post_send(op::Read::new(sink, regions[0].remote(&slices[0]).unwrap())).unwrap();
+    let mut completion = poller.wait(None).unwrap().unwrap();
+    completion.status().unwrap();
+    assert_eq!(completion.take_gpu_slice().unwrap().len(), pattern.len());
+    let mut read = vec![0; pattern.len()];
+    Stream::new(slices[1].gpu()).unwrap().download(&slices[1], &mut read).unwrap();
+    assert!(read == pattern);
+
+    // A send from one to the other.
+    stream.fill(&slices[0], 9).unwrap();
+    let ready = stream.ready(slices[0].clone()).unwrap();
+    peer.post_recv(regions[1].sink(&slices[1]).unwrap(), 0).unwrap();
+    qp.post_send(op::Send::new(regions[0].source(&ready).unwrap())).unwrap();
+    poller.wait(None).unwrap().unwrap().status().unwrap();
+    Stream::new(slices[1].gpu()).unwrap().download(&slices[1], &mut read).unwrap();
+    assert!(read == vec![9; pattern.len()]);
+}
+
 #[test]
-fn soft0_itself_has_no_way_to_a_gpu() {
+fn soft0_has_every_gpus_memory_copied() {
+    // The second is a GeForce, which no NIC can access.
+    transfer([buffer(0, 300_000).memory(), buffer(2, 300_000).memory()]);
+}
+
+#[test]
+fn soft0_says_how_it_accesses_a_gpu() {
     let pd = soft().context.alloc_pd().unwrap();
-    let memory = buffer(0, 64).memory();
-    let error = GpuRegion::register(&pd, memory.clone(), RemoteAccess::READ, Preference::default()).unwrap_err();
-    assert!(error.to_string().contains("the software device cannot access GPU memory"), "{error}");
-    let region = GpuRegion::register(&pd, memory, RemoteAccess::empty(), Preference::default()).unwrap();
-    let text = region.path().to_string();
-    assert!(text.starts_with("staged in host memory, GPU 0000:1b:00.0 <-> soft0, unknown; can halve"), "{text}");
+    let required = Preference { policy: Policy::RequireDirect, ..Preference::default() };
+    let region = GpuRegion::register(&pd, buffer(0, 64).memory(), RemoteAccess::WRITE, required).unwrap();
+    assert!(region.path().is_direct());
+    let expected =
+        "direct (software device, copies by the GPU's driver), GPU 0000:1b:00.0 <-> soft0, unknown, flush: none";
+    assert_eq!(region.path().to_string(), expected);
+
+    let error = GpuRegion::register(&pd, buffer(0, 64).memory(), RemoteAccess::ATOMIC, required).unwrap_err();
+    assert!(error.to_string().contains("register without RemoteAccess::ATOMIC"), "{error}");
+}
+
+#[test]
+fn a_stream_that_is_held_back_does_not_hold_up_soft0() {
+    let (opened, gpu) = (soft(), gpu(0));
+    let pd = opened.context.alloc_pd().unwrap();
+    let (source, target) = (buffer(0, 4096), buffer(0, 4096));
+    let regions = [&source, &target]
+        .map(|buffer| GpuRegion::register(&pd, buffer.memory(), RemoteAccess::WRITE, Preference::default()).unwrap());
+    // A kernel that spins until it is told to end.
+    let stream = Stream::new(&gpu).unwrap();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    stream.call_on_host(move || ended.recv().unwrap_or_default()).unwrap();
+    let (mut qp, _peer, mut poller) = connected(&opened, &pd);
+    let from = regions[0].source(&Ready::assume(source.slice())).unwrap();
+    qp.post_send(op::Write::new(from, regions[1].remote(&target.slice()).unwrap())).unwrap();
+    poller.wait(None).unwrap().unwrap().status().unwrap();
+    assert!(!stream.is_done().unwrap());
+    drop(end);
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_region_of_soft0_ends_after_its_copies_and_returns_the_memory() {
+    let (opened, buffer) = (soft(), buffer(1, 1 << 20));
+    let pd = opened.context.alloc_pd().unwrap();
+    let (mut qp, peer, _poller) = connected(&opened, &pd);
+    for _ in 0..10 {
+        let region = GpuRegion::register(&pd, buffer.memory(), RemoteAccess::WRITE, Preference::default()).unwrap();
+        let remote = region.remote(&buffer.slice()).unwrap();
+        if qp.post_send(op::Write::new(pd.allocate(1 << 20).unwrap(), remote)).is_err() {
+            break;
+        }
+        let memory = region.deregister().unwrap();
+        assert!(Arc::ptr_eq(&memory, &buffer.memory()));
+    }
+    drop((qp, peer));
 }

@@ -1,9 +1,10 @@
 //! Regions of GPU memory, and of the memory of other devices.
 //!
 //! The kernel has two ways to such memory: a dma-buf, which the driver of the memory's device
-//! exports, and peer memory, where the driver answers for its addresses (`nvidia-peermem`). Devices
-//! that are software need a mapping that the processor can access. All make an [`ExposedRegion`]
-//! whose contents have no accessors, whether peers have rights or not.
+//! exports, and peer memory, where the driver answers for its addresses (`nvidia-peermem`). The
+//! software device has the memory copied; the kernel's software devices need a mapping that the
+//! processor can access. All make an [`ExposedRegion`] whose contents have no accessors, whether
+//! peers have rights or not.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -12,7 +13,7 @@ use rdma_sys::ibv_access_flags;
 
 use super::exposed::ExposedRegion;
 use super::memory::{Gpu, Memory, MemoryOwner, RawMemory};
-use super::{Kind, Region, Route};
+use super::{CopierThread, Kind, Region, Route};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
 use crate::types::RemoteAccess;
@@ -74,7 +75,7 @@ impl ProtectionDomain {
     }
 
     /// Registers memory of a GPU by a mapping of it that the processor can access, for devices that
-    /// cannot do without: soft0, rxe and siw. Peers and requests use the owner's address.
+    /// cannot do without: rxe and siw. Peers and requests use the owner's address.
     ///
     /// # Errors
     ///
@@ -97,6 +98,31 @@ impl ProtectionDomain {
             return Err(failed(Error::new(Operation::RegisterMr, ErrorKind::InvalidInput), memory));
         }
         self.register_gpu(memory, access, Route::Mapping(mapping))
+    }
+
+    /// Registers memory of a GPU with the software device, which has a thread copy it in place of
+    /// accessing it. Peers and requests use the owner's address.
+    ///
+    /// Sends, receives, writes and reads work as on a NIC. Datagrams from and to such memory fail.
+    ///
+    /// The owner lives as long as the region, its slices, requests on them, and copies.
+    ///
+    /// # Errors
+    ///
+    /// With the memory: `InvalidInput` if the memory has no bytes; `NotSupported` for
+    /// `RemoteAccess::ATOMIC`, and if the device is hardware.
+    ///
+    /// # Safety
+    ///
+    /// The thread's copier can access the owner's memory at its address, until the owner is
+    /// dropped.
+    pub unsafe fn register_copied<O: MemoryOwner<Placement = Gpu>>(
+        &self,
+        owner: O,
+        copier: &CopierThread,
+        access: RemoteAccess,
+    ) -> Result<ExposedRegion<Gpu>, Failed<Memory<Gpu>>> {
+        self.register_gpu(RawMemory::new(owner), access, Route::Copies(copier))
     }
 
     /// Asks whether the device, its driver and the kernel can register dma-bufs.

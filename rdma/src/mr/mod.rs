@@ -25,6 +25,7 @@
 //!   dereferences GPU memory.
 
 mod buffer;
+mod copier;
 mod exposed;
 mod gpu;
 mod local;
@@ -40,6 +41,7 @@ use rdma_sys::{ibv_access_flags, ibv_mr};
 
 pub use buffer::Buffer;
 pub(crate) use buffer::resolve;
+pub use copier::CopierThread;
 pub use exposed::{ExposedRegion, ExposedSlice, RevokeError};
 pub(crate) use local::Lent;
 pub use local::{LentSlice, LentSliceMut};
@@ -84,13 +86,15 @@ impl Kind {
 
 /// How a device gets at a region's memory.
 #[derive(Clone, Copy, Debug)]
-enum Route<'fd> {
+enum Route<'a> {
     /// By the memory's address.
     Address,
     /// By another address, at which the processor can access it.
     Mapping(NonNull<u8>),
+    /// By copies, which the thread executes.
+    Copies(&'a CopierThread),
     /// By a dma-buf that holds it from `offset` on.
-    DmaBuf { fd: BorrowedFd<'fd>, offset: u64 },
+    DmaBuf { fd: BorrowedFd<'a>, offset: u64 },
 }
 
 /// A registered region.
@@ -113,7 +117,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers memory, by its address or by its dma-buf. On failure returns the memory, which
+    /// Registers memory, by the given route. On failure returns the memory, which
     /// must be of `kind`, and in the dma-buf.
     fn new(
         pd: &Arc<Handle<PdInner>>,
@@ -124,7 +128,7 @@ impl Region {
     ) -> Result<Arc<Handle<Self>>, (Error, RawMemory)> {
         let operation = match route {
             Route::DmaBuf { .. } => Operation::RegisterDmaBuf,
-            Route::Address | Route::Mapping(_) => Operation::RegisterMr,
+            Route::Address | Route::Mapping(_) | Route::Copies(_) => Operation::RegisterMr,
         };
         if let Err(error) = pd.context.check(operation) {
             return Err((error, memory));
@@ -138,6 +142,7 @@ impl Region {
         let register = |flags| match route {
             Route::Address => register_address(pd, &memory, flags),
             Route::Mapping(mapping) => register_mapping(pd, &memory, mapping, flags),
+            Route::Copies(copier) => copier::register(pd, &memory, copier, flags),
             Route::DmaBuf { fd, offset } => register_dma_buf(pd, &memory, fd, offset, flags),
         };
         // libibverbs removes optional flags that the device does not know, but not for all verbs.

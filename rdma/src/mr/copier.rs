@@ -1,0 +1,79 @@
+//! Threads that copy GPU memory for the software device.
+
+use std::fmt;
+
+use rdma_mem::Copier;
+use rdma_sys::ibv_mr;
+
+use super::memory::RawMemory;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::handle::{Handle, Raw};
+use crate::pd::PdInner;
+
+/// A thread that copies the memory of a GPU for the software device, which cannot access it.
+///
+/// The thread ends when this value is dropped and its regions have ended.
+pub struct CopierThread {
+    #[cfg(feature = "soft")]
+    thread: rdma_soft::CopierThread,
+}
+
+impl CopierThread {
+    /// Starts a thread for a copier.
+    ///
+    /// # Errors
+    ///
+    /// `NotSupported` if this build has no software device; errors of the system.
+    #[cfg(feature = "soft")]
+    pub fn start(copier: impl Copier) -> Result<Self> {
+        let started = rdma_soft::CopierThread::start(copier);
+        let error = |error: std::io::Error| match error.raw_os_error() {
+            Some(errno) => Error::from_errno(Operation::RegisterMr, errno),
+            None => Error::new(Operation::RegisterMr, ErrorKind::Unknown),
+        };
+        started.map(|thread| Self { thread }).map_err(error)
+    }
+
+    /// Starts a thread for a copier.
+    ///
+    /// # Errors
+    ///
+    /// `NotSupported`: this build has no software device.
+    #[cfg(not(feature = "soft"))]
+    pub fn start(_copier: impl Copier) -> Result<Self> {
+        Err(Error::new(Operation::RegisterMr, ErrorKind::NotSupported))
+    }
+}
+
+impl fmt::Debug for CopierThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopierThread").finish_non_exhaustive()
+    }
+}
+
+/// Registers memory of a GPU with the software device.
+pub(super) fn register(
+    pd: &Handle<PdInner>,
+    memory: &RawMemory,
+    copier: &CopierThread,
+    flags: u32,
+) -> Result<Raw<ibv_mr>> {
+    if !pd.context.device.is_software() {
+        return Err(Error::new(Operation::RegisterMr, ErrorKind::NotSupported));
+    }
+    Raw::created(Operation::RegisterMr, call(pd, memory, copier, flags))
+}
+
+#[cfg(feature = "soft")]
+fn call(pd: &Handle<PdInner>, memory: &RawMemory, copier: &CopierThread, flags: u32) -> *mut ibv_mr {
+    let address = memory.address().as_ptr().addr() as u64;
+    // SAFETY: register_foreign wants a live domain of the software device, which `pd` is: its
+    // device was just checked. It wants memory that the copier may access until after
+    // deregistration: the contract of `register_copied`, and M1 and M2 for the time.
+    unsafe { rdma_soft::register_foreign(pd.raw.as_ptr(), &copier.thread, address, memory.len(), flags) }
+}
+
+#[cfg(not(feature = "soft"))]
+fn call(_: &Handle<PdInner>, _: &RawMemory, _: &CopierThread, _: u32) -> *mut ibv_mr {
+    std::ptr::null_mut()
+}
