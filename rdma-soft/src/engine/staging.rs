@@ -22,6 +22,9 @@ const RESUME_AT: usize = 256 << 10;
 /// Most bytes of waiting requests. A peer that pauses when asked stays far below.
 const MAX_WAITING: usize = 64 << 20;
 
+/// A number that no link has.
+const NO_LINK: LinkId = LinkId(u32::MAX);
+
 /// The staging bytes of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
@@ -164,6 +167,16 @@ impl Inbox {
     pub(super) fn take_waiting(&mut self) -> VecDeque<Waiting> {
         self.bytes = 0;
         core::mem::take(&mut self.waiting)
+    }
+
+    /// Forgets the frames of a link that is gone. The number of the link may be used again.
+    pub(super) fn forget_link(&mut self, link: LinkId) {
+        self.waiting.retain(|waiting| waiting.link != link);
+        self.bytes = self.waiting.iter().map(|waiting| waiting.payload.len()).sum();
+        self.has_paused = false;
+        if let Some(storing) = self.storing.as_mut().filter(|storing| storing.link == link) {
+            storing.link = NO_LINK;
+        }
     }
 
     /// Whether the waiting frames have no room for another payload.

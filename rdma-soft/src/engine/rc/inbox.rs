@@ -35,7 +35,8 @@ enum Step {
 }
 
 impl Rc {
-    /// Keeps a frame until those before it are done; false if none are.
+    /// Keeps a frame of the connection until those before it are done; false if there are none, or
+    /// the frame is none of the connection.
     #[cold]
     pub(super) fn queue(
         &mut self,
@@ -45,7 +46,9 @@ impl Rc {
         payload: Source<'_>,
         tables: &mut Tables,
     ) -> bool {
-        if !qp.is_storing() || frame.kind.is_flow() || !qp.hears() {
+        let is_ours = frame.from == qp.attr.dest_qpn
+            && (frame.kind.is_request() || tables.peers.link_of(qp.peer()) == Some(link));
+        if !qp.is_storing() || !is_ours || frame.kind.is_flow() || !qp.hears() {
             return false;
         }
         let fetched = if frame.kind.is_request() { 0 } else { qp.bytes_to_fetch() };

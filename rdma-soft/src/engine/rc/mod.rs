@@ -252,6 +252,9 @@ impl Rc {
             // The peer's `Resume` may be lost with the link.
             self.pause(qp, false, tables);
         }
+        if let Some(staging) = &mut qp.staging {
+            staging.inbox.forget_link(link);
+        }
         self.resp.handle_link_down(link);
         if is_last {
             self.req.handle_peer_death(qp, tables);

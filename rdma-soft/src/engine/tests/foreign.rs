@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rdma_mem::CopyFailed;
 use rdma_sys::ibv_sge;
 
+use super::super::frame::{Frame, Kind};
 use super::world::*;
 use crate::engine::*;
 
@@ -235,6 +236,22 @@ fn a_reader_pauses_the_answers() {
     rig.world.settle();
     assert_eq!(rig.statuses(0), [(0, OK), (1, OK), (2, OK), (3, OK)]);
     assert!(rig.vrams[0].read(0, LEN) == rig.vrams[1].read(0, LEN));
+}
+
+#[test]
+fn a_stranger_cannot_fill_the_inbox() {
+    let mut rig = Rig::new([0, 1]);
+    let stranger = rig.world.connect([0, 1])[0];
+    rig.post(WRITE, 1, 100);
+    rig.hold_copies_of(1);
+    let mut frame = Frame::new(Kind::Write, rig.ends[1].qpn, stranger.qpn, 0, 0);
+    frame.total = 1000;
+    let engine = &mut rig.world.nodes[1].engine;
+    engine.handle_frame(LINK, &frame.encode(), Source::of(&[0; 1000]));
+    assert_eq!(engine.waiting_bytes(rig.ends[1].qp), 0);
+    rig.world.holds_copies = false;
+    rig.world.settle();
+    assert_eq!(rig.statuses(0), [(1, OK)]);
 }
 
 #[test]

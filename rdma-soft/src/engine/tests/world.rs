@@ -124,7 +124,7 @@ impl Outbound for Wire {
 }
 
 const LOOPBACK: LinkId = LinkId(0);
-const LINK: LinkId = LinkId(1);
+pub(super) const LINK: LinkId = LinkId(1);
 
 /// An engine with one object of each kind.
 pub(super) struct Node {
