@@ -37,6 +37,55 @@ fn used_objects_are_busy() {
 }
 
 #[test]
+fn a_region_can_be_registered_again() {
+    const TRANSLATION: c_int = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_TRANSLATION.0 as c_int;
+    const ACCESS: c_int = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_ACCESS.0 as c_int;
+    let (peer, side) = pair(Config::default());
+    let change = |flags, offset: u64, len, access| {
+        let addr = ptr::without_provenance_mut(usize::try_from(side.addr(0) + offset).unwrap());
+        // SAFETY: a live region; its memory lives as long, and holds the part.
+        unsafe { (verbs().ibv_rereg_mr)(side.mr, flags, ptr::null_mut(), addr, len, access) }
+    };
+    let write_to = |offset: usize, rkey| {
+        let request = Request::new(ibv_wr_opcode::IBV_WR_RDMA_WRITE, 7, &[peer.sge(0, 8)]);
+        assert_eq!(peer.post(&request.remote(side.addr(offset), rkey)), 0);
+        peer.wait().status
+    };
+    // SAFETY: a live region that nobody changes meanwhile.
+    let region = || unsafe { side.mr.read() };
+
+    let old = region();
+    assert_eq!(change(TRANSLATION, 4096, 4096, 0), 0);
+    let part = region();
+    assert_eq!((part.addr.addr() as u64, part.length, part.pd), (side.addr(4096), 4096, side.pd));
+    assert_ne!(part.rkey, old.rkey);
+    assert_eq!(write_to(4096 + 64, part.rkey), ibv_wc_status::IBV_WC_SUCCESS);
+
+    // What is not allowed changes nothing.
+    let input = ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT.0;
+    assert_eq!([change(8, 0, 1, 0), change(TRANSLATION, 0, 0, 0), change(TRANSLATION, 0, 1, 1)], [input; 3]);
+    assert_eq!(change(ACCESS, 0, 0, 2), ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_CMD.0);
+    assert_eq!(region().rkey, part.rkey);
+
+    assert_eq!(change(ACCESS, 0, 0, 1), 0);
+    assert_eq!(region().length, 4096);
+    assert_eq!(write_to(4096 + 64, region().rkey), ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+}
+
+#[test]
+fn the_command_descriptor_takes_no_commands() {
+    let context = open();
+    // SAFETY: an open context that nobody changes meanwhile.
+    let descriptor = unsafe { (*context).cmd_fd };
+    // SAFETY: the call reads one byte of a constant.
+    assert_eq!(unsafe { libc::write(descriptor, c"x".as_ptr().cast(), 1) }, -1);
+    // SAFETY: the flags of a descriptor are numbers.
+    assert_eq!(unsafe { libc::fcntl(descriptor, libc::F_GETFD) }, libc::FD_CLOEXEC);
+    // SAFETY: an open context, which is not used any more.
+    assert_eq!(unsafe { (verbs().ibv_close_device)(context) }, 0);
+}
+
+#[test]
 fn null_is_refused_everywhere() {
     let v = verbs();
     // SAFETY: null is refused.
@@ -163,7 +212,7 @@ fn memory_that_cannot_be_registered() {
     let mr = unsafe { (verbs().ibv_reg_mr)(side.pd, text.cast(), 9, 4) };
     assert!(!mr.is_null());
     // SAFETY: a live domain and region.
-    let rereg = unsafe { (verbs().ibv_rereg_mr)(mr, 4, side.pd, ptr::null_mut(), 0, 0) };
+    let rereg = unsafe { (verbs().ibv_rereg_mr)(mr, 4, side.pd, ptr::null_mut(), 0, 1) };
     assert_ne!(rereg, 0);
     // SAFETY: alive, and not used any more.
     assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);

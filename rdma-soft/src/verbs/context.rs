@@ -1,7 +1,9 @@
 //! `ibv_context`: an opened device, and the objects that live in it.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,6 +38,10 @@ pub(crate) struct ContextState {
     device: &'static DeviceState,
     pub(super) tables: &'static Tables,
     gids: Vec<GidEntry>,
+    /// The descriptor `cmd_fd`. No kernel device takes commands, but programs duplicate the
+    /// descriptor or pass it to other processes. It is not writable, so that no command seems to
+    /// succeed.
+    _commands: Option<File>,
     events: Arc<AsyncEvents>,
     children: Mutex<HashMap<usize, Orphan>>,
 }
@@ -162,12 +168,13 @@ pub(super) fn open(
     let device: &'static DeviceState = device::get(ibv_device)?;
     Node::get()?.set_sink(super::events::deliver);
     let events = Arc::new(AsyncEvents::new()?);
+    // A sandbox may lack the file; the device works without the descriptor.
+    let commands = File::open("/dev/null").ok();
     let mut public = verbs_context { sz: size_of::<verbs_context>(), ..(tables.extended)() };
     public.context = ibv_context {
         device: ibv_device,
         ops: (tables.classic)(),
-        // No kernel device, so no command file.
-        cmd_fd: -1,
+        cmd_fd: commands.as_ref().map_or(-1, AsRawFd::as_raw_fd),
         async_fd: events.raw_fd(),
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
@@ -175,7 +182,8 @@ pub(super) fn open(
         abi_compat: ptr::without_provenance_mut(usize::MAX),
     };
     let gids = gid::table(device);
-    let state = Arc::new(ContextState { device, tables, gids, events, children: Mutex::default() });
+    let state =
+        Arc::new(ContextState { device, tables, gids, events, _commands: commands, children: Mutex::default() });
     let object = Object::create(public, Arc::clone(&state));
     Ok((object.wrapping_byte_add(offset_of!(verbs_context, context)).cast(), state))
 }

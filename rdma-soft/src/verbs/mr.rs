@@ -2,23 +2,40 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
+use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd, ibv_rereg_mr_err_code, ibv_rereg_mr_flags};
 
 use super::call::{Answer, Argument, Handle, Made, Memory};
 use super::context::{Child, ContextState};
-use super::object::{Object, Public, get_field};
-use super::{Errno, pages};
+use super::object::{Object, Public, get_field, set_field};
+use super::{Errno, errno, pages};
 use crate::copier::CopierThread;
-use crate::engine::{ForeignRegistration, MrKeys, Registration};
+use crate::engine::{ForeignRegistration, MrKeys, PdId, Registration};
 use crate::node::Node;
 
 /// Private part of a memory region.
 #[derive(Debug)]
 pub(crate) struct MrState {
-    lkey: u32,
+    registered: Mutex<Registered>,
     context: Arc<ContextState>,
+}
+
+impl MrState {
+    fn lock(&self) -> MutexGuard<'_, Registered> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The parameters of a region that are not public; `ibv_rereg_mr` changes them.
+#[derive(Clone, Copy, Debug)]
+struct Registered {
+    lkey: u32,
+    pd: PdId,
+    iova: u64,
+    /// The flags that C has asked for; `None` for memory of a copier, which cannot be registered
+    /// again.
+    access: Option<u32>,
 }
 
 impl Public for ibv_mr {
@@ -34,9 +51,14 @@ impl Child for ibv_mr {
     }
 
     fn end(object: &Object<Self>, node: &Node) -> Result<(), Errno> {
-        let ended = node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.deregister(object.lkey));
-        ended.map_err(Errno::after_waiting)
+        let lkey = object.lock().lkey;
+        deregister(node, lkey)
     }
+}
+
+fn deregister(node: &Node, lkey: u32) -> Result<(), Errno> {
+    let ended = node.with_copies_ended(|errno| *errno == Errno::AGAIN, |engine| engine.deregister(lkey));
+    ended.map_err(Errno::after_waiting)
 }
 
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
@@ -66,11 +88,19 @@ fn check_access(access: u32) -> Result<u32, Errno> {
     Ok(access & RIGHTS)
 }
 
-fn register(ibv_pd: &Handle<ibv_pd>, Memory(addr): Memory, len: usize, iova: u64, access: u32) -> Made<ibv_mr> {
-    let pd = ibv_pd.get()?;
+/// Memory that C registers.
+#[derive(Clone, Copy)]
+struct Range {
+    memory: Memory,
+    len: usize,
+    iova: u64,
+}
+
+/// Registers memory in the engine.
+fn enroll(pd: PdId, range: Range, access: u32) -> Result<(Registered, MrKeys), Errno> {
+    let Range { memory: Memory(addr), len, iova } = range;
     let node = Node::get()?;
     let rights = check_access(access)?;
-    let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
     let ends = addr.addr().checked_add(len).is_some() && iova.checked_add(len as u64).is_some();
     if len == 0 || isize::try_from(len).is_err() || !ends {
         return Err(Errno::INVAL);
@@ -83,12 +113,24 @@ fn register(ibv_pd: &Handle<ibv_pd>, Memory(addr): Memory, len: usize, iova: u64
     // SAFETY: `Engine::register` requires memory that stays mapped with these rights until it is
     // deregistered: promise 3, which `Memory` carries. Work requests and their completions order
     // the accesses of the device and of C.
-    let keys = node.with(|engine| unsafe { engine.register(pd.id, &what) })?;
-    create(ibv_pd, addr, len, keys)
+    let keys = node.with(|engine| unsafe { engine.register(pd, &what) })?;
+    Ok((Registered { lkey: keys.lkey, pd, iova, access: Some(access) }, keys))
+}
+
+fn register(ibv_pd: &Handle<ibv_pd>, memory: Memory, len: usize, iova: u64, access: u32) -> Made<ibv_mr> {
+    let iova = if access & ZERO_BASED != 0 { 0 } else { iova };
+    let (registered, keys) = enroll(ibv_pd.get()?.id, Range { memory, len, iova }, access)?;
+    create(ibv_pd, memory.0, len, registered, keys)
 }
 
 /// Makes the object of a registered region.
-fn create(ibv_pd: &Handle<ibv_pd>, addr: *mut c_void, len: usize, keys: MrKeys) -> Made<ibv_mr> {
+fn create(
+    ibv_pd: &Handle<ibv_pd>,
+    addr: *mut c_void,
+    len: usize,
+    registered: Registered,
+    keys: MrKeys,
+) -> Made<ibv_mr> {
     let pd = ibv_pd.get()?;
     let public = ibv_mr {
         context: get_field!(pd, context),
@@ -99,7 +141,80 @@ fn create(ibv_pd: &Handle<ibv_pd>, addr: *mut c_void, len: usize, keys: MrKeys) 
         lkey: keys.lkey,
         rkey: keys.rkey,
     };
-    Ok(pd.context.create(public, MrState { lkey: keys.lkey, context: Arc::clone(&pd.context) }))
+    let state = MrState { registered: Mutex::new(registered), context: Arc::clone(&pd.context) };
+    Ok(pd.context.create(public, state))
+}
+
+const CHANGE_TRANSLATION: i32 = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_TRANSLATION.0 as i32;
+const CHANGE_PD: i32 = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_PD.0 as i32;
+const CHANGE_ACCESS: i32 = ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_ACCESS.0 as i32;
+
+/// `ibv_rereg_mr`: registers the region with its new attributes, then deregisters the old one, so
+/// the keys change. A region whose change fails keeps its attributes.
+pub(super) fn rereg_mr(
+    mr: Handle<ibv_mr>,
+    flags: c_int,
+    pd: Handle<ibv_pd>,
+    memory: Memory,
+    len: usize,
+    access: c_int,
+) -> c_int {
+    let fail = |errno, code: ibv_rereg_mr_err_code| {
+        errno::set(errno);
+        code.0
+    };
+    let moves = flags & CHANGE_TRANSLATION != 0;
+    let is_allowed = flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) == 0
+        && (!moves || (len != 0 && !memory.0.is_null()))
+        && (access == 0 || flags & CHANGE_ACCESS != 0);
+    if !is_allowed {
+        return fail(Errno::INVAL, ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT);
+    }
+    let iova = memory.0.addr() as u64;
+    let range = moves.then_some(Range { memory, len, iova });
+    let access = (flags & CHANGE_ACCESS != 0).then_some(access as u32);
+    let pd = (flags & CHANGE_PD != 0).then_some(&pd);
+    match change(&mr, pd, range, access) {
+        Ok(()) => 0,
+        Err(errno) => fail(errno, ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_CMD),
+    }
+}
+
+/// Changes those attributes of a region that are given.
+fn change(
+    mr: &Handle<ibv_mr>,
+    pd: Option<&Handle<ibv_pd>>,
+    range: Option<Range>,
+    access: Option<u32>,
+) -> Result<(), Errno> {
+    let object = mr.get()?;
+    let mut registered = object.lock();
+    let before = registered.access.ok_or(Errno::OPNOTSUPP)?;
+    let pd_id = match pd {
+        Some(pd) => {
+            let pd = pd.get()?;
+            if !Arc::ptr_eq(&pd.context, &object.context) {
+                return Err(Errno::INVAL);
+            }
+            pd.id
+        }
+        None => registered.pd,
+    };
+    let old =
+        Range { memory: Memory(get_field!(object, addr)), len: get_field!(object, length), iova: registered.iova };
+    let range = range.unwrap_or(old);
+    let (new, keys) = enroll(pd_id, range, access.unwrap_or(before))?;
+    deregister(Node::get()?, registered.lkey)?;
+    *registered = new;
+    if let Some(pd) = pd {
+        set_field!(object, pd, pd.raw());
+    }
+    set_field!(object, addr, range.memory.0);
+    set_field!(object, length, range.len);
+    set_field!(object, handle, keys.lkey);
+    set_field!(object, lkey, keys.lkey);
+    set_field!(object, rkey, keys.rkey);
+    Ok(())
 }
 
 /// `ibv_reg_mr`.
@@ -136,7 +251,8 @@ fn register_copied(
     let what = ForeignRegistration { address, len, access: rights, copier };
     let keys = Node::get()?.with(|engine| engine.register_foreign(pd.id, &what))?;
     let addr = ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
-    create(ibv_pd, addr, len, keys)
+    let registered = Registered { lkey: keys.lkey, pd: pd.id, iova: address, access: None };
+    create(ibv_pd, addr, len, registered, keys)
 }
 
 /// Registers memory that the processor cannot access, such as a GPU's, with a protection domain of

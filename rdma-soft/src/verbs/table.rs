@@ -44,6 +44,7 @@ pub const fn ibverbs() -> &'static Ibverbs {
         ibv_reg_mr: call4(mr::reg_mr),
         ibv_reg_mr_iova: call5(mr::reg_mr_iova),
         ibv_reg_mr_iova2: call5(mr::reg_mr_iova2),
+        ibv_rereg_mr: call6(mr::rereg_mr),
         ibv_dereg_mr: call1(context::destroy),
         ibv_create_comp_channel: call1(channel::create_comp_channel),
         ibv_destroy_comp_channel: call1(context::destroy),
