@@ -61,6 +61,11 @@ operations! {
     DestroyQp = "ibv_destroy_qp",
     PostSend = "ibv_post_send",
     PostRecv = "ibv_post_recv",
+    CreateSrq = "ibv_create_srq",
+    ModifySrq = "ibv_modify_srq",
+    QuerySrq = "ibv_query_srq",
+    DestroySrq = "ibv_destroy_srq",
+    PostSrqRecv = "ibv_post_srq_recv",
     CreateAh = "ibv_create_ah",
     DestroyAh = "ibv_destroy_ah",
     AttachMulticast = "ibv_attach_mcast",
@@ -143,6 +148,8 @@ pub enum ErrorKind {
         /// Entries that are not yet reserved.
         free: u32,
     },
+    /// The queue pair takes its receives from a [`SharedReceiveQueue`](crate::SharedReceiveQueue).
+    SharedReceives,
     /// No completion queue was given for the send or the receive queue.
     NoCompletionQueue,
     /// The attributes do not fit the transition of the queue pair's state.
@@ -362,6 +369,7 @@ impl Error {
             }
             (_, ErrorKind::Forked) => "open the device in the process that uses it, after fork",
             (_, ErrorKind::QueueFull) => "poll completions before posting more",
+            (_, ErrorKind::SharedReceives) => "post to the shared receive queue",
             (_, ErrorKind::CompletionQueueTooSmall { .. }) => "create a deeper completion queue",
             (Operation::WatchDescriptor, ErrorKind::PermissionDenied) => "a seccomp filter refuses the system call",
             (_, ErrorKind::PermissionDenied) => "check the rights on /dev/infiniband",
@@ -395,6 +403,7 @@ impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match *self {
             Self::QueueFull => "the queue is full",
+            Self::SharedReceives => "the queue pair takes its receives from a shared receive queue",
             Self::TooLong => "too long",
             Self::TooManySegments => "too many segments",
             Self::OutOfBounds => "out of bounds",

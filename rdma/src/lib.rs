@@ -169,11 +169,13 @@ pub use qp::{
     Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
     InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError,
     PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair,
-    Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, Transport, Ud, Writable,
+    Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, SharedReceiveQueue, SrqBuilder, Transport, Ud,
+    Writable,
 };
 pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys::Variable;
 pub use types::{
     AckTimeout, AtomicCapability, Capabilities, CqId, Gid, GidKind, Guid, Lid, LinkLayer, Mtu, NodeType, ParseGidError,
-    Path, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, TransportType, WcError, WcStatus,
+    Path, PhysState, PortState, QpAttrMask, QpState, RemoteAccess, RnrTimer, Route, SrqId, TransportType, WcError,
+    WcStatus,
 };

@@ -11,7 +11,7 @@ use rdma_sys::{ibv_async_event, ibv_event_type};
 
 use super::Context;
 use crate::error::{Error, Operation, Result};
-use crate::types::{CqId, c_enum};
+use crate::types::{CqId, SrqId, c_enum};
 use crate::wait::Deadline;
 
 c_enum! {
@@ -75,6 +75,8 @@ pub enum EventSource {
     QueuePair(u32),
     /// A completion queue. The queue may be gone by now.
     CompletionQueue(CqId),
+    /// A shared receive queue. The queue may be gone by now.
+    SharedReceiveQueue(SrqId),
     /// An object of a kind that this version of the crate does not create.
     Other,
 }
@@ -163,6 +165,15 @@ fn source(raw: &ibv_async_event) -> EventSource {
             // constant.
             let name = unsafe { (*cq).cq_context };
             EventSource::CompletionQueue(CqId(name.addr() as u64))
+        }
+        AsyncEventKind::SRQ_ERR | AsyncEventKind::SRQ_LIMIT_REACHED => {
+            // SAFETY: a union read wants the member that was written: these kinds carry a shared
+            // receive queue.
+            let srq = unsafe { raw.element.srq };
+            // SAFETY: the read wants a live queue: valid until acknowledged (1); the field is
+            // constant.
+            let name = unsafe { (*srq).srq_context };
+            EventSource::SharedReceiveQueue(SrqId(name.addr() as u64))
         }
         AsyncEventKind::QP_FATAL
         | AsyncEventKind::QP_REQ_ERR

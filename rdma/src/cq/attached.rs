@@ -64,6 +64,8 @@ impl CqInner {
 /// ring and the reservation are then leaked.
 pub(crate) struct Attached {
     pub(crate) producer: Producer,
+    /// The entries that are reserved.
+    reserved: u32,
     cq: Arc<Handle<CqInner>>,
 }
 
@@ -74,7 +76,12 @@ impl Attached {
         let depth = depth.max(1);
         cq.reserve(depth)?;
         let producer = attach(depth, segments_each).inspect_err(|_| cq.retire(depth))?;
-        Ok(Self { producer, cq: Arc::clone(cq) })
+        Ok(Self { producer, reserved: depth, cq: Arc::clone(cq) })
+    }
+
+    /// Creates a ring for a queue to which nothing is posted.
+    pub(crate) fn unused(cq: &Arc<Handle<CqInner>>) -> Result<Self> {
+        Ok(Self { producer: attach(1, 1)?, reserved: 0, cq: Arc::clone(cq) })
     }
 }
 
@@ -88,9 +95,39 @@ impl Drop for Attached {
         let parked = self.producer.parked();
         if parked == 0 {
             detach(&self.producer);
-            self.cq.retire(self.producer.depth());
+            self.cq.retire(self.reserved);
         } else {
             tracing::warn!(parked, "requests are still in flight; their memory is leaked");
+        }
+    }
+}
+
+/// Entries of a completion queue that the requests of a shared receive queue need, for all queue
+/// pairs that use both queues.
+pub(crate) struct Reservation {
+    entries: u32,
+    cq: Arc<Handle<CqInner>>,
+}
+
+impl Reservation {
+    /// Reserves `entries` entries.
+    pub(crate) fn new(cq: &Arc<Handle<CqInner>>, entries: u32) -> Result<Self> {
+        cq.reserve(entries)?;
+        Ok(Self { entries, cq: Arc::clone(cq) })
+    }
+
+    /// Whether the entries are of this queue.
+    pub(crate) fn is_of(&self, cq: &Arc<Handle<CqInner>>) -> bool {
+        Arc::ptr_eq(&self.cq, cq)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // In a forked child another thread of the parent may have held the lock at the time of the
+        // fork.
+        if !self.cq.context.is_forked() {
+            self.cq.retire(self.entries);
         }
     }
 }

@@ -24,7 +24,7 @@ mod queue;
 mod sharing;
 mod wait;
 
-pub(crate) use attached::Attached;
+pub(crate) use attached::{Attached, Reservation};
 pub use backoff::Backoff;
 pub use channel::CompletionChannel;
 pub use completion::{Completion, Released};

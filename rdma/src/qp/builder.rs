@@ -1,5 +1,6 @@
 //! Creation of queue pairs.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use rdma_sys::ibv_qp_cap;
 
 use super::recv::RecvQueue;
 use super::send::{SendLimits, SendQueue};
+use super::srq::{SharedReceiveQueue, SrqInner, SrqUse};
 use super::{PreparedQueuePair, QpInner, QueuePair, Rc, Transport, Ud, datagram, scatter};
 use crate::cq::{Attached, CompletionQueue};
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -58,7 +60,18 @@ pub struct QpBuilder<T: Transport> {
     pub(crate) max_recv_sge: u32,
     pub(crate) max_inline_data: u32,
     pub(crate) signal_all: bool,
+    srq: Option<SharedReceives>,
     pub(crate) transport: PhantomData<T>,
+}
+
+/// A shared receive queue in a configuration.
+#[derive(Clone)]
+struct SharedReceives(Arc<Handle<SrqInner>>);
+
+impl fmt::Debug for SharedReceives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedReceiveQueue")
+    }
 }
 
 impl ProtectionDomain {
@@ -86,6 +99,7 @@ impl<T: Transport> QpBuilder<T> {
             max_recv_sge: 1,
             max_inline_data: 0,
             signal_all: false,
+            srq: None,
             transport: PhantomData,
         }
     }
@@ -118,6 +132,14 @@ impl<T: Transport> QpBuilder<T> {
         signal_all(all: bool) = all;
     }
 
+    /// Takes receives from a queue that other queue pairs share, instead of from a queue of the
+    /// queue pair's own; `max_recv_wr` and `max_recv_sge` then do not apply. The queue must be of
+    /// the same protection domain.
+    pub fn shared_receives(mut self, queue: &SharedReceiveQueue<T>) -> Self {
+        self.srq = Some(SharedReceives(Arc::clone(queue.inner())));
+        self
+    }
+
     /// The completion queue of both sends and receives.
     pub fn cq(self, cq: &CompletionQueue) -> Self {
         self.send_cq(cq).recv_cq(cq)
@@ -141,7 +163,8 @@ impl<T: Transport> QpBuilder<T> {
     /// # Errors
     ///
     /// `NoCompletionQueue` if no completion queue was set; `CompletionQueueTooSmall`, with the
-    /// needed and the free number of entries; `InvalidInput` for more than the device supports;
+    /// needed and the free number of entries; `InvalidInput` for more than the device supports, or
+    /// a shared receive queue of another domain;
     /// `NotSupported` for datagrams on iWARP; `OutOfMemory`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair<T>> {
@@ -162,8 +185,12 @@ impl<T: Transport> QpBuilder<T> {
             return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
         }
         let send_ring = Attached::new(send_cq, cap.max_send_wr, cap.max_send_sge)?;
-        let recv_ring = Attached::new(recv_cq, cap.max_recv_wr, cap.max_recv_sge)?;
-        let control = QpInner::create(pd, send_cq, recv_cq, T::TYPE, cap, self.signal_all)?;
+        let (recv_ring, srq) = match &self.srq {
+            None => (Attached::new(recv_cq, cap.max_recv_wr, cap.max_recv_sge)?, None),
+            Some(SharedReceives(srq)) => (Attached::unused(recv_cq)?, Some(SrqUse::new(srq, pd, recv_cq)?)),
+        };
+        let is_shared = srq.is_some();
+        let control = QpInner::create(pd, send_cq, recv_cq, srq, T::TYPE, cap, self.signal_all)?;
         let processor_writes = scatter::processor_writes(&pd.context);
         let limits = SendLimits {
             max_sge: cap.max_send_sge,
@@ -174,7 +201,10 @@ impl<T: Transport> QpBuilder<T> {
             max_message: datagram::LONGEST,
         };
         let send = SendQueue::new(control.raw, send_ring, pd, limits);
-        let recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge, processor_writes);
+        let mut recv = RecvQueue::new(control.raw, recv_ring, pd, cap.max_recv_sge, processor_writes);
+        if is_shared {
+            recv.set_shared();
+        }
         Ok(PreparedQueuePair::new(QueuePair { control, send, recv, transport: PhantomData }))
     }
 }

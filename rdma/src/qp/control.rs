@@ -12,6 +12,7 @@ use rdma_sys::{
 use super::attr::QpAttr;
 use super::multicast::Groups;
 use super::port::Chosen;
+use super::srq::SrqUse;
 use super::transition;
 use crate::context::{Context, ContextInner};
 use crate::cq::CqInner;
@@ -27,6 +28,7 @@ pub(crate) struct QpInner {
     pub(crate) pd: Arc<Handle<PdInner>>,
     pub(crate) send_cq: Arc<Handle<CqInner>>,
     pub(crate) recv_cq: Arc<Handle<CqInner>>,
+    srq: Option<SrqUse>,
     pub(crate) qpn: u32,
     /// The capacities that the provider granted.
     pub(crate) cap: ibv_qp_cap,
@@ -56,6 +58,7 @@ impl QpInner {
         pd: &Arc<Handle<PdInner>>,
         send_cq: &Arc<Handle<CqInner>>,
         recv_cq: &Arc<Handle<CqInner>>,
+        srq: Option<SrqUse>,
         kind: ibv_qp_type,
         cap: ibv_qp_cap,
         signal_all: bool,
@@ -70,13 +73,13 @@ impl QpInner {
             qp_context: ptr::null_mut(),
             send_cq: send_cq.raw,
             recv_cq: recv_cq.raw,
-            srq: ptr::null_mut(),
+            srq: srq.as_ref().map_or(ptr::null_mut(), SrqUse::as_raw),
             cap,
             qp_type: kind,
             sq_sig_all: signal_all.into(),
         };
-        // SAFETY: ibv_create_qp requires a domain and completion queues of one open context
-        // (checked), which the new value keeps alive (1), and attributes that live during the call:
+        // SAFETY: ibv_create_qp requires a domain and queues of one open context (checked; a shared
+        // receive queue is of the same domain), which the new value keeps alive (1), and attributes that live during the call:
         // a local.
         let raw = unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
         if raw.is_null() {
@@ -92,6 +95,7 @@ impl QpInner {
             pd: Arc::clone(pd),
             send_cq: Arc::clone(send_cq),
             recv_cq: Arc::clone(recv_cq),
+            srq,
             qpn,
             cap: init.cap,
             datagrams: is_datagram.then(|| Box::new(Datagrams { groups: Groups::new(raw, context), bound: None })),
@@ -208,6 +212,7 @@ impl QpInner {
             std::mem::forget(Arc::clone(&self.pd));
             std::mem::forget(Arc::clone(&self.send_cq));
             std::mem::forget(Arc::clone(&self.recv_cq));
+            std::mem::forget(self.srq.clone());
         }
     }
 }

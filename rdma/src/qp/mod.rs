@@ -43,6 +43,7 @@ mod scatter;
 pub(crate) mod scope;
 pub(crate) mod send;
 mod shortcut;
+mod srq;
 mod transition;
 
 use std::fmt;
@@ -65,6 +66,7 @@ pub use raw::{RawCompletionQueue, RawPostError, RawQueuePair};
 pub use recv::RecvQueue;
 pub use scope::{Borrowed, Scope, ScopeError};
 pub use send::SendQueue;
+pub use srq::{SharedReceiveQueue, SrqBuilder};
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};

@@ -180,6 +180,8 @@ pub(super) struct Half<W> {
     pub(super) domain: *const PdInner,
     /// Fork generation that may post; `NEVER` once the queue pair is destroyed.
     live_in: u32,
+    /// The error of posts to a queue that is not live.
+    ended: ErrorKind,
     context: Arc<Handle<ContextInner>>,
     /// The address handle of the latest datagram (A1).
     address: Option<KeepAlive>,
@@ -206,6 +208,7 @@ impl<W: WorkRequest> Half<W> {
             chain: Chain::new(requests.max(1) as usize, max_sge as usize),
             domain: pd.identity(),
             live_in: pd.context.fork,
+            ended: ErrorKind::NoDevice,
             context: Arc::clone(&pd.context),
             address: None,
         }
@@ -356,7 +359,7 @@ impl<W: WorkRequest> Half<W> {
 
     #[cold]
     pub(super) fn refused(&self, refusal: Refusal) -> Error {
-        let ended = if self.context.is_forked() { ErrorKind::Forked } else { ErrorKind::NoDevice };
+        let ended = if self.context.is_forked() { ErrorKind::Forked } else { self.ended };
         Error::new(W::VERB, refusal.kind(ended))
     }
 
@@ -377,6 +380,17 @@ impl<W: WorkRequest> Half<W> {
         // SAFETY: the callee requires free slots from the head on that are written and described:
         // `stage` found each slot free and did both.
         unsafe { self.attached.producer.discard(len, &mut self.address) };
+    }
+
+    /// Refuses all requests from now on, with this error.
+    pub(super) fn refuse(&mut self, error: ErrorKind) {
+        self.live_in = fork::NEVER;
+        self.ended = error;
+    }
+
+    /// Whether requests can be posted.
+    pub(super) fn is_live(&self) -> bool {
+        self.live_in != fork::NEVER
     }
 
     /// The number of requests that the device may still have.

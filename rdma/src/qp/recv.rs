@@ -12,6 +12,7 @@ use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::Info;
 use crate::ah::Grh;
 use crate::cq::Attached;
+use crate::error::ErrorKind;
 use crate::handle::Handle;
 use crate::pd::PdInner;
 use crate::types::Opcode;
@@ -37,16 +38,22 @@ impl RecvQueue {
         Self { half: Half::new(raw, attached, pd, 1, max_sge), processor_writes }
     }
 
-    /// The number of requests that the queue can hold.
+    /// Refuses all requests: the queue pair takes its receives from a shared receive queue.
+    pub(super) fn set_shared(&mut self) {
+        self.half.refuse(ErrorKind::SharedReceives);
+    }
+
+    /// The number of requests that the queue can hold; 0 if the queue pair takes its receives from
+    /// a shared receive queue.
     #[must_use]
     pub fn depth(&self) -> u32 {
-        self.half.attached.producer.depth()
+        if self.half.is_live() { self.half.attached.producer.depth() } else { 0 }
     }
 
     /// The number of requests that can be posted now. The call checks that many slots of the queue.
     #[must_use]
     pub fn room(&self) -> u32 {
-        self.half.attached.producer.room()
+        if self.half.is_live() { self.half.attached.producer.room() } else { 0 }
     }
 
     /// Implements [`QueuePair::post_recv`](super::QueuePair::post_recv).

@@ -72,20 +72,21 @@ pub(crate) fn raise(context: *mut ibv_context, event: ibv_async_event) {
 pub(super) fn fill(ops: &mut ibv_context_ops) {
     ops.post_send = Some(post_send);
     ops.post_recv = Some(post_recv);
+    ops.post_srq_recv = Some(super::srq::post_srq_recv);
     ops.poll_cq = Some(poll_cq);
     ops.req_notify_cq = Some(req_notify_cq);
 }
 
-unsafe fn sges(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
+pub(super) unsafe fn sges(list: *mut ibv_sge, count: c_int) -> Vec<ibv_sge> {
     let count = usize::try_from(count).unwrap();
     // SAFETY: the read wants an entry of the list: a request points to as many as it says.
     (0..count).map(|index| unsafe { *list.wrapping_add(index) }).collect()
 }
 
 /// Takes requests from a chain until the chain ends or the test's fault stops it.
-fn post<W>(
+pub(super) fn post<W>(
     operation: &'static str,
-    qp: *mut ibv_qp,
+    queue: &mut Vec<Posted>,
     mut wr: *mut W,
     bad: *mut *mut W,
     read: impl Fn(&W) -> (Posted, *mut W),
@@ -94,14 +95,11 @@ fn post<W>(
     let fault = world(|world| world.post_fault.take());
     let (accept, errno, blame) =
         fault.unwrap_or(if plain == 0 { (usize::MAX, 0, BadWr::Chain) } else { (0, plain, BadWr::Chain) });
-    // SAFETY: the cast wants a live queue pair of this provider (1): the caller gives one.
-    let fake = unsafe { &*qp.cast::<FakeQp>() };
-    let mut state = fake.state.lock().unwrap();
     let mut taken = 0;
     while !wr.is_null() && taken < accept {
         // SAFETY: the reference wants a live request: the caller gives a chain of them.
         let (posted, next) = read(unsafe { &*wr });
-        state.posted.push(posted);
+        queue.push(posted);
         wr = next;
         taken += 1;
     }
@@ -118,7 +116,9 @@ fn post<W>(
 }
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    post("post_send", qp, wr, bad, |wr| {
+    // SAFETY: the cast wants a live queue pair of this provider (1): the caller gives one.
+    let mut state = unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap();
+    post("post_send", &mut state.posted, wr, bad, |wr| {
         // SAFETY: sges wants a list of `num_sge` entries: the request's own.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
         // SAFETY: the read wants a live queue pair of this provider (1): the caller gives one.
@@ -134,7 +134,9 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut 
 }
 
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    post("post_recv", qp, wr, bad, |wr| {
+    // SAFETY: the cast wants a live queue pair of this provider (1): the caller gives one.
+    let mut state = unsafe { &*qp.cast::<FakeQp>() }.state.lock().unwrap();
+    post("post_recv", &mut state.posted, wr, bad, |wr| {
         // SAFETY: sges wants a list of `num_sge` entries: the request's own.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
         (Posted { wr_id: wr.wr_id, recv: true, opcode: 0, flags: 0, sges, to: None }, wr.next)

@@ -17,6 +17,7 @@ pub(crate) mod cm;
 mod data_path;
 mod datagrams;
 mod objects;
+mod srq;
 mod table;
 mod world;
 
@@ -26,6 +27,8 @@ pub(crate) use data_path::{complete, disarm, fail_post, flood, pending, posted, 
 pub(crate) use datagrams::{groups_of, handle_of, live_handles};
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use objects::Posted;
+#[allow(unused_imports, reason = "each test uses a part")]
+pub(crate) use srq::posted_to_srq;
 #[allow(unused_imports, reason = "each test uses a part")]
 pub(crate) use world::{BadWr, DmaBuf, calls, dma_bufs, fail, live};
 

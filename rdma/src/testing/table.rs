@@ -37,6 +37,10 @@ pub(super) static TABLE: Ibverbs = Ibverbs {
     ibv_create_cq: create_cq,
     ibv_resize_cq: resize_cq,
     ibv_destroy_cq: destroy_cq,
+    ibv_create_srq: super::srq::create_srq,
+    ibv_modify_srq: super::srq::modify_srq,
+    ibv_query_srq: super::srq::query_srq,
+    ibv_destroy_srq: super::srq::destroy_srq,
     ibv_create_qp: create_qp,
     ibv_modify_qp: modify_qp,
     ibv_query_qp: query_qp,
@@ -123,6 +127,9 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_att
         max_qp_wr: 1024,
         max_sge: 16,
         max_cqe: 4096,
+        max_srq: 16,
+        max_srq_wr: 1024,
+        max_srq_sge: 4,
         ..ibv_device_attr::default()
     };
     // SAFETY: the caller gives room for the attributes.
@@ -371,6 +378,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> 
         pd,
         send_cq: init.send_cq,
         recv_cq: init.recv_cq,
+        srq: init.srq,
         qp_num: 0x1234,
         qp_type: init.qp_type,
         ..ibv_qp::default()

@@ -112,10 +112,24 @@ impl std::error::Error for WcError {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(pub(crate) u64);
 
+/// The identifier of a shared receive queue in events, unique in the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SrqId(pub(crate) u64);
+
+/// An identifier that no other queue has had or will have.
+fn fresh() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl CqId {
-    /// An identifier that no other queue has had or will have.
     pub(crate) fn fresh() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        Self(fresh())
+    }
+}
+
+impl SrqId {
+    pub(crate) fn fresh() -> Self {
+        Self(fresh())
     }
 }

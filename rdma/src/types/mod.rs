@@ -14,7 +14,7 @@ mod timer;
 pub use address::{Gid, Guid, Lid, ParseGidError};
 pub(crate) use c_enum::c_enum;
 pub use capabilities::Capabilities;
-pub use completion::{CqId, Opcode, WcError, WcStatus};
+pub use completion::{CqId, Opcode, SrqId, WcError, WcStatus};
 pub use constants::{
     AtomicCapability, GidKind, LinkLayer, Mtu, NodeType, PhysState, PortState, RemoteAccess, TransportType,
 };

@@ -9,7 +9,8 @@
 //!
 //! * **R1.** Only the thread that the slot's [`State`] names accesses its contents: the producer
 //!   while the slot is free, the claimer while it is claimed, no thread while it is parked.
-//! * **R2.** A ring has one producer at a time: the holder of its [`Producer`], through `&mut`.
+//! * **R2.** A ring has one producer at a time: the holder of its [`Producer`] or
+//!   [`SharedProducer`], through `&mut`.
 //! * **R3.** While a slot is parked or claimed, its first `count` segments (or its sink) are
 //!   initialised, and its keep-alive is if the slot is `keeping`. The claimer takes each out once,
 //!   and only then frees the slot.
@@ -20,6 +21,7 @@
 
 mod info;
 mod producer;
+mod shared;
 mod sink;
 mod state;
 mod table;
@@ -35,9 +37,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use info::{Info, MAX_SEGMENTS};
 use producer::Panics;
 pub(crate) use producer::{Producer, Staged, Vacant};
+pub(crate) use shared::SharedProducer;
 pub(crate) use sink::Sink;
 use state::{Lap, State, parked_word};
-pub(crate) use table::{attach, claimed, detach, grab, is_in_flight};
+pub(crate) use table::{attach, attach_shared, claimed, detach, detach_shared, grab, is_in_flight};
 
 use rdma_sys::ibv_wc_status;
 

@@ -43,15 +43,15 @@ unsafe impl Sync for Producer {}
 // Public only because a hidden method of a sealed trait takes it.
 #[allow(missing_debug_implementations, reason = "nobody can name it")]
 pub struct Vacant<'a> {
-    slot: &'a Slot,
-    wr_id: u64,
-    ring: NonNull<Ring>,
+    pub(super) slot: &'a Slot,
+    pub(super) wr_id: u64,
+    pub(super) ring: NonNull<Ring>,
 }
 
 /// One use of a slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Staged {
-    wr_id: u64,
+    pub(super) wr_id: u64,
 }
 
 impl Producer {

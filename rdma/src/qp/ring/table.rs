@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::state::{Lap, parked_word};
-use super::{Cached, Claimed, Grabbed, MAX_SLOTS, Producer, Ring, USE_BITS};
+use super::{Cached, Claimed, Grabbed, MAX_SLOTS, Producer, Ring, SharedProducer, USE_BITS};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 
@@ -65,6 +65,24 @@ impl Idle {
 
 /// Returns the producer of a ring for a queue of `depth` requests of `segments_each` segments.
 pub(crate) fn attach(depth: u32, segments_each: u32) -> Result<Producer> {
+    let (ring, queue, lap) = take(depth, segments_each)?;
+    // SAFETY: Producer::new requires a ring without another producer and an unused lap: `take`
+    // returns both. It requires a depth within the ring: `take` returned a ring of that shape.
+    Ok(unsafe { Producer::new(NonNull::from(ring), queue, depth, lap) })
+}
+
+/// Returns the producer of a ring for a shared receive queue with at least `slots` slots.
+pub(crate) fn attach_shared(slots: u32, segments_each: u32) -> Result<SharedProducer> {
+    let (ring, queue, lap) = take(slots, segments_each)?;
+    // SAFETY: SharedProducer::new requires a ring without another producer and an unused lap:
+    // `take` returns both.
+    Ok(unsafe { SharedProducer::new(NonNull::from(ring), queue, lap) })
+}
+
+/// Takes an idle ring, or adds one, for `depth` requests. Returns the ring, its number and a lap
+/// that was never used. The ring has no other producer (R2): it was idle or is new, and is neither
+/// any more.
+fn take(depth: u32, segments_each: u32) -> Result<(&'static Ring, u32, Lap)> {
     if depth == 0 || depth > MAX_SLOTS {
         return Err(Error::new(Operation::CreateQp, ErrorKind::TooLong));
     }
@@ -80,20 +98,26 @@ pub(crate) fn attach(depth: u32, segments_each: u32) -> Result<Producer> {
     };
     let ring = ring(queue).ok_or(Error::new(Operation::CreateQp, ErrorKind::Unknown))?;
     ring.wrap.store(depth, Ordering::Relaxed);
-    let lap = Lap::from_count(ring.resume.load(Ordering::Relaxed), ring.lap_mask());
-    // SAFETY: Producer::new requires a ring without another producer: the queue was idle or new,
-    // and is neither any more (R2). It requires a depth within the ring: `depth` was checked, and
-    // the ring has that shape. It requires an unused lap: `resume` is the lap after the last one
-    // used (R5).
-    Ok(unsafe { Producer::new(NonNull::from(ring), queue, depth, lap) })
+    // `resume` is the lap after the last one that was used (R5).
+    Ok((ring, queue, Lap::from_count(ring.resume.load(Ordering::Relaxed), ring.lap_mask())))
 }
 
 /// Returns a ring in which nothing is parked to the idle rings.
 pub(crate) fn detach(producer: &Producer) {
     producer.close();
-    if let Some(ring) = ring(producer.queue()) {
+    idle(producer.queue());
+}
+
+/// As [`detach`], for the ring of a shared receive queue.
+pub(crate) fn detach_shared(producer: &SharedProducer) {
+    producer.close();
+    idle(producer.queue());
+}
+
+fn idle(queue: u32) {
+    if let Some(ring) = ring(queue) {
         let shape = (ring.slots.len(), ring.extra_each);
-        Idle::get().rings().entry(shape).or_default().push(producer.queue());
+        Idle::get().rings().entry(shape).or_default().push(queue);
     }
 }
 

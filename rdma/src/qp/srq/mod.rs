@@ -1,0 +1,401 @@
+//! Shared receive queues: receives that several queue pairs take from one queue.
+//!
+//! # Safety
+//!
+//! 1. A [`SrqInner`] owns a queue that its context's function table created. Each queue pair that
+//!    uses the queue keeps it alive.
+//! 2. Buffers in flight are released only by completions, or after the queue was destroyed. A queue
+//!    pair may have taken a receive that it never completes: if the queue pair ends, the receive's
+//!    buffer stays with the queue.
+//! 3. The memory of a posted receive is parked in the queue's ring. It is returned without a
+//!    completion only if the device cannot have accepted the receive.
+//! 4. In each completion queue of its queue pairs, as many entries are reserved as the ring has
+//!    slots.
+
+mod post;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rdma_sys::{ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
+
+use super::chain::Chain;
+use super::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
+use super::{Rc, Transport, Ud, scatter};
+use crate::context::ContextInner;
+use crate::cq::{CqInner, Reservation};
+use crate::error::{Error, ErrorKind, Failed, Operation, Result};
+use crate::handle::{Handle, Object, Raw};
+use crate::pd::{PdInner, ProtectionDomain};
+use crate::types::SrqId;
+
+/// A receive queue from which several queue pairs of one domain take their receives.
+///
+/// A server with many clients posts as many receives as messages may arrive at a time, not as many
+/// for each client. Receives are posted to this handle, of which there is one; messages take them
+/// in order, and complete on the completion queue of the queue pair that took them.
+/// [`Completion::qpn`](crate::Completion::qpn) tells from which connection a message came.
+///
+/// Dropping the handle does not end the queue: the queue pairs that use it keep it, and the
+/// receives that are posted.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{DeviceSelector, QueuePair, SharedReceiveQueue};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = rdma::open(&DeviceSelector::Any)?.context;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(512)?);
+/// let mut receives = SharedReceiveQueue::builder(&pd).max_wr(64).build()?;
+/// for token in 0..64 {
+///     receives.post_recv(pd.allocate(4096)?, token)?;
+/// }
+/// // One queue pair for each client.
+/// let first = QueuePair::builder(&pd).cq(&cq).shared_receives(&receives).build()?;
+/// let second = QueuePair::builder(&pd).cq(&cq).shared_receives(&receives).build()?;
+/// # let _ = (first, second);
+/// # Ok(()) }
+/// ```
+#[doc(alias = "ibv_srq")]
+pub struct SharedReceiveQueue<T: Transport = Rc> {
+    /// `None` only while the handle ends.
+    held: Option<Held>,
+    chain: Chain<ibv_recv_wr>,
+    /// Fork generation that may post; `NEVER` after a post whose outcome is unknown.
+    live_in: u32,
+    /// Whether the provider may write received data with the processor.
+    processor_writes: bool,
+    depth: u32,
+    transport: PhantomData<T>,
+}
+
+/// The queue, and the producer of its ring.
+struct Held {
+    producer: SharedProducer,
+    inner: Arc<Handle<SrqInner>>,
+}
+
+impl Held {
+    /// Hands the ring over to the inner object, which may outlive the handle.
+    fn surrender(self) -> Arc<Handle<SrqInner>> {
+        *self.inner.parked.lock() = Some(self.producer);
+        self.inner
+    }
+}
+
+/// The owned C queue (1).
+pub(crate) struct SrqInner {
+    raw: Raw<ibv_srq>,
+    pd: Arc<Handle<PdInner>>,
+    id: SrqId,
+    /// Slots of the ring.
+    slots: u32,
+    /// The reservations in completion queues (4), each alive while a queue pair uses both queues.
+    reservations: Mutex<Vec<Weak<Reservation>>>,
+    /// Declared last: dropped after the queue was destroyed.
+    parked: Parked,
+}
+
+/// The ring's producer, once the handle that posts is gone. Dropping it releases the receives in
+/// flight (2).
+struct Parked(Mutex<Option<SharedProducer>>);
+
+impl Parked {
+    fn lock(&self) -> MutexGuard<'_, Option<SharedProducer>> {
+        // Nothing under the lock panics.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if let Some(producer) = self.lock().take() {
+            producer.reclaim();
+            detach_shared(&producer);
+        }
+    }
+}
+
+impl Object for SrqInner {
+    const DESTROY: Operation = Operation::DestroySrq;
+    const NAME: &'static str = "a shared receive queue";
+
+    fn made_in(&self) -> u32 {
+        self.pd.context.fork
+    }
+
+    unsafe fn destroy(&mut self) -> Result<()> {
+        // SAFETY: ibv_destroy_srq wants a live queue of this table without queue pairs: this
+        // function's contract, since each queue pair keeps the handle (1). The events of the queue
+        // are acknowledged as they are taken, so the call does not block.
+        let result = unsafe { (self.context().table.ibv_destroy_srq)(self.raw.as_ptr()) };
+        Error::check(Self::DESTROY, result)
+    }
+}
+
+impl SrqInner {
+    fn context(&self) -> &Arc<Handle<ContextInner>> {
+        &self.pd.context
+    }
+
+    fn modify(&self, attr: ibv_srq_attr, ibv_srq_attr_mask(mask): ibv_srq_attr_mask) -> Result<()> {
+        self.context().check(Operation::ModifySrq)?;
+        let mut attr = attr;
+        let mask = i32::try_from(mask).map_err(|_| Error::new(Operation::ModifySrq, ErrorKind::InvalidInput))?;
+        // SAFETY: ibv_modify_srq wants a live queue of this table (1), and attributes that live
+        // during the call: a local.
+        let result = unsafe { (self.context().table.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, mask) };
+        Error::check(Operation::ModifySrq, result)
+    }
+
+    /// Reserves entries of a completion queue for the receives of this queue (4), unless another
+    /// queue pair has done so.
+    fn reserve(&self, cq: &Arc<Handle<CqInner>>) -> Result<Arc<Reservation>> {
+        // Nothing under the lock panics.
+        let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = reservations.iter().filter_map(Weak::upgrade).find(|reservation| reservation.is_of(cq)) {
+            return Ok(shared);
+        }
+        let reservation = Arc::new(Reservation::new(cq, self.slots)?);
+        reservations.retain(|reservation| reservation.strong_count() > 0);
+        reservations.push(Arc::downgrade(&reservation));
+        Ok(reservation)
+    }
+}
+
+/// A queue pair's use of a shared receive queue: keeps both the queue and the reservation.
+#[derive(Clone)]
+pub(crate) struct SrqUse {
+    inner: Arc<Handle<SrqInner>>,
+    _reservation: Arc<Reservation>,
+}
+
+impl SrqUse {
+    /// Uses a queue of the domain `pd` for receives that complete on `cq`.
+    pub(super) fn new(
+        inner: &Arc<Handle<SrqInner>>,
+        pd: &Arc<Handle<PdInner>>,
+        cq: &Arc<Handle<CqInner>>,
+    ) -> Result<Self> {
+        if !Arc::ptr_eq(&inner.pd, pd) {
+            // Devices differ in whose domain they check a receive's memory against.
+            return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
+        }
+        Ok(Self { inner: Arc::clone(inner), _reservation: inner.reserve(cq)? })
+    }
+
+    pub(super) fn as_raw(&self) -> *mut ibv_srq {
+        self.inner.raw.as_ptr()
+    }
+}
+
+/// Configuration of a new [`SharedReceiveQueue`].
+///
+/// # Examples
+///
+/// ```
+/// # let pd = rdma::open(&rdma::DeviceSelector::Any)?.context.alloc_pd()?;
+/// let receives = rdma::SharedReceiveQueue::builder(&pd).max_wr(128).max_sge(2).build()?;
+/// assert!(receives.depth() >= 128);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "ibv_srq_init_attr")]
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct SrqBuilder<T: Transport> {
+    pd: ProtectionDomain,
+    max_wr: u32,
+    max_sge: u32,
+    transport: PhantomData<T>,
+}
+
+impl SharedReceiveQueue<Rc> {
+    /// Starts the configuration of a queue for reliable connected queue pairs.
+    pub fn builder(pd: &ProtectionDomain) -> SrqBuilder<Rc> {
+        SrqBuilder::new(pd)
+    }
+}
+
+impl SharedReceiveQueue<Ud> {
+    /// Starts the configuration of a queue for datagram queue pairs.
+    pub fn datagram(pd: &ProtectionDomain) -> SrqBuilder<Ud> {
+        SrqBuilder::new(pd)
+    }
+}
+
+impl<T: Transport> SrqBuilder<T> {
+    fn new(pd: &ProtectionDomain) -> Self {
+        Self { pd: pd.clone(), max_wr: 16, max_sge: 1, transport: PhantomData }
+    }
+
+    setters! {
+        /// The number of receives that the device holds; 16 by default.
+        max_wr(count: u32) = count;
+
+        /// The number of segments that a receive can scatter to; 1 by default.
+        max_sge(count: u32) = count;
+    }
+
+    /// Creates the queue.
+    ///
+    /// Each queue pair that uses the queue needs room in its completion queue for twice the number
+    /// of receives, rounded up to a power of two; queue pairs that share both queues need it once.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for more than the device supports; `NotSupported` if the device has no shared
+    /// receive queues, and for datagrams on iWARP; `OutOfMemory`.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn build(self) -> Result<SharedReceiveQueue<T>> {
+        let pd = &self.pd.inner;
+        let context = &pd.context;
+        let refused = |kind| Error::new(Operation::CreateSrq, kind);
+        context.check(Operation::CreateSrq)?;
+        let device = context.device_attr.as_raw();
+        let limit = |device: i32| u32::try_from(device).unwrap_or(0);
+        if limit(device.max_srq) == 0 || (T::IS_DATAGRAM && !context.capabilities().datagrams) {
+            return Err(refused(ErrorKind::NotSupported));
+        }
+        let (max_wr, max_sge) = (self.max_wr.max(1), self.max_sge.max(1));
+        // The ring has twice as many slots.
+        if max_wr > limit(device.max_srq_wr).min(MAX_SLOTS / 2) || max_sge > limit(device.max_srq_sge) {
+            return Err(refused(ErrorKind::InvalidInput));
+        }
+        let id = SrqId::fresh();
+        let name = usize::try_from(id.0).map_err(|_| refused(ErrorKind::InvalidInput))?;
+        let mut init = ibv_srq_init_attr {
+            srq_context: ptr::without_provenance_mut(name),
+            attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
+        };
+        // SAFETY: ibv_create_srq wants a live domain, which the new value keeps alive (1), and
+        // attributes that live during the call: a local. The library never dereferences the context
+        // pointer, which is a number here.
+        let raw = unsafe { (context.table.ibv_create_srq)(pd.raw.as_ptr(), &raw mut init) };
+        let raw = Raw::created(Operation::CreateSrq, raw)?;
+        // The provider may grant more than was asked for.
+        let depth = init.attr.max_wr.clamp(max_wr, MAX_SLOTS / 2);
+        let slots = (2 * depth).next_power_of_two();
+        let (reservations, parked) = (Mutex::default(), Parked(Mutex::default()));
+        let inner = Arc::new(Handle::new(SrqInner { raw, pd: Arc::clone(pd), id, slots, reservations, parked }));
+        let producer = attach_shared(slots, max_sge).map_err(|error| refused(error.kind()))?;
+        Ok(SharedReceiveQueue {
+            held: Some(Held { producer, inner }),
+            chain: Chain::new(1, max_sge as usize),
+            live_in: context.fork,
+            processor_writes: scatter::processor_writes(context),
+            depth,
+            transport: PhantomData,
+        })
+    }
+}
+
+impl<T: Transport> SharedReceiveQueue<T> {
+    /// The number of receives that the device holds.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// The identifier of the queue in events.
+    #[must_use]
+    pub fn id(&self) -> SrqId {
+        self.inner().id
+    }
+
+    /// Has the device raise [`SRQ_LIMIT_REACHED`](crate::AsyncEventKind::SRQ_LIMIT_REACHED) once,
+    /// when fewer than `limit` receives are left. 0 disarms the event.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if the limit is more than the queue holds; errors of the provider.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{AsyncEventKind, Context, Error, EventSource, SharedReceiveQueue};
+    /// # fn f(context: &Context, receives: &SharedReceiveQueue) -> Result<(), Error> {
+    /// receives.arm_limit(16)?;
+    /// while let Some(event) = context.next_event(None)? {
+    ///     if event.source == EventSource::SharedReceiveQueue(receives.id()) {
+    ///         println!("fewer than 16 receives are left");
+    ///         receives.arm_limit(16)?;
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn arm_limit(&self, limit: u32) -> Result<()> {
+        let attr = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
+        self.inner().modify(attr, ibv_srq_attr_mask::IBV_SRQ_LIMIT)
+    }
+
+    /// The limit that is armed; 0 if none is.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the provider.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn limit(&self) -> Result<u32> {
+        let context = self.inner().context();
+        context.check(Operation::QuerySrq)?;
+        let mut attr = ibv_srq_attr::default();
+        // SAFETY: ibv_query_srq wants a live queue of this table (1), and room for the attributes:
+        // a local.
+        let result = unsafe { (context.table.ibv_query_srq)(self.as_raw(), &raw mut attr) };
+        Error::check(Operation::QuerySrq, result)?;
+        Ok(attr.srq_limit)
+    }
+
+    /// Destroys the queue and frees the memory of the receives that are posted.
+    ///
+    /// Dropping the handle and all queue pairs does the same; this function reports errors.
+    ///
+    /// # Errors
+    ///
+    /// `InUse`, with the handle, while a queue pair uses the queue; errors of the provider.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn close(mut self) -> Result<(), Failed<Self>> {
+        if let Err(error) = self.inner().context().check(Operation::DestroySrq) {
+            return Err(Failed::new(error, self));
+        }
+        let Some(held) = self.held.take() else { return Ok(()) };
+        let Err(Failed { error, object: inner }) = Handle::close(held.surrender()) else { return Ok(()) };
+        let producer = inner.parked.lock().take();
+        self.held = producer.map(|producer| Held { producer, inner });
+        Err(Failed::new(error, self))
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Handle<SrqInner>> {
+        &self.held.as_ref().expect("only `close` and the drop take it").inner
+    }
+
+    /// The C object, valid while this handle lives.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_srq {
+        self.inner().raw.as_ptr()
+    }
+}
+
+impl<T: Transport> Drop for SharedReceiveQueue<T> {
+    fn drop(&mut self) {
+        let Some(held) = self.held.take() else { return };
+        // In a forked child another thread of the parent may have held the lock at the time of the
+        // fork, and the parent's device uses the memory in flight: the producer is only forgotten,
+        // and leaves it parked.
+        if !held.inner.context().is_forked() {
+            drop(held.surrender());
+        }
+    }
+}
+
+impl<T: Transport> fmt::Debug for SharedReceiveQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue").field("depth", &self.depth()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! Tests over the test provider: who gets memory back, and when.
+
+use std::collections::HashSet;
+
+use rdma_sys::{ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_event_type, ibv_wc, ibv_wc_opcode, ibv_wc_status};
+
+use super::*;
+use crate::context::{AsyncEventKind, EventSource};
+use crate::mr::Buffer;
+use crate::qp::QueuePair;
+use crate::testing::{self, BadWr, fail, fail_post, live};
+use crate::{CompletionQueue, Context, Poller};
+
+const DEPTH: u32 = 4;
+/// Slots of the queue, of which the provider grants twice what is asked for.
+const SLOTS: u32 = 4 * DEPTH;
+
+struct Rig {
+    context: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    poller: Poller,
+    srq: SharedReceiveQueue,
+    qp: QueuePair<Rc>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let context = testing::context();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(64).unwrap();
+        let srq = SharedReceiveQueue::builder(&pd).max_wr(DEPTH).max_sge(2).build().unwrap();
+        let qp = pd.queue_pair().cq(&cq).shared_receives(&srq).build().unwrap().into_manual();
+        let poller = cq.poller();
+        Self { context, pd, cq, poller, srq, qp }
+    }
+
+    fn buffer(&self) -> Buffer {
+        self.pd.allocate(16).unwrap()
+    }
+
+    /// Posts a receive, and returns its `wr_id`.
+    fn post(&mut self, token: u64) -> u64 {
+        self.srq.post_recv(self.buffer(), token).unwrap();
+        testing::posted_to_srq(self.srq.as_raw()).last().unwrap().wr_id
+    }
+
+    fn complete(&self, wr_id: u64) {
+        let (status, opcode) = (ibv_wc_status::IBV_WC_SUCCESS, ibv_wc_opcode::IBV_WC_RECV);
+        let wc = ibv_wc { wr_id, status, opcode, qp_num: self.qp.qpn(), byte_len: 5, ..ibv_wc::default() };
+        testing::complete(self.cq.as_raw(), wc);
+    }
+
+    /// Polls the next completion: its token, queue pair and length. Its buffer is dropped.
+    fn next(&mut self) -> Option<(u64, u32, usize)> {
+        let mut completion = self.poller.poll().unwrap()?;
+        assert!(completion.take_buffer().is_some());
+        Some((completion.token(), completion.qpn(), completion.byte_len()))
+    }
+}
+
+#[test]
+fn receives_complete_in_any_order_and_no_name_is_used_twice() {
+    let mut rig = Rig::new();
+    let (mut names, mut posted) = (HashSet::new(), Vec::new());
+    for round in 0..500 {
+        while rig.srq.room() > 0 {
+            let wr_id = rig.post(round);
+            assert!(names.insert(wr_id), "{wr_id:#x} is used again");
+            posted.push((wr_id, round));
+        }
+        assert_eq!(posted.len(), 2 * DEPTH as usize);
+        // Neither first in first out, nor the other way round; some stay for many rounds.
+        for at in [5, 1, 2] {
+            let (wr_id, token) = posted.remove(at);
+            rig.complete(wr_id);
+            assert_eq!(rig.next(), Some((token, rig.qp.qpn(), 5)));
+            // The completion of a name that is not in flight releases nothing.
+            rig.complete(wr_id);
+            assert_eq!(rig.next(), None);
+        }
+    }
+    assert_eq!(live("mr"), posted.len().cast_signed());
+}
+
+#[test]
+fn completions_that_nobody_polls_fill_the_queue() {
+    let mut rig = Rig::new();
+    for token in 0..u64::from(SLOTS) {
+        let wr_id = rig.post(token);
+        rig.complete(wr_id);
+    }
+    assert_eq!(rig.srq.room(), 0);
+    let refused = rig.srq.post_recv(rig.buffer(), 0).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::QueueFull);
+    assert!(refused.into_memory().is_some());
+    rig.next().unwrap();
+    rig.post(1);
+}
+
+#[test]
+fn a_refused_receive_comes_back() {
+    let mut rig = Rig::new();
+    fail_post(0, libc::ENOMEM, BadWr::Chain);
+    let refused = rig.srq.post_recv(rig.buffer(), 1).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::QueueFull);
+    let buffer = refused.into_memory().unwrap();
+    let other = rig.context.alloc_pd().unwrap().allocate(8).unwrap();
+    assert_eq!(rig.srq.post_recv(other, 1).map_err(|refused| refused.kind()), Err(ErrorKind::InvalidInput));
+    let three = [rig.buffer(), rig.buffer(), rig.buffer()];
+    assert_eq!(rig.srq.post_recv(three, 1).map_err(|refused| refused.kind()), Err(ErrorKind::TooManySegments));
+    rig.srq.post_recv([buffer, rig.buffer()], 1).unwrap();
+    drop(rig.srq);
+    assert_eq!(live("mr"), 2, "the queue pair keeps the queue and its receives");
+    drop(rig.qp);
+    assert_eq!((live("srq"), live("mr")), (0, 0));
+}
+
+#[test]
+fn a_receive_whose_fate_is_unknown_stays_and_ends_the_queue() {
+    for (accept, blame) in [(0, BadWr::Null), (1, BadWr::Chain), (0, BadWr::Alien)] {
+        let mut rig = Rig::new();
+        fail_post(accept, libc::EIO, blame);
+        let failed = rig.srq.post_recv(rig.buffer(), 1).unwrap_err();
+        assert!(failed.into_memory().is_none());
+        assert_eq!(live("mr"), 1);
+        let ended = rig.srq.post_recv(rig.buffer(), 2).unwrap_err();
+        assert_eq!(ended.kind(), ErrorKind::NoDevice);
+        drop(ended);
+        drop((rig.qp, rig.srq));
+        assert_eq!((live("srq"), live("mr")), (0, 0));
+    }
+}
+
+#[test]
+fn receives_outlive_the_queue_pairs() {
+    let mut rig = Rig::new();
+    let wr_id = rig.post(1);
+    drop(rig.qp);
+    assert_eq!(live("mr"), 1);
+    rig.qp = rig.pd.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).build().unwrap().into_manual();
+    rig.complete(wr_id);
+    assert_eq!(rig.next().unwrap().0, 1);
+    rig.post(2);
+    let failed = rig.srq.close().unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    rig.srq = failed.object;
+    rig.post(3);
+    drop(rig.qp);
+    fail("destroy_srq", libc::EBUSY);
+    let failed = rig.srq.close().unwrap_err();
+    assert_eq!(failed.error.errno(), Some(libc::EBUSY));
+    assert_eq!((live("srq"), live("mr")), (1, 2));
+    failed.object.close().unwrap();
+    assert_eq!((live("srq"), live("mr")), (0, 0));
+}
+
+#[test]
+fn a_queue_that_cannot_be_destroyed_keeps_its_receives() {
+    let mut rig = Rig::new();
+    rig.post(1);
+    drop(rig.qp);
+    fail("destroy_srq", libc::EBUSY);
+    drop(rig.srq);
+    assert_eq!((live("srq"), live("mr")), (1, 1));
+}
+
+#[test]
+fn a_queue_pair_that_cannot_be_destroyed_keeps_the_queue() {
+    let mut rig = Rig::new();
+    rig.post(1);
+    fail("destroy_qp", libc::EBUSY);
+    drop((rig.qp, rig.srq));
+    assert_eq!((live("qp"), live("srq"), live("mr")), (1, 1, 1));
+}
+
+#[test]
+fn entries_are_reserved_once_for_all_queue_pairs_of_both_queues() {
+    let Rig { pd, srq, qp, mut poller, cq, .. } = Rig::new();
+    // Of 64 entries, the receives have 16, and the sends of each queue pair 16.
+    let build = |cq| pd.queue_pair().cq(cq).shared_receives(&srq).max_send_wr(16).build();
+    let (second, third) = (build(&cq).unwrap(), build(&cq).unwrap());
+    let too_small = ErrorKind::CompletionQueueTooSmall { needed: 16, free: 0 };
+    assert_eq!(build(&cq).unwrap_err().kind(), too_small);
+    drop((qp, second, third));
+    assert!(poller.poll().unwrap().is_none());
+    // The receives' entries are free, too.
+    let alone = pd.queue_pair().cq(&cq).max_send_wr(32).max_recv_wr(32).build().unwrap();
+    let needed = ErrorKind::CompletionQueueTooSmall { needed: 16, free: 0 };
+    assert_eq!(build(&cq).unwrap_err().kind(), needed);
+    drop(alone);
+}
+
+#[test]
+fn a_queue_pair_has_no_receives_of_its_own() {
+    let mut rig = Rig::new();
+    let refused = rig.qp.post_recv(rig.pd.allocate(8).unwrap(), 1).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::SharedReceives);
+    let text = refused.error().to_string();
+    assert!(text.contains("post to the shared receive queue"), "{text}");
+    let receives = rig.qp.recv_queue();
+    assert_eq!((receives.depth(), receives.room()), (0, 0));
+    let other = rig.context.alloc_pd().unwrap();
+    let refused = other.queue_pair().cq(&rig.cq).shared_receives(&rig.srq).build().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn limits_and_their_event() {
+    let rig = Rig::new();
+    assert_eq!(rig.srq.depth(), 2 * DEPTH);
+    rig.srq.arm_limit(3).unwrap();
+    assert_eq!(rig.srq.limit().unwrap(), 3);
+    let element = ibv_async_event__bindgen_ty_1 { srq: rig.srq.as_raw() };
+    let event_type = ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED;
+    testing::raise(rig.context.as_raw(), ibv_async_event { element, event_type });
+    let event = rig.context.try_next_event().unwrap().unwrap();
+    assert_eq!(event.kind, AsyncEventKind::SRQ_LIMIT_REACHED);
+    assert_eq!(event.source, EventSource::SharedReceiveQueue(rig.srq.id()));
+    for (max_wr, max_sge) in [(1025, 1), (1, 5)] {
+        let refused = SharedReceiveQueue::builder(&rig.pd).max_wr(max_wr).max_sge(max_sge).build().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn receives_of_datagrams_have_room_for_the_header() {
+    let rig = Rig::new();
+    let mut srq = SharedReceiveQueue::datagram(&rig.pd).build().unwrap();
+    let refused = srq.post_recv(rig.pd.allocate(39).unwrap(), 1).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfBounds);
+    srq.post_recv(rig.pd.allocate(40).unwrap(), 1).unwrap();
+}
