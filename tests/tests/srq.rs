@@ -81,7 +81,7 @@ fn messages_of_many_clients_take_receives_of_one_queue() {
     (0..16).for_each(|token| server.post(token));
     let mut counts = [0_u8; CLIENTS];
     for round in 0..60_u8 {
-        let client = usize::from(round * 7) % CLIENTS;
+        let client = usize::from(round) * 7 % CLIENTS;
         server.send(client, round);
         let (from, token, message) = server.receive(client % 2);
         assert_eq!((from, message == pattern(LEN, round)), (client, true), "message {round}");
