@@ -75,24 +75,28 @@ impl<'a> SharedSlice<'a> {
     ///
     /// During `'a`, the bytes are valid for reads, and no plain write of this program goes to them.
     #[must_use]
+    #[inline]
     pub const unsafe fn from_raw(start: *const u8, len: usize) -> Self {
         Self { start, len, memory: PhantomData }
     }
 
     /// Number of bytes.
     #[must_use]
+    #[inline]
     pub const fn len(self) -> usize {
         self.len
     }
 
     /// Whether the slice has no bytes.
     #[must_use]
+    #[inline]
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
 
     /// The first byte.
     #[must_use]
+    #[inline]
     pub const fn as_ptr(self) -> *const u8 {
         self.start
     }
@@ -140,6 +144,7 @@ impl<'a> SharedSlice<'a> {
 
 /// The bytes of a borrow, which nothing writes for its duration.
 impl<'a> From<&'a [u8]> for SharedSlice<'a> {
+    #[inline]
     fn from(bytes: &'a [u8]) -> Self {
         // SAFETY: from_raw wants bytes that are readable and without writes for `'a`: the borrow
         // has both.
@@ -161,6 +166,7 @@ impl<'a> SharedSliceMut<'a> {
     /// During `'a`, the bytes are valid for reads and writes, and no plain access of this program
     /// goes to them.
     #[must_use]
+    #[inline]
     pub const unsafe fn from_raw(start: *mut u8, len: usize) -> Self {
         // SAFETY: from_raw wants bytes that are valid for reads, without plain writes: this
         // function's condition.
@@ -169,24 +175,28 @@ impl<'a> SharedSliceMut<'a> {
 
     /// Number of bytes.
     #[must_use]
+    #[inline]
     pub const fn len(self) -> usize {
         self.0.len
     }
 
     /// Whether the slice has no bytes.
     #[must_use]
+    #[inline]
     pub const fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
     /// The first byte.
     #[must_use]
+    #[inline]
     pub const fn as_mut_ptr(self) -> *mut u8 {
         self.0.start.cast_mut()
     }
 
     /// The same memory, to read.
     #[must_use]
+    #[inline]
     pub const fn as_shared(self) -> SharedSlice<'a> {
         self.0
     }
@@ -249,6 +259,7 @@ impl<'a> SharedSliceMut<'a> {
 
 /// The bytes of an exclusive borrow.
 impl<'a> From<&'a mut [u8]> for SharedSliceMut<'a> {
+    #[inline]
     fn from(bytes: &'a mut [u8]) -> Self {
         // SAFETY: from_raw wants bytes that are readable, writable and without plain accesses for
         // `'a`: the exclusive borrow has all three.

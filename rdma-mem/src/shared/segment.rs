@@ -77,6 +77,7 @@ impl Segment {
 
     /// The memory.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> SharedSliceMut<'_> {
         // SAFETY: from_raw wants bytes that are readable and writable, without plain accesses, for
         // the borrow of `self`: `pages` owns a writable mapping of at least `len` bytes (1), and no
@@ -118,6 +119,7 @@ impl SegmentView {
 
     /// The memory.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> SharedSlice<'_> {
         // SAFETY: from_raw wants bytes that are readable, without plain writes, for the borrow of
         // `self`: `pages` owns a mapping of at least `len` bytes (1), which cannot be written; if
