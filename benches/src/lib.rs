@@ -7,10 +7,11 @@
 pub mod affinity;
 pub mod allocations;
 pub mod callgrind;
+pub mod collectives;
 pub mod contender;
 pub mod device;
+pub mod limit;
 pub mod mode;
-pub mod mpi;
 pub mod null;
 pub mod pair;
 pub mod quiet;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicU64;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// A shared mapping of whole pages, initially zero.
@@ -25,6 +25,21 @@ impl SharedPages {
         let file = File::from(memfd_create(c"rdma-benches", MFdFlags::MFD_CLOEXEC)?);
         file.set_len(len as u64)?;
         Self::map(file)
+    }
+
+    /// Creates pages like [`new`](Self::new), huge ones if the kernel gives them.
+    ///
+    /// # Errors
+    ///
+    /// The error of `memfd_create`, `ftruncate` or `mmap`.
+    pub fn huge(len: usize) -> io::Result<Self> {
+        let file = File::from(memfd_create(c"rdma-benches", MFdFlags::MFD_CLOEXEC)?);
+        file.set_len(len as u64)?;
+        let map = MmapOptions::new().map_raw(&file)?;
+        // A kernel without huge pages for shared memory refuses this.
+        drop(map.advise(Advice::HugePage));
+        map.advise(Advice::PopulateWrite)?;
+        Ok(Self { map, file })
     }
 
     /// A path by which another process can open these pages.

@@ -1,169 +1,135 @@
-//! Runs all-reduce programs: Open MPI's, compiled from `mpi/allreduce.c`, and the project's own.
+//! MPIs, each with the program `mpi/collectives.c`.
 
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
+use super::{Point, run};
 use crate::affinity;
 
-/// One point of the comparison.
-#[derive(Clone, Copy, Debug)]
-pub struct Point {
-    /// Number of processes.
-    pub ranks: usize,
-    /// Bytes that every rank contributes.
-    pub size: usize,
-    /// All-reduces in the timed loop.
-    pub iterations: usize,
-    /// All-reduces before the timed loop.
-    pub warmup: usize,
+/// The environment variable with the folder of the virtual environments.
+const FOLDER: &str = "MPI_VENVS";
+
+/// The folder of Debian's libraries.
+const DEBIAN: &str = "/usr/lib/x86_64-linux-gnu";
+
+/// Settings that keep glibc from giving the memory of a large temporary back after each collective.
+fn keep_memory() -> Vec<(&'static str, String)> {
+    let thresholds = [("MALLOC_MMAP_THRESHOLD_", "2147483648"), ("MALLOC_TRIM_THRESHOLD_", "4294967295")];
+    thresholds.map(|(name, value)| (name, value.to_owned())).to_vec()
 }
 
-/// An all-reduce program to be timed.
+/// The family of an MPI, which decides its launcher's options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    OpenMpi,
+    Mpich,
+    Intel,
+}
+
+/// An MPI with some settings.
 #[derive(Clone, Debug)]
-pub enum Program {
-    /// Open MPI, run by `mpirun` with extra arguments.
-    OpenMpi {
-        /// The compiled `allreduce.c`.
-        executable: PathBuf,
-        /// The name in the table.
-        name: &'static str,
-        /// The extra arguments: `--mca ...`.
-        settings: &'static [&'static str],
-    },
-    /// The project's own `all_reduce` on the software device.
-    Ours {
-        /// The release binary.
-        executable: PathBuf,
-    },
+pub struct Mpi {
+    name: &'static str,
+    family: Family,
+    launcher: PathBuf,
+    executable: PathBuf,
+    settings: &'static [&'static str],
+    environment: Vec<(&'static str, String)>,
 }
 
-impl Program {
-    /// The name in the table.
+impl Mpi {
+    /// Every MPI of the comparison, or a line that says why it is absent. Programs are compiled
+    /// into `scratch`.
     #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::OpenMpi { name, .. } => name,
-            Self::Ours { .. } => "all_reduce (soft0)",
+    pub fn all(scratch: &Path) -> Vec<Result<Self, String>> {
+        let venvs = std::env::var_os(FOLDER).map(PathBuf::from);
+        let venv = |name: &str| {
+            let venv = venvs.as_ref().map(|venvs| venvs.join(name)).filter(|venv| venv.is_dir());
+            venv.ok_or_else(|| format!("{FOLDER} names no folder with a virtual environment `{name}`"))
+        };
+        let new = || venv("openmpi").and_then(|venv| Self::in_venv("Open MPI 5", Family::OpenMpi, &venv, scratch));
+        let vader_copies = &["--mca", "btl_vader_single_copy_mechanism", "none"];
+        vec![
+            Self::of_debian(scratch, new().ok().as_ref()),
+            Self::of_debian(scratch, new().ok().as_ref()).map(|mpi| mpi.tuned("Open MPI 4.1, copies", vader_copies)),
+            new(),
+            new().map(|mpi| mpi.tuned("Open MPI 5, copies", &["--mca", "smsc", "^cma"])),
+            venv("mpich").and_then(|venv| Self::in_venv("MPICH 5", Family::Mpich, &venv, scratch)),
+            venv("impi").and_then(|venv| Self::in_venv("Intel MPI", Family::Intel, &venv, scratch)),
+        ]
+    }
+
+    /// Debian's Open MPI. Without its headers (libopenmpi-dev) the program compiled for a newer
+    /// Open MPI runs with Debian's library: both have one ABI.
+    fn of_debian(scratch: &Path, newer: Option<&Self>) -> Result<Self, String> {
+        run(Command::new("mpirun").arg("--version")).map_err(|_| "Debian's Open MPI is not installed".to_owned())?;
+        let executable = match (compile("mpicc".as_ref(), scratch, "debian", &[]), newer) {
+            (Ok(executable), _) => executable,
+            (Err(_), Some(newer)) => newer.executable.clone(),
+            (Err(why), None) => return Err(why),
+        };
+        let environment = vec![("LD_LIBRARY_PATH", DEBIAN.to_owned())];
+        let (launcher, family) = ("mpirun".into(), Family::OpenMpi);
+        Ok(Self { name: "Open MPI 4.1", family, launcher, executable, settings: &[], environment })
+    }
+
+    fn in_venv(name: &'static str, family: Family, venv: &Path, scratch: &Path) -> Result<Self, String> {
+        let (bin, lib) = (venv.join("bin"), venv.join("lib"));
+        let mut environment = keep_memory();
+        environment.push(("LD_LIBRARY_PATH", lib.display().to_string()));
+        if family == Family::Intel {
+            environment.push(("I_MPI_ROOT", venv.display().to_string()));
         }
+        let folder = venv.file_name().unwrap_or_default().to_string_lossy();
+        let executable = compile(&bin.join("mpicc"), scratch, &folder, &environment)?;
+        let launcher = bin.join(if family == Family::Intel { "mpiexec.hydra" } else { "mpirun" });
+        Ok(Self { name, family, launcher, executable, settings: &[], environment })
     }
 
-    /// Microseconds per all-reduce, averaged over the ranks.
-    ///
-    /// # Errors
-    ///
-    /// If the program fails, prints other output, or reports wrong elements.
-    pub fn time(&self, point: Point) -> io::Result<f64> {
-        let Point { ranks, size, iterations, warmup } = point;
-        match self {
-            Self::OpenMpi { executable, settings, .. } => {
-                let enough = affinity::cores()?.len() >= ranks;
-                let placement: &[&str] =
-                    if enough { &["--bind-to", "core"] } else { &["--oversubscribe", "--bind-to", "none"] };
-                let mut command = Command::new("mpirun");
-                command.args(["--allow-run-as-root", "-n", &ranks.to_string()]).args(placement).args(*settings);
-                command.arg(executable).args([size, iterations, warmup, 1].map(|n| n.to_string()));
-                let output = run(&mut command)?;
-                mpi_time(&String::from_utf8_lossy(&output.stdout), size)
-            }
-            Self::Ours { executable } => {
-                let mut command = Command::new(executable);
-                command.args(["--device", "soft0", "--json", "--out-of-place"]);
-                for (flag, value) in [("--ranks", ranks), ("--min", size), ("--max", size)] {
-                    command.args([flag, &value.to_string()]);
-                }
-                command.args(["--iters", &iterations.to_string(), "--warmup", &warmup.to_string()]);
-                let output = run(&mut command)?;
-                our_time(&output.stdout, size)
-            }
-        }
+    /// The same MPI with arguments of its launcher, and with memory that is not given back.
+    fn tuned(mut self, name: &'static str, settings: &'static [&'static str]) -> Self {
+        self.environment.extend(keep_memory());
+        Self { name, settings, ..self }
     }
-}
 
-/// Runs `command` to its end; its output becomes the error's text if it fails.
-fn run(command: &mut Command) -> io::Result<Output> {
-    let output = command.stdin(Stdio::null()).output()?;
-    if output.status.success() {
-        return Ok(output);
+    pub(super) fn name(&self) -> &str {
+        self.name
     }
-    let text = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("{command:?} failed ({}):\n{text}", output.status)))
-}
 
-fn malformed(text: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not the output of an all-reduce: {text}"))
-}
+    /// Whether waiting ranks never give up their core.
+    pub(super) fn only_spins(&self) -> bool {
+        self.family == Family::Mpich
+    }
 
-/// Parses the time in a line of `allreduce.c`: bytes, microseconds, wrong elements.
-fn mpi_time(text: &str, size: usize) -> io::Result<f64> {
-    let fields: Vec<&str> = text.split_whitespace().collect();
-    match fields[..] {
-        [bytes, time, "0"] if bytes == size.to_string() => time.parse().map_err(|_| malformed(text)),
-        _ => Err(malformed(text)),
+    /// The command that measures a point.
+    pub(super) fn command(&self, point: Point) -> io::Result<Command> {
+        let Point { operation, place, ranks, size, iterations, warmup } = point;
+        let enough = affinity::cores()?.len() >= ranks;
+        let placement: &[&str] = match (self.family, enough) {
+            (Family::OpenMpi, true) => &["--allow-run-as-root", "--bind-to", "core"],
+            (Family::OpenMpi, false) => &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
+            (_, true) => &["-bind-to", "core"],
+            (_, false) => &[],
+        };
+        let mut command = Command::new(&self.launcher);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.args(["-n", &ranks.to_string()]).args(placement).args(self.settings).arg(&self.executable);
+        command.args([operation.name(), place.name()]);
+        command.args([size, iterations, warmup].map(|number| number.to_string()));
+        Ok(command)
     }
 }
 
-/// Parses the out-of-place time in the JSON of the project's `all_reduce`.
-fn our_time(json: &[u8], size: usize) -> io::Result<f64> {
-    let value: serde_json::Value = serde_json::from_slice(json)?;
-    let result = &value["results"][0];
-    let half = &result["out_of_place"];
-    match (result["size"].as_u64(), half["time"].as_f64(), half["nwrong"].as_u64()) {
-        (Some(reported), Some(time), None | Some(0)) if usize::try_from(reported) == Ok(size) => Ok(time),
-        _ => Err(malformed(&value.to_string())),
-    }
-}
-
-/// Compiles `allreduce.c` with `mpicc` into `folder`.
-///
-/// # Errors
-///
-/// `NotFound` when `mpicc` or `mpirun` is not installed; otherwise the compiler's error.
-pub fn compile(folder: &Path) -> io::Result<PathBuf> {
-    run(Command::new("mpirun").arg("--version"))?;
-    std::fs::create_dir_all(folder)?;
-    let executable = folder.join("mpi_allreduce");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/allreduce.c");
-    run(Command::new("mpicc").args(["-O3", "-Wall", "-Wextra", "-o"]).arg(&executable).arg(source))?;
+/// Compiles `collectives.c`.
+fn compile(compiler: &Path, folder: &Path, name: &str, environment: &[(&str, String)]) -> Result<PathBuf, String> {
+    let executable = folder.join(format!("collectives-{name}"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/collectives.c");
+    let mut command = Command::new(compiler);
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    command.args(["-O3", "-Wall", "-Wextra", "-o"]).arg(&executable).arg(source);
+    let failure = |error: io::Error| format!("{} cannot compile a program: {error}", compiler.display());
+    std::fs::create_dir_all(folder).map_err(failure)?;
+    run(&mut command).map_err(failure)?;
     Ok(executable)
-}
-
-/// Builds the project's `all_reduce` in release mode and returns its path.
-///
-/// # Errors
-///
-/// The build's error.
-pub fn build_ours() -> io::Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.args(["build", "--release", "-p", "rdma-examples", "--bin", "all_reduce", "--message-format=json"]);
-    let output = run(&mut command)?;
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .find(|path| path.file_name() == Some(OsStr::new("all_reduce")))
-        .ok_or_else(|| io::Error::other("cargo did not say where all_reduce is"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn output_is_read() {
-        assert!((mpi_time("65536 9.8125 0\n", 65536).unwrap() - 9.8125).abs() < 1e-9);
-        let json = br#"{"ranks":2,"results":[{"size":8,"out_of_place":{"time":1.5,"nwrong":0}}]}"#;
-        assert!((our_time(json, 8).unwrap() - 1.5).abs() < 1e-9);
-    }
-
-    #[test]
-    fn wrong_results_and_other_sizes_are_errors() {
-        assert!(mpi_time("65536 9.8 3", 65536).is_err());
-        assert!(mpi_time("8 9.8 0", 65536).is_err());
-        assert!(our_time(br#"{"results":[{"size":8,"out_of_place":{"time":1.5,"nwrong":2}}]}"#, 8).is_err());
-        assert!(our_time(b"{}", 8).is_err());
-    }
 }

@@ -1,0 +1,216 @@
+//! Collectives of the project, of several MPIs and of plain shared memory, each as a program that
+//! measures one point.
+
+mod mpi;
+mod ours;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+pub use mpi::Mpi;
+pub use ours::Ours;
+
+use crate::limit;
+
+/// A collective operation on `f32`; reductions are sums, and the root is rank 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the operations")]
+pub enum Operation {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Broadcast,
+}
+
+impl Operation {
+    /// All operations.
+    pub const ALL: [Self; 5] = [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll, Self::Broadcast];
+
+    /// The name of the project's program, and of the operation in `collectives.c`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "alltoall",
+            Self::Broadcast => "broadcast",
+        }
+    }
+
+    /// The operation of a name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|operation| operation.name() == name)
+    }
+
+    /// The places that are compared. MPI has no broadcast out of place.
+    #[must_use]
+    pub fn places(self) -> &'static [Place] {
+        match self {
+            Self::AllReduce => &[Place::Out, Place::In],
+            Self::Broadcast => &[Place::In],
+            _ => &[Place::Out],
+        }
+    }
+}
+
+/// Whether the output lies in the memory of the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the places")]
+pub enum Place {
+    Out,
+    In,
+}
+
+impl Place {
+    /// Both places.
+    pub const ALL: [Self; 2] = [Self::Out, Self::In];
+
+    /// The name in arguments.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Out => "out",
+            Self::In => "in",
+        }
+    }
+}
+
+/// One point of the comparison.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// The operation.
+    pub operation: Operation,
+    /// In place, or out of place.
+    pub place: Place,
+    /// Number of processes.
+    pub ranks: usize,
+    /// Bytes of the larger one of input and output.
+    pub size: usize,
+    /// Operations in the timed loop.
+    pub iterations: usize,
+    /// Operations before the timed loop.
+    pub warmup: usize,
+}
+
+/// A program to be timed.
+#[derive(Clone, Debug)]
+pub enum Program {
+    /// The project's own programs.
+    Ours(Ours),
+    /// Plain loads and stores on shared memory: see [`limit`].
+    Limit,
+    /// An MPI.
+    Mpi(Mpi),
+}
+
+impl Program {
+    /// The name in the table.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Ours(_) => "ours",
+            Self::Limit => "limit",
+            Self::Mpi(mpi) => mpi.name(),
+        }
+    }
+
+    /// Whether the program can run so many ranks at a sensible speed.
+    #[must_use]
+    pub fn runs(&self, ranks: usize, cores: usize) -> bool {
+        ranks <= cores || !matches!(self, Self::Mpi(mpi) if mpi.only_spins())
+    }
+
+    /// Microseconds per operation, averaged over the ranks.
+    ///
+    /// # Errors
+    ///
+    /// If the program fails, prints other output, or reports wrong elements.
+    pub fn time(&self, point: Point) -> io::Result<f64> {
+        match self {
+            Self::Ours(ours) => ours.time(point),
+            Self::Limit => read_line(&run(&mut limit::command(point)?)?, point),
+            Self::Mpi(mpi) => read_line(&run(&mut mpi.command(point)?)?, point),
+        }
+    }
+}
+
+/// Runs `command` to its end; its output becomes the error's text if it fails.
+fn run(command: &mut Command) -> io::Result<Output> {
+    let output = command.stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("{command:?} failed ({}):\n{text}", output.status)))
+}
+
+fn malformed(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("not the output of a collective: {text}"))
+}
+
+/// Parses the time in a line of `collectives.c`: bytes, microseconds, wrong elements.
+fn read_line(output: &Output, point: Point) -> io::Result<f64> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let fields: Vec<&str> = text.split_whitespace().collect();
+    match fields[..] {
+        [bytes, time, "0"] if bytes == point.size.to_string() => time.parse().map_err(|_| malformed(&text)),
+        _ => Err(malformed(&text)),
+    }
+}
+
+/// Builds the project's programs in release mode and returns their folder.
+///
+/// # Errors
+///
+/// The build's error.
+pub fn build_ours() -> io::Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.args(["build", "--release", "-p", "rdma-examples", "--message-format=json"]);
+    for operation in Operation::ALL {
+        command.args(["--bin", operation.name()]);
+    }
+    let output = run(&mut command)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let mut programs = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    let folder = programs.next().and_then(|program| Some(program.parent()?.to_owned()));
+    folder.ok_or_else(|| io::Error::other("cargo did not say where the programs are"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    pub(crate) fn point(size: usize) -> Point {
+        Point { operation: Operation::AllReduce, place: Place::Out, ranks: 2, size, iterations: 2, warmup: 1 }
+    }
+
+    fn read(text: &str, size: usize) -> io::Result<f64> {
+        let output = Output { status: ExitStatus::from_raw(0), stdout: text.into(), stderr: Vec::new() };
+        read_line(&output, point(size))
+    }
+
+    #[test]
+    fn a_line_is_read() {
+        assert!((read("65536 9.8125 0\n", 65536).unwrap() - 9.8125).abs() < 1e-9);
+        assert!(read("65536 9.8 3", 65536).is_err());
+        assert!(read("8 9.8 0", 65536).is_err());
+    }
+
+    #[test]
+    fn operations_are_found_by_name() {
+        for operation in Operation::ALL {
+            assert_eq!(Operation::of_name(operation.name()), Some(operation));
+        }
+        assert_eq!(Operation::of_name("barrier"), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Collectives by plain loads and stores on shared memory, without any library: the limit of what a
+//! machine can do.
+//!
+//! All ranks map all memory to read and write, which the project's programs do not: a rank may
+//! write its result into the output of every other rank. For each operation there are several
+//! [`Method`]s; the one that is fastest in the warm-up is timed.
+
+mod kernel;
+mod rank;
+mod traffic;
+
+use std::io;
+use std::process::{Command, Stdio};
+
+use crate::affinity;
+use crate::collectives::{Operation, Place, Point};
+use crate::shared::SharedPages;
+
+use rank::Rank;
+
+/// The first argument of the process that starts the ranks.
+const LEAD: &str = "--limit";
+/// The first argument of a rank.
+const RANK: &str = "--limit-rank";
+
+/// The command that measures a point: this executable, which has to call [`run_if_asked`].
+///
+/// # Errors
+///
+/// If the executable has no name.
+pub(crate) fn command(point: Point) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(LEAD).args(arguments(point));
+    Ok(command)
+}
+
+fn arguments(point: Point) -> Vec<String> {
+    let Point { operation, place, ranks, size, iterations, warmup } = point;
+    let names = [operation.name(), place.name()].map(str::to_owned);
+    let numbers = [ranks, size, iterations, warmup].map(|number| number.to_string());
+    names.into_iter().chain(numbers).collect()
+}
+
+fn parse(arguments: &[String]) -> Option<Point> {
+    let [operation, place, numbers @ ..] = arguments else { return None };
+    let place = Place::ALL.into_iter().find(|known| known.name() == *place)?;
+    let numbers: Option<Vec<usize>> = numbers.iter().map(|number| number.parse().ok()).collect();
+    let [ranks, size, iterations, warmup] = numbers?[..] else { return None };
+    Some(Point { operation: Operation::of_name(operation)?, place, ranks, size, iterations, warmup })
+}
+
+/// Runs the limit, and returns true, if this process was started for it.
+///
+/// # Errors
+///
+/// If memory cannot be shared, or if a rank fails.
+pub fn run_if_asked() -> io::Result<bool> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let malformed = || io::Error::other("malformed arguments of the limit");
+    match arguments.split_first() {
+        Some((first, rest)) if first == LEAD => lead(parse(rest).ok_or_else(malformed)?)?,
+        Some((first, [path, rank, rest @ ..])) if first == RANK => {
+            let (rank, point) = (rank.parse().ok(), parse(rest));
+            let (Some(rank), Some(point)) = (rank, point) else { return Err(malformed()) };
+            Rank::new(SharedPages::open(path)?, rank, point)?.measure()?;
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Starts the ranks, and prints a line like `collectives.c`.
+fn lead(point: Point) -> io::Result<()> {
+    let pages = SharedPages::huge(rank::memory(point))?;
+    let cores = affinity::cores()?;
+    let mut ranks = Vec::new();
+    for rank in 0..point.ranks {
+        if cores.len() >= point.ranks {
+            affinity::pin(cores[rank])?;
+        }
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args([RANK, &pages.path(), &rank.to_string()]).args(arguments(point)).stdin(Stdio::null());
+        ranks.push(command.spawn()?);
+    }
+    for mut rank in ranks {
+        if !rank.wait()?.success() {
+            return Err(io::Error::other("a rank has failed"));
+        }
+    }
+    let (nanoseconds, wrong) = rank::results(&pages, point.ranks);
+    println!("{} {:.4} {wrong}", point.size, nanoseconds / 1000.0);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collectives::tests::point;
+
+    #[test]
+    fn arguments_are_read_as_they_were_written() {
+        for operation in Operation::ALL {
+            for place in Place::ALL {
+                let point = Point { operation, place, ..point(1024) };
+                assert_eq!(parse(&arguments(point)).map(arguments), Some(arguments(point)));
+            }
+        }
+        assert!(parse(&["all_reduce".to_owned()]).is_none());
+    }
+}

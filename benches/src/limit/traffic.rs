@@ -1,0 +1,150 @@
+//! The operations of the limit.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use super::kernel::{self, Stores};
+use super::rank::{Rank, SMALL, number};
+use crate::collectives::{Operation, Place, Point};
+
+/// A way to do an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    /// All-reduce: each rank gives all its numbers next to a counter.
+    Message,
+    /// Each rank reads what its output is made of.
+    Pull(Stores),
+    /// All-reduce: each rank sums its share, and writes the result to all outputs.
+    Push(Stores),
+}
+
+impl Method {
+    /// The methods for a point.
+    pub(super) fn of(point: Point) -> Vec<Self> {
+        let stores = [Stores::Cached, Stores::Streaming];
+        let pull = stores.map(Self::Pull);
+        match (point.operation, point.place) {
+            (Operation::AllReduce, _) if point.size <= SMALL => vec![Self::Message],
+            (Operation::AllReduce, Place::In) => stores.map(Self::Push).to_vec(),
+            (Operation::AllReduce, Place::Out) => [pull, stores.map(Self::Push)].concat(),
+            _ => pull.to_vec(),
+        }
+    }
+}
+
+/// Does the rank's operation once. Returns when its output is complete.
+pub(super) fn run(rank: &mut Rank, method: Method) {
+    match method {
+        Method::Message => message(rank),
+        Method::Pull(stores) => pull(rank, stores),
+        Method::Push(stores) => push(rank, stores),
+    }
+}
+
+fn message(rank: &mut Rank) {
+    let step = rank.next_step();
+    let (count, ranks) = (rank.count(), rank.point.ranks);
+    let (number, place) = rank.slot(rank.rank);
+    // SAFETY: sum wants inputs and outputs of `count` numbers that no other rank writes or reads:
+    // the input is this rank's, and every other rank has given the message after the last one that
+    // was in this slot, so it has read that one.
+    unsafe { kernel::sum(&[place], &[rank.input(rank.rank)], count, Stores::Cached) };
+    number.store(step, Ordering::Release);
+    let mut inputs = [std::ptr::null::<f32>(); MOST];
+    for (peer, input) in inputs[..ranks].iter_mut().enumerate() {
+        let (number, place) = rank.slot(peer);
+        rank.wait(number, step);
+        *input = place;
+    }
+    // SAFETY: sum wants inputs and outputs of `count` numbers that no other rank writes or reads:
+    // the messages stay until this rank gives its next one but one, and the output is this rank's.
+    unsafe { kernel::sum(&[rank.output(rank.rank)], &inputs[..ranks], count, Stores::Cached) };
+}
+
+fn pull(rank: &mut Rank, stores: Stores) {
+    rank.barrier();
+    let (own, ranks) = (rank.rank, rank.point.ranks);
+    let block = rank.count() / ranks;
+    let output = |block_of: usize| rank.output(own).wrapping_add(block_of * block);
+    let input = |peer: usize, block_of: usize| rank.input(peer).cast_const().wrapping_add(block_of * block);
+    match rank.point.operation {
+        // Each rank begins with its own block, so that ranks do not read from one at the same time.
+        Operation::AllGather => from_own(own, ranks).for_each(|peer| copy(output(peer), input(peer, 0), block, stores)),
+        Operation::AllToAll => {
+            from_own(own, ranks).for_each(|peer| copy(output(peer), input(peer, own), block, stores))
+        }
+        Operation::Broadcast if own == 0 => {}
+        Operation::Broadcast => copy(output(0), rank.output(0), rank.count(), stores),
+        Operation::ReduceScatter => sum(&[output(0)], (0..ranks).map(|peer| input(peer, own)), block, stores),
+        Operation::AllReduce => sum(&[output(0)], (0..ranks).map(|peer| input(peer, 0)), rank.count(), stores),
+    }
+}
+
+fn push(rank: &mut Rank, stores: Stores) {
+    rank.barrier();
+    let share = share(rank.count(), rank.point.ranks, rank.rank);
+    let mut outputs = [std::ptr::null_mut::<f32>(); MOST];
+    for (peer, output) in outputs[..rank.point.ranks].iter_mut().enumerate() {
+        *output = rank.output(peer).wrapping_add(share.start);
+    }
+    let inputs = (0..rank.point.ranks).map(|peer| rank.input(peer).cast_const().wrapping_add(share.start));
+    sum(&outputs[..rank.point.ranks], inputs, share.len(), stores);
+    rank.barrier();
+}
+
+/// Most ranks.
+const MOST: usize = 64;
+
+/// The ranks, from this one on.
+fn from_own(own: usize, ranks: usize) -> impl Iterator<Item = usize> {
+    (own..ranks).chain(0..own)
+}
+
+/// A rank's part of the numbers, which begins on a line of its own.
+fn share(count: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let share = count.div_ceil(ranks).next_multiple_of(16);
+    (rank * share).min(count)..((rank + 1) * share).min(count)
+}
+
+fn sum(outputs: &[*mut f32], of: impl Iterator<Item = *const f32>, count: usize, stores: Stores) {
+    let (mut inputs, mut ranks) = ([std::ptr::null::<f32>(); MOST], 0);
+    for input in of {
+        inputs[ranks] = input;
+        ranks += 1;
+    }
+    // SAFETY: sum wants inputs that no other rank writes and outputs that no other rank accesses,
+    // of `count` numbers: `pull` writes this rank's output, and `push` this rank's share of all,
+    // between barriers after which all inputs are there.
+    unsafe { kernel::sum(outputs, &inputs[..ranks], count, stores) };
+}
+
+fn copy(to: *mut f32, from: *const f32, count: usize, stores: Stores) {
+    match stores {
+        // SAFETY: copy_nonoverlapping wants ranges of `count` numbers, disjoint, which no other
+        // rank writes: the output is this rank's, and inputs do not change during an operation.
+        Stores::Cached => unsafe { std::ptr::copy_nonoverlapping(from, to, count) },
+        Stores::Streaming => sum(&[to], std::iter::once(from), count, stores),
+    }
+}
+
+/// The indices of this rank's results.
+pub(super) fn results(rank: &Rank) -> Range<usize> {
+    match rank.point.operation {
+        Operation::ReduceScatter => 0..rank.count() / rank.point.ranks,
+        _ => 0..rank.count(),
+    }
+}
+
+/// The result at an index of this rank's output.
+pub(super) fn expected(rank: &Rank, index: usize) -> f32 {
+    let (own, ranks) = (rank.rank, rank.point.ranks);
+    let block = (rank.count() / ranks).max(1);
+    let total = |index: usize| (0..ranks).map(|peer| number(peer, index)).sum();
+    match rank.point.operation {
+        Operation::AllReduce => total(index),
+        Operation::ReduceScatter => total(own * block + index),
+        Operation::AllGather => number(index / block, index % block),
+        Operation::AllToAll => number(index / block, own * block + index % block),
+        Operation::Broadcast => number(0, index),
+    }
+}
