@@ -24,6 +24,8 @@ pub(super) struct Case<'a, T> {
     reduction: Reduction,
     /// The steps; `None` for the communicator's own all-reduce.
     schedule: Option<Schedule>,
+    /// Whether ranks that share memory need no schedule.
+    is_direct: bool,
     input: &'a Tensor<T>,
     output: &'a Tensor<T>,
     layout: Layout,
@@ -50,7 +52,8 @@ impl<'a, T: Element> Case<'a, T> {
         if !job.in_place {
             layout = Layout { input: 0..layout.input.len(), output: 0..layout.output.len() };
         }
-        Ok(Self { collective, job, reduction, schedule, input, output, layout })
+        let is_direct = way == Way::Algorithm(Algorithm::Direct);
+        Ok(Self { collective, job, reduction, schedule, is_direct, input, output, layout })
     }
 
     /// Does the collective once, together with the other ranks.
@@ -60,7 +63,9 @@ impl<'a, T: Element> Case<'a, T> {
             return comm.all_reduce(input, output, self.job.count, reduction);
         };
         let Layout { input: from, output: to } = self.layout.clone();
-        comm.run(schedule, &input.part(from), &output.part(to.clone()), reduction)?;
+        if !(self.is_direct && comm.read_directly(self.collective, &self.job, input, output, reduction)?) {
+            comm.run(schedule, &input.part(from), &output.part(to.clone()), reduction)?;
+        }
         if self.collective.reduces() { comm.finish(&output.part(to), reduction) } else { Ok(()) }
     }
 

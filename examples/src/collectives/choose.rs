@@ -132,6 +132,11 @@ impl TableEntry {
         Self { up_to_ranks: Some(most), ..self }
     }
 
+    /// For ranks of one host that share memory.
+    const fn shm(self) -> Self {
+        Self { up_to_hosts: Some(1), transport: Some(Transport::Shm), ..self }
+    }
+
     const fn one_host(self) -> Self {
         Self { up_to_hosts: Some(1), ..self }
     }
@@ -185,8 +190,9 @@ impl AlgorithmTable {
 const SHORT: u64 = 64 << 10;
 
 /// The algorithms without a measured table: few messages for short operations; for long ones each
-/// element once over each link, and few of them between hosts.
-const BUILT_IN: [TableEntry; 30] = {
+/// element once over each link, and few of them between hosts. In shared memory the direct algorithm
+/// needs no messages.
+const BUILT_IN: [TableEntry; 34] = {
     use Algorithm as A;
     use Collective as C;
     [
@@ -196,18 +202,22 @@ const BUILT_IN: [TableEntry; 30] = {
         TableEntry::new(C::AllReduce, A::Ring).one_host(),
         TableEntry::new(C::AllReduce, A::HalvingDoubling).bytes(1 << 20),
         TableEntry::new(C::AllReduce, A::Hierarchical),
+        TableEntry::new(C::AllGather, A::Direct).shm(),
         TableEntry::new(C::AllGather, A::Direct).ranks(4),
         TableEntry::new(C::AllGather, A::Bruck).bytes(SHORT),
         TableEntry::new(C::AllGather, A::Direct).one_host(),
         TableEntry::new(C::AllGather, A::Hierarchical),
+        TableEntry::new(C::ReduceScatter, A::Direct).shm(),
         TableEntry::new(C::ReduceScatter, A::Direct).ranks(4),
         TableEntry::new(C::ReduceScatter, A::HalvingDoubling).bytes(SHORT),
         TableEntry::new(C::ReduceScatter, A::Direct).one_host(),
         TableEntry::new(C::ReduceScatter, A::Hierarchical),
+        TableEntry::new(C::AllToAll, A::Direct).shm(),
         TableEntry::new(C::AllToAll, A::Direct).bytes(SHORT),
         TableEntry::new(C::AllToAll, A::Pairwise),
         TableEntry::new(C::AllToAllV, A::Direct).bytes(SHORT),
         TableEntry::new(C::AllToAllV, A::Pairwise),
+        TableEntry::new(C::Broadcast, A::Direct).shm(),
         TableEntry::new(C::Broadcast, A::Binomial).bytes(SHORT),
         TableEntry::new(C::Broadcast, A::TwoStep).one_host(),
         TableEntry::new(C::Broadcast, A::Tree),
@@ -252,6 +262,7 @@ mod tests {
             let most = |bound: Option<usize>| bound.unwrap_or(usize::MAX);
             let (bytes, ranks) = (entry.up_to_bytes.unwrap_or(u64::MAX), most(entry.up_to_ranks));
             let point = point(entry.op, bytes, ranks, most(entry.up_to_hosts));
+            let point = Point { transport: entry.transport.unwrap_or(Transport::Verbs), ..point };
             assert_eq!(BUILT_IN.iter().position(|other| other.applies(&point)), Some(index));
         }
     }

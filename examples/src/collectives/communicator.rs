@@ -15,7 +15,7 @@ use super::link::Links;
 use super::pair::PairLinks;
 use super::ring::Ring;
 use super::schedules::{Algorithm, Collective, Job, build};
-use super::shm::{AllReduce, Host, HostLinks, HostSlice, UNCUT};
+use super::shm::{AllReduce, DirectReads, Host, HostLinks, HostSlice, UNCUT, reads_directly};
 use super::step::Schedule;
 use super::streams::{StreamLinks, Streams};
 use super::tensor::{Operation, Part, Tensor, TensorMemory};
@@ -270,6 +270,33 @@ impl Communicator {
         let output = output.part(0..count);
         self.run(&schedule, &input.part(0..count), &output, reduction)?;
         self.finish(&output, reduction)
+    }
+
+    /// Runs a collective in which each rank reads what its output is made of, where the other ranks
+    /// have it; the other ranks run theirs. Input and output lie in the tensors as
+    /// [`Job::layout`] tells in place, and at the start out of place. An average is left a sum.
+    ///
+    /// Returns false, at all ranks and before anything is done, if not all ranks share memory or a
+    /// rank would write what another one reads.
+    ///
+    /// # Errors
+    /// If a tensor is too short, or if a rank fails.
+    pub fn read_directly<T: Element>(
+        &mut self,
+        op: Collective,
+        job: &Job,
+        input: &Tensor<T>,
+        output: &Tensor<T>,
+        reduction: Reduction,
+    ) -> Result<bool, Failure> {
+        let (Some(host), Some(input), Some(output)) = (&self.host, input.shared(), output.shared()) else {
+            return Ok(false);
+        };
+        if !host.is_whole() || !reads_directly(op, job.in_place) {
+            return Ok(false);
+        }
+        DirectReads { host, op, job, input, output, reduction }.run::<T>()?;
+        Ok(true)
     }
 
     /// Runs this rank's part of a collective; the other ranks run theirs.

@@ -1,9 +1,9 @@
 //! All-reduce of ranks that read each other's memory.
 //!
-//! A small tensor takes one step: every rank gives its elements to all, and reduces those of all.
-//! A larger one takes two: each rank reduces its share of the elements, reading the inputs of all
-//! ranks where they lie, and the others copy the results. The tensor is cut into blocks, so that
-//! results are copied while they are in a cache.
+//! The shortest tensors are given to all ranks next to a counter. Otherwise ranks read each other's
+//! inputs where they lie. Out of place, short tensors, and those of two ranks, take one step: each
+//! rank reduces all elements. Else each rank reduces its share of the elements, and the others copy
+//! the results; the tensor is cut into blocks, so that ranks work on one while they copy another.
 //!
 //! Operands are reduced in the order of their ranks, so all ranks get the same bits.
 
@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use rdma_mem::{Operation, SharedSlice, SharedSliceMut, Stores, reduce};
 
-use super::clock::SMALL;
+use super::clock::{INLINE, SMALL};
 use super::failed;
 use super::host::{Host, SharedTensor};
+use super::trials::Kind;
 use crate::Failure;
 use crate::collectives::blocks::parts;
 use crate::collectives::element::{Element, Reduction};
@@ -25,6 +26,9 @@ const SHARE: usize = 256 << 10;
 const LINE: usize = 64;
 /// From this size in bytes on, the results of other ranks are stored past the caches.
 const STREAMED: usize = 8 << 20;
+/// Bytes of all inputs up to which each of more than two ranks reduces all of them: one wait is
+/// saved, and more bytes are read.
+const WHOLE: usize = 256 << 10;
 /// Ranks whose operands need no allocation.
 const FEW: usize = 8;
 
@@ -44,7 +48,40 @@ impl AllReduce<'_> {
 
     /// Runs this rank's part. Returns when its output is complete.
     pub(crate) fn run<T: Element>(self) -> Result<(), Failure> {
-        if self.bytes <= Self::ONE_STEP { self.in_one_step::<T>() } else { self.in_two_steps::<T>() }
+        let trials = self.host.clock().trials();
+        let is_in_place = std::ptr::eq(self.input, self.output);
+        let reduces_all = !is_in_place && self.bytes * self.host.world() <= self.whole_limit();
+        if self.bytes <= INLINE || (self.bytes <= SMALL && !reduces_all) {
+            return self.in_one_step::<T>();
+        }
+        if reduces_all {
+            return trials.run(Kind::Whole, self.bytes, |stores| self.whole::<T>(stores));
+        }
+        let kind = if is_in_place { Kind::SharesInPlace } else { Kind::Shares };
+        trials.run(kind, self.bytes, |stores| self.by_shares::<T>(stores))
+    }
+
+    /// Bytes of all inputs up to which each rank reduces all of them. Two ranks transfer no more
+    /// bytes so than by shares.
+    fn whole_limit(self) -> usize {
+        if self.host.world() == 2 { usize::MAX } else { WHOLE }
+    }
+
+    /// Reduces the inputs of all ranks where they lie.
+    fn whole<T: Element>(self, stores: Stores) -> Result<(), Failure> {
+        let (clock, all) = (self.host.clock(), 0..self.bytes);
+        let ready = clock.now() + 1;
+        clock.publish(ready)?;
+        clock.wait_for_all(ready)?;
+        let own = self.input.own().slice(all.clone()).map_err(failed)?.as_shared();
+        let output = self.output.own().slice(all.clone()).map_err(failed)?;
+        with_operands(self.host.world(), own, |operands| {
+            for (peer, memory) in self.input.others() {
+                operands[peer] = memory.slice(all.clone()).map_err(failed)?;
+            }
+            self.reduce::<T>(output, operands, stores)
+        })?;
+        clock.publish(ready + 1)
     }
 
     fn in_one_step<T: Element>(self) -> Result<(), Failure> {
@@ -54,13 +91,14 @@ impl AllReduce<'_> {
         let output = self.output.own().slice(all).map_err(failed)?;
         // Ranks may still copy the result of an earlier all-reduce.
         clock.settle()?;
-        self.with_operands(own, |operands| {
-            clock.each_given(given, |rank, message| operands[rank] = message)?;
-            self.reduce::<T>(output, operands)
+        with_operands(self.host.world(), own, |operands| {
+            clock.each_given(&given, |rank, message| operands[rank] = message)?;
+            self.reduce::<T>(output, operands, Stores::Cached)
         })
     }
 
-    fn in_two_steps<T: Element>(self) -> Result<(), Failure> {
+    /// Reduces this rank's shares, and copies those of the others.
+    fn by_shares<T: Element>(self, stores: Stores) -> Result<(), Failure> {
         let (clock, rank, world) = (self.host.clock(), self.host.rank(), self.host.world());
         let shares = Shares::new(self.bytes, world);
         let ready = clock.now() + 1;
@@ -70,24 +108,23 @@ impl AllReduce<'_> {
             let share = shares.share(block, rank);
             let own = self.input.own().slice(share.clone()).map_err(failed)?.as_shared();
             let output = self.output.own().slice(share.clone()).map_err(failed)?;
-            self.with_operands(own, |operands| {
+            with_operands(world, own, |operands| {
                 for (peer, memory) in self.input.others() {
                     operands[peer] = memory.slice(share.clone()).map_err(failed)?;
                 }
-                self.reduce::<T>(output, operands)
+                self.reduce::<T>(output, operands, stores)
             })?;
             clock.publish(ready + 1 + block as u64)?;
             if let Some(before) = block.checked_sub(1) {
-                self.copy_results(shares, before, ready)?;
+                self.copy_results(shares, before, ready, stores)?;
             }
         }
-        self.copy_results(shares, shares.blocks() - 1, ready)?;
+        self.copy_results(shares, shares.blocks() - 1, ready, stores)?;
         clock.publish(ready + 1 + shares.blocks() as u64)
     }
 
     /// Copies the other ranks' shares of a block.
-    fn copy_results(self, shares: Shares, block: usize, ready: u64) -> Result<(), Failure> {
-        let stores = stores(self.bytes);
+    fn copy_results(self, shares: Shares, block: usize, ready: u64, stores: Stores) -> Result<(), Failure> {
         for (peer, memory) in self.output.others() {
             self.host.clock().wait_for(peer, ready + 1 + block as u64)?;
             let share = shares.share(block, peer);
@@ -98,18 +135,13 @@ impl AllReduce<'_> {
         Ok(())
     }
 
-    /// Calls `body` with room for an operand of each rank, of which this rank's is filled in.
-    fn with_operands<'a>(
+    fn reduce<T: Element>(
         self,
-        own: SharedSlice<'a>,
-        body: impl FnOnce(&mut [SharedSlice<'a>]) -> Result<(), Failure>,
+        into: SharedSliceMut<'_>,
+        operands: &[SharedSlice<'_>],
+        stores: Stores,
     ) -> Result<(), Failure> {
-        let world = self.host.world();
-        if world <= FEW { body(&mut [own; FEW][..world]) } else { body(&mut vec![own; world]) }
-    }
-
-    fn reduce<T: Element>(self, into: SharedSliceMut<'_>, operands: &[SharedSlice<'_>]) -> Result<(), Failure> {
-        reduce(T::SCALAR, operation(self.reduction), into, operands, Stores::Cached).map_err(failed)?;
+        reduce(T::SCALAR, operation(self.reduction), into, operands, stores).map_err(failed)?;
         if self.reduction == Reduction::Avg { self.divide::<T>(into) } else { Ok(()) }
     }
 
@@ -125,6 +157,15 @@ impl AllReduce<'_> {
         }
         Ok(())
     }
+}
+
+/// Calls `body` with room for an operand of each rank, of which this rank's is filled in.
+pub(super) fn with_operands<'a>(
+    world: usize,
+    own: SharedSlice<'a>,
+    body: impl FnOnce(&mut [SharedSlice<'a>]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if world <= FEW { body(&mut [own; FEW][..world]) } else { body(&mut vec![own; world]) }
 }
 
 /// The operation on two elements.

@@ -1,10 +1,12 @@
 //! Counters of progress: each rank counts in a line of its own, which the others watch.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_mem::{Segment, SegmentView, SharedSlice, SliceError};
 
 use super::failed;
+use super::trials::Trials;
 use crate::Failure;
 use crate::collectives::wait::{Patience, Wait};
 
@@ -12,9 +14,10 @@ use crate::collectives::wait::{Patience, Wait};
 pub(super) const SMALL: usize = 4096;
 /// Bytes of a line.
 const LINE: usize = 64;
-/// Bytes of a slot: the number of a small message, and its bytes, of which the first ones share the
-/// number's line.
-const SLOT: usize = (8 + SMALL).next_multiple_of(LINE);
+/// Most bytes of a message that shares the line of its number.
+pub(super) const INLINE: usize = LINE - 8;
+/// Bytes of a slot: a line with the number of a small message, and the lines of a longer one.
+const SLOT: usize = LINE + SMALL;
 /// Byte offset of a rank's counter.
 const COUNTER: usize = 0;
 /// Byte offset of the first slot. Two lines further, since processors fetch lines in pairs.
@@ -33,17 +36,23 @@ pub(crate) struct Clock {
     now: AtomicU64,
     /// Small messages sent.
     sent: AtomicU64,
+    trials: Trials,
 }
 
 impl Clock {
     /// A clock in a segment of [`MEMORY`] bytes and in those of the other ranks, given by rank.
     pub(super) fn new(own: Segment, peers: Vec<(usize, SegmentView)>, patience: Patience) -> Self {
-        Self { own, peers, patience, now: AtomicU64::new(0), sent: AtomicU64::new(0) }
+        Self { own, peers, patience, now: AtomicU64::new(0), sent: AtomicU64::new(0), trials: Trials::default() }
     }
 
     /// The number of steps that this rank has done.
     pub(super) fn now(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
+    }
+
+    /// The trials of this rank's stores.
+    pub(super) fn trials(&self) -> &Trials {
+        &self.trials
     }
 
     /// Says that this rank has done `step` steps.
@@ -77,21 +86,22 @@ impl Clock {
         let number = self.sent.load(Ordering::Relaxed) + 1;
         self.sent.store(number, Ordering::Relaxed);
         let at = SLOTS + (number % 2) as usize * SLOT;
-        let place = self.own.bytes().slice(at + 8..at + 8 + message.len()).map_err(failed)?;
-        place.copy_from(message).map_err(failed)?;
+        let start = at + if message.len() <= INLINE { 8 } else { LINE };
+        let bytes = start..start + message.len();
+        self.own.bytes().slice(bytes.clone()).and_then(|place| place.copy_from(message)).map_err(failed)?;
         self.own.bytes().store_u64(at, number).map_err(failed)?;
-        Ok(Given { number, at, len: message.len() })
+        Ok(Given { number, at, bytes })
     }
 
     /// Waits until every rank has given its message, and shows each rank's with its number.
     pub(super) fn each_given<'a>(
         &'a self,
-        given: Given,
+        given: &Given,
         mut show: impl FnMut(usize, SharedSlice<'a>),
     ) -> Result<(), Failure> {
         for (rank, view) in &self.peers {
             self.wait(*rank, view, given.at, given.number)?;
-            show(*rank, view.bytes().slice(given.at + 8..given.at + 8 + given.len).map_err(failed)?);
+            show(*rank, view.bytes().slice(given.bytes.clone()).map_err(failed)?);
         }
         Ok(())
     }
@@ -118,9 +128,10 @@ impl Clock {
 }
 
 /// A small message that this rank has given.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Given {
     number: u64,
+    /// Byte offset of the number.
     at: usize,
-    len: usize,
+    bytes: Range<usize>,
 }

@@ -7,13 +7,16 @@
 
 mod all_reduce;
 mod clock;
+mod direct;
 mod host;
 mod links;
 mod mail;
 mod meet;
 mod slice;
+mod trials;
 
 pub(super) use all_reduce::AllReduce;
+pub(super) use direct::{DirectReads, reads_directly};
 pub(super) use host::{Host, SharedTensor};
 pub(super) use links::{HostLinks, UNCUT};
 pub(super) use slice::HostSlice;

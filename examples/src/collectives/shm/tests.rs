@@ -18,7 +18,7 @@ use crate::collectives::{Algorithm, Collective, Job, build};
 const LONG: Duration = Duration::from_secs(60);
 
 /// Runs `body` in `world` ranks that share memory. `job` is a number of the test's own.
-fn ranks(world: usize, job: u64, body: impl Fn(&mut Host, &mut Group) + Clone + Send + 'static) {
+pub(super) fn ranks(world: usize, job: u64, body: impl Fn(&mut Host, &mut Group) + Clone + Send + 'static) {
     let job = u64::from(std::process::id()) << 32 | job << 8 | world as u64;
     let (socket, address) = listen_locally(job).unwrap();
     let mut socket = Some(socket);
