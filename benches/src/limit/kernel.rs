@@ -85,7 +85,7 @@ mod x86_64 {
             }
             for output in outputs {
                 for (lane, &total) in totals.iter().enumerate() {
-                    // SAFETY: the vector lies in the `count` numbers (1), and is aligned if need be.
+                    // SAFETY: the vector lies in the `count` numbers (1), aligned if need be.
                     unsafe {
                         let to = output.add(at + lane * LANES);
                         if STREAM { _mm256_stream_ps(to, total) } else { _mm256_storeu_ps(to, total) }

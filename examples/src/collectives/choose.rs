@@ -190,8 +190,8 @@ impl AlgorithmTable {
 const SHORT: u64 = 64 << 10;
 
 /// The algorithms without a measured table: few messages for short operations; for long ones each
-/// element once over each link, and few of them between hosts. In shared memory the direct algorithm
-/// needs no messages.
+/// element once over each link, and few of them between hosts. Direct reads of shared memory need
+/// no messages.
 const BUILT_IN: [TableEntry; 34] = {
     use Algorithm as A;
     use Collective as C;
