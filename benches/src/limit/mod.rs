@@ -3,7 +3,7 @@
 //!
 //! All ranks map all memory to read and write, which the project's programs do not: a rank may
 //! write its result into the output of every other rank. For each operation there are several
-//! [`Method`]s; the one that is fastest in the warm-up is timed.
+//! methods; the one that is fastest in the warm-up is timed.
 
 mod kernel;
 mod rank;
