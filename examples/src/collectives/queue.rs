@@ -7,12 +7,13 @@
 //! of operations any earlier: each of them can use the whole link. Operations that must not wait
 //! for each other belong to communicators of their own.
 //!
-//! Every rank has to start the same operations in the same order. As with blocking calls, ranks that
-//! do not are not found out unless lengths differ; the stall time of the communicator ends the wait.
+//! Every rank has to start the same operations in the same order. As with blocking calls, ranks
+//! that do not are not found out unless lengths differ; the stall time of the communicator ends the
+//! wait.
 //!
-//! Nobody can change a tensor in flight: it moves into the operation, and [`Pending::wait`] gives it
-//! back. The first operation that fails ends the queue: its failure is also the result of every later
-//! operation.
+//! Nobody can change a tensor in flight: it moves into the operation, and [`Pending::wait`] gives
+//! it back. The first operation that fails ends the queue: its failure is also the result of every
+//! later operation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
