@@ -66,6 +66,15 @@ fn long_messages_are_right() {
 }
 
 #[test]
+fn started_operations_are_right() {
+    for transport in ["shm", "verbs"] {
+        for (program, blocking) in [("all_gather", "0"), ("alltoall", "1"), ("reduce", "0"), ("barrier", "0")] {
+            rows(program, &["--start", "-m", "4", "-z", blocking, "-r", "3", "-e", "100K", "--transport", transport]);
+        }
+    }
+}
+
+#[test]
 fn every_algorithm_is_right() {
     let cases: [(&str, &[&str]); 7] = [
         ("all_reduce", &["tree", "recursive-doubling", "halving-doubling", "two-step", "binomial", "hierarchical"]),

@@ -1,5 +1,7 @@
 //! One collective on tensors of one size, ready to run and to check.
 
+use std::sync::Arc;
+
 use crate::Failure;
 use crate::collectives::{
     Algorithm, Collective, Communicator, Element, Job, Layout, Pattern, Reduction, Schedule, Tensor, build,
@@ -9,7 +11,7 @@ use super::shape::{Expected, expected};
 
 /// How a collective is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// By the communicator's own all-reduce, which chooses by size.
     Tuned,
     /// By the schedule of an algorithm.
@@ -18,7 +20,7 @@ pub(super) enum Way {
 
 /// A collective of one rank.
 #[derive(Debug)]
-pub(super) struct Case<'a, T> {
+pub(crate) struct Case<T> {
     collective: Collective,
     job: Job,
     reduction: Reduction,
@@ -26,20 +28,20 @@ pub(super) struct Case<'a, T> {
     schedule: Option<Schedule>,
     /// Whether ranks that share memory need no schedule.
     is_direct: bool,
-    input: &'a Tensor<T>,
-    output: &'a Tensor<T>,
+    input: Arc<Tensor<T>>,
+    output: Arc<Tensor<T>>,
     layout: Layout,
 }
 
-impl<'a, T: Element> Case<'a, T> {
+impl<T: Element> Case<T> {
     /// Prepares a collective on two tensors, or in place on one.
-    pub(super) fn new(
+    pub(crate) fn new(
         collective: Collective,
         way: Way,
         job: Job,
         reduction: Reduction,
-        input: &'a Tensor<T>,
-        output: &'a Tensor<T>,
+        input: &Arc<Tensor<T>>,
+        output: &Arc<Tensor<T>>,
     ) -> Result<Self, Failure> {
         let schedule = match way {
             Way::Tuned => None,
@@ -53,35 +55,41 @@ impl<'a, T: Element> Case<'a, T> {
             layout = Layout { input: 0..layout.input.len(), output: 0..layout.output.len() };
         }
         let is_direct = way == Way::Algorithm(Algorithm::Direct);
+        let (input, output) = (Arc::clone(input), Arc::clone(output));
         Ok(Self { collective, job, reduction, schedule, is_direct, input, output, layout })
     }
 
     /// Does the collective once, together with the other ranks.
-    pub(super) fn run(&self, comm: &mut Communicator) -> Result<(), Failure> {
-        let Self { input, output, reduction, .. } = *self;
+    pub(crate) fn run(&self, comm: &mut Communicator) -> Result<(), Failure> {
+        let Self { input, output, reduction, .. } = self;
         let Some(schedule) = &self.schedule else {
-            return comm.all_reduce(input, output, self.job.count, reduction);
+            return comm.all_reduce(input, output, self.job.count, *reduction);
         };
         let Layout { input: from, output: to } = self.layout.clone();
-        if !(self.is_direct && comm.read_directly(self.collective, &self.job, input, output, reduction)?) {
-            comm.run(schedule, &input.part(from), &output.part(to.clone()), reduction)?;
+        if !(self.is_direct && comm.read_directly(self.collective, &self.job, input, output, *reduction)?) {
+            comm.run(schedule, &input.part(from), &output.part(to.clone()), *reduction)?;
         }
-        if self.collective.reduces() { comm.finish(&output.part(to), reduction) } else { Ok(()) }
+        if self.collective.reduces() { comm.finish(&output.part(to), *reduction) } else { Ok(()) }
+    }
+
+    /// Elements that this rank sends; 0 if the communicator's own all-reduce is used.
+    pub(crate) fn sent(&self) -> usize {
+        self.schedule.as_ref().map_or(0, Schedule::sent)
     }
 
     /// Fills the input with this rank's contribution.
-    pub(super) fn fill(&self, pattern: &Pattern<T>) -> Result<(), Failure> {
+    pub(crate) fn fill(&self, pattern: &Pattern<T>) -> Result<(), Failure> {
         let rank = self.job.rank;
         self.input.fill(self.layout.input.clone(), |start, elements| pattern.fill(rank, start, elements))
     }
 
     /// Fills the output with what cannot be right by chance.
-    pub(super) fn spoil(&self) -> Result<(), Failure> {
+    pub(crate) fn spoil(&self) -> Result<(), Failure> {
         self.output.fill(self.layout.output.clone(), |_, elements| elements.fill(T::from_small(0xfefe)))
     }
 
     /// Counts the wrong elements of the output.
-    pub(super) fn count_wrong(&self, pattern: &Pattern<T>) -> Result<u64, Failure> {
+    pub(crate) fn count_wrong(&self, pattern: &Pattern<T>) -> Result<u64, Failure> {
         let mut wrong = 0;
         for Expected { elements, from, start } in expected(self.collective, &self.job) {
             let first = self.layout.output.start;

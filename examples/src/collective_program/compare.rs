@@ -26,7 +26,8 @@ impl<'a> Session<'a> {
         let (table, hosts) = (AlgorithmTable::default(), hosts(group));
         let chooser = Chooser { is_tuned: false, algorithm: None, table, hosts, transport };
         let (ranks, report) = (group.world(), Report::new("tune", args, false, 0)?);
-        Ok(Self { args, collective: Collective::Barrier, ranks, chooser, comm, group, report, roots: vec![0] })
+        let (collective, comm) = (Collective::Barrier, Some(comm));
+        Ok(Self { args, collective, ranks, chooser, comm, group, report, roots: vec![0] })
     }
 
     /// Number of hosts, and the way in which ranks reach each other's memory.

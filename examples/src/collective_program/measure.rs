@@ -1,5 +1,6 @@
 //! The measurements of a run, by element type, reduction, root and size.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -11,7 +12,7 @@ use super::{Chooser, shape};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::cli::Size;
-use crate::collectives::{Collective, Communicator, Element, Job, Pattern, Reduction, Tensor, Traffic};
+use crate::collectives::{Collective, Communicator, Element, Job, Pattern, Pending, Queue, Reduction, Tensor, Traffic};
 use crate::table::{CollectiveRow, CollectiveTime};
 
 /// One rank's part of a run.
@@ -22,7 +23,8 @@ pub(crate) struct Session<'a> {
     /// Number of ranks; the processes of the group after them are aggregators.
     pub(super) ranks: usize,
     pub(super) chooser: Chooser,
-    pub(super) comm: Communicator,
+    /// `None` only while a queue has it.
+    pub(super) comm: Option<Communicator>,
     pub(super) group: &'a mut Group,
     pub(super) report: Report,
     pub(super) roots: Vec<usize>,
@@ -31,8 +33,8 @@ pub(crate) struct Session<'a> {
 /// The tensors of an element type.
 #[derive(Debug)]
 pub(super) struct Tensors<T> {
-    input: Tensor<T>,
-    output: Tensor<T>,
+    input: Arc<Tensor<T>>,
+    output: Arc<Tensor<T>>,
 }
 
 /// The parameters of one row.
@@ -87,8 +89,7 @@ impl Session<'_> {
     pub(super) fn allocate<T: Element>(&mut self, count: usize) -> Result<Tensors<T>, Failure> {
         let layouts = (0..self.ranks).map(|rank| self.job(rank, 0, count, true).layout(self.collective));
         let most = layouts.map(|layout| layout.memory()).max().unwrap_or_default();
-        let input = self.comm.allocate(self.group, most)?;
-        let output = self.comm.allocate(self.group, most)?;
+        let (input, output) = (self.tensor(most)?, self.tensor(most)?);
         Ok(Tensors { input, output })
     }
 
@@ -105,16 +106,17 @@ impl Session<'_> {
         job
     }
 
-    pub(super) fn case<'t, T: Element>(
+    pub(super) fn case<T: Element>(
         &self,
-        tensors: &'t Tensors<T>,
+        tensors: &Tensors<T>,
         row: Row,
         in_place: bool,
-    ) -> Result<Case<'t, T>, Failure> {
+    ) -> Result<Arc<Case<T>>, Failure> {
         let mut job = self.job(self.group.rank(), row.root, row.count, in_place);
         job.chunk = self.args.chunk.0 / size_of::<T>();
         let input = if in_place { &tensors.output } else { &tensors.input };
-        Case::new(self.collective, self.way::<T>(row.count), job, row.reduction, input, &tensors.output)
+        let way = self.way::<T>(row.count);
+        Case::new(self.collective, way, job, row.reduction, input, &tensors.output).map(Arc::new)
     }
 
     fn way<T>(&self, count: usize) -> Way {
@@ -135,7 +137,7 @@ impl Session<'_> {
         }
         for _ in 0..4 {
             for case in &cases {
-                case.run(&mut self.comm)?;
+                case.run(self.comm()?)?;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -155,16 +157,17 @@ impl Session<'_> {
             let case = self.case(tensors, row, true)?;
             Some(self.measure(&case, &what, size, reduction)?)
         };
+        let algorithm = match self.way::<T>(count) {
+            Way::Tuned => self.comm()?.all_reduce_algorithm(size),
+            Way::Algorithm(algorithm) => algorithm,
+        };
         self.report.row(CollectiveRow {
             size,
             count,
             dtype: T::NAME,
             redop: if self.collective.reduces() { reduction.name() } else { "none" },
             root: if self.collective.has_root() { i32::try_from(root).unwrap_or(-1) } else { -1 },
-            algo: match self.way::<T>(count) {
-                Way::Tuned => self.comm.all_reduce_algorithm(size).name(),
-                Way::Algorithm(algorithm) => algorithm.name(),
-            },
+            algo: algorithm.name(),
             out_of_place,
             in_place,
         })
@@ -173,7 +176,7 @@ impl Session<'_> {
     /// Times operations back to back as nccl-tests does, then checks one result.
     pub(super) fn measure<T: Element>(
         &mut self,
-        case: &Case<'_, T>,
+        case: &Arc<Case<T>>,
         what: &str,
         size: usize,
         reduction: Reduction,
@@ -183,7 +186,7 @@ impl Session<'_> {
         self.group.barrier(what)?;
         let warming = Instant::now();
         for _ in 0..self.args.warmup {
-            case.run(&mut self.comm)?;
+            case.run(self.comm()?)?;
         }
         // All ranks must run the same number of iterations: the slowest rank decides.
         let warming = warming.elapsed() / u32::try_from(self.args.warmup.max(1)).unwrap_or(u32::MAX);
@@ -202,31 +205,73 @@ impl Session<'_> {
     }
 
     /// The mean time of one operation in seconds, and the bytes of its messages.
-    fn time<T: Element>(&mut self, case: &Case<'_, T>, iterations: usize) -> Result<(f64, Traffic), Failure> {
-        self.comm.barrier()?;
-        let before = self.comm.traffic();
+    fn time<T: Element>(&mut self, case: &Arc<Case<T>>, iterations: usize) -> Result<(f64, Traffic), Failure> {
+        let (args, comm) = (self.args, self.comm()?);
+        comm.barrier()?;
+        let before = comm.traffic();
+        let seconds = if args.start { self.run_started(case, iterations)? } else { self.run(case, iterations)? };
+        let operations = iterations * args.agg_iters;
+        Ok((seconds / operations as f64, self.comm()?.traffic().of_each(before, operations)))
+    }
+
+    /// Runs operations one after the other; the time in seconds.
+    fn run<T: Element>(&mut self, case: &Case<T>, iterations: usize) -> Result<f64, Failure> {
+        let (args, comm) = (self.args, self.comm()?);
         let started = Instant::now();
         for _ in 0..iterations {
-            for _ in 0..self.args.agg_iters {
-                case.run(&mut self.comm)?;
+            for _ in 0..args.agg_iters {
+                case.run(comm)?;
             }
-            if self.args.blocking == 1 {
-                self.comm.barrier()?;
+            if args.blocking == 1 {
+                comm.barrier()?;
             }
         }
-        let operations = iterations * self.args.agg_iters;
-        let seconds = started.elapsed().as_secs_f64() / operations as f64;
-        Ok((seconds, self.comm.traffic().of_each(before, operations)))
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// Starts the operations of each iteration together; the time in seconds.
+    fn run_started<T: Element>(&mut self, case: &Arc<Case<T>>, iterations: usize) -> Result<f64, Failure> {
+        let comm = self.comm.take().ok_or_else(no_communicator)?;
+        let queue = Queue::new(comm)?;
+        let started = Instant::now();
+        for _ in 0..iterations {
+            let start = |_| {
+                let case = Arc::clone(case);
+                queue.start(move |comm| case.run(comm))
+            };
+            let mut pending: Vec<Pending<()>> = (0..self.args.agg_iters).map(start).collect();
+            if self.args.blocking == 1 {
+                pending.push(queue.start(Communicator::barrier));
+            }
+            pending.into_iter().try_for_each(Pending::wait)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.comm = Some(queue.finish()?);
+        Ok(seconds)
+    }
+
+    fn comm(&mut self) -> Result<&mut Communicator, Failure> {
+        self.comm.as_mut().ok_or_else(no_communicator)
+    }
+
+    fn tensor<T: Element>(&mut self, count: usize) -> Result<Arc<Tensor<T>>, Failure> {
+        let comm = self.comm.as_mut().ok_or_else(no_communicator)?;
+        comm.allocate(self.group, count).map(Arc::new)
     }
 
     /// Runs one more operation, with known input and with an output that cannot be right by chance;
     /// returns the number of wrong elements over all ranks.
-    fn check<T: Element>(&mut self, case: &Case<'_, T>, what: &str, pattern: &Pattern<T>) -> Result<u64, Failure> {
+    fn check<T: Element>(&mut self, case: &Arc<Case<T>>, what: &str, pattern: &Pattern<T>) -> Result<u64, Failure> {
         case.spoil()?;
         case.fill(pattern)?;
         self.group.barrier(what)?;
-        case.run(&mut self.comm)?;
+        case.run(self.comm()?)?;
         let wrong = case.count_wrong(pattern)?;
         Ok(self.group.all_gather(what, &wrong)?.iter().sum())
     }
+}
+
+/// The failure of an operation after one that failed with the communicator.
+fn no_communicator() -> Failure {
+    Failure::new("the communicator has failed in an earlier operation")
 }

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use half::{bf16, f16};
 use serde_json::json;
 
-use self::case::Way;
+pub(crate) use self::case::{Case, Way};
 pub(crate) use self::measure::Session;
 pub(crate) use self::options::{Args, table_file};
 use self::report::Report;
@@ -100,6 +100,7 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
     let is_tuned = is_tuned && comm.is_uniform() && (transport != Transport::Shm || args.algorithm().is_none());
     let algorithm = args.algorithm().filter(|_| !is_tuned);
     let chooser = Chooser { is_tuned, algorithm, table: table.unwrap_or_default(), hosts: hosts(group), transport };
+    let comm = Some(comm);
     let mut session = Session { args, collective, ranks, chooser, comm, group, report, roots };
     let mut cycle = 0;
     while args.run_cycles == 0 || cycle < args.run_cycles {

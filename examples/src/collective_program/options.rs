@@ -76,6 +76,10 @@ pub(crate) struct Args {
     /// All ranks wait for each other after each operation (1) or not (0)
     #[arg(short = 'z', long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(super) blocking: u8,
+    /// Start all operations of an iteration (-m) in the background, then wait for them; without,
+    /// wait for each
+    #[arg(long)]
+    pub(super) start: bool,
     /// How to do it; auto: by operation, size, ranks and hosts
     #[arg(long, default_value = "auto")]
     pub(super) algo: String,

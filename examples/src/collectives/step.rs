@@ -76,3 +76,15 @@ pub struct Schedule {
     /// The steps, in the order of execution.
     pub steps: Vec<Step>,
 }
+
+impl Schedule {
+    /// Elements that the rank sends.
+    #[must_use]
+    pub fn sent(&self) -> usize {
+        let sent = |step: &Step| match step {
+            Step::Send { span, .. } => span.elements.len(),
+            Step::Combine { .. } => 0,
+        };
+        self.steps.iter().map(sent).sum()
+    }
+}
