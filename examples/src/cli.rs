@@ -197,13 +197,21 @@ pub fn size_increments(min: Size, max: Size, step: Size, element: usize) -> Resu
 /// # Errors
 /// If less memory is available; the message says how much.
 pub fn check_memory(bytes: u128, what: &str) -> Result<(), Failure> {
+    check_memory_for(bytes, what, "give a smaller --max or fewer ranks")
+}
+
+/// Checks memory as [`check_memory`] does, with advice of the caller's own.
+///
+/// # Errors
+/// If less memory is available.
+pub(crate) fn check_memory_for(bytes: u128, what: &str, advice: &str) -> Result<(), Failure> {
     // Without /proc the amount is unknown; then the allocation itself fails.
     let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return Ok(()) };
     let Some(available) = available_memory(&text) else { return Ok(()) };
     if bytes > u128::from(available) {
         let gib = |n: f64| n / f64::from(1 << 30);
         return Err(Failure::new(format!(
-            "no memory: {what} need {:.1} GiB and {:.1} GiB are available; give a smaller --max or fewer ranks",
+            "no memory: {what} need {:.1} GiB and {:.1} GiB are available; {advice}",
             gib(bytes as f64),
             gib(available as f64)
         )));

@@ -27,6 +27,7 @@ pub mod rping;
 pub mod soft_rdma;
 mod statistics;
 pub mod table;
+pub mod training;
 pub mod tune;
 mod wait;
 

@@ -13,7 +13,7 @@ use crate::failure::{is_launched, say};
 use crate::{Failure, cli, launcher};
 
 /// Most local ranks; a larger number is taken for a mistake.
-const MOST_RANKS: usize = 256;
+pub(crate) const MOST_RANKS: usize = 256;
 /// Number of local ranks if no option gives one.
 const RANKS: usize = 4;
 

@@ -39,6 +39,7 @@ pub use cost::{Prediction, Traffic};
 pub use fit::{Fit, FitError, Row, read_rows};
 pub use network::{Kind, Level, Link, Network, Scope, Tier};
 pub use pattern::Pattern;
+pub(crate) use report::name;
 pub use report::{Report, ReportRow};
 pub use svg::draw;
 pub use training::Training;

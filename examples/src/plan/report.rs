@@ -159,6 +159,6 @@ pub(super) fn describe(network: &Network) -> String {
 }
 
 /// The name of a value on the command line.
-pub(super) fn name(value: impl ValueEnum) -> String {
+pub(crate) fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

@@ -28,8 +28,8 @@ fn is_same(operation: Operation, algorithm: Algorithm, ranks: usize) -> bool {
 
 /// The cost of the schedules of an algorithm; `None` if there are none.
 fn trace(operation: Operation, algorithm: Algorithm, ranks: usize, per_host: usize) -> Option<Trace> {
-    let op = Collective::from_str(&report::name(operation), false).ok()?;
-    let algorithm = collectives::Algorithm::from_str(&report::name(algorithm), false).ok()?;
+    let op = Collective::from_str(&name(operation), false).ok()?;
+    let algorithm = collectives::Algorithm::from_str(&name(algorithm), false).ok()?;
     let is_whole =
         matches!(op, Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv);
     let count = if is_whole { BLOCK * ranks } else { BLOCK };

@@ -28,6 +28,7 @@ pub fn program(name: &str) -> Command {
         "pingpong" => env!("CARGO_BIN_EXE_pingpong"),
         "rping" => env!("CARGO_BIN_EXE_rping"),
         "cm_time" => env!("CARGO_BIN_EXE_cm_time"),
+        "training_step" => env!("CARGO_BIN_EXE_training_step"),
         "tune" => env!("CARGO_BIN_EXE_tune"),
         "plan" => env!("CARGO_BIN_EXE_plan"),
         _ => env!("CARGO_BIN_EXE_devinfo"),

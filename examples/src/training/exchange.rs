@@ -1,0 +1,201 @@
+//! The operations of one kind: a group of ranks, its communicator, and tensors that are used in
+//! every step.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::bf16;
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::bootstrap::Group;
+use crate::collective_program::{Case, Way};
+use crate::collectives::{
+    AlgorithmTable, Collective, Communicator, Job, Pattern, Place, Point, Reduction, Schedule, Source, Span, Step,
+    Tensor, choose,
+};
+
+use super::model::BYTES;
+
+/// Operations that a rank has done, and their sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Tally {
+    pub(super) operations: u64,
+    /// Bytes that the rank has sent.
+    pub(super) sent: u64,
+    /// Seconds from the begin to the end of operations.
+    pub(super) seconds: f64,
+    /// Seconds for which the rank could do nothing else.
+    pub(super) exposed: f64,
+    /// Elements with wrong values.
+    pub(super) wrong: u64,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.sent += other.sent;
+        self.seconds += other.seconds;
+        self.exposed += other.exposed;
+        self.wrong += other.wrong;
+    }
+
+    /// One operation.
+    fn one(seconds: f64, sent: usize, wrong: u64) -> Self {
+        Self { operations: 1, sent: sent as u64 * BYTES, seconds, exposed: 0.0, wrong }
+    }
+}
+
+/// A group of ranks and its communicator.
+#[derive(Debug)]
+pub(super) struct Team {
+    pub(super) comm: Communicator,
+    group: Group,
+    /// Number of the next operation that is verified; equal at all ranks of the group.
+    verified: usize,
+}
+
+impl Team {
+    pub(super) fn new(comm: Communicator, group: Group) -> Self {
+        Self { comm, group, verified: 0 }
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.group.world()
+    }
+
+    fn allocate(&mut self, count: usize) -> Result<Arc<Tensor<bf16>>, Failure> {
+        self.comm.allocate(&mut self.group, count).map(Arc::new)
+    }
+
+    /// An all-reduce in place; collective.
+    pub(super) fn all_reduce(&mut self, count: usize) -> Result<Exchange, Failure> {
+        let tensor = self.allocate(count)?;
+        let mut job = Job::new(self.rank(), self.ranks(), count);
+        job.in_place = true;
+        self.exchange(Collective::AllReduce, job, count, &tensor, &tensor)
+    }
+
+    /// An all-to-all with the counts of [`Job::counts`]; collective.
+    pub(super) fn all_to_all(&mut self, counts: Vec<usize>) -> Result<Exchange, Failure> {
+        let mut job = Job::new(self.rank(), self.ranks(), 0);
+        job.counts = counts;
+        let layouts = (0..job.ranks).map(|rank| job.at(rank).layout(Collective::AllToAllV));
+        let most = layouts.map(|layout| layout.input.len().max(layout.output.len())).max().unwrap_or_default();
+        let (input, output) = (self.allocate(most)?, self.allocate(most)?);
+        self.exchange(Collective::AllToAllV, job, most, &input, &output)
+    }
+
+    fn exchange(
+        &self,
+        op: Collective,
+        mut job: Job,
+        count: usize,
+        input: &Arc<Tensor<bf16>>,
+        output: &Arc<Tensor<bf16>>,
+    ) -> Result<Exchange, Failure> {
+        let hosts = self.group.hosts();
+        let number = hosts.iter().enumerate().filter(|(rank, host)| rank == *host).count();
+        let (bytes, ranks) = (count as u64 * BYTES, job.ranks);
+        let point = Point { op, bytes, ranks, hosts: number, transport: self.comm.transports().main() };
+        (job.hosts, job.chunk) = (hosts, CHUNK);
+        let way = Way::Algorithm(choose(&point, &AlgorithmTable::default()));
+        let case = Case::new(op, way, job, Reduction::Sum, input, output)?;
+        Ok(Exchange { sent: case.sent(), ranks, case })
+    }
+
+    /// Messages of `count` elements from and to neighbours; collective.
+    pub(super) fn hop(&mut self, count: usize) -> Result<Hop, Failure> {
+        let (input, output) = (self.allocate(count)?, self.allocate(count)?);
+        Ok(Hop { input, output, count })
+    }
+
+    /// The number of the next operation, if it is to be verified.
+    pub(super) fn number(&mut self, verify: bool) -> Option<usize> {
+        self.verified += usize::from(verify);
+        verify.then_some(self.verified)
+    }
+}
+
+/// Most elements of a message.
+const CHUNK: usize = 64 << 10;
+
+/// A collective that is done in every step.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    case: Case<bf16>,
+    ranks: usize,
+    /// Elements that this rank sends.
+    sent: usize,
+}
+
+impl Exchange {
+    /// Does the collective. With `number`, the input is that of a known pattern, and the output is
+    /// verified.
+    pub(super) fn run(&self, comm: &mut Communicator, number: Option<usize>) -> Result<Tally, Failure> {
+        let pattern = number.map(|number| Pattern::new(self.ranks, number, Reduction::Sum));
+        if let Some(pattern) = &pattern {
+            self.case.spoil()?;
+            self.case.fill(pattern)?;
+        }
+        let started = Instant::now();
+        self.case.run(comm)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let wrong = pattern.map_or(Ok(0), |pattern| self.case.count_wrong(&pattern))?;
+        Ok(Tally::one(seconds, self.sent, wrong))
+    }
+
+    /// Does the collective while the rank waits.
+    pub(super) fn wait(&self, team: &mut Team, verify: bool) -> Result<Tally, Failure> {
+        let number = team.number(verify);
+        let tally = self.run(&mut team.comm, number)?;
+        Ok(Tally { exposed: tally.seconds, ..tally })
+    }
+}
+
+/// Messages between the stages of a pipeline.
+#[derive(Debug)]
+pub(super) struct Hop {
+    input: Arc<Tensor<bf16>>,
+    output: Arc<Tensor<bf16>>,
+    count: usize,
+}
+
+impl Hop {
+    /// Sends to another rank of the team. With `number`, the elements are those of a known pattern.
+    pub(super) fn send(&self, team: &mut Team, to: usize, number: Option<usize>) -> Result<Tally, Failure> {
+        if let Some(number) = number {
+            let (rank, pattern) = (team.rank(), Pattern::new(team.ranks(), number, Reduction::Sum));
+            self.input.fill(0..self.count, |start, elements| pattern.fill(rank, start, elements))?;
+        }
+        let span = Span { place: Place::Input, elements: 0..self.count };
+        self.run(team, Step::Send { to, span }, self.count)
+    }
+
+    /// Receives from another rank of the team, which sends with the same `number`.
+    pub(super) fn receive(&self, team: &mut Team, from: usize, number: Option<usize>) -> Result<Tally, Failure> {
+        let sources = vec![Source::Message { from }];
+        let into = Span { place: Place::Output, elements: 0..self.count };
+        let mut tally = self.run(team, Step::Combine { sources, into }, 0)?;
+        if let Some(number) = number {
+            let pattern = Pattern::new(team.ranks(), number, Reduction::Sum);
+            self.output.for_each(0..self.count, |start, elements| {
+                tally.wrong += pattern.count_wrong_from(from, start, elements);
+            })?;
+        }
+        Ok(tally)
+    }
+
+    fn run(&self, team: &mut Team, step: Step, sent: usize) -> Result<Tally, Failure> {
+        let schedule = Schedule { scratch: 0, steps: vec![step] };
+        let all = 0..self.count;
+        let started = Instant::now();
+        team.comm.run(&schedule, &self.input.part(all.clone()), &self.output.part(all), Reduction::Sum)?;
+        let seconds = started.elapsed().as_secs_f64();
+        Ok(Tally { exposed: seconds, ..Tally::one(seconds, sent, 0) })
+    }
+}
