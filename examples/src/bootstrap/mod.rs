@@ -368,7 +368,8 @@ impl Group {
         }
     }
 
-    /// Receives the next frame, and the rank that sent it. At the deadline the failure names `missing`.
+    /// Receives the next frame, and the rank that sent it. At the deadline the failure names
+    /// `missing`.
     fn receive(&self, missing: usize, what: &str, deadline: Option<Instant>) -> Result<(usize, Frame), Failure> {
         let received = match deadline {
             None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
