@@ -22,6 +22,8 @@ pub(crate) struct Knobs {
     pub(crate) gpus: c_int,
     pub(crate) version: c_int,
     pub(crate) delay: Duration,
+    /// MB/s of copies; 0 for no limit.
+    copy_rate: u64,
     /// GPU (or all), attribute, value.
     pub(crate) attributes: Vec<(Option<c_int>, c_int, c_int)>,
     fail: Vec<(String, c_int)>,
@@ -33,9 +35,15 @@ impl Knobs {
             gpus: number("STAND_IN_GPUS", 4),
             version: number("STAND_IN_VERSION", 12_080),
             delay: Duration::from_micros(number("STAND_IN_DELAY_US", 300)),
+            copy_rate: number("STAND_IN_COPY_RATE", 0),
             attributes: entries("STAND_IN_ATTRIBUTES").map(|(key, value)| attribute(&key, value)).collect(),
             fail: entries("STAND_IN_FAIL").collect(),
         }
+    }
+
+    /// The time that a copy takes at least.
+    pub(crate) fn copy_time(&self, length: usize) -> Duration {
+        Duration::from_micros((length as u64).checked_div(self.copy_rate).unwrap_or(0))
     }
 
     /// The code with which a call by this thread must fail, if it must.

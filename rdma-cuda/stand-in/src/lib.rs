@@ -33,6 +33,7 @@
 //! | `STAND_IN_ATTRIBUTES` | `0:124=0,*:118=100`: values of attributes, by GPU or for all |
 //! | `STAND_IN_VERSION` | the driver's version, such as 11040 |
 //! | `STAND_IN_FAIL` | `cuInit=999,cuMemCreate=9999`: functions that always fail, and their codes |
+//! | `STAND_IN_COPY_RATE` | MB/s of asynchronous copies, so that their time does not depend on the processor |
 //! | `STAND_IN_DELAY_US` | how late an idle stream begins its work, in microseconds |
 //!
 //! [`Control`] makes single calls fail, and [`without`] makes a library that lacks functions.

@@ -4,9 +4,11 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::context::{self, current};
 use super::{Code, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_READY, Out, call, new_handle, put};
+use crate::knobs::KNOBS;
 use crate::space::space;
 use crate::work::{Event, Stream};
 
@@ -196,7 +198,12 @@ fn copy(in_stream: usize, to: Place, from: Place, length: usize) -> Result<(), C
     let stream = stream(in_stream)?;
     to.check(length)?;
     from.check(length)?;
-    stream.push(move |failed| failed.or_else(|| run_copy(to, from, length)));
+    stream.push(move |failed| {
+        let end = Instant::now() + KNOBS.copy_time(length);
+        let result = failed.or_else(|| run_copy(to, from, length));
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+        result
+    });
     Ok(())
 }
 
