@@ -41,9 +41,10 @@
 //!
 //! Memory that the processor cannot access, such as a GPU's, is registered with what copies it
 //! ([`register_foreign`], [`CopierThread`]): reliable connections send, write and read such memory
-//! like any other, but atomics on it, and datagrams from and to it, fail. The copies run in a thread
-//! of their own; while one runs, its queue pair waits, and other queue pairs go on. The end of a
-//! region, and of a queue pair, waits up to 10 s for their copies, and then fails with `EBUSY`.
+//! like any other, but atomics on it, and datagrams from and to it, fail. The copies run in a
+//! thread of their own; while one runs, its queue pair waits, and other queue pairs go on. The end
+//! of a region, and of a queue pair, waits up to 10 s for their copies, and then fails with
+//! `EBUSY`.
 //!
 //! A forked child can open the device, also after its parent has opened it. In the child, the
 //! parent's objects fail with `ENODEV`.

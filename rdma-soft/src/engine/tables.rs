@@ -40,8 +40,8 @@ pub(super) struct Tables {
     pub(super) errands: VecDeque<Errand>,
 }
 
-/// The most errands that wait for the driver when a peer asks for a region. If a peer asks for more regions at a time, the further
-/// requests are dropped.
+/// The most errands that wait for the driver when a peer asks for a region. If a peer asks for more
+/// regions at a time, the further requests are dropped.
 const MAX_GRANTS: usize = 1 << 10;
 
 impl Tables {

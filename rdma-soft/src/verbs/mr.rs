@@ -262,8 +262,8 @@ fn register_copied(
 /// waits up to 10 s for copies that are running, and fails with `EBUSY` if they do not end.
 ///
 /// Returns null, with `errno` set, if the memory cannot be registered: `EOPNOTSUPP` for
-/// `IBV_ACCESS_REMOTE_ATOMIC`, `EINVAL` for other arguments, `ENOMEM` for too many regions, `ENODEV`
-/// in a forked child for a copier of its parent.
+/// `IBV_ACCESS_REMOTE_ATOMIC`, `EINVAL` for other arguments, `ENOMEM` for too many regions,
+/// `ENODEV` in a forked child for a copier of its parent.
 ///
 /// # Safety
 ///
