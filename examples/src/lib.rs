@@ -17,6 +17,8 @@ pub mod devinfo;
 mod environment;
 pub mod failure;
 #[cfg(feature = "cuda")]
+pub mod gpu_bw;
+#[cfg(feature = "cuda")]
 pub mod gpu_doctor;
 mod launcher;
 pub mod pingpong;

@@ -1,7 +1,7 @@
 //! Message contents that differ between messages, and between the places of a message.
 
 /// Fills `bytes` with the contents of message `number`.
-pub(super) fn fill(bytes: &mut [u8], number: u64) {
+pub(crate) fn fill(bytes: &mut [u8], number: u64) {
     let mut value = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for chunk in bytes.chunks_mut(8) {
         value = value.wrapping_add(0x2545_f491_4f6c_dd1d);
@@ -20,7 +20,7 @@ pub(super) fn last_byte(number: u64) -> u8 {
 }
 
 /// Whether `bytes` are the contents of message `number`.
-pub(super) fn is_intact(bytes: &[u8], number: u64) -> bool {
+pub(crate) fn is_intact(bytes: &[u8], number: u64) -> bool {
     let mut expected = vec![0; bytes.len()];
     fill(&mut expected, number);
     expected == bytes

@@ -1,12 +1,12 @@
 //! Measures latency and bandwidth between two processes and reports them as perftest does.
 
 pub mod compat;
-mod contents;
+pub(crate) mod contents;
 mod link;
 mod measure;
 pub mod options;
 mod plan;
-mod report;
+pub(crate) mod report;
 
 use std::io::{self, Write};
 

@@ -12,11 +12,12 @@ use crate::device::Chosen;
 use crate::statistics::Summary;
 
 /// The horizontal line of perftest's tables.
-const RULER: &str = "---------------------------------------------------------------------------------------";
+pub(crate) const RULER: &str =
+    "---------------------------------------------------------------------------------------";
 
 /// A row of one of the tables; its JSON form has perftest's names.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Row {
+pub(crate) struct Row {
     #[serde(rename = "MsgSize")]
     size: usize,
     #[serde(rename = "n_iterations")]
@@ -70,14 +71,14 @@ impl Row {
     }
 
     /// Makes a row from the average and the best rate, in messages per second.
-    pub(super) fn bandwidth(size: usize, iterations: u64, rate: f64, peak: f64, gbits: bool) -> Self {
+    pub(crate) fn bandwidth(size: usize, iterations: u64, rate: f64, peak: f64, gbits: bool) -> Self {
         let unit = if gbits { 1e9 / 8.0 } else { f64::from(1 << 20) };
         let message = size as f64 / unit;
         let (peak, average, rate) = (peak * message, rate * message, rate / 1e6);
         Self { size, iterations, figures: Figures::Bandwidth { peak, average, rate, gbits } }
     }
 
-    pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+    pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let Self { size, iterations, figures } = self;
         match figures {
             Figures::Samples { t_min, t_max, t_typical, t_avg, t_stdev, percentile_99, percentile_999 } => writeln!(
@@ -151,15 +152,18 @@ pub(super) fn heading(
             " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
              99% percentile[usec]   99.9% percentile[usec] "
         ),
-        _ => {
-            let unit = if options.report_gbits { "Gb/sec" } else { "MiB/sec" };
-            writeln!(out, " #bytes     #iterations    BW peak[{unit}]    BW average[{unit}]   MsgRate[Mpps]")
-        }
+        _ => bandwidth_columns(&mut out, options.report_gbits),
     }
 }
 
+/// Prints the column heads of a bandwidth test.
+pub(crate) fn bandwidth_columns(out: &mut dyn Write, gbits: bool) -> io::Result<()> {
+    let unit = if gbits { "Gb/sec" } else { "MiB/sec" };
+    writeln!(out, " #bytes     #iterations    BW peak[{unit}]    BW average[{unit}]   MsgRate[Mpps]")
+}
+
 /// Prints the end of a table.
-pub(super) fn foot() -> io::Result<()> {
+pub(crate) fn foot() -> io::Result<()> {
     writeln!(io::stdout(), "{RULER}")
 }
 

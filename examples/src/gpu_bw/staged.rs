@@ -1,0 +1,82 @@
+//! Messages between two GPUs through pinned host memory.
+
+use rdma::{Endpoint, RemoteAccess};
+use rdma_cuda::{GpuBuffer, GpuEndpoint, Ready, StagingOptions, Stream};
+
+use super::{Bench, End, failure};
+use crate::Failure;
+use crate::bootstrap::Group;
+use crate::pingpong::contents;
+
+/// An end whose messages are staged.
+struct Staged {
+    end: GpuEndpoint,
+    stream: Stream,
+    buffer: GpuBuffer<u8>,
+    path: String,
+}
+
+/// Connects two GPUs by messages; collective.
+pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End + use<>, Failure> {
+    let prepared = (|| {
+        let options = StagingOptions::new().timeout(group.timeout());
+        let init = bench.chosen.init_options(RemoteAccess::empty());
+        let end = GpuEndpoint::prepare(bench.gpu, &bench.pd, &init, options)?;
+        Ok((end, GpuBuffer::new(bench.gpu, bench.most)?, Stream::new(bench.gpu)?))
+    })();
+    let (end, buffer, stream) =
+        group.agree("the staging", prepared.map_err(|error: rdma_cuda::Error| failure(error)))?;
+    let own = end.endpoint().to_bytes().to_vec();
+    let peer = group.all_gather("the endpoints", &own)?.swap_remove(1 - group.rank());
+    let connected = Endpoint::from_bytes(&peer).map_err(Failure::from);
+    let options = bench.chosen.path.connect_options().rnr_retry(7);
+    let connected = connected.and_then(|peer| end.connect(&peer, &options).map_err(failure));
+    let end = group.agree("the connections", connected)?;
+    let path = format!("staged in host memory, GPU {} <-> {}", bench.gpu.pci_id(), bench.chosen.context.name());
+    Ok(Staged { end, stream, buffer, path })
+}
+
+impl Staged {
+    fn ready(&self, size: usize) -> Result<Ready<rdma_cuda::GpuSlice<u8>>, Failure> {
+        let slice = self.buffer.slice().range(..size).map_err(failure)?;
+        self.stream.ready(slice).map_err(failure)
+    }
+}
+
+impl End for Staged {
+    fn path(&self) -> String {
+        self.path.clone()
+    }
+
+    fn fill(&mut self, size: usize, number: u64) -> Result<(), Failure> {
+        let mut bytes = vec![0; size];
+        contents::fill(&mut bytes, number);
+        let slice = self.buffer.slice().range(..size).map_err(failure)?;
+        self.stream.upload(&slice, &bytes).map_err(failure)
+    }
+
+    fn send(&mut self, size: usize, count: usize) -> Result<(), Failure> {
+        let message = self.ready(size)?;
+        for _ in 0..count {
+            self.end.send(&message).map_err(failure)?;
+        }
+        // The other end answers when it has all messages. Its answer of one byte goes behind them.
+        let last = GpuBuffer::new(self.stream.gpu(), 1).map_err(failure)?;
+        self.end.recv(&last.slice()).map(drop).map_err(failure)
+    }
+
+    fn receive(&mut self, size: usize, count: usize) -> Result<(), Failure> {
+        let slice = self.buffer.slice().range(..size).map_err(failure)?;
+        for _ in 0..count {
+            self.end.recv(&slice).map_err(failure)?;
+        }
+        self.end.send(&self.ready(1)?).map_err(failure)
+    }
+
+    fn is_intact(&mut self, size: usize, number: u64) -> Result<bool, Failure> {
+        let slice = self.buffer.slice().range(..size).map_err(failure)?;
+        let mut bytes = vec![0; size];
+        self.stream.download(&slice, &mut bytes).map_err(failure)?;
+        Ok(contents::is_intact(&bytes, number))
+    }
+}
