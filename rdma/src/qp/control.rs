@@ -79,8 +79,8 @@ impl QpInner {
             sq_sig_all: signal_all.into(),
         };
         // SAFETY: ibv_create_qp requires a domain and queues of one open context (checked; a shared
-        // receive queue is of the same domain), which the new value keeps alive (1), and attributes that live during the call:
-        // a local.
+        // receive queue is of the same domain), which the new value keeps alive (1), and attributes
+        // that live during the call: a local.
         let raw = unsafe { (context.table.ibv_create_qp)(pd.raw.as_ptr(), &raw mut init) };
         if raw.is_null() {
             return Err(Error::last(Operation::CreateQp));

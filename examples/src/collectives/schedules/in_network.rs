@@ -37,7 +37,7 @@ impl Tree {
         Self { ranks: job.ranks, aggregators: job.aggregators, radix: job.radix }
     }
 
-    /// The place of a process; an aggregator without ranks below it has neither parent nor children.
+    /// The place of a process; an aggregator without ranks below has neither parent nor children.
     fn node(&self, process: usize) -> Node {
         let Some(aggregator) = process.checked_sub(self.ranks) else {
             let leaf = self.leaves(0).into_iter().find(|&leaf| self.below(leaf).contains(&process));

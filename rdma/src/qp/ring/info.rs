@@ -1,5 +1,5 @@
-//! The information in a slot about its request. One comparison with a constant recognises the common
-//! case.
+//! The information in a slot about its request. One comparison with a constant recognises the
+//! common case.
 
 use crate::types::Opcode;
 
