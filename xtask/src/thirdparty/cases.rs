@@ -93,7 +93,6 @@ const fn lacks(kind: Kind, program: &'static str, options: &'static str, reason:
 }
 
 const NO_UC: &str = "no UC";
-const NO_SRQ: &str = "no shared receive queues";
 const NO_XRC: &str = "no XRC";
 const NO_RSOCKETS: &str = "no rsockets";
 const NO_NODE: &str = "no /dev/infiniband/soft0, so UCX ignores it";
@@ -112,7 +111,8 @@ pub(super) static CASES: &[Case] = &[
     passes(Pingpong, "ibv_ud_pingpong", ""),
     passes(Pingpong, "ibv_ud_pingpong", "-e -s 4096"),
     lacks(Pingpong, "ibv_uc_pingpong", "", NO_UC),
-    lacks(Pingpong, "ibv_srq_pingpong", "", NO_SRQ),
+    passes(Pingpong, "ibv_srq_pingpong", ""),
+    passes(Pingpong, "ibv_srq_pingpong", "-e -c"),
     lacks(Pingpong, "ibv_xsrq_pingpong", "", NO_XRC),
     passes(Rping, "rping", "-a 127.0.0.1 -C 50 -V"),
     passes(Rping, "rping", "-a ::1 -C 20 -S 65000 -V"),
@@ -139,7 +139,9 @@ pub(super) static CASES: &[Case] = &[
     passes(Perftest, "ib_send_bw", "-R"),
     passes(Perftest, "ib_send_bw", "-c UD"),
     passes(Perftest, "ib_send_bw", "-c UD -R"),
-    lacks(Perftest, "ib_send_bw", "--use-srq", NO_SRQ),
+    passes(Perftest, "ib_send_lat", "--use-srq"),
+    passes(Perftest, "ib_send_bw", "--use-srq"),
+    passes(Perftest, "ib_send_bw", "--use-srq -q 4 -n 500"),
     passes(Perftest, "ib_write_lat", ""),
     passes(Perftest, "ib_write_lat", "-R -s 65536 -n 200"),
     passes(Perftest, "ib_write_bw", ""),
