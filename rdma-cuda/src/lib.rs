@@ -153,6 +153,6 @@ pub use rdma_mem::{Operation, Scalar};
 pub use read_back::ReadBack;
 pub use reduce::Reducer;
 pub use region::{GpuRegion, RegionError};
-pub use staging::{GpuEndpoint, PreparedGpuEndpoint, StagingOptions};
+pub use staging::{GpuEndpoint, PinnedRegion, PreparedGpuEndpoint, StagingOptions};
 pub use stream::Stream;
 pub use topology::{Distance, Level, ParseLevelError, Topology};

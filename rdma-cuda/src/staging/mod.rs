@@ -17,6 +17,7 @@
 //! a receive for it. Credits are returned for half of the slots at a time, so two such messages can
 //! be on the way; with the greeting, an end needs three receives beyond those for chunks.
 
+mod pinned_region;
 mod ring;
 mod slot;
 
@@ -34,6 +35,8 @@ use crate::pending::Pending;
 use crate::staging::ring::{Chunk, Ring};
 use crate::staging::slot::Slot;
 use crate::stream::Stream;
+
+pub use pinned_region::PinnedRegion;
 
 /// Receives for a greeting and for credits.
 const CONTROL_RECEIVES: u32 = 3;
