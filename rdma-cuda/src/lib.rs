@@ -123,6 +123,7 @@ mod driver;
 mod error;
 mod event;
 mod gpu;
+pub mod interop;
 mod memory;
 mod order;
 mod path;
