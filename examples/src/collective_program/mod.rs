@@ -24,7 +24,9 @@ use self::report::Report;
 use crate::Failure;
 use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli::{self, Size};
-use crate::collectives::{Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Transport, choose};
+use crate::collectives::{
+    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, TensorPlace, Transport, choose,
+};
 use crate::device::announce;
 use crate::failure::{is_launched, run_as};
 use crate::placement;
@@ -86,14 +88,14 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
     let report = group.agree("the files of the report", report)?;
     let table = table(args, group)?;
     let is_tuned = is_tuned(collective, args.algorithm());
-    let connected = connect(args, group, !is_tuned || table.is_some(), is_json_printed)?;
-    let Connected { mut comm, device } = connected;
+    let schedules = !is_tuned || table.is_some() || args.memory != TensorPlace::Host;
+    let Connected { mut comm, device } = connect(args, group, schedules, is_json_printed)?;
     comm.set_contributors(ranks);
     report.heading(args, ranks, comm.notice())?;
     let transport = comm.transports().main();
     let facts = json!({
         "program": collective.name(), "algo": args.algo, "ranks": ranks, "aggregators": args.aggregators(),
-        "device": device, "notice": comm.notice(), "transport": comm.transports().name(),
+        "device": device, "notice": comm.notice(), "transport": comm.transports().name(), "memory": args.memory,
     });
     let collective = if args.uneven { Collective::AllToAllV } else { collective };
     // In shared memory there is one such all-reduce, and it is none of the named algorithms.
@@ -130,9 +132,15 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
     }
     let method = args.connection.settle(&chosen, group, 0, stdout_taken)?;
     let tuning = args.tuning(cores.shared, method, schedules, args.algorithm() != Some(Algorithm::Ring));
-    let comm = Communicator::new(&chosen, group, tuning)?;
+    let mut comm = Communicator::new(&chosen, group, tuning)?;
     if is_first {
         announce(&format!("transport: {}", comm.transports()), stdout_taken)?;
+    }
+    if args.memory != TensorPlace::Host {
+        let gpus = comm.use_gpus(group, args.memory)?;
+        if is_first {
+            memory_lines(&gpus).iter().try_for_each(|line| announce(line, stdout_taken))?;
+        }
     }
     Ok(Connected { comm, device: chosen.line })
 }
@@ -157,6 +165,18 @@ fn table(args: &Args, group: &mut Group) -> Result<Option<AlgorithmTable>, Failu
 /// The number of hosts.
 fn hosts(group: &Group) -> usize {
     group.hosts().into_iter().enumerate().filter(|&(rank, host)| rank == host).count()
+}
+
+/// The lines that say which GPU each rank has, and why messages are staged if that was not asked
+/// for.
+fn memory_lines(gpus: &[(String, String)]) -> Vec<String> {
+    let gpu = |(rank, (name, _)): (usize, &(String, String))| format!("memory: rank {rank}: {name}");
+    let mut lines: Vec<String> = gpus.iter().enumerate().map(gpu).collect();
+    let mut reasons: Vec<&str> = gpus.iter().map(|(_, why)| why.as_str()).filter(|why| !why.is_empty()).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    lines.extend(reasons.iter().map(|why| format!("warning: messages are staged in host memory: {why}")));
+    lines
 }
 
 /// Whether the communicator's own all-reduce does what is asked for, if ranks are connected by

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::cli::{self, Size};
-use crate::collectives::{Algorithm, Collective, Reduction, Transport, Tuning};
+use crate::collectives::{Algorithm, Collective, Reduction, TensorPlace, Transport, Tuning};
 use crate::connect::{ConnectionOptions, Method};
 use crate::device::DeviceOptions;
 use crate::placement::PlacementOptions;
@@ -99,6 +99,9 @@ pub(crate) struct Args {
     /// How ranks reach each other's memory
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub(crate) transport: Transport,
+    /// The memory of the tensors: each rank of a host takes the next GPU
+    #[arg(long, value_enum, default_value_t = TensorPlace::Host)]
+    pub(super) memory: TensorPlace,
     /// Leave out the in-place half
     #[arg(long)]
     pub(super) out_of_place: bool,
@@ -213,6 +216,9 @@ impl Args {
         if self.aggregators.is_some() && self.algorithm() != Some(Algorithm::InNetwork) {
             return Err(Failure::usage("--aggregators needs --algo in-network"));
         }
+        if self.memory != TensorPlace::Host && self.transport == Transport::Shm {
+            return Err(Failure::usage("--transport shm: ranks share host memory only (--memory host)"));
+        }
         Ok(())
     }
 
@@ -281,7 +287,8 @@ impl Args {
             shared_cores,
             stall: self.placement.timeout,
             method,
-            transport: self.transport,
+            // Tensors on GPUs are not in shared memory.
+            transport: if self.memory == TensorPlace::Host { self.transport } else { Transport::Verbs },
         }
     }
 

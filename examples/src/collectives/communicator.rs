@@ -11,6 +11,7 @@ use super::direct::Direct;
 use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory, Traffic};
 use super::fabric::{Fabric, expose_together};
+use super::gpu::GpuMemory;
 use super::link::Links;
 use super::pair::PairLinks;
 use super::ring::Ring;
@@ -74,6 +75,18 @@ impl Default for Tuning {
     }
 }
 
+/// The memory that tensors are allocated in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TensorPlace {
+    /// Host memory.
+    Host,
+    /// GPUs. Messages are staged in host memory, with a warning.
+    Gpu,
+    /// GPUs. Messages are staged in host memory, as asked for.
+    GpuStaged,
+}
+
 /// Beyond this number of ranks, each rank is connected to its two neighbours only.
 const MESH: usize = 16;
 
@@ -94,6 +107,8 @@ pub struct Communicator {
     ring: Option<Ring>,
     direct: Option<Direct>,
     streams: Option<Streams>,
+    /// This rank's GPU, if tensors are on GPUs.
+    gpu: Option<GpuMemory>,
     /// Memory for schedules, if no ranks share memory; grows as needed.
     scratch: ExposedRegion,
     blocks: Blocks,
@@ -145,6 +160,7 @@ impl Communicator {
             ring,
             direct,
             streams,
+            gpu: None,
             scratch,
             blocks,
             token: None,
@@ -163,7 +179,25 @@ impl Communicator {
     /// Whether [`all_reduce`](Self::all_reduce) has ways of its own, besides schedules.
     #[must_use]
     pub fn is_uniform(&self) -> bool {
-        self.host.as_ref().is_none_or(Host::is_whole)
+        self.gpu.is_none() && self.host.as_ref().is_none_or(Host::is_whole)
+    }
+
+    /// Puts the tensors that are allocated from now on into the memory of GPUs, of which each rank
+    /// of a host takes the next; collective. Returns the name of each rank's GPU, and why messages
+    /// are staged if that was not asked for.
+    ///
+    /// # Errors
+    /// If there is no GPU, if the communicator runs no schedules by the verbs, or if any rank
+    /// fails.
+    pub fn use_gpus(&mut self, group: &mut Group, wanted: TensorPlace) -> Result<Vec<(String, String)>, Failure> {
+        let streams = self.streams.as_mut().ok_or_else(no_streams)?;
+        let position = self.hosts[..self.rank].iter().filter(|host| **host == self.hosts[self.rank]).count();
+        let gpu = GpuMemory::new(self.fabric.domain(), position, self.world, streams.memory(), streams.piece());
+        let gpu = gpu.and_then(|gpu| Ok((gpu.slots()?, (gpu.name(), gpu.why_staged(wanted)?), gpu)));
+        let (slots, line, gpu) = group.agree("the memory of GPUs", gpu)?;
+        streams.move_to(group, slots)?;
+        self.gpu = Some(gpu);
+        group.all_gather("the GPUs", &line)
     }
 
     /// Allocates a tensor of `count` elements at every rank; collective.
@@ -172,9 +206,10 @@ impl Communicator {
     /// If any rank lacks the memory; every rank is told.
     pub fn allocate<T: Element>(&mut self, group: &mut Group, count: usize) -> Result<Tensor<T>, Failure> {
         let bytes = count * size_of::<T>();
-        let memory = match &mut self.host {
-            Some(host) => TensorMemory::Shared(host.allocate(group, bytes)?),
-            None => {
+        let memory = match (&self.gpu, &mut self.host) {
+            (Some(gpu), _) => TensorMemory::Gpu(group.agree("the tensors", gpu.allocate(bytes))?),
+            (None, Some(host)) => TensorMemory::Shared(host.allocate(group, bytes)?),
+            (None, None) => {
                 let (region, remotes) = expose_together(&self.fabric, group, "the tensors", bytes)?;
                 TensorMemory::Exposed(region, remotes)
             }
@@ -246,7 +281,7 @@ impl Communicator {
         }
     }
 
-    /// The algorithm of an all-reduce whose ranks are connected in several ways.
+    /// The algorithm of an all-reduce by a schedule.
     fn choose_all_reduce(&self, bytes: usize) -> Algorithm {
         let hosts = self.hosts.iter().enumerate().filter(|(rank, host)| rank == *host).count();
         let (ranks, transport) = (self.world, self.transports.main());
@@ -312,6 +347,11 @@ impl Communicator {
         output: &Part<'_, T>,
         reduction: Reduction,
     ) -> Result<(), Failure> {
+        if let (Some(gpu), Some(from), Some(to)) = (&mut self.gpu, input.gpu(), output.gpu()) {
+            let streams = self.streams.as_mut().ok_or_else(no_streams)?;
+            let links = StreamLinks { fabric: &mut self.fabric, streams };
+            return gpu.run::<T>(links, &mut self.blocks, schedule, [from?, to?], reduction);
+        }
         let scratch = self.scratch(schedule.scratch * size_of::<T>())?;
         let memory = Memory { input: input.slice()?, output: output.slice()?, scratch };
         let fabric = &mut self.fabric;
@@ -386,4 +426,8 @@ impl Communicator {
         }
         Ok(())
     }
+}
+
+fn no_streams() -> Failure {
+    Failure::new("tensors on GPUs need a communicator that runs schedules, and the transport verbs")
 }

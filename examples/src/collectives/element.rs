@@ -8,7 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use rdma_mem::Scalar;
+use rdma_mem::{Operation, Scalar};
 use serde::Serialize;
 
 /// A reduction.
@@ -40,6 +40,16 @@ impl Reduction {
             Self::Min => "min",
             Self::Max => "max",
             Self::Avg => "avg",
+        }
+    }
+
+    /// The reduction of two elements; an average is a sum until it is [finished](Self::finish).
+    pub(super) fn operation(self) -> Operation {
+        match self {
+            Self::Sum | Self::Avg => Operation::Sum,
+            Self::Prod => Operation::Prod,
+            Self::Min => Operation::Min,
+            Self::Max => Operation::Max,
         }
     }
 

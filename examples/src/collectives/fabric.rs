@@ -141,7 +141,7 @@ impl Fabric {
         let how =
             How { method: tuning.method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
         let connected = connect::connect(chosen, group, queue_pairs, &how)?;
-        let counters = exchange(group, "the counters", &fabric.counters)?;
+        let counters = exchange(group, "the counters", fabric.counters.remote(..)?)?;
         let mut first_messages = Vec::new();
         for Connected { peer, qp, connection, is_active, .. } in connected {
             let counters = counters[peer].slice(counter(rank, Lane::Ring)..counter(rank + 1, Lane::Ring))?;
@@ -553,9 +553,9 @@ fn peer(peers: &mut [Option<Peer>], rank: usize) -> Result<&mut Peer, Failure> {
         .ok_or_else(|| Failure::new(format!("this rank is not connected to rank {rank}")))
 }
 
-/// Tells every rank the address of a region of each other rank; collective.
-pub(super) fn exchange(group: &mut Group, what: &str, region: &ExposedRegion) -> Result<Vec<RemoteSlice>, Failure> {
-    let all = group.all_gather(what, &region.remote(..)?.to_bytes())?;
+/// Tells every rank the address of memory of each other rank; collective.
+pub(super) fn exchange(group: &mut Group, what: &str, own: RemoteSlice) -> Result<Vec<RemoteSlice>, Failure> {
+    let all = group.all_gather(what, &own.to_bytes())?;
     Ok(all.iter().map(RemoteSlice::from_bytes).collect())
 }
 
@@ -568,6 +568,6 @@ pub(super) fn expose_together(
     length: usize,
 ) -> Result<(ExposedRegion, Vec<RemoteSlice>), Failure> {
     let region = group.agree(what, fabric.expose(length))?;
-    let remotes = exchange(group, what, &region)?;
+    let remotes = exchange(group, what, region.remote(..)?)?;
     Ok((region, remotes))
 }

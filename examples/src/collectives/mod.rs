@@ -2,6 +2,7 @@
 //!
 //! A [`Communicator`] connects the ranks of a job; its collectives work on [`Tensor`]s. Ranks that
 //! share memory read each other's tensors where they lie; to the others, messages are written.
+//! Messages of tensors on GPUs are staged in host memory.
 
 mod blocks;
 mod choose;
@@ -10,6 +11,11 @@ mod direct;
 mod element;
 mod execute;
 mod fabric;
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "gpu_off.rs"]
+mod gpu;
 mod link;
 mod pair;
 mod pattern;
@@ -25,7 +31,7 @@ mod transport;
 pub(crate) mod wait;
 
 pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
-pub use communicator::{Communicator, Tuning};
+pub use communicator::{Communicator, TensorPlace, Tuning};
 pub use element::{Element, Reduction};
 pub use execute::Traffic;
 pub use pattern::Pattern;

@@ -7,9 +7,9 @@
 
 use std::collections::VecDeque;
 
-use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
+use rdma::{ExposedSlice, RemoteSlice};
 
-use super::fabric::{Fabric, Lane, expose_together};
+use super::fabric::{Fabric, Lane, exchange, expose_together};
 use super::link::{Links, Ticket};
 use super::shm::HostSlice;
 use super::wait::Wait;
@@ -29,7 +29,7 @@ const PAGE: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Streams {
     rank: usize,
-    slots: ExposedRegion,
+    slots: ExposedSlice,
     remotes: Vec<RemoteSlice>,
     piece: usize,
     peers: Vec<Stream>,
@@ -63,8 +63,26 @@ impl Streams {
         let most = (MEMORY / slots / PAGE).max(1) * PAGE;
         let piece = piece.next_multiple_of(PAGE).min(most);
         let (slots, remotes) = expose_together(fabric, group, "the slots for messages", slots * piece)?;
+        let slots = slots.slice(..)?;
         let peers = (0..world).map(|_| Stream::default()).collect();
         Ok(Self { rank, slots, remotes, piece, peers, unsent: 0 })
+    }
+
+    /// Bytes of the slots of all ranks.
+    pub(super) fn memory(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Moves the slots to other memory of the same length; collective, between two collectives.
+    pub(super) fn move_to(&mut self, group: &mut Group, slots: ExposedSlice) -> Result<(), Failure> {
+        self.remotes = exchange(group, "the slots for messages", slots.remote(..)?)?;
+        self.slots = slots;
+        Ok(())
+    }
+
+    /// Most bytes of a piece.
+    pub(super) fn piece(&self) -> usize {
+        self.piece
     }
 
     /// Byte offset, in the memory of the receiver, of the slot of a rank's piece.
@@ -81,6 +99,12 @@ pub(super) struct StreamLinks<'a> {
 }
 
 impl StreamLinks<'_> {
+    /// The number of messages posted to a rank.
+    #[cfg(feature = "cuda")]
+    pub(super) fn posted(&self, to: usize) -> u64 {
+        self.streams.peers[to].posted
+    }
+
     /// Sends what the free slots of a rank have room for.
     fn push(&mut self, to: usize) -> Result<(), Failure> {
         while let Some(message) = self.streams.peers[to].queue.front().cloned() {

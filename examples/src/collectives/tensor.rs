@@ -8,6 +8,7 @@ use rdma::{ExposedRegion, ExposedSlice, RemoteSlice};
 use super::blocks::{Blocks, parts};
 use super::element::{Element, Reduction};
 use super::fabric::{Fabric, Lane};
+use super::gpu::{GpuPart, GpuTensor};
 use super::shm::{HostSlice, SharedTensor};
 use crate::Failure;
 
@@ -33,6 +34,19 @@ pub(super) enum TensorMemory {
     Exposed(ExposedRegion, Vec<RemoteSlice>),
     /// Memory that the other ranks of the host read, and that is sent to ranks of other hosts.
     Shared(SharedTensor),
+    /// Memory of a GPU, whose messages are staged.
+    Gpu(GpuTensor),
+}
+
+impl TensorMemory {
+    /// Bytes that a copy of many elements moves at a time.
+    fn block(&self) -> usize {
+        match self {
+            Self::Exposed(..) | Self::Shared(_) => BLOCK,
+            // A copy from or to a GPU takes some microseconds even if it is short.
+            Self::Gpu(_) => 256 * BLOCK,
+        }
+    }
 }
 
 impl<T: Element> Tensor<T> {
@@ -55,6 +69,7 @@ impl<T: Element> Tensor<T> {
         match &self.memory {
             TensorMemory::Exposed(region, _) => region.copy_in(at, bytes).map_err(Failure::from),
             TensorMemory::Shared(tensor) => tensor.copy_in(at, bytes),
+            TensorMemory::Gpu(tensor) => tensor.copy_in(at, bytes),
         }
     }
 
@@ -67,6 +82,7 @@ impl<T: Element> Tensor<T> {
         match &self.memory {
             TensorMemory::Exposed(region, _) => region.copy_out(at, bytes).map_err(Failure::from),
             TensorMemory::Shared(tensor) => tensor.copy_out(at, bytes),
+            TensorMemory::Gpu(tensor) => tensor.copy_out(at, bytes),
         }
     }
 
@@ -76,7 +92,7 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the tensor has fewer elements.
     pub fn fill(&self, elements: Range<usize>, mut fill: impl FnMut(usize, &mut [T])) -> Result<(), Failure> {
-        let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
+        let mut block = self.new_block(elements.len());
         for part in parts(elements.clone(), block.len()) {
             let block = &mut block[..part.len()];
             fill(part.start - elements.start, block);
@@ -90,13 +106,18 @@ impl<T: Element> Tensor<T> {
     /// # Errors
     /// If the tensor has fewer elements.
     pub fn for_each(&self, elements: Range<usize>, mut look: impl FnMut(usize, &[T])) -> Result<(), Failure> {
-        let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
+        let mut block = self.new_block(elements.len());
         for part in parts(elements.clone(), block.len()) {
             let block = &mut block[..part.len()];
             self.read(part.start, block)?;
             look(part.start - elements.start, block);
         }
         Ok(())
+    }
+
+    /// Room for the elements of one copy, of `count` elements at most.
+    fn new_block(&self, count: usize) -> Vec<T> {
+        vec![T::zeroed(); (self.memory.block() / size_of::<T>()).min(count)]
     }
 
     /// Some elements, as the input or output of a collective.
@@ -120,6 +141,9 @@ impl<T: Element> Tensor<T> {
         match &self.memory {
             TensorMemory::Exposed(region, remotes) => Ok((region, remotes)),
             TensorMemory::Shared(_) => Err(Failure::new("the tensor is in shared memory, which RDMA does not reach")),
+            TensorMemory::Gpu(_) => {
+                Err(Failure::new("the tensor is in the memory of a GPU, which RDMA does not reach"))
+            }
         }
     }
 
@@ -127,7 +151,7 @@ impl<T: Element> Tensor<T> {
     pub(super) fn shared(&self) -> Option<&SharedTensor> {
         match &self.memory {
             TensorMemory::Shared(tensor) => Some(tensor),
-            TensorMemory::Exposed(..) => None,
+            TensorMemory::Exposed(..) | TensorMemory::Gpu(_) => None,
         }
     }
 
@@ -151,6 +175,15 @@ impl<T: Element> Part<'_, T> {
         match &self.tensor.memory {
             TensorMemory::Exposed(region, _) => Ok(region.slice(bytes)?.into()),
             TensorMemory::Shared(tensor) => tensor.slice(bytes),
+            TensorMemory::Gpu(_) => Err(Failure::new("a collective has one tensor on a GPU and one in host memory")),
+        }
+    }
+
+    /// The memory of the elements, if the tensor is on a GPU.
+    pub(super) fn gpu(&self) -> Option<Result<GpuPart, Failure>> {
+        match &self.tensor.memory {
+            TensorMemory::Gpu(tensor) => Some(tensor.part(bytes::<T>(self.elements.clone()))),
+            TensorMemory::Exposed(..) | TensorMemory::Shared(_) => None,
         }
     }
 
@@ -161,7 +194,7 @@ impl<T: Element> Part<'_, T> {
 
     /// Replaces each element; `change` is called with blocks.
     pub(super) fn change(&self, mut change: impl FnMut(&mut [T])) -> Result<(), Failure> {
-        let mut block = vec![T::zeroed(); BLOCK / size_of::<T>()];
+        let mut block = self.tensor.new_block(self.elements.len());
         for part in parts(self.elements.clone(), block.len()) {
             let block = &mut block[..part.len()];
             self.tensor.read(part.start, block)?;

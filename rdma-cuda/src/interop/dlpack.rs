@@ -87,9 +87,10 @@ impl ManagedTensor {
     ///
     /// # Safety
     ///
-    /// The pointer, shape and strides stay valid until the deleter is called, which only the result
-    /// does, from any thread. If the tensor is on a GPU, until then: its elements are memory of that
-    /// GPU that its primary context may access, stay in place, and no Rust reference to them exists.
+    /// The pointer, shape and strides stay valid until the deleter is called, which only the
+    /// result does, from any thread. If the tensor is on a GPU, until then: its elements are memory
+    /// of that GPU that its primary context may access, they stay in place, and no Rust reference
+    /// to them exists.
     #[must_use]
     pub unsafe fn from_raw(raw: NonNull<DLManagedTensor>) -> Self {
         Self(raw)
@@ -112,7 +113,7 @@ impl ManagedTensor {
             return Err(TensorError::Element { dtype, wanted: size_of::<T>() });
         }
         let (data, ordinal) = (std::ptr::without_provenance_mut(address(&slice)), slice.gpu().ordinal());
-        let exported = Box::into_raw(Box::new(Exported {
+        let exported = NonNull::from(Box::leak(Box::new(Exported {
             tensor: DLManagedTensor {
                 dl_tensor: DLTensor {
                     data,
@@ -128,12 +129,11 @@ impl ManagedTensor {
             },
             shape: [i64::try_from(slice.len()).unwrap_or(i64::MAX)],
             _memory: Arc::clone(slice.memory()),
-        }));
-        // SAFETY: the place is one of the box, which nobody else uses.
-        let shape = unsafe { &raw mut (*exported).shape };
-        // SAFETY: as above.
-        unsafe { (*exported).tensor.dl_tensor.shape = shape.cast() };
-        let exported = NonNull::new(exported).expect("the address of a box");
+        })));
+        // SAFETY: the place of a field wants a pointer to the whole: that of a leaked box.
+        let shape = unsafe { &raw mut (*exported.as_ptr()).shape };
+        // SAFETY: a write wants a place that nobody else uses: one of the box.
+        unsafe { (*exported.as_ptr()).tensor.dl_tensor.shape = shape.cast() };
         Ok(Self(exported.cast()))
     }
 

@@ -42,7 +42,8 @@ impl PinnedRegion {
     ///
     /// # Errors
     ///
-    /// [`Error::BufferSize`] for 0 bytes; errors of the driver and the device.
+    /// [`Error::BufferSize`] for 0 bytes; errors of the driver and the device, which refuses a
+    /// region without a right.
     pub fn new(gpu: &Gpu, pd: &ProtectionDomain, len: usize, access: RemoteAccess) -> Result<Self> {
         let pinned = PinnedBuffer::<u8>::new(gpu, len)?;
         let memory = pinned.memory();

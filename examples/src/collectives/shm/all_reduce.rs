@@ -141,7 +141,7 @@ impl AllReduce<'_> {
         operands: &[SharedSlice<'_>],
         stores: Stores,
     ) -> Result<(), Failure> {
-        reduce(T::SCALAR, operation(self.reduction), into, operands, stores).map_err(failed)?;
+        reduce(T::SCALAR, self.reduction.operation(), into, operands, stores).map_err(failed)?;
         if self.reduction == Reduction::Avg { self.divide::<T>(into) } else { Ok(()) }
     }
 
@@ -166,16 +166,6 @@ pub(super) fn with_operands<'a>(
     body: impl FnOnce(&mut [SharedSlice<'a>]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if world <= FEW { body(&mut [own; FEW][..world]) } else { body(&mut vec![own; world]) }
-}
-
-/// The operation on two elements.
-pub(super) fn operation(reduction: Reduction) -> Operation {
-    match reduction {
-        Reduction::Sum | Reduction::Avg => Operation::Sum,
-        Reduction::Prod => Operation::Prod,
-        Reduction::Min => Operation::Min,
-        Reduction::Max => Operation::Max,
-    }
 }
 
 /// The stores of a result of so many bytes that its rank does not read soon.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rdma_mem::{Operation, Scalar, SharedSlice, Stores, reduce};
 
-use super::all_reduce::{operation, with_operands};
+use super::all_reduce::with_operands;
 use super::failed;
 use super::host::{Host, SharedTensor};
 use super::trials::Kind;
@@ -65,7 +65,7 @@ impl DirectReads<'_> {
             for (peer, memory) in self.input.others() {
                 operands[peer] = memory.slice(block.clone()).map_err(failed)?;
             }
-            reduce(T::SCALAR, operation(self.reduction), into, operands, stores).map_err(failed)
+            reduce(T::SCALAR, self.reduction.operation(), into, operands, stores).map_err(failed)
         })
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rdma::ExposedSlice;
 use rdma_mem::{SegmentView, SharedSlice, SharedSliceMut, reduce};
 
-use super::all_reduce::{operation, stores};
+use super::all_reduce::stores;
 use super::failed;
 use super::host::OwnMemory;
 use super::mail::Announcement;
@@ -113,6 +113,6 @@ impl Slice for HostSlice {
 
     fn reduce<T: Element>(&self, reduction: Reduction, operands: &[Self], _: &mut Blocks) -> Result<(), Failure> {
         let operands = operands.iter().map(Self::read).collect::<Result<Vec<_>, _>>()?;
-        reduce(T::SCALAR, operation(reduction), self.write()?, &operands, stores(self.len())).map_err(failed)
+        reduce(T::SCALAR, reduction.operation(), self.write()?, &operands, stores(self.len())).map_err(failed)
     }
 }
