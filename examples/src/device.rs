@@ -2,6 +2,7 @@
 
 mod list;
 mod path;
+mod rails;
 
 use std::io::{self, Write};
 
@@ -9,6 +10,7 @@ use rdma::{Context, DatagramOptions, Device, DeviceSelector, GidEntry, InitOptio
 
 pub use self::list::{DeviceList, Wanted};
 pub use self::path::PathOptions;
+pub use self::rails::{CrossRail, RailCount, RailOptions, RailSettings};
 use crate::bootstrap::Group;
 use crate::failure::say;
 use crate::{Failure, environment};
@@ -136,9 +138,8 @@ fn select(list: &DeviceList, port: Option<u8>) -> Result<DeviceSelector, Failure
     }
     for &at in &candidates {
         let context = devices[at].open()?;
-        let is_active = |port: u8| context.port_attr(port).is_ok_and(|attr| attr.state() == PortState::ACTIVE);
-        let mut ports = (1..=context.port_count()).filter(|&number| port.is_none_or(|wanted| wanted == number));
-        if let Some(port) = ports.find(|&number| list.allows(&names[at], number) && is_active(number)) {
+        let mut ports = active_ports(&context).filter(|&number| port.is_none_or(|wanted| wanted == number));
+        if let Some(port) = ports.find(|&number| list.allows(&names[at], number)) {
             return Ok(DeviceSelector::Named { name: names[at].clone(), port: Some(port) });
         }
     }
@@ -149,7 +150,19 @@ fn select(list: &DeviceList, port: Option<u8>) -> Result<DeviceSelector, Failure
     )))
 }
 
+/// The active ports of a device.
+fn active_ports(context: &Context) -> impl Iterator<Item = u8> {
+    let is_active = |port: u8| context.port_attr(port).is_ok_and(|attr| attr.state() == PortState::ACTIVE);
+    (1..=context.port_count()).filter(move |&port| is_active(port))
+}
+
 impl Chosen {
+    /// The device and the port: `mlx5_0:1`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.context.name(), self.port)
+    }
+
     /// The line about the device that every program prints.
     #[must_use]
     pub fn using(&self) -> String {

@@ -118,6 +118,18 @@ where
     number(name, &value.to_string_lossy(), range)
 }
 
+/// A value that the environment gives to the programs; `None` if the variable is unset or empty.
+///
+/// # Errors
+/// If the value is not allowed; the message names the variable and says why.
+pub(crate) fn parsed<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, Failure> {
+    let Some(value) = env::var_os(name) else { return Ok(None) };
+    match value.to_string_lossy().trim() {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|why: String| wrong(name, text, &why)),
+    }
+}
+
 fn number<T>(name: &str, value: &str, range: RangeInclusive<T>) -> Result<Option<T>, Failure>
 where
     T: FromStr + PartialOrd + fmt::Display,

@@ -15,7 +15,7 @@ mod shape;
 use std::process::ExitCode;
 
 use half::{bf16, f16};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(crate) use self::case::{Case, Way};
 pub(crate) use self::measure::Session;
@@ -25,9 +25,9 @@ use crate::Failure;
 use crate::bootstrap::{Group, Roles, Terms};
 use crate::cli::{self, Size};
 use crate::collectives::{
-    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, TensorPlace, Transport, choose,
+    Algorithm, AlgorithmTable, Collective, Communicator, Element, Point, Rail, TensorPlace, Transport, Tuning, choose,
 };
-use crate::device::announce;
+use crate::device::{RailSettings, announce};
 use crate::failure::{is_launched, run_as};
 use crate::placement;
 
@@ -93,7 +93,7 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
     comm.set_contributors(ranks);
     report.heading(args, ranks, comm.notice())?;
     let transport = comm.transports().main();
-    let facts = json!({
+    let mut facts = json!({
         "program": collective.name(), "algo": args.algo, "ranks": ranks, "aggregators": args.aggregators(),
         "device": device, "notice": comm.notice(), "transport": comm.transports().name(), "memory": args.memory,
     });
@@ -111,28 +111,47 @@ fn rank(collective: Collective, args: &Args, ranks: usize, group: &mut Group) ->
         }
         cycle += 1;
     }
-    session.report.conclude(facts)
+    let Session { comm, report, .. } = session;
+    if let Some(comm) = &comm {
+        facts["rails"] = rails_report(comm, is_first, is_json_printed)?;
+    }
+    report.conclude(facts)
+}
+
+/// The bytes that this rank has sent by each rail; printed if there is more than one connection.
+fn rails_report(comm: &Communicator, is_first: bool, stdout_taken: bool) -> Result<Value, Failure> {
+    let sent = comm.sent_by_rail();
+    if is_first && comm.connections() > 1 {
+        let rails: Vec<String> = sent.iter().map(|(name, bytes)| format!("{bytes} bytes by {name}")).collect();
+        let line = format!("rank 0 sent {} ({} queue pairs to each rank)", rails.join(", "), comm.connections());
+        announce(&line, stdout_taken)?;
+    }
+    Ok(sent.into_iter().map(|(name, sent)| json!({ "rail": name, "sent": sent })).collect())
 }
 
 /// The connected ranks of a job.
 struct Connected {
     comm: Communicator,
-    /// The device and the reason for its choice.
+    /// The devices and the reasons for their choice.
     device: String,
 }
 
-/// Opens the device and connects all ranks; collective. Rank 0 says which device and transport it
-/// uses, on standard error if standard output is taken.
+/// Opens the devices and connects all ranks; collective. Rank 0 says which devices and transports
+/// it uses, on standard error if standard output is taken.
 fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) -> Result<Connected, Failure> {
     let is_first = group.rank() == 0;
-    let chosen = args.device.open_together(group)?;
+    let settings = group.agree("the settings of the rails", args.rails.settle())?;
+    let chosen = args.device.open_rails(settings.rails, group)?;
     let cores = placement::bind(group, args.placement.bind);
     if is_first {
-        announce(&chosen.using(), stdout_taken)?;
+        chosen.iter().try_for_each(|chosen| announce(&chosen.using(), stdout_taken))?;
     }
-    let method = args.connection.settle(&chosen, group, 0, stdout_taken)?;
+    let method = args.connection.settle(&chosen[0], group, 0, stdout_taken)?;
+    let rails = chosen.iter().map(|chosen| Rail::new(chosen, args.connection.method_for(chosen, method)?));
+    let rails = group.agree("the rails", rails.collect::<Result<Vec<_>, Failure>>())?;
+    let RailSettings { queue_pairs, cross_rail, .. } = settings;
     let tuning = args.tuning(cores.shared, method, schedules, args.algorithm() != Some(Algorithm::Ring));
-    let mut comm = Communicator::new(&chosen, group, tuning)?;
+    let mut comm = Communicator::on_rails(&rails, group, Tuning { queue_pairs, cross_rail, ..tuning })?;
     if is_first {
         announce(&format!("transport: {}", comm.transports()), stdout_taken)?;
     }
@@ -142,7 +161,8 @@ fn connect(args: &Args, group: &mut Group, schedules: bool, stdout_taken: bool) 
             memory_lines(&gpus).iter().try_for_each(|line| announce(line, stdout_taken))?;
         }
     }
-    Ok(Connected { comm, device: chosen.line })
+    let device = chosen.iter().map(|chosen| chosen.line.as_str()).collect::<Vec<_>>().join("; ");
+    Ok(Connected { comm, device })
 }
 
 /// The number of rows of the table, or of one cycle if there is no end.

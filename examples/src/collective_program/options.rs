@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::cli::{self, Size};
 use crate::collectives::{Algorithm, Collective, Reduction, TensorPlace, Transport, Tuning};
 use crate::connect::{ConnectionOptions, Method};
-use crate::device::DeviceOptions;
+use crate::device::{DeviceOptions, RailOptions};
 use crate::placement::PlacementOptions;
 
 /// Options of every collective's program.
@@ -28,6 +28,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     #[serde(skip)]
     pub(crate) device: DeviceOptions,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) rails: RailOptions,
     #[command(flatten)]
     #[serde(skip)]
     pub(crate) connection: ConnectionOptions,
@@ -289,6 +292,7 @@ impl Args {
             method,
             // Tensors on GPUs are not in shared memory.
             transport: if self.memory == TensorPlace::Host { self.transport } else { Transport::Verbs },
+            ..Tuning::default()
         }
     }
 

@@ -10,7 +10,7 @@ use super::choose::{AlgorithmTable, Point, choose};
 use super::direct::Direct;
 use super::element::{Element, Reduction};
 use super::execute::{Execution, Memory, Traffic};
-use super::fabric::{Fabric, expose_together};
+use super::fabric::{Fabric, Rail, expose_together};
 use super::gpu::GpuMemory;
 use super::link::Links;
 use super::pair::PairLinks;
@@ -25,7 +25,7 @@ use super::wait::Patience;
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::connect::Method;
-use crate::device::Chosen;
+use crate::device::{Chosen, CrossRail};
 
 /// Parameters of the collectives.
 #[derive(Clone, Debug)]
@@ -50,8 +50,12 @@ pub struct Tuning {
     pub shared_cores: bool,
     /// Longest time that the other ranks may make no progress.
     pub stall: Duration,
-    /// How the ranks connect.
+    /// How the ranks connect by the device of [`Communicator::new`].
     pub method: Method,
+    /// Queue pairs by which two ranks are connected on each rail.
+    pub queue_pairs: usize,
+    /// Which rails of two hosts are connected to each other.
+    pub cross_rail: CrossRail,
     /// How the ranks reach each other's memory.
     pub transport: Transport,
 }
@@ -70,6 +74,8 @@ impl Default for Tuning {
             shared_cores: false,
             stall: Duration::from_secs(30),
             method: Method::Endpoints,
+            queue_pairs: 1,
+            cross_rail: CrossRail::WhereNeeded,
             transport: Transport::Auto,
         }
     }
@@ -99,9 +105,14 @@ pub struct Communicator {
     contributors: usize,
     hosts: Vec<usize>,
     transports: Transports,
+    /// The names of the devices.
+    rails: Vec<String>,
+    /// The rail of each connection to another rank.
+    channels: Vec<usize>,
     /// The connections to the ranks that share no memory with this one.
-    fabric: Fabric,
-    /// The ranks that share memory with this one, unless no ranks at all do.
+    fabrics: Vec<Fabric>,
+    /// The ranks that share memory with this one. `None` if no ranks at all share memory, and one
+    /// device sends all.
     host: Option<Host>,
     tuning: Tuning,
     ring: Option<Ring>,
@@ -118,43 +129,59 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Connects the ranks of a group; collective.
+    /// Connects the ranks of a group by one device of each; collective.
+    ///
+    /// # Errors
+    /// As for [`on_rails`](Self::on_rails).
+    pub fn new(chosen: &Chosen, group: &mut Group, tuning: Tuning) -> Result<Self, Failure> {
+        let rail = group.agree("the domains", Rail::new(chosen, tuning.method))?;
+        Self::on_rails(&[rail], group, tuning)
+    }
+
+    /// Connects the ranks of a group by the devices of each; collective.
     ///
     /// # Errors
     /// If shared memory is asked for and cannot be had, or if any rank fails; every rank is told.
-    pub fn new(chosen: &Chosen, group: &mut Group, tuning: Tuning) -> Result<Self, Failure> {
-        let (rank, world) = (group.rank(), group.world());
+    pub fn on_rails(rails: &[Rail<'_>], group: &mut Group, tuning: Tuning) -> Result<Self, Failure> {
+        let world = group.world();
         let patience = Patience::new(group.watch(), tuning.shared_cores, tuning.stall);
+        let Channels { rails: channels, are_many_devices } = channels(rails, group, &tuning)?;
         let (mut host, transports) = transport::connect(group, tuning.transport, patience.clone())?;
-        let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
-        let schedules = tuning.schedules || host.is_some();
-        let mesh = world <= MESH || schedules;
-        let is_near = |peer: usize| host.as_ref().is_some_and(|host| host.reaches(peer));
-        let is_peer = |peer: usize| peer != rank && !is_near(peer) && (mesh || peer == left || peer == right);
-        let peers: Vec<usize> = (0..world).filter(|&peer| is_peer(peer)).collect();
-        let fabric = Fabric::connect(chosen, group, &peers, &tuning, patience)?;
+        if host.is_none() && are_many_devices {
+            // Memory that several devices send from is a segment.
+            host = Some(Host::alone(group, patience.clone())?);
+        }
+        let is_striped = channels.len() > 1;
+        let schedules = tuning.schedules || host.is_some() || is_striped;
+        let peers = verbs_peers(group, host.as_ref(), world <= MESH || schedules);
+        let mut fabrics = Vec::new();
+        for &rail in &channels {
+            fabrics.push(Fabric::connect(&rails[rail], group, &peers, &tuning, patience.clone())?);
+        }
         let (mut ring, mut direct, mut streams) = (None, None, None);
-        if world > 1 && host.is_none() {
-            ring = Some(Ring::new(&fabric, group, tuning.chunk, tuning.lead)?);
-            if mesh {
-                direct = Some(Direct::new(&fabric, group, tuning.one_step.max(tuning.chunk))?);
+        if world > 1 && host.is_none() && !is_striped {
+            ring = Some(Ring::new(&fabrics[0], group, tuning.chunk, tuning.lead)?);
+            if world <= MESH || schedules {
+                direct = Some(Direct::new(&fabrics[0], group, tuning.one_step.max(tuning.chunk))?);
             }
         }
         if let Some(host) = host.as_mut().filter(|host| !host.is_whole()) {
-            host.register_with(fabric.domain());
+            host.register_with(rails.iter().map(|rail| rail.pd.clone()).collect());
         }
         if schedules && !host.as_ref().is_some_and(Host::is_whole) {
-            streams = Some(Streams::new(&fabric, group, tuning.chunk)?);
+            streams = Some(Streams::new(&fabrics, &channels, group, tuning.chunk)?);
         }
-        let scratch = group.agree("the scratch memory", fabric.expose(0))?;
-        let (hosts, blocks) = (group.hosts(), Blocks::new());
+        let scratch = group.agree("the scratch memory", fabrics[0].expose(0))?;
+        let (rank, hosts, blocks) = (group.rank(), group.hosts(), Blocks::new());
         let mut comm = Self {
             rank,
             world,
             contributors: world,
             hosts,
             transports,
-            fabric,
+            rails: rails.iter().map(|rail| rail.chosen.name()).collect(),
+            channels,
+            fabrics,
             host,
             tuning,
             ring,
@@ -170,6 +197,23 @@ impl Communicator {
         Ok(comm)
     }
 
+    /// The devices, and the bytes that this rank has sent by each.
+    #[must_use]
+    pub fn sent_by_rail(&self) -> Vec<(String, u64)> {
+        let sent = |rail: usize| {
+            let fabrics = self.channels.iter().zip(&self.fabrics).filter(|(used, _)| **used == rail);
+            fabrics.map(|(_, fabric)| fabric.bytes_sent()).sum()
+        };
+        self.rails.iter().enumerate().map(|(at, name)| (name.clone(), sent(at))).collect()
+    }
+
+    /// The number of queue pairs by which this rank is connected to each rank that it reaches by
+    /// verbs.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.channels.len()
+    }
+
     /// The transports between the ranks.
     #[must_use]
     pub fn transports(&self) -> &Transports {
@@ -179,7 +223,11 @@ impl Communicator {
     /// Whether [`all_reduce`](Self::all_reduce) has ways of its own, besides schedules.
     #[must_use]
     pub fn is_uniform(&self) -> bool {
-        self.gpu.is_none() && self.host.as_ref().is_none_or(Host::is_whole)
+        let is_whole = match &self.host {
+            Some(host) => host.is_whole(),
+            None => self.channels.len() == 1,
+        };
+        self.gpu.is_none() && is_whole
     }
 
     /// Puts the tensors that are allocated from now on into the memory of GPUs, of which each rank
@@ -187,12 +235,15 @@ impl Communicator {
     /// are staged if that was not asked for.
     ///
     /// # Errors
-    /// If there is no GPU, if the communicator runs no schedules by the verbs, or if any rank
-    /// fails.
+    /// If there is no GPU, if the communicator runs no schedules by the verbs or uses several
+    /// connections between two ranks, or if any rank fails.
     pub fn use_gpus(&mut self, group: &mut Group, wanted: TensorPlace) -> Result<Vec<(String, String)>, Failure> {
         let streams = self.streams.as_mut().ok_or_else(no_streams)?;
+        if self.fabrics.len() != 1 {
+            return Err(Failure::usage("tensors on GPUs use one device and one queue pair per connection"));
+        }
         let position = self.hosts[..self.rank].iter().filter(|host| **host == self.hosts[self.rank]).count();
-        let gpu = GpuMemory::new(self.fabric.domain(), position, self.world, streams.memory(), streams.piece());
+        let gpu = GpuMemory::new(self.fabrics[0].domain(), position, self.world, streams.memory(), streams.piece());
         let gpu = gpu.and_then(|gpu| Ok((gpu.slots()?, (gpu.name(), gpu.why_staged(wanted)?), gpu)));
         let (slots, line, gpu) = group.agree("the memory of GPUs", gpu)?;
         streams.move_to(group, slots)?;
@@ -210,7 +261,7 @@ impl Communicator {
             (Some(gpu), _) => TensorMemory::Gpu(group.agree("the tensors", gpu.allocate(bytes))?),
             (None, Some(host)) => TensorMemory::Shared(host.allocate(group, bytes)?),
             (None, None) => {
-                let (region, remotes) = expose_together(&self.fabric, group, "the tensors", bytes)?;
+                let (region, remotes) = expose_together(&self.fabrics[0], group, "the tensors", bytes)?;
                 TensorMemory::Exposed(region, remotes)
             }
         };
@@ -220,7 +271,7 @@ impl Communicator {
     /// How this rank notices arrivals, as text for the report.
     #[must_use]
     pub fn notice(&self) -> &'static str {
-        self.fabric.notice()
+        self.fabrics[0].notice()
     }
 
     /// Reduces the first `count` elements of every rank's `input` into every rank's `output`, which
@@ -253,7 +304,7 @@ impl Communicator {
         if let (Some(host), Some(input), Some(output)) = (&self.host, input.shared(), output.shared()) {
             return AllReduce { host, input, output, bytes, reduction }.run::<T>();
         }
-        let (fabric, blocks) = (&mut self.fabric, &mut self.blocks);
+        let (fabric, blocks) = (&mut self.fabrics[0], &mut self.blocks);
         let operation = Operation { fabric, blocks, input, output, count, reduction };
         match (&mut self.direct, &mut self.ring) {
             (Some(direct), _) if bytes <= self.tuning.one_step => direct.one_step(operation),
@@ -349,13 +400,13 @@ impl Communicator {
     ) -> Result<(), Failure> {
         if let (Some(gpu), Some(from), Some(to)) = (&mut self.gpu, input.gpu(), output.gpu()) {
             let streams = self.streams.as_mut().ok_or_else(no_streams)?;
-            let links = StreamLinks { fabric: &mut self.fabric, streams };
+            let links = StreamLinks { fabrics: &mut self.fabrics, streams };
             return gpu.run::<T>(links, &mut self.blocks, schedule, [from?, to?], reduction);
         }
         let scratch = self.scratch(schedule.scratch * size_of::<T>())?;
         let memory = Memory { input: input.slice()?, output: output.slice()?, scratch };
-        let fabric = &mut self.fabric;
-        let streams = self.streams.as_mut().map(|streams| StreamLinks { fabric, streams });
+        let fabrics = &mut self.fabrics[..];
+        let streams = self.streams.as_mut().map(|streams| StreamLinks { fabrics, streams });
         let host = match &mut self.host {
             Some(host) => {
                 let tensors = [input.tensor(), output.tensor()].into_iter().filter_map(Tensor::shared);
@@ -376,7 +427,7 @@ impl Communicator {
             return host.scratch(bytes);
         }
         if bytes > self.scratch.len() {
-            self.scratch = self.fabric.expose(bytes)?;
+            self.scratch = self.fabrics[0].expose(bytes)?;
         }
         Ok(self.scratch.slice(..bytes)?.into())
     }
@@ -430,4 +481,41 @@ impl Communicator {
 
 fn no_streams() -> Failure {
     Failure::new("tensors on GPUs need a communicator that runs schedules, and the transport verbs")
+}
+
+/// The connections between two ranks that use verbs.
+struct Channels {
+    /// The rail of each at this rank.
+    rails: Vec<usize>,
+    /// Whether a rank may use several devices; equal at all ranks.
+    are_many_devices: bool,
+}
+
+/// Agrees on the connections between two ranks; collective.
+fn channels(rails: &[Rail<'_>], group: &mut Group, tuning: &Tuning) -> Result<Channels, Failure> {
+    let own = (rails.len(), tuning.queue_pairs, tuning.cross_rail);
+    let all = group.all_gather("the rails", &own)?;
+    if let Some(other) = all.iter().position(|&(_, pairs, cross)| (pairs, cross) != (own.1, own.2)) {
+        let (rank, (_, pairs, cross)) = (group.rank(), all[other]);
+        return Err(Failure::usage(format!(
+            "rank {rank} has {} queue pairs per connection and cross-rail {}, and rank {other} {pairs} and {cross}; \
+             give all ranks the same",
+            own.1, own.2
+        )));
+    }
+    let counts = || all.iter().map(|(rails, ..)| *rails);
+    let (least, most) = (counts().min().unwrap_or(1), counts().max().unwrap_or(1));
+    let hosts = group.hosts();
+    let host = (0..hosts[group.rank()]).filter(|&rank| hosts[rank] == rank).count();
+    let once = tuning.cross_rail.connections(rails.len(), least, most, host);
+    Ok(Channels { are_many_devices: most > 1 && once.len() > 1, rails: once.repeat(tuning.queue_pairs) })
+}
+
+/// The ranks to which this one is connected by verbs.
+fn verbs_peers(group: &Group, host: Option<&Host>, mesh: bool) -> Vec<usize> {
+    let (rank, world) = (group.rank(), group.world());
+    let (left, right) = ((rank + world - 1) % world, (rank + 1) % world);
+    let is_near = |peer: usize| host.is_some_and(|host| host.reaches(peer));
+    let is_peer = |peer: &usize| *peer != rank && !is_near(*peer) && (mesh || *peer == left || *peer == right);
+    (0..world).filter(is_peer).collect()
 }

@@ -244,7 +244,7 @@ mod tests {
                 return Patience::new(Watch::new(), true, Duration::ZERO).pause(wait).map(drop);
             };
             elements.resize(message.len() / 4, 0);
-            message.registered()?.copy_out(0, bytemuck::cast_slice_mut(elements))?;
+            message.registered(0)?.copy_out(0, bytemuck::cast_slice_mut(elements))?;
             self.taken.insert(number as u64 + 1);
             Ok(())
         }
@@ -288,7 +288,7 @@ mod tests {
 
         fn output(&self) -> Vec<u32> {
             let mut elements = vec![0; 8];
-            self.memory.output.registered().unwrap().copy_out(0, bytemuck::cast_slice_mut(&mut elements)).unwrap();
+            self.memory.output.registered(0).unwrap().copy_out(0, bytemuck::cast_slice_mut(&mut elements)).unwrap();
             elements
         }
     }

@@ -22,7 +22,7 @@ use super::communicator::Tuning;
 use super::wait::{Patience, Wait};
 use crate::Failure;
 use crate::bootstrap::Group;
-use crate::connect::{self, Connected, How, Receives, Unconnected};
+use crate::connect::{self, Connected, How, Method, Receives, Unconnected};
 use crate::device::Chosen;
 
 /// Independent streams of notices between two ranks.
@@ -110,7 +110,28 @@ struct Counts {
     last_message: u32,
 }
 
-/// Connections to some of the ranks of a group.
+/// A device that a rank uses, and the domain of its memory there.
+#[derive(Debug)]
+pub struct Rail<'a> {
+    /// The device.
+    pub(super) chosen: &'a Chosen,
+    /// How the ranks connect by this device.
+    pub(super) method: Method,
+    pub(super) pd: ProtectionDomain,
+}
+
+impl<'a> Rail<'a> {
+    /// Makes a rail of a device whose connections are made by `method`.
+    ///
+    /// # Errors
+    /// If the device gives no domain.
+    pub fn new(chosen: &'a Chosen, method: Method) -> Result<Self, Failure> {
+        let pd = chosen.context.alloc_pd()?;
+        Ok(Self { chosen, method, pd })
+    }
+}
+
+/// Connections to some of the ranks of a group, by one queue pair each.
 #[derive(Debug)]
 pub(super) struct Fabric {
     peers: Vec<Option<Peer>>,
@@ -121,25 +142,27 @@ pub(super) struct Fabric {
     recv_cq: CompletionQueue,
     pd: ProtectionDomain,
     patience: Patience,
+    /// Bytes of data sent.
+    sent: u64,
 }
 
 impl Fabric {
-    /// Connects this rank to `peers`; collective.
+    /// Connects this rank to `peers` by a device; collective.
     pub(super) fn connect(
-        chosen: &Chosen,
+        rail: &Rail<'_>,
         group: &mut Group,
         peers: &[usize],
         tuning: &Tuning,
         patience: Patience,
     ) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
+        let chosen = rail.chosen;
         let own = tuning.by_messages || !chosen.context.capabilities().write_with_immediate;
         let by_messages = group.all_gather("the kinds of notices", &own)?.contains(&true);
         let notices = if by_messages { Notices::Messages } else { Notices::Immediate };
-        let prepared = Self::prepare(chosen, world, peers, notices, patience);
+        let prepared = Self::prepare(rail, world, peers, notices, patience);
         let (mut fabric, queue_pairs) = group.agree("the queue pairs", prepared)?;
-        let how =
-            How { method: tuning.method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
+        let how = How { method: rail.method, access: RemoteAccess::WRITE, mtu: None, min_rnr_timer: RnrTimer::DEFAULT };
         let connected = connect::connect(chosen, group, queue_pairs, &how)?;
         let counters = exchange(group, "the counters", fabric.counters.remote(..)?)?;
         let mut first_messages = Vec::new();
@@ -168,14 +191,13 @@ impl Fabric {
     }
 
     fn prepare(
-        chosen: &Chosen,
+        rail: &Rail<'_>,
         world: usize,
         peers: &[usize],
         notices: Notices,
         patience: Patience,
     ) -> Result<(Self, Vec<Unconnected>), Failure> {
-        let context = &chosen.context;
-        let pd = context.alloc_pd()?;
+        let (context, pd) = (&rail.chosen.context, rail.pd.clone());
         let depth = DEPTH * u32::try_from(peers.len()).unwrap_or(u32::MAX).max(1);
         let channel = context.create_completion_channel()?;
         let send_cq = context.create_cq(depth)?;
@@ -199,13 +221,18 @@ impl Fabric {
         }
         let peers = (0..world).map(|_| None).collect();
         let (send_poller, recv_poller) = (send_cq.poller(), recv_cq.poller());
-        let fabric = Self { peers, counters, notices, send_poller, recv_poller, recv_cq, pd, patience };
+        let fabric = Self { peers, counters, notices, send_poller, recv_poller, recv_cq, pd, patience, sent: 0 };
         Ok((fabric, queue_pairs))
     }
 
     /// Allocates memory that the other ranks may write to.
     pub(super) fn expose(&self, length: usize) -> Result<ExposedRegion, Failure> {
         self.pd.allocate_exposed(length.max(1), RemoteAccess::WRITE).map_err(Failure::from)
+    }
+
+    /// Bytes of data that this rank has sent, besides those that travel in the line of a notice.
+    pub(super) fn bytes_sent(&self) -> u64 {
+        self.sent
     }
 
     /// The domain of the memory that this rank sends.
@@ -236,6 +263,7 @@ impl Fabric {
             return self.notify(to, lane).map(|()| 0);
         }
         let notices = self.notices;
+        self.sent += source.len() as u64;
         let peer = self.peer_with_room(to)?;
         match notices {
             Notices::Immediate => {
@@ -327,6 +355,14 @@ impl Fabric {
             self.collect_received(Some(nap))?;
         }
         Ok(())
+    }
+
+    /// Takes note of what has arrived and of what was sent, without a pause.
+    pub(super) fn look(&mut self) -> Result<(), Failure> {
+        if !self.watches_memory() {
+            self.collect_received(None)?;
+        }
+        self.collect_sent().map(drop)
     }
 
     /// Waits until a peer has sent `count` notices on `lane`, counted since the start.

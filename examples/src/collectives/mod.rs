@@ -34,6 +34,7 @@ pub use choose::{AlgorithmTable, Point, TableEntry, algorithm_name, choose};
 pub use communicator::{Communicator, TensorPlace, Tuning};
 pub use element::{Element, Reduction};
 pub use execute::Traffic;
+pub use fabric::Rail;
 pub use pattern::Pattern;
 pub use queue::{Pending, Queue};
 pub use schedules::{

@@ -1,4 +1,4 @@
-//! Links whose transport depends on the pair of ranks: shared memory in a host, verbs otherwise.
+//! Links of which each pair of ranks has its own: shared memory in a host, verbs otherwise.
 
 use super::link::{Links, Ticket};
 use super::shm::{HostLinks, HostSlice, UNCUT};

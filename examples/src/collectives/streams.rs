@@ -1,22 +1,25 @@
-//! Links over the fabric: a message is written piece by piece into slots of its receiver, which
-//! hands them back when the pieces are read.
+//! Links by verbs: a message is written piece by piece into slots of its receiver, which hands them
+//! back when the pieces are read.
 //!
 //! Every rank has some slots for each other rank, used in turn. They belong to no collective: the
 //! pieces of two ranks are one stream from the first collective to the last, so that one may follow
 //! another without a barrier.
+//!
+//! A stream has one or more *channels*: connections with slots of their own, on the same device or
+//! on several. Its pieces take the channels in turn, which both ends count.
 
 use std::collections::VecDeque;
 
 use rdma::{ExposedSlice, RemoteSlice};
 
 use super::fabric::{Fabric, Lane, exchange, expose_together};
-use super::link::{Links, Ticket};
+use super::link::{Links, Slice, Ticket};
 use super::shm::HostSlice;
 use super::wait::Wait;
 use crate::Failure;
 use crate::bootstrap::Group;
 
-/// Slots of a rank for the pieces from one other rank.
+/// Slots of a rank for the pieces from one other rank on one channel.
 const SLOTS: usize = 8;
 /// Slots that one notice hands back.
 const BATCH: usize = 4;
@@ -29,54 +32,77 @@ const PAGE: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Streams {
     rank: usize,
-    slots: ExposedSlice,
-    remotes: Vec<RemoteSlice>,
     piece: usize,
+    channels: Vec<Channel>,
     peers: Vec<Stream>,
     /// Messages that are not sent yet, or in part only.
     unsent: usize,
+}
+
+/// The slots of all ranks on one channel.
+#[derive(Debug)]
+struct Channel {
+    /// The number of the rail that this rank uses.
+    rail: usize,
+    slots: ExposedSlice,
+    remotes: Vec<RemoteSlice>,
 }
 
 /// The stream to one rank, and the one from it.
 #[derive(Debug, Default)]
 struct Stream {
     /// The rest of each message that is not sent yet.
-    queue: VecDeque<ExposedSlice>,
+    queue: VecDeque<HostSlice>,
     /// Messages posted.
     posted: u64,
     /// Pieces sent.
     sent: usize,
-    /// The number of the last send of each message that was sent, but whose memory may not change
-    /// yet as far as is known.
-    sends: VecDeque<u64>,
+    /// The pieces sent whose memory may not change yet as far as is known.
+    sends: VecDeque<Sent>,
     /// Messages whose memory may change.
     taken: u64,
     /// Pieces received and released.
     released: usize,
 }
 
+/// A piece that was sent.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    channel: usize,
+    /// The number of the send on its channel.
+    number: u64,
+    /// Whether it is the last piece of its message.
+    is_last: bool,
+}
+
 impl Streams {
-    /// Allocates the memory for pieces of about `piece` bytes; collective.
-    pub(super) fn new(fabric: &Fabric, group: &mut Group, piece: usize) -> Result<Self, Failure> {
+    /// Allocates the memory for pieces of about `piece` bytes, on a channel for each fabric, of
+    /// which `rails` gives the rail; collective.
+    pub(super) fn new(fabrics: &[Fabric], rails: &[usize], group: &mut Group, piece: usize) -> Result<Self, Failure> {
         let (rank, world) = (group.rank(), group.world());
         let slots = SLOTS * world;
-        let most = (MEMORY / slots / PAGE).max(1) * PAGE;
+        let most = (MEMORY / (slots * fabrics.len().max(1)) / PAGE).max(1) * PAGE;
         let piece = piece.next_multiple_of(PAGE).min(most);
-        let (slots, remotes) = expose_together(fabric, group, "the slots for messages", slots * piece)?;
-        let slots = slots.slice(..)?;
+        let mut channels = Vec::new();
+        for (fabric, &rail) in fabrics.iter().zip(rails) {
+            let (slots, remotes) = expose_together(fabric, group, "the slots for messages", slots * piece)?;
+            channels.push(Channel { rail, slots: slots.slice(..)?, remotes });
+        }
         let peers = (0..world).map(|_| Stream::default()).collect();
-        Ok(Self { rank, slots, remotes, piece, peers, unsent: 0 })
+        Ok(Self { rank, piece, channels, peers, unsent: 0 })
     }
 
-    /// Bytes of the slots of all ranks.
+    /// Bytes of the slots of all ranks on a channel.
     pub(super) fn memory(&self) -> usize {
-        self.slots.len()
+        self.channels.first().map_or(0, |channel| channel.slots.len())
     }
 
-    /// Moves the slots to other memory of the same length; collective, between two collectives.
+    /// Moves the slots of the only channel to other memory of the same length; collective, between
+    /// two collectives.
     pub(super) fn move_to(&mut self, group: &mut Group, slots: ExposedSlice) -> Result<(), Failure> {
-        self.remotes = exchange(group, "the slots for messages", slots.remote(..)?)?;
-        self.slots = slots;
+        let [channel] = &mut self.channels[..] else { return Err(Failure::new("the slots of one channel can move")) };
+        channel.remotes = exchange(group, "the slots for messages", slots.remote(..)?)?;
+        channel.slots = slots;
         Ok(())
     }
 
@@ -85,16 +111,21 @@ impl Streams {
         self.piece
     }
 
-    /// Byte offset, in the memory of the receiver, of the slot of a rank's piece.
+    /// The channel of a stream's piece, and the number of the piece on that channel.
+    fn channel(&self, piece: usize) -> (usize, usize) {
+        (piece % self.channels.len(), piece / self.channels.len())
+    }
+
+    /// Byte offset, in the memory of the receiver, of the slot of a rank's piece on a channel.
     fn slot(&self, from: usize, piece: usize) -> usize {
         (from * SLOTS + piece % SLOTS) * self.piece
     }
 }
 
-/// The streams, with the fabric that carries them.
+/// The streams, with the fabrics that carry them, one for each channel.
 #[derive(Debug)]
 pub(super) struct StreamLinks<'a> {
-    pub(super) fabric: &'a mut Fabric,
+    pub(super) fabrics: &'a mut [Fabric],
     pub(super) streams: &'a mut Streams,
 }
 
@@ -108,22 +139,24 @@ impl StreamLinks<'_> {
     /// Sends what the free slots of a rank have room for.
     fn push(&mut self, to: usize) -> Result<(), Failure> {
         while let Some(message) = self.streams.peers[to].queue.front().cloned() {
-            let sent = self.streams.peers[to].sent;
-            let notices = self.fabric.received(to, Lane::FreeSlots)?;
-            if sent as u64 - notices * BATCH as u64 >= SLOTS as u64 {
+            let (at, piece) = self.streams.channel(self.streams.peers[to].sent);
+            let (channel, fabric) = (&self.streams.channels[at], &mut self.fabrics[at]);
+            let notices = fabric.received(to, Lane::FreeSlots)?;
+            if piece as u64 - notices * BATCH as u64 >= SLOTS as u64 {
                 break;
             }
-            let (length, at) = (message.len().min(self.streams.piece), self.streams.slot(self.streams.rank, sent));
-            let place = self.streams.remotes[to].slice(at..at + length)?;
-            let number = self.fabric.send(to, Lane::Piece, message.slice(..length)?, place)?;
-            let stream = &mut self.streams.peers[to];
+            let (length, slot) = (message.len().min(self.streams.piece), self.streams.slot(self.streams.rank, piece));
+            let place = channel.remotes[to].slice(slot..slot + length)?;
+            let bytes = message.part(0..length)?.registered(channel.rail)?;
+            let number = fabric.send(to, Lane::Piece, bytes, place)?;
+            let (stream, is_last) = (&mut self.streams.peers[to], length == message.len());
             stream.sent += 1;
-            if length < message.len() {
-                stream.queue[0] = message.slice(length..)?;
-            } else {
+            stream.sends.push_back(Sent { channel: at, number, is_last });
+            if is_last {
                 stream.queue.pop_front();
-                stream.sends.push_back(number);
                 self.streams.unsent -= 1;
+            } else {
+                stream.queue[0] = message.part(length..message.len())?;
             }
         }
         Ok(())
@@ -138,7 +171,6 @@ impl Links for StreamLinks<'_> {
     }
 
     fn post(&mut self, to: usize, message: HostSlice) -> Result<Ticket, Failure> {
-        let message = message.registered()?;
         let stream = &mut self.streams.peers[to];
         stream.posted += 1;
         stream.queue.push_back(message);
@@ -151,29 +183,30 @@ impl Links for StreamLinks<'_> {
     fn is_taken(&mut self, ticket: Ticket) -> Result<bool, Failure> {
         let stream = &mut self.streams.peers[ticket.to];
         while stream.taken < ticket.number {
-            match stream.sends.front() {
-                Some(&number) if self.fabric.is_sent(ticket.to, number)? => stream.sends.pop_front(),
-                _ => return Ok(false),
-            };
-            stream.taken += 1;
+            let Some(&Sent { channel, number, is_last }) = stream.sends.front() else { return Ok(false) };
+            if !self.fabrics[channel].is_sent(ticket.to, number)? {
+                return Ok(false);
+            }
+            stream.sends.pop_front();
+            stream.taken += u64::from(is_last);
         }
         Ok(true)
     }
 
     fn arrived(&mut self, from: usize, length: usize) -> Result<Option<HostSlice>, Failure> {
-        let piece = self.streams.peers[from].released;
-        if self.fabric.received(from, Lane::Piece)? <= piece as u64 {
+        let (at, piece) = self.streams.channel(self.streams.peers[from].released);
+        if self.fabrics[at].received(from, Lane::Piece)? <= piece as u64 {
             return Ok(None);
         }
-        let at = self.streams.slot(from, piece);
-        Ok(Some(self.streams.slots.slice(at..at + length)?.into()))
+        let slot = self.streams.slot(from, piece);
+        Ok(Some(self.streams.channels[at].slots.slice(slot..slot + length)?.into()))
     }
 
     fn release(&mut self, from: usize) -> Result<(), Failure> {
-        let stream = &mut self.streams.peers[from];
-        stream.released += 1;
-        if stream.released % BATCH == 0 {
-            self.fabric.notify(from, Lane::FreeSlots)?;
+        let (at, piece) = self.streams.channel(self.streams.peers[from].released);
+        self.streams.peers[from].released += 1;
+        if (piece + 1) % BATCH == 0 {
+            self.fabrics[at].notify(from, Lane::FreeSlots)?;
         }
         Ok(())
     }
@@ -184,6 +217,12 @@ impl Links for StreamLinks<'_> {
                 self.push(to)?;
             }
         }
-        self.fabric.pause_for_progress(wait)
+        match &mut *self.fabrics {
+            [] => Ok(()),
+            [first, others @ ..] => {
+                others.iter_mut().try_for_each(Fabric::look)?;
+                first.pause_for_progress(wait)
+            }
+        }
     }
 }

@@ -71,6 +71,22 @@ impl ConnectionOptions {
         group.agree("the addresses of the devices", found).map(Method::Manager)
     }
 
+    /// The method for another device of this rank than the one that was [settled](Self::settle).
+    ///
+    /// # Errors
+    /// If the device cannot connect by this method.
+    pub fn method_for(&self, chosen: &Chosen, settled: Method) -> Result<Method, Failure> {
+        let name = chosen.name();
+        match settled {
+            Method::Manager(_) => self.address(chosen).map(Method::Manager),
+            Method::Endpoints if chosen.context.capabilities().manual_connect => Ok(Method::Endpoints),
+            Method::Endpoints => Err(Failure::new(format!(
+                "{name} connects by the connection manager only, and another rail does not; give --cm, or other \
+                 devices by --device"
+            ))),
+        }
+    }
+
     /// This rank's address for the connection manager.
     fn address(&self, chosen: &Chosen) -> Result<IpAddr, Failure> {
         match self.cm_address {

@@ -81,7 +81,7 @@ impl Links for GpuLinks<'_> {
         let Some(piece) = self.streams.arrived(from, length)? else { return Ok(None) };
         let GpuMemory { engine, slots, windows, .. } = self.gpu;
         let window = windows[from].range(..length).map_err(failed)?;
-        let copied = slots.upload(&engine.stream, &piece.registered()?, &window).map_err(failed)?;
+        let copied = slots.upload(&engine.stream, &piece.registered(0)?, &window).map_err(failed)?;
         self.uploads[from] = Some(copied);
         Ok(Some(GpuPart::received(engine, window)))
     }

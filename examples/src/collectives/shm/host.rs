@@ -29,8 +29,8 @@ pub(crate) struct Host {
     rank: usize,
     /// Whether all ranks of the job are here.
     is_whole: bool,
-    /// The domain of the device that sends from the tensors to ranks of other hosts.
-    domain: Option<ProtectionDomain>,
+    /// The domains of the devices that send from the tensors to other ranks, rail by rail.
+    domains: Vec<ProtectionDomain>,
     peers: Vec<Neighbour>,
     clock: Arc<Clock>,
     mail: Mail,
@@ -48,8 +48,8 @@ pub(super) struct OwnMemory {
     /// The number by which the other ranks know it.
     pub(super) number: u64,
     segment: Arc<Segment>,
-    /// The same memory, registered to be sent.
-    registered: Option<ExposedRegion>,
+    /// The same memory, registered to be sent, rail by rail.
+    registered: Vec<ExposedRegion>,
 }
 
 /// Another rank of the host.
@@ -69,6 +69,15 @@ impl Host {
     /// the reason why a pair of its ranks, or of another host's, cannot share memory.
     pub(crate) fn connect(group: &mut Group, patience: Patience) -> Result<(Self, Option<String>), Failure> {
         let Meeting { streams, why_not } = meet::connect(group)?;
+        Ok((Self::new(group, streams, patience)?, why_not))
+    }
+
+    /// Makes hosts of one rank each, which share no memory; collective.
+    pub(crate) fn alone(group: &mut Group, patience: Patience) -> Result<Self, Failure> {
+        Self::new(group, Vec::new(), patience)
+    }
+
+    fn new(group: &mut Group, streams: Vec<Option<UnixStream>>, patience: Patience) -> Result<Self, Failure> {
         let neighbour = |(rank, stream): (usize, Option<UnixStream>)| {
             Some(Neighbour { rank, stream: stream?, scratch: None, posted: 0, unsent: VecDeque::new() })
         };
@@ -78,14 +87,14 @@ impl Host {
         let (own, views) = share(group, &mut peers, 1, "the shared queues", mail::memory(group.world()))?;
         let mail = Mail::new(group.rank(), group.world(), own, views);
         let (is_whole, scratch) = (peers.len() + 1 == group.world(), (SCRATCH, None));
-        let (rank, released) = (group.rank(), vec![0; group.world()]);
-        let host = Self { rank, is_whole, domain: None, peers, clock, mail, segments: 1, scratch, released };
-        Ok((host, why_not))
+        let (rank, domains, released) = (group.rank(), Vec::new(), vec![0; group.world()]);
+        Ok(Self { rank, is_whole, domains, peers, clock, mail, segments: 1, scratch, released })
     }
 
-    /// Registers the memory that is allocated from now on, to be sent to ranks of other hosts.
-    pub(crate) fn register_with(&mut self, domain: &ProtectionDomain) {
-        self.domain = Some(domain.clone());
+    /// Registers the memory that is allocated from now on with each rail, which sends it to other
+    /// ranks.
+    pub(crate) fn register_with(&mut self, domains: Vec<ProtectionDomain>) {
+        self.domains = domains;
     }
 
     /// Whether all ranks of the job share memory.
@@ -104,7 +113,7 @@ impl Host {
         let number = self.segments;
         let (own, views) = share(group, &mut self.peers, number, "the tensors", bytes.max(1))?;
         let views = views.into_iter().map(|(rank, view)| (rank, Arc::new(view))).collect();
-        let own = group.agree("the tensors", OwnMemory::new(own, number, self.domain.as_ref()))?;
+        let own = group.agree("the tensors", OwnMemory::new(own, number, &self.domains))?;
         Ok(SharedTensor { own: Arc::new(own), views, clock: Arc::clone(&self.clock) })
     }
 
@@ -118,7 +127,7 @@ impl Host {
                 *number += 1;
                 // The other ranks map it when a message lies in it.
                 self.peers.iter().try_for_each(|peer| peer.give(*number, &larger))?;
-                scratch.insert(Arc::new(OwnMemory::new(larger, *number, self.domain.as_ref())?))
+                scratch.insert(Arc::new(OwnMemory::new(larger, *number, &self.domains)?))
             }
         };
         HostSlice::own(scratch, 0..bytes)
@@ -169,11 +178,12 @@ impl Host {
 }
 
 impl OwnMemory {
-    fn new(segment: Segment, number: u64, domain: Option<&ProtectionDomain>) -> Result<Self, Failure> {
+    fn new(segment: Segment, number: u64, domains: &[ProtectionDomain]) -> Result<Self, Failure> {
         let segment = Arc::new(segment);
         // The device only reads it: the peers need no access, but an exposed region gives some.
         let register = |pd: &ProtectionDomain| pd.register_exposed(Arc::clone(&segment), RemoteAccess::READ);
-        Ok(Self { number, registered: domain.map(register).transpose()?, segment })
+        let registered = domains.iter().map(register).collect::<Result<_, _>>()?;
+        Ok(Self { number, segment, registered })
     }
 
     /// The memory.
@@ -181,9 +191,9 @@ impl OwnMemory {
         self.segment.bytes()
     }
 
-    /// Some bytes of the memory, for a device to send.
-    pub(super) fn registered(&self, bytes: Range<usize>) -> Result<ExposedSlice, Failure> {
-        let region = self.registered.as_ref().ok_or_else(|| failed("it is not registered with a device"))?;
+    /// Some bytes of the memory, for a rail to send.
+    pub(super) fn registered(&self, rail: usize, bytes: Range<usize>) -> Result<ExposedSlice, Failure> {
+        let region = self.registered.get(rail).ok_or_else(|| failed("it is not registered with a device"))?;
         region.slice(bytes).map_err(Failure::from)
     }
 }

@@ -28,7 +28,7 @@ enum SliceMemory {
     Own(Arc<OwnMemory>),
     /// A segment of another rank.
     Other(Arc<SegmentView>),
-    /// Registered memory of this rank, which no other rank maps.
+    /// Memory of this rank that is registered with the first rail, and that no other rank maps.
     Exposed(ExposedSlice),
 }
 
@@ -58,10 +58,11 @@ impl HostSlice {
         Ok(Announcement { segment: memory.number, start, len })
     }
 
-    /// The same bytes, for a device to send.
-    pub(crate) fn registered(&self) -> Result<ExposedSlice, Failure> {
+    /// The same bytes, for a rail to send.
+    pub(crate) fn registered(&self, rail: usize) -> Result<ExposedSlice, Failure> {
         match &self.memory {
-            SliceMemory::Own(memory) => memory.registered(self.bytes.clone()),
+            SliceMemory::Own(memory) => memory.registered(rail, self.bytes.clone()),
+            SliceMemory::Exposed(_) if rail > 0 => Err(failed("it is not registered with this device")),
             SliceMemory::Exposed(slice) => slice.slice(self.bytes.clone()).map_err(Failure::from),
             SliceMemory::Other(_) => Err(failed("a rank sends its own memory alone")),
         }
