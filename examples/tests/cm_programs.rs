@@ -466,7 +466,7 @@ mod rping {
     /// that needs the last free descriptor depends on the limit.
     #[test]
     fn a_persistent_server_outlives_the_end_of_its_files() {
-        for files in 36..40 {
+        for files in 39..43 {
             let mut server = Server::with_files(files, &["-P"]);
             let silent: Vec<Peer> =
                 (0..20).filter_map(|_| Peer::may_be_refused(&server, Duration::from_secs(1))).collect();

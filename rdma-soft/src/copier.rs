@@ -72,6 +72,7 @@ fn copy(copier: &mut impl Copier, job: CopyJob) -> (CopyId, CopyEnd) {
     let CopyJob { id, direction, address, bytes, copier: queue } = job;
     // The queue ends with the region's registration, and not with its last copy.
     drop(queue);
+    let len = bytes.len();
     let called = catch_unwind(AssertUnwindSafe(|| match direction {
         // SAFETY: `Copier::read` requires memory of the copier's device: `register_foreign`
         // requires such memory until it is deregistered, which this copy holds up, for ever if its
@@ -81,7 +82,11 @@ fn copy(copier: &mut impl Copier, job: CopyJob) -> (CopyId, CopyEnd) {
         Direction::Store => unsafe { copier.write(address, bytes) },
     }));
     let end = match called {
-        Ok(Ok(bytes)) => CopyEnd::Done(bytes),
+        Ok(Ok(bytes)) if bytes.len() == len => CopyEnd::Done(bytes),
+        Ok(Ok(_)) => {
+            log!(ERROR, "a copier of the software RDMA device returned another number of bytes than it was given");
+            CopyEnd::Failed
+        }
         Ok(Err(CopyFailed::Ended)) => CopyEnd::Failed,
         Ok(Err(CopyFailed::Unknown)) => CopyEnd::Unknown,
         Err(_) => {

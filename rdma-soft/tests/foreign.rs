@@ -188,3 +188,31 @@ fn what_cannot_be_registered_is_refused() {
     assert_eq!(attempt(ADDRESS, 2, 2), Some(libc::EINVAL), "a remote write needs a local one");
     assert_eq!(attempt(ADDRESS, 2, 15), Some(libc::EOPNOTSUPP), "atomics");
 }
+
+/// A copier that keeps the bytes, against the contract.
+struct Keeper;
+
+impl Copier for Keeper {
+    unsafe fn read(&mut self, _: u64, _: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        Ok(Vec::new())
+    }
+
+    unsafe fn write(&mut self, _: u64, bytes: Vec<u8>) -> Result<Vec<u8>, CopyFailed> {
+        Ok(bytes[..bytes.len() / 2].to_vec())
+    }
+}
+
+#[test]
+fn a_copier_that_returns_another_length_fails_the_request() {
+    let copier = CopierThread::start(Keeper).unwrap();
+    for op in [Op::IBV_WR_RDMA_WRITE, Op::IBV_WR_RDMA_READ] {
+        let (a, b) = pair(Config::default());
+        // SAFETY: `register_foreign` requires a live domain, and memory that the copier may access:
+        // the copier accesses none.
+        let region = unsafe { rdma_soft::register_foreign(b.pd, &copier, ADDRESS, LEN, READ_AND_WRITE) };
+        let request = Request::new(op, 1, &[a.sge(0, 100)]).remote(ADDRESS, key(region));
+        assert_eq!(a.post(&request.flags(SIGNALED)), 0);
+        assert_ne!(a.wait().status, ibv_wc_status::IBV_WC_SUCCESS);
+        assert_eq!(deregister(region), 0);
+    }
+}

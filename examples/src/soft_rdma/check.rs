@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 
 use super::{Library, PATH};
 use crate::Failure;
@@ -77,7 +77,9 @@ fn tracing() -> Finding {
     let read = process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut [0])], &[nowhere]);
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let (works, text) = match (read, scope.trim()) {
-        (Err(Errno::EFAULT), "2") => (false, "only root: kernel.yama.ptrace_scope is 2; set it to 0 or 1"),
+        (Err(Errno::EFAULT), "2") if !geteuid().is_root() => {
+            (false, "only root: kernel.yama.ptrace_scope is 2; set it to 0 or 1")
+        }
         (Err(Errno::EFAULT), "3") => (false, "never: kernel.yama.ptrace_scope is 3 until the next boot"),
         (Err(Errno::EFAULT), _) => (true, "processes of one user reach each other"),
         (Err(Errno::EPERM | Errno::ENOSYS), _) => {

@@ -3,7 +3,7 @@
 use std::env;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -56,9 +56,15 @@ impl Library {
         let [file, link] = self.names;
         let path = folder.join(file);
         if !fs::metadata(&path).is_ok_and(|found| found.len() == self.bytes.len() as u64) {
-            let new = folder.join(format!("{file}.{}", std::process::id()));
-            fs::write(&new, self.bytes)?;
-            fs::rename(&new, &path)?;
+            // Process numbers repeat in containers that share the folder, so the time is in the
+            // name too, and a file that exists is not written to.
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+            let new = folder.join(format!("{file}.{}.{now}", std::process::id()));
+            let written = File::create_new(&new).and_then(|mut file| file.write_all(self.bytes));
+            if let Err(error) = written.and_then(|()| fs::rename(&new, &path)) {
+                let _removed = fs::remove_file(&new);
+                return Err(error);
+            }
         }
         match symlink(file, folder.join(link)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -103,7 +109,8 @@ fn remove_unused(parent: &Path) -> io::Result<()> {
         let entry = entry?;
         let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
         if age > UNUSED {
-            fs::remove_dir_all(entry.path())?;
+            // What cannot be removed does not keep the rest.
+            let _removed = fs::remove_dir_all(entry.path());
         }
     }
     Ok(())

@@ -122,7 +122,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu) if the process may use no such GPU.
+    /// [`Error::NoSuchGpu`] if the process may use no such GPU.
     pub fn find_gpu(&'static self, name: &GpuName) -> Result<Gpu> {
         let gpus = self.gpus()?;
         let listed = gpus.iter().map(|gpu| format!("{} = {}", gpu.ordinal(), gpu.pci_id()));

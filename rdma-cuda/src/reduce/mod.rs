@@ -26,7 +26,7 @@ const MOST_BLOCKS: c_uint = 4096;
 /// The kernels that reduce slices on one GPU. Clones share the kernels.
 ///
 /// The result is that of reducing the first operand with the second, the result with the third, and
-/// so on, and the same as that of [`rdma_mem::reduce`]:
+/// so on, and the same as that of [`rdma_mem::reduce()`]:
 ///
 /// * integers wrap around;
 /// * the 16-bit floating-point types are computed in `f32` and rounded to nearest even after each

@@ -19,8 +19,8 @@ use crate::api::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 pub(crate) const GPU_PAGE: usize = 64 << 10;
 /// The granularity of virtual memory management.
 pub(crate) const GRANULARITY: usize = 2 << 20;
-/// The size of the device address space: more than all GPUs have memory, and small enough for two of
-/// them under valgrind, whose programs have 128 GiB of addresses.
+/// The size of the device address space: more than all GPUs have memory, and small enough for two
+/// of them under valgrind, whose programs have 128 GiB of addresses.
 const SIZE: usize = 40 << 30;
 
 static SPACE: LazyLock<Mutex<Space>> = LazyLock::new(|| Mutex::new(Space::new()));

@@ -7,8 +7,8 @@
 //! launcher `soft-rdma` of the examples arranges this.
 //!
 //! `symbols.txt` lists every symbol and the function behind it; the build script makes a trampoline
-//! for each. What the device does not support fails with `EOPNOTSUPP` in the function's own error
-//! convention: no program stops for an unresolved symbol.
+//! for each. An unsupported function fails with `EOPNOTSUPP` in its own error convention: no
+//! program stops for an unresolved symbol.
 //!
 //! The functions are for the dynamic loader. Rust programs call [`rdma_soft`] or the `rdma` crate.
 

@@ -127,11 +127,14 @@ pub(super) struct Storing {
 pub(super) struct Inbox {
     pub(super) storing: Option<Storing>,
     waiting: VecDeque<Waiting>,
-    /// Bytes of the waiting payloads.
+    /// Bytes of the waiting frames and their payloads.
     bytes: usize,
     /// The peer was asked to pause.
     has_paused: bool,
 }
+
+/// Bytes that a waiting frame counts for, besides its payload.
+const PER_FRAME: usize = size_of::<Waiting>() + 32;
 
 impl Inbox {
     /// Whether a payload is being stored.
@@ -153,13 +156,14 @@ impl Inbox {
         }
         let mut bytes = vec![0; payload.len()];
         payload.copy_to_slice(&mut bytes);
+        self.bytes += PER_FRAME;
         self.waiting.push_back(Waiting { link, frame: *frame, payload: bytes });
     }
 
     /// Removes the next frame.
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         let next = self.waiting.pop_front()?;
-        self.bytes -= next.payload.len();
+        self.bytes -= next.payload.len() + PER_FRAME;
         Some(next)
     }
 
@@ -172,7 +176,7 @@ impl Inbox {
     /// Forgets the frames of a link that is gone. The number of the link may be used again.
     pub(super) fn forget_link(&mut self, link: LinkId) {
         self.waiting.retain(|waiting| waiting.link != link);
-        self.bytes = self.waiting.iter().map(|waiting| waiting.payload.len()).sum();
+        self.bytes = self.waiting.iter().map(|waiting| waiting.payload.len() + PER_FRAME).sum();
         self.has_paused = false;
         if let Some(storing) = self.storing.as_mut().filter(|storing| storing.link == link) {
             storing.link = NO_LINK;
@@ -184,7 +188,7 @@ impl Inbox {
         self.bytes + len > MAX_WAITING + outstanding
     }
 
-    /// Returns the bytes of the waiting payloads.
+    /// Returns the bytes of the waiting frames.
     #[cfg(test)]
     pub(super) const fn waiting_bytes(&self) -> usize {
         self.bytes

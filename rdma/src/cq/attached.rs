@@ -116,6 +116,15 @@ impl Reservation {
         Ok(Self { entries, cq: Arc::clone(cq) })
     }
 
+    /// Fetches all completions for the pollers, before a queue pair ends: with it the provider
+    /// forgets those of its receives, whose slots would then stay in flight.
+    pub(crate) fn rescue(&self) {
+        if !self.cq.is_raw {
+            // If polling fails, so does the program's next poll.
+            let _fetched = self.cq.drain();
+        }
+    }
+
     /// Whether the entries are of this queue.
     pub(crate) fn is_of(&self, cq: &Arc<Handle<CqInner>>) -> bool {
         Arc::ptr_eq(&self.cq, cq)

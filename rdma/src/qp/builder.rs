@@ -145,6 +145,14 @@ impl<T: Transport> QpBuilder<T> {
         self.send_cq(cq).recv_cq(cq)
     }
 
+    /// Entries of the completion queue that receives need.
+    pub(super) fn receive_entries(&self) -> u32 {
+        match &self.srq {
+            None => self.max_recv_wr.max(1),
+            Some(SharedReceives(srq)) => srq.slots(),
+        }
+    }
+
     pub(crate) fn cap(&self) -> ibv_qp_cap {
         ibv_qp_cap {
             max_send_wr: self.max_send_wr,

@@ -187,9 +187,17 @@ impl QpInner {
         Error::check(Operation::SetEce, result)
     }
 
+    /// Fetches the completions of shared receives, before the queue pair is destroyed or reset.
+    pub(crate) fn rescue_receives(&self) {
+        if let Some(srq) = &self.srq {
+            srq.rescue();
+        }
+    }
+
     /// Destroys the queue pair. On failure the queue pair still exists.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         self.check(Operation::DestroyQp)?;
+        self.rescue_receives();
         // SAFETY: ibv_destroy_qp requires a live queue pair of this table: this table created it,
         // and it was not destroyed before (`done`). This is not a forked child (3, checked above).
         // Its events are acknowledged as they are taken, so the call does not block.

@@ -276,6 +276,9 @@ impl<T: Transport> QueuePair<T> {
             // On iWARP a reset would not end the requests in flight (4).
             return Err(Error::new(Operation::ModifyQp, ErrorKind::InUse));
         }
+        if resets {
+            self.control.rescue_receives();
+        }
         self.control.modify(attr)?;
         if T::IS_DATAGRAM {
             datagram::follow(&mut self.control, &mut self.send, attr);
@@ -342,8 +345,9 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     ///
-    /// Any error that the provider reports, with the queue pair, which still works but has left its
-    /// multicast groups.
+    /// Any error that the provider reports, with the queue pair, which has left its multicast
+    /// groups. On the software device it may be in the error state: `InUse` if a copy of GPU memory
+    /// takes too long.
     ///
     /// # Examples
     ///

@@ -32,7 +32,7 @@ impl<T: Transport> QpBuilder<T> {
     /// ```
     #[doc(alias = "ibv_create_qp")]
     pub fn build_with_poller(self) -> Result<(PreparedQueuePair<T>, Poller)> {
-        let depth = self.max_send_wr.max(1).checked_add(self.max_recv_wr.max(1));
+        let depth = self.max_send_wr.max(1).checked_add(self.receive_entries());
         let depth = depth.ok_or(Error::new(Operation::CreateQp, ErrorKind::InvalidInput))?;
         let cq = self.pd.context().cq_builder(depth).events().build()?;
         Ok((self.cq(&cq).build()?, cq.poller()))
@@ -48,9 +48,13 @@ impl<T: Transport> InitializedQueuePair<T> {
     /// # Errors
     ///
     /// `OutOfMemory` or another error of allocating the region; any error that the provider reports
-    /// for a post. Buffers posted before the error stay posted.
+    /// for a post. Buffers posted before the error stay posted. `SharedReceives` if the queue pair
+    /// takes its receives from a shared receive queue.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recvs(&mut self, len: usize) -> Result<()> {
+        if self.qp.recv.depth() == 0 {
+            return Err(Error::new(Operation::PostRecv, ErrorKind::SharedReceives));
+        }
         let count = u64::from(self.qp.recv.depth());
         let too_long = Error::new(Operation::Allocate, ErrorKind::TooLong);
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(len)).ok_or(too_long)?;

@@ -163,13 +163,13 @@ impl Rc {
         poll_pause(qp, storing.link, tables);
     }
 
-    /// Handles the peer's wish to pause or to go on.
+    /// Handles the peer's `Pause` or `Resume`.
     pub(super) fn pause(&mut self, qp: &Qp, pause: bool, tables: &mut Tables) {
         self.paused = pause;
         if pause {
             return;
         }
-        // What was taken off the link's list meanwhile goes back.
+        // Puts the held work back into the link's work list.
         if core::mem::take(&mut self.held.requests) {
             self.req.listed = false;
         }

@@ -579,8 +579,10 @@ fn local_error(qp: &Qp, wqe: &SendWqe, position: u64, tables: &Tables) -> Option
     if op.fetches() && qp.attr.max_rd_atomic == 0 {
         return Some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
     }
-    // A short message fits one frame: gathering it checks all its keys before anything is sent.
-    if wqe.inline || (wqe.total <= SHORTEST_LIMIT && !op.fetches()) {
+    // A short message of one entry fits one frame: gathering it checks its key before anything is
+    // sent.
+    let is_one = wqe.total <= SHORTEST_LIMIT && qp.sq.list(position).len() <= 1;
+    if wqe.inline || (is_one && !op.fetches()) {
         return None;
     }
     let rights = if op.fetches() { LOCAL_WRITE } else { 0 };

@@ -12,20 +12,21 @@ use super::{Claimed, Ring, Staged, USE_BITS, Vacant};
 ///
 /// Several queue pairs take requests from one shared receive queue, and each ends its own in its
 /// own time. The producer keeps a list of free slots, and searches the ring when the list is empty.
-/// The ring has at least twice as many slots as the device holds requests. So a search finds at
-/// least half of the slots free, unless the program leaves completions in its queues, and costs two
-/// slots for each request.
+/// The ring has at least twice as many slots as the device holds requests. A search that finds
+/// fewer than half of the slots free gives none: completions must be polled first. So a search
+/// costs at most two slots for each request, and the laps of a ring last for as many requests as
+/// those of any other queue.
 ///
 /// Invariant **P2**: each slot in `free` is free, and stays so until this producer parks it: only a
-/// producer ends a slot's freedom (R2). `laps` has an entry for each slot: the lap of its next use,
-/// which was never used (R5).
+/// producer ends a slot's freedom (R2). No slot in `free` was used in this `lap`, which begins with
+/// a search (R5).
 pub(crate) struct SharedProducer {
     ring: NonNull<Ring>,
     /// The queue's number, shifted to its place in a `wr_id`.
     queue_bits: u64,
     /// Allocated for all slots.
     free: Vec<u32>,
-    laps: Box<[Lap]>,
+    lap: Lap,
 }
 
 // SAFETY: moving a producer to another thread is sound: it is exclusive access to the free slots of
@@ -43,7 +44,7 @@ impl SharedProducer {
         // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let slots = unsafe { ring.as_ref() }.slots.len();
         let queue_bits = u64::from(queue) << USE_BITS;
-        Self { ring, queue_bits, free: Vec::with_capacity(slots), laps: vec![lap; slots].into() }
+        Self { ring, queue_bits, free: Vec::with_capacity(slots), lap }
     }
 
     #[inline]
@@ -62,7 +63,7 @@ impl SharedProducer {
         self.ring().slots.iter().filter(|slot| !slot.state.is_free()).count()
     }
 
-    /// Returns a free slot, if there is one.
+    /// Returns a free slot, if there are enough.
     #[inline]
     pub(crate) fn vacant(&mut self) -> Option<Vacant<'_>> {
         if self.free.is_empty() {
@@ -70,8 +71,12 @@ impl SharedProducer {
         }
         let &index = self.free.last()?;
         let ring = self.ring;
-        let wr_id = self.queue_bits | self.ring().name(index, self.laps[index as usize]);
+        let wr_id = self.queue_bits | self.ring().name(index, self.lap);
         Some(Vacant { slot: &self.ring().slots[index as usize], wr_id, ring })
+    }
+
+    fn next_lap(&self) -> Lap {
+        self.lap.next(self.ring().lap_mask())
     }
 
     #[cold]
@@ -80,6 +85,11 @@ impl SharedProducer {
         let slots = &unsafe { self.ring.as_ref() }.slots;
         let free = (0..).zip(slots).filter(|(_, slot)| slot.state.is_free()).map(|(index, _)| index);
         self.free.extend(free);
+        if self.free.len() < slots.len() / 2 {
+            self.free.clear();
+        } else {
+            self.lap = self.next_lap();
+        }
     }
 
     /// Parks the slot that [`vacant`](Self::vacant) returned last (R3).
@@ -93,9 +103,7 @@ impl SharedProducer {
         let index = self.free.pop()?;
         // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         let ring = unsafe { self.ring.as_ref() };
-        let lap = &mut self.laps[index as usize];
-        let wr_id = self.queue_bits | ring.name(index, *lap);
-        *lap = lap.next(ring.lap_mask());
+        let wr_id = self.queue_bits | ring.name(index, self.lap);
         ring.slots[index as usize].state.park(parked_word(wr_id));
         Some(Staged { wr_id })
     }
@@ -117,10 +125,6 @@ impl SharedProducer {
     }
 
     pub(super) fn close(&self) {
-        // Every slot has used fewer laps than the one that is ahead of all others.
-        let first = self.ring().resume.load(Ordering::Relaxed);
-        let mask = self.ring().lap_mask();
-        let used = self.laps.iter().map(|lap| lap.count().wrapping_sub(first) & mask).max().unwrap_or(0);
-        self.ring().resume.store(Lap::from_count(first.wrapping_add(used), mask).count(), Ordering::Relaxed);
+        self.ring().resume.store(self.next_lap().count(), Ordering::Relaxed);
     }
 }

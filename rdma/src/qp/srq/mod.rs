@@ -112,7 +112,9 @@ impl Parked {
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        if let Some(producer) = self.lock().take() {
+        // Memory is dropped below, under no lock.
+        let producer = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(producer) = producer {
             producer.reclaim();
             detach_shared(&producer);
         }
@@ -137,6 +139,11 @@ impl Object for SrqInner {
 }
 
 impl SrqInner {
+    /// Entries that each completion queue reserves for the receives (4).
+    pub(super) fn slots(&self) -> u32 {
+        self.slots
+    }
+
     fn context(&self) -> &Arc<Handle<ContextInner>> {
         &self.pd.context
     }
@@ -154,10 +161,13 @@ impl SrqInner {
     /// Reserves entries of a completion queue for the receives of this queue (4), unless another
     /// queue pair has done so.
     fn reserve(&self, cq: &Arc<Handle<CqInner>>) -> Result<Arc<Reservation>> {
-        // Nothing under the lock panics.
+        // Dropped after the lock: the last user of a reservation may have gone meanwhile, and its
+        // end may log.
+        let alive: Vec<Arc<Reservation>>;
         let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(shared) = reservations.iter().filter_map(Weak::upgrade).find(|reservation| reservation.is_of(cq)) {
-            return Ok(shared);
+        alive = reservations.iter().filter_map(Weak::upgrade).collect();
+        if let Some(shared) = alive.iter().find(|reservation| reservation.is_of(cq)) {
+            return Ok(Arc::clone(shared));
         }
         let reservation = Arc::new(Reservation::new(cq, self.slots)?);
         reservations.retain(|reservation| reservation.strong_count() > 0);
@@ -170,7 +180,7 @@ impl SrqInner {
 #[derive(Clone)]
 pub(crate) struct SrqUse {
     inner: Arc<Handle<SrqInner>>,
-    _reservation: Arc<Reservation>,
+    reservation: Arc<Reservation>,
 }
 
 impl SrqUse {
@@ -184,11 +194,16 @@ impl SrqUse {
             // Devices differ in whose domain they check a receive's memory against.
             return Err(Error::new(Operation::CreateQp, ErrorKind::InvalidInput));
         }
-        Ok(Self { inner: Arc::clone(inner), _reservation: inner.reserve(cq)? })
+        Ok(Self { inner: Arc::clone(inner), reservation: inner.reserve(cq)? })
     }
 
     pub(super) fn as_raw(&self) -> *mut ibv_srq {
         self.inner.raw.as_ptr()
+    }
+
+    /// Fetches the completions of receives, before the queue pair ends.
+    pub(super) fn rescue(&self) {
+        self.reservation.rescue();
     }
 }
 

@@ -19,7 +19,10 @@ impl<T: Transport> SharedReceiveQueue<T> {
     /// `token`.
     ///
     /// If a queue pair ends while a message is under way to it, the receive that the message has
-    /// taken has no completion: its memory stays in flight until the queue is destroyed.
+    /// taken has no completion: its memory stays in flight until the queue is destroyed, and the
+    /// queue has room for one receive less. A server that calls
+    /// [`set_error`](crate::QueuePair::set_error) and polls before it drops a queue pair loses
+    /// none.
     ///
     /// # Errors
     ///
@@ -50,7 +53,7 @@ impl<T: Transport> SharedReceiveQueue<T> {
     pub fn post_recv<L: Owned + Writable>(&mut self, local: L, token: u64) -> Result<(), PostError<L::Returned>> {
         // If posting panics, leak the memory: the slot may own it by then.
         let local = ManuallyDrop::new(local);
-        // SAFETY: post requires that the parked memory is not used unless it was returned: `settle`
+        // SAFETY: stage requires that the memory is forgotten unless the slot was freed: `settle`
         // forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = match unsafe { self.stage(&*local, token) } {
             Ok(staged) => self.submit(staged),
