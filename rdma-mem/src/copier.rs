@@ -1,4 +1,4 @@
-//! Memory that the processor cannot access, such as a GPU's: the interface of what copies it.
+//! The interface of copiers, which copy memory that the processor cannot access, such as a GPU's.
 
 /// Copies between host memory and memory that the processor cannot access, such as a GPU's.
 ///

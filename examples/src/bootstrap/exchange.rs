@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
 
-use super::frame::{Frame, Routed};
+use super::frame::{Content, Frame, Routed};
 
 /// The identity of a group at each of its ranks: empty for the whole job, else the numbers of the
 /// splits that led to it. A rank is in one part of each split, so parts of the same split need no
@@ -38,7 +38,8 @@ pub(super) type Writers = Vec<(usize, Mutex<Socket>)>;
 pub(super) struct Exchange {
     rank: usize,
     pub(super) writers: Writers,
-    inboxes: Mutex<HashMap<GroupId, Inbox>>,
+    /// `None` for a group that has ended, whose number is not used again.
+    inboxes: Mutex<HashMap<GroupId, Option<Inbox>>>,
 }
 
 /// The inbox of a group: a faster rank may send before this rank has opened it.
@@ -66,29 +67,34 @@ impl Exchange {
         self.rank
     }
 
-    fn inboxes(&self) -> MutexGuard<'_, HashMap<GroupId, Inbox>> {
+    fn inboxes(&self) -> MutexGuard<'_, HashMap<GroupId, Option<Inbox>>> {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The frames for a group, and the ranks that sent them; opened once.
     pub(super) fn open(&self, group: &GroupId) -> Receiver<(usize, Frame)> {
-        let opened = self.inboxes().entry(group.clone()).or_default().unopened.take();
+        let mut inboxes = self.inboxes();
+        let inbox = inboxes.entry(group.clone()).or_insert_with(|| Some(Inbox::default()));
+        let opened = inbox.as_mut().and_then(|inbox| inbox.unopened.take());
         opened.unwrap_or_else(|| channel().1)
     }
 
-    /// Forgets the inbox of a group.
+    /// Ends the inbox of a group.
     pub(super) fn close(&self, group: &GroupId) {
-        self.inboxes().remove(group);
+        self.inboxes().insert(group.clone(), None);
     }
 
     pub(super) fn deliver(&self, group: &GroupId, from: usize, frame: Frame) {
+        let mut inboxes = self.inboxes();
         // A group that is dropped needs no frames.
-        drop(self.inboxes().entry(group.clone()).or_default().sender.send((from, frame)));
+        if let Some(inbox) = inboxes.entry(group.clone()).or_insert_with(|| Some(Inbox::default())) {
+            drop(inbox.sender.send((from, frame)));
+        }
     }
 
     /// Delivers a frame to every group of this rank.
     pub(super) fn deliver_to_all(&self, from: usize, frame: &Frame) {
-        for inbox in self.inboxes().values() {
+        for inbox in self.inboxes().values().flatten() {
             drop(inbox.sender.send((from, frame.clone())));
         }
     }
@@ -106,8 +112,13 @@ impl Exchange {
     }
 
     /// Sends to some ranks of a part of the job.
-    pub(super) fn send_within(&self, group: &GroupId, to: Vec<usize>, frame: &Frame) -> Result<(), (usize, io::Error)> {
-        let routed = Routed { group: group.clone(), from: self.rank, to, frame: Box::new(frame.clone()) };
+    pub(super) fn send_within(
+        &self,
+        group: &GroupId,
+        to: Vec<usize>,
+        content: Content,
+    ) -> Result<(), (usize, io::Error)> {
+        let routed = Routed { group: group.clone(), from: self.rank, to, content };
         if self.rank != 0 {
             return self.send_to_all(&Frame::Within(routed), None);
         }
@@ -118,7 +129,7 @@ impl Exchange {
     /// Delivers a frame that is for this rank. Rank 0 passes it on to its other recipients.
     pub(super) fn route(&self, routed: Routed) {
         if routed.to.contains(&self.rank) {
-            self.deliver(&routed.group, routed.from, (*routed.frame).clone());
+            self.deliver(&routed.group, routed.from, routed.content.clone().into());
         }
         if self.rank != 0 {
             return;

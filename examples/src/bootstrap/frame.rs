@@ -61,7 +61,25 @@ pub(super) struct Routed {
     pub(super) group: GroupId,
     pub(super) from: usize,
     pub(super) to: Vec<usize>,
-    pub(super) frame: Box<Frame>,
+    pub(super) content: Content,
+}
+
+/// The frames that ranks of a part of the job send to each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Content {
+    /// As [`Frame::Part`].
+    Part(String, Value),
+    /// As [`Frame::Whole`].
+    Whole(Vec<Value>),
+}
+
+impl From<Content> for Frame {
+    fn from(content: Content) -> Self {
+        match content {
+            Content::Part(what, value) => Self::Part(what, value),
+            Content::Whole(parts) => Self::Whole(parts),
+        }
+    }
 }
 
 /// The header of a connection.
@@ -137,7 +155,7 @@ mod tests {
                 group: GroupId::default().part(2),
                 from: 3,
                 to: vec![1, 0],
-                frame: Box::new(Frame::Whole(vec![json!(5)])),
+                content: Content::Whole(vec![json!(5)]),
             }),
             Frame::Lost(7, "has failed".into()),
             Frame::Alive,
@@ -161,6 +179,13 @@ mod tests {
         for wire in [&b"\xff\xff\xff\xff"[..], b"\0\0\0\x04\"By", b"\0\0\0\x02{}", b"\0\0\0\x00", &deep] {
             assert!(Frame::read(&mut &*wire, MAX_LENGTH).is_err());
         }
+        let nested = format!(r#"{{"Part":["x",{}1{}]}}"#, "[".repeat(120), "]".repeat(120));
+        let nested = [&u32::try_from(nested.len()).unwrap().to_be_bytes()[..], nested.as_bytes()].concat();
+        let (told, heard) = std::sync::mpsc::channel();
+        // In a thread like those that read connections.
+        super::super::spawn("test", move || told.send(Frame::read(&mut &*nested, MAX_LENGTH).is_ok()).unwrap())
+            .unwrap();
+        assert!(heard.recv().unwrap(), "a deep value is read, and overflows no stack");
         let long = Frame::Refuse("x".repeat(MAX_LENGTH));
         assert!(long.write(&mut Vec::new()).is_err());
     }

@@ -30,7 +30,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::Failure;
 use crate::failure::{Kind, is_launched};
 use exchange::{Exchange, GroupId};
-use frame::Frame;
+use frame::{Content, Frame};
 use host::HostId;
 pub(crate) use meet::{Until, connect, lost};
 pub use terms::{Roles, Terms};
@@ -280,14 +280,14 @@ impl Group {
             }
         }
         let parts: Vec<Value> = parts.into_iter().flatten().collect();
-        self.send(&Frame::Whole(parts.clone()))?;
+        self.send(Content::Whole(parts.clone()))?;
         Ok(parts)
     }
 
     /// The other ranks' half of a gathering.
     fn contribute(&self, what: &str, own: Value, limit: Option<Duration>) -> Result<Vec<Value>, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit + ROOT_TIME);
-        self.send(&Frame::Part(what.to_owned(), own))?;
+        self.send(Content::Part(what.to_owned(), own))?;
         match self.receive(0, what, deadline)? {
             (_, Frame::Whole(parts)) if parts.len() == self.world() => Ok(parts),
             _ => Err(self.astray(0)),
@@ -340,7 +340,7 @@ impl Group {
             _ => Frame::Bye,
         };
         // Errors are ignored: a rank that has gone need not receive this frame.
-        drop(self.send(&last));
+        drop(self.exchange.send_to_all(&last, None));
         result
     }
 
@@ -399,11 +399,11 @@ impl Group {
     }
 
     /// Sends to all other ranks, or to rank 0.
-    fn send(&self, frame: &Frame) -> Result<(), Failure> {
+    fn send(&self, content: Content) -> Result<(), Failure> {
         let sent = if self.is_whole() {
-            self.exchange.send_to_all(frame, None)
+            self.exchange.send_to_all(&content.into(), None)
         } else {
-            self.exchange.send_within(&self.id, self.recipients(), frame)
+            self.exchange.send_within(&self.id, self.recipients(), content)
         };
         sent.map_err(|(peer, error)| {
             // The reader thread of the failed connection learns the reason, perhaps only after this
@@ -417,6 +417,8 @@ impl Drop for Group {
     fn drop(&mut self) {
         if self.is_whole() {
             self.watch.close();
+            // Ends the waits of parts that are still in use.
+            self.exchange.deliver_to_all(self.exchange.rank(), &Frame::Bye);
             self.exchange.shut_down();
         } else {
             self.exchange.close(&self.id);
@@ -425,7 +427,7 @@ impl Drop for Group {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.to_owned()).stack_size(128 << 10).spawn(body).map(drop)
+    std::thread::Builder::new().name(name.to_owned()).stack_size(1 << 20).spawn(body).map(drop)
 }
 
 /// The reader of one connection: hands frames to the rank, and the news of a lost rank to every

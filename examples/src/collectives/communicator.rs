@@ -235,10 +235,10 @@ impl Communicator {
     /// are staged if that was not asked for.
     ///
     /// # Errors
-    /// If there is no GPU, if the communicator runs no schedules by the verbs or uses several
-    /// connections between two ranks, or if any rank fails.
+    /// If there is no GPU, if the communicator runs no schedules, has another transport than the
+    /// verbs or several connections between two ranks, or if any rank fails.
     pub fn use_gpus(&mut self, group: &mut Group, wanted: TensorPlace) -> Result<Vec<(String, String)>, Failure> {
-        let streams = self.streams.as_mut().ok_or_else(no_streams)?;
+        let streams = self.streams.as_mut().filter(|_| self.host.is_none()).ok_or_else(no_streams)?;
         if self.fabrics.len() != 1 {
             return Err(Failure::usage("tensors on GPUs use one device and one queue pair per connection"));
         }
@@ -401,7 +401,8 @@ impl Communicator {
         if let (Some(gpu), Some(from), Some(to)) = (&mut self.gpu, input.gpu(), output.gpu()) {
             let streams = self.streams.as_mut().ok_or_else(no_streams)?;
             let links = StreamLinks { fabrics: &mut self.fabrics, streams };
-            return gpu.run::<T>(links, &mut self.blocks, schedule, [from?, to?], reduction);
+            self.traffic += gpu.run::<T>(links, &mut self.blocks, schedule, [from?, to?], reduction)?;
+            return Ok(());
         }
         let scratch = self.scratch(schedule.scratch * size_of::<T>())?;
         let memory = Memory { input: input.slice()?, output: output.slice()?, scratch };
@@ -502,6 +503,9 @@ fn channels(rails: &[Rail<'_>], group: &mut Group, tuning: &Tuning) -> Result<Ch
              give all ranks the same",
             own.1, own.2
         )));
+    }
+    if tuning.queue_pairs == 0 || all.iter().any(|(rails, ..)| *rails == 0) {
+        return Err(Failure::usage("every rank needs a device and a queue pair per connection"));
     }
     let counts = || all.iter().map(|(rails, ..)| *rails);
     let (least, most) = (counts().min().unwrap_or(1), counts().max().unwrap_or(1));

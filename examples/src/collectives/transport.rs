@@ -80,7 +80,7 @@ pub(super) fn connect(
     if wanted == Transport::Verbs || world == 1 {
         return Ok((None, Transports { world, ..Transports::default() }));
     }
-    let (host, why_not) = Host::connect(group, patience)?;
+    let (mut host, why_not) = Host::connect(group, patience)?;
     let own: Vec<usize> = (0..world).filter(|&rank| rank == group.rank() || host.reaches(rank)).collect();
     let mut sharing = group.all_gather("the transports", &own)?;
     sharing.retain(|ranks| ranks.len() > 1);
@@ -90,6 +90,7 @@ pub(super) fn connect(
         let why = why_not.unwrap_or_else(|| "the ranks are on several hosts".to_owned());
         return Err(Failure::new(format!("no shared memory ({why}); --transport auto does without where it has to")));
     }
+    host.set_whole(matches!(&sharing[..], [all] if all.len() == world));
     let host = Some(host).filter(|_| !sharing.is_empty());
     Ok((host, Transports { world, sharing, why_not }))
 }

@@ -26,7 +26,7 @@ use crate::progress::Progress;
 /// Messages before the measured ones.
 const WARM_UP: usize = 2;
 
-/// What both ends of a measurement use.
+/// The objects that both ends of a measurement use.
 struct Bench<'a> {
     gpu: &'a Gpu,
     chosen: &'a Chosen,

@@ -13,6 +13,8 @@ struct Staged {
     end: GpuEndpoint,
     stream: Stream,
     buffer: GpuBuffer<u8>,
+    /// For the other end's answer.
+    answer: GpuBuffer<u8>,
     path: String,
 }
 
@@ -22,9 +24,10 @@ pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End +
         let options = StagingOptions::new().timeout(group.timeout());
         let init = bench.chosen.init_options(RemoteAccess::empty());
         let end = GpuEndpoint::prepare(bench.gpu, &bench.pd, &init, options)?;
-        Ok((end, GpuBuffer::new(bench.gpu, bench.most)?, Stream::new(bench.gpu)?))
+        let buffers = (GpuBuffer::new(bench.gpu, bench.most)?, GpuBuffer::new(bench.gpu, 1)?);
+        Ok((end, buffers, Stream::new(bench.gpu)?))
     })();
-    let (end, buffer, stream) =
+    let (end, (buffer, answer), stream) =
         group.agree("the staging", prepared.map_err(|error: rdma_cuda::Error| failure(error)))?;
     let own = end.endpoint().to_bytes().to_vec();
     let peer = group.all_gather("the endpoints", &own)?.swap_remove(1 - group.rank());
@@ -33,7 +36,7 @@ pub(super) fn connect(bench: &Bench<'_>, group: &mut Group) -> Result<impl End +
     let connected = connected.and_then(|peer| end.connect(&peer, &options).map_err(failure));
     let end = group.agree("the connections", connected)?;
     let path = format!("staged in host memory, GPU {} <-> {}", bench.gpu.pci_id(), bench.chosen.context.name());
-    Ok(Staged { end, stream, buffer, path })
+    Ok(Staged { end, stream, buffer, answer, path })
 }
 
 impl Staged {
@@ -61,8 +64,7 @@ impl End for Staged {
             self.end.send(&message).map_err(failure)?;
         }
         // The other end answers when it has all messages. Its answer of one byte goes behind them.
-        let last = GpuBuffer::new(self.stream.gpu(), 1).map_err(failure)?;
-        self.end.recv(&last.slice()).map(drop).map_err(failure)
+        self.end.recv(&self.answer.slice()).map(drop).map_err(failure)
     }
 
     fn receive(&mut self, size: usize, count: usize) -> Result<(), Failure> {

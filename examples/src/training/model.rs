@@ -157,7 +157,7 @@ impl Model {
             Kind::Expert => (
                 Operation::AllToAll,
                 if self.experts == 0 { 0 } else { 4 * layers * batches },
-                (self.routed_tokens() * self.token(grid)) as f64,
+                self.routed_tokens() as f64 * self.token(grid) as f64,
             ),
         };
         Traffic { kind, operation, ranks: grid.degree(kind), operations, size: elements * BYTES as f64 }

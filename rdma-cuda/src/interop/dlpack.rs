@@ -87,10 +87,10 @@ impl ManagedTensor {
     ///
     /// # Safety
     ///
-    /// The pointer, shape and strides stay valid until the deleter is called, which only the
-    /// result does, from any thread. If the tensor is on a GPU, until then: its elements are memory
-    /// of that GPU that its primary context may access, they stay in place, and no Rust reference
-    /// to them exists.
+    /// The pointer, shape and strides stay valid until the deleter is called, which only the result
+    /// does, from any thread. If the tensor is on a GPU, then until the deleter is called its
+    /// elements are memory of that GPU that its primary context may access, stay in place, and no
+    /// Rust reference to them exists.
     #[must_use]
     pub unsafe fn from_raw(raw: NonNull<DLManagedTensor>) -> Self {
         Self(raw)
@@ -137,7 +137,7 @@ impl ManagedTensor {
         Ok(Self(exported.cast()))
     }
 
-    /// What the tensor says of itself.
+    /// The tensor's description.
     #[must_use]
     pub fn tensor(&self) -> &DLTensor {
         // SAFETY: as_ref wants a valid pointer to what nobody changes: (1).
@@ -200,6 +200,9 @@ impl ManagedTensor {
     /// Whether the elements lie one after the other, the last index varying fastest.
     fn has_no_gaps(&self) -> bool {
         let Some(strides) = self.sizes(self.tensor().strides) else { return true };
+        if self.count() == Some(0) {
+            return true;
+        }
         let mut distance = 1_i64;
         self.shape().iter().zip(strides).rev().all(|(&size, &stride)| {
             // The stride of an index that is always 0 means nothing.

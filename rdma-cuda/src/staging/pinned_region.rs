@@ -1,4 +1,9 @@
 //! Pinned host memory that peers access, for programs that stage messages themselves.
+//!
+//! # Safety
+//!
+//! 1. The region of a [`PinnedRegion`] is never revoked, so the pinned memory is lent to nobody
+//! while    a GPU's copy engine may access it.
 
 use std::fmt;
 use std::ops::Range;

@@ -19,7 +19,7 @@ pub(super) use self::tensor::{GpuPart, GpuTensor};
 use super::blocks::Blocks;
 use super::communicator::TensorPlace;
 use super::element::{Element, Reduction};
-use super::execute::{Execution, Memory};
+use super::execute::{Execution, Memory, Traffic};
 use super::step::Schedule;
 use super::streams::StreamLinks;
 use crate::Failure;
@@ -114,14 +114,15 @@ impl GpuMemory {
         schedule: &Schedule,
         [input, output]: [GpuPart; 2],
         reduction: Reduction,
-    ) -> Result<(), Failure> {
+    ) -> Result<Traffic, Failure> {
         let bytes = schedule.scratch * size_of::<T>();
         if bytes > self.scratch.len() {
             self.scratch = self.allocate(bytes)?;
         }
         let memory = Memory { input, output, scratch: self.scratch.part(0..bytes)? };
         let mut links = GpuLinks::new(self, streams);
-        Execution::new(&mut links, blocks, &memory, reduction).run::<T>(schedule)?;
-        self.engine.stream.synchronize().map_err(failed)
+        let traffic = Execution::new(&mut links, blocks, &memory, reduction).run::<T>(schedule)?;
+        self.engine.stream.synchronize().map_err(failed)?;
+        Ok(traffic)
     }
 }

@@ -97,6 +97,11 @@ impl Host {
         self.domains = domains;
     }
 
+    /// Tells whether all ranks of the job share memory, which all ranks have to know alike.
+    pub(crate) fn set_whole(&mut self, is_whole: bool) {
+        self.is_whole = is_whole;
+    }
+
     /// Whether all ranks of the job share memory.
     pub(crate) fn is_whole(&self) -> bool {
         self.is_whole
