@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! 1. The region of a [`PinnedRegion`] is never revoked, so the pinned memory is lent to nobody
-//! while    a GPU's copy engine may access it.
+//!    while a GPU's copy engine may access it.
 
 use std::fmt;
 use std::ops::Range;
