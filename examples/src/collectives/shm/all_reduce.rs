@@ -1,9 +1,9 @@
 //! All-reduce of ranks that read each other's memory.
 //!
 //! The shortest tensors are given to all ranks next to a counter. Otherwise ranks read each other's
-//! inputs where they lie. Out of place, short tensors, and those of two ranks, take one step: each
-//! rank reduces all elements. Else each rank reduces its share of the elements, and the others copy
-//! the results; the tensor is cut into blocks, so that ranks work on one while they copy another.
+//! inputs where they lie. Out of place, short tensors take one step: each rank reduces all
+//! elements. Else each rank reduces its share of the elements, and the others copy the results; the
+//! tensor is cut into blocks, so that ranks work on one while they copy another.
 //!
 //! Operands are reduced in the order of their ranks, so all ranks get the same bits.
 
@@ -29,6 +29,8 @@ const STREAMED: usize = 8 << 20;
 /// Bytes of all inputs up to which each of more than two ranks reduces all of them: one wait is
 /// saved, and more bytes are read.
 const WHOLE: usize = 256 << 10;
+/// The same of two ranks, which transfer no more bytes so than by shares.
+const WHOLE_OF_TWO: usize = 2 << 20;
 /// Ranks whose operands need no allocation.
 const FEW: usize = 8;
 
@@ -61,10 +63,9 @@ impl AllReduce<'_> {
         trials.run(kind, self.bytes, |stores| self.by_shares::<T>(stores))
     }
 
-    /// Bytes of all inputs up to which each rank reduces all of them. Two ranks transfer no more
-    /// bytes so than by shares.
+    /// Bytes of all inputs up to which each rank reduces all of them.
     fn whole_limit(self) -> usize {
-        if self.host.world() == 2 { usize::MAX } else { WHOLE }
+        if self.host.world() == 2 { WHOLE_OF_TWO } else { WHOLE }
     }
 
     /// Reduces the inputs of all ranks where they lie.
