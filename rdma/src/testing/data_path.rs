@@ -72,7 +72,6 @@ pub(crate) fn raise(context: *mut ibv_context, event: ibv_async_event) {
 pub(super) fn fill(ops: &mut ibv_context_ops) {
     ops.post_send = Some(post_send);
     ops.post_recv = Some(post_recv);
-    ops.post_srq_recv = Some(super::srq::post_srq_recv);
     ops.poll_cq = Some(poll_cq);
     ops.req_notify_cq = Some(req_notify_cq);
 }

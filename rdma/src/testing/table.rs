@@ -104,6 +104,7 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     }
     let mut base = ibv_context { device, async_fd: eventfd(), num_comp_vectors: 1, ..ibv_context::default() };
     data_path::fill(&mut base.ops);
+    base.ops.post_srq_recv = Some(super::srq::post_srq_recv);
     boxed("context", FakeContext { base, events: Mutex::default() })
 }
 
