@@ -12,9 +12,9 @@ use std::sync::{Mutex, PoisonError};
 use cm_support::{Channel, connected, listener, loopback, until};
 use common::{Config, Side};
 use rdma_sys::*;
+use rdma_test_support::OnEvent;
+use tracing::Event;
 use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 /// The messages logged so far; added only after the subscriber's own calls have returned.
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -27,36 +27,19 @@ impl Visit for Text {
     }
 }
 
-/// A subscriber that uses the device at each event and then panics.
-struct Hostile;
-
-impl Subscriber for Hostile {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("rdma_soft")
+/// Uses the device at an event of the device, and then panics.
+fn use_and_panic(event: &Event<'_>) {
+    if !event.metadata().target().starts_with("rdma_soft") {
+        return;
     }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        let side = Side::new(Config::default());
-        assert!(side.poll().is_none());
-        let channel = Channel::new();
-        assert_eq!(channel.tcp().bind(loopback(0)), 0);
-        HEARD.lock().unwrap().push(text.0);
-        panic!("a subscriber's panic, which the test wants");
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
+    let mut text = Text(String::new());
+    event.record(&mut text);
+    let side = Side::new(Config::default());
+    assert!(side.poll().is_none());
+    let channel = Channel::new();
+    assert_eq!(channel.tcp().bind(loopback(0)), 0);
+    HEARD.lock().unwrap().push(text.0);
+    panic!("a subscriber's panic, which the test wants");
 }
 
 fn wait_for(what: &str) {
@@ -85,7 +68,7 @@ fn knock(port: u16) {
 
 #[test]
 fn a_subscriber_may_use_the_device_and_panic() {
-    tracing::subscriber::set_global_default(Hostile).unwrap();
+    tracing::subscriber::set_global_default(OnEvent(use_and_panic)).unwrap();
     // Logged in a call of the application.
     let side = Side::new(Config::default());
     assert_eq!(side.set_state(ibv_qp_state::IBV_QPS_RTS), libc::EINVAL);

@@ -146,31 +146,6 @@ fn what_failed_work_uses_leaks() {
     drop(held);
 }
 
-/// Panics at every log message.
-struct PanicsAtMessages;
-
-impl tracing::Subscriber for PanicsAtMessages {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        panic!("expected by the test");
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[test]
 fn what_a_stream_uses_leaks_where_a_log_message_panics() {
     // The wait fails; then the wait goes well, but the context stays current.
@@ -180,8 +155,7 @@ fn what_a_stream_uses_leaks_where_a_log_message_panics() {
         let held = (call == "cuStreamSynchronize").then(|| hold(&stream));
         stream.keep(Arc::clone(&value)).unwrap();
         Control::new().fail_next(call, 999);
-        let dropped =
-            tracing::subscriber::with_default(PanicsAtMessages, || catch_unwind(AssertUnwindSafe(|| drop(stream))));
+        let dropped = rdma_test_support::where_logging_panics(|| drop(stream));
         assert!(dropped.is_err(), "{call}");
         assert_eq!(Arc::strong_count(&value), 2, "{call}");
         drop(held);

@@ -4,6 +4,7 @@
 //! * [`passes_alone`]: runs tests that need a process and an environment of their own.
 //! * [`program`]: runs a program under a time limit and checks how it ended.
 //! * [`Compiler`]: a C compiler with rdma-core's headers.
+//! * [`OnEvent`] and [`where_logging_panics`]: log subscribers from a function.
 //! * [`skip`] and [`lacks`]: report tests that cannot run here.
 //!
 //! No test waits longer than [`LIMIT`] for another process, so a hang becomes a failure that names
@@ -14,6 +15,7 @@ mod channel;
 mod compiler;
 mod peer;
 pub mod program;
+mod subscriber;
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -22,6 +24,7 @@ pub use alone::{alone, passes_alone};
 pub use channel::Channel;
 pub use compiler::Compiler;
 pub use peer::{Peer, first, role};
+pub use subscriber::{OnEvent, where_logging_panics};
 
 /// Time limit of a wait for another process; generous, because machines may be slow and shared.
 pub const LIMIT: Duration = Duration::from_secs(120);

@@ -395,23 +395,11 @@ fn an_idle_process_does_nothing() {
 #[ignore = "run by grants_that_nobody_asked_for"]
 fn a_grant_that_nobody_asked_for_is_not_mapped() {
     static WARNINGS: AtomicUsize = AtomicUsize::new(0);
-    struct Counter;
-    impl tracing::Subscriber for Counter {
-        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-            *metadata.level() <= tracing::Level::WARN
-        }
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-        fn event(&self, _: &tracing::Event<'_>) {
-            WARNINGS.fetch_add(1, Ordering::Relaxed);
-        }
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
-    tracing::subscriber::set_global_default(Counter).unwrap();
+    let count = rdma_test_support::OnEvent(|event: &tracing::Event<'_>| {
+        let is_warning = *event.metadata().level() <= tracing::Level::WARN;
+        WARNINGS.fetch_add(usize::from(is_warning), Ordering::Relaxed);
+    });
+    tracing::subscriber::set_global_default(count).unwrap();
     let (side, mut peer, _) = pair("generous", 4096);
     side.recv(1, 0, 64);
     side.send(2, 0, 8);

@@ -11,35 +11,9 @@ use crate::MemoryOwner;
 use crate::error::ErrorKind;
 use crate::testing::{BadWr, fail, fail_post};
 
-/// A subscriber that panics at every event.
-struct Panics;
-
-impl tracing::Subscriber for Panics {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        panic!("the subscriber's");
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 /// Runs `f`, which logs an event, until the subscriber's panic.
 pub(super) fn panics<R>(f: impl FnOnce() -> R) {
-    let result = tracing::subscriber::with_default(Panics, || catch_unwind(AssertUnwindSafe(f)));
-    assert!(result.is_err(), "nothing was logged");
+    assert!(rdma_test_support::where_logging_panics(f).is_err(), "nothing was logged");
 }
 
 #[test]
