@@ -215,6 +215,27 @@ mod tests {
         });
     }
 
+    #[test]
+    fn another_tensor_is_written_before_all_ranks_have_begun() {
+        ranks(5, |mut comm, group| {
+            let count = 50_000;
+            let [one, other] = [(); 2].map(|()| comm.allocate::<f32>(group, count).unwrap());
+            let queue = Queue::new(comm).unwrap();
+            if group.rank() == 1 {
+                // Begins only once the other rank has written its tensor.
+                group.barrier("the other tensor").unwrap();
+            }
+            let pending = queue.all_reduce(one, count, Reduction::Sum);
+            if group.rank() == 0 {
+                std::thread::sleep(Duration::from_millis(20));
+                other.fill(0..count, |_, elements| elements.fill(1.0)).unwrap();
+                group.barrier("the other tensor").unwrap();
+            }
+            pending.wait().unwrap();
+            queue.finish().unwrap().barrier().unwrap();
+        });
+    }
+
     /// Communication takes as long as computation, or longer. One after the other, they take twice
     /// the time.
     #[test]

@@ -50,6 +50,13 @@ impl AllReduce<'_> {
 
     /// Runs this rank's part. Returns when its output is complete.
     pub(crate) fn run<T: Element>(self) -> Result<(), Failure> {
+        let done = self.run_steps::<T>();
+        self.input.used();
+        self.output.used();
+        done
+    }
+
+    fn run_steps<T: Element>(self) -> Result<(), Failure> {
         let trials = self.host.clock().trials();
         let is_in_place = std::ptr::eq(self.input, self.output);
         let reduces_all = !is_in_place && self.bytes * self.host.world() <= self.whole_limit();

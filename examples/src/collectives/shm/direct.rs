@@ -51,7 +51,10 @@ impl DirectReads<'_> {
             Collective::ReduceScatter => self.reduce_block::<T>(stores),
             _ => self.copy_blocks::<T>(stores),
         })?;
-        clock.publish(ready + 1)
+        clock.publish(ready + 1)?;
+        self.input.used();
+        self.output.used();
+        Ok(())
     }
 
     /// Reduces this rank's block of all inputs.

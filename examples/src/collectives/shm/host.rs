@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma::{ExposedRegion, ExposedSlice, ProtectionDomain, RemoteAccess};
 use rdma_mem::{Segment, SegmentView, SharedSlice, SharedSliceMut, pass};
@@ -119,7 +120,7 @@ impl Host {
         let (own, views) = share(group, &mut self.peers, number, "the tensors", bytes.max(1))?;
         let views = views.into_iter().map(|(rank, view)| (rank, Arc::new(view))).collect();
         let own = group.agree("the tensors", OwnMemory::new(own, number, &self.domains))?;
-        Ok(SharedTensor { own: Arc::new(own), views, clock: Arc::clone(&self.clock) })
+        Ok(SharedTensor { own: Arc::new(own), views, clock: Arc::clone(&self.clock), last_use: AtomicU64::new(0) })
     }
 
     /// This rank's scratch memory, of at least `bytes` bytes.
@@ -294,12 +295,21 @@ pub(crate) struct SharedTensor {
     own: Arc<OwnMemory>,
     views: Vec<(usize, Arc<SegmentView>)>,
     clock: Arc<Clock>,
+    /// The step of this rank that ended the tensor's last use.
+    last_use: AtomicU64,
 }
 
 impl SharedTensor {
-    /// Copies bytes into the tensor, once no rank reads it any more.
+    /// Records that a collective on the tensor has ended with this rank's present step: other ranks
+    /// may read the tensor until they have done as many steps.
+    pub(super) fn used(&self) {
+        self.last_use.store(self.clock.now(), Ordering::Relaxed);
+    }
+
+    /// Copies bytes into the tensor, once no rank reads it any more. Collectives on other tensors
+    /// may go on meanwhile.
     pub(crate) fn copy_in(&self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        self.clock.settle()?;
+        self.clock.wait_for_all(self.last_use.load(Ordering::Relaxed))?;
         let place = self.own.bytes().slice(at..at.saturating_add(bytes.len())).map_err(failed)?;
         place.copy_from(bytes.into()).map_err(failed)
     }
