@@ -8,11 +8,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use nix::unistd::geteuid;
 
 use crate::Failure;
 
-/// Copies of the library that nobody has used for this long are removed.
+/// Copies of the library that nobody has started with for this long are removed, unless programs
+/// still run with them.
 const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The drop-in library.
@@ -38,8 +40,10 @@ impl Library {
             make_private(&parent)?;
             make_private(&folder)?;
             self.fill(&folder)?;
-            // The time says that the copy is in use.
-            File::open(&folder)?.set_modified(SystemTime::now())?;
+            // The time says when the copy was used last, and the lock that it is in use.
+            let opened = File::open(&folder)?;
+            opened.set_modified(SystemTime::now())?;
+            hold(opened)?;
             Ok(folder)
         };
         let folder = place().map_err(|error: io::Error| {
@@ -96,6 +100,16 @@ fn make_private(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// Locks a folder against its removal, as long as this process, or a program that it becomes or
+/// starts, has the descriptor.
+fn hold(folder: File) -> io::Result<()> {
+    fcntl(&folder, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    let lock = Flock::lock(folder, FlockArg::LockSharedNonblock).map_err(|(_, errno)| errno)?;
+    // The lock ends with the last copy of the descriptor, not with this value.
+    Box::leak(Box::new(lock));
+    Ok(())
+}
+
 /// A number that tells apart different libraries.
 fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -108,8 +122,9 @@ fn remove_unused(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let entry = entry?;
         let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
-        if age > UNUSED {
-            // What cannot be removed does not keep the rest.
+        let is_free = || Flock::lock(File::open(entry.path()).ok()?, FlockArg::LockExclusiveNonblock).ok();
+        if let Some(_lock) = Some(age > UNUSED).filter(|is_old| *is_old).and_then(|_| is_free()) {
+            // A folder that cannot be removed does not keep the rest.
             let _removed = fs::remove_dir_all(entry.path());
         }
     }
