@@ -85,6 +85,19 @@ fn register(side: &Side, device: &Arc<Device>) -> *mut ibv_mr {
     region
 }
 
+/// Two connected ends, of which the first writes to a device's memory at the second; the copy is
+/// held back.
+fn held_back() -> (Side, Side, Arc<Device>, *mut ibv_mr) {
+    let (a, b) = pair(Config::default());
+    let device = Device::new();
+    let region = register(&b, &device);
+    device.hold(true);
+    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 100)]);
+    assert_eq!(a.post(&write.remote(ADDRESS, key(region)).flags(SIGNALED)), 0);
+    device.wait_for_copy();
+    (a, b, device, region)
+}
+
 fn key(region: *mut ibv_mr) -> u32 {
     // SAFETY: the region is alive.
     unsafe { (*region).rkey }
@@ -127,14 +140,8 @@ fn a_peer_writes_reads_and_sends() {
 
 #[test]
 fn a_copy_that_is_held_back_holds_up_nobody_else_and_a_deregistration() {
-    let (a, b) = pair(Config::default());
+    let (a, _b, device, region) = held_back();
     let (c, d) = pair(Config::default());
-    let device = Device::new();
-    let region = register(&b, &device);
-    device.hold(true);
-    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 100)]);
-    assert_eq!(a.post(&write.remote(ADDRESS, key(region)).flags(SIGNALED)), 0);
-    device.wait_for_copy();
 
     for wr_id in 0..100 {
         assert_eq!(d.post_recv(wr_id, &[d.sge(0, 64)]), 0);
@@ -155,13 +162,7 @@ fn a_copy_that_is_held_back_holds_up_nobody_else_and_a_deregistration() {
 
 #[test]
 fn a_queue_pair_waits_for_its_copies_before_it_ends() {
-    let (a, b) = pair(Config::default());
-    let device = Device::new();
-    let region = register(&b, &device);
-    device.hold(true);
-    let write = Request::new(Op::IBV_WR_RDMA_WRITE, 1, &[a.sge(0, 100)]);
-    assert_eq!(a.post(&write.remote(ADDRESS, key(region)).flags(SIGNALED)), 0);
-    device.wait_for_copy();
+    let (_a, b, device, region) = held_back();
     let other = Arc::clone(&device);
     let releasing = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -61,7 +61,7 @@ fn a_region_can_be_registered_again() {
     assert_ne!(part.rkey, old.rkey);
     assert_eq!(write_to(4096 + 64, part.rkey), ibv_wc_status::IBV_WC_SUCCESS);
 
-    // What is not allowed changes nothing.
+    // Invalid arguments are refused, and leave the region as it is.
     let input = ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT.0;
     assert_eq!([change(8, 0, 1, 0), change(TRANSLATION, 0, 0, 0), change(TRANSLATION, 0, 1, 1)], [input; 3]);
     assert_eq!(change(ACCESS, 0, 0, 2), ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_CMD.0);

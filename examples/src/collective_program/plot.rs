@@ -63,7 +63,7 @@ fn series(report: &Value, prefix: &str) -> Vec<Series> {
     for row in report["results"].as_array().into_iter().flatten() {
         let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
         let mut words = vec![prefix.to_owned(), report["program"].as_str().unwrap_or_default().to_owned()];
-        // What was asked for is one series, even if the algorithm depends on the size.
+        // Rows with the same `--algo` are one series, even if `auto` chose several algorithms.
         let algo = report["algo"].as_str().map_or_else(|| text("algo"), str::to_owned);
         words.extend([algo, text("type"), text("redop")]);
         if let Some(root @ 0..) = row["root"].as_i64() {

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::time::Instant;
 
 use rdma::ProtectionDomain;
-use rdma_cuda::Gpu;
+use rdma_cuda::{Gpu, GpuBuffer, Stream};
 use serde_json::{Value, json};
 
 pub use options::{Memory, Options, SideOptions};
@@ -19,6 +19,7 @@ use crate::Failure;
 use crate::bootstrap::Group;
 use crate::device::{Chosen, announce};
 use crate::failure::is_launched;
+use crate::pingpong::contents;
 use crate::pingpong::report::{self, RULER, Row};
 use crate::placement;
 use crate::progress::Progress;
@@ -103,6 +104,14 @@ pub fn run(gpu: &Gpu, local: &SideOptions, options: &Options, group: &mut Group)
         print_json(&bench, &reports)?;
     }
     Ok(())
+}
+
+/// Writes the contents of message `number` to a GPU's memory.
+fn upload(stream: &Stream, buffer: &GpuBuffer<u8>, size: usize, number: u64) -> Result<(), Failure> {
+    let mut bytes = vec![0; size];
+    contents::fill(&mut bytes, number);
+    let slice = buffer.slice().range(..size).map_err(failure)?;
+    stream.upload(&slice, &bytes).map_err(failure)
 }
 
 fn failure(error: impl Display) -> Failure {

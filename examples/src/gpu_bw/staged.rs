@@ -3,7 +3,7 @@
 use rdma::{Endpoint, RemoteAccess};
 use rdma_cuda::{GpuBuffer, GpuEndpoint, Ready, StagingOptions, Stream};
 
-use super::{Bench, End, failure};
+use super::{Bench, End, failure, upload};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::pingpong::contents;
@@ -52,10 +52,7 @@ impl End for Staged {
     }
 
     fn fill(&mut self, size: usize, number: u64) -> Result<(), Failure> {
-        let mut bytes = vec![0; size];
-        contents::fill(&mut bytes, number);
-        let slice = self.buffer.slice().range(..size).map_err(failure)?;
-        self.stream.upload(&slice, &bytes).map_err(failure)
+        upload(&self.stream, &self.buffer, size, number)
     }
 
     fn send(&mut self, size: usize, count: usize) -> Result<(), Failure> {

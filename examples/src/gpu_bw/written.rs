@@ -4,7 +4,7 @@ use rdma::op::Write;
 use rdma::{ExposedRegion, ExposedSlice, Placement, QueuePair, Rc, RemoteAccess, RemoteSlice, RnrTimer};
 use rdma_cuda::{GpuBuffer, GpuRegion, Landed, Policy, Preference, ReadBack, Ready, RegionError, Stream};
 
-use super::{Bench, End, failure};
+use super::{Bench, End, failure, upload};
 use crate::Failure;
 use crate::bootstrap::Group;
 use crate::connect::{self, Connected, How, Method, Receives, Unconnected};
@@ -105,10 +105,7 @@ impl End for OnGpu<'_> {
     }
 
     fn fill(&mut self, size: usize, number: u64) -> Result<(), Failure> {
-        let mut bytes = vec![0; size];
-        contents::fill(&mut bytes, number);
-        let slice = self.buffer.slice().range(..size).map_err(failure)?;
-        self.stream.upload(&slice, &bytes).map_err(failure)
+        upload(&self.stream, &self.buffer, size, number)
     }
 
     fn send(&mut self, size: usize, count: usize) -> Result<(), Failure> {

@@ -18,8 +18,8 @@ use crate::placement::PlacementOptions;
 /// --algo auto chooses.
 ///
 /// Local ranks are measured two, four, eight ... at a time, up to --ranks; under mpirun, Slurm or
-/// torchrun, or with --rank, the ranks of the job are. What the table already says about other
-/// numbers of ranks, hosts, transports and operations stays in it.
+/// torchrun, or with --rank, the ranks of the job are. Entries of the table for other numbers
+/// of ranks and hosts, other transports and operations stay.
 #[derive(Clone, Debug, Parser, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[command(version, args_override_self = true, after_help = crate::failure::STATUS_HELP)]
