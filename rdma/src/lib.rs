@@ -127,7 +127,8 @@
 //!
 //! # Features
 //!
-//! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it.
+//! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. `aio`
+//! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
 
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 
@@ -136,6 +137,8 @@ mod macros;
 
 mod absence;
 mod ah;
+#[cfg(feature = "aio")]
+pub mod aio;
 mod choose;
 pub mod cm;
 mod context;

@@ -136,6 +136,11 @@ pub(crate) fn readable(fd: BorrowedFd<'_>, deadline: Deadline) -> io::Result<boo
     any_readable([Some(fd)], deadline)
 }
 
+/// Whether `fd` is readable now.
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    readable(fd, Deadline::after(Some(Duration::ZERO)))
+}
+
 /// Waits until one of the descriptors is readable; returns false at the deadline.
 pub(crate) fn any_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N], deadline: Deadline) -> io::Result<bool> {
     // ppoll skips negative descriptors.

@@ -193,7 +193,7 @@ fn is_set(other: Option<BorrowedFd<'_>>) -> Result<bool> {
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> Result<bool> {
-    wait::readable(fd, Deadline::after(Some(Duration::ZERO))).map_err(failed)
+    wait::is_readable(fd).map_err(failed)
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "as map_err wants it")]
