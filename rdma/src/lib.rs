@@ -148,6 +148,8 @@ mod error;
 mod fork;
 mod handle;
 mod mr;
+#[cfg(feature = "net")]
+pub mod net;
 mod pd;
 mod qp;
 #[cfg(test)]

@@ -1,0 +1,5 @@
+//! Connections with messages.
+
+pub(crate) mod protocol;
+
+pub use protocol::{RefuseCode, Violation};

@@ -1,0 +1,157 @@
+//! Two ends and their devices, for tests: a device accepts a message into a posted receive whether
+//! or not its processor runs.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::{Agreed, HEADER_LEN, Protocol, RESERVE, Received, Violation};
+
+/// Two connected ends.
+#[derive(Debug, Clone)]
+pub(super) struct Pair {
+    pub(super) sides: [Side; 2],
+    pub(super) now: Instant,
+}
+
+/// One end with its receives.
+#[derive(Debug, Clone)]
+pub(super) struct Side {
+    pub(super) protocol: Protocol,
+    /// Receives that are posted and empty.
+    pub(super) posted: u32,
+    /// Messages on the way to the peer.
+    pub(super) wire: VecDeque<Vec<u8>>,
+    /// Messages in receives, not yet processed.
+    pub(super) inbox: VecDeque<Vec<u8>>,
+    /// Data messages that the application holds while no spare buffer is left.
+    pub(super) held: u32,
+    /// Payload that was received, in order.
+    pub(super) payload: Vec<u8>,
+}
+
+/// The broken promise of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// A message found no receive.
+    NoReceive,
+    /// An end refused a message of an honest peer.
+    Refused(Violation),
+}
+
+pub(super) fn agreed(window: u32) -> Agreed {
+    Agreed { window, receive_size: 256, max_message: 1 << 20, keep_alive: Some(Duration::from_secs(1)) }
+}
+
+impl Pair {
+    pub(super) fn new(window: u32, slots: u32, reserve: u32) -> Self {
+        let now = Instant::now();
+        let side = || Side {
+            protocol: Protocol::new(agreed(window), slots, now),
+            posted: window + reserve,
+            wire: VecDeque::new(),
+            inbox: VecDeque::new(),
+            held: 0,
+            payload: Vec::new(),
+        };
+        Self { sides: [side(), side()], now }
+    }
+
+    /// Two ends with all receives that the rules ask for.
+    pub(super) fn honest(window: u32) -> Self {
+        Self::new(window, 16, RESERVE)
+    }
+
+    /// Sends a fragment with `payload`, if it may go.
+    pub(super) fn send(&mut self, side: usize, payload: &[u8], rest: u32) -> bool {
+        let side = &mut self.sides[side];
+        let Some(header) = side.protocol.data(payload.len(), rest, 0) else { return false };
+        side.wire.push_back([&header[..], payload].concat());
+        true
+    }
+
+    /// Sends the next message that the protocol sends by itself, if there is one.
+    pub(super) fn transmit(&mut self, side: usize) -> bool {
+        let side = &mut self.sides[side];
+        let Some(header) = side.protocol.poll_transmit(self.now) else { return false };
+        debug_assert_eq!(header.len(), HEADER_LEN);
+        side.protocol.alive.skip_delay(self.now);
+        side.wire.push_back(header.to_vec());
+        true
+    }
+
+    /// The device of `side` takes the next message into a receive, and the sender's send completes.
+    pub(super) fn accept(&mut self, side: usize) -> Result<bool, Broken> {
+        let Some(message) = self.sides[1 - side].wire.pop_front() else { return Ok(false) };
+        self.sides[1 - side].protocol.send_completed();
+        let side = &mut self.sides[side];
+        side.posted = side.posted.checked_sub(1).ok_or(Broken::NoReceive)?;
+        side.inbox.push_back(message);
+        Ok(true)
+    }
+
+    /// The processor of `side` processes the next message.
+    pub(super) fn process(&mut self, side: usize) -> Result<bool, Broken> {
+        let now = self.now;
+        let side = &mut self.sides[side];
+        let Some(message) = side.inbox.pop_front() else { return Ok(false) };
+        let received = side.protocol.handle_message(&message, now).map_err(Broken::Refused)?;
+        if received.is_control() {
+            side.posted += 1;
+        } else {
+            side.held += 1;
+        }
+        if let Received::Data(fragment) = received {
+            side.payload.extend_from_slice(&message[fragment.payload]);
+        }
+        Ok(true)
+    }
+
+    /// The application of `side` lets go of a message, which frees a spare buffer.
+    pub(super) fn release(&mut self, side: usize) -> bool {
+        let side = &mut self.sides[side];
+        if side.held == 0 {
+            return false;
+        }
+        side.held -= 1;
+        side.posted += 1;
+        side.protocol.receive_posted();
+        true
+    }
+
+    /// Takes all steps that need no application until none is left. Returns the number of steps.
+    pub(super) fn settle(&mut self) -> Result<u32, Broken> {
+        let mut steps = 0;
+        loop {
+            let mut moved = false;
+            for side in [0, 1] {
+                moved |= self.transmit(side) | self.accept(side)? | self.process(side)?;
+            }
+            if !moved {
+                return Ok(steps);
+            }
+            steps += 1;
+            assert!(steps < 1000, "two ends without applications never fall silent: {self:?}");
+        }
+    }
+
+    /// The state with counters relative to each other: equal keys have equal futures.
+    pub(super) fn key(&self) -> Vec<u32> {
+        let mut key = Vec::with_capacity(64);
+        for (side, peer) in [(0, 1), (1, 0)] {
+            let Side { protocol, posted, wire, inbox, held, .. } = &self.sides[side];
+            key.extend(protocol.key());
+            key.extend([*posted, *held]);
+            let limit_at = |message: &[u8]| u32::from_be_bytes([message[4], message[5], message[6], message[7]]);
+            let mut list = |messages: &VecDeque<Vec<u8>>, receiver: usize| {
+                key.push(u32::try_from(messages.len()).unwrap());
+                for message in messages {
+                    let raise = self.sides[receiver].protocol.credit.raise(limit_at(message));
+                    key.push(u32::from(message[0]) | u32::from(message[1]) << 8 | raise << 16);
+                }
+            };
+            list(wire, peer);
+            list(inbox, side);
+        }
+        key
+    }
+}
