@@ -13,6 +13,7 @@
 //! python3 -m venv impi && impi/bin/pip install impi-rt impi-devel
 //! ```
 //!
+//! "Own writes" is the limit if a rank writes its own tensors only, as the project's programs do.
 //! The best MPI of a point is the one with the lowest median, and ratios are taken round by round.
 
 use std::error::Error;
@@ -21,6 +22,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rdma_benches::collectives::{Mpi, Operation, Ours, Place, Point, Program, build_ours};
+use rdma_benches::limit::Writes;
 use rdma_benches::stats::{Spread, median, paired_ratio};
 use rdma_benches::table::{self, Table};
 use rdma_benches::{affinity, limit, mode, quiet};
@@ -47,7 +49,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         None => build_ours()?,
     };
-    let mut programs = vec![Program::Ours(Ours::new(ours)), Program::Limit];
+    let mut programs = vec![Program::Ours(Ours::new(ours))];
+    programs.extend([Writes::All, Writes::Own].map(Program::Limit));
     for mpi in Mpi::all(Path::new(env!("CARGO_TARGET_TMPDIR"))) {
         match mpi {
             Ok(mpi) => programs.push(Program::Mpi(mpi)),
@@ -99,7 +102,16 @@ struct Report {
 impl Report {
     fn new(operation: Operation, place: Place, ranks: usize, programs: &[&Program]) -> Self {
         let what = format!("{}, {} of place, {ranks} ranks", operation.name(), place.name()).replace("in of", "in");
-        let heads = ["size", "ours, us", "limit, us", "best MPI, us", "best MPI / ours", "ours / limit", "best MPI is"];
+        let heads = [
+            "size",
+            "ours, us",
+            "limit, us",
+            "best MPI, us",
+            "best MPI / ours",
+            "ours / limit",
+            "ours / own writes",
+            "best MPI is",
+        ];
         let ratios = Table::new(format!("{what}: median (min-max)"), &heads);
         let names = programs.iter().map(|program| program.name());
         let heads: Vec<&str> = std::iter::once("size").chain(names).collect();
@@ -111,13 +123,14 @@ impl Report {
         let size = table::bytes(point.size);
         let medians: Vec<f64> = times.iter().map(|times| median(times)).collect();
         self.times.row(std::iter::once(size.clone()).chain(medians.iter().map(|&time| table::number(time))));
-        let [ours, limit, mpis @ ..] = &times[..] else { return Ok(()) };
-        let best = (0..mpis.len()).min_by(|&a, &b| medians[2 + a].total_cmp(&medians[2 + b]));
+        let [ours, limit, own, mpis @ ..] = &times[..] else { return Ok(()) };
+        let best = (0..mpis.len()).min_by(|&a, &b| medians[3 + a].total_cmp(&medians[3 + b]));
         let mut row = vec![size, table::spread(Spread::of(ours)), table::spread(Spread::of(limit))];
         row.push(best.map_or_else(String::new, |best| table::spread(Spread::of(&mpis[best]))));
         row.push(best.map_or_else(String::new, |best| table::spread(paired_ratio(&mpis[best], ours))));
         row.push(table::spread(paired_ratio(ours, limit)));
-        row.push(best.map_or_else(String::new, |best| programs[2 + best].name().to_owned()));
+        row.push(table::spread(paired_ratio(ours, own)));
+        row.push(best.map_or_else(String::new, |best| programs[3 + best].name().to_owned()));
         self.ratios.row(row);
         let ahead = best.and_then(|best| paired_ratio(&mpis[best], ours));
         bars(point, ahead, paired_ratio(ours, limit));

@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 pub use mpi::Mpi;
 pub use ours::Ours;
 
-use crate::limit;
+use crate::limit::{self, Writes};
 
 /// A collective operation on `f32`; reductions are sums, and the root is rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ pub enum Program {
     /// The project's own programs.
     Ours(Ours),
     /// Plain loads and stores on shared memory: see [`limit`].
-    Limit,
+    Limit(Writes),
     /// An MPI.
     Mpi(Mpi),
 }
@@ -113,7 +113,8 @@ impl Program {
     pub fn name(&self) -> &str {
         match self {
             Self::Ours(_) => "ours",
-            Self::Limit => "limit",
+            Self::Limit(Writes::All) => "limit",
+            Self::Limit(Writes::Own) => "limit, own writes",
             Self::Mpi(mpi) => mpi.name(),
         }
     }
@@ -132,7 +133,7 @@ impl Program {
     pub fn time(&self, point: Point) -> io::Result<f64> {
         match self {
             Self::Ours(ours) => ours.time(point),
-            Self::Limit => read_line(&run(&mut limit::command(point)?)?, point),
+            Self::Limit(writes) => read_line(&run(&mut limit::command(point, *writes)?)?, point),
             Self::Mpi(mpi) => read_line(&run(&mut mpi.command(point)?)?, point),
         }
     }

@@ -1,9 +1,9 @@
 //! Collectives by plain loads and stores on shared memory, without any library: the limit of what a
 //! machine can do.
 //!
-//! All ranks map all memory to read and write, which the project's programs do not: a rank may
-//! write its result into the output of every other rank. For each operation there are several
-//! methods; the one that is fastest in the warm-up is timed.
+//! All ranks map all memory to read and write, which the project's programs do not: with
+//! [`Writes::All`], a rank may write its result into the output of every other rank. For each
+//! operation there are several methods; the one that is fastest in the warm-up is timed.
 
 mod kernel;
 mod rank;
@@ -23,30 +23,52 @@ const LEAD: &str = "--limit";
 /// The first argument of a rank.
 const RANK: &str = "--limit-rank";
 
+/// The tensors that a rank may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// Those of all ranks.
+    All,
+    /// Its own, as in the project's programs.
+    Own,
+}
+
+impl Writes {
+    const BOTH: [Self; 2] = [Self::All, Self::Own];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Own => "own",
+        }
+    }
+}
+
 /// The command that measures a point: this executable, which has to call [`run_if_asked`].
 ///
 /// # Errors
 ///
 /// If the executable has no name.
-pub(crate) fn command(point: Point) -> io::Result<Command> {
+pub(crate) fn command(point: Point, writes: Writes) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg(LEAD).args(arguments(point));
+    command.arg(LEAD).args(arguments(point, writes));
     Ok(command)
 }
 
-fn arguments(point: Point) -> Vec<String> {
+fn arguments(point: Point, writes: Writes) -> Vec<String> {
     let Point { operation, place, ranks, size, iterations, warmup } = point;
-    let names = [operation.name(), place.name()].map(str::to_owned);
+    let names = [writes.name(), operation.name(), place.name()].map(str::to_owned);
     let numbers = [ranks, size, iterations, warmup].map(|number| number.to_string());
     names.into_iter().chain(numbers).collect()
 }
 
-fn parse(arguments: &[String]) -> Option<Point> {
-    let [operation, place, numbers @ ..] = arguments else { return None };
+fn parse(arguments: &[String]) -> Option<(Point, Writes)> {
+    let [writes, operation, place, numbers @ ..] = arguments else { return None };
+    let writes = Writes::BOTH.into_iter().find(|known| known.name() == *writes)?;
     let place = Place::ALL.into_iter().find(|known| known.name() == *place)?;
     let numbers: Option<Vec<usize>> = numbers.iter().map(|number| number.parse().ok()).collect();
     let [ranks, size, iterations, warmup] = numbers?[..] else { return None };
-    Some(Point { operation: Operation::of_name(operation)?, place, ranks, size, iterations, warmup })
+    let operation = Operation::of_name(operation)?;
+    Some((Point { operation, place, ranks, size, iterations, warmup }, writes))
 }
 
 /// Runs the limit, and returns true, if this process was started for it.
@@ -58,11 +80,14 @@ pub fn run_if_asked() -> io::Result<bool> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let malformed = || io::Error::other("malformed arguments of the limit");
     match arguments.split_first() {
-        Some((first, rest)) if first == LEAD => lead(parse(rest).ok_or_else(malformed)?)?,
+        Some((first, rest)) if first == LEAD => {
+            let (point, writes) = parse(rest).ok_or_else(malformed)?;
+            lead(point, writes)?;
+        }
         Some((first, [path, rank, rest @ ..])) if first == RANK => {
-            let (rank, point) = (rank.parse().ok(), parse(rest));
-            let (Some(rank), Some(point)) = (rank, point) else { return Err(malformed()) };
-            Rank::new(SharedPages::open(path)?, rank, point)?.measure()?;
+            let (rank, job) = (rank.parse().ok(), parse(rest));
+            let (Some(rank), Some((point, writes))) = (rank, job) else { return Err(malformed()) };
+            Rank::new(SharedPages::open(path)?, rank, point)?.measure(writes)?;
         }
         _ => return Ok(false),
     }
@@ -70,7 +95,7 @@ pub fn run_if_asked() -> io::Result<bool> {
 }
 
 /// Starts the ranks, and prints a line like `collectives.c`.
-fn lead(point: Point) -> io::Result<()> {
+fn lead(point: Point, writes: Writes) -> io::Result<()> {
     let pages = SharedPages::huge(rank::memory(point))?;
     let cores = affinity::cores()?;
     let mut ranks = Vec::new();
@@ -79,7 +104,7 @@ fn lead(point: Point) -> io::Result<()> {
             affinity::pin(cores[rank])?;
         }
         let mut command = Command::new(std::env::current_exe()?);
-        command.args([RANK, &pages.path(), &rank.to_string()]).args(arguments(point)).stdin(Stdio::null());
+        command.args([RANK, &pages.path(), &rank.to_string()]).args(arguments(point, writes)).stdin(Stdio::null());
         ranks.push(command.spawn()?);
     }
     for mut rank in ranks {
@@ -101,8 +126,11 @@ mod tests {
     fn arguments_are_read_as_they_were_written() {
         for operation in Operation::ALL {
             for place in Place::ALL {
-                let point = Point { operation, place, ..point(1024) };
-                assert_eq!(parse(&arguments(point)).map(arguments), Some(arguments(point)));
+                for writes in Writes::BOTH {
+                    let written = arguments(Point { operation, place, ..point(1024) }, writes);
+                    let read = parse(&written).map(|(point, writes)| arguments(point, writes));
+                    assert_eq!(read, Some(written));
+                }
             }
         }
         assert!(parse(&["all_reduce".to_owned()]).is_none());

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use super::Writes;
 use super::traffic::{self, Method};
 use crate::affinity;
 use crate::collectives::{Operation, Place, Point};
@@ -115,9 +116,9 @@ impl Rank {
     }
 
     /// Measures the fastest method, and leaves the results in shared memory.
-    pub(super) fn measure(mut self) -> io::Result<()> {
+    pub(super) fn measure(mut self, writes: Writes) -> io::Result<()> {
         self.fill();
-        let methods = Method::of(self.point);
+        let methods = Method::of(self.point, writes);
         let mut best = (f64::INFINITY, methods[0]);
         for &method in &methods {
             self.time(method, self.point.warmup);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use super::Writes;
 use super::kernel::{self, Stores};
 use super::rank::{Rank, SMALL, number};
 use crate::collectives::{Operation, Place, Point};
@@ -16,17 +17,23 @@ pub(super) enum Method {
     Pull(Stores),
     /// All-reduce: each rank sums its share, and writes the result to all outputs.
     Push(Stores),
+    /// All-reduce: each rank sums its share in its own output, and copies those of the others.
+    Shares(Stores),
 }
 
 impl Method {
     /// The methods for a point.
-    pub(super) fn of(point: Point) -> Vec<Self> {
+    pub(super) fn of(point: Point, writes: Writes) -> Vec<Self> {
         let stores = [Stores::Cached, Stores::Streaming];
         let pull = stores.map(Self::Pull);
+        let parts = match writes {
+            Writes::All => stores.map(Self::Push),
+            Writes::Own => stores.map(Self::Shares),
+        };
         match (point.operation, point.place) {
             (Operation::AllReduce, _) if point.size <= SMALL => vec![Self::Message],
-            (Operation::AllReduce, Place::In) => stores.map(Self::Push).to_vec(),
-            (Operation::AllReduce, Place::Out) => [pull, stores.map(Self::Push)].concat(),
+            (Operation::AllReduce, Place::In) => parts.to_vec(),
+            (Operation::AllReduce, Place::Out) => [pull, parts].concat(),
             _ => pull.to_vec(),
         }
     }
@@ -38,6 +45,7 @@ pub(super) fn run(rank: &mut Rank, method: Method) {
         Method::Message => message(rank),
         Method::Pull(stores) => pull(rank, stores),
         Method::Push(stores) => push(rank, stores),
+        Method::Shares(stores) => shares(rank, stores),
     }
 }
 
@@ -82,14 +90,34 @@ fn pull(rank: &mut Rank, stores: Stores) {
 
 fn push(rank: &mut Rank, stores: Stores) {
     rank.barrier();
-    let share = share(rank.count(), rank.point.ranks, rank.rank);
     let mut outputs = [std::ptr::null_mut::<f32>(); MOST];
     for (peer, output) in outputs[..rank.point.ranks].iter_mut().enumerate() {
-        *output = rank.output(peer).wrapping_add(share.start);
+        *output = rank.output(peer);
+    }
+    sum_share(rank, &mut outputs[..rank.point.ranks], stores);
+    rank.barrier();
+}
+
+fn shares(rank: &mut Rank, stores: Stores) {
+    rank.barrier();
+    sum_share(rank, &mut [rank.output(rank.rank)], stores);
+    rank.barrier();
+    for peer in from_own(rank.rank, rank.point.ranks).skip(1) {
+        let share = share(rank.count(), rank.point.ranks, peer);
+        let at = |rank_of: usize| rank.output(rank_of).wrapping_add(share.start);
+        copy(at(rank.rank), at(peer), share.len(), stores);
+    }
+    rank.barrier();
+}
+
+/// Sums this rank's share of all inputs to that share of some outputs.
+fn sum_share(rank: &Rank, outputs: &mut [*mut f32], stores: Stores) {
+    let share = share(rank.count(), rank.point.ranks, rank.rank);
+    for output in &mut *outputs {
+        *output = output.wrapping_add(share.start);
     }
     let inputs = (0..rank.point.ranks).map(|peer| rank.input(peer).cast_const().wrapping_add(share.start));
-    sum(&outputs[..rank.point.ranks], inputs, share.len(), stores);
-    rank.barrier();
+    sum(outputs, inputs, share.len(), stores);
 }
 
 /// Most ranks.
@@ -113,15 +141,16 @@ fn sum(outputs: &[*mut f32], of: impl Iterator<Item = *const f32>, count: usize,
         ranks += 1;
     }
     // SAFETY: sum wants inputs that no other rank writes and outputs that no other rank accesses,
-    // of `count` numbers: `pull` writes this rank's output, and `push` this rank's share of all,
-    // between barriers after which all inputs are there.
+    // of `count` numbers: `pull` writes this rank's output, `push` this rank's share of all, and
+    // `shares` that of its own, between barriers after which all inputs are there.
     unsafe { kernel::sum(outputs, &inputs[..ranks], count, stores) };
 }
 
 fn copy(to: *mut f32, from: *const f32, count: usize, stores: Stores) {
     match stores {
         // SAFETY: copy_nonoverlapping wants ranges of `count` numbers, disjoint, which no other
-        // rank writes: the output is this rank's, and inputs do not change during an operation.
+        // rank writes: the output is this rank's, and nothing writes what is copied until the next
+        // barrier.
         Stores::Cached => unsafe { std::ptr::copy_nonoverlapping(from, to, count) },
         Stores::Streaming => sum(&[to], std::iter::once(from), count, stores),
     }
