@@ -56,6 +56,19 @@ fn the_library_is_written_once_and_only_for_this_user() {
     has_failed("soft-rdma", &refused, "other users can write to");
 }
 
+#[test]
+fn a_plan_of_faults_is_checked_before_the_program_starts() {
+    let folder = folder("faults");
+    let help = has_succeeded("soft-rdma", &launch(&folder, &["--fault", "help"]));
+    assert!(help.contains("delay=TIME") && help.contains("every=N"), "{help}");
+    let refused = launch(&folder, &["--fault", "loss; lose", "echo", "started"]);
+    has_failed("soft-rdma", &refused, "at 6, `lose`: there is no such fault");
+    assert_eq!((refused.status.code(), text(&refused.stdout)), (Some(2), String::new()));
+    has_failed("soft-rdma", &launch(&folder, &["--fault", "loss"]), "no program");
+    let shown = launch(&folder, &["--fault", "loss:every=3; seed=4", "sh", "-c", "echo $RDMA_SOFT_FAULT"]);
+    assert_eq!(has_succeeded("soft-rdma", &shown), "seed=4; loss:every=3\n");
+}
+
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <infiniband/verbs.h>

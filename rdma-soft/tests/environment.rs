@@ -97,6 +97,31 @@ fn the_link_layer_can_be_chosen() {
     passes_alone(&["datagrams_on_infiniband"], &[("RDMA_SOFT_LINK_LAYER", "infiniband")]);
 }
 
+#[test]
+#[ignore = "run by a_plan_of_faults_is_for_the_process"]
+fn with_a_plan_of_faults() {
+    open();
+    let report = rdma_soft::faults::report().unwrap();
+    assert_eq!(report.rules.iter().map(|rule| rule.rule.as_str()).collect::<Vec<_>>(), ["loss:p=0.5", "die:at=3600s"]);
+}
+
+#[test]
+#[ignore = "run by a_plan_of_faults_is_for_the_process"]
+fn with_a_wrong_plan_of_faults() {
+    let variable = rdma_soft::check_environment().unwrap_err();
+    assert_eq!(variable.name, rdma_soft::faults::VARIABLE);
+    assert!(variable.values.contains("at 5, `lose`: there is no such fault"), "{}", variable.values);
+    // SAFETY: null is allowed for the count.
+    assert!(unsafe { (verbs().ibv_get_device_list)(ptr::null_mut()) }.is_null());
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+}
+
+#[test]
+fn a_plan_of_faults_is_for_the_process() {
+    passes_alone(&["with_a_plan_of_faults"], &[("RDMA_SOFT_FAULT", "loss:p=0.5; die:at=3600s")]);
+    passes_alone(&["with_a_wrong_plan_of_faults"], &[("RDMA_SOFT_FAULT", "loss;lose")]);
+}
+
 /// A device as the list and its port show it.
 #[derive(Debug)]
 struct Listed {

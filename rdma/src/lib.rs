@@ -127,8 +127,10 @@
 //!
 //! # Features
 //!
-//! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. `aio`
+//! `soft` (default) builds the software device in. At run time `RDMA_SOFT=off` excludes it. The
+//! module `soft` lets its requests fail, so that a program can test how it handles errors. `aio`
 //! adds futures for any executor; `tokio` and `smol` let them wait on these executors' descriptors.
+//! `net` adds connections with messages and flow control.
 
 #![allow(clippy::result_large_err, reason = "what a step that failed has consumed comes back with the error")]
 
@@ -152,6 +154,8 @@ mod mr;
 pub mod net;
 mod pd;
 mod qp;
+#[cfg(feature = "soft")]
+pub mod soft;
 #[cfg(test)]
 mod testing;
 mod types;

@@ -7,11 +7,14 @@ mod check;
 mod library;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
+use rdma::soft::faults::{self, FaultPlan, ParseFaultError};
 
 pub use library::Library;
 
@@ -28,7 +31,8 @@ const PATH: &str = "LD_LIBRARY_PATH";
 #[derive(Debug, Parser)]
 #[command(
     version,
-    after_help = "Examples: soft-rdma ibv_devinfo; soft-rdma ib_send_lat & soft-rdma ib_send_lat localhost\n\n\
+    after_help = "Examples: soft-rdma ibv_devinfo; soft-rdma ib_send_lat & soft-rdma ib_send_lat localhost;\n\
+                  soft-rdma --fault 'delay=1ms:p=0.1; loss=all:nth=1000' ib_send_bw localhost\n\n\
                   Exit status and signals are the program's; 1 if it cannot be started, 2 for invalid arguments."
 )]
 pub struct Options {
@@ -41,12 +45,15 @@ pub struct Options {
     /// The link layer that the program sees
     #[arg(long, value_name = "LAYER")]
     link_layer: Option<LinkLayer>,
+    /// Faults that the program's requests meet; `help` explains what can be given
+    #[arg(long, value_name = "PLAN")]
+    fault: Option<FaultOption>,
     /// The program and its arguments
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
         value_name = "PROGRAM",
-        required_unless_present = "check"
+        required_unless_present_any = ["check", "fault"]
     )]
     program: Vec<OsString>,
 }
@@ -60,12 +67,31 @@ enum LinkLayer {
     Infiniband,
 }
 
+/// The value of `--fault`.
+#[derive(Clone, Debug)]
+enum FaultOption {
+    Help,
+    Plan(FaultPlan),
+}
+
+impl FromStr for FaultOption {
+    type Err = ParseFaultError;
+
+    fn from_str(text: &str) -> Result<Self, ParseFaultError> {
+        if text == "help" { Ok(Self::Help) } else { text.parse().map(Self::Plan) }
+    }
+}
+
 /// Becomes the program, or checks what would not work.
 ///
 /// # Errors
 /// If the library cannot be written, or the program cannot be started; with `--check`, if the
 /// program would not run on the device.
 pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
+    if let Some(FaultOption::Help) = options.fault {
+        writeln!(std::io::stdout(), "{}", faults::HELP)?;
+        return Ok(());
+    }
     let folder = library.place()?;
     let mut path = folder.into_os_string();
     if let Some(others) = std::env::var_os(PATH).filter(|others| !others.is_empty()) {
@@ -82,6 +108,9 @@ pub fn run(options: &Options, library: &Library) -> Result<(), Failure> {
     command.args(arguments).env(PATH, path);
     command.envs(options.devices.map(|count| ("RDMA_SOFT_DEVICES", count.to_string())));
     command.envs(options.link_layer.map(|layer| ("RDMA_SOFT_LINK_LAYER", format!("{layer:?}").to_lowercase())));
+    if let Some(FaultOption::Plan(plan)) = &options.fault {
+        command.env(faults::VARIABLE, plan.to_string());
+    }
     let error = command.exec();
     Err(Failure::new(format!("{}: {error}", Path::new(program).display())))
 }

@@ -175,8 +175,9 @@ impl CqTable {
         }
     }
 
+    /// Puts a queue in error for good.
     #[cold]
-    fn overflow(&mut self, id: CqId, events: &mut Events) {
+    pub(super) fn overflow(&mut self, id: CqId, events: &mut Events) {
         let Ok(cq) = self.get(id) else { return };
         if !core::mem::replace(&mut cq.failed, true) {
             let element = Element::Cq(id, cq.token);

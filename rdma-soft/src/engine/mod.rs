@@ -19,6 +19,7 @@
 mod cq;
 mod directory;
 mod events;
+pub(crate) mod fault;
 mod foreign;
 mod frame;
 mod grh;
@@ -52,11 +53,13 @@ use rdma_sys::{ibv_event_type, ibv_sge, ibv_wc};
 use cq::CqTable;
 use directory::Directory;
 use events::Events;
+use fault::{FaultPlan, FaultReport};
 use foreign::Copies;
 use frame::{Frame, Kind};
 use groups::Groups;
 use mr::{MrTable, PdTable};
 use peers::Peers;
+use rc::Rc;
 use service::{QueuePair, Service};
 use srq::SrqTable;
 use table::QpTable;
@@ -126,8 +129,24 @@ impl Engine {
                 deferred: Vec::new(),
                 copies: Copies::default(),
                 errands: VecDeque::new(),
+                faults: None,
             },
         }
+    }
+
+    /// Replaces the plan of faults; `None` ends all faults.
+    pub(crate) fn set_faults(&mut self, plan: Option<&FaultPlan>) {
+        self.tables.set_faults(plan);
+        for QueuePair { qp, service } in self.qps.iter_mut() {
+            if let Service::Rc(_) = service {
+                Rc::publish(qp, &mut self.tables);
+            }
+        }
+    }
+
+    /// Returns how often the plan of faults has picked requests.
+    pub(crate) fn fault_report(&self) -> FaultReport {
+        self.tables.fault_report()
     }
 
     /// Adds a slot: needed when `create_qp` returned `ENOMEM` because all queue pair numbers are
@@ -494,6 +513,12 @@ impl Engine {
                     resume = true;
                 }
                 Owner::Group(serial) => tables.groups.expire(serial),
+                Owner::Fault(rule) => tables.handle_fault_timer(rule),
+                Owner::Delay(id) => {
+                    if let Ok(qp) = self.qps.get_mut(id) {
+                        qp.end_delay(tables);
+                    }
+                }
                 Owner::Qp(id) => {
                     if let Ok(qp) = self.qps.get_mut(id) {
                         qp.handle_timer(generation, tables);

@@ -132,6 +132,7 @@ impl Qp {
     /// and their completions.
     pub(super) fn reset(&mut self, tables: &mut Tables) {
         tables.timers.cancel(Owner::Qp(self.id));
+        tables.forget_faults(self.id);
         tables.peers.forget(self.id.0);
         tables.directory.set_card(self.id.0, None);
         tables.cqs.purge(self.send_cq, self.qpn);

@@ -109,6 +109,15 @@ impl QueuePair {
         }
     }
 
+    /// Ends the delay of the next request, which a fault has caused.
+    pub(super) fn end_delay(&mut self, tables: &mut Tables) {
+        tables.end_delay(self.qp.id, self.qp.sq.next);
+        match &mut self.service {
+            Service::Rc(rc) => rc.schedule(&self.qp, tables),
+            Service::Ud(ud) => ud.schedule(&mut self.qp, tables),
+        }
+    }
+
     pub(super) fn handle_timer(&mut self, generation: u32, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.handle_timer(&mut self.qp, generation, tables),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cq::CqTable;
 use super::directory::Directory;
 use super::events::Events;
+use super::fault::Faults;
 use super::foreign::{Copies, CopyId, CopyJob, Direction, ForeignRange, Waiter};
 use super::frame::{Frame, Kind};
 use super::groups::Groups;
@@ -38,6 +39,8 @@ pub(super) struct Tables {
     pub(super) copies: Copies,
     /// Work for the driver.
     pub(super) errands: VecDeque<Errand>,
+    /// The plan of faults, if one is set.
+    pub(super) faults: Option<Box<Faults>>,
 }
 
 /// The most errands that wait for the driver when a peer asks for a region. If a peer asks for more

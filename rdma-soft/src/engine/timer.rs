@@ -11,6 +11,10 @@ pub(super) enum Owner {
     Peer(PeerId),
     /// The member list with this serial number, of a multicast group: the list expires.
     Group(u32),
+    /// The next request of a queue pair, which a fault delays.
+    Delay(QpId),
+    /// The rule with this index of the plan of faults.
+    Fault(u32),
 }
 
 /// RNR waiting times in units of 10 us, by their 5-bit encoding (vol. 1, 9.7.5.2.8).

@@ -6,6 +6,7 @@ use bitflags::bitflags;
 use rdma_mem::Backing;
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode};
 
+use super::fault::Injected;
 use super::foreign::CopyJob;
 use super::grh::{Gid, Grh};
 use super::memory::Source;
@@ -170,6 +171,8 @@ pub(crate) enum Errand {
     Grant(Grant),
     /// Copy foreign memory.
     Copy(CopyJob),
+    /// Log a fault, and end the process if the fault says so.
+    Fault(Injected),
 }
 
 /// The states of a queue pair.
@@ -395,8 +398,7 @@ impl Op {
 }
 
 bitflags! {
-    /// The flags of a send request: the `IBV_SEND_*` flags that the engine knows, and one for an
-    /// immediate.
+    /// The flags of a send request: the `IBV_SEND_*` flags that the engine knows, and its own.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct SendFlags: u8 {
         /// The request starts only after all earlier reads and atomics are complete.
@@ -405,6 +407,8 @@ bitflags! {
         const SIGNALED = 2;
         /// The completion at the receiver is solicited.
         const SOLICITED = 4;
+        /// A fault waits for the request.
+        const FAULT = 1 << 6;
         /// The request carries an immediate.
         const IMM = 1 << 7;
     }

@@ -16,6 +16,7 @@ use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use super::Outbound;
 use super::cq::set_imm;
+use super::fault::{Fault, Operations};
 use super::frame::{self, Frame, Kind, NUMBER_MASK, after};
 use super::grh::{GRH_LEN, Grh};
 use super::groups::Next;
@@ -161,6 +162,13 @@ impl Ud {
         if request.op != Op::Send {
             return Err(Errno::INVAL);
         }
+        let mut judged = None;
+        if tables.faults.is_some() {
+            if let Ok(total) = qp.sq.admit(request.op, data) {
+                tables.judge_post(qp, judged.insert(*request), total, Operations::DATAGRAM);
+            }
+        }
+        let request = judged.as_ref().unwrap_or(request);
         let index = qp.sq.index(qp.sq.tail);
         if qp.post_send(request, data, tables)? {
             self.deliveries[index] = Delivery::new(*address);
@@ -210,6 +218,17 @@ impl Ud {
         // C10-93.1.1: a datagram longer than the MTU is not sent, and that is no error.
         if wqe.done || wqe.total > MTU {
             return Step::Done;
+        }
+        if wqe.has(SendFlags::FAULT) {
+            match tables.take_fault(qp.id, position) {
+                Some(Fault::Delay(nanos, _)) => {
+                    tables.delay(qp.id, nanos);
+                    return Step::Hold;
+                }
+                Some(Fault::Protection) => return Step::Wrong(ibv_wc_status::IBV_WC_LOC_PROT_ERR),
+                Some(_) => return Step::Done,
+                None => {}
+            }
         }
         if !wqe.inline && !tables.mrs.check(qp.pd, qp.sq.list(position), 0) {
             return Step::Wrong(ibv_wc_status::IBV_WC_LOC_PROT_ERR);
@@ -422,6 +441,9 @@ impl Ud {
         tables: &mut Tables,
     ) {
         if !qp.hears() || frame.key != qp.attr.qkey {
+            return;
+        }
+        if tables.faults.is_some() && tables.loses_datagram(qp, frame) {
             return;
         }
         let Some(Receive { wqe, list, pd }) = qp.rq.front(qp.pd, tables) else { return };

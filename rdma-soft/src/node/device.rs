@@ -11,6 +11,7 @@ use rdma_sys::ibv_wc;
 use super::source::Source;
 use super::state::State;
 use crate::engine::{Area, CopyEnd, CopyId, CqId, DIRECTORY_LEN, Engine, EngineConfig, Errno, Event, Gid};
+use crate::faults;
 use crate::link::Link;
 use crate::link::handshake::Local;
 use crate::link::memory;
@@ -94,7 +95,8 @@ impl Node {
         let listener = claim(&event_loop, 0)?;
         let slot = listener.slot;
         log!(DEBUG, slot = slot.0, "software RDMA device starts");
-        let engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
+        let mut engine = Engine::new(EngineConfig { slot, seed, directory: Some(area) });
+        engine.set_faults(faults::from_environment().ok().flatten().as_ref());
         let state = State::new(engine, slot, Arc::clone(&event_loop), Arc::clone(&wait_set), ring_capacity());
         Ok(Self {
             state: Mutex::new(state),

@@ -9,6 +9,7 @@ use crate::engine::limits::COPY_BUDGET;
 use crate::engine::{
     CqId, Engine, Errand, Errno, Event, Grant, Header, Host, LinkId, Lookup, PeerId, Slot, Source, Time, Transmit,
 };
+use crate::faults;
 use crate::link::Link;
 use crate::link::memory::{Ends, MAX_CAPACITY};
 use crate::link::peer::Peer;
@@ -496,6 +497,7 @@ impl State {
             match errand {
                 Errand::Grant(grant) => self.grants.push(grant),
                 Errand::Copy(job) => Arc::clone(&job.copier).push(job),
+                Errand::Fault(injected) => faults::carry_out(injected),
             }
         }
         for_agent &= self.agent != Agent::Ticking;

@@ -99,12 +99,12 @@ struct AtomicOperands {
     rkey: u32,
 }
 
-/// The send flags that the engine knows; `IMM` is not one of C's flags.
+/// The send flags that the engine knows, without those that C does not have.
 #[inline]
 pub(super) const fn flags(raw: u32) -> SendFlags {
     #[allow(clippy::cast_possible_truncation, reason = "the flags that the engine knows are in the low bits")]
     let raw = raw as u8;
-    SendFlags::from_bits_truncate(raw & !SendFlags::IMM.bits())
+    SendFlags::from_bits_truncate(raw & !SendFlags::IMM.union(SendFlags::FAULT).bits())
 }
 
 /// Decodes a send request, without its data. Reads only fields that are initialised for the opcode.

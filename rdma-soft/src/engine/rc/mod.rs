@@ -8,6 +8,7 @@ mod responder;
 
 use super::Outbound;
 use super::directory::Card;
+use super::fault::Operations;
 use super::frame::{Frame, Kind};
 use super::memory::Source;
 use super::mr::{REMOTE_ATOMIC, REMOTE_READ};
@@ -94,7 +95,7 @@ impl Rc {
     pub(super) fn publish(qp: &Qp, tables: &mut Tables) {
         // With `max_dest_rd_atomic` 0, direct reads and atomics are refused too.
         let barred = if qp.attr.max_dest_rd_atomic == 0 { REMOTE_READ | REMOTE_ATOMIC } else { 0 };
-        let is_reached = qp.hears() && qp.attr.dest_host == Host::LOCAL;
+        let is_reached = qp.hears() && qp.attr.dest_host == Host::LOCAL && !tables.faults_bar_direct_requests();
         let card = is_reached.then(|| Card::new(qp.attr.dest_qpn, qp.pd, qp.attr.access & !barred));
         tables.directory.set_card(qp.id.0, card);
     }
@@ -122,6 +123,20 @@ impl Rc {
         data: SendData<'_>,
         tables: &mut Tables,
     ) -> Result<(), Errno> {
+        if tables.faults.is_some() {
+            return self.post_judged(qp, request, data, tables);
+        }
+        self.post_now(qp, request, data, tables)
+    }
+
+    #[inline(always)]
+    fn post_now(
+        &mut self,
+        qp: &mut Qp,
+        request: &SendRequest,
+        data: SendData<'_>,
+        tables: &mut Tables,
+    ) -> Result<(), Errno> {
         if let Some(total) = Requester::execute_directly(qp, request, data, tables) {
             qp.complete_unqueued(request, total, tables);
         } else if qp.post_send(request, data, tables)? {
@@ -129,6 +144,23 @@ impl Rc {
             self.schedule(qp, tables);
         }
         Ok(())
+    }
+
+    /// Posts a request while a plan of faults is set.
+    #[cold]
+    fn post_judged(
+        &mut self,
+        qp: &mut Qp,
+        request: &SendRequest,
+        data: SendData<'_>,
+        tables: &mut Tables,
+    ) -> Result<(), Errno> {
+        let mut request = *request;
+        if let Ok(total) = qp.sq.admit(request.op, data) {
+            let operation = Operations::of(request.op);
+            tables.judge_post(qp, &mut request, total, operation);
+        }
+        self.post_now(qp, &request, data, tables)
     }
 
     /// Puts the requests into their link's work list, if there is something to send and nothing to

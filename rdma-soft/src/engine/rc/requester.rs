@@ -12,6 +12,7 @@
 use rdma_sys::ibv_wc_status;
 
 use super::super::Outbound;
+use super::super::fault::Fault;
 use super::super::frame::{self, Frame, Kind, Refusal, after, distance, precedes};
 use super::super::limits::{COPY_BUDGET, MAX_MESSAGE, SHORTEST_LIMIT};
 use super::super::memory::{Gather, Source};
@@ -24,11 +25,14 @@ use super::super::types::{Op, QpState, SendData, SendFlags, SendRequest, Transmi
 use super::Handled;
 use super::direct::{self, Operation};
 use super::fetch::{self, Pushed};
-use super::responder::Responder;
+use super::responder::{LOST_IN_ORDER, Responder};
 
 /// The longest operation, in bytes, that is executed directly while it is posted.
 #[allow(clippy::cast_possible_truncation, reason = "a megabyte")]
 const DIRECT_LIMIT: u32 = COPY_BUDGET as u32;
+
+/// The RNR timer of a receiver that a fault makes not ready: 0.64 ms.
+const MIN_RNR_TIMER: u8 = 12;
 
 /// Reason for which nothing is sent for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +182,10 @@ impl Requester {
         if wqe.has(SendFlags::FENCE) && self.fetching > 0 {
             return Begin::Hold;
         }
+        if wqe.has(SendFlags::FAULT) && self.inject(qp, tables) {
+            return Begin::Hold;
+        }
+        let wqe = qp.sq.at(position);
         if let Some(status) = local_error(qp, wqe, position, tables) {
             self.stall(qp, status, tables);
             return Begin::Hold;
@@ -247,7 +255,7 @@ impl Requester {
         tables: &mut Tables,
     ) -> Option<u32> {
         let op = request.op;
-        let is_one_sided = op != Op::Send && !request.flags.contains(SendFlags::IMM);
+        let is_one_sided = op != Op::Send && !request.flags.intersects(SendFlags::IMM.union(SendFlags::FAULT));
         if !is_one_sided || qp.state != QpState::Rts || !qp.sq.is_empty() {
             return None;
         }
@@ -275,6 +283,31 @@ impl Requester {
             // A request that must go through the link is sent when the queue pair is scheduled.
             let _begin: Begin = self.begin_request(qp, tables, &mut budget);
         }
+    }
+
+    /// Lets the fault happen that waits for the request at `sq.next`. True if the request does not
+    /// start now.
+    #[cold]
+    fn inject(&mut self, qp: &mut Qp, tables: &mut Tables) -> bool {
+        if !tables.has_fault(qp.id, qp.sq.next) {
+            return false;
+        }
+        if self.una != self.next_number {
+            // Earlier requests are answered first, so that the fault is this request's alone.
+            return true;
+        }
+        match tables.take_fault(qp.id, qp.sq.next) {
+            Some(Fault::Delay(nanos, _)) => tables.delay(qp.id, nanos),
+            Some(Fault::Loss(_)) => self.wait_for_hearing(qp, tables),
+            Some(Fault::Rnr(_)) => self.back_off(qp, MIN_RNR_TIMER, tables),
+            Some(Fault::Operation) => self.stall(qp, ibv_wc_status::IBV_WC_REM_OP_ERR, tables),
+            Some(Fault::Protection) => self.stall(qp, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables),
+            Some(Fault::Response) => self.stall(qp, ibv_wc_status::IBV_WC_BAD_RESP_ERR, tables),
+            Some(Fault::Flush) => qp.fail(None, tables),
+            Some(Fault::CqError) => tables.cqs.overflow(qp.send_cq, &mut tables.events),
+            Some(Fault::Access | Fault::Die) | None => return false,
+        }
+        true
     }
 
     /// Lets the request at `sq.next` fail with `status` once all before it are complete.
@@ -390,7 +423,9 @@ impl Requester {
             Kind::Ack if self.is_open(frame.number, false) => self.acknowledge(qp, after(frame.number), tables),
             Kind::Nak if self.is_open(frame.number, true) => self.handle_nak(qp, frame, tables),
             Kind::RnrNak if of_this_attempt && self.is_open(frame.number, true) => self.handle_rnr(qp, frame, tables),
-            Kind::Dropped if of_this_attempt && self.is_open(frame.number, true) => self.wait_for_hearing(qp, tables),
+            Kind::Dropped if of_this_attempt && self.is_open(frame.number, true) => {
+                self.handle_dropped(qp, frame, tables);
+            }
             Kind::ReadData | Kind::AtomicData if self.is_open(frame.number, false) => {
                 return self.handle_data(qp, frame, payload, tables);
             }
@@ -437,16 +472,26 @@ impl Requester {
     }
 
     fn handle_rnr(&mut self, qp: &mut Qp, frame: &Frame, tables: &mut Tables) {
-        if !self.acknowledge_before(qp, frame.number, tables) {
-            return;
+        if self.acknowledge_before(qp, frame.number, tables) {
+            self.back_off(qp, frame.code, tables);
         }
+    }
+
+    /// Waits for the receiver, as long as the RNR timer `code` says, or fails if no retry is left.
+    fn back_off(&mut self, qp: &mut Qp, code: u8, tables: &mut Tables) {
         if qp.attr.rnr_retry != 7 {
             if self.rnr_retries == 0 {
                 return qp.fail(Some(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR), tables);
             }
             self.rnr_retries -= 1;
         }
-        self.start_waiting(qp, Wait::Rnr, rnr_nanos(frame.code), tables);
+        self.start_waiting(qp, Wait::Rnr, rnr_nanos(code), tables);
+    }
+
+    fn handle_dropped(&mut self, qp: &mut Qp, frame: &Frame, tables: &mut Tables) {
+        if frame.code != LOST_IN_ORDER || self.acknowledge_before(qp, frame.number, tables) {
+            self.wait_for_hearing(qp, tables);
+        }
     }
 
     /// Waits before another attempt: a request was dropped, or the peer cannot be reached.

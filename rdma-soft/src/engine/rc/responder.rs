@@ -10,6 +10,7 @@ use rdma_sys::{ibv_event_type, ibv_wc_opcode, ibv_wc_status};
 
 use super::super::Outbound;
 use super::super::cq::set_imm;
+use super::super::fault::Fault;
 use super::super::frame::{self, Frame, Kind, Refusal, after, before};
 use super::super::limits::MAX_RD_ATOMIC;
 use super::super::memory::{Atomic, Gather, Source};
@@ -73,6 +74,8 @@ enum Outcome {
     Done,
     /// The piece is for foreign memory: store it first.
     Store,
+    /// A fault has lost the request.
+    Lost,
     /// No receive request was posted.
     NotReady,
     /// The request is refused; the queue pair goes to ERR.
@@ -81,6 +84,9 @@ enum Outcome {
 
 const ACCESS: Outcome = Outcome::Refused(Refusal::Access, Some(ibv_event_type::IBV_EVENT_QP_ACCESS_ERR));
 const INVALID: Outcome = Outcome::Refused(Refusal::InvalidRequest, Some(ibv_event_type::IBV_EVENT_QP_REQ_ERR));
+
+/// The code of a `Dropped` that follows the answers to all requests before.
+pub(super) const LOST_IN_ORDER: u8 = 1;
 
 impl Responder {
     pub(super) fn begin(&mut self, expected: u32, max_dest_rd_atomic: u8) {
@@ -163,6 +169,9 @@ impl Responder {
             self.established = true;
             qp.event(tables, ibv_event_type::IBV_EVENT_COMM_EST);
         }
+        if tables.faults.is_some() && self.inbound.is_none() && self.inject(qp, link, frame, tables) {
+            return Handled::Yes;
+        }
         let outcome = self.execute(qp, frame, payload, tables);
         if matches!(outcome, Outcome::Store) {
             return Handled::Store;
@@ -178,6 +187,36 @@ impl Responder {
         tables.peers.push_control(link, &dropped(frame));
     }
 
+    /// Lets the fault happen that a plan has for the request that begins with `frame`. True if the
+    /// request is not executed.
+    #[cold]
+    fn inject(&mut self, qp: &mut Qp, link: LinkId, frame: &Frame, tables: &mut Tables) -> bool {
+        let Some(fault) = tables.judge_arrival(qp, frame) else { return false };
+        let outcome = match fault {
+            Fault::Loss(_) => Outcome::Lost,
+            Fault::Rnr(_) => Outcome::NotReady,
+            Fault::Access => ACCESS,
+            Fault::Operation => {
+                if frame.kind == Kind::Send && qp.rq.front(qp.pd, tables).is_some() {
+                    complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
+                }
+                Outcome::Refused(Refusal::Operation, None)
+            }
+            Fault::Flush | Fault::CqError => {
+                self.conclude(qp, link, frame, 0, Outcome::Lost, tables);
+                if fault == Fault::CqError {
+                    tables.cqs.overflow(qp.recv_cq, &mut tables.events);
+                } else {
+                    qp.fail(None, tables);
+                }
+                return true;
+            }
+            Fault::Delay(..) | Fault::Protection | Fault::Response | Fault::Die => return false,
+        };
+        self.conclude(qp, link, frame, 0, outcome, tables);
+        true
+    }
+
     /// Records the outcome of a piece of `len` bytes.
     #[inline]
     fn conclude(
@@ -191,6 +230,7 @@ impl Responder {
     ) {
         match outcome {
             Outcome::Done | Outcome::Store => return self.advance(qp, frame, len, link, tables),
+            Outcome::Lost => self.refuse(Kind::Dropped, LOST_IN_ORDER, frame),
             Outcome::NotReady => self.refuse(Kind::RnrNak, qp.attr.min_rnr_timer, frame),
             Outcome::Refused(refusal, event) => {
                 self.refuse(Kind::Nak, refusal as u8, frame);

@@ -88,7 +88,7 @@ impl Fixture {
         self.world.recv(self.b, wr_id, &list).unwrap();
     }
 
-    fn send(&mut self, wr_id: u64, len: usize) {
+    pub(super) fn send(&mut self, wr_id: u64, len: usize) {
         let (list, address) = ([self.here(0, len)], to(self.b));
         send(&mut self.world, self.a, wr_id, &list, &address);
     }

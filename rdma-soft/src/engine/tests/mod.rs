@@ -6,6 +6,7 @@ mod datagram_oracle;
 mod datagrams;
 mod direct;
 mod errors;
+mod faults;
 mod foreign;
 mod hostile;
 mod oracle;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use rdma_mem::{Backing, CopyFailed, Mapping, SharedMemory};
 use rdma_sys::*;
 
+use super::super::fault::Injected;
 use super::super::*;
 
 /// Memory for registration, freed when dropped: keep it longer than the engine.
@@ -164,6 +165,8 @@ pub(super) struct World {
     /// The outcome of all copies, unless they succeed.
     pub(super) failure: Option<CopyFailed>,
     vrams: Vec<Arc<Vram>>,
+    /// The faults that have begun.
+    pub(super) injected: Vec<Injected>,
 }
 
 /// Foreign memory.
@@ -273,6 +276,7 @@ impl World {
             holds_copies: false,
             failure: None,
             vrams: Vec::new(),
+            injected: Vec::new(),
         }
     }
 
@@ -339,6 +343,10 @@ impl World {
                 Errand::Grant(grant) => grant,
                 Errand::Copy(job) => {
                     self.copies.push((at, job));
+                    continue;
+                }
+                Errand::Fault(injected) => {
+                    self.injected.push(injected);
                     continue;
                 }
             };

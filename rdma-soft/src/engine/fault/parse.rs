@@ -1,0 +1,467 @@
+//! The text of a plan: parsing and printing.
+
+use core::fmt;
+
+use super::plan::{Attempts, Fault, FaultPlan, Operations, Pick, Rule};
+
+/// The grammar of a plan, for people who write one.
+pub const HELP: &str = "\
+A plan is a list of rules, separated by `;`. A rule is a fault and its options, separated by `:`.
+Requests that a rule picks meet the fault; if several rules pick a request, the first one counts.
+
+  seed=7; delay=100us..2ms:send:p=0.1; rnr=3:recv:every=100; access:write:nth=5; die:after=1000
+
+Faults
+  delay=TIME, delay=TIME..TIME  the request, and all behind it, start later
+  loss, loss=N, loss=all        the network loses N attempts of the request (1): the sender sends it
+                                again after its timeout, and fails with RETRY_EXC_ERR if no retry is
+                                left; a datagram is lost for good
+  rnr, rnr=N, rnr=all           the receiver has no receive for N attempts (1): RNR_RETRY_EXC_ERR if
+                                no retry is left
+  access                        the target refuses the access: REM_ACCESS_ERR
+  operation                     the responder cannot execute the request: REM_OP_ERR; with `recv`, the
+                                receive fails with LOC_PROT_ERR
+  protection                    the sender's memory is not accessible: LOC_PROT_ERR
+  response                      the answer makes no sense: BAD_RESP_ERR
+  flush                         the queue pair goes to ERR: WR_FLUSH_ERR for this and later requests
+  cq-error                      the completion queue overruns: CQ_ERR and QP_FATAL events
+  die                           this process ends by SIGKILL
+
+Options
+  send, write, read, atomic, datagram   only these operations (several may be named)
+  recv            requests that arrive here; without, requests that are posted here
+  qp=N            only this queue pair of this process
+  after=N         the first N requests pass
+  nth=N, every=N  only the Nth request; each Nth request
+  p=P             each request with probability P
+  limit=N         at most N requests
+  at=TIME         (die) so long after the start, whatever is posted
+
+seed=N repeats the random choices (1 by default). Times have a unit: ns, us, ms or s.";
+
+/// The most rules of a plan.
+const MAX_RULES: usize = 64;
+/// The longest time, in nanoseconds: an hour.
+const MAX_TIME: u64 = 3_600_000_000_000;
+
+/// The units of times, the longest first.
+const UNITS: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1000), ("ns", 1)];
+
+const OPERATIONS: [(&str, Operations); 5] = [
+    ("send", Operations::SEND),
+    ("write", Operations::WRITE),
+    ("read", Operations::READ),
+    ("atomic", Operations::ATOMIC),
+    ("datagram", Operations::DATAGRAM),
+];
+
+/// Why a text is no plan of faults, with the place of the mistake.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("at {at}, `{piece}`: {why}")]
+pub struct ParseFaultError {
+    at: usize,
+    piece: String,
+    why: String,
+}
+
+impl ParseFaultError {
+    /// The offset in bytes at which the part that is wrong begins.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.at
+    }
+}
+
+type Parsed<T> = Result<T, ParseFaultError>;
+
+/// A part of the text, without the spaces around it.
+#[derive(Clone, Copy, Debug)]
+struct Piece<'a> {
+    text: &'a str,
+    /// The offset of the part in the whole text.
+    at: usize,
+}
+
+impl<'a> Piece<'a> {
+    fn new(text: &'a str, at: usize) -> Self {
+        let trimmed = text.trim_start();
+        Self { text: trimmed.trim_end(), at: at + (text.len() - trimmed.len()) }
+    }
+
+    fn split(self, separator: char) -> impl Iterator<Item = Self> {
+        let mut at = self.at;
+        self.text.split(separator).map(move |text| {
+            let piece = Self::new(text, at);
+            at += text.len() + separator.len_utf8();
+            piece
+        })
+    }
+
+    /// Splits `name=value`.
+    fn named(self) -> (Self, Option<Self>) {
+        match self.text.split_once('=') {
+            Some((name, value)) => (Self::new(name, self.at), Some(Self::new(value, self.at + name.len() + 1))),
+            None => (self, None),
+        }
+    }
+
+    fn wrong(self, why: impl Into<String>) -> ParseFaultError {
+        ParseFaultError { at: self.at, piece: self.text.to_owned(), why: why.into() }
+    }
+
+    /// Parses a number, which may be hexadecimal.
+    fn number(self, least: u64) -> Parsed<u64> {
+        let parsed = match self.text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => self.text.parse(),
+        };
+        let number = parsed.ok().filter(|number| *number >= least);
+        number.ok_or_else(|| self.wrong(format!("this needs a whole number from {least}")))
+    }
+
+    fn time(self) -> Parsed<u64> {
+        let digits = self.text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(self.text.len());
+        let (number, unit) = self.text.split_at(digits);
+        let unit = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, nanos)| *nanos);
+        let nanos = number.parse::<u64>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
+        let nanos = nanos.filter(|nanos| *nanos <= MAX_TIME);
+        nanos.ok_or_else(|| self.wrong("this needs a time of at most an hour, such as 100us, 20ms or 3s"))
+    }
+
+    fn times(self) -> Parsed<(u64, u64)> {
+        let Some((from, to)) = self.text.split_once("..") else {
+            let time = self.time()?;
+            return Ok((time, time));
+        };
+        let (from, to) = (Piece::new(from, self.at), Piece::new(to, self.at + from.len() + 2));
+        let times = (from.time()?, to.time()?);
+        if times.0 > times.1 {
+            return Err(self.wrong("the longer time comes last"));
+        }
+        Ok(times)
+    }
+
+    fn attempts(self) -> Parsed<Attempts> {
+        if self.text == "all" {
+            return Ok(Attempts::All);
+        }
+        self.number(1).map(Attempts::Some).map_err(|_| self.wrong("this needs a number of attempts from 1, or `all`"))
+    }
+}
+
+/// Parses a plan.
+pub(super) fn plan(text: &str) -> Parsed<FaultPlan> {
+    let whole = Piece::new(text, 0);
+    let (mut seed, mut rules) = (None, Vec::new());
+    for piece in whole.split(';').filter(|piece| !piece.text.is_empty()) {
+        match piece.named() {
+            (name, Some(value)) if name.text == "seed" => {
+                if seed.replace(value.number(0)?).is_some() {
+                    return Err(piece.wrong("a plan has one seed"));
+                }
+            }
+            _ if rules.len() == MAX_RULES => return Err(piece.wrong(format!("a plan has at most {MAX_RULES} rules"))),
+            _ => rules.push(rule(piece)?),
+        }
+    }
+    if rules.is_empty() {
+        return Err(whole.wrong("a plan has at least one rule, such as `loss:p=0.01`"));
+    }
+    Ok(FaultPlan { seed: seed.unwrap_or(FaultPlan::DEFAULT_SEED), rules })
+}
+
+/// Parses a rule.
+fn rule(piece: Piece<'_>) -> Parsed<Rule> {
+    let mut pieces = piece.split(':');
+    let head = pieces.next().unwrap_or(piece);
+    let fault = fault(head)?;
+    let mut rule = Rule {
+        fault,
+        inbound: false,
+        operations: Operations::empty(),
+        qpn: None,
+        after: 0,
+        pick: Pick::Each,
+        limit: None,
+    };
+    let options: Vec<_> = pieces.collect();
+    for option in &options {
+        add(&mut rule, *option)?;
+    }
+    let possible = fault.operations(rule.inbound);
+    if possible.is_empty() {
+        return Err(head.wrong(format!("{} is for requests that are posted here, not for `recv`", fault.name())));
+    }
+    for option in &options {
+        if operation(*option).is_some_and(|operation| !possible.contains(operation)) {
+            return Err(option.wrong(format!("{} applies to {}", fault.name(), Names(possible, ", "))));
+        }
+    }
+    if rule.operations.is_empty() {
+        rule.operations = possible;
+    }
+    if let (Pick::At(_), Some(option)) = (rule.pick, options.get(1)) {
+        return Err(option.wrong("a rule with `at` has no other option"));
+    }
+    Ok(rule)
+}
+
+/// Parses the fault at the beginning of a rule.
+fn fault(head: Piece<'_>) -> Parsed<Fault> {
+    let (name, value) = head.named();
+    let known = Fault::ALL.into_iter().find(|fault| fault.name() == name.text).ok_or_else(|| {
+        let names: Vec<_> = Fault::ALL.iter().map(|fault| fault.name()).collect();
+        name.wrong(format!("there is no such fault; the faults are {}", names.join(", ")))
+    })?;
+    match (known, value) {
+        (Fault::Delay(..), None) => Err(head.wrong("delay needs a time or a range, such as delay=100us..2ms")),
+        (Fault::Delay(..), Some(value)) => value.times().map(|(from, to)| Fault::Delay(from, to)),
+        (Fault::Loss(_), Some(value)) => value.attempts().map(Fault::Loss),
+        (Fault::Rnr(_), Some(value)) => value.attempts().map(Fault::Rnr),
+        (_, Some(value)) => Err(value.wrong(format!("{} has no value", known.name()))),
+        (known, None) => Ok(known),
+    }
+}
+
+/// Returns the operation that an option names.
+fn operation(option: Piece<'_>) -> Option<Operations> {
+    OPERATIONS.iter().find(|(name, _)| *name == option.text).map(|(_, operation)| *operation)
+}
+
+/// Adds an option to a rule.
+fn add(rule: &mut Rule, option: Piece<'_>) -> Parsed<()> {
+    let pick = |rule: &mut Rule, pick| match core::mem::replace(&mut rule.pick, pick) {
+        Pick::Each => Ok(()),
+        _ => Err(option.wrong("a rule has one of nth, every, p and at")),
+    };
+    match option.named() {
+        (name, None) => match operation(name) {
+            Some(operation) => rule.operations |= operation,
+            None if name.text == "recv" => rule.inbound = true,
+            None => return Err(option.wrong("there is no such option")),
+        },
+        (name, Some(value)) => match name.text {
+            "qp" => rule.qpn = Some(queue_pair(value)?),
+            "after" => rule.after = value.number(0)?,
+            "limit" => rule.limit = Some(value.number(1)?),
+            "nth" => pick(rule, Pick::Nth(value.number(1)?))?,
+            "every" => pick(rule, Pick::Every(value.number(1)?))?,
+            "p" => pick(rule, Pick::Chance(probability(value)?))?,
+            "at" if rule.fault == Fault::Die => pick(rule, Pick::At(value.time()?))?,
+            "at" => return Err(option.wrong("`at` is for die")),
+            _ => return Err(option.wrong("there is no such option")),
+        },
+    }
+    Ok(())
+}
+
+fn queue_pair(value: Piece<'_>) -> Parsed<u32> {
+    let number = u32::try_from(value.number(1)?).ok().filter(|qpn| *qpn < 1 << 24);
+    number.ok_or_else(|| value.wrong("queue pair numbers have 24 bits"))
+}
+
+fn probability(value: Piece<'_>) -> Parsed<f64> {
+    let chance = value.text.parse().ok().filter(|chance| 0.0 < *chance && *chance <= 1.0);
+    chance.ok_or_else(|| value.wrong("this needs a probability above 0 and at most 1"))
+}
+
+impl fmt::Display for FaultPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed={}", self.seed)?;
+        self.rules.iter().try_for_each(|rule| write!(f, "; {rule}"))
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.fault.name())?;
+        match self.fault {
+            Fault::Delay(from, to) if from == to => write!(f, "={}", Time(from))?,
+            Fault::Delay(from, to) => write!(f, "={}..{}", Time(from), Time(to))?,
+            Fault::Loss(attempts) | Fault::Rnr(attempts) => match attempts {
+                Attempts::Some(1) => {}
+                Attempts::Some(attempts) => write!(f, "={attempts}")?,
+                Attempts::All => f.write_str("=all")?,
+            },
+            _ => {}
+        }
+        if self.inbound {
+            f.write_str(":recv")?;
+        }
+        if self.operations != self.fault.operations(self.inbound) {
+            write!(f, ":{}", Names(self.operations, ":"))?;
+        }
+        if let Some(qpn) = self.qpn {
+            write!(f, ":qp={qpn}")?;
+        }
+        if self.after != 0 {
+            write!(f, ":after={}", self.after)?;
+        }
+        match self.pick {
+            Pick::Each => {}
+            Pick::Nth(nth) => write!(f, ":nth={nth}")?,
+            Pick::Every(step) => write!(f, ":every={step}")?,
+            Pick::Chance(chance) => write!(f, ":p={chance}")?,
+            Pick::At(time) => write!(f, ":at={}", Time(time))?,
+        }
+        self.limit.map_or(Ok(()), |limit| write!(f, ":limit={limit}"))
+    }
+}
+
+/// The names of operations, with a separator.
+struct Names(Operations, &'static str);
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = OPERATIONS.iter().filter(|(_, operation)| self.0.contains(*operation));
+        for (index, (name, _)) in named.enumerate() {
+            f.write_str(if index == 0 { "" } else { self.1 })?;
+            f.write_str(name)?;
+        }
+        Ok(())
+    }
+}
+
+/// A time in nanoseconds, printed in the longest unit that keeps it whole.
+struct Time(u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, nanos) = UNITS.into_iter().find(|(_, nanos)| self.0 % nanos == 0).unwrap_or(("ns", 1));
+        write!(f, "{}{unit}", self.0 / nanos)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> FaultPlan {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn texts_are_printed_in_one_way() {
+        for (text, printed) in [
+            ("loss", "seed=1; loss"),
+            (" seed=7 ;rnr = 3 : recv: every=100;", "seed=7; rnr=3:recv:every=100"),
+            ("delay=100us..2ms:send:p=0.1", "seed=1; delay=100us..2ms:send:p=0.1"),
+            ("delay=1000us", "seed=1; delay=1ms"),
+            ("delay=0s:read:send", "seed=1; delay=0s:send:read"),
+            ("access:write:read:atomic:nth=5", "seed=1; access:nth=5"),
+            ("loss=all:qp=0x10:after=3:limit=2", "seed=1; loss=all:qp=16:after=3:limit=2"),
+            ("die:at=2s;die:nth=4", "seed=1; die:at=2s; die:nth=4"),
+        ] {
+            assert_eq!(parse(text).to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        for (text, at, why) in [
+            ("", 0, "at least one rule"),
+            ("seed=1", 0, "at least one rule"),
+            ("seed=x;loss", 5, "whole number from 0"),
+            ("seed=1;seed=2;loss", 7, "one seed"),
+            ("loss;lose", 5, "the faults are delay, loss, rnr"),
+            ("loss=0", 5, "attempts from 1, or `all`"),
+            ("delay", 0, "such as delay=100us..2ms"),
+            ("delay=5", 6, "100us, 20ms or 3s"),
+            ("delay=2h", 6, "100us, 20ms or 3s"),
+            ("delay=4000s", 6, "at most an hour"),
+            ("delay=99999999999999999999s", 6, "at most an hour"),
+            ("delay=1us..x", 11, "100us, 20ms or 3s"),
+            ("delay=2us..1us", 6, "the longer time comes last"),
+            ("delay=1us:recv", 0, "not for `recv`"),
+            ("access=1", 7, "access has no value"),
+            ("access: send", 8, "access applies to write, read, atomic"),
+            ("flush:datagram", 6, "flush applies to send, write, read, atomic"),
+            ("loss:often", 5, "no such option"),
+            ("loss:often=2", 5, "no such option"),
+            ("loss:p=0", 7, "above 0 and at most 1"),
+            ("loss:p=1.5", 7, "above 0 and at most 1"),
+            ("loss:p=nan", 7, "above 0 and at most 1"),
+            ("loss:nth=0", 9, "whole number from 1"),
+            ("loss:nth=1:p=1", 11, "one of nth, every, p and at"),
+            ("loss:qp=16777216", 8, "24 bits"),
+            ("loss:at=1s", 5, "`at` is for die"),
+            ("die:at=1s:send", 10, "no other option"),
+            ("loss:ä=1", 5, "no such option"),
+        ] {
+            let error = text.parse::<FaultPlan>().expect_err(text);
+            assert_eq!(error.position(), at, "{text}: {error}");
+            assert!(error.to_string().contains(why), "{text}: {error}");
+        }
+        assert!("loss;".repeat(65).parse::<FaultPlan>().is_err());
+    }
+
+    #[test]
+    fn the_help_names_every_fault_and_option() {
+        for name in Fault::ALL.iter().map(|fault| fault.name()).chain(OPERATIONS.iter().map(|(name, _)| *name)) {
+            assert!(HELP.contains(name), "{name}");
+        }
+        let example = HELP.lines().find(|line| line.contains("seed=7")).unwrap();
+        assert_eq!(format!("  {}", parse(example)), example);
+    }
+
+    fn attempts() -> impl Strategy<Value = Attempts> {
+        prop_oneof![(1..=u64::MAX).prop_map(Attempts::Some), Just(Attempts::All)]
+    }
+
+    fn faults() -> impl Strategy<Value = Fault> {
+        prop_oneof![
+            (0..=MAX_TIME, 0..=MAX_TIME).prop_map(|(a, b)| Fault::Delay(a.min(b), a.max(b))),
+            attempts().prop_map(Fault::Loss),
+            attempts().prop_map(Fault::Rnr),
+            (3..Fault::ALL.len()).prop_map(|index| Fault::ALL[index]),
+        ]
+    }
+
+    fn picks() -> impl Strategy<Value = Pick> {
+        prop_oneof![
+            Just(Pick::Each),
+            (1..=u64::MAX).prop_map(Pick::Nth),
+            (1..=u64::MAX).prop_map(Pick::Every),
+            (f64::MIN_POSITIVE..=1.0).prop_map(Pick::Chance),
+        ]
+    }
+
+    fn rules() -> impl Strategy<Value = Rule> {
+        let options = (any::<bool>(), 0_u8..32, proptest::option::of(1_u32..1 << 24));
+        let counts = (any::<u64>(), picks(), proptest::option::of(1..=u64::MAX));
+        let rule = (faults(), options, counts).prop_map(|(fault, (inbound, bits, qpn), (after, pick, limit))| {
+            let inbound = inbound && !fault.operations(true).is_empty();
+            let possible = fault.operations(inbound);
+            let named = Operations::from_bits_truncate(bits) & possible;
+            let operations = if named.is_empty() { possible } else { named };
+            Rule { fault, inbound, operations, qpn, after, pick, limit }
+        });
+        let at = (0..=MAX_TIME).prop_map(|time| Rule {
+            fault: Fault::Die,
+            inbound: false,
+            operations: Operations::all(),
+            qpn: None,
+            after: 0,
+            pick: Pick::At(time),
+            limit: None,
+        });
+        prop_oneof![9 => rule, 1 => at]
+    }
+
+    proptest! {
+        #[test]
+        fn every_plan_is_parsed_from_its_text(seed: u64, rules in proptest::collection::vec(rules(), 1..5)) {
+            let plan = FaultPlan { seed, rules };
+            prop_assert_eq!(parse(&plan.to_string()), plan);
+        }
+
+        #[test]
+        fn any_text_is_a_plan_or_an_error_in_bounds(text in "([a-z=:;.0-9 ä]|loss|delay=|:p=|seed=){0,12}") {
+            if let Err(error) = text.parse::<FaultPlan>() {
+                prop_assert!(error.position() <= text.len(), "{}", error);
+            }
+        }
+    }
+}

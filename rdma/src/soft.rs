@@ -1,0 +1,40 @@
+//! Controls of the software device.
+//!
+//! [`faults`] makes requests on `soft0` fail as they fail on a network, so that a program can test
+//! how it handles errors:
+//!
+//! ```
+//! use rdma::op::Write;
+//! use rdma::soft::faults;
+//! use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, RemoteAccess, WcStatus};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let opened = rdma::open(&"soft0".parse::<DeviceSelector>()?)?;
+//! # let pd = opened.context.alloc_pd()?;
+//! # let cq = opened.context.create_cq(64)?;
+//! # let options = InitOptions::new().port(opened.port).remote_access(RemoteAccess::WRITE);
+//! # let a = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
+//! # let b = QueuePair::builder(&pd).cq(&cq).build()?.init(&options)?;
+//! # let (to_a, to_b) = (a.endpoint(), b.endpoint());
+//! # let mut a = a.connect(&to_b, &ConnectOptions::new())?;
+//! # let _b = b.connect(&to_a, &ConnectOptions::new())?;
+//! # let region = pd.allocate_exposed(64, RemoteAccess::WRITE)?;
+//! // `a` is connected, and `region` is its peer's memory.
+//! faults::inject(&"access:write:nth=2".parse()?)?;
+//! let mut poller = cq.poller();
+//! for expected in [Ok(()), Err(WcStatus::REM_ACCESS_ERR)] {
+//!     a.post_send(Write::new(pd.allocate(64)?, region.remote(..)?))?;
+//!     let mut completion = poller.wait(None)?.expect("no time limit");
+//!     assert_eq!(completion.status().map_err(|error| error.status), expected);
+//!     // The buffer comes back in either case.
+//!     assert!(completion.take_buffer().is_some());
+//! }
+//! assert_eq!(faults::report()?.injected(), 1);
+//! faults::clear()?;
+//! # Ok(()) }
+//! ```
+//!
+//! The environment variable `RDMA_SOFT_FAULT` does the same for a program that is not changed, in
+//! any language.
+
+pub use rdma_soft::faults;
