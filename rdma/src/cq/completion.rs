@@ -13,8 +13,8 @@ use crate::types::{Opcode, WcError, WcStatus};
 /// Generates the methods that take the memory of a finished request; `take_if` returns the next
 /// segment if it has the given kind.
 macro_rules! takes {
-    ($type:ident) => {
-        impl $type<'_> {
+    ($type:ty) => {
+        impl $type {
             /// Takes the request's next segment, if it is a host buffer.
             #[inline]
             #[must_use = "the buffer is given up otherwise"]
@@ -57,8 +57,10 @@ macro_rules! takes {
         }
     };
 }
-takes!(Completion);
-takes!(Released);
+takes!(Completion<'_>);
+takes!(Released<'_>);
+#[cfg(feature = "aio")]
+takes!(crate::aio::Received);
 
 /// A finished request, and the memory that it returns.
 ///
@@ -110,11 +112,7 @@ impl<'a> Completion<'a> {
     /// The status with which the request failed. The queue pair is then in the error state.
     #[inline]
     pub fn status(&self) -> Result<(), WcError> {
-        let wc = self.wc;
-        if wc.status == ibv_wc_status::IBV_WC_SUCCESS {
-            return Ok(());
-        }
-        Err(WcError { status: WcStatus::from_raw(wc.status.0), vendor_err: wc.vendor_err })
+        status(self.wc)
     }
 
     /// The token that the caller gave to the request.
@@ -128,12 +126,7 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn opcode(&self) -> Opcode {
-        let wc = self.wc;
-        let is_write = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-        if self.info.opcode() == Opcode::Recv && is_write && self.status().is_ok() {
-            return Opcode::RecvWriteImm;
-        }
-        self.info.opcode()
+        opcode(self.wc, self.info)
     }
 
     /// The number of bytes received, read, or written by the peer; 0 for other requests and for
@@ -142,26 +135,14 @@ impl<'a> Completion<'a> {
     #[inline]
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        match self.info.opcode() {
-            Opcode::Send | Opcode::Write => 0,
-            _ if self.status().is_err() => 0,
-            _ => self.wc.byte_len as usize,
-        }
+        byte_len(self.wc, self.info)
     }
 
     /// The immediate data of a received message or write.
     #[inline]
     #[must_use]
     pub fn imm(&self) -> Option<u32> {
-        let wc = self.wc;
-        let with_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-        if self.info.opcode() != Opcode::Recv || !with_imm || self.status().is_err() {
-            return None;
-        }
-        // SAFETY: the read of a union field requires initialised bytes that are valid for the type:
-        // the entry is initialised (F1), and any 32 bits are a `u32`. The flag says that the field
-        // holds immediate data.
-        Some(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }))
+        imm(self.wc, self.info)
     }
 
     /// The queue pair's number.
@@ -183,11 +164,7 @@ impl<'a> Completion<'a> {
     /// taken.
     #[must_use]
     pub fn old_value(&self) -> Option<u64> {
-        let is_atomic = matches!(self.info.opcode(), Opcode::CompareSwap | Opcode::FetchAdd);
-        if !is_atomic || self.status().is_err() {
-            return None;
-        }
-        self.held.peek().and_then(Segment::word)
+        old_value(self.wc, self.info, self.held.peek())
     }
 
     /// The completion entry, and the slot's information about the request.
@@ -257,4 +234,55 @@ impl fmt::Debug for Released<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Released").field("token", &self.token()).field("opcode", &self.opcode()).finish_non_exhaustive()
     }
+}
+
+/// Whether the request of a completion entry succeeded.
+#[inline(always)]
+pub(crate) fn status(wc: &ibv_wc) -> Result<(), WcError> {
+    if wc.status == ibv_wc_status::IBV_WC_SUCCESS {
+        return Ok(());
+    }
+    Err(WcError { status: WcStatus::from_raw(wc.status.0), vendor_err: wc.vendor_err })
+}
+
+/// The operation of a completion entry, whose slot has this information.
+#[inline(always)]
+pub(crate) fn opcode(wc: &ibv_wc, info: Info) -> Opcode {
+    let is_write = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+    if info.opcode() == Opcode::Recv && is_write && status(wc).is_ok() {
+        return Opcode::RecvWriteImm;
+    }
+    info.opcode()
+}
+
+/// The number of bytes that a completion entry reports.
+#[inline(always)]
+pub(crate) fn byte_len(wc: &ibv_wc, info: Info) -> usize {
+    match info.opcode() {
+        Opcode::Send | Opcode::Write => 0,
+        _ if status(wc).is_err() => 0,
+        _ => wc.byte_len as usize,
+    }
+}
+
+/// The immediate data of a completion entry.
+#[inline(always)]
+pub(crate) fn imm(wc: &ibv_wc, info: Info) -> Option<u32> {
+    let with_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+    if info.opcode() != Opcode::Recv || !with_imm || status(wc).is_err() {
+        return None;
+    }
+    // SAFETY: the read of a union field requires initialised bytes that are valid for the type: an
+    // entry is initialised, and any 32 bits are a `u32`. The flag says that the field holds
+    // immediate data.
+    Some(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }))
+}
+
+/// The peer's 8 bytes before an atomic operation, which are in the request's first segment.
+pub(crate) fn old_value(wc: &ibv_wc, info: Info, first: Option<&Segment>) -> Option<u64> {
+    let is_atomic = matches!(info.opcode(), Opcode::CompareSwap | Opcode::FetchAdd);
+    if !is_atomic || status(wc).is_err() {
+        return None;
+    }
+    first.and_then(Segment::word)
 }

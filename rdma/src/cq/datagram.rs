@@ -83,35 +83,44 @@ impl fmt::Debug for Datagram {
     }
 }
 
-impl Completion<'_> {
-    /// The sender of a datagram, if this is a successful receive of a datagram queue pair. Call
-    /// this before the memory is taken.
-    ///
-    /// For a message in a single [`Buffer`], [`take_datagram`](Self::take_datagram) returns the
-    /// source and the payload together.
-    #[must_use]
-    pub fn source(&self) -> Option<Source> {
-        let (wc, info) = self.parts();
-        if !info.is_datagram() || wc.status != ibv_wc_status::IBV_WC_SUCCESS {
-            return None;
-        }
-        Some(source(wc, self.peek()))
-    }
+/// Generates the methods that take a received datagram.
+macro_rules! receives_datagrams {
+    ($type:ty) => {
+        impl $type {
+            /// The sender of a datagram, if this is a successful receive of a datagram queue pair. Call
+            /// this before the memory is taken.
+            ///
+            /// For a message in a single [`Buffer`], [`take_datagram`](Self::take_datagram) returns the
+            /// source and the payload together.
+            #[must_use]
+            pub fn source(&self) -> Option<Source> {
+                let (wc, info) = self.parts();
+                if !info.is_datagram() || wc.status != ibv_wc_status::IBV_WC_SUCCESS {
+                    return None;
+                }
+                Some(source(wc, self.peek()))
+            }
 
-    /// Takes the datagram with its buffer, if this is a successful receive of a datagram queue pair
-    /// and its next segment is a [`Buffer`].
-    ///
-    /// If the message was scattered over several segments, the result holds the first one.
-    #[must_use = "the buffer is given up otherwise"]
-    pub fn take_datagram(&mut self) -> Option<Datagram> {
-        let source = self.source()?;
-        let received = self.byte_len();
-        let room = self.peek().filter(|segment| segment.kind() == Kind::LocalHost)?.len.checked_sub(Grh::LEN)?;
-        let buffer = self.take_buffer()?;
-        // The device's byte count is not trusted: it must not reach past the buffer.
-        Some(Datagram { buffer, len: received.saturating_sub(Grh::LEN).min(room), source })
-    }
+            /// Takes the datagram with its buffer, if this is a successful receive of a datagram queue pair
+            /// and its next segment is a [`Buffer`].
+            ///
+            /// If the message was scattered over several segments, the result holds the first one.
+            #[must_use = "the buffer is given up otherwise"]
+            pub fn take_datagram(&mut self) -> Option<Datagram> {
+                let source = self.source()?;
+                let received = self.byte_len();
+                let room =
+                    self.peek().filter(|segment| segment.kind() == Kind::LocalHost)?.len.checked_sub(Grh::LEN)?;
+                let buffer = self.take_buffer()?;
+                // The device's byte count is not trusted: it must not reach past the buffer.
+                Some(Datagram { buffer, len: received.saturating_sub(Grh::LEN).min(room), source })
+            }
+        }
+    };
 }
+receives_datagrams!(Completion<'_>);
+#[cfg(feature = "aio")]
+receives_datagrams!(crate::aio::Received);
 
 fn source(wc: &ibv_wc, first: Option<&Segment>) -> Source {
     Source::new(wc, || first.and_then(Segment::front).map(Grh::from_bytes))

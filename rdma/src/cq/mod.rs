@@ -16,7 +16,7 @@ mod attached;
 mod backoff;
 mod capacity;
 mod channel;
-mod completion;
+pub(crate) mod completion;
 mod datagram;
 mod held;
 mod poll;
@@ -32,6 +32,8 @@ pub use datagram::Datagram;
 pub use poll::Poller;
 pub(crate) use queue::CqInner;
 pub use queue::{CompletionQueue, CqBuilder};
+#[cfg(feature = "aio")]
+pub(crate) use sharing::FETCH;
 pub use wait::Wakeup;
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::sharing::{Batch, FETCH, Waiting};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::handle::Handle;
-use crate::qp::ring::{self, Cached, Grabbed, Info, has_sink};
+use crate::qp::ring::{self, Cached, Grabbed, Info, Panics, has_sink};
 
 /// [`FETCH`] in the type of the C interface.
 const ENTRIES: i32 = 16;
@@ -179,7 +179,7 @@ impl Poller {
     }
 
     /// Routes an entry of the batch to its request. Nothing is held when this is called. Returns
-    /// none if the entry is stale or belongs to a scope.
+    /// none if the entry is stale or belongs to a scope or a future.
     #[inline(always)]
     fn take(&mut self, wc: *const ibv_wc) -> Option<Found> {
         // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
@@ -221,15 +221,15 @@ impl Poller {
     fn take_other(&mut self, grabbed: Grabbed, wc: *const ibv_wc) -> bool {
         // SAFETY: the read requires an initialised entry that no thread writes: `wc` is an entry of
         // the batch that was fetched (F1).
-        let &ibv_wc { wr_id, status, vendor_err, .. } = unsafe { &*wc };
+        let wc = unsafe { &*wc };
         let (_, info) = grabbed.read();
         if info.without_keep_alive().is_at_most_single() {
             self.take_keeping(grabbed, info);
             return true;
         }
-        let claimed = ring::claimed(grabbed, wr_id, &self.cached);
-        if claimed.scoped {
-            claimed.finish(status, vendor_err);
+        let claimed = ring::claimed(grabbed, wc.wr_id, &self.cached);
+        if claimed.has_sink() {
+            claimed.finish(wc);
             return false;
         }
         self.held.set_request(claimed);
@@ -339,7 +339,7 @@ impl Poller {
 impl CqInner {
     /// Fetches completions, delivers those that have a sink, and adds the others to the backlog.
     /// Returns the number fetched.
-    pub(super) fn pump(&self, cached: &mut Cached) -> Result<usize> {
+    pub(crate) fn pump(&self, cached: &mut Cached) -> Result<usize> {
         self.context.check(Operation::PollCq)?;
         let retired = self.retired();
         let mut wcs = [ibv_wc::default(); FETCH];
@@ -351,22 +351,25 @@ impl CqInner {
         if count == 0 {
             self.found_empty(retired);
         }
+        // Fetched completions must all be delivered, even if user code panics.
+        let mut panics = Panics::default();
         for wc in &wcs[..count] {
             if has_sink(wc.wr_id) {
-                self.deliver(wc, cached);
+                panics.catch(|| self.deliver(wc, cached));
             } else if ring::is_in_flight(wc.wr_id) {
                 self.sharing.push(*wc);
             } else {
                 self.count_stale();
             }
         }
+        panics.resume();
         Ok(count)
     }
 
     /// Delivers a completion to its request's sink.
     fn deliver(&self, wc: &ibv_wc, cached: &mut Cached) {
         match ring::grab(wc.wr_id, cached) {
-            Some(grabbed) => ring::claimed(grabbed, wc.wr_id, cached).finish(wc.status, wc.vendor_err),
+            Some(grabbed) => ring::claimed(grabbed, wc.wr_id, cached).finish(wc),
             None => self.count_stale(),
         }
     }

@@ -40,7 +40,7 @@ use crate::qp::ring::has_sink;
 use crate::wait;
 
 /// The number of completions that a batch holds.
-pub(super) const FETCH: usize = 16;
+pub(crate) const FETCH: usize = 16;
 
 const CLOSED: u32 = 0;
 const HELD: u32 = u32::MAX;

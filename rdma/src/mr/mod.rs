@@ -64,11 +64,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn local<M: Placement>() -> Self {
+    pub(crate) fn local<M: Placement>() -> Self {
         if M::IS_HOST { Self::LocalHost } else { Self::LocalGpu }
     }
 
-    fn exposed<M: Placement>() -> Self {
+    pub(crate) fn exposed<M: Placement>() -> Self {
         if M::IS_HOST { Self::ExposedHost } else { Self::ExposedGpu }
     }
 

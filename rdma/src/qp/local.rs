@@ -6,9 +6,9 @@ use std::ptr;
 
 use rdma_sys::{ibv_send_flags, ibv_sge};
 
-use super::ring::Vacant;
+use super::ring::{ReturnedMemory, Vacant};
 use crate::error::ErrorKind;
-use crate::mr::{Buffer, ExposedSlice, Host, Lent, LentSlice, LentSliceMut, Placement, Segment, resolve};
+use crate::mr::{Buffer, ExposedSlice, Host, Kind, Lent, LentSlice, LentSliceMut, Placement, Segment, resolve};
 use crate::pd::PdInner;
 use crate::types::RemoteAccess;
 
@@ -72,6 +72,10 @@ pub trait Owned: Local + Sized {
     /// borrowed.
     type Returned;
 
+    /// The number of segments; [`ANY`] if it differs between values.
+    #[doc(hidden)]
+    const SEGMENTS: usize;
+
     /// Copies the segments into the slot bitwise, so that two copies exist.
     ///
     /// # Safety
@@ -90,6 +94,19 @@ pub trait Owned: Local + Sized {
 
     #[doc(hidden)]
     fn give_back(self) -> Self::Returned;
+
+    /// Makes the memory again from the segments that the slot held.
+    #[doc(hidden)]
+    fn collect(memory: &mut ReturnedMemory) -> Option<Self::Returned>;
+}
+
+/// [`Owned::SEGMENTS`] of a vector.
+const ANY: usize = usize::MAX;
+
+/// The number of segments of two pieces of memory, one after the other.
+const fn sum(first: usize, second: usize) -> usize {
+    assert!(first != ANY, "a vector of unknown length comes last, so that its segments can be told from others");
+    if second == ANY { ANY } else { first + second }
 }
 
 /// [`Local`] memory that the device may write.
@@ -210,7 +227,7 @@ unsafe fn park_segment(segment: &Segment, slot: &mut Vacant<'_>, at: &mut usize)
 }
 
 macro_rules! segments {
-    ($([$($generics:tt)*] $memory:ty, |$this:ident| $is_open:expr;)*) => { $(
+    ($([$($generics:tt)*] $memory:ty, $kind:expr, $from_segment:path, |$this:ident| $is_open:expr;)*) => { $(
         impl<$($generics)*> Writable for $memory {}
 
         impl<$($generics)*> Local for $memory {
@@ -229,6 +246,7 @@ macro_rules! segments {
 
         impl<$($generics)*> Owned for $memory {
             type Returned = Self;
+            const SEGMENTS: usize = 1;
 
             #[inline(always)]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
@@ -239,12 +257,20 @@ macro_rules! segments {
             fn give_back(self) -> Self {
                 self
             }
+
+            #[inline]
+            fn collect(memory: &mut ReturnedMemory) -> Option<Self> {
+                let segment = memory.take_if($kind)?;
+                // SAFETY: the callee requires a segment of this kind that was parked as such and
+                // overlaps no other: `take_if` returns no other kind, and the slot held it (M4).
+                Some(unsafe { $from_segment(segment) })
+            }
         }
     )* };
 }
 segments! {
-    [M: Placement] Buffer<M>, |_buffer| false;
-    [M: Placement] ExposedSlice<M>, |slice| slice.access().contains(RemoteAccess::WRITE);
+    [M: Placement] Buffer<M>, Kind::local::<M>(), Self::from_segment, |_buffer| false;
+    [M: Placement] ExposedSlice<M>, Kind::exposed::<M>(), Self::from_segment, |slice| slice.access().contains(RemoteAccess::WRITE);
 }
 
 impl HostBytes for Buffer {}
@@ -292,6 +318,7 @@ impl<M: Placement> Local for Part<M> {
 
 impl<M: Placement> Owned for Part<M> {
     type Returned = Buffer<M>;
+    const SEGMENTS: usize = 1;
 
     #[inline(always)]
     unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
@@ -301,6 +328,10 @@ impl<M: Placement> Owned for Part<M> {
 
     fn give_back(self) -> Buffer<M> {
         self.buffer
+    }
+
+    fn collect(memory: &mut ReturnedMemory) -> Option<Buffer<M>> {
+        Buffer::collect(memory)
     }
 }
 
@@ -331,11 +362,16 @@ macro_rules! without_segments {
     ($($memory:ty)*) => { $(
         impl Owned for $memory {
             type Returned = ();
+            const SEGMENTS: usize = 0;
 
             #[inline(always)]
             unsafe fn park(&self, _: &mut Vacant<'_>, _: &mut usize) {}
 
             fn give_back(self) {}
+
+            fn collect(_: &mut ReturnedMemory) -> Option<()> {
+                Some(())
+            }
         }
     )* };
 }
@@ -357,7 +393,7 @@ lent! { LentSlice<'_> LentSliceMut<'_> }
 impl Writable for LentSliceMut<'_> {}
 
 macro_rules! lists {
-    ($([$($generics:tt)*] $list:ty, $returned:ty, |$pieces:ident| $map:expr;)*) => { $(
+    ($([$($generics:tt)*] $list:ty, $returned:ty, $segments:expr, |$memory:ident| $collect:expr, |$pieces:ident| $map:expr;)*) => { $(
         impl<L: Writable, $($generics)*> Writable for $list {}
         impl<L: HostBytes, $($generics)*> HostBytes for $list {}
 
@@ -377,6 +413,7 @@ macro_rules! lists {
 
         impl<L: Owned, $($generics)*> Owned for $list {
             type Returned = $returned;
+            const SEGMENTS: usize = $segments;
 
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
@@ -394,13 +431,40 @@ macro_rules! lists {
                 let $pieces = self;
                 $map
             }
+
+            fn collect($memory: &mut ReturnedMemory) -> Option<Self::Returned> {
+                $collect
+            }
         }
     )* };
 }
 
 lists! {
-    [const N: usize] [L; N], [L::Returned; N], |pieces| pieces.map(L::give_back);
-    [] Vec<L>, Vec<L::Returned>, |pieces| pieces.into_iter().map(L::give_back).collect();
+    [const N: usize] [L; N], [L::Returned; N], repeat(L::SEGMENTS, N), |memory| collect_array::<L, N>(memory), |pieces| pieces.map(L::give_back);
+    [] Vec<L>, Vec<L::Returned>, sum(L::SEGMENTS, ANY), |memory| collect_rest::<L>(memory), |pieces| pieces.into_iter().map(L::give_back).collect();
+}
+
+/// The number of segments of an array's elements.
+const fn repeat(each: usize, count: usize) -> usize {
+    match count {
+        0 => 0,
+        1 => each,
+        _ => sum(each, each * (count - 1)),
+    }
+}
+
+fn collect_array<L: Owned, const N: usize>(memory: &mut ReturnedMemory) -> Option<[L::Returned; N]> {
+    let pieces: [_; N] = std::array::from_fn(|_| L::collect(memory));
+    let is_whole = pieces.iter().all(Option::is_some);
+    is_whole.then(|| pieces.map(|piece| piece.expect("each is present")))
+}
+
+fn collect_rest<L: Owned>(memory: &mut ReturnedMemory) -> Option<Vec<L::Returned>> {
+    let mut pieces = Vec::new();
+    while !memory.is_empty() {
+        pieces.push(L::collect(memory)?);
+    }
+    Some(pieces)
 }
 
 macro_rules! tuples {
@@ -430,6 +494,7 @@ macro_rules! tuples {
 
         impl<$($name: Owned),*> Owned for ($($name,)*) {
             type Returned = ($($name::Returned,)*);
+            const SEGMENTS: usize = tuples!(@sum $($name)*);
 
             #[inline]
             unsafe fn park(&self, slot: &mut Vacant<'_>, at: &mut usize) {
@@ -446,8 +511,14 @@ macro_rules! tuples {
             fn give_back(self) -> Self::Returned {
                 ($(self.$index.give_back(),)*)
             }
+
+            fn collect(memory: &mut ReturnedMemory) -> Option<Self::Returned> {
+                Some(($($name::collect(memory)?,)*))
+            }
         }
     )* };
+    (@sum $last:ident) => { $last::SEGMENTS };
+    (@sum $first:ident $($rest:ident)+) => { sum($first::SEGMENTS, tuples!(@sum $($rest)+)) };
 }
 
 tuples! { (A 0, B 1) (A 0, B 1, C 2) }

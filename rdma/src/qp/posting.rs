@@ -73,6 +73,18 @@ impl<M> PostError<M> {
         self.memory
     }
 
+    /// The error of a request that was not posted.
+    #[cfg(feature = "aio")]
+    pub(crate) fn refused<L: Owned<Returned = M>>(error: Error, local: L) -> Self {
+        Self::new(error, Some(local.give_back()))
+    }
+
+    /// Whether the device may have accepted the request.
+    #[cfg(feature = "aio")]
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.memory.is_none()
+    }
+
     /// Returns both [`error`](Self::error) and [`into_memory`](Self::into_memory).
     #[must_use]
     pub fn into_parts(self) -> (Error, Option<M>) {
@@ -146,9 +158,12 @@ pub(super) trait Keep {
     /// Whether a scope keeps the memory.
     const SCOPED: bool = false;
 
-    /// Whether this value's requests have a sink.
+    /// Whether completions go to the queue's results.
+    const ROUTED: bool = false;
+
+    /// Whether pollers do not get this value's completions.
     fn has_sink(&self) -> bool {
-        Self::SCOPED
+        Self::SCOPED || Self::ROUTED
     }
 
     /// Puts the keeper into the slot. Returns the number of segments parked there.
@@ -169,6 +184,22 @@ impl<L: Owned> Keep for Segments<'_, L> {
         // SAFETY: `Owned::park` has the same contract as this function.
         unsafe { self.0.park(slot, &mut count) };
         count
+    }
+}
+
+/// A keeper for owned memory whose completion goes to the queue's results.
+#[cfg(feature = "aio")]
+pub(super) struct Routed<'a, L>(pub(super) &'a L);
+
+#[cfg(feature = "aio")]
+impl<L: Owned> Keep for Routed<'_, L> {
+    const ROUTED: bool = true;
+
+    #[inline(always)]
+    unsafe fn park(&self, slot: &mut Vacant<'_>) -> usize {
+        slot.route();
+        // SAFETY: the callee has the same contract as this function.
+        unsafe { Segments(self.0).park(slot) }
     }
 }
 
@@ -252,7 +283,7 @@ impl<W: WorkRequest> Half<W> {
         // SAFETY: `Keep::park` requires that the copies are used once: the contract of this
         // function.
         let count = unsafe { keep.park(&mut slot) };
-        let mut info = info.with_count(count).scoped(K::SCOPED);
+        let mut info = info.with_count(count).scoped(K::SCOPED).routed(K::ROUTED);
         if let Some(address) = address {
             let is_same =
                 self.address.as_ref().is_some_and(|last| ptr::addr_eq(Arc::as_ptr(last), Arc::as_ptr(&address.inner)));

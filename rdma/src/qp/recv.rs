@@ -8,8 +8,12 @@ use rdma_sys::{ibv_qp, ibv_recv_wr};
 
 use super::Transport;
 use super::local::{Local, Owned, Refusal, SgeList, Writable};
+#[cfg(feature = "aio")]
+use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::Info;
+#[cfg(feature = "aio")]
+use super::ring::{Report, Results};
 use crate::ah::Grh;
 use crate::cq::Attached;
 use crate::error::ErrorKind;
@@ -68,6 +72,28 @@ impl RecvQueue {
         // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
         // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, L>(&local, token, &Segments(&*local)) };
+        outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
+    }
+
+    /// The results of the queue's routed receives.
+    #[cfg(feature = "aio")]
+    pub(crate) fn results(&self) -> &'static Results<Report> {
+        self.half.attached.producer.results()
+    }
+
+    /// Posts a receive whose completion goes to the queue's results.
+    #[cfg(feature = "aio")]
+    #[inline]
+    pub(crate) fn post_routed<T, L>(&mut self, local: L) -> Result<(), PostError<L::Returned>>
+    where
+        T: Transport,
+        L: Owned + Writable,
+    {
+        // If posting panics, leak the memory: the slot may own it by then.
+        let local = ManuallyDrop::new(local);
+        // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
+        // `settle` forgets it with `surrender`, or returns it after the slot was freed.
+        let outcome = unsafe { self.post_kept::<T, L>(&local, 0, &Routed(&*local)) };
         outcome.settle(ManuallyDrop::into_inner(local), L::surrender, L::give_back)
     }
 

@@ -9,8 +9,12 @@ use rdma_sys::{ibv_qp, ibv_send_wr};
 use super::Transport;
 use super::local::{Local, Owned, Refusal};
 use super::op::{INLINE, Opcode, Operation, SIGNALED, Work};
+#[cfg(feature = "aio")]
+use super::posting::Routed;
 use super::posting::{Half, Keep, Outcome, PostError, Segments};
 use super::ring::Info;
+#[cfg(feature = "aio")]
+use super::ring::{Report, Results};
 use crate::cq::Attached;
 use crate::handle::Handle;
 use crate::pd::PdInner;
@@ -81,6 +85,35 @@ impl SendQueue {
         // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
         // `settle` forgets it with `surrender`, or returns it after the slot was freed.
         let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Segments(&work.local)) };
+        outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back)
+    }
+
+    /// The results of the queue's routed requests.
+    #[cfg(feature = "aio")]
+    pub(crate) fn results(&self) -> &'static Results<Report> {
+        self.half.attached.producer.results()
+    }
+
+    /// Whether a request can be posted now.
+    #[cfg(feature = "aio")]
+    pub(crate) fn has_room(&mut self) -> bool {
+        self.half.attached.producer.vacant().is_some()
+    }
+
+    /// Posts a request whose completion goes to the queue's results.
+    #[cfg(feature = "aio")]
+    #[inline]
+    pub(crate) fn post_routed<T, O, L>(&mut self, work: Work<O, L>) -> Result<(), PostError<L::Returned>>
+    where
+        T: Transport,
+        O: Operation<T>,
+        L: Owned,
+    {
+        // If posting panics, leak the memory: the slot may own it by then.
+        let work = std::mem::ManuallyDrop::new(work.signaled(true));
+        // SAFETY: post_kept requires that the parked memory is not used unless it was returned:
+        // `settle` forgets it with `surrender`, or returns it after the slot was freed.
+        let outcome = unsafe { self.post_kept::<T, O, L>(&work, &Routed(&work.local)) };
         outcome.settle(std::mem::ManuallyDrop::into_inner(work).local, L::surrender, L::give_back)
     }
 

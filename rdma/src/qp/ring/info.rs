@@ -3,11 +3,12 @@
 
 use crate::types::Opcode;
 
-const COUNT: u32 = 0x3fff;
+const COUNT: u32 = 0x1fff;
+const ROUTED: u32 = 1 << 13;
 const KEEPING: u32 = 1 << 14;
 const SCOPED: u32 = 1 << 15;
 const RUN_SHIFT: u32 = 16;
-/// `memory` of a request with one segment, and no run, keep-alive or scope.
+/// `memory` of a request with one segment that belongs to a poller, without run and keep-alive.
 const SINGLE: u32 = 1;
 const FORCED: u32 = 1 << 8;
 const DATAGRAM: u32 = 1 << 9;
@@ -19,7 +20,8 @@ pub(crate) const MAX_SEGMENTS: usize = COUNT as usize;
 ///
 /// | bits of `memory` | meaning |
 /// | --- | --- |
-/// | 0..14 | number of segments parked; 0 when scoped |
+/// | 0..13 | number of segments parked; 0 when scoped |
+/// | 13 | the completion goes to the queue's results |
 /// | 14 | a keep-alive is parked (A1 of [`posting`](crate::qp::posting)) |
 /// | 15 | the memory is lent by a scope |
 /// | 16..32 | number of slots directly before this one whose unsignaled or failed requests this one's completion releases |
@@ -54,6 +56,11 @@ impl Info {
     #[inline(always)]
     pub(crate) const fn scoped(self, scoped: bool) -> Self {
         Self { memory: if scoped { self.memory | SCOPED } else { self.memory }, ..self }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn routed(self, routed: bool) -> Self {
+        Self { memory: if routed { self.memory | ROUTED } else { self.memory }, ..self }
     }
 
     #[inline(always)]
@@ -114,6 +121,10 @@ impl Info {
         self.memory & SCOPED != 0
     }
 
+    pub(crate) const fn is_routed(self) -> bool {
+        self.memory & ROUTED != 0
+    }
+
     pub(crate) const fn is_keeping(self) -> bool {
         self.memory & KEEPING != 0
     }
@@ -143,6 +154,10 @@ mod tests {
                     assert_eq!(info.is_empty(), run == 0 && count == 0 && !scoped);
                     assert_eq!(info.is_at_most_single(), info.is_single() || info.is_empty());
                     assert!(!info.is_keeping() && !info.is_datagram());
+                    let routed = info.routed(true);
+                    assert!(routed.is_routed() && !info.is_routed());
+                    assert!(!routed.is_at_most_single() && !routed.keeping().without_keep_alive().is_at_most_single());
+                    assert_eq!((routed.run(), usize::from(routed.count())), (run, count));
                     // The datagram bit changes nothing for the memory; a keep-alive must be taken
                     // out too.
                     let datagram = info.datagram(true);

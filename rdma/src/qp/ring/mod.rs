@@ -21,6 +21,11 @@
 
 mod info;
 mod producer;
+#[cfg(feature = "aio")]
+mod results;
+mod returned;
+#[cfg(feature = "aio")]
+mod routed;
 mod shared;
 mod sink;
 mod state;
@@ -35,14 +40,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use info::{Info, MAX_SEGMENTS};
-use producer::Panics;
-pub(crate) use producer::{Producer, Staged, Vacant};
+pub(crate) use producer::{Panics, Producer, Staged, Vacant};
+#[cfg(feature = "aio")]
+pub(crate) use results::Results;
+pub(crate) use returned::ReturnedMemory;
+#[cfg(feature = "aio")]
+pub(crate) use routed::Report;
 pub(crate) use shared::SharedProducer;
 pub(crate) use sink::Sink;
 use state::{Lap, State, parked_word};
 pub(crate) use table::{attach, attach_shared, claimed, detach, detach_shared, grab, is_in_flight};
 
-use rdma_sys::ibv_wc_status;
+use rdma_sys::{ibv_wc, ibv_wc_status};
 
 use crate::mr::Segment;
 use crate::types::Opcode;
@@ -56,7 +65,8 @@ const USE_BITS: u32 = 44;
 /// as many bits as the ring needs.
 const SINK: u64 = 1 << (USE_BITS - 1);
 
-/// Whether the completion of `wr_id` goes to a [`Sink`], and not to a poller.
+/// Whether the completion of `wr_id` goes to a [`Sink`] or to the queue's results, and not to a
+/// poller.
 #[inline]
 pub(crate) fn has_sink(wr_id: u64) -> bool {
     wr_id & SINK != 0
@@ -106,6 +116,9 @@ pub(crate) struct Ring {
     index_bits: u32,
     /// The mask of these bits.
     index_mask: u64,
+    /// The results of routed requests.
+    #[cfg(feature = "aio")]
+    results: routed::Place,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
@@ -145,6 +158,8 @@ impl Ring {
             resume: AtomicU64::new(u64::from(queue).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16),
             index_bits: slots.trailing_zeros(),
             index_mask: slots as u64 - 1,
+            #[cfg(feature = "aio")]
+            results: routed::Place::new(),
         }
     }
 
@@ -295,6 +310,7 @@ impl Grabbed {
             taken: 0,
             scoped: info.is_scoped(),
             keeping: info.is_keeping(),
+            is_routed: info.is_routed(),
         }
     }
 }
@@ -400,6 +416,8 @@ pub(crate) struct Claimed {
     pub(crate) info: Info,
     pub(crate) scoped: bool,
     keeping: bool,
+    /// Whether the report goes to the queue's results, which has not happened yet.
+    is_routed: bool,
 }
 
 // SAFETY: moving a claim to another thread is sound: it is exclusive access to one slot of a ring
@@ -472,6 +490,10 @@ impl Claimed {
             if let Some(mut claimed) = claimed {
                 // The earlier request's run is part of this one's.
                 claimed.run = 0;
+                if claimed.is_routed {
+                    // Its drop publishes its report.
+                    continue;
+                }
                 return Some(claimed);
             }
         }
@@ -513,18 +535,29 @@ impl Claimed {
     /// Frees the slot without dropping the segments, which the caller of a failed post still owns.
     pub(crate) fn forget_segments(mut self) {
         self.taken = self.count;
+        self.is_routed = false;
         if let Some(sink) = self.take_sink() {
             sink.abandoned();
         }
     }
 
-    /// Frees the slot, and then tells the request's sink, if there is one, how the request ended.
-    pub(crate) fn finish(mut self, status: ibv_wc_status, vendor_error: u32) {
+    /// Whether the completion goes to a sink or to the queue's results.
+    pub(crate) fn has_sink(&self) -> bool {
+        self.scoped || self.is_routed
+    }
+
+    /// Frees the slot, and then tells the request's sink or the queue's results, if there are any,
+    /// how the request ended.
+    pub(crate) fn finish(mut self, wc: &ibv_wc) {
+        #[cfg(feature = "aio")]
+        if self.is_routed {
+            return self.publish(wc);
+        }
         let sink = self.take_sink();
         let mut panics = Panics::default();
         panics.catch(|| drop(self));
         if let Some(sink) = sink {
-            sink.finished(status, vendor_error);
+            sink.finished(wc.status, wc.vendor_err);
         }
         panics.resume();
     }
@@ -533,6 +566,18 @@ impl Claimed {
 impl Drop for Claimed {
     #[inline]
     fn drop(&mut self) {
+        #[cfg(feature = "aio")]
+        if self.is_routed {
+            return self.publish_flushed();
+        }
+        self.drop_rest_and_release();
+    }
+}
+
+impl Claimed {
+    /// Drops what is left, and frees the slot.
+    #[inline]
+    fn drop_rest_and_release(&mut self) {
         let panic = if self.is_exhausted() { None } else { self.drop_rest() };
         self.ring().slots[self.index() as usize].state.release();
         if let Some(panic) = panic.filter(|_| !std::thread::panicking()) {

@@ -85,7 +85,7 @@ impl Producer {
     }
 
     #[inline]
-    fn ring(&self) -> &Ring {
+    pub(super) fn ring(&self) -> &Ring {
         // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
         unsafe { self.ring.as_ref() }
     }
@@ -207,8 +207,8 @@ impl Producer {
     /// # Safety
     ///
     /// The slot is free, and [`Vacant::describe`] was called on it. The description has the number
-    /// of segments that were written. It is scoped if, and only if, `has_sink` is true and
-    /// `set_sink` was called. It is keeping if, and only if, `set_keep_alive` was called.
+    /// of segments that were written. It is scoped if, and only if, `set_sink` was called.
+    /// `has_sink` is true if, and only if, `set_sink` or `route` was called. It is keeping if, and only if, `set_keep_alive` was called.
     #[inline(always)]
     pub(crate) unsafe fn park_head(&mut self, has_sink: bool) {
         let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };
@@ -305,16 +305,16 @@ impl Producer {
 /// The last panic of a caller-supplied drop, kept until everything has been dropped: a slot that
 /// was skipped would block the queue for ever.
 #[derive(Default)]
-pub(super) struct Panics(Option<Box<dyn Any + Send>>);
+pub(crate) struct Panics(Option<Box<dyn Any + Send>>);
 
 impl Panics {
-    pub(super) fn catch(&mut self, give_up: impl FnOnce()) {
+    pub(crate) fn catch(&mut self, give_up: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(give_up)) {
             self.0 = Some(panic);
         }
     }
 
-    pub(super) fn resume(self) {
+    pub(crate) fn resume(self) {
         if let Some(panic) = self.0.filter(|_| !std::thread::panicking()) {
             resume_unwind(panic);
         }
@@ -358,6 +358,13 @@ impl Vacant<'_> {
         // SAFETY: the write requires a valid place that no other thread accesses: the slot is free
         // (R1), this is its only producer (R2), and the place is the union's.
         unsafe { first.write(First { sink: ManuallyDrop::new(sink) }) };
+        self.wr_id |= SINK;
+    }
+
+    /// Names the request as one whose completion goes to the queue's results.
+    #[cfg(feature = "aio")]
+    #[inline(always)]
+    pub(crate) fn route(&mut self) {
         self.wr_id |= SINK;
     }
 

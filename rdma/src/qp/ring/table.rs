@@ -98,6 +98,8 @@ fn take(depth: u32, segments_each: u32) -> Result<(&'static Ring, u32, Lap)> {
     };
     let ring = ring(queue).ok_or(Error::new(Operation::CreateQp, ErrorKind::Unknown))?;
     ring.wrap.store(depth, Ordering::Relaxed);
+    #[cfg(feature = "aio")]
+    ring.renew_results();
     // `resume` is the lap after the last one that was used (R5).
     Ok((ring, queue, Lap::from_count(ring.resume.load(Ordering::Relaxed), ring.lap_mask())))
 }

@@ -1,0 +1,278 @@
+//! A queue pair whose requests are futures.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::driver::Handle;
+use super::{Error, InFlight, Received};
+use crate::error::{Error as VerbError, ErrorKind, Failed, Operation as Verb, Result as VerbResult};
+use crate::qp::op::{Operation, Work};
+use crate::qp::ring::{Report, Results};
+use crate::qp::{self, InitializedQueuePair, Owned, PostError, Transport, Writable};
+
+/// A queue pair whose requests are futures, and whose received messages are awaited.
+///
+/// A [`Driver`](super::Driver) must run meanwhile. Dropping the queue pair destroys it: requests in
+/// flight end with status `WR_FLUSH_ERR`.
+///
+/// # Examples
+///
+/// ```no_run
+/// use rdma::aio::{Handle, QueuePair};
+/// use rdma::{Buffer, op::Send};
+///
+/// # async fn f(qp: rdma::QueuePair<rdma::Rc>, handle: &Handle, room: Buffer, message: Buffer)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// let mut qp = handle.queue_pair(qp)?;
+/// qp.post_recv(room)?;
+/// let sent = qp.start(Send::new(message))?;
+/// let message = sent.await.into_memory()?;
+/// let answer = qp.next_received().await?;
+/// # drop((message, answer));
+/// # Ok(()) }
+/// ```
+pub struct QueuePair<T: Transport> {
+    inner: qp::QueuePair<T>,
+    sent: &'static Results<Report>,
+    received: &'static Results<Report>,
+    /// Free sinks of `sent`.
+    spare: Vec<u32>,
+    handle: Handle,
+}
+
+/// Room for one request: [`QueuePair::reserve`].
+#[derive(Debug)]
+#[must_use = "room is held only until this is dropped"]
+pub struct Slot<'a, T: Transport> {
+    qp: &'a mut QueuePair<T>,
+}
+
+impl Handle {
+    /// Makes futures of a queue pair's requests. Both its completion queues must be the driver's.
+    ///
+    /// Receives that were posted before keep reporting to the pollers of the queue, unless
+    /// [`post_recv`](Self::post_recv) posted them.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput`, with the queue pair, for another completion queue; `Forked`.
+    pub fn queue_pair<T: Transport>(&self, qp: qp::QueuePair<T>) -> Result<QueuePair<T>, Failed<qp::QueuePair<T>>> {
+        if let Err(error) = self.check(&qp) {
+            return Err(Failed::new(error, qp));
+        }
+        let sent = qp.send.results();
+        let received = qp.recv.results();
+        self.shared().add([sent, received]);
+        let handle = self.clone();
+        Ok(QueuePair { inner: qp, sent, received, spare: Vec::new(), handle })
+    }
+
+    /// Posts a receive to a queue pair that is not connected yet, so that it is ready for the peer's
+    /// first message. [`QueuePair::next_received`] returns the message later.
+    ///
+    /// # Errors
+    ///
+    /// As for [`QueuePair::post_recv`](qp::QueuePair::post_recv); `InvalidInput` for a queue pair of
+    /// another completion queue.
+    pub fn post_recv<T: Transport, L: Owned + Writable>(
+        &self,
+        qp: &mut InitializedQueuePair<T>,
+        local: L,
+    ) -> Result<(), PostError<L::Returned>> {
+        if let Err(error) = self.check(&qp.qp) {
+            return Err(PostError::refused(error, local));
+        }
+        qp.qp.recv.results();
+        qp.qp.recv.post_routed::<T, L>(local)
+    }
+
+    fn check<T: Transport>(&self, qp: &qp::QueuePair<T>) -> VerbResult<()> {
+        let ours = &self.completion_queue().inner;
+        ours.context.check(Verb::CreateQp)?;
+        let is_ours = Arc::ptr_eq(ours, &qp.control.send_cq) && Arc::ptr_eq(ours, &qp.control.recv_cq);
+        if is_ours { Ok(()) } else { Err(VerbError::new(Verb::CreateQp, ErrorKind::InvalidInput)) }
+    }
+}
+
+impl<T: Transport> QueuePair<T> {
+    /// Posts a request, always signaled, and returns the future of its completion.
+    ///
+    /// # Errors
+    ///
+    /// As for [`QueuePair::post_send`](qp::QueuePair::post_send). On `QueueFull`,
+    /// [`reserve`](Self::reserve) waits for room.
+    #[inline]
+    pub fn start<O: Operation<T>, L: Owned>(
+        &mut self,
+        work: Work<O, L>,
+    ) -> Result<InFlight<L::Returned>, PostError<L::Returned>> {
+        // Vectors of segments that cannot be told apart do not compile.
+        let _ = const { L::SEGMENTS };
+        if self.sent.is_forked() {
+            let error = VerbError::new(Verb::PostSend, ErrorKind::Forked);
+            return Err(PostError::refused(error, work.into_local()));
+        }
+        let Some(sink) = self.spare.pop() else {
+            self.sent.refill(&mut self.spare);
+            return self.start(work);
+        };
+        match self.inner.send.post_routed::<T, O, L>(work.token(sink.into())) {
+            Ok(()) => Ok(InFlight::new(self.sent, sink, L::collect)),
+            Err(refused) => {
+                if refused.is_in_flight() {
+                    drop(self.sent.abandon(sink));
+                } else {
+                    self.spare.push(sink);
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// Waits for room for a request. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    ///
+    /// `DriverGone` if no completion would make room; `Forked`.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn f(qp: &mut rdma::aio::QueuePair<rdma::Rc>, message: rdma::Buffer)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// let sent = qp.reserve().await?.start(rdma::op::Send::new(message))?;
+    /// # drop(sent);
+    /// # Ok(()) }
+    /// ```
+    pub async fn reserve(&mut self) -> Result<Slot<'_, T>, Error> {
+        poll_fn(|cx| self.poll_room(cx)).await?;
+        Ok(Slot { qp: self })
+    }
+
+    /// Polls until there is room for a request: [`reserve`](Self::reserve).
+    ///
+    /// # Errors
+    ///
+    /// As for [`reserve`](Self::reserve).
+    pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let Self { inner, sent, .. } = self;
+        poll_owner(sent, cx, || inner.send.has_room())
+    }
+
+    /// Posts a receive: memory for one message.
+    ///
+    /// # Errors
+    ///
+    /// As for [`QueuePair::post_recv`](qp::QueuePair::post_recv).
+    #[inline]
+    pub fn post_recv<L: Owned + Writable>(&mut self, local: L) -> Result<(), PostError<L::Returned>> {
+        self.inner.recv.post_routed::<T, L>(local)
+    }
+
+    /// Waits for the next message, or for a receive that failed. Dropping the future loses no
+    /// message.
+    ///
+    /// Receives from a [`SharedReceiveQueue`](crate::SharedReceiveQueue) do not come here, but to
+    /// the pollers of the completion queue.
+    ///
+    /// # Errors
+    ///
+    /// `DriverGone` if no message would arrive; `Forked`.
+    pub async fn next_received(&mut self) -> Result<Received, Error> {
+        poll_fn(|cx| self.poll_received(cx)).await
+    }
+
+    /// Polls for the next message: [`next_received`](Self::next_received).
+    ///
+    /// # Errors
+    ///
+    /// As for [`next_received`](Self::next_received).
+    #[inline]
+    pub fn poll_received(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, Error>> {
+        if self.received.is_forked() {
+            return Poll::Ready(Err(Error::Forked));
+        }
+        self.received.poll_received(cx).map(|report| report.map(Received::new).ok_or(Error::DriverGone))
+    }
+
+    /// Ends all requests: moves the queue pair to the error state, and waits until every request in
+    /// flight has given its memory back. Received messages stay for
+    /// [`next_received`](Self::next_received).
+    ///
+    /// The device flushes requests without waiting for the peer. A caller that sets a time limit all
+    /// the same may drop the future and then the queue pair, which ends the requests at once.
+    ///
+    /// # Errors
+    ///
+    /// An error of the change to the error state.
+    pub async fn shutdown(&mut self) -> VerbResult<()> {
+        self.inner.set_error()?;
+        for is_send in [true, false] {
+            // Without a driver the drop of the queue pair ends the requests.
+            let _driven = poll_fn(|cx| self.poll_ended(cx, is_send)).await;
+        }
+        Ok(())
+    }
+
+    fn poll_ended(&mut self, cx: &mut Context<'_>, is_send: bool) -> Poll<Result<(), Error>> {
+        let Self { inner, sent, received, .. } = self;
+        if is_send {
+            poll_owner(sent, cx, || inner.send.room() == inner.send.depth())
+        } else {
+            poll_owner(received, cx, || inner.recv.room() == inner.recv.depth())
+        }
+    }
+
+    /// The number of requests whose future was dropped and that have not ended.
+    #[must_use]
+    pub fn abandoned(&self) -> usize {
+        if self.sent.is_forked() { 0 } else { self.sent.abandoned() }
+    }
+
+    /// The queue pair, for inspection.
+    #[must_use]
+    pub fn queue_pair(&self) -> &qp::QueuePair<T> {
+        &self.inner
+    }
+}
+
+impl<T: Transport> Slot<'_, T> {
+    /// Posts a request: [`QueuePair::start`]. There is room for it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`QueuePair::start`].
+    pub fn start<O: Operation<T>, L: Owned>(
+        self,
+        work: Work<O, L>,
+    ) -> Result<InFlight<L::Returned>, PostError<L::Returned>> {
+        self.qp.start(work)
+    }
+}
+
+fn poll_owner(results: &Results<Report>, cx: &Context<'_>, is_ready: impl FnMut() -> bool) -> Poll<Result<(), Error>> {
+    if results.is_forked() {
+        return Poll::Ready(Err(Error::Forked));
+    }
+    let driven = results.poll_owner(cx, is_ready);
+    driven.map(|is_driven| if is_driven { Ok(()) } else { Err(Error::DriverGone) })
+}
+
+impl<T: Transport> Drop for QueuePair<T> {
+    fn drop(&mut self) {
+        // The destroy, which follows, ends what is in flight.
+        if !self.sent.is_forked() {
+            self.handle.shared().remove([self.sent, self.received]);
+            self.sent.give_back(&mut self.spare);
+            drop(self.received.close());
+        }
+    }
+}
+
+impl<T: Transport> fmt::Debug for QueuePair<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}

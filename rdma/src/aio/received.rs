@@ -1,0 +1,90 @@
+//! A received message.
+
+use std::fmt;
+
+use rdma_sys::ibv_wc;
+
+use crate::cq::completion;
+use crate::mr::{Kind, Segment};
+use crate::qp::ring::{Info, Report};
+use crate::types::{Opcode, WcError};
+
+/// A received message, or a receive that failed, and the memory that was posted for it.
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn f(qp: &mut rdma::aio::QueuePair<rdma::Rc>) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut received = qp.next_received().await?;
+/// received.status()?;
+/// let len = received.byte_len();
+/// if let Some(buffer) = received.take_buffer() {
+///     println!("{:?}", buffer.get(..len));
+///     // The same memory for the next message.
+///     qp.post_recv(buffer)?;
+/// }
+/// # Ok(()) }
+/// ```
+#[must_use = "the memory is given up otherwise"]
+pub struct Received {
+    report: Report,
+}
+
+impl Received {
+    pub(super) fn new(report: Report) -> Self {
+        Self { report }
+    }
+
+    /// Whether the receive succeeded.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the receive failed. The queue pair is then in the error state.
+    pub fn status(&self) -> Result<(), WcError> {
+        completion::status(&self.report.wc)
+    }
+
+    /// [`Opcode::Recv`], or [`Opcode::RecvWriteImm`] for the notice of a write.
+    #[must_use]
+    pub fn opcode(&self) -> Opcode {
+        completion::opcode(&self.report.wc, self.report.info)
+    }
+
+    /// The number of bytes received, or written by the peer; 0 if the receive failed. For a
+    /// datagram, the count includes the 40 bytes of the GRH. The device reports this number: check
+    /// it before use as a length.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        completion::byte_len(&self.report.wc, self.report.info)
+    }
+
+    /// The immediate data of the message or write.
+    #[must_use]
+    pub fn imm(&self) -> Option<u32> {
+        completion::imm(&self.report.wc, self.report.info)
+    }
+
+    /// The completion entry, and the slot's information about the receive.
+    pub(crate) fn parts(&self) -> (&ibv_wc, Info) {
+        (&self.report.wc, self.report.info)
+    }
+
+    /// The next segment, without taking it.
+    pub(crate) fn peek(&self) -> Option<&Segment> {
+        self.report.memory.peek()
+    }
+
+    pub(crate) fn take_if(&mut self, kind: Kind) -> Option<Segment> {
+        self.report.memory.take_if(kind)
+    }
+}
+
+impl fmt::Debug for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received")
+            .field("status", &self.status())
+            .field("opcode", &self.opcode())
+            .field("byte_len", &self.byte_len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,38 @@
+//! Memory of an ended request, outside of its slot.
+
+use std::vec;
+
+use crate::mr::{Kind, Segment};
+
+/// The segments of an ended request, in order. The first needs no allocation.
+// Public only because a hidden method of a sealed trait takes it.
+#[allow(missing_debug_implementations, reason = "nobody can name it")]
+pub struct ReturnedMemory {
+    first: Option<Segment>,
+    rest: vec::IntoIter<Segment>,
+}
+
+impl ReturnedMemory {
+    #[cfg(feature = "aio")]
+    pub(crate) fn new(first: Option<Segment>, rest: Vec<Segment>) -> Self {
+        Self { first, rest: rest.into_iter() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.peek().is_none()
+    }
+
+    /// The next segment, without taking it.
+    pub(crate) fn peek(&self) -> Option<&Segment> {
+        self.first.as_ref().or_else(|| self.rest.as_slice().first())
+    }
+
+    /// Takes the next segment, if it is of kind `kind`.
+    #[inline]
+    pub(crate) fn take_if(&mut self, kind: Kind) -> Option<Segment> {
+        if self.peek()?.kind() != kind {
+            return None;
+        }
+        self.first.take().or_else(|| self.rest.next())
+    }
+}

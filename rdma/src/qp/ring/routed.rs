@@ -1,0 +1,96 @@
+//! Requests whose completions go to the [`Results`] of their work queue.
+
+use std::sync::OnceLock;
+
+use rdma_sys::{ibv_wc, ibv_wc_status};
+
+use super::producer::Panics;
+use super::results::{RECEIVE, Results};
+use super::{Claimed, Info, Producer, ReturnedMemory, Ring};
+use crate::types::Opcode;
+
+/// A place for the results of a ring's requests. Results live as long as their ring: without a time
+/// limit (R4).
+pub(super) type Place = OnceLock<&'static Results<Report>>;
+
+/// The report of one ended request, with the memory that it returns.
+pub(crate) struct Report {
+    pub(crate) wc: ibv_wc,
+    pub(crate) info: Info,
+    pub(crate) memory: ReturnedMemory,
+}
+
+impl Ring {
+    /// Prepares the results, if there are any, for another work queue.
+    pub(super) fn renew_results(&self) {
+        if let Some(results) = self.results.get() {
+            results.renew();
+        }
+    }
+}
+
+impl Producer {
+    /// The results of the queue's routed requests.
+    pub(crate) fn results(&self) -> &'static Results<Report> {
+        self.ring().results.get_or_init(|| Box::leak(Box::new(Results::new())))
+    }
+}
+
+impl Claimed {
+    /// Ends a routed request: frees the slot, and then publishes the report (W3).
+    pub(super) fn publish(mut self, wc: &ibv_wc) {
+        self.is_routed = false;
+        let memory = self.take_all();
+        let (ring, token, info) = (self.ring, self.token, self.info);
+        let mut panics = Panics::default();
+        panics.catch(|| drop(self));
+        // SAFETY: as_ref requires a valid ring: a ring is never freed (R4).
+        let ring = unsafe { ring.as_ref() };
+        ring.publish(token, Report { wc: *wc, info, memory }, &mut panics);
+        panics.resume();
+    }
+
+    /// Ends a routed request that is dropped: it ended with its queue pair, or a later completion
+    /// releases it. Publishes its report after the slot was freed (W3).
+    #[cold]
+    pub(super) fn publish_flushed(&mut self) {
+        self.is_routed = false;
+        let memory = self.take_all();
+        let wc = self.flushed();
+        let mut panics = Panics::default();
+        panics.catch(|| self.drop_rest_and_release());
+        self.ring().publish(self.token, Report { wc, info: self.info, memory }, &mut panics);
+        panics.resume();
+    }
+
+    /// Takes all segments.
+    pub(super) fn take_all(&mut self) -> ReturnedMemory {
+        let first = self.take();
+        let mut rest = Vec::new();
+        while let Some(segment) = self.take() {
+            rest.push(segment);
+        }
+        ReturnedMemory::new(first, rest)
+    }
+
+    /// The completion of a request that ended with its queue pair, or that a later completion
+    /// releases.
+    pub(super) fn flushed(&self) -> ibv_wc {
+        ibv_wc { wr_id: self.wr_id, status: ibv_wc_status::IBV_WC_WR_FLUSH_ERR, ..ibv_wc::default() }
+    }
+}
+
+impl Ring {
+    /// Publishes the report of a request whose slot is free.
+    pub(super) fn publish(&self, token: u64, report: Report, panics: &mut Panics) {
+        let token = if report.info.opcode() == Opcode::Recv { RECEIVE } else { token };
+        let Some(results) = self.results.get() else { return };
+        let after = results.publish(token, report);
+        for waker in after.wakers.into_iter().flatten() {
+            panics.catch(|| waker.wake());
+        }
+        if let Some(report) = after.given_up {
+            panics.catch(|| drop(report));
+        }
+    }
+}
