@@ -165,7 +165,7 @@ impl<R> Results<R> {
         let mut state = self.lock();
         let sink = state.sinks.get_mut(index as usize)?;
         let left = std::mem::replace(sink, Sink::Abandoned);
-        let report = match left {
+        match left {
             Sink::Done(report) => {
                 *sink = Sink::Pending(None);
                 state.free.push(index);
@@ -177,8 +177,7 @@ impl<R> Results<R> {
                 None
             }
             Sink::Abandoned => None,
-        };
-        report
+        }
     }
 
     /// Polls for the next received message; `Ready(None)` if no driver would bring one.

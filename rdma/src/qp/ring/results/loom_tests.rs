@@ -38,7 +38,7 @@ impl World {
 
     /// Runs a model of one task and one other thread. Without a result from its first poll, the
     /// task must have been woken when the other thread is done.
-    fn model<T>(other: fn(&Self), poll: fn(&Self, &Context<'_>) -> Poll<T>) {
+    fn model<T: 'static>(other: fn(&Self), poll: fn(&Self, &Context<'_>) -> Poll<T>) {
         loom::model(move || {
             let world = Self::new();
             let thread = {
