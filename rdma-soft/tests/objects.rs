@@ -151,7 +151,6 @@ fn queue_pair_limits_and_types() {
         // SAFETY: live objects, a valid structure.
         errno(unsafe { (verbs().ibv_create_qp)(side.pd, &raw mut init) })
     };
-    assert_eq!(refused(&|init| init.qp_type = ibv_qp_type::IBV_QPT_UC), libc::EOPNOTSUPP);
     assert_eq!(refused(&|init| init.qp_type = ibv_qp_type::IBV_QPT_XRC_SEND), libc::EOPNOTSUPP);
     assert_eq!(refused(&|init| init.qp_type = ibv_qp_type(77)), libc::EINVAL);
     assert_eq!(refused(&|init| init.cap.max_send_wr = u32::MAX), libc::EINVAL);

@@ -60,6 +60,9 @@ pub(super) enum Kind {
     /// The region with the key, which was granted, is deregistered: its mapping is of no use any
     /// more.
     Revoked = 34,
+    // Messages of unreliable connections, which are never answered.
+    UcSend = 48,
+    UcWrite = 49,
 }
 
 impl Kind {
@@ -82,16 +85,23 @@ impl Kind {
             32 => Self::Want,
             33 => Self::Datagram,
             34 => Self::Revoked,
+            48 => Self::UcSend,
+            49 => Self::UcWrite,
             _ => return None,
         })
     }
 
-    /// Whether a message of this kind may be sent in pieces.
+    /// Whether a request of this kind may be sent in pieces.
     pub(super) const fn is_cut(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }
 
-    /// Whether the frame belongs to the connection of two queue pairs.
+    /// Whether the message is lost if it cannot be delivered at once.
+    pub(super) const fn is_unreliable(self) -> bool {
+        matches!(self, Self::Datagram | Self::UcSend | Self::UcWrite)
+    }
+
+    /// Whether the frame belongs to the reliable connection of two queue pairs.
     pub(super) const fn is_of_connection(self) -> bool {
         (self as u8) < 32
     }
@@ -270,7 +280,7 @@ impl Frame {
             return None;
         }
         match frame.kind {
-            Kind::Send | Kind::Write | Kind::ReadData => {
+            Kind::Send | Kind::Write | Kind::ReadData | Kind::UcSend | Kind::UcWrite => {
                 // Each payload lies in its message, and is not empty unless the message is empty.
                 let end = u64::from(frame.offset()) + payload as u64;
                 if end > u64::from(frame.total) || (payload == 0 && frame.total != 0) {

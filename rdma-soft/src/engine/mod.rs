@@ -1,5 +1,5 @@
-//! The engine of the software device: reliable connections and unreliable datagrams, without input
-//! or output, threads or a clock.
+//! The engine of the software device: reliable and unreliable connections and unreliable datagrams,
+//! without input or output, threads or a clock.
 //!
 //! The verbs objects call the engine to post and poll; a driver moves frames between the engines of
 //! two processes. Every call runs under the caller's one lock. After each call that may have caused
@@ -9,7 +9,7 @@
 //! [`poll_timeout`](Engine::poll_timeout).
 //!
 //! Modules import downwards: the shared tables (`tables`) and the queues import no queue pair; the
-//! common part of a queue pair (`qp`) imports the tables and queues, the services (`rc`, `ud`)
+//! common part of a queue pair (`qp`) imports the tables and queues, the services (`rc`, `uc`, `ud`)
 //! import `qp`, and this module imports the services; `objects` has the calls that create, change
 //! and destroy objects. Only `memory` accesses registered memory. Outside of it, `Engine::register`
 //! is the one place with `unsafe` code: it passes the promise of its caller on.
@@ -29,6 +29,7 @@ pub(crate) mod limits;
 mod memory;
 mod mr;
 mod objects;
+mod patience;
 mod peers;
 mod qp;
 mod queue;
@@ -43,7 +44,9 @@ mod tables;
 #[allow(unsafe_code, clippy::cast_possible_truncation, reason = "tests own the memory, and their numbers are small")]
 mod tests;
 mod timer;
+mod transfer;
 mod types;
+mod uc;
 mod ud;
 
 use std::collections::VecDeque;
@@ -189,7 +192,7 @@ impl Engine {
         self.tables.srqs.post(srq, wr_id, list)
     }
 
-    /// Posts a send request to a reliable connection.
+    /// Posts a send request to a connection.
     ///
     /// # Errors
     ///
@@ -197,8 +200,12 @@ impl Engine {
     /// pair cannot hold.
     #[inline(always)]
     pub(crate) fn post_send(&mut self, qp: QpId, request: &SendRequest, data: SendData<'_>) -> Result<(), Errno> {
-        let QueuePair { qp, service: Service::Rc(rc) } = self.qps.get_mut(qp)? else { return Err(Errno::INVAL) };
-        let posted = rc.post(qp, request, data, &mut self.tables);
+        let QueuePair { qp, service } = self.qps.get_mut(qp)?;
+        let posted = match service {
+            Service::Rc(rc) => rc.post(qp, request, data, &mut self.tables),
+            Service::Uc(uc) => uc.post(qp, request, data, &mut self.tables),
+            Service::Ud(_) => return Err(Errno::INVAL),
+        };
         self.release_next = true;
         self.fail_overrun();
         posted
@@ -274,11 +281,9 @@ impl Engine {
             }
         }
         tables.peers.reserve(self.qps.len());
-        for QueuePair { qp, service } in self.qps.iter_mut() {
-            match service {
-                Service::Rc(rc) if qp.peer() == peer => rc.schedule(qp, tables),
-                Service::Ud(ud) if ud.is_waiting() => ud.resume(qp, tables),
-                _ => {}
+        for qp in self.qps.iter_mut() {
+            if qp.is_waiting() || qp.qp.peer() == peer {
+                qp.resume(tables);
             }
         }
         self.fail_overrun();
@@ -309,24 +314,20 @@ impl Engine {
         }
         // If there is a link, the peer connected to us meanwhile: requests that are under way on
         // that link are not sent again.
-        self.resume_datagrams();
+        self.resume_waiting();
     }
 
-    /// Tries again to send the datagrams that wait.
-    fn resume_datagrams(&mut self) {
-        for QueuePair { qp, service } in self.qps.iter_mut() {
-            match service {
-                Service::Ud(ud) if ud.is_waiting() => ud.resume(qp, &mut self.tables),
-                _ => {}
-            }
+    /// Tries again to send the messages that wait for a link.
+    fn resume_waiting(&mut self) {
+        for qp in self.qps.iter_mut().filter(|qp| qp.is_waiting()) {
+            qp.resume(&mut self.tables);
         }
         self.fail_overrun();
     }
 
-    /// Whether datagrams wait for a link or for the member list of a group.
-    pub(crate) fn has_waiting_datagrams(&self) -> bool {
-        let waits = |qp: &QueuePair| matches!(&qp.service, Service::Ud(ud) if ud.is_waiting());
-        self.tables.groups.is_waited_for() || self.qps.iter().any(waits)
+    /// Whether unreliable messages wait for a link or for the member list of a group.
+    pub(crate) fn has_waiting_messages(&self) -> bool {
+        self.tables.groups.is_waited_for() || self.qps.iter().any(QueuePair::is_waiting)
     }
 
     /// Whether datagrams had to wait for this link.
@@ -377,12 +378,12 @@ impl Engine {
     /// Handles a frame whose sender names a process that the link does not lead to. Such a frame is
     /// not delivered: no process may send in the name of another one. But the peer may have taken
     /// one more slot. The engine asks for a link to that slot, which proves that the slot is the
-    /// peer's. The requester is told to send its request again; a datagram is lost.
+    /// peer's. The requester is told to send its request again; an unreliable message is lost.
     #[cold]
     fn handle_stranger(&mut self, link: LinkId, frame: &Frame) {
         let peers = &mut self.tables.peers;
         let begins = frame.begins_request();
-        if let Some(host) = peers.host_of(link).filter(|_| begins || frame.kind == Kind::Datagram) {
+        if let Some(host) = peers.host_of(link).filter(|_| begins || frame.kind.is_unreliable()) {
             if begins {
                 peers.push_control(link, &rc::dropped(frame));
             }
@@ -390,13 +391,14 @@ impl Engine {
         }
     }
 
-    /// Handles a frame that belongs to no connection.
+    /// Handles a frame that belongs to no reliable connection.
     #[inline(never)]
     fn handle_unconnected(&mut self, link: LinkId, frame: &Frame, payload: Source<'_>) {
         let tables = &mut self.tables;
         match frame.kind {
             Kind::Want => return tables.grant(link, frame.key),
             Kind::Revoked => return tables.peers.mapping_revoked(link, frame.key),
+            Kind::UcSend | Kind::UcWrite => return self.handle_message(link, frame, payload),
             _ => {}
         }
         // Copy the GRH out of the ring once and decide by the copy: the peer may change its ring at
@@ -417,6 +419,16 @@ impl Engine {
             }
         } else if let Some(index) = tables.own_index(Host::LOCAL, frame.to) {
             deliver(index, tables);
+        }
+        self.fail_overrun();
+    }
+
+    /// Handles a piece of a message of an unreliable connection.
+    fn handle_message(&mut self, link: LinkId, frame: &Frame, payload: Source<'_>) {
+        let tables = &mut self.tables;
+        let index = tables.own_index(Host::LOCAL, frame.to);
+        if let Some(Ok(QueuePair { qp, service: Service::Uc(uc) })) = index.map(|index| self.qps.get_mut(QpId(index))) {
+            uc.handle_message(qp, link, frame, payload, tables);
         }
         self.fail_overrun();
     }
@@ -527,7 +539,7 @@ impl Engine {
             }
         }
         if resume {
-            self.resume_datagrams();
+            self.resume_waiting();
         }
         self.fail_overrun();
     }

@@ -208,6 +208,13 @@ impl Qp {
         self.sq.next = self.sq.head;
     }
 
+    /// Moves the queue pair to SQE: completes the oldest send request with `status` and flushes the
+    /// others.
+    pub(super) fn fail_sends(&mut self, status: ibv_wc_status, tables: &mut Tables) {
+        self.state = QpState::Sqe;
+        self.flush_sends(Some(status), tables);
+    }
+
     /// Completes a request as flushed.
     pub(super) fn flush(&self, cq: CqId, wr_id: u64, opcode: ibv_wc_opcode, tables: &mut Tables) {
         self.complete_failed(cq, wr_id, opcode, ibv_wc_status::IBV_WC_WR_FLUSH_ERR, tables);

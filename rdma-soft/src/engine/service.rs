@@ -6,6 +6,7 @@ use super::qp::Qp;
 use super::rc::Rc;
 use super::tables::Tables;
 use super::types::{Errno, LinkId, ModifyQp, QpId, QpInit, QpStatus, ServiceType, Transmit};
+use super::uc::Uc;
 use super::ud::Ud;
 
 /// The transport service of a queue pair, with its state.
@@ -13,6 +14,8 @@ use super::ud::Ud;
 pub(super) enum Service {
     /// Reliable connection.
     Rc(Rc),
+    /// Unreliable connection.
+    Uc(Uc),
     /// Unreliable datagrams.
     Ud(Ud),
 }
@@ -29,6 +32,7 @@ impl QueuePair {
         let qp = Qp::new(id, qpn, init, tables)?;
         let service = match init.service {
             ServiceType::Rc => Service::Rc(Rc::new(incarnation)),
+            ServiceType::Uc => Service::Uc(Uc::new(incarnation)),
             ServiceType::Ud => Service::Ud(Ud::new(qp.sq.capacity(), incarnation)?),
         };
         Ok(Self { qp, service })
@@ -37,6 +41,7 @@ impl QueuePair {
     pub(super) const fn incarnation(&self) -> u8 {
         match &self.service {
             Service::Rc(rc) => rc.incarnation(),
+            Service::Uc(uc) => uc.incarnation(),
             Service::Ud(ud) => ud.incarnation(),
         }
     }
@@ -44,6 +49,7 @@ impl QueuePair {
     pub(super) const fn status(&self) -> QpStatus {
         match &self.service {
             Service::Rc(rc) => rc.status(&self.qp),
+            Service::Uc(uc) => uc.status(&self.qp),
             Service::Ud(ud) => ud.status(&self.qp),
         }
     }
@@ -59,6 +65,11 @@ impl QueuePair {
                 }
                 Rc::publish(qp, tables);
             }
+            Service::Uc(uc) => {
+                if let Some(state) = next {
+                    uc.enter(qp, state, tables);
+                }
+            }
             Service::Ud(ud) => {
                 if let Some(state) = next {
                     ud.enter(qp, state, tables);
@@ -71,6 +82,7 @@ impl QueuePair {
     pub(super) fn reset(&mut self, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.reset(&mut self.qp, tables),
+            Service::Uc(uc) => uc.reset(&mut self.qp, tables),
             Service::Ud(ud) => ud.reset(&mut self.qp, tables),
         }
     }
@@ -89,6 +101,7 @@ impl QueuePair {
     pub(super) fn fail(&mut self, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.fail(&mut self.qp, tables),
+            Service::Uc(uc) => uc.fail(&mut self.qp, tables),
             Service::Ud(ud) => ud.fail(&mut self.qp, tables),
         }
     }
@@ -105,6 +118,7 @@ impl QueuePair {
         match (&mut self.service, work) {
             (Service::Rc(rc), Work::Answers(_)) => rc.answer(&mut self.qp, tables, out, budget),
             (Service::Rc(rc), _) => rc.transmit(&mut self.qp, tables, out, budget),
+            (Service::Uc(uc), _) => uc.transmit(&mut self.qp, link, tables, out, budget),
             (Service::Ud(ud), _) => ud.transmit(&mut self.qp, link, tables, out, budget),
         }
     }
@@ -114,13 +128,33 @@ impl QueuePair {
         tables.end_delay(self.qp.id, self.qp.sq.next);
         match &mut self.service {
             Service::Rc(rc) => rc.schedule(&self.qp, tables),
+            Service::Uc(uc) => uc.schedule(&mut self.qp, tables),
             Service::Ud(ud) => ud.schedule(&mut self.qp, tables),
+        }
+    }
+
+    /// Whether messages wait for a link.
+    pub(super) const fn is_waiting(&self) -> bool {
+        match &self.service {
+            Service::Rc(_) => false,
+            Service::Uc(uc) => uc.is_waiting(),
+            Service::Ud(ud) => ud.is_waiting(),
+        }
+    }
+
+    /// Tries again to send the messages that wait for a link.
+    pub(super) fn resume(&mut self, tables: &mut Tables) {
+        match &mut self.service {
+            Service::Rc(rc) => rc.schedule(&self.qp, tables),
+            Service::Uc(uc) => uc.schedule(&mut self.qp, tables),
+            Service::Ud(ud) => ud.resume(&mut self.qp, tables),
         }
     }
 
     pub(super) fn handle_timer(&mut self, generation: u32, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.handle_timer(&mut self.qp, generation, tables),
+            Service::Uc(uc) => uc.handle_timer(generation, tables),
             Service::Ud(ud) => ud.handle_timer(generation, tables),
         }
     }
@@ -130,6 +164,7 @@ impl QueuePair {
     pub(super) fn handle_link_down(&mut self, link: LinkId, is_last: bool, tables: &mut Tables) {
         match &mut self.service {
             Service::Rc(rc) => rc.handle_link_down(&mut self.qp, link, is_last, tables),
+            Service::Uc(uc) => uc.handle_link_down(&mut self.qp, link, tables),
             Service::Ud(ud) => ud.handle_link_down(&mut self.qp, link, tables),
         }
     }

@@ -253,6 +253,8 @@ pub(crate) enum Lookup {
 pub(crate) enum ServiceType {
     /// Reliable connection.
     Rc,
+    /// Unreliable connection.
+    Uc,
     /// Unreliable datagrams.
     Ud,
 }

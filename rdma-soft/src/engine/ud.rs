@@ -8,9 +8,8 @@
 //!
 //! A datagram is lost, and its sender's completion reports success, where a network would lose it:
 //! no queue pair has the number, the process is dead or refuses a link, its ring stays full, no
-//! receive request is posted, or the Q_Key differs. A datagram whose link is full waits for
-//! [`PATIENCE`] at most; from then on, datagrams do not wait for this link until it has room again.
-//! So no peer can hold up a sender.
+//! receive request is posted, or the Q_Key differs. A datagram whose link is full waits as long as
+//! [`Patience`] lasts.
 
 use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
@@ -22,20 +21,16 @@ use super::grh::{GRH_LEN, Grh};
 use super::groups::Next;
 use super::limits::MTU;
 use super::memory::{Gather, Source};
+use super::patience::Patience;
 use super::peers::{Reach, Work};
 use super::qp::Qp;
 use super::queue::boxed;
 use super::receive::Receive;
 use super::tables::Tables;
-use super::timer::Owner;
 use super::types::{
     Address, Errno, Host, LinkId, Lookup, MULTICAST_QPN, Op, Path, PeerId, QpState, QpStatus, SendData, SendFlags,
     SendRequest, Transmit,
 };
-
-/// The longest wait of a datagram for room in a ring, in nanoseconds: many times as long as a
-/// running process needs to make room.
-const PATIENCE: u64 = 20_000_000;
 
 /// The destination of a request, and the progress of its delivery. A request to a group goes to the
 /// members in the order of their slots, in rounds. A round passes over members that have no link
@@ -74,9 +69,7 @@ pub(super) struct Ud {
     waiting: bool,
     /// The link whose work list holds the queue pair.
     listed: Option<LinkId>,
-    /// The link is full, and the timer runs.
-    blocked: bool,
-    timer: u32,
+    patience: Patience,
 }
 
 /// The next step for the request at `sq.next`.
@@ -102,8 +95,7 @@ impl Ud {
             deliveries: boxed(places, Delivery::new(NO_ADDRESS))?,
             waiting: false,
             listed: None,
-            blocked: false,
-            timer: 0,
+            patience: Patience::default(),
         })
     }
 
@@ -141,13 +133,15 @@ impl Ud {
         qp.reset(tables);
         tables.groups.forget(qp.id.0);
         self.incarnation = self.incarnation.wrapping_add(1);
-        (self.waiting, self.listed, self.blocked) = (false, None, false);
+        (self.waiting, self.listed) = (false, None);
+        self.patience.forget();
     }
 
     /// Moves the queue pair to ERR.
     pub(super) fn fail(&mut self, qp: &mut Qp, tables: &mut Tables) {
         qp.fail(None, tables);
-        (self.waiting, self.blocked) = (false, false);
+        self.waiting = false;
+        self.patience.forget();
     }
 
     #[inline(never)]
@@ -308,9 +302,8 @@ impl Ud {
             }
             Step::Wrong(_) if qp.sq.head < qp.sq.next => return false,
             Step::Wrong(status) => {
-                qp.state = QpState::Sqe;
-                self.stop_timer(qp, tables);
-                qp.flush_sends(Some(*status), tables);
+                self.patience.stop(qp.id, tables);
+                qp.fail_sends(*status, tables);
             }
         }
         true
@@ -367,7 +360,7 @@ impl Ud {
                     // same lock.
                     let (len, pushed) = pushed.unwrap_or((0, true));
                     *budget = budget.saturating_sub(len.max(64));
-                    if !self.waits_no_longer(qp, link, pushed, tables) {
+                    if !self.patience.ends(qp.id, link, pushed, tables) {
                         return Transmit::Blocked;
                     }
                     self.sent(qp, peer);
@@ -386,47 +379,16 @@ impl Ud {
         Transmit::Idle
     }
 
-    /// Records an attempt to send over a link: whether the request is sent or lost, and need not
-    /// wait.
-    fn waits_no_longer(&mut self, qp: &Qp, link: LinkId, pushed: bool, tables: &mut Tables) -> bool {
-        let Some(state) = tables.peers.get(link) else { return true };
-        if !pushed && !state.stuck {
-            if !self.blocked {
-                self.blocked = true;
-                self.timer = self.timer.wrapping_add(1);
-                tables.timers.start(Owner::Qp(qp.id), self.timer, PATIENCE);
-            }
-            return false;
-        }
-        state.stuck = !pushed;
-        self.stop_timer(qp, tables);
-        true
-    }
-
-    fn stop_timer(&mut self, qp: &Qp, tables: &mut Tables) {
-        if core::mem::replace(&mut self.blocked, false) {
-            tables.timers.cancel(Owner::Qp(qp.id));
-        }
-    }
-
     /// Stops waiting for a link that has been full for too long.
     pub(super) fn handle_timer(&mut self, generation: u32, tables: &mut Tables) {
-        if generation != self.timer || !core::mem::replace(&mut self.blocked, false) {
-            return;
-        }
-        if let Some(link) = self.listed {
-            if let Some(state) = tables.peers.get(link) {
-                state.stuck = true;
-                tables.peers.activate(link);
-            }
-        }
+        self.patience.handle_timer(generation, self.listed, &mut tables.peers);
     }
 
     /// Handles the loss of a link, and with it of the list that the queue pair may be in.
     pub(super) fn handle_link_down(&mut self, qp: &mut Qp, link: LinkId, tables: &mut Tables) {
         if self.listed == Some(link) {
             self.listed = None;
-            self.stop_timer(qp, tables);
+            self.patience.stop(qp.id, tables);
             self.schedule(qp, tables);
         }
     }

@@ -283,7 +283,7 @@ impl State {
     /// not consumed the datagram.
     pub(crate) fn has_words_left(&self) -> bool {
         let untaken = |link: &Link| self.engine.was_awaited(link.id) && !link.is_taken();
-        self.engine.has_waiting_datagrams() || self.links().any(untaken)
+        self.engine.has_waiting_messages() || self.links().any(untaken)
     }
 
     /// Sends the deferred acknowledgements, if there are any.

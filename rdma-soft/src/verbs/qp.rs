@@ -145,21 +145,27 @@ fn check_cap(asked: &ibv_qp_cap) -> Result<ibv_qp_cap, Errno> {
     })
 }
 
+/// Returns the transport service of a type of queue pairs.
+fn service(qp_type: ibv_qp_type) -> Result<ServiceType, Errno> {
+    match qp_type {
+        ibv_qp_type::IBV_QPT_RC => Ok(ServiceType::Rc),
+        ibv_qp_type::IBV_QPT_UC => Ok(ServiceType::Uc),
+        ibv_qp_type::IBV_QPT_UD => Ok(ServiceType::Ud),
+        // Types of the specification that this device does not support.
+        ibv_qp_type::IBV_QPT_RAW_PACKET
+        | ibv_qp_type::IBV_QPT_XRC_SEND
+        | ibv_qp_type::IBV_QPT_XRC_RECV
+        | ibv_qp_type::IBV_QPT_DRIVER => Err(Errno::OPNOTSUPP),
+        _ => Err(Errno::INVAL),
+    }
+}
+
 /// Creates a queue pair and writes the granted capacities to `asked.cap`. With `extended` the queue
 /// pair has a builder for the `ibv_wr_*` calls.
 pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, extended: bool) -> Made<ibv_qp_ex> {
     let pd = ibv_pd.get()?;
     let node = Node::get()?;
-    match asked.qp_type {
-        ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UD => {}
-        // Types of the specification that this device does not support.
-        ibv_qp_type::IBV_QPT_UC
-        | ibv_qp_type::IBV_QPT_RAW_PACKET
-        | ibv_qp_type::IBV_QPT_XRC_SEND
-        | ibv_qp_type::IBV_QPT_XRC_RECV
-        | ibv_qp_type::IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
-        _ => return Err(Errno::INVAL),
-    }
+    let service = service(asked.qp_type)?;
     // SAFETY: `from_c` requires null or a CQ that is alive during the call: promise 2 for `asked`.
     let send_cq = unsafe { Handle::from_c(asked.send_cq) };
     // SAFETY: `from_c` requires null or a CQ that is alive during the call: promise 2 for `asked`.
@@ -175,7 +181,6 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     if srq.is_some_and(|srq| !srq.is_of(&pd.context)) {
         return Err(Errno::INVAL);
     }
-    let is_datagram = asked.qp_type == ibv_qp_type::IBV_QPT_UD;
     let mut cap = check_cap(&asked.cap)?;
     if srq.is_some() {
         // The queue pair has no receive queue of its own.
@@ -184,7 +189,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
     let sq_sig_all = asked.sq_sig_all != 0;
     let entry = Entry::new(None, Arc::clone(pd.context.events()));
     let init = QpInit {
-        service: if is_datagram { ServiceType::Ud } else { ServiceType::Rc },
+        service,
         pd: pd.id,
         send_cq: send_cq.id(),
         recv_cq: recv_cq.id(),
@@ -231,7 +236,7 @@ pub(super) fn create(ibv_pd: &Handle<ibv_pd>, asked: &mut ibv_qp_init_attr, exte
         sq_sig_all,
         qp_type: asked.qp_type,
         shown: Mutex::new(Shown(ibv_qp_attr::default())),
-        builder: extended.then(|| Builder::new(Batch::new(&cap, is_datagram))),
+        builder: extended.then(|| Builder::new(Batch::new(&cap, service == ServiceType::Ud))),
     };
     let qp = pd.context.create(public, shared);
     entry.announce(qp);

@@ -28,9 +28,9 @@ pub(super) fn create_qp_ex(_context: Handle<ibv_context>, attr: InOut<ibv_qp_ini
     const KNOWN: u32 =
         Mask::IBV_QP_INIT_ATTR_PD.0 | Mask::IBV_QP_INIT_ATTR_CREATE_FLAGS.0 | Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
     const DATAGRAM_OPS: u32 = Ops::IBV_QP_EX_WITH_SEND.0 | Ops::IBV_QP_EX_WITH_SEND_WITH_IMM.0;
-    const OPS: u32 = DATAGRAM_OPS
-        | Ops::IBV_QP_EX_WITH_RDMA_WRITE.0
-        | Ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0
+    const UNRELIABLE_OPS: u32 =
+        DATAGRAM_OPS | Ops::IBV_QP_EX_WITH_RDMA_WRITE.0 | Ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0;
+    const OPS: u32 = UNRELIABLE_OPS
         | Ops::IBV_QP_EX_WITH_RDMA_READ.0
         | Ops::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0
         | Ops::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0;
@@ -49,7 +49,11 @@ pub(super) fn create_qp_ex(_context: Handle<ibv_context>, attr: InOut<ibv_qp_ini
     let mask = field!(comp_mask);
     let has = |bit: Mask| mask & bit.0 != 0;
     let (has_flags, extended) = (has(Mask::IBV_QP_INIT_ATTR_CREATE_FLAGS), has(Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS));
-    let known = u64::from(if field!(qp_type) == ibv_qp_type::IBV_QPT_UD { DATAGRAM_OPS } else { OPS });
+    let known = u64::from(match field!(qp_type) {
+        ibv_qp_type::IBV_QPT_UD => DATAGRAM_OPS,
+        ibv_qp_type::IBV_QPT_UC => UNRELIABLE_OPS,
+        _ => OPS,
+    });
     if mask & !KNOWN != 0
         || (has_flags && field!(create_flags) != 0)
         || (extended && field!(send_ops_flags) & !known != 0)

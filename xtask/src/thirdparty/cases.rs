@@ -92,7 +92,6 @@ const fn lacks(kind: Kind, program: &'static str, options: &'static str, reason:
     Case { kind, program, client: program, options, variable: "", outcome: Outcome::Lacks(reason) }
 }
 
-const NO_UC: &str = "no UC";
 const NO_XRC: &str = "no XRC";
 const NO_RSOCKETS: &str = "no rsockets";
 const NO_NODE: &str = "no /dev/infiniband/soft0, so UCX ignores it";
@@ -110,7 +109,9 @@ pub(super) static CASES: &[Case] = &[
     lacks(Pingpong, "ibv_rc_pingpong", "-j", "no device memory"),
     passes(Pingpong, "ibv_ud_pingpong", ""),
     passes(Pingpong, "ibv_ud_pingpong", "-e -s 4096"),
-    lacks(Pingpong, "ibv_uc_pingpong", "", NO_UC),
+    passes(Pingpong, "ibv_uc_pingpong", ""),
+    passes(Pingpong, "ibv_uc_pingpong", "-e -c"),
+    passes(Pingpong, "ibv_uc_pingpong", "-c -s 1048576 -n 100"),
     passes(Pingpong, "ibv_srq_pingpong", ""),
     passes(Pingpong, "ibv_srq_pingpong", "-e -c"),
     lacks(Pingpong, "ibv_xsrq_pingpong", "", NO_XRC),
@@ -131,7 +132,8 @@ pub(super) static CASES: &[Case] = &[
     passes(Perftest, "ib_send_lat", "-I 128 -e"),
     passes(Perftest, "ib_send_lat", "-R"),
     passes(Perftest, "ib_send_lat", "-c UD"),
-    lacks(Perftest, "ib_send_lat", "-c UC", NO_UC),
+    passes(Perftest, "ib_send_lat", "-c UC"),
+    passes(Perftest, "ib_send_lat", "-c UC -a -n 100"),
     passes(Perftest, "ib_send_bw", ""),
     passes(Perftest, "ib_send_bw", "-a -e -n 100"),
     passes(Perftest, "ib_send_bw", "-b -q 4 -n 500"),
@@ -139,16 +141,20 @@ pub(super) static CASES: &[Case] = &[
     passes(Perftest, "ib_send_bw", "-R"),
     passes(Perftest, "ib_send_bw", "-c UD"),
     passes(Perftest, "ib_send_bw", "-c UD -R"),
+    passes(Perftest, "ib_send_bw", "-c UC"),
+    passes(Perftest, "ib_send_bw", "-c UC --use-srq"),
     passes(Perftest, "ib_send_lat", "--use-srq"),
     passes(Perftest, "ib_send_bw", "--use-srq"),
     passes(Perftest, "ib_send_bw", "--use-srq -q 4 -n 500"),
     passes(Perftest, "ib_write_lat", ""),
     passes(Perftest, "ib_write_lat", "-R -s 65536 -n 200"),
+    passes(Perftest, "ib_write_lat", "-c UC"),
     passes(Perftest, "ib_write_bw", ""),
     passes(Perftest, "ib_write_bw", "-b -q 4 -l 4 -n 500"),
     passes(Perftest, "ib_write_bw", "-R -D 1"),
     passes(Perftest, "ib_write_bw", "-z"),
-    lacks(Perftest, "ib_write_bw", "-c UC", NO_UC),
+    passes(Perftest, "ib_write_bw", "-c UC"),
+    passes(Perftest, "ib_write_bw", "-c UC -b -q 4 -n 500"),
     passes(Perftest, "ib_read_lat", ""),
     passes(Perftest, "ib_read_lat", "-R"),
     passes(Perftest, "ib_read_bw", ""),

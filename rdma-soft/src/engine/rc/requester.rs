@@ -14,13 +14,14 @@ use rdma_sys::ibv_wc_status;
 use super::super::Outbound;
 use super::super::fault::Fault;
 use super::super::frame::{self, Frame, Kind, Refusal, after, distance, precedes};
-use super::super::limits::{COPY_BUDGET, MAX_MESSAGE, SHORTEST_LIMIT};
-use super::super::memory::{Gather, Source};
+use super::super::limits::COPY_BUDGET;
+use super::super::memory::Source;
 use super::super::mr::LOCAL_WRITE;
 use super::super::qp::{Attributes, Qp};
 use super::super::queue::SendWqe;
 use super::super::tables::Tables;
 use super::super::timer::{Owner, ack_nanos, rnr_nanos};
+use super::super::transfer;
 use super::super::types::{Op, QpState, SendData, SendFlags, SendRequest, Transmit};
 use super::Handled;
 use super::direct::{self, Operation};
@@ -186,7 +187,7 @@ impl Requester {
             return Begin::Hold;
         }
         let wqe = qp.sq.at(position);
-        if let Some(status) = local_error(qp, wqe, position, tables) {
+        if let Some(status) = transfer::local_error(qp, wqe, position, tables) {
             self.stall(qp, status, tables);
             return Begin::Hold;
         }
@@ -344,15 +345,7 @@ impl Requester {
             frame.carry_ack(number, epoch);
         }
         let header = frame.encode();
-        let pushed = if len == 0 {
-            Some(out.try_push(&header, &Gather::EMPTY))
-        } else if wqe.inline {
-            let part = qp.sq.inline(position).part(self.offset as usize, len as usize);
-            part.map(|part| out.try_push(&header, &Gather::one(&part)))
-        } else {
-            let push = |gather: &Gather<'_>| out.try_push(&header, gather);
-            tables.mrs.gather(qp.pd, qp.sq.list(position), self.offset, len as usize, push)
-        };
+        let pushed = transfer::push_piece(qp, &header, (self.offset, len), tables, out);
         let pushed = match pushed {
             Some(true) => Pushed::Yes(len),
             Some(false) => Pushed::NoRoom,
@@ -612,27 +605,6 @@ enum Begin {
     Skip,
     /// The request is executed directly in parts; more parts are left.
     More,
-}
-
-/// Returns the error that a request has by itself, before anything is sent.
-#[inline]
-fn local_error(qp: &Qp, wqe: &SendWqe, position: u64, tables: &Tables) -> Option<ibv_wc_status> {
-    let op = wqe.request.op;
-    if wqe.total > MAX_MESSAGE || (op.is_atomic() && wqe.total != 8) {
-        return Some(ibv_wc_status::IBV_WC_LOC_LEN_ERR);
-    }
-    if op.fetches() && qp.attr.max_rd_atomic == 0 {
-        return Some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR);
-    }
-    // A short message of one entry fits one frame: gathering it checks its key before anything is
-    // sent.
-    let is_one = wqe.total <= SHORTEST_LIMIT && qp.sq.list(position).len() <= 1;
-    if wqe.inline || (is_one && !op.fetches()) {
-        return None;
-    }
-    let rights = if op.fetches() { LOCAL_WRITE } else { 0 };
-    let is_ours = tables.mrs.check_all(qp.pd, qp.sq.list(position), rights);
-    (!is_ours).then_some(ibv_wc_status::IBV_WC_LOC_PROT_ERR)
 }
 
 fn kind_of(wqe: &SendWqe) -> Kind {

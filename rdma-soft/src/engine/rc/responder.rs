@@ -6,10 +6,9 @@
 
 use std::collections::VecDeque;
 
-use rdma_sys::{ibv_event_type, ibv_wc_opcode, ibv_wc_status};
+use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use super::super::Outbound;
-use super::super::cq::set_imm;
 use super::super::fault::Fault;
 use super::super::frame::{self, Frame, Kind, Refusal, after, before};
 use super::super::limits::MAX_RD_ATOMIC;
@@ -19,6 +18,7 @@ use super::super::peers::Work;
 use super::super::qp::Qp;
 use super::super::receive::Receive;
 use super::super::tables::Tables;
+use super::super::transfer;
 use super::super::types::{LinkId, QpState, Transmit};
 use super::Handled;
 use super::fetch::{self, Pushed};
@@ -198,7 +198,7 @@ impl Responder {
             Fault::Access => ACCESS,
             Fault::Operation => {
                 if frame.kind == Kind::Send && qp.rq.front(qp.pd, tables).is_some() {
-                    complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
+                    transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
                 }
                 Outcome::Refused(Refusal::Operation, None)
             }
@@ -248,7 +248,7 @@ impl Responder {
         if self.is_current(link, frame) {
             let is_last = frame.offset() as usize + len == frame.total as usize;
             if is_last && (frame.kind == Kind::Send || frame.flags & frame::IMM != 0) {
-                complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
+                transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
             }
             self.conclude(qp, link, frame, len, Outcome::Done, tables);
         }
@@ -259,7 +259,7 @@ impl Responder {
         if self.is_current(link, frame) {
             let outcome = match (frame.kind, why) {
                 (Kind::Send, _) => {
-                    complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
+                    transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
                     Outcome::Refused(Refusal::Operation, None)
                 }
                 (_, Unstored::NoMemory) => ACCESS,
@@ -473,18 +473,18 @@ impl Responder {
 fn execute_send(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut Tables) -> Outcome {
     let Some(Receive { wqe, list, pd }) = qp.rq.front(qp.pd, tables) else { return Outcome::NotReady };
     if wqe.total < frame.total {
-        complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_LEN_ERR, tables);
+        transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_LEN_ERR, tables);
         return Outcome::Refused(Refusal::InvalidRequest, None);
     }
     if !tables.mrs.scatter(pd, list, frame.offset(), payload) {
         if tables.mrs.check_all(pd, list, LOCAL_WRITE) {
             return Outcome::Store;
         }
-        complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
+        transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_LOC_PROT_ERR, tables);
         return Outcome::Refused(Refusal::Operation, None);
     }
     if frame.offset() as usize + payload.len() == frame.total as usize {
-        complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
+        transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
     }
     Outcome::Done
 }
@@ -499,38 +499,17 @@ fn execute_write(qp: &mut Qp, frame: &Frame, payload: Source<'_>, tables: &mut T
         if qp.attr.access & REMOTE_WRITE == 0 {
             return ACCESS;
         }
-        // Check the whole range with each piece: the region may be deregistered between two pieces.
-        let whole = tables.mrs.target(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize);
-        let Some(target) = whole.and_then(|target| target.part(frame.offset() as usize, payload.len())) else {
+        if !transfer::write_payload(qp, frame, payload, tables) {
             let is_foreign =
                 tables.mrs.foreign(frame.key, qp.pd, REMOTE_WRITE, frame.addr, frame.total as usize).is_some();
             return if is_foreign { Outcome::Store } else { ACCESS };
-        };
-        target.write(payload);
+        }
         is_last = frame.offset() as usize + payload.len() == frame.total as usize;
     }
     if with_imm && is_last {
-        complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
+        transfer::complete_receive(qp, frame, ibv_wc_status::IBV_WC_SUCCESS, tables);
     }
     Outcome::Done
-}
-
-/// Completes the oldest receive request.
-fn complete_receive(qp: &mut Qp, frame: &Frame, status: ibv_wc_status, tables: &mut Tables) {
-    let Some(wqe) = qp.rq.pop() else { return };
-    let solicited = frame.flags & frame::SOLICITED != 0;
-    let (qpn, src_qp) = (qp.qpn, qp.attr.dest_qpn);
-    tables.cqs.push(qp.recv_cq, solicited, &mut tables.events, |wc| {
-        wc.opcode = match frame.kind {
-            Kind::Send => ibv_wc_opcode::IBV_WC_RECV,
-            _ => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
-        };
-        (wc.wr_id, wc.status, wc.byte_len) = (wqe.wr_id, status, frame.total);
-        (wc.qp_num, wc.src_qp) = (qpn, src_qp);
-        if frame.flags & frame::IMM != 0 {
-            set_imm(wc, frame.imm());
-        }
-    });
 }
 
 /// The outcome of sending a piece of an answer.

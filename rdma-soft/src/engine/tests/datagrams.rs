@@ -113,9 +113,9 @@ fn the_first_to_a_process_wait_for_the_link_however_many_they_are() {
         }
         // The requests are pending until the link is up.
         assert!(world.poll(0).is_empty());
-        assert!(world.nodes[0].engine.has_waiting_datagrams());
+        assert!(world.nodes[0].engine.has_waiting_messages());
         world.settle();
-        assert!(!world.nodes[0].engine.has_waiting_datagrams());
+        assert!(!world.nodes[0].engine.has_waiting_messages());
         let mut expected: Vec<_> = (1000..1000 + COUNT).map(|id| (id, 0)).collect();
         let mut statuses = world.statuses(at);
         if at == 1 {
@@ -393,7 +393,7 @@ fn a_group_is_all_that_are_in_it() {
     };
     assert_eq!([0, 1, 2, 3, 3].map(|index| attach(&mut world, index)), [true, false, true, false, false]);
     send(&mut world, ends[0], 7, &[], &to_group(GROUP));
-    assert!(world.nodes[0].engine.has_waiting_datagrams());
+    assert!(world.nodes[0].engine.has_waiting_messages());
     world.settle();
     let of = |wcs: Vec<Wc>| {
         let mut got: Vec<_> = wcs.iter().map(|wc| (wc.qpn, wc.wr_id)).collect();
@@ -439,7 +439,7 @@ fn who_is_in_a_group_is_asked_again_after_a_while() {
     assert_eq!(world.statuses(0), [(3, 0)]);
     // A reset ends the wait for the group's members.
     world.set_state(a, QpState::Reset);
-    assert!(!world.nodes[0].engine.has_waiting_datagrams());
+    assert!(!world.nodes[0].engine.has_waiting_messages());
     world.nodes[0].engine.handle_members(GROUP, &[Slot(0), Slot(4095)], 1_000_000);
     world.nodes[0].engine.handle_members(Gid([1; 16]), &[Slot(1)], 1_000_000);
     assert!(world.poll(0).is_empty());

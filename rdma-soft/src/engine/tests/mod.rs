@@ -13,3 +13,4 @@ mod oracle;
 mod progress;
 mod shared_receives;
 mod transfers;
+mod unreliable;

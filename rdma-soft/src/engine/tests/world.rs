@@ -419,6 +419,11 @@ impl World {
         self.nodes[at].out.frames.len()
     }
 
+    /// Loses a frame on its way from a node to the other.
+    pub(super) fn lose(&mut self, at: usize, index: usize) {
+        self.nodes[at].out.frames.remove(index).unwrap();
+    }
+
     /// Runs both nodes until they rest, without letting time pass.
     pub(super) fn settle(&mut self) {
         for _ in 0..1_000_000 {
