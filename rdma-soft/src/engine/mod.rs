@@ -330,7 +330,7 @@ impl Engine {
         self.tables.groups.is_waited_for() || self.qps.iter().any(QueuePair::is_waiting)
     }
 
-    /// Whether datagrams had to wait for this link.
+    /// Whether unreliable messages had to wait for this link.
     pub(crate) fn was_awaited(&self, link: LinkId) -> bool {
         self.tables.peers.was_awaited(link)
     }

@@ -1,18 +1,16 @@
-//! The wait of unreliable messages for room in a link. It ends after [`PATIENCE`]: from then on,
-//! messages do not wait for this link until it has room again. So no peer can hold up a sender.
+//! The wait of unreliable messages for room in a link. It ends after a time: from then on, messages
+//! do not wait for this link until it has room again. So no peer can hold up a sender for long.
 
 use super::peers::Peers;
 use super::tables::Tables;
 use super::timer::Owner;
 use super::types::{LinkId, QpId};
 
-/// The longest wait of a message for room in a ring, in nanoseconds: many times as long as a
-/// running process needs to make room.
-const PATIENCE: u64 = 20_000_000;
-
 /// The wait of a queue pair for room in a link.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
+    /// The longest wait, in nanoseconds.
+    nanos: u64,
     /// The link is full, and the timer runs.
     blocked: bool,
     /// Generation of the current timer; timers with another generation are ignored.
@@ -20,19 +18,30 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// Many times as long as a running process needs to make room.
+    pub(super) const DATAGRAM: Self = Self::new(20_000_000);
+    /// Longer, because one lost piece costs the whole of a message that may have many.
+    pub(super) const CONNECTION: Self = Self::new(1_000_000_000);
+
+    const fn new(nanos: u64) -> Self {
+        Self { nanos, blocked: false, timer: 0 }
+    }
+
     /// Records an attempt to send over a link: whether the message is sent or lost, and need not
     /// wait.
     pub(super) fn ends(&mut self, qp: QpId, link: LinkId, pushed: bool, tables: &mut Tables) -> bool {
         let Some(state) = tables.peers.get(link) else { return true };
-        if !pushed && !state.stuck {
+        if !pushed && state.waited < self.nanos {
             if !self.blocked {
                 self.blocked = true;
                 self.timer = self.timer.wrapping_add(1);
-                tables.timers.start(Owner::Qp(qp), self.timer, PATIENCE);
+                tables.timers.start(Owner::Qp(qp), self.timer, self.nanos);
             }
             return false;
         }
-        state.stuck = !pushed;
+        if pushed {
+            state.waited = 0;
+        }
         self.stop(qp, tables);
         true
     }
@@ -57,7 +66,7 @@ impl Patience {
         }
         if let Some(link) = listed {
             if let Some(state) = peers.get(link) {
-                state.stuck = true;
+                state.waited = state.waited.max(self.nanos);
                 peers.activate(link);
             }
         }

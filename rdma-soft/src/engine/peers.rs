@@ -25,7 +25,28 @@ impl Work {
     }
 }
 
-/// The way in which a datagram reaches a process.
+/// The messages that are to reach a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Those of an unreliable connection.
+    Connection,
+    /// Datagrams to one process.
+    Datagram,
+    /// Datagrams to a group, which the process may be in.
+    Group,
+}
+
+impl Purpose {
+    /// Returns the longest wait for a link, in nanoseconds.
+    const fn patience(self) -> u64 {
+        match self {
+            Self::Connection => 1_000_000_000,
+            Self::Datagram | Self::Group => 100_000_000,
+        }
+    }
+}
+
+/// The way in which an unreliable message reaches a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     /// Over this link; the number is the process's ordinal among the processes reached so far.
@@ -36,12 +57,10 @@ pub(super) enum Reach {
     Lost,
 }
 
-/// The longest wait of a datagram for a link, in nanoseconds.
-const PATIENCE: u64 = 100_000_000;
 /// The most processes that are awaited as members of groups. Any process can claim that a group has
 /// members that cannot be reached.
 const MAX_AWAITED_MEMBERS: usize = 128;
-/// How long no datagram is sent to a process that could not be reached, in nanoseconds. Each
+/// How long no unreliable message is sent to a process that could not be reached, in nanoseconds. Each
 /// further failure in a row doubles the time, at most to 16 times this value.
 const SHUN: u64 = 100_000_000;
 const MAX_DOUBLINGS: u8 = 4;
@@ -69,9 +88,10 @@ pub(super) struct Link {
     pub(super) work: VecDeque<Work>,
     /// Frames that belong to no queue pair.
     pub(super) control: VecDeque<Header>,
-    /// The peer has not made room for a long time: datagrams do not wait for it.
-    pub(super) stuck: bool,
-    /// Datagrams have waited for the link.
+    /// Nanoseconds that an unreliable message has waited in vain for room, since the link last had
+    /// room.
+    pub(super) waited: u64,
+    /// Unreliable messages have waited for the link.
     awaited: bool,
     listed: bool,
 }
@@ -84,9 +104,9 @@ struct Process {
     number: u32,
     /// The driver was asked for a link to the process.
     asked: bool,
-    /// Datagrams wait for the process, and its timer runs.
+    /// Unreliable messages wait for the process, and its timer runs.
     awaited: bool,
-    /// Datagrams to the process are lost until its timer fires.
+    /// Unreliable messages to the process are lost until its timer fires.
     shunned: bool,
     /// How many times in a row the process could not be reached.
     failures: u8,
@@ -194,26 +214,26 @@ impl Peers {
         peers
     }
 
-    /// Returns how a datagram reaches a process. Without a link, asks the driver for one.
-    pub(super) fn reach(&mut self, peer: PeerId, is_member: bool, timers: &mut Timers) -> Reach {
+    /// Returns how a message reaches a process. Without a link, asks the driver for one.
+    pub(super) fn reach(&mut self, peer: PeerId, purpose: Purpose, timers: &mut Timers) -> Reach {
         let awaited = self.awaited;
         let process = self.process(peer);
         if let Some(link) = process.link {
             return Reach::Link(link, process.number);
         }
-        if process.shunned || (is_member && !process.awaited && awaited >= MAX_AWAITED_MEMBERS) {
+        if process.shunned || (purpose == Purpose::Group && !process.awaited && awaited >= MAX_AWAITED_MEMBERS) {
             return Reach::Lost;
         }
         if !core::mem::replace(&mut process.awaited, true) {
             self.awaited += 1;
-            timers.start(Owner::Peer(peer), 0, PATIENCE);
+            timers.start(Owner::Peer(peer), 0, purpose.patience());
         }
         self.want(peer);
         Reach::Wait
     }
 
-    /// Gives up on a process that cannot be reached, or not in time: datagrams that wait for the
-    /// process are lost, and later ones are lost at once until a timer fires.
+    /// Gives up on a process that cannot be reached, or not in time: unreliable messages that wait
+    /// for the process are lost, and later ones are lost at once until a timer fires.
     fn lose(&mut self, peer: PeerId, timers: &mut Timers) {
         let process = self.process(peer);
         if core::mem::take(&mut process.awaited) {

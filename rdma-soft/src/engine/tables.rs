@@ -12,7 +12,7 @@ use super::frame::{Frame, Kind};
 use super::groups::Groups;
 use super::limits::QPS_PER_SLOT;
 use super::mr::{MrTable, PdTable};
-use super::peers::{Peers, Reach};
+use super::peers::{Peers, Purpose, Reach};
 use super::srq::SrqTable;
 use super::timer::Timers;
 use super::types::{Errand, Errno, Grant, Host, LinkId, PeerId, QpId, Slot};
@@ -95,9 +95,9 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns how a datagram reaches a process.
-    pub(super) fn reach(&mut self, peer: PeerId, is_member: bool) -> Reach {
-        self.peers.reach(peer, is_member, &mut self.timers)
+    /// Returns how an unreliable message reaches a process.
+    pub(super) fn reach(&mut self, peer: PeerId, purpose: Purpose) -> Reach {
+        self.peers.reach(peer, purpose, &mut self.timers)
     }
 
     /// Returns the index of a queue pair, if it belongs to this process.

@@ -17,7 +17,7 @@ use super::frame::{self, Frame, Kind, after};
 use super::memory::Source;
 use super::mr::REMOTE_WRITE;
 use super::patience::Patience;
-use super::peers::{Reach, Work};
+use super::peers::{Purpose, Reach, Work};
 use super::qp::Qp;
 use super::receive::Receive;
 use super::tables::Tables;
@@ -71,7 +71,7 @@ impl Uc {
             offset: 0,
             waiting: false,
             listed: None,
-            patience: Patience::default(),
+            patience: Patience::CONNECTION,
             expected: 0,
             inbound: None,
             established: false,
@@ -141,7 +141,7 @@ impl Uc {
     pub(super) fn schedule(&mut self, qp: &mut Qp, tables: &mut Tables) {
         self.waiting = false;
         while self.listed.is_none() && qp.may_start() {
-            match tables.reach(qp.peer(), false) {
+            match tables.reach(qp.peer(), Purpose::Connection) {
                 Reach::Wait => {
                     self.waiting = true;
                     return;

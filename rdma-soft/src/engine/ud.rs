@@ -2,7 +2,7 @@
 //! completes when the datagram is on its way or lost.
 //!
 //! Requests complete in order. They are sent in order as far as links exist. A request to a process
-//! without a link is passed over until there is one, for [`Peers::PATIENCE`](super::peers) at most;
+//! without a link is passed over until there is one, as long as [`Purpose`] says at most;
 //! later requests do not wait for it. The first request that goes over a link puts the queue pair
 //! into the link's work list; the requests behind it that go over the same link are sent with it.
 //!
@@ -22,7 +22,7 @@ use super::groups::Next;
 use super::limits::MTU;
 use super::memory::{Gather, Source};
 use super::patience::Patience;
-use super::peers::{Reach, Work};
+use super::peers::{Purpose, Reach, Work};
 use super::qp::Qp;
 use super::queue::boxed;
 use super::receive::Receive;
@@ -95,7 +95,7 @@ impl Ud {
             deliveries: boxed(places, Delivery::new(NO_ADDRESS))?,
             waiting: false,
             listed: None,
-            patience: Patience::default(),
+            patience: Patience::DATAGRAM,
         })
     }
 
@@ -233,7 +233,7 @@ impl Ud {
             if delivery.from > 0 || qpn == MULTICAST_QPN || !peer.slot.is_real() {
                 return Step::Done;
             }
-            return match tables.reach(peer, false) {
+            return match tables.reach(peer, Purpose::Datagram) {
                 Reach::Link(link, _) => Step::Send(link, peer),
                 Reach::Wait => Step::Wait,
                 Reach::Lost => Step::Done,
@@ -254,7 +254,7 @@ impl Ud {
                 Next::Later => return Step::Hold,
                 Next::Member(slot) => {
                     let peer = PeerId::local(slot);
-                    match tables.reach(peer, true) {
+                    match tables.reach(peer, Purpose::Group) {
                         Reach::Link(link, number) if delivery.since < number && number <= delivery.until => {
                             return Step::Send(link, peer);
                         }

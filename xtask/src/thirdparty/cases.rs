@@ -133,7 +133,7 @@ pub(super) static CASES: &[Case] = &[
     passes(Perftest, "ib_send_lat", "-R"),
     passes(Perftest, "ib_send_lat", "-c UD"),
     passes(Perftest, "ib_send_lat", "-c UC"),
-    passes(Perftest, "ib_send_lat", "-c UC -a -n 100"),
+    passes(Perftest, "ib_send_lat", "-c UC -s 1048576 -n 100"),
     passes(Perftest, "ib_send_bw", ""),
     passes(Perftest, "ib_send_bw", "-a -e -n 100"),
     passes(Perftest, "ib_send_bw", "-b -q 4 -n 500"),

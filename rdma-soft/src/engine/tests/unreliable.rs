@@ -256,7 +256,7 @@ fn a_peer_that_makes_no_room_does_not_hold_up_the_sender() {
     for round in 0..2 {
         (0..COUNT).for_each(|id| f.send(id, 8 * LONG));
         f.world.nodes[1].alive = false;
-        f.world.run_for(1_000_000_000);
+        f.world.run_for(1_100_000_000);
         f.world.nodes[1].alive = true;
         assert_eq!(f.world.statuses(0), (0..COUNT).map(|id| (id, OK)).collect::<Vec<_>>(), "round {round}");
         f.world.settle();
