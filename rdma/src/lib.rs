@@ -16,7 +16,7 @@
 //! | [`CompletionQueue`] | the reports of finished requests | its context and channel |
 //! | [`Buffer`] | memory for messages, exclusive to its holder | its region and domain |
 //! | [`ExposedRegion`] | memory that peers may read or write | its domain |
-//! | [`QueuePair`] | one end of a connection ([`Rc`]), or an end that exchanges datagrams with many ([`Ud`]) | its domain and completion queues |
+//! | [`QueuePair`] | one end of a connection ([`Rc`], or [`Uc`] without acknowledgements), or an end that exchanges datagrams with many ([`Ud`]) | its domain and completion queues |
 //! | [`cm::EventChannel`], [`cm::Id`] | events and ends of the connection manager | an id its channel, a channel its context |
 //! | [`AddressHandle`] | the destination of datagrams | its domain; requests to it keep it |
 //! | [`MulticastAttachment`] | a queue pair's membership of a group | nothing: the queue pair leaves its groups when it ends |
@@ -58,6 +58,9 @@
 //!
 //! The connection manager, [`cm`], connects by IP address and port, as sockets do. iWARP has no
 //! other way to connect.
+//!
+//! A connection of transport [`Uc`] ([`QueuePair::unreliable`]) connects by the same steps. Its
+//! messages are not acknowledged: a message that cannot be delivered is lost without an error.
 //!
 //! A completion queue needs an entry for every request of its queue pairs: `max_send_wr` plus
 //! `max_recv_wr` of each (16 each by default). [`QpBuilder::build`] fails if entries are missing.
@@ -175,11 +178,11 @@ pub use mr::{
 pub use pd::ProtectionDomain;
 pub use qp::op;
 pub use qp::{
-    Batch, BatchError, Borrowed, ConnectOptions, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError, HostBytes,
-    InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part, PostError,
-    PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError, RawQueuePair,
-    Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, SharedReceiveQueue, SrqBuilder, Transport, Ud,
-    Writable,
+    Batch, BatchError, Borrowed, ConnectOptions, Connected, DatagramEndpoint, DatagramOptions, Endpoint, EndpointError,
+    HostBytes, InitOptions, InitializedQueuePair, Inline, Local, MULTICAST_QPN, MulticastAttachment, Owned, Part,
+    PostError, PreparedQueuePair, QpAttr, QpBuilder, QpInfo, QueueHalf, QueuePair, RawCompletionQueue, RawPostError,
+    RawQueuePair, Rc, RecvHalf, RecvQueue, Scope, ScopeError, SendHalf, SendQueue, SharedReceiveQueue, SrqBuilder,
+    Transport, Uc, Ud, Writable,
 };
 pub use rdma_mem::{Copier, CopyFailed};
 pub use rdma_sys::Variable;

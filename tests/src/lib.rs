@@ -13,8 +13,9 @@ use rdma::cm::ConnOptions;
 use rdma::cm::blocking::{Connection, Listener};
 use rdma::op::{Opcode, Read};
 use rdma::{
-    Buffer, CompletionQueue, ConnectOptions, Context, DeviceSelector, Endpoint, ExposedSlice, InitOptions, Opened,
-    Poller, ProtectionDomain, QueuePair, Rc, RemoteAccess, RemoteSlice, TransportType, WcError,
+    Buffer, CompletionQueue, ConnectOptions, Connected, Context, DeviceSelector, Endpoint, ExposedSlice, InitOptions,
+    InitializedQueuePair, Opened, Poller, PreparedQueuePair, ProtectionDomain, QpBuilder, QueuePair, Rc, RemoteAccess,
+    RemoteSlice, TransportType, Uc, WcError,
 };
 use rdma_test_support::{Channel, role};
 
@@ -85,13 +86,13 @@ impl Default for Options {
 
 /// One end of a connection.
 #[derive(Debug)]
-pub struct Side {
+pub struct Side<T: Connected = Rc> {
     /// The open device.
     pub context: Context,
     /// The protection domain.
     pub pd: ProtectionDomain,
     /// The queue pair.
-    pub qp: QueuePair<Rc>,
+    pub qp: QueuePair<T>,
     /// Poller of the sends' completions.
     pub sends: Poller,
     /// Poller of the receives' completions.
@@ -102,13 +103,13 @@ pub struct Side {
 
 /// One end of a connection before it is connected.
 #[derive(Debug)]
-pub struct Unconnected {
+pub struct Unconnected<T: Connected = Rc> {
     /// The open device.
     pub context: Context,
     /// The protection domain.
     pub pd: ProtectionDomain,
     /// The queue pair, in INIT: it takes receives.
-    pub qp: rdma::InitializedQueuePair<Rc>,
+    pub qp: InitializedQueuePair<T>,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     options: Options,
@@ -122,45 +123,12 @@ impl Unconnected {
     /// If the device cannot create it.
     #[must_use]
     pub fn new(opened: &Opened, options: Options) -> Self {
-        let context = opened.context.clone();
-        let pd = context.alloc_pd().expect("a protection domain");
-        let send_cq = context.create_cq(options.depth).expect("a completion queue");
-        let recv_cq = context.create_cq(options.depth).expect("a completion queue");
-        let qp = QueuePair::builder(&pd)
-            .send_cq(&send_cq)
-            .recv_cq(&recv_cq)
-            .max_send_wr(options.depth)
-            .max_recv_wr(options.depth)
-            .max_send_sge(options.sges)
-            .max_recv_sge(options.sges)
-            .max_inline_data(options.inline)
-            .build()
-            .expect("a queue pair");
-        let qp = if context.capabilities().manual_connect {
-            qp.init(&InitOptions::new().port(opened.port).remote_access(options.access)).expect("INIT")
-        } else {
-            cm::init_unconnected(qp, &context, options.access)
-        };
-        Self { context, pd, qp, send_cq, recv_cq, options }
-    }
-
-    /// Brings the queue pair to RTS, on devices whose queue pairs connect by an exchange of
-    /// endpoints.
-    ///
-    /// # Panics
-    ///
-    /// If a transition fails.
-    #[must_use]
-    pub fn connect(self, peer: &Endpoint) -> Side {
-        let qp = self.qp.connect(peer, &self.options.connect).expect("RTS");
-        Side {
-            context: self.context,
-            pd: self.pd,
-            qp,
-            sends: self.send_cq.poller(),
-            receives: self.recv_cq.poller(),
-            connection: None,
-        }
+        Self::build(opened, options, QueuePair::builder, |qp| {
+            if opened.context.capabilities().manual_connect {
+                return qp.init(&init_options(opened, options)).expect("INIT");
+            }
+            cm::init_unconnected(qp, &opened.context, options.access)
+        })
     }
 
     /// Connects to an end in another process, which calls this method too: by an exchange of
@@ -198,7 +166,7 @@ impl Unconnected {
         self.managed(|qp| request.accept(qp, &ConnOptions::new(), LIMIT).expect("a connection"))
     }
 
-    fn managed(self, connect: impl FnOnce(rdma::InitializedQueuePair<Rc>) -> (Connection, QueuePair<Rc>)) -> Side {
+    fn managed(self, connect: impl FnOnce(InitializedQueuePair<Rc>) -> (Connection, QueuePair<Rc>)) -> Side {
         let (connection, qp) = connect(self.qp);
         Side {
             context: self.context,
@@ -209,6 +177,66 @@ impl Unconnected {
             connection: Some(connection),
         }
     }
+}
+
+impl Unconnected<Uc> {
+    /// Creates a queue pair of an unreliable connection and brings it to INIT.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot create it.
+    #[must_use]
+    pub fn unreliable(opened: &Opened, options: Options) -> Self {
+        Self::build(opened, options, QueuePair::unreliable, |qp| qp.init(&init_options(opened, options)).expect("INIT"))
+    }
+}
+
+impl<T: Connected> Unconnected<T> {
+    fn build(
+        opened: &Opened,
+        options: Options,
+        builder: fn(&ProtectionDomain) -> QpBuilder<T>,
+        init: impl FnOnce(PreparedQueuePair<T>) -> InitializedQueuePair<T>,
+    ) -> Self {
+        let context = opened.context.clone();
+        let pd = context.alloc_pd().expect("a protection domain");
+        let send_cq = context.create_cq(options.depth).expect("a completion queue");
+        let recv_cq = context.create_cq(options.depth).expect("a completion queue");
+        let qp = builder(&pd)
+            .send_cq(&send_cq)
+            .recv_cq(&recv_cq)
+            .max_send_wr(options.depth)
+            .max_recv_wr(options.depth)
+            .max_send_sge(options.sges)
+            .max_recv_sge(options.sges)
+            .max_inline_data(options.inline)
+            .build()
+            .expect("a queue pair");
+        Self { context, pd, qp: init(qp), send_cq, recv_cq, options }
+    }
+
+    /// Brings the queue pair to RTS, on devices whose queue pairs connect by an exchange of
+    /// endpoints.
+    ///
+    /// # Panics
+    ///
+    /// If a transition fails.
+    #[must_use]
+    pub fn connect(self, peer: &Endpoint) -> Side<T> {
+        let qp = self.qp.connect(peer, &self.options.connect).expect("RTS");
+        Side {
+            context: self.context,
+            pd: self.pd,
+            qp,
+            sends: self.send_cq.poller(),
+            receives: self.recv_cq.poller(),
+            connection: None,
+        }
+    }
+}
+
+fn init_options(opened: &Opened, options: Options) -> InitOptions {
+    InitOptions::new().port(opened.port).remote_access(options.access)
 }
 
 /// Exchanges endpoints with another process.
@@ -241,6 +269,11 @@ pub fn join(a: Unconnected, b: Unconnected) -> (Side, Side) {
             (a.call(address), b.join().expect("the passive end"))
         });
     }
+    introduce(a, b)
+}
+
+/// Connects two ends of this process by an exchange of endpoints.
+fn introduce<T: Connected>(a: Unconnected<T>, b: Unconnected<T>) -> (Side<T>, Side<T>) {
     let (to_a, to_b) = (a.qp.endpoint(), b.qp.endpoint());
     (a.connect(&to_b), b.connect(&to_a))
 }
@@ -271,6 +304,18 @@ pub fn skipped_on_iwarp(context: &Context, reason: &str) -> bool {
 #[must_use]
 pub fn pair(options: Options) -> (Side, Side) {
     join(Unconnected::new(&open(), options), Unconnected::new(&open_peer(), options))
+}
+
+/// Two ends of an unreliable connection in this process; `None`, and the test is reported as
+/// skipped, if the device has no such connections.
+#[must_use]
+pub fn unreliable_pair(options: Options) -> Option<(Side<Uc>, Side<Uc>)> {
+    let (ours, theirs) = (open(), open_peer());
+    if !ours.context.capabilities().unreliable_connections {
+        skip("iWARP has no unreliable connections");
+        return None;
+    }
+    Some(introduce(Unconnected::unreliable(&ours, options), Unconnected::unreliable(&theirs, options)))
 }
 
 /// The contents of a completion, independent of its poller.

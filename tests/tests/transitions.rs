@@ -140,6 +140,8 @@ fn a_device_accepts_the_changes_of_the_table_and_no_others() {
     // There are 18 pairs of states without a transition; each of the other rows refuses most of 17
     // attributes.
     assert!(refused > 250, "{refused}");
+    let unreliable = || QueuePair::unreliable(&pd).cq(&cq).max_send_wr(1).max_recv_wr(1).build().unwrap().into_manual();
+    compare(ibv_qp_type::IBV_QPT_UC, &settings, unreliable);
     let datagrams = || QueuePair::datagram(&pd).cq(&cq).max_send_wr(1).max_recv_wr(1).build().unwrap().into_manual();
     compare(ibv_qp_type::IBV_QPT_UD, &settings, datagrams);
 }

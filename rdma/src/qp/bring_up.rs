@@ -11,7 +11,7 @@ use super::port::{Chosen, HOP_LIMIT};
 use super::{QueuePair, Rc, Transport};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
-use crate::types::{AckTimeout, AtomicCapability, Mtu, QpState, RemoteAccess, RnrTimer};
+use crate::types::{AckTimeout, AtomicCapability, Capabilities, Mtu, QpState, RemoteAccess, RnrTimer};
 
 /// The number of reads and atomics in service at a time, unless the device supports fewer: enough
 /// to keep a link busy.
@@ -63,6 +63,9 @@ impl InitOptions {
 }
 
 /// Options to connect to a peer. Options that are not set have the values that most programs use.
+///
+/// Nothing is acknowledged on an unreliable connection ([`Uc`](super::Uc)): timeouts, retries and
+/// depths have no effect there.
 ///
 /// # Examples
 ///
@@ -230,45 +233,106 @@ impl<T: Transport> PreparedQueuePair<T> {
     }
 }
 
+/// A transport whose queue pairs have one peer, to which they [connect](InitializedQueuePair::connect).
+pub trait Connected: Transport<InitOptions = InitOptions, Start = Local> {
+    /// All remote operations that the device supports.
+    #[doc(hidden)]
+    fn all_access(context: &Context) -> RemoteAccess;
+    /// The number of reads and atomics that a queue pair serves at a time.
+    #[doc(hidden)]
+    fn responder_resources(context: &Context) -> u8;
+    /// Adds the transport's own attributes to a change to RTR.
+    #[doc(hidden)]
+    fn ready_to_receive(attr: QpAttr, ends: &Endpoints, options: &ConnectOptions) -> QpAttr;
+    /// Adds the transport's own attributes to a change to RTS.
+    #[doc(hidden)]
+    fn ready_to_send(attr: QpAttr, ends: &Endpoints, options: &ConnectOptions) -> QpAttr;
+}
+
+/// Both ends of a connection, and the limit of the local device.
+#[derive(Debug)]
+pub struct Endpoints {
+    local: Endpoint,
+    remote: Endpoint,
+    /// The number of reads and atomics that the device can have outstanding.
+    max_initiator_depth: u8,
+}
+
 impl Transport for Rc {
     const TYPE: rdma_sys::ibv_qp_type = rdma_sys::ibv_qp_type::IBV_QPT_RC;
     const IS_DATAGRAM: bool = false;
     type InitOptions = InitOptions;
     type Start = Local;
 
+    fn is_supported(_: &Capabilities) -> bool {
+        true
+    }
+
     fn init(qp: &mut QueuePair<Self>, options: &InitOptions) -> Result<Local> {
-        require_endpoints(qp)?;
-        let local = local(qp, options)?;
-        let access = options.remote_access.unwrap_or_else(|| all_access(&qp.context()));
-        let attr = QpAttr::to(QpState::INIT).port(local.chosen.port).pkey_index(options.pkey_index);
-        qp.control.modify(&attr.access(access))?;
-        Ok(local)
+        init(qp, options)
     }
 
     fn init_with(qp: &mut QueuePair<Self>, attr: &QpAttr) -> Result<Local> {
-        let local = local(qp, &InitOptions::new().port(attr.as_raw().port_num))?;
-        qp.control.modify(attr)?;
-        Ok(local)
+        init_with(qp, attr)
     }
 }
 
-fn require_endpoints(qp: &QueuePair<Rc>) -> Result<()> {
+impl Connected for Rc {
+    fn all_access(context: &Context) -> RemoteAccess {
+        all_access(context)
+    }
+
+    fn responder_resources(context: &Context) -> u8 {
+        let depth = context.device_attr().max_qp_rd_atom().min(READ_DEPTH);
+        u8::try_from(depth).unwrap_or(u8::MAX)
+    }
+
+    fn ready_to_receive(attr: QpAttr, ends: &Endpoints, options: &ConnectOptions) -> QpAttr {
+        attr.max_dest_rd_atomic(ends.local.responder_resources).min_rnr_timer(options.min_rnr_timer)
+    }
+
+    fn ready_to_send(attr: QpAttr, ends: &Endpoints, options: &ConnectOptions) -> QpAttr {
+        let depth = ends.max_initiator_depth.min(ends.remote.responder_resources);
+        attr.timeout(options.ack_timeout)
+            .retry_count(options.retry_count)
+            .rnr_retry(options.rnr_retry)
+            .max_rd_atomic(options.initiator_depth.map_or(depth, |wanted| wanted.min(depth)))
+    }
+}
+
+/// Moves a queue pair to INIT.
+pub(super) fn init<T: Connected>(qp: &QueuePair<T>, options: &InitOptions) -> Result<Local> {
+    require_endpoints(qp)?;
+    let local = local(qp, options)?;
+    let access = options.remote_access.unwrap_or_else(|| T::all_access(&qp.context()));
+    let attr = QpAttr::to(QpState::INIT).port(local.chosen.port).pkey_index(options.pkey_index);
+    qp.control.modify(&attr.access(access))?;
+    Ok(local)
+}
+
+/// Moves a queue pair to INIT with the connection manager's attributes.
+pub(super) fn init_with<T: Connected>(qp: &QueuePair<T>, attr: &QpAttr) -> Result<Local> {
+    let local = local(qp, &InitOptions::new().port(attr.as_raw().port_num))?;
+    qp.control.modify(attr)?;
+    Ok(local)
+}
+
+fn require_endpoints<T: Connected>(qp: &QueuePair<T>) -> Result<()> {
     let is_supported = qp.control.context.capabilities().manual_connect;
     if is_supported { Ok(()) } else { Err(Error::new(Operation::ModifyQp, ErrorKind::NotSupported)) }
 }
 
 /// Chooses the port and makes the local endpoint.
-fn local(qp: &QueuePair<Rc>, options: &InitOptions) -> Result<Local> {
+fn local<T: Connected>(qp: &QueuePair<T>, options: &InitOptions) -> Result<Local> {
     let context = qp.context();
     let chosen = Chosen::choose(&context, options.port, options.gid_index)?;
-    let depth = context.device_attr().max_qp_rd_atom().min(READ_DEPTH);
     let endpoint = Endpoint {
         qpn: qp.qpn(),
         psn: options.psn.unwrap_or_else(random_psn),
         gid: chosen.gid,
         lid: chosen.lid,
         mtu: chosen.mtu,
-        responder_resources: u8::try_from(depth).unwrap_or(u8::MAX),
+        responder_resources: T::responder_resources(&context),
     };
     Ok(Local { chosen, endpoint })
 }
@@ -317,7 +381,7 @@ impl<T: Transport> InitializedQueuePair<T> {
     }
 }
 
-impl InitializedQueuePair<Rc> {
+impl<T: Connected> InitializedQueuePair<T> {
     /// The address to give to the peer, so that it can connect.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
@@ -332,15 +396,16 @@ impl InitializedQueuePair<Rc> {
 
     /// Connects to the peer: moves the queue pair through RTR to RTS.
     ///
-    /// The peer does the same with this end's [`endpoint`](Self::endpoint), in any order. Messages
-    /// sent before the peer has connected are retried as often as `retry_count` allows.
+    /// The peer does the same with this end's [`endpoint`](Self::endpoint), in any order, on a queue
+    /// pair of the same transport. Messages sent before the peer has connected are retried as often
+    /// as `retry_count` allows; on an unreliable connection they are lost.
     ///
     /// # Errors
     ///
     /// With the queue pair: `Incompatible` when the two ends have no common kind of address,
     /// `Timeout` when the peer's address cannot be resolved, `NotSupported` on iWARP. The queue
     /// pair may then be in RTR, ready to receive only; go back with [`reset`](Self::reset).
-    pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<Rc>, Failed<Self>> {
+    pub fn connect(self, remote: &Endpoint, options: &ConnectOptions) -> Result<QueuePair<T>, Failed<Self>> {
         match connect(&self.qp, &self.local, remote, options) {
             Ok(()) => Ok(self.qp),
             Err(error) => Err(Failed::new(error, self)),
@@ -348,7 +413,7 @@ impl InitializedQueuePair<Rc> {
     }
 }
 
-fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
+fn connect<T: Connected>(qp: &QueuePair<T>, local: &Local, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
     require_endpoints(qp)?;
     let mut path = local.chosen.path_to((remote.gid, remote.lid), Operation::ModifyQp)?;
     path.service_level = options.service_level;
@@ -358,25 +423,13 @@ fn connect(qp: &QueuePair<Rc>, local: &Local, remote: &Endpoint, options: &Conne
         route.flow_label = options.flow_label;
     }
     let mtu = [Some(remote.mtu), options.mtu].into_iter().flatten().fold(local.endpoint.mtu, Ord::min);
-    qp.control.modify(
-        &QpAttr::to(QpState::RTR)
-            .path(path)
-            .path_mtu(mtu)
-            .dest_qpn(remote.qpn)
-            .rq_psn(remote.psn)
-            .max_dest_rd_atomic(local.endpoint.responder_resources)
-            .min_rnr_timer(options.min_rnr_timer),
-    )?;
     let device = qp.control.context.device_attr.max_qp_init_rd_atom();
-    let depth = u8::try_from(device).unwrap_or(u8::MAX).min(remote.responder_resources);
-    qp.control.modify(
-        &QpAttr::to(QpState::RTS)
-            .timeout(options.ack_timeout)
-            .retry_count(options.retry_count)
-            .rnr_retry(options.rnr_retry)
-            .sq_psn(local.endpoint.psn)
-            .max_rd_atomic(options.initiator_depth.map_or(depth, |wanted| wanted.min(depth))),
-    )
+    let max_initiator_depth = u8::try_from(device).unwrap_or(u8::MAX);
+    let ends = Endpoints { local: local.endpoint, remote: *remote, max_initiator_depth };
+    let attr = QpAttr::to(QpState::RTR).path(path).path_mtu(mtu).dest_qpn(remote.qpn).rq_psn(remote.psn);
+    qp.control.modify(&T::ready_to_receive(attr, &ends, options))?;
+    let attr = QpAttr::to(QpState::RTS).sq_psn(local.endpoint.psn);
+    qp.control.modify(&T::ready_to_send(attr, &ends, options))
 }
 
 impl<T: Transport> fmt::Debug for PreparedQueuePair<T> {

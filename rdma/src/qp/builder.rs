@@ -173,7 +173,7 @@ impl<T: Transport> QpBuilder<T> {
     /// `NoCompletionQueue` if no completion queue was set; `CompletionQueueTooSmall`, with the
     /// needed and the free number of entries; `InvalidInput` for more than the device supports, or
     /// a shared receive queue of another domain;
-    /// `NotSupported` for datagrams on iWARP; `OutOfMemory`.
+    /// `NotSupported` for datagrams and unreliable connections on iWARP; `OutOfMemory`.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair<T>> {
         let none = Error::new(Operation::CreateQp, ErrorKind::NoCompletionQueue);
@@ -183,7 +183,7 @@ impl<T: Transport> QpBuilder<T> {
         let cap = self.cap();
         // Check first, before locks are taken and memory is allocated.
         pd.context.check(Operation::CreateQp)?;
-        if T::IS_DATAGRAM && !pd.context.capabilities().datagrams {
+        if !T::is_supported(&pd.context.capabilities()) {
             return Err(Error::new(Operation::CreateQp, ErrorKind::NotSupported));
         }
         let device = pd.context.device_attr.as_raw();

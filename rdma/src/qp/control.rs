@@ -30,6 +30,7 @@ pub(crate) struct QpInner {
     pub(crate) recv_cq: Arc<Handle<CqInner>>,
     srq: Option<SrqUse>,
     pub(crate) qpn: u32,
+    qp_type: ibv_qp_type,
     /// The capacities that the provider granted.
     pub(crate) cap: ibv_qp_cap,
     /// The port, Q_Key and groups of a datagram queue pair.
@@ -59,7 +60,7 @@ impl QpInner {
         send_cq: &Arc<Handle<CqInner>>,
         recv_cq: &Arc<Handle<CqInner>>,
         srq: Option<SrqUse>,
-        kind: ibv_qp_type,
+        qp_type: ibv_qp_type,
         cap: ibv_qp_cap,
         signal_all: bool,
     ) -> Result<Self> {
@@ -75,7 +76,7 @@ impl QpInner {
             recv_cq: recv_cq.raw,
             srq: srq.as_ref().map_or(ptr::null_mut(), SrqUse::as_raw),
             cap,
-            qp_type: kind,
+            qp_type,
             sq_sig_all: signal_all.into(),
         };
         // SAFETY: ibv_create_qp requires a domain and queues of one open context (checked; a shared
@@ -88,7 +89,7 @@ impl QpInner {
         // SAFETY: the read requires a live queue pair whose `qp_num` no thread writes: it was just
         // created, and its number never changes.
         let qpn = unsafe { (*raw).qp_num };
-        let is_datagram = kind == ibv_qp_type::IBV_QPT_UD;
+        let is_datagram = qp_type == ibv_qp_type::IBV_QPT_UD;
         Ok(Self {
             raw,
             context: Arc::clone(context),
@@ -97,6 +98,7 @@ impl QpInner {
             recv_cq: Arc::clone(recv_cq),
             srq,
             qpn,
+            qp_type,
             cap: init.cap,
             datagrams: is_datagram.then(|| Box::new(Datagrams { groups: Groups::new(raw, context), bound: None })),
             done: false,
@@ -134,7 +136,7 @@ impl QpInner {
             }
             // The change did not happen, so the queue pair is still in its earlier state.
             let from = self.state().unwrap_or(QpState::UNKNOWN);
-            transition::explain(self.datagrams.is_some(), from, attr.target(), attr.mask())
+            transition::explain(self.qp_type, from, attr.target(), attr.mask())
                 .map_or(error, |kind| error.with_kind(kind))
         })
     }

@@ -11,7 +11,7 @@ use super::{QpBuilder, QueuePair, Transport, Ud};
 use crate::ah::{AddressHandle, Source};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
-use crate::types::{Gid, Lid, Path, QpAttrMask, QpState};
+use crate::types::{Capabilities, Gid, Lid, Path, QpAttrMask, QpState};
 
 /// The maximum length of a datagram on any port, in bytes; the limit until the port is known.
 pub(super) const LONGEST: u32 = 4096;
@@ -124,6 +124,10 @@ impl Transport for Ud {
     const IS_DATAGRAM: bool = true;
     type InitOptions = DatagramOptions;
     type Start = Start;
+
+    fn is_supported(capabilities: &Capabilities) -> bool {
+        capabilities.datagrams
+    }
 
     fn init(qp: &mut QueuePair<Self>, options: &DatagramOptions) -> Result<Start> {
         let chosen = Chosen::choose(&qp.context(), options.port, options.gid_index)?;

@@ -6,7 +6,9 @@
 //!                            <─────────────────────── reset ──────────────────────────
 //! ```
 //!
-//! A datagram queue pair has the same steps, with `ready` instead of `connect`.
+//! A datagram queue pair has the same steps, with `ready` instead of `connect`. Reliable and
+//! unreliable connections differ in the attributes of RTR and RTS ([`Connected`]) and in their
+//! operations.
 //!
 //! # Safety
 //!
@@ -45,13 +47,14 @@ pub(crate) mod send;
 mod shortcut;
 mod srq;
 mod transition;
+mod unreliable;
 
 use std::fmt;
 use std::marker::PhantomData;
 
 pub use attr::QpAttr;
 pub use batch::{Batch, BatchError};
-pub use bring_up::{ConnectOptions, InitOptions, InitializedQueuePair, PreparedQueuePair};
+pub use bring_up::{ConnectOptions, Connected, InitOptions, InitializedQueuePair, PreparedQueuePair};
 pub use builder::QpBuilder;
 pub use control::QpInfo;
 pub(crate) use control::QpInner;
@@ -71,7 +74,7 @@ pub use srq::{SharedReceiveQueue, SrqBuilder};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
 use crate::pd::ProtectionDomain;
-use crate::types::{Ece, QpState};
+use crate::types::{Capabilities, Ece, QpState};
 
 mod sealed {
     pub trait Sealed {}
@@ -85,6 +88,9 @@ pub trait Transport: sealed::Sealed + Send + Sync + 'static {
     /// after a GRH.
     #[doc(hidden)]
     const IS_DATAGRAM: bool;
+    /// Whether a device with these capabilities has the transport.
+    #[doc(hidden)]
+    fn is_supported(capabilities: &Capabilities) -> bool;
     /// Options of [`PreparedQueuePair::init`].
     type InitOptions;
     /// The state kept between INIT and RTS.
@@ -105,16 +111,59 @@ pub trait Transport: sealed::Sealed + Send + Sync + 'static {
 }
 
 /// Reliable connected transport: messages, RDMA and atomics, in order, to one peer.
+#[doc(alias = "IBV_QPT_RC")]
 #[derive(Debug, Clone, Copy)]
 pub enum Rc {}
 
 impl sealed::Sealed for Rc {}
+
+/// Unreliable connected transport: messages and RDMA writes, in order, to one peer, without
+/// acknowledgements.
+///
+/// A message arrives whole or is lost, and its completion reports success in either case: it says
+/// that the memory of the request is free. A message is lost with any packet of it, and if the
+/// receiver has no receive posted, has one that is too short, or does not allow the write. A peer
+/// that is gone is not noticed. Reads and atomic operations do not exist: requesting one does not
+/// compile. iWARP has no unreliable connections.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{ConnectOptions, DeviceSelector, InitOptions, QueuePair, op::Send};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let opened = rdma::open(&DeviceSelector::Any)?;
+/// let (pd, cq) = (opened.context.alloc_pd()?, opened.context.create_cq(64)?);
+/// let options = InitOptions::new().port(opened.port);
+/// let a = QueuePair::unreliable(&pd).cq(&cq).build()?.init(&options)?;
+/// let b = QueuePair::unreliable(&pd).cq(&cq).build()?.init(&options)?;
+/// let (to_a, to_b) = (a.endpoint(), b.endpoint());
+/// let mut a = a.connect(&to_b, &ConnectOptions::new())?;
+/// let mut b = b.connect(&to_a, &ConnectOptions::new())?;
+///
+/// // Without this receive the message would be lost.
+/// b.post_recv(pd.allocate(16)?, 1)?;
+/// let mut message = pd.allocate(5)?;
+/// message.copy_from_slice(b"hello");
+/// a.post_send(Send::new(message))?;
+/// let mut poller = cq.poller();
+/// for _ in 0..2 {
+///     poller.wait(None)?.expect("no time limit").status()?;
+/// }
+/// # Ok(()) }
+/// ```
+#[doc(alias = "IBV_QPT_UC")]
+#[derive(Debug, Clone, Copy)]
+pub enum Uc {}
+
+impl sealed::Sealed for Uc {}
 
 /// Unreliable datagram transport: messages of one packet, to and from any number of peers. Lost
 /// messages are not retransmitted.
 ///
 /// A message arrives after a GRH of 40 bytes. It is dropped silently if the receiver has no receive
 /// posted, or has another Q_Key than the message. iWARP has no datagrams.
+#[doc(alias = "IBV_QPT_UD")]
 #[derive(Debug, Clone, Copy)]
 pub enum Ud {}
 

@@ -16,7 +16,7 @@
 use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 
 use super::local::{HostBytes, Inline, Local, Refusal, Writable};
-use super::{Rc, Transport, Ud};
+use super::{Rc, Transport, Uc, Ud};
 use crate::ah::AddressHandle;
 use crate::mr::RemoteSlice;
 
@@ -25,7 +25,7 @@ pub use crate::types::Opcode;
 /// The operation of a [`Work`], on a queue pair of transport `T`.
 #[diagnostic::on_unimplemented(
     message = "a queue pair of transport `{T}` cannot do `{Self}`",
-    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections (`Rc`)"
+    note = "datagrams (`Ud`) are sends that say where to: `Send::new(..).to(&address, qpn, qkey)`; everything else, without `to`, is for connections: sends and writes for any (`Rc`, `Uc`), reads and atomics for reliable ones (`Rc`)"
 )]
 // Sealed: code outside this crate cannot name `Refusal`.
 pub trait Operation<T: Transport = Rc> {
@@ -289,9 +289,19 @@ operations! {
     Local Writable;
 }
 
+/// The operations that bring no data back: they can be inline, and need no answer of the peer.
 macro_rules! gathering_operations {
     ($($op:ident { $($field:ident: $type:ty),* })*) => { $(
         impl Gathers for $op {}
+
+        impl Operation<Uc> for $op {
+            const OPCODE: Opcode = <Self as Operation<Rc>>::OPCODE;
+
+            #[inline(always)]
+            fn fill(&self, wr: &mut ibv_send_wr, len: u64, segments: i32) -> Result<(), Refusal> {
+                Operation::<Rc>::fill(self, wr, len, segments)
+            }
+        }
 
         impl<'a> Work<$op, Inline<'a>> {
             /// The same as `new`, with bytes that are copied when the request is posted: at most

@@ -30,13 +30,15 @@ pub struct Capabilities {
     /// Whether the device has datagrams: queue pairs of transport [`Ud`](crate::Ud), address
     /// handles and multicast groups.
     pub datagrams: bool,
+    /// Whether the device has unreliable connections: queue pairs of transport [`Uc`](crate::Uc).
+    pub unreliable_connections: bool,
     /// Whether a write can carry immediate data.
     pub write_with_immediate: bool,
     /// Whether a read needs remote write access to its local memory. The sink must then be an
     /// [`ExposedRegion`](crate::ExposedRegion).
     pub read_needs_exposed_sink: bool,
-    /// Whether a request completes only once the peer has acknowledged it. If not, it may complete
-    /// once it is sent.
+    /// Whether a request on a reliable connection completes only once the peer has acknowledged it.
+    /// If not, it may complete once it is sent.
     pub acknowledged: bool,
     /// Whether a sender waits until the peer has posted a receive. If not, a message without a
     /// receive breaks the connection.
@@ -56,6 +58,7 @@ impl Capabilities {
             atomics,
             manual_connect: infiniband,
             datagrams: infiniband,
+            unreliable_connections: infiniband,
             write_with_immediate: infiniband,
             read_needs_exposed_sink: !infiniband,
             acknowledged: infiniband,

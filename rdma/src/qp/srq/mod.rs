@@ -23,7 +23,7 @@ use rdma_sys::{ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_in
 
 use super::chain::Chain;
 use super::ring::{MAX_SLOTS, SharedProducer, attach_shared, detach_shared};
-use super::{Rc, Transport, Ud, scatter};
+use super::{Rc, Transport, Uc, Ud, scatter};
 use crate::context::ContextInner;
 use crate::cq::{CqInner, Reservation};
 use crate::error::{Error, ErrorKind, Failed, Operation, Result};
@@ -234,6 +234,13 @@ impl SharedReceiveQueue<Rc> {
     }
 }
 
+impl SharedReceiveQueue<Uc> {
+    /// Starts the configuration of a queue for unreliable connected queue pairs.
+    pub fn unreliable(pd: &ProtectionDomain) -> SrqBuilder<Uc> {
+        SrqBuilder::new(pd)
+    }
+}
+
 impl SharedReceiveQueue<Ud> {
     /// Starts the configuration of a queue for datagram queue pairs.
     pub fn datagram(pd: &ProtectionDomain) -> SrqBuilder<Ud> {
@@ -262,7 +269,7 @@ impl<T: Transport> SrqBuilder<T> {
     /// # Errors
     ///
     /// `InvalidInput` for more than the device supports; `NotSupported` if the device has no shared
-    /// receive queues, and for datagrams on iWARP; `OutOfMemory`.
+    /// receive queues, and for datagrams and unreliable connections on iWARP; `OutOfMemory`.
     #[doc(alias = "ibv_create_srq")]
     pub fn build(self) -> Result<SharedReceiveQueue<T>> {
         let pd = &self.pd.inner;
@@ -271,7 +278,7 @@ impl<T: Transport> SrqBuilder<T> {
         context.check(Operation::CreateSrq)?;
         let device = context.device_attr.as_raw();
         let limit = |device: i32| u32::try_from(device).unwrap_or(0);
-        if limit(device.max_srq) == 0 || (T::IS_DATAGRAM && !context.capabilities().datagrams) {
+        if limit(device.max_srq) == 0 || !T::is_supported(&context.capabilities()) {
             return Err(refused(ErrorKind::NotSupported));
         }
         let (max_wr, max_sge) = (self.max_wr.max(1), self.max_sge.max(1));
