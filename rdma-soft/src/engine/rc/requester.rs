@@ -242,6 +242,7 @@ impl Requester {
     /// Steps over the request at `sq.next`, which needs no link.
     fn skip(&mut self, qp: &mut Qp, tables: &mut Tables) -> Begin {
         qp.sq.next += 1;
+        self.refill(&qp.attr);
         self.complete(qp, tables);
         Begin::Skip
     }

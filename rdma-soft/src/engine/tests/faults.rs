@@ -276,6 +276,22 @@ fn a_process_dies_when_its_rule_says_so() {
 }
 
 #[test]
+fn losses_of_requests_without_answers_do_not_add_up() {
+    let (here, there) = (Memory::new(1 << 12), Memory::new(1 << 12));
+    let mut world = World::new();
+    world.with_directories();
+    let [a, _] = world.connect([0, 0]);
+    let keys = [&here, &there].map(|memory| world.register(0, memory, ALL));
+    world.nodes[0].engine.set_faults(Some(&"loss:every=2".parse().unwrap()));
+    for wr_id in 0..40 {
+        let list = [sge(&here, keys[0], 0, 64)];
+        world.send(a, &remote(request(WRITE, wr_id, &list), &there, 0, keys[1])).unwrap();
+        world.run_for(LONG);
+        assert_eq!(world.statuses(0), [(wr_id, OK)]);
+    }
+}
+
+#[test]
 fn a_peer_that_has_faults_for_arriving_requests_sees_one_sided_ones() {
     let (here, there) = (Memory::new(1 << 12), Memory::shared(1 << 12));
     let mut world = World::new();
