@@ -2,7 +2,12 @@
 
 mod common;
 
+use std::io::BufRead;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
 use common::*;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// A run that sends: its report, in which every value is right.
@@ -100,6 +105,40 @@ fn grids_that_do_not_fit_are_refused() {
     refused(&["--fit", "/nonexistent.json"], "cannot read /nonexistent.json");
     refused(&["--dp", "256"], "1024 ranks are too many for this machine, at most 256");
     refused(&["--hidden", "1000000"], "--dry-run for the planner's figures alone");
+}
+
+/// Starts a training of three ranks that would take very long. Returns the job, its ranks and its
+/// output.
+fn endless_training(transport: &str) -> (Child, Vec<u32>, impl BufRead + use<>) {
+    let grid = ["--dp", "3", "--tp", "1", "--pp", "1", "--ep", "1", "--timeout", "9", "--transport", transport];
+    let steps = ["-n", "1000000000", "-c", "0", "--layer-time", "50us"];
+    running("training_step", &[&grid[..], &steps].concat(), "# using ", 3)
+}
+
+#[test]
+fn a_killed_rank_is_named() {
+    for (victim, transport) in ["verbs", "shm", "verbs"].into_iter().enumerate() {
+        let (job, ranks, out) = endless_training(transport);
+        // During set-up, or in the first steps.
+        std::thread::sleep(Duration::from_millis(100 * victim as u64));
+        send(Signal::SIGKILL, ranks[victim]);
+        let killed = Instant::now();
+        let said = format!("rank {victim} (process {}) was killed by signal 9", ranks[victim]);
+        has_failed("training_step", &end(job), &said);
+        assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+        drop(out);
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named() {
+    for (victim, transport) in [(1, "verbs"), (2, "shm")] {
+        let (job, ranks, out) = endless_training(transport);
+        std::thread::sleep(Duration::from_millis(500));
+        send(Signal::SIGSTOP, ranks[victim]);
+        has_failed("training_step", &end(job), &format!("rank {victim} has been silent for 3 s"));
+        drop(out);
+    }
 }
 
 #[test]

@@ -66,10 +66,16 @@ pub fn free_address(host: u8) -> String {
 /// processes, of which there are `processes`, and its output.
 pub fn endless(program: &str, more: &[&str], processes: usize) -> (Child, Vec<u32>, impl BufRead + use<>) {
     let args = ["-r", "3", "-b", "64K", "-e", "64K", "-n", "100000000", "-c", "0"];
-    let mut job = start(program, &[&args, more].concat());
+    running(program, &[&args, more].concat(), "(elements)", processes)
+}
+
+/// Starts a job, and waits until it prints a line that contains `mark`. Returns its processes, of
+/// which there are `processes`, and its output.
+pub fn running(program: &str, args: &[&str], mark: &str, processes: usize) -> (Child, Vec<u32>, impl BufRead + use<>) {
+    let mut job = start(program, args);
     let mut out = BufReader::new(job.stdout.take().unwrap());
     let mut line = String::new();
-    while !line.contains("(elements)") {
+    while !line.contains(mark) {
         line.clear();
         assert!(out.read_line(&mut line).unwrap() > 0, "it ended early");
     }
