@@ -10,7 +10,10 @@ use rdma_test_support::program::{finish, has_failed, has_succeeded, text};
 
 /// A folder of a test, which is also its cache.
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("soft-rdma").join(name)
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("soft-rdma").join(name);
+    // An earlier build has left another copy of the library.
+    let _removed = std::fs::remove_dir_all(&folder);
+    folder
 }
 
 /// Runs the launcher with its cache in `folder`.
@@ -87,16 +90,114 @@ int main(void) {
 }
 "#;
 
+/// Compiles a C program; `None` without a compiler.
+fn compile(folder: &Path, name: &str, source: &str) -> Option<String> {
+    let compiler = Compiler::find(folder)?;
+    let program = compiler.output(name);
+    let compiled = compiler.run(name, source, &["-o", &program, "-Wl,--no-as-needed", "-libverbs"]).unwrap();
+    let _out = has_succeeded("cc", &compiled);
+    Some(program)
+}
+
 #[test]
 fn a_c_program_finds_the_devices() {
     let folder = folder("program");
-    let Some(compiler) = Compiler::find(&folder) else { return };
-    let program = compiler.output("devices");
-    let compiled = compiler.run("devices", PROGRAM, &["-o", &program, "-Wl,--no-as-needed", "-libverbs"]).unwrap();
-    let _out = has_succeeded("cc", &compiled);
+    let Some(program) = compile(&folder, "devices", PROGRAM) else { return };
     let run = |arguments: &[&str]| has_succeeded("soft-rdma", &launch(&folder, &[arguments, &[&program]].concat()));
     assert_eq!(run(&[]), "soft0 2\n");
     assert_eq!(run(&["--devices", "2", "--link-layer", "infiniband"]), "soft0 1\nsoft1 1\n");
     let checked = run(&["--check"]);
     assert!(checked.contains("devices      soft0\n") && checked.contains(" uses the library\n"), "{checked}");
+}
+
+/// Sends three messages between two queue pairs, and prints the status of each completion.
+const SENDER: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <infiniband/verbs.h>
+#define CHECK(good) do { if (!(good)) { fprintf(stderr, "line %d\n", __LINE__); exit(3); } } while (0)
+static struct ibv_cq *cqs[2];
+static struct ibv_qp *make(struct ibv_pd *pd, struct ibv_cq *cq) {
+    struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+                                     .cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 } };
+    struct ibv_qp *qp = ibv_create_qp(pd, &init);
+    CHECK(qp);
+    return qp;
+}
+static void join(struct ibv_context *context, struct ibv_qp *qp, struct ibv_qp *to) {
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+                                .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE };
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    attr = (struct ibv_qp_attr) { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = to->qp_num,
+                                  .max_dest_rd_atomic = 1, .min_rnr_timer = 1,
+                                  .ah_attr = { .is_global = 1, .port_num = 1, .grh.hop_limit = 1 } };
+    CHECK(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid));
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    attr = (struct ibv_qp_attr) { .qp_state = IBV_QPS_RTS, .timeout = 8, .retry_cnt = 3, .rnr_retry = 3,
+                                  .max_rd_atomic = 1 };
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                    IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+}
+int main(void) {
+    static char memory[64];
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    if (!list) { perror("no list"); return 2; }
+    struct ibv_context *context = ibv_open_device(list[0]);
+    CHECK(context);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    CHECK(pd && mr);
+    struct ibv_qp *qps[2];
+    for (int i = 0; i < 2; i++) {
+        CHECK(cqs[i] = ibv_create_cq(context, 16, NULL, NULL, 0));
+        qps[i] = make(pd, cqs[i]);
+    }
+    join(context, qps[0], qps[1]);
+    join(context, qps[1], qps[0]);
+    struct ibv_sge sge = { (uintptr_t) memory, 32, mr->lkey };
+    for (int i = 0; i < 3; i++) {
+        struct ibv_recv_wr receive = { .sg_list = &sge, .num_sge = 1 }, *bad_receive;
+        struct ibv_send_wr send = { .wr_id = i, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+                                    .send_flags = IBV_SEND_SIGNALED }, *bad;
+        CHECK(!ibv_post_recv(qps[1], &receive, &bad_receive));
+        CHECK(!ibv_post_send(qps[0], &send, &bad));
+    }
+    for (int i = 0; i < 3; i++) {
+        struct ibv_wc wc;
+        int polled;
+        while (!(polled = ibv_poll_cq(cqs[0], 1, &wc))) { }
+        if (polled < 0) { puts("no poll"); break; }
+        CHECK(wc.wr_id == (uint64_t) i);
+        puts(ibv_wc_status_str(wc.status));
+    }
+    CHECK(!ibv_destroy_qp(qps[0]) && !ibv_destroy_qp(qps[1]));
+    CHECK(!ibv_destroy_cq(cqs[0]) && !ibv_destroy_cq(cqs[1]) && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd));
+    CHECK(!ibv_close_device(context));
+    return 0;
+}
+"#;
+
+#[test]
+fn a_c_program_meets_each_fault() {
+    let folder = folder("sender");
+    let Some(program) = compile(&folder, "sender", SENDER) else { return };
+    let (ok, flushed) = ("success", "Work Request Flushed Error");
+    for (plan, second, third) in [
+        ("delay=1ms..2ms", ok, ok),
+        ("loss:nth=2; rnr:nth=3", ok, ok),
+        ("loss=all:nth=2", "transport retry counter exceeded", flushed),
+        ("rnr=all:nth=2", "RNR retry counter exceeded", flushed),
+        ("rnr=all:recv:nth=2", "RNR retry counter exceeded", flushed),
+        ("operation:recv:nth=2", "remote operation error", flushed),
+        ("protection:nth=2", "local protection error", flushed),
+        ("response:nth=2", "bad response error", flushed),
+        ("flush:nth=2", flushed, flushed),
+    ] {
+        let out = has_succeeded(plan, &launch(&folder, &["--fault", plan, &program]));
+        assert_eq!(out.to_lowercase(), format!("success\n{second}\n{third}\n").to_lowercase(), "{plan}");
+    }
+    let out = has_succeeded("cq-error", &launch(&folder, &["--fault", "cq-error:nth=2", &program]));
+    assert!(out.ends_with("no poll\n"), "{out}");
+    assert_eq!(launch(&folder, &["--fault", "die:nth=2", &program]).status.signal(), Some(9));
 }
