@@ -177,8 +177,8 @@ impl Driver {
         }
     }
 
-    /// Delivers completions until no handle is left. `readiness` waits for this driver's descriptor,
-    /// which [`Handle`] and `Driver` lend.
+    /// Delivers completions until no handle is left. `readiness` waits for this driver's
+    /// descriptor, which [`Handle`] and `Driver` lend.
     ///
     /// # Errors
     ///

@@ -12,8 +12,8 @@ use crate::types::WcError;
 pub enum Error {
     /// The request failed, and its queue pair is in the error state.
     Failed(WcError),
-    /// The [`Driver`](super::Driver) was dropped, or its task ended: nobody fetches completions. The
-    /// memory of requests in flight comes free when their queue pair is dropped.
+    /// The [`Driver`](super::Driver) was dropped, or its task ended: nobody fetches completions.
+    /// The memory of requests in flight comes free when their queue pair is dropped.
     DriverGone,
     /// The future belongs to the parent of this forked process.
     Forked,

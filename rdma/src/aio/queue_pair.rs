@@ -69,13 +69,13 @@ impl Handle {
         Ok(QueuePair { inner: qp, sent, received, spare: Vec::new(), handle })
     }
 
-    /// Posts a receive to a queue pair that is not connected yet, so that it is ready for the peer's
-    /// first message. [`QueuePair::next_received`] returns the message later.
+    /// Posts a receive to a queue pair that is not connected yet, so that it is ready for the
+    /// peer's first message. [`QueuePair::next_received`] returns the message later.
     ///
     /// # Errors
     ///
-    /// As for [`QueuePair::post_recv`](qp::QueuePair::post_recv); `InvalidInput` for a queue pair of
-    /// another completion queue.
+    /// As for [`QueuePair::post_recv`](qp::QueuePair::post_recv); `InvalidInput` for a queue pair
+    /// of another completion queue.
     pub fn post_recv<T: Transport, L: Owned + Writable>(
         &self,
         qp: &mut InitializedQueuePair<T>,
@@ -201,8 +201,8 @@ impl<T: Transport> QueuePair<T> {
     /// flight has given its memory back. Received messages stay for
     /// [`next_received`](Self::next_received).
     ///
-    /// The device flushes requests without waiting for the peer. A caller that sets a time limit all
-    /// the same may drop the future and then the queue pair, which ends the requests at once.
+    /// The device flushes requests without waiting for the peer. A caller that sets a time limit
+    /// all the same may drop the future and then the queue pair, which ends the requests at once.
     ///
     /// # Errors
     ///

@@ -87,11 +87,11 @@ impl fmt::Debug for Datagram {
 macro_rules! receives_datagrams {
     ($type:ty) => {
         impl $type {
-            /// The sender of a datagram, if this is a successful receive of a datagram queue pair. Call
-            /// this before the memory is taken.
+            /// The sender of a datagram, if this is a successful receive of a datagram queue pair.
+            /// Call this before the memory is taken.
             ///
-            /// For a message in a single [`Buffer`], [`take_datagram`](Self::take_datagram) returns the
-            /// source and the payload together.
+            /// For a message in a single [`Buffer`], [`take_datagram`](Self::take_datagram) returns
+            /// the source and the payload together.
             #[must_use]
             pub fn source(&self) -> Option<Source> {
                 let (wc, info) = self.parts();
@@ -101,8 +101,8 @@ macro_rules! receives_datagrams {
                 Some(source(wc, self.peek()))
             }
 
-            /// Takes the datagram with its buffer, if this is a successful receive of a datagram queue pair
-            /// and its next segment is a [`Buffer`].
+            /// Takes the datagram with its buffer, if this is a successful receive of a datagram
+            /// queue pair and its next segment is a [`Buffer`].
             ///
             /// If the message was scattered over several segments, the result holds the first one.
             #[must_use = "the buffer is given up otherwise"]

@@ -208,7 +208,8 @@ impl Producer {
     ///
     /// The slot is free, and [`Vacant::describe`] was called on it. The description has the number
     /// of segments that were written. It is scoped if, and only if, `set_sink` was called.
-    /// `has_sink` is true if, and only if, `set_sink` or `route` was called. It is keeping if, and only if, `set_keep_alive` was called.
+    /// `has_sink` is true if, and only if, `set_sink` or `route` was called. It is keeping if, and
+    /// only if, `set_keep_alive` was called.
     #[inline(always)]
     pub(crate) unsafe fn park_head(&mut self, has_sink: bool) {
         let wr_id = if has_sink { self.next_id | SINK } else { self.next_id };

@@ -1,9 +1,9 @@
 //! Results of requests that belong to futures, outside of the ring.
 //!
 //! A slot of the ring is reused in order, so a result that waits for a slow future must not stay in
-//! it. Whoever fetches the completion of such a request frees the slot and puts the report here: the
-//! report of a send into the request's sink, that of a receive into one queue for the whole work
-//! queue. The token in the slot is the sink's number.
+//! it. Whoever fetches the completion of such a request frees the slot and puts the report here:
+//! the report of a send into the request's sink, that of a receive into one queue for the whole
+//! work queue. The token in the slot is the sink's number.
 //!
 //! | sink | a completion | a poll of the future | a drop of the future |
 //! | --- | --- | --- | --- |
@@ -15,8 +15,8 @@
 //!
 //! * **W1.** A completion first publishes the report and then takes the waker; both under one lock.
 //!   So a task either finds the report or has left a waker before the completion looks.
-//! * **W2.** Wakers are cloned, woken and dropped, and reports dropped, outside of the lock: they are
-//!   or hold code of the caller.
+//! * **W2.** Wakers are cloned, woken and dropped, and reports dropped, outside of the lock: they
+//!   are or hold code of the caller.
 //! * **W3.** A slot is free before its report is published. So a task that was woken by a report
 //!   finds room.
 
@@ -285,8 +285,8 @@ impl<R> State<R> {
     }
 }
 
-/// Leaves the waker `new` in `place`, unless the place holds a waker of the same task. Returns false
-/// if a waker must be made first. The waker that was replaced is in `new` afterwards.
+/// Leaves the waker `new` in `place`, unless the place holds a waker of the same task. Returns
+/// false if a waker must be made first. The waker that was replaced is in `new` afterwards.
 fn leave(place: &mut Option<Waker>, new: &mut Option<Waker>, cx: &Context<'_>) -> bool {
     if place.as_ref().is_some_and(|old| old.will_wake(cx.waker())) {
         return true;
