@@ -16,6 +16,13 @@ pub enum Strategy {
     },
 }
 
+impl Default for Strategy {
+    /// 20 turns, which take less than a microsecond, and then sleep.
+    fn default() -> Self {
+        Self::Adaptive { polls: 20 }
+    }
+}
+
 /// Options of [`Driver::new`](super::Driver::new).
 #[derive(Debug, Clone)]
 #[must_use]
@@ -29,12 +36,7 @@ pub struct DriverOptions {
 impl DriverOptions {
     /// 1024 entries, and 20 turns before the driver sleeps.
     pub fn new() -> Self {
-        Self {
-            depth: 1024,
-            strategy: Strategy::Adaptive { polls: 20 },
-            yields: Duration::from_micros(200),
-            budget: 256,
-        }
+        Self { depth: 1024, strategy: Strategy::default(), yields: Duration::from_micros(200), budget: 256 }
     }
 
     setters! {
